@@ -1,0 +1,52 @@
+# Everything a person or a machine runs here. Each target sets up what it needs in .venv, once.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+RUN := runs/demo
+# Small models run on few cores: more workers than cores only get in each other's way.
+JOBS ?= 2
+
+.PHONY: help setup demo test check format bench clean
+
+help:
+	@echo "make demo    train on the bundled recordings, evaluate, predict"
+	@echo "make test    run the tests"
+	@echo "make check   format, lint, types, layers"
+	@echo "make format  rewrite the files as the formatter wants them"
+	@echo "make bench   measure rl.packing against PyTorch"
+	@echo "make clean   remove what the targets above made"
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Raglane needs Python 3.11 or newer; $(PYTHON) is older. Run: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--editable '.[data,cli,train,demo,dev]'
+	@touch $(READY)
+
+demo: $(READY)
+	$(BIN)/raglane train --out $(RUN) --overwrite
+	$(BIN)/raglane evaluate $(RUN)
+
+test: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --quiet
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(READY)
+	$(BIN)/python benchmarks/packing.py
+
+clean:
+	rm -rf $(VENV) build dist $(RUN) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

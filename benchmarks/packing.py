@@ -1,0 +1,218 @@
+"""The packing functions against torch.nn.utils.rnn: time forward and backward, on a CPU.
+
+    python benchmarks/packing.py [--threads 1 2] [--rounds 15] [--only pack_sequence]
+
+Every case is checked for equal results before it is timed. In each round one function runs right after the other,
+long enough to be timed, and takes turns at going first; what is reported is the median over the rounds, and the
+median of the rounds' own ratios, which a busy machine disturbs least. Below 1 Raglane is faster.
+
+"forward" is without gradients, "recording" is forward with them, "backward" is the backward pass alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils import rnn
+
+from raglane import packing
+
+RESULTS = Path(__file__).parent / "results"
+FLOATS = [(8, 30, 16), (32, 100, 128), (64, 200, 256), (256, 400, 64)]
+TOKENS = [(32, 100), (256, 400)]
+PASSES = ("forward", "recording", "backward")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One function on one batch, given the module that has it and whether the inputs want gradients."""
+
+    function: str
+    batch_first: bool | None
+    prepare: Callable[[Any, bool], tuple[Callable[[], Any], list[Tensor]]]
+
+
+def random_lengths(count: int, longest: int) -> Tensor:
+    """Lognormal lengths, the longest present, none empty (torch refuses those)."""
+    drawn = np.random.default_rng(count).lognormal(np.log(longest * 0.4), 0.6, count)
+    lengths = drawn.astype(np.int64).clip(1, longest)
+    lengths[0] = longest
+    return torch.from_numpy(np.random.default_rng(1).permutation(lengths))
+
+
+def tasks(lengths: Tensor, features: tuple[int, ...], dtype: torch.dtype) -> Iterator[Task]:
+    """Every function, on every kind of argument that changes what it does."""
+    falling = lengths.sort(descending=True, stable=True).values
+
+    def make(*shape: int, grad: bool) -> Tensor:
+        values = torch.randn(*shape, *features)
+        return values.requires_grad_() if grad else (values * 100).to(dtype)
+
+    def sequences(given: Tensor, grad: bool) -> list[Tensor]:
+        return [make(length, grad=grad) for length in given.tolist()]
+
+    for first in (False, True):
+        shape = (len(lengths), int(falling[0])) if first else (int(falling[0]), len(lengths))
+
+        def pad(module: Any, grad: bool, first: bool = first) -> Any:
+            inputs = sequences(lengths, grad)
+            return lambda: module.pad_sequence(inputs, first), inputs
+
+        def unpad(module: Any, grad: bool, first: bool = first, shape: tuple[int, int] = shape) -> Any:
+            padded = make(*shape, grad=grad)
+            # torch's turns a time-first argument around in place: give both a view of their own.
+            return lambda: module.unpad_sequence(padded.view(padded.shape), lengths, first), [padded]
+
+        def pack(given: Tensor, module: Any, grad: bool, first: bool, shape: tuple[int, int]) -> Any:
+            padded = make(*shape, grad=grad)
+            enforce = given is falling
+            return lambda: module.pack_padded_sequence(padded, given, first, enforce).data, [padded]
+
+        def pad_packed(given: Tensor, module: Any, grad: bool, first: bool) -> Any:
+            packed = rnn.pack_sequence(sequences(given, False), given is falling)
+            data = packed.data.clone().requires_grad_(grad)
+            packed = packed._replace(data=data)
+            return lambda: module.pad_packed_sequence(packed, first)[0], [data]
+
+        yield Task("pad_sequence", first, pad)
+        yield Task("unpad_sequence", first, unpad)
+        for name, given in (("sorted", falling), ("unsorted", lengths)):
+
+            def pack_given(
+                module: Any, grad: bool, given: Tensor = given, first: bool = first, shape: Any = shape
+            ) -> Any:
+                return pack(given, module, grad, first, shape)
+
+            def pad_given(module: Any, grad: bool, given: Tensor = given, first: bool = first) -> Any:
+                return pad_packed(given, module, grad, first)
+
+            yield Task(f"pack_padded_sequence, {name}", first, pack_given)
+            yield Task(f"pad_packed_sequence, {name}", first, pad_given)
+    for name, given in (("sorted", falling), ("unsorted", lengths)):
+
+        def pack_list(module: Any, grad: bool, given: Tensor = given) -> Any:
+            inputs = sequences(given, grad)
+            return lambda: module.pack_sequence(inputs, given is falling).data, inputs
+
+        def unpack(module: Any, grad: bool, given: Tensor = given) -> Any:
+            packed = rnn.pack_sequence(sequences(given, False), given is falling)
+            data = packed.data.clone().requires_grad_(grad)
+            packed = packed._replace(data=data)
+            return lambda: module.unpack_sequence(packed), [data]
+
+        yield Task(f"pack_sequence, {name}", None, pack_list)
+        yield Task(f"unpack_sequence, {name}", None, unpack)
+
+    def invert(module: Any, grad: bool) -> Any:  # noqa: ARG001
+        order = lengths.argsort()
+        return lambda: module.invert_permutation(order), []
+
+    if dtype is torch.int64:
+        yield Task("invert_permutation", None, invert)
+
+
+def _outputs(result: Any) -> list[Tensor]:
+    return list(result) if isinstance(result, (list, tuple)) else [result]
+
+
+def runners(task: Task, which: str) -> list[Callable[[], Any]]:
+    """Ours and torch's, ready to be timed; the same numbers go in, and have been checked to come out."""
+    found: list[Callable[[], Any]] = []
+    results: list[list[Tensor]] = []
+    for module in (packing, rnn):
+        torch.manual_seed(0)
+        run, inputs = task.prepare(module, which != "forward")
+        if which != "backward":
+            found.append(run)
+            results.append([output.detach() for output in _outputs(run())])
+            continue
+        outputs = _outputs(run())
+        torch.manual_seed(1)
+        grads = [torch.randn_like(output) for output in outputs]
+        found.append(lambda o=outputs, i=inputs, g=grads: torch.autograd.grad(o, i, g, retain_graph=True))
+        results.append(list(found[-1]()))
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
+    return found
+
+
+def measure(pair: list[Callable[[], Any]], rounds: int) -> tuple[float, float, float]:
+    """Median microseconds of ours and of torch's, and the median ratio of ours to torch's."""
+
+    def clock(run: Callable[[], Any], repeats: int) -> float:
+        start = time.perf_counter()
+        for _ in range(repeats):
+            run()
+        return (time.perf_counter() - start) / repeats * 1e6
+
+    repeats = [max(1, min(200, int(2000 / max(clock(run, 3), 1)))) for run in pair]
+    for run, count in zip(pair, repeats, strict=True):
+        clock(run, count)
+    times: list[list[float]] = [[], []]
+    for number in range(rounds):
+        for side in (0, 1) if number % 2 else (1, 0):
+            times[side].append(clock(pair[side], repeats[side]))
+    ratio = statistics.median(ours / theirs for ours, theirs in zip(*times, strict=True))
+    return statistics.median(times[0]), statistics.median(times[1]), ratio
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--only", default="", help="functions whose name contains this")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[0, 1, 2, 3, 4, 5], help="numbers of the cases")
+    parser.add_argument("--write", action=argparse.BooleanOptionalAction, default=True)
+    arguments = parser.parse_args()
+    batches = [((b, t, f), (f,), torch.float32) for b, t, f in FLOATS]
+    batches += [((b, t), (), torch.int64) for b, t in TOKENS]  # type: ignore[misc]
+    header = ["function", "batch_first", "batch", "threads"]
+    header += [f"{which} {what}" for which in PASSES for what in ("ours us", "torch us", "ratio")]
+    rows: list[list[str]] = []
+    for threads in arguments.threads:
+        torch.set_num_threads(threads)
+        for number in arguments.sizes:
+            sizes, features, dtype = batches[number]
+            lengths = random_lengths(sizes[0], sizes[1])
+            for task in tasks(lengths, features, dtype):
+                if arguments.only not in task.function:
+                    continue
+                row = [task.function, str(task.batch_first), " x ".join(map(str, sizes)), str(threads)]
+                for which in PASSES:
+                    if which != "forward" and not dtype.is_floating_point:
+                        row += ["", "", ""]
+                        continue
+                    ours, theirs, ratio = measure(runners(task, which), arguments.rounds)
+                    row += [f"{ours:.1f}", f"{theirs:.1f}", f"{ratio:.2f}"]
+                rows.append(row)
+                print("  ".join(row), flush=True)
+    table = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
+    table += ["| " + " | ".join(row) + " |" for row in rows]
+    summary = []
+    for place, which in enumerate(PASSES):
+        ratios = [float(row[6 + 3 * place]) for row in rows if row[6 + 3 * place]]
+        if ratios:
+            summary.append(f"{which}: {len(ratios)} cases, median ratio {statistics.median(ratios):.2f}, ")
+            summary[-1] += f"worst {max(ratios):.2f}"
+    text = "\n".join(
+        [f"torch {torch.__version__}, CPU. Ratio: Raglane's time over torch's.", "", *summary, "", *table, ""]
+    )
+    print("\n" + text)
+    if arguments.write:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / "packing.md").write_text(text)
+        with (RESULTS / "packing.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([header, *rows])
+
+
+if __name__ == "__main__":
+    main()

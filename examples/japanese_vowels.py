@@ -1,0 +1,89 @@
+"""Who is speaking? Nine speakers told apart by two vowels, recordings of 7 to 29 steps of 12 channels.
+
+The data comes with sktime (pip install 'raglane[demo]'), the split is the official one: 270 recordings to train on,
+370 to test. A GRU with 64 units reads each recording; its last state goes through one linear layer.
+
+    python examples/japanese_vowels.py --seeds 5
+
+Mean test accuracy over 5 seeds: 0.000.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from statistics import mean
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+
+import raglane as rl
+
+
+class SpeakerClassifier(torch.nn.Module):
+    """A GRU, and a linear layer on what it knows at the end of each recording."""
+
+    def __init__(self, channels: int, speakers: int) -> None:
+        super().__init__()
+        self.gru = rl.nn.GRU(channels, 64)
+        self.head = torch.nn.Linear(64, speakers)
+
+    def forward(self, recordings: rl.Ragged) -> Tensor:
+        """From a ragged batch of ``(N, channels)`` to logits ``(B, speakers)``, in the order of the batch."""
+        out, state = self.gru(recordings)
+        logits: Tensor = self.head(self.gru.summary(out, state))
+        return logits
+
+
+def train(data: rl.data.SequenceDataset, model: SpeakerClassifier, epochs: int) -> None:
+    """Train with Adam on random batches of 32 recordings; nothing is padded or sorted."""
+    loader = DataLoader(data, batch_size=32, shuffle=True, collate_fn=rl.collate)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(epochs):
+        for batch in loader:
+            optimizer.zero_grad()
+            loss = cross_entropy(model(batch["inputs"]), batch["target"])
+            loss.backward()
+            optimizer.step()
+
+
+def accuracy(data: rl.data.SequenceDataset, model: SpeakerClassifier) -> float:
+    """The share of recordings whose speaker is found, all in one ragged batch."""
+    batch = rl.collate([data[row] for row in range(len(data))])
+    with torch.no_grad():
+        guesses = model(batch["inputs"]).argmax(-1)
+    return (guesses == batch["target"]).float().mean().item()
+
+
+def main(arguments: Sequence[str] | None = None) -> list[float]:
+    """Train once for each seed, and return the test accuracies."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=5, help="how many networks to train (default: 5)")
+    parser.add_argument("--epochs", type=int, default=20, help="passes over the training part (default: 20)")
+    options = parser.parse_args(arguments)
+
+    train_records, test_records = rl.data.japanese_vowels()
+    # Mean and deviation of each channel are learned on the training part alone.
+    preprocessor = rl.data.Preprocessor.fit(train_records, task="classify")
+    train_data, test_data = preprocessor.apply(train_records), preprocessor.apply(test_records)
+
+    accuracies = []
+    for seed in range(options.seeds):
+        torch.manual_seed(seed)
+        model = SpeakerClassifier(preprocessor.input_size, preprocessor.class_count)
+        train(train_data, model, options.epochs)
+        accuracies.append(accuracy(test_data, model))
+        print(f"seed {seed}: test accuracy {accuracies[-1]:.4f}")
+    print(f"mean over {len(accuracies)} seeds: {mean(accuracies):.4f}")
+    return accuracies
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except rl.errors.RaglaneError as error:
+        print(f"japanese_vowels.py: {error}", file=sys.stderr)
+        sys.exit(2)

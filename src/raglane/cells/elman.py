@@ -1,0 +1,47 @@
+"""The simple recurrent network of Elman, "Finding structure in time", Cognitive Science 14 (1990)."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from raglane.cells.spec import CellSpec, Weights, summed_bias
+
+__all__ = ["Elman"]
+
+
+class Elman(CellSpec):
+    """One matrix product, one activation; equal to :class:`torch.nn.RNN`::
+
+        h' = activation(W_ih x + b_ih + W_hh h + b_hh)
+
+    Args:
+        nonlinearity: ``"tanh"`` or ``"relu"``; the cell's name is ``rnn_tanh`` or ``rnn_relu``.
+
+    Example:
+        >>> cell, weights = Elman("tanh"), Weights(torch.eye(2), torch.zeros(2, 2))
+        >>> prepared = cell.prepare(weights, torch.zeros(3, 2), torch.tensor([0, 1, 3]))
+        >>> output, (h,) = cell.step(weights, prepared, (torch.ones(3, 2),))
+        >>> output.shape, h is output
+        (torch.Size([3, 2]), True)
+    """
+
+    gates: ClassVar[tuple[str, ...]] = ("h",)
+    states: ClassVar[tuple[str, ...]] = ("h",)
+
+    def __init__(self, nonlinearity: Literal["tanh", "relu"]) -> None:
+        self.name = f"rnn_{nonlinearity}"
+        self._activation = torch.tanh if nonlinearity == "tanh" else torch.relu
+
+    def prepare(self, weights: Weights, values: Tensor, offsets: Tensor) -> Tensor:  # noqa: ARG002
+        """The input products and both biases: ``(N, D)`` to ``(N, H)``."""
+        return F.linear(values, weights.input, summed_bias(weights))
+
+    def step(self, weights: Weights, prepared: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """One step: ``(R, H)`` and ``((R, H),)`` to the output ``(R, H)``, which is the new state."""
+        (h,) = state
+        h = self._activation(torch.addmm(prepared, h, weights.hidden.t()))
+        return h, (h,)

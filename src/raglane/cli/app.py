@@ -1,0 +1,103 @@
+"""The commands of ``raglane`` joined, and what becomes of their errors: one line, and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+import warnings
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
+
+import typer
+
+from raglane.cli.evaluate import evaluate
+from raglane.cli.predict import predict
+from raglane.cli.train import train
+from raglane.errors import RaglaneError
+
+__all__ = ["app", "run"]
+
+app = typer.Typer(
+    name="raglane",
+    help="Recurrent networks on sequences of different lengths: train, evaluate, predict.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        try:
+            print(f"raglane {version('raglane')}")
+        except PackageNotFoundError:
+            print("raglane (not installed as a package)")
+        raise typer.Exit
+
+
+@app.callback()
+def _raglane(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
+    ] = False,
+) -> None:
+    """Recurrent networks on sequences of different lengths: train, evaluate, predict."""
+
+
+app.command()(train)
+app.command()(evaluate)
+app.command()(predict)
+
+# The root of the errors that Typer raises for wrong usage. Typer does not export it, and brings its own copy of
+# click or imports it, depending on its version; an ancestor of a class that it does export is right in both.
+_UsageError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+
+def run(arguments: list[str]) -> int:
+    """Run a command and turn its errors into one line each.
+
+    Args:
+        arguments: what follows ``raglane``.
+
+    Returns:
+        The exit code: 0 done, 1 a fault of Raglane, 2 bad input, 130 stopped with Ctrl-C.
+    """
+    debug = "--debug" in arguments
+    try:
+        with warnings.catch_warnings():
+            if not debug:
+                # Warnings of libraries are for those who write the program, not for those who run it.
+                warnings.simplefilter("ignore")
+            return app(arguments, prog_name="raglane", standalone_mode=False) or 0
+    except (KeyboardInterrupt, typer.Abort):
+        message, code = "stopped", 130
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        message, code = _explain(error)
+    line = " ".join(message.split())
+    print(f"raglane: error: {line}", file=sys.stderr)
+    return code
+
+
+def _explain(error: Exception) -> tuple[str, int]:
+    """What an error means to the user, and the exit code."""
+    if isinstance(error, _UsageError):
+        return error.format_message(), 2  # type: ignore[attr-defined]
+    if isinstance(error, RaglaneError):
+        return str(error), 2
+    if isinstance(error, OSError):
+        return _describe(error), 2
+    text = f"{type(error).__name__}: {error}".splitlines()[0]
+    return f"{text} (a fault of Raglane; --debug shows the trace)", 1
+
+
+def _describe(error: OSError) -> str:
+    """An error of the system in a line, with the file where it happened."""
+    reason = os.strerror(error.errno) if error.errno is not None else str(error)
+    place = f"{error.filename}: " if error.filename else ""
+    return f"{place}{reason}; nothing half-written is left"

@@ -1,0 +1,149 @@
+"""``raglane evaluate``: how good a model is on data with labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raglane.cli import options
+from raglane.cli.sources import COLUMNS, Source
+from raglane.errors import ArgumentError, explain
+
+if TYPE_CHECKING:
+    from raglane.data.records import Records
+    from raglane.training.inference import Evaluation
+
+__all__ = ["evaluate", "report"]
+
+# Above so many classes a table is wider than a terminal: it goes to its file only.
+_WIDEST_TABLE = 20
+
+
+def evaluate(
+    run: options.Run,
+    data: options.DataToEvaluate = None,
+    sequence_column: options.SequenceColumn = None,
+    label_column: options.LabelColumn = None,
+    id_column: options.IdColumn = None,
+    time_column: options.TimeColumn = None,
+    feature_column: options.FeatureColumn = None,
+    format: options.Format = None,
+    batch_size: options.PredictionBatchSize = 256,
+    device: options.Device = "auto",
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> None:
+    """Measure the best model of a run: loss, accuracy, macro-F1 and the confusion matrix.
+
+    The numbers go to evaluation.json in the run's folder, the matrix to confusion.png and confusion.txt.
+
+    For example:
+
+    raglane evaluate runs/vowels
+
+    raglane evaluate runs/names more-names.csv --label-column language
+    """
+    given = dict(locals())
+    from raglane.training.checkpoint import load_model
+
+    saved = load_model(run)
+    if data is None:
+        records = _test_part(run, saved.task)
+    else:
+        records = model_source(data, format, given, saved.columns).read(saved.task)
+
+    def say(line: str) -> None:
+        if not quiet:
+            print(line)
+
+    report(run, records, device=device, say=say, name="evaluation", batch_size=batch_size)
+
+
+def model_source(data: Path, format: str | None, given: dict[str, Any], trained: dict[str, Any]) -> Source:
+    """Data for a saved model: its columns are those that training was told, where none are given.
+
+    Args:
+        data: file or folder.
+        format: None goes by the suffix.
+        given: what this command was told, by the names of :data:`~raglane.cli.sources.COLUMNS`.
+        trained: what training was told.
+    """
+    columns = {name: given[name] if given.get(name) is not None else trained.get(name) for name in COLUMNS}
+    return Source(data, format, columns)
+
+
+def report(
+    folder: Path,
+    records: Records,
+    *,
+    device: str,
+    say: Callable[[str], None],
+    name: str,
+    batch_size: int = 256,
+    is_short: bool = False,
+) -> None:
+    """Measure the best model of a run, say how good it is, and write the numbers and the matrix in its folder.
+
+    Args:
+        folder: of the run.
+        records: data with labels.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        say: prints a line.
+        name: what the first line starts with.
+        batch_size: sequences of a batch.
+        is_short: leave the table to its file.
+    """
+    from raglane.training import inference
+    from raglane.training.checkpoint import load_model, to_json
+    from raglane.training.files import write_file
+
+    evaluation = inference.evaluate(
+        load_model(folder), records, batch_size=batch_size, device=inference.pick_device(device)
+    )
+    say(f"{name}: {_numbers(evaluation)} ({evaluation.sequences:,} sequences of {records.source.name})")
+    if evaluation.confusion is not None:
+        _write_confusion(folder, evaluation, say=None if is_short else say)
+    write_file(folder / "evaluation.json", to_json({"data": str(records.source), **evaluation.to_config()}))
+    if not is_short:
+        extra = ", confusion.png, confusion.txt" if evaluation.confusion is not None else ""
+        say(f"written: {folder / 'evaluation.json'}{extra}")
+
+
+def _write_confusion(folder: Path, evaluation: Evaluation, say: Callable[[str], None] | None) -> None:
+    """The confusion matrix as picture and text."""
+    from raglane.report.figures import confusion_png
+    from raglane.report.tables import confusion_table
+    from raglane.training.files import write_file
+
+    matrix: list[list[int]] = [] if evaluation.confusion is None else evaluation.confusion.tolist()
+    table = confusion_table(matrix, evaluation.labels)
+    if say is not None and len(evaluation.labels) <= _WIDEST_TABLE:
+        say(table)
+    numbers = evaluation.numbers
+    title = f"{folder.name}\naccuracy {numbers['accuracy']:.3f}, macro-F1 {numbers['macro_f1']:.3f}"
+    write_file(folder / "confusion.txt", (table + "\n").encode())
+    write_file(folder / "confusion.png", confusion_png(matrix, evaluation.labels, title))
+
+
+def _numbers(evaluation: Evaluation) -> str:
+    """The numbers in a line, the metric first."""
+    numbers = evaluation.numbers
+    names = {"accuracy": "accuracy", "macro_f1": "macro-F1", "MAE": "MAE", "persistence_MAE": "persistence MAE"}
+    metrics = [f"{names[key]} {numbers[key]:.3f}" for key in names if key in numbers]
+    return ", ".join([*metrics, f"loss {numbers['loss']:.4f}"])
+
+
+def _test_part(run: Path, task: str) -> Records:
+    """What the run was to be tested on: its --test, or the official test part of the default data."""
+    from raglane.training.run import DESCRIPTION, load_description
+
+    if (run / DESCRIPTION).is_file():
+        data = load_description(run).data
+        if data["test"] is not None:
+            return Source(Path(data["test"]), data["format"], data["columns"]).read(task)
+        if data["path"] is None:
+            return Source(None, None, {}).read(task, part="test")
+    raise ArgumentError(
+        explain("data", "nothing", "this run names no test data to fall back on", "give DATA with labels")
+    )

@@ -1,0 +1,60 @@
+"""``raglane predict``: what a model makes of data."""
+
+from __future__ import annotations
+
+from raglane.cli import options
+from raglane.cli.evaluate import model_source
+
+__all__ = ["predict"]
+
+
+def predict(
+    run: options.Run,
+    data: options.DataToPredict,
+    output: options.Output,
+    probabilities: options.Probabilities = False,
+    horizon: options.Horizon = 1,
+    sequence_column: options.SequenceColumn = None,
+    label_column: options.LabelColumn = None,
+    id_column: options.IdColumn = None,
+    time_column: options.TimeColumn = None,
+    feature_column: options.FeatureColumn = None,
+    format: options.Format = None,
+    batch_size: options.PredictionBatchSize = 256,
+    device: options.Device = "auto",
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> None:
+    """Predict with the best model of a run: one row a sequence, in the order of the data.
+
+    The columns are id (the data's, else the row number from 0), prediction and its probability. To tag, they hold
+    a list a sequence; a forecast is a list of steps, each a list of channels.
+
+    For example:
+
+    raglane predict runs/vowels recordings.ts -o predictions.parquet
+
+    raglane predict runs/names names.csv -o predictions.csv --probabilities
+
+    raglane predict runs/meters today.csv -o tomorrow.jsonl --horizon 24
+    """
+    given = dict(locals())
+    from raglane.training import inference
+    from raglane.training.checkpoint import load_model
+    from raglane.training.predictions import check_output, write_predictions
+
+    check_output(output)
+    saved = load_model(run)
+    source = model_source(data, format, given, saved.columns)
+    records = source.read_to_predict(saved.task, saved.preprocessor.channels)
+    predictions = inference.predict(
+        saved,
+        records,
+        batch_size=batch_size,
+        probabilities=probabilities,
+        horizon=horizon,
+        device=inference.pick_device(device),
+    )
+    write_predictions(output, predictions)
+    if not quiet:
+        print(f"predictions: {len(predictions):,} sequences, {output}")

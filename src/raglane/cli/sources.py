@@ -1,0 +1,129 @@
+"""Where a command's data comes from: a file with its columns, or the embedded default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from raglane.data.records import Records
+
+__all__ = ["COLUMNS", "DEFAULT_DATA", "Source", "hold_out"]
+
+DEFAULT_DATA = "Japanese vowels"
+
+# The entries of a source that name columns, as options and as run.json and config.json have them.
+COLUMNS = ("sequence_column", "label_column", "id_column", "time_column", "feature_column")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file or folder and how to read it.
+
+    Args:
+        path: None for the embedded default.
+        format: None goes by the suffix.
+        columns: the names of :data:`COLUMNS` to what was given for each; None is guessed.
+
+    Example:
+        >>> Source(None, None, {}).name
+        'japanese-vowels'
+    """
+
+    path: Path | None
+    format: str | None
+    columns: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """A short name for a folder."""
+        return DEFAULT_DATA.lower().replace(" ", "-") if self.path is None else self.path.stem
+
+    def read(self, task: str, *, need_labels: bool = True, part: str = "train") -> Records:
+        """Read it.
+
+        Args:
+            task: ``classify``, ``tag`` or ``forecast``.
+            need_labels: whether a file without labels is an error.
+            part: ``train`` or ``test`` of the embedded default.
+
+        Raises:
+            DataError: the data cannot be used.
+            MissingExtraError: an extra is not installed.
+        """
+        from raglane.data.formats import japanese_vowels, read
+        from raglane.data.records import Columns
+
+        if self.path is None:
+            return japanese_vowels()[0 if part == "train" else 1]
+        features = self.columns.get("feature_column")
+        columns = Columns(
+            task=task,
+            need_labels=need_labels,
+            sequence=self.columns.get("sequence_column"),
+            label=self.columns.get("label_column"),
+            id=self.columns.get("id_column"),
+            time=self.columns.get("time_column"),
+            features=tuple(features) if features else None,
+        )
+        return read(self.path, columns, self.format)
+
+    def read_to_predict(self, task: str, channels: tuple[str, ...]) -> Records:
+        """Read it where labels may be absent, and are not looked at where they are there.
+
+        Args:
+            task: ``classify``, ``tag`` or ``forecast``.
+            channels: the feature columns that the model was trained on; () for tokens.
+
+        Raises:
+            DataError: the data cannot be used.
+            MissingExtraError: an extra is not installed.
+        """
+        from raglane.errors import DataError
+
+        source = self
+        is_csv = self.format == "csv" or (self.format is None and Path(self.path or "").suffix.lower() == ".csv")
+        if is_csv and channels and not self.columns.get("feature_column"):
+            # Any column could be a feature there; one that training guessed to be the label is not.
+            source = replace(self, columns={**self.columns, "feature_column": list(channels)})
+        try:
+            return source.read(task, need_labels=False)
+        except DataError:
+            # A label column beside the tokens that training found by guessing: guessed again, it is no feature.
+            try:
+                return source.read(task)
+            except DataError:
+                pass
+            raise
+
+
+def hold_out(records: Records, fraction: float, seed: int) -> tuple[Records, Records]:
+    """Split off a validation part that holds no tag which the training part lacks.
+
+    A sequence with a tag that only the held-out part has goes back to the training part: a model can neither learn
+    nor be measured on what it has never seen.
+
+    Args:
+        records: at least 2 sequences.
+        fraction: above 0 and below 1.
+        seed: of the choice.
+
+    Returns:
+        The training part and the validation part, which can be empty where every sequence has a tag of its own.
+    """
+    import numpy as np
+
+    from raglane.data.dataset import split
+
+    numbered = replace(records, ids=tuple(range(len(records))))
+    kept, held_out = split(numbered, fraction, seed)
+    rows = np.array(held_out.ids, dtype=np.int64)
+    if held_out.tags is not None and kept.tags is not None:
+        known = np.isin(held_out.tags.astype(str), kept.tags.astype(str))
+        unknown = np.add.accumulate(np.concatenate([[0], ~known]))
+        rows = rows[unknown[held_out.offsets[1:]] == unknown[held_out.offsets[:-1]]]
+    mask = np.zeros(len(records), dtype=np.bool_)
+    mask[rows] = True
+    return records.select(~mask), records.select(mask)

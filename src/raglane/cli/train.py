@@ -1,0 +1,293 @@
+"""``raglane train``: a model from data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from raglane.cli import options
+from raglane.cli.sources import COLUMNS, DEFAULT_DATA, Source, hold_out
+from raglane.errors import ArgumentError, explain
+
+if TYPE_CHECKING:
+    from raglane.data.records import Records
+    from raglane.training.run import TrainingResult
+    from raglane.training.settings import Settings
+
+__all__ = ["train"]
+
+# What may differ when a run goes on: nothing that would change what the epochs so far have done.
+_CHANGEABLE = ("epochs", "patience", "device", "threads", "workers")
+
+
+def train(
+    context: typer.Context,
+    data: options.Data = None,
+    task: options.Task = "classify",
+    cell: options.Cell = "gru",
+    hidden: options.Hidden = 64,
+    layers: options.Layers = 1,
+    bidirectional: options.Bidirectional = False,
+    dropout: options.Dropout = 0.0,
+    embedding: options.Embedding = 32,
+    epochs: options.Epochs = 30,
+    batch_size: options.BatchSize = 32,
+    lr: options.LearningRate = 0.003,
+    optimizer: options.Optimizer = "adam",
+    weight_decay: options.WeightDecay = 0.0,
+    clip: options.Clip = None,
+    patience: options.Patience = None,
+    bucket: options.Bucket = False,
+    seed: options.Seed = 0,
+    sequence_column: options.SequenceColumn = None,
+    label_column: options.LabelColumn = None,
+    id_column: options.IdColumn = None,
+    time_column: options.TimeColumn = None,
+    feature_column: options.FeatureColumn = None,
+    format: options.Format = None,
+    validation: options.Validation = None,
+    validation_fraction: options.ValidationFraction = 0.1,
+    test: options.Test = None,
+    missing: options.Missing = "error",
+    out: options.Out = None,
+    resume: options.Resume = False,
+    overwrite: options.Overwrite = False,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+    workers: options.Workers = 0,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> None:
+    """Train a model, and save it in a folder.
+
+    For example:
+
+    raglane train --out runs/vowels
+
+    raglane train names.csv --id-column row --label-column language --bidirectional
+
+    raglane train tagged.parquet --task tag --cell lstm --bucket --patience 5
+
+    raglane train meters.csv --task forecast --time-column hour --test later.csv
+
+    raglane train --resume --out runs/vowels
+    """
+    values = dict(locals())
+    del values["context"]
+    given = {name for name in values if _is_given(context, name)}
+    order = _resumed(values, given) if resume else _new(values)
+    _train(order)
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    """Whether an option was given, rather than left at its default."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
+@dataclass(frozen=True)
+class _Order:
+    """What one call of the command asks for."""
+
+    settings: Settings
+    source: Source
+    validation: Path | None
+    test: Path | None
+    out: Path
+    resume: bool
+    overwrite: bool
+    quiet: bool
+
+    def part(self, path: Path) -> Source:
+        """Another file of the same format and columns."""
+        return replace(self.source, path=path)
+
+    def data(self) -> dict[str, Any]:
+        """Where the data comes from, as run.json keeps it."""
+
+        def text(path: Path | None) -> str | None:
+            return None if path is None else str(path.absolute())
+
+        return {
+            "path": text(self.source.path),
+            "format": self.source.format,
+            "columns": dict(self.source.columns),
+            "validation": text(self.validation),
+            "test": text(self.test),
+        }
+
+    def say(self, line: str) -> None:
+        """A line for the user, unless silence is asked for."""
+        if not self.quiet:
+            print(line, flush=True)
+
+
+def _new(values: Mapping[str, Any]) -> _Order:
+    """The order for a new run."""
+    from raglane.training.settings import Settings
+
+    settings = Settings(**{field.name: values[field.name] for field in fields(Settings)})
+    source = Source(values["data"], values["format"], {name: values[name] for name in COLUMNS})
+    if source.path is None and settings.task != "classify":
+        raise ArgumentError(
+            explain("task", repr(settings.task), f"the default data, {DEFAULT_DATA}, is to classify", "give DATA")
+        )
+    name = f"{source.name}-{settings.task}-{settings.cell}"
+    return _Order(
+        settings,
+        source,
+        values["validation"],
+        values["test"],
+        values["out"] or Path("runs") / name,
+        resume=False,
+        overwrite=values["overwrite"],
+        quiet=values["quiet"],
+    )
+
+
+def _resumed(values: Mapping[str, Any], given: set[str]) -> _Order:
+    """The order to go on with a run: its own data and settings, but for what may change."""
+    from raglane.training.run import check_folder, load_description
+
+    out: Path | None = values["out"]
+    if out is None:
+        raise ArgumentError(explain("out", "nothing", "--resume needs the folder of a run", "give --out"))
+    if values["overwrite"]:
+        raise ArgumentError(explain("overwrite", "True, with --resume", "one of the two", "leave one out"))
+    check_folder(out, resume=True)
+    description = load_description(out)
+    before = description.settings.to_config()
+    changes = {name: values[name] for name in given if name in before and values[name] != before[name]}
+    data = description.data
+    columns: Mapping[str, Any] = data["columns"]
+    source = Source(_path(data["path"]), data["format"], columns)
+    changed = [name for name in changes if name not in _CHANGEABLE]
+    changed += [name for name in given if name in columns and values[name] != columns[name]]
+    if changed:
+        raise ArgumentError(
+            explain(
+                changed[0],
+                f"{values[changed[0]]!r}, and the run in {str(out)!r} was started with another value",
+                "a run goes on with its own settings; only " + ", ".join(_CHANGEABLE) + " may change",
+                f"leave --{changed[0].replace('_', '-')} out, or start a new run",
+            )
+        )
+    if "data" in given and values["data"] is not None:
+        source = replace(source, path=values["data"])
+    return _Order(
+        replace(description.settings, **changes),
+        source,
+        values["validation"] if "validation" in given else _path(data["validation"]),
+        values["test"] if "test" in given else _path(data["test"]),
+        out,
+        resume=True,
+        overwrite=False,
+        quiet=values["quiet"],
+    )
+
+
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text)
+
+
+def _train(order: _Order) -> None:
+    """Read, train, draw, evaluate and say where everything is."""
+    from raglane.cli.progress import pick_watcher
+    from raglane.training import run
+
+    settings = order.settings
+    run.check_folder(order.out, resume=order.resume, overwrite=order.overwrite)
+    training, validation = _parts(order)
+    test = _test_part(order)
+    metric = "MAE" if settings.task == "forecast" else "accuracy"
+    watcher = None if order.quiet else pick_watcher(metric)
+    try:
+        result = run.train(
+            settings,
+            training,
+            validation,
+            order.out,
+            data=order.data(),
+            columns=order.source.columns,
+            resume=order.resume,
+            overwrite=order.overwrite,
+            watcher=watcher,
+        )
+    finally:
+        if watcher is not None:
+            watcher.close()
+    _draw_curves(result)
+    if result.interrupted:
+        order.say(f"stopped in epoch {result.state.epoch + 1}, and saved")
+        order.say(f"go on with: raglane train --resume --out {order.out}")
+        raise typer.Exit(130)
+    _tell_result(order, result)
+    if test is not None:
+        from raglane.cli.evaluate import report
+
+        report(order.out, test, device=settings.device, say=order.say, name="test", is_short=True)
+    order.say(f"run: {order.out}  (model: best, curves: curves.png and curves.csv)")
+    order.say(f"next: raglane predict {order.out} DATA -o predictions.parquet")
+
+
+def _parts(order: _Order) -> tuple[Records, Records | None]:
+    """The training and the validation part, and a word on each."""
+    settings = order.settings
+    records = order.source.read(settings.task)
+    for note in records.notes:
+        order.say(note)
+    where = DEFAULT_DATA if order.source.path is None else str(order.source.path)
+    validation: Records | None = None
+    rule = "none; the training loss decides which epoch is best"
+    training = records
+    if order.validation is not None:
+        validation = order.part(order.validation).read(settings.task)
+        rule = f"{len(validation):,} sequences of {order.validation}"
+    elif settings.validation_fraction > 0:
+        training, validation = hold_out(records, settings.validation_fraction, settings.seed)
+        how = "stratified by label, " if records.labels is not None and settings.task == "classify" else ""
+        share = f"{100 * settings.validation_fraction:g} % of the training sequences"
+        rule = f"{len(validation):,} sequences, {share}, {how}seed {settings.seed}"
+        if len(validation) == 0:
+            validation, rule = None, "none: each sequence has a tag that no other has"
+    what = "tokens" if training.is_tokens else f"elements of {len(training.channels)} channels"
+    order.say(f"training: {len(training):,} sequences, {len(training.values):,} {what}, from {where}")
+    order.say(f"validation: {rule}")
+    return training, validation
+
+
+def _test_part(order: _Order) -> Records | None:
+    """What to evaluate on at the end; read before training, so that a mistake in it shows at once."""
+    if order.test is not None:
+        return order.part(order.test).read(order.settings.task)
+    if order.source.path is None:
+        return order.source.read(order.settings.task, part="test")
+    return None
+
+
+def _draw_curves(result: TrainingResult) -> None:
+    """Draw the history, if there is any yet."""
+    from raglane.report.figures import curves_png
+    from raglane.training.files import write_file
+
+    if result.state.history:
+        title = f"Training of {result.folder.name}"
+        png = curves_png(result.state.history, result.metric, title, result.state.best_epoch)
+        write_file(result.folder / "curves.png", png)
+
+
+def _tell_result(order: _Order, result: TrainingResult) -> None:
+    """The best epoch, its numbers, and the baseline where there is one."""
+    state = result.state
+    row = state.history[state.best_epoch - 1]
+    part = "validation" if "validation_loss" in row else "train"
+    numbers = f"{part} loss {row[f'{part}_loss']:.4f}, {result.metric} {row[f'{part}_{result.metric}']:.3f}"
+    baseline = row.get(f"persistence_{result.metric}")
+    beside = "" if baseline is None else f" (persistence: {baseline:.3f})"
+    if state.epoch < order.settings.epochs:
+        order.say(f"stopped early after epoch {state.epoch}: {state.waited} without a lower validation loss")
+    order.say(f"best: epoch {state.best_epoch}, {numbers}{beside}")

@@ -1,0 +1,58 @@
+"""From files to batches: readers, what is learned of the training part, datasets, samplers and ``collate``.
+
+All names but ``collate`` load the module that they come from when they are first used: reading files is not what most
+programs import Raglane for, and ``import raglane`` should cost next to nothing beside torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from raglane.data.collate import collate
+
+if TYPE_CHECKING:
+    from raglane.data.dataset import SequenceDataset, split
+    from raglane.data.formats import FORMATS, Format, japanese_vowels, read
+    from raglane.data.preprocess import Preprocessor
+    from raglane.data.records import Columns, Records
+    from raglane.data.samplers import SAMPLERS, BucketBatchSampler
+
+__all__ = [
+    "FORMATS",
+    "SAMPLERS",
+    "BucketBatchSampler",
+    "Columns",
+    "Format",
+    "Preprocessor",
+    "Records",
+    "SequenceDataset",
+    "collate",
+    "japanese_vowels",
+    "read",
+    "split",
+]
+
+_HOMES = {
+    "FORMATS": "formats",
+    "SAMPLERS": "samplers",
+    "BucketBatchSampler": "samplers",
+    "Columns": "records",
+    "Format": "formats",
+    "Preprocessor": "preprocess",
+    "Records": "records",
+    "SequenceDataset": "dataset",
+    "japanese_vowels": "formats",
+    "read": "formats",
+    "split": "dataset",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,214 @@
+"""From a list of samples to a batch: ``rl.collate``, for a DataLoader's ``collate_fn``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raglane import interop
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
+from raglane.ragged import Ragged
+
+__all__ = ["collate"]
+
+# Which classes are treated as what; the first that fits. NumPy's strings are strings, but its numbers, some of which
+# are Python's float and complex too, keep their own dtype; and bool is an int.
+_KINDS: tuple[tuple[Any, Any], ...] = (
+    (str, str),
+    (bytes, bytes),
+    (Tensor, Tensor),
+    ((np.ndarray, np.generic), np.ndarray),
+    (bool, bool),
+    (int, int),
+    (float, float),
+    (complex, complex),
+    (Mapping, Mapping),
+)
+
+
+def collate(samples: Sequence[Any]) -> Any:
+    """Make a batch of samples: the same structure, with a Ragged or a stacked tensor in each place.
+
+    ========================================  ==================================================================
+    in each sample                            in the batch
+    ========================================  ==================================================================
+    tensor or array with a dimension or more  :class:`~raglane.Ragged`: the first dimension is the steps, and may
+                                              differ; always, so that the kind does not depend on the batch
+    tensor or array ``()``, NumPy number      tensor ``(B,)`` of its dtype
+    bool, int, float, complex                 tensor ``(B,)``: bool, int64, torch's default float or complex dtype
+    str, bytes                                list of the ``B`` strings
+    None                                      None
+    tuple, named tuple, dict, dataclass       the same, of batches; a dataclass's ``__init__`` is not run
+    ========================================  ==================================================================
+
+    Sequences keep the samples' order, so labels stay with theirs. A list in a sample is refused, because it could be
+    a sequence or a record. The function works in the workers of a DataLoader and with ``pin_memory=True`` (which
+    pins tensors and Ragged batches in tuples, dicts and named tuples; a DataLoader leaves dataclasses alone).
+
+    Args:
+        samples: one or more samples of the same structure.
+
+    Raises:
+        ArgumentError: no samples, or dicts with different keys, tuples of different lengths.
+        ArgumentTypeError: something of another kind, or of different kinds in different samples.
+        ShapeError: tensors or arrays whose trailing dimensions, dtypes or devices differ.
+
+    The message names the field and the first sample that does not fit.
+
+    Example:
+        >>> batch = collate([(torch.ones(4, 12), 1), (torch.ones(2, 12), 0)])
+        >>> batch[0]
+        Ragged(shape=(2, *, 12), dtype=torch.float32, device=cpu, lengths=[4, 2], fill=0.75)
+        >>> batch[1]
+        tensor([1, 0])
+        >>> batch = collate([{"words": np.arange(3), "name": "a"}, {"words": np.arange(5), "name": "b"}])
+        >>> batch["words"].lengths, batch["name"]
+        (tensor([3, 5]), ['a', 'b'])
+        >>> collate([torch.ones(4, 12), torch.ones(2, 13)])
+        Traceback (most recent call last):
+        ...
+        raglane.errors.ShapeError: samples[1]: got features (13,); the rule: features (12,), as in samples[0]. \
+Fix: give every sample the same trailing dimensions.
+    """
+    if isinstance(samples, (str, bytes, Mapping, Tensor)) or not isinstance(samples, Sequence):
+        got = type(samples).__name__
+        raise ArgumentTypeError(explain("samples", got, "a list of samples", "pass a list"))
+    if not samples:
+        raise ArgumentError(explain("samples", "an empty list", "at least one sample", "leave empty batches out"))
+    return _collate(samples, "")
+
+
+def _collate(samples: Sequence[Any], field: str) -> Any:
+    """The batch of what stands at ``field``, which is as one would write it behind a sample: ``['x'][0].y``."""
+    first = samples[0]
+    kind = _kind(first, field)
+    for number, sample in enumerate(samples):
+        # Most samples are of the very type of the first; only the others need a closer look.
+        if type(sample) is not type(first) and _kind(sample, field, number) is not kind:
+            got, rule = _name(sample), f"{_name(first)}, as in samples[0]{field}"
+            raise ArgumentTypeError(explain(_place(number, field), got, rule, "give every sample the same kind"))
+    if kind is Tensor:
+        return _tensors(samples, field)
+    if kind is np.ndarray:
+        return _arrays([np.asarray(sample) for sample in samples], field)
+    if kind in (bool, int, float, complex):
+        return torch.tensor(samples)
+    if kind in (str, bytes):
+        return list(samples)
+    if isinstance(first, tuple):
+        return _tuples(samples, field)
+    if kind is Mapping:
+        return _mappings(samples, field)
+    return None if kind is None else _dataclasses(samples, field)
+
+
+def _kind(sample: Any, field: str, number: int = 0) -> Any:
+    """What a sample is treated as: samples of one batch must agree on it."""
+    if sample is None:
+        return None
+    for kinds, kind in _KINDS:
+        if isinstance(sample, kinds):
+            return kind
+    if isinstance(sample, tuple):
+        return type(sample) if hasattr(sample, "_fields") else tuple
+    if dataclasses.is_dataclass(sample) and not isinstance(sample, type):
+        return type(sample)
+    rule = "a tensor, array, number, string, None, or a tuple, named tuple, dict or dataclass of these"
+    fix = "convert it in the dataset"
+    if isinstance(sample, list):
+        fix = "pass torch.tensor(...) for a sequence, a tuple for a record"
+    raise ArgumentTypeError(explain(_place(number, field), _name(sample), rule, fix))
+
+
+def _name(sample: Any) -> str:
+    """A sample's kind in words."""
+    return "None" if sample is None else f"a {type(sample).__name__}"
+
+
+def _place(number: int, field: str) -> str:
+    """How a message names a part of a sample."""
+    return f"samples[{number}]{field}"
+
+
+def _check_same(found: Sequence[Any], field: str, what: str, fix: str) -> None:
+    """Raise a ShapeError for the first sample that differs from sample 0."""
+    for number, value in enumerate(found):
+        if value != found[0]:
+            got, rule = f"{what} {value}", f"{what} {found[0]}, as in {_place(0, field)}"
+            raise ShapeError(explain(_place(number, field), got, rule, fix))
+
+
+def _check_alike(samples: Sequence[Any], shapes: list[tuple[int, ...]], field: str) -> None:
+    """Raise unless number of dimensions, trailing dimensions and dtypes agree."""
+    _check_same([len(shape) for shape in shapes], field, "dimensions:", "give every sample as many dimensions")
+    _check_same([shape[1:] for shape in shapes], field, "features", "give every sample the same trailing dimensions")
+    _check_same([sample.dtype for sample in samples], field, "dtype", "give every sample the same dtype")
+
+
+def _tensors(samples: Sequence[Tensor], field: str) -> Ragged | Tensor:
+    """Tensors: Ragged, or stacked if they have no dimension."""
+    shapes = [tuple(sample.shape) for sample in samples]
+    _check_alike(samples, shapes, field)
+    _check_same([sample.device for sample in samples], field, "device", "move every sample to one device")
+    if not shapes[0]:
+        return torch.stack(tuple(samples))
+    return Ragged.from_flat(torch.cat(tuple(samples)), lengths=torch.tensor([shape[0] for shape in shapes]))
+
+
+def _arrays(samples: Sequence[np.ndarray[Any, Any]], field: str) -> Ragged | Tensor:
+    """NumPy arrays and numbers, laid together by NumPy: so a read-only array is never shared with a tensor."""
+    shapes = [sample.shape for sample in samples]
+    for number, sample in enumerate(samples):
+        if sample.dtype.kind not in "biufc":
+            got, rule = f"dtype {sample.dtype}", "booleans, integers, floats or complex numbers"
+            raise ArgumentTypeError(explain(_place(number, field), got, rule, "convert the array"))
+    _check_alike(samples, shapes, field)
+    native = samples[0].dtype.newbyteorder("=")
+    flat = np.stack(samples) if not shapes[0] else np.concatenate(samples)
+    values = interop.as_tensor(flat.astype(native, copy=False))
+    if not shapes[0]:
+        return values
+    return Ragged.from_flat(values, lengths=torch.tensor([shape[0] for shape in shapes]))
+
+
+def _tuples(samples: Sequence[tuple[Any, ...]], field: str) -> tuple[Any, ...]:
+    """Tuples and named tuples, entry by entry."""
+    first = samples[0]
+    for number, sample in enumerate(samples):
+        if len(sample) != len(first):
+            got, rule = f"a tuple of {len(sample)}", f"a tuple of {len(first)}, as in {_place(0, field)}"
+            raise ArgumentError(explain(_place(number, field), got, rule, "give every sample the same entries"))
+    names: tuple[str, ...] | None = getattr(first, "_fields", None)
+    paths = [f".{name}" for name in names] if names is not None else [f"[{entry}]" for entry in range(len(first))]
+    entries = [_collate(column, field + path) for path, column in zip(paths, zip(*samples, strict=True), strict=True)]
+    # Not through __new__, which a named tuple may have of its own.
+    kind: Any = type(first)
+    make = tuple if names is None else kind._make
+    batch: tuple[Any, ...] = make(entries)
+    return batch
+
+
+def _mappings(samples: Sequence[Mapping[Any, Any]], field: str) -> dict[Any, Any]:
+    """Dicts, key by key, in the order of the first sample's keys."""
+    first = samples[0]
+    for number, sample in enumerate(samples):
+        if sample.keys() != first.keys():
+            odd = ", ".join(sorted(map(repr, sample.keys() ^ first.keys())))
+            got, rule = f"a dict that differs in {odd}", f"the keys of {_place(0, field)}"
+            raise ArgumentError(explain(_place(number, field), got, rule, "give every sample the same keys"))
+    return {key: _collate([sample[key] for sample in samples], f"{field}[{key!r}]") for key in first}
+
+
+def _dataclasses(samples: Sequence[Any], field: str) -> Any:
+    """Dataclasses, field by field."""
+    # Not through __init__, whose checks and conversions are about one sample, not a batch.
+    batch = object.__new__(type(samples[0]))
+    for name in (entry.name for entry in dataclasses.fields(samples[0])):
+        column = _collate([getattr(sample, name) for sample in samples], f"{field}.{name}")
+        object.__setattr__(batch, name, column)
+    return batch

@@ -1,0 +1,178 @@
+"""Sequences as a torch dataset: flat tensors, items that are views of them, and a split into two parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from raglane import segments
+from raglane.data.records import Records
+from raglane.errors import ArgumentError, ShapeError, explain
+
+__all__ = ["SequenceDataset", "split"]
+
+
+class SequenceDataset(Dataset[dict[str, Tensor]]):
+    """Sequences, and what is to be learned of them, held as flat tensors.
+
+    An item is a dict: ``"inputs"``, ``(L, *features)``, a view of the flat values; ``"target"`` where there are
+    targets, ``()`` or ``(L,)``; ``"index"``, ``()`` int64, the row in this dataset. :func:`raglane.collate` makes a
+    batch of such items.
+
+    Args:
+        values: ``(N, *features)``: float32 features, or int64 token indices ``(N,)``.
+        offsets: ``(B + 1,)`` int64, first 0, last ``N``.
+        targets: ``(B,)``, one a sequence, or ``(N,)``, one an element; None where there are none.
+        per_element: whether ``targets`` is one an element; ``B`` and ``N`` may be equal, so it must be said.
+        ids: one a sequence; None numbers the rows from 0.
+
+    The arguments are attributes too, and so is ``lengths``, ``(B,)`` int64.
+
+    Raises:
+        ShapeError: the tensors do not fit together.
+
+    Example:
+        >>> data = SequenceDataset(torch.arange(5), torch.tensor([0, 2, 5]), torch.tensor([7, 8]))
+        >>> len(data), data.lengths.tolist(), data[1]["inputs"].tolist(), data[1]["target"].item()
+        (2, [2, 3], [2, 3, 4], 8)
+        >>> data.subset([1])[0]["inputs"].tolist()
+        [2, 3, 4]
+    """
+
+    def __init__(
+        self,
+        values: Tensor,
+        offsets: Tensor,
+        targets: Tensor | None = None,
+        *,
+        per_element: bool = False,
+        ids: Sequence[str | int] | None = None,
+    ) -> None:
+        count, total = offsets.shape[0] - 1, values.shape[0]
+        if offsets.dtype != torch.int64 or count < 0 or int(offsets[0]) != 0 or int(offsets[-1]) != total:
+            got = f"{offsets.dtype} of shape {tuple(offsets.shape)}"
+            rule = f"(B + 1,) int64, first 0, last {total}, the number of values"
+            raise ShapeError(explain("offsets", got, rule, "pass the offsets of these values"))
+        expected = total if per_element else count
+        if targets is not None and targets.shape != (expected,):
+            rule = f"one {'an element' if per_element else 'a sequence'}: ({expected},)"
+            raise ShapeError(explain("targets", f"shape {tuple(targets.shape)}", rule, "pass one each"))
+        if ids is not None and len(ids) != count:
+            raise ShapeError(explain("ids", f"{len(ids)}", f"one a sequence: {count}", "pass one each"))
+        self.values = values
+        self.offsets = offsets
+        self.targets = targets
+        self.per_element = per_element
+        self.lengths = offsets.diff()
+        self.ids: tuple[str | int, ...] = tuple(range(count)) if ids is None else tuple(ids)
+
+    def __len__(self) -> int:
+        return self.offsets.shape[0] - 1
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        """The item of row ``index``; below 0 counts from the end."""
+        row = index + len(self) if index < 0 else index
+        if not 0 <= row < len(self):
+            raise IndexError(f"index {index} is out of range for {len(self)} sequences")
+        start, end = self.offsets[row : row + 2].tolist()
+        item = {"inputs": self.values[start:end]}
+        if self.targets is not None:
+            item["target"] = self.targets[start:end] if self.per_element else self.targets[row]
+        item["index"] = torch.tensor(row)
+        return item
+
+    def subset(self, index: Sequence[int] | npt.NDArray[Any] | Tensor) -> SequenceDataset:
+        """Some of the sequences, in the order of ``index``, with copies of their values.
+
+        Args:
+            index: ``(M,)`` integers (rows from 0; below 0 counts from the end) or ``(B,)`` booleans.
+
+        Raises:
+            IndexError: a row that is not there.
+        """
+        chosen = torch.as_tensor(index)
+        rows = torch.arange(len(self))[chosen if chosen.dtype == torch.bool else chosen.long()]
+        lengths = self.lengths[rows]
+        elements = segments.element_index(self.offsets[rows], lengths, int(lengths.sum()))
+        targets = self.targets
+        if targets is not None:
+            targets = targets[elements if self.per_element else rows]
+        return SequenceDataset(
+            self.values[elements],
+            segments.offsets_from_lengths(lengths),
+            targets,
+            per_element=self.per_element,
+            ids=[self.ids[row] for row in rows.tolist()],
+        )
+
+
+def split(records: Records, fraction: float, seed: int = 0, stratify: bool = True) -> tuple[Records, Records]:
+    """Hold a part out, at random: the rule by which a validation part is made when none is given.
+
+    The part held out has ``round(fraction * B)`` sequences, at least 1 and at most ``B - 1``. Where the records have
+    one label a sequence and ``stratify`` is true, each class gives its share, rounded by largest remainder, and keeps
+    at least one sequence in the first part: a class of one stays there whole (if that leaves too few to hold out, the
+    part held out is smaller). Otherwise, and where every class has one sequence only, each sequence is as likely.
+    Both parts keep the order of ``records``.
+
+    Args:
+        records: at least 2 sequences.
+        fraction: the share to hold out, above 0 and below 1.
+        seed: 0 or above; the same seed, the same parts.
+        stratify: whether each class gives its share.
+
+    Returns:
+        The part that is kept, and the part held out.
+
+    Raises:
+        ArgumentError: ``fraction`` is not between 0 and 1, or there are fewer than 2 sequences.
+
+    Example:
+        >>> from raglane.data.records import offsets_of
+        >>> labels = ("a",) * 8 + ("b",) * 2
+        >>> ten = Records(np.zeros((10, 1), np.float32), offsets_of([1] * 10), labels=labels, channels=("x0",))
+        >>> kept, held_out = split(ten, 0.5)
+        >>> sorted(held_out.labels)
+        ['a', 'a', 'a', 'a', 'b']
+    """
+    count = len(records)
+    if not 0 < fraction < 1:
+        raise ArgumentError(explain("fraction", f"{fraction}", "above 0 and below 1", "pass 0.1, for a tenth"))
+    if count < 2:
+        got = f"{count} sequence" + "s" * (count != 1)
+        raise ArgumentError(explain("records", got, "two parts need at least 2", "pass more data"))
+    held_out = np.zeros(count, dtype=np.bool_)
+    size = min(max(round(fraction * count), 1), count - 1)
+    shuffled = np.random.default_rng(seed).permutation(count)
+    quota = np.zeros(0, dtype=np.int64)
+    if stratify and records.labels is not None:
+        _, classes = np.unique(np.array(records.labels, dtype=object), return_inverse=True)
+        classes = classes[shuffled]
+        quota = _quotas(np.bincount(classes), fraction, size)
+    if quota.any():
+        # The rank of each within its class, in the shuffled order: the first `quota` of a class are held out.
+        by_class = np.argsort(classes, kind="stable")
+        starts = np.concatenate([[0], np.cumsum(np.bincount(classes))[:-1]])
+        rank = np.empty(count, dtype=np.int64)
+        rank[by_class] = np.arange(count) - starts[classes[by_class]]
+        held_out[shuffled[rank < quota[classes]]] = True
+    else:
+        held_out[shuffled[:size]] = True
+    return records.select(~held_out), records.select(held_out)
+
+
+def _quotas(sizes: npt.NDArray[np.int64], fraction: float, total: int) -> npt.NDArray[np.int64]:
+    """How many of each class to hold out: ``(classes,)``, each below its size, ``total`` in all where that can be."""
+    room = sizes - 1
+    quota: npt.NDArray[np.int64] = np.minimum(np.floor(sizes * fraction).astype(np.int64), room)
+    while (missing := total - int(quota.sum())) > 0 and (quota < room).any():
+        remainder = np.where(quota < room, sizes * fraction - quota, -np.inf)
+        most = np.argsort(-remainder, kind="stable")[: min(missing, int((quota < room).sum()))]
+        quota[most] += 1
+    return quota

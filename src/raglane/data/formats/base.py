@@ -1,0 +1,160 @@
+"""What every format shares: the format itself, the opening of a file, errors, and the choice of a column."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from raglane.data.records import Columns, Records
+from raglane.errors import DataError, explain
+
+__all__ = [
+    "FLAGS",
+    "ID_NAMES",
+    "Format",
+    "choose_column",
+    "data_error",
+    "id_column",
+    "named_column",
+    "open_error",
+    "read_bytes",
+]
+
+# The option of the command line that names each column, for the errors that ask for it.
+FLAGS = {
+    "sequence": "--sequence-column",
+    "label": "--label-column",
+    "id": "--id-column",
+    "time": "--time-column",
+    "features": "--feature-column",
+}
+
+# A column of one of these names, in any case, holds the ids when none is named; the first that is there.
+ID_NAMES = ("id", "sequence_id", "series_id", "case_id", "sample_id", "uid")
+
+
+@dataclass(frozen=True)
+class Format:
+    """One way that sequences are stored.
+
+    Attributes:
+        name: what ``format=`` takes, and the key in ``FORMATS``.
+        suffixes: the file suffixes that mean this format, in lower case; () for a folder.
+        reader: from a path that exists and the columns asked for to the records.
+    """
+
+    name: str
+    suffixes: tuple[str, ...]
+    reader: Callable[[Path, Columns], Records]
+
+    def read(self, path: Path, columns: Columns) -> Records:
+        """Read ``path``; raises :class:`~raglane.errors.DataError` for everything that is wrong with it."""
+        return self.reader(path, columns)
+
+
+def data_error(path: Path, got: str, rule: str, fix: str, line: int | None = None) -> DataError:
+    """The error of a file, and of a line of it (counted from 1).
+
+    Example:
+        >>> print(data_error(Path("a.ts"), "2 channels", "@dimensions says 3", "add one", line=7))
+        a.ts, line 7: got 2 channels; the rule: @dimensions says 3. Fix: add one.
+    """
+    return DataError(explain(f"{path}" if line is None else f"{path}, line {line}", got, rule, fix))
+
+
+def open_error(path: Path, error: OSError) -> DataError:
+    """The one clear line for a file that cannot be opened."""
+    if isinstance(error, FileNotFoundError):
+        return data_error(path, "no such file or folder", "the data must exist", "check the path")
+    if isinstance(error, PermissionError):
+        return data_error(path, "permission denied", "the data must be readable", f"try: chmod u+r '{path}'")
+    if isinstance(error, IsADirectoryError):
+        return data_error(path, "a folder", "this format is one file", "pass the file inside it")
+    return data_error(path, f"{error.strerror or error}", "the data must be readable", "check the file")
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a file.
+
+    Raises:
+        DataError: it is missing, a folder, unreadable or empty.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise open_error(path, error) from error
+    if not content or content.isspace():
+        raise data_error(path, "an empty file", "it must hold at least one sequence", "check the file")
+    return content
+
+
+def named_column(path: Path, role: str, name: str, present: Iterable[str]) -> str:
+    """``name``, if the file has it.
+
+    Raises:
+        DataError: it has not; the message lists the columns there are.
+    """
+    names = list(present)
+    if name not in names:
+        there = ", ".join(map(repr, names))
+        raise data_error(path, f"no column {name!r}", f"its columns are {there}", f"pass one of them as {FLAGS[role]}")
+    return name
+
+
+def choose_column(path: Path, role: str, candidates: list[str], kind: str, present: Iterable[str]) -> tuple[str, str]:
+    """The only candidate for a column that the user did not name, and the note that says so.
+
+    Args:
+        path: the file, for the message.
+        role: ``"sequence"`` or ``"label"``.
+        candidates: the names of the columns that could be it.
+        kind: what makes a candidate, in words.
+        present: the names of all columns.
+
+    Returns:
+        The name, and the note.
+
+    Raises:
+        DataError: there is no candidate, or there are several.
+
+    Example:
+        >>> choose_column(Path("a.csv"), "label", ["y"], "text column", ["id", "x", "y"])
+        ('y', "label column: 'y' (the only candidate)")
+    """
+    if len(candidates) == 1:
+        return candidates[0], f"{role} column: {candidates[0]!r} (the only candidate)"
+    if candidates:
+        there = ", ".join(map(repr, candidates))
+        got = f"{len(candidates)} candidates for the {role} column: {there}"
+        raise data_error(path, got, "one is taken only where there is one", f"pass {FLAGS[role]} NAME")
+    there = ", ".join(map(repr, present)) or "none"
+    got = f"no candidate for the {role} column among its columns ({there})"
+    raise data_error(path, got, f"the {role} column is a {kind}", f"add one, or pass {FLAGS[role]} NAME")
+
+
+def id_column(
+    path: Path, columns: Columns, present: Iterable[str], eligible: Iterable[str], names: Iterable[str] = ID_NAMES
+) -> tuple[str | None, tuple[str, ...]]:
+    """The id column: the one named, else one whose name says so, else None; and the note that says so.
+
+    Args:
+        path: the file, for the message.
+        columns: what the user named.
+        present: the names of all columns.
+        eligible: the names of the columns that could hold ids.
+        names: the names that say so, in lower case, the best first.
+
+    Raises:
+        DataError: the one named is not there.
+
+    Example:
+        >>> id_column(Path("a.csv"), Columns(), ["x", "ID"], ["x", "ID"])
+        ('ID', ("id column: 'ID' (by its name)",))
+    """
+    if columns.id is not None:
+        return named_column(path, "id", columns.id, present), ()
+    taken = {columns.sequence, columns.label, columns.time, *(columns.features or ())}
+    free = [name for name in eligible if name not in taken]
+    found = next((name for known in names for name in free if name.lower() == known), None)
+    return found, () if found is None else (f"id column: {found!r} (by its name)",)

@@ -1,0 +1,249 @@
+"""CSV in long form: a row an element, and a column that says to which sequence it belongs.
+
+Sequences come in the order in which their ids first appear, and the rows of one in the order of the file, or of the
+time column where one is named. Feature columns hold numbers (an empty cell, ``NaN`` or ``NA`` is missing), or there is
+one feature column, at least half of it words: tokens. Where no column is named, the id column goes by its name (``id``,
+``sequence_id``, ...), and the label column is the only column of words (of integers, if there is none) that, to
+classify, is the same in all rows of a sequence; every other column is a feature.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from raglane.data.formats.base import ID_NAMES, choose_column, data_error, id_column, named_column, read_bytes
+from raglane.data.records import Columns, Records, offsets_of
+from raglane.errors import require
+
+__all__ = ["read"]
+
+_ID_NAMES = (*ID_NAMES, "sequence", "series", "case")
+
+# How a missing number is written.
+_MISSING = ("", "nan", "na", "n/a", "null", "none", "?")
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A file whose rows stand together by sequence."""
+
+    path: Path
+    cells: dict[str, npt.NDArray[np.object_]]
+    rows: npt.NDArray[np.int64]
+    """For each row here, its row in the file, from 0."""
+    offsets: npt.NDArray[np.int64]
+    ids: tuple[str | int, ...]
+
+    def place(self, row: int) -> str:
+        """A row in words."""
+        sequence = int(np.searchsorted(self.offsets, row, side="right")) - 1
+        return f"data row {self.rows[row]} (id {self.ids[sequence]!r})"
+
+    def constant(self, name: str) -> npt.NDArray[np.bool_]:
+        """For each row, whether the cell is that of the first row of its sequence."""
+        cells = self.cells[name]
+        first = np.repeat(cells[self.offsets[:-1]], np.diff(self.offsets))
+        return np.asarray(cells == first, dtype=np.bool_)
+
+
+def read(path: Path, columns: Columns) -> Records:
+    """Read a CSV file in long form.
+
+    Args:
+        path: the file, UTF-8, with a header.
+        columns: which columns hold what, and the task.
+
+    Raises:
+        DataError: no such column, not exactly one candidate, a cell that is no number, two rows of one time in a
+            sequence, or a label that changes within one.
+        MissingExtraError: pandas is not installed.
+    """
+    cells = _cells(path)
+    present = list(cells)
+    id_name, notes = id_column(path, columns, present, present, _ID_NAMES)
+    if id_name is None:
+        got = f"no id column among {', '.join(map(repr, present))}"
+        rule = f"a column says which sequence a row belongs to; its name is {', '.join(_ID_NAMES)}"
+        raise data_error(path, got, rule, "pass --id-column NAME")
+    time = None if columns.time is None else named_column(path, "time", columns.time, present)
+    table = _group(path, cells, id_name, time)
+    free = [name for name in present if name not in (id_name, time)]
+    label, label_notes = _choose_label(table, columns, free)
+    if columns.features:
+        features = [named_column(path, "features", name, present) for name in columns.features]
+    else:
+        features = [name for name in free if name not in (label, columns.label)]
+        if not columns.wants_labels:
+            features, left_out = _numbers_only(table, features)
+            label_notes = (*label_notes, *left_out)
+    values, channels, feature_notes = _features(table, features)
+    labels, tags = None, None
+    if label is not None:
+        labels, tags = _labels(table, columns, label)
+    notes = (*notes, *label_notes, *feature_notes)
+    found = replace(columns, label=label or columns.label, id=id_name, features=tuple(features))
+    return Records(values, table.offsets, table.ids, labels, tags, channels, path, notes, found)
+
+
+def _cells(path: Path) -> dict[str, npt.NDArray[np.object_]]:
+    """Every cell as it is written, column by column."""
+    pandas = require("pandas", "data")
+    content = read_bytes(path)
+    try:
+        frame = pandas.read_csv(
+            io.BytesIO(content), dtype=object, keep_default_na=False, encoding="utf-8-sig", index_col=False
+        )
+    except UnicodeDecodeError as error:
+        raise data_error(path, "bytes that are not UTF-8", "a CSV file is UTF-8", "convert it") from error
+    except (pandas.errors.ParserError, pandas.errors.EmptyDataError, pandas.errors.ParserWarning) as error:
+        got = f"rows that do not fit ({str(error).strip().rstrip('.')})"
+        raise data_error(path, got, "each row has a cell for each column", "correct the file") from error
+    if len(frame) == 0:
+        raise data_error(path, "a header and no rows", "it must hold at least one sequence", "check the file")
+    # A row that is too short ends in cells that are not there at all.
+    return {str(name): frame[name].fillna("").to_numpy(dtype=object) for name in frame.columns}
+
+
+def _group(path: Path, cells: dict[str, npt.NDArray[np.object_]], id_name: str, time: str | None) -> _Table:
+    """Bring the rows of each sequence together, in the order of the time column if there is one."""
+    pandas = require("pandas", "data")
+    codes, ids = pandas.factorize(cells[id_name])
+    blank = ids == ""
+    if blank.any():
+        row = int((codes == int(blank.argmax())).argmax())
+        got = f"an empty cell in data row {row}, column {id_name!r}"
+        raise data_error(path, got, "each row has an id", "fill it, or remove the row")
+    if time is None:
+        order = np.argsort(codes, kind="stable")
+    else:
+        times = _times(path, cells[time], time)
+        order = np.lexsort((times, codes))
+    offsets = offsets_of(np.bincount(codes, minlength=len(ids)))
+    table = _Table(path, {name: cell[order] for name, cell in cells.items()}, order, offsets, _as_ids(ids))
+    if time is not None:
+        sorted_times, sorted_codes = times[order], codes[order]
+        again = (np.diff(sorted_times) == 0) & (np.diff(sorted_codes) == 0)
+        if again.any():
+            row = int(again.argmax()) + 1
+            got = f"the time {table.cells[time][row]!r} again in {table.place(row)}"
+            fix = "remove one of the rows, or correct the column " + repr(time)
+            raise data_error(path, got, "a sequence has one row for each time", fix)
+    return table
+
+
+def _as_ids(ids: Any) -> tuple[str | int, ...]:
+    """Integers, if every id is written as one in the usual way; else strings."""
+    words = [str(word) for word in ids]
+    plain = all(word.isascii() and word.isdigit() and (word == "0" or word[0] != "0") for word in words)
+    return tuple(map(int, words)) if plain else tuple(words)
+
+
+def _times(path: Path, cells: npt.NDArray[np.object_], name: str) -> npt.NDArray[Any]:
+    """Times to sort by: numbers, or else dates."""
+    pandas = require("pandas", "data")
+    numbers = pandas.to_numeric(pandas.Series(cells), errors="coerce").to_numpy(dtype=np.float64)
+    if not np.isnan(numbers).any():
+        return np.asarray(numbers)
+    dates = pandas.to_datetime(pandas.Series(cells), errors="coerce", format="ISO8601", utc=True)
+    if dates.isna().any():
+        bad = dates.isna().to_numpy() if dates.notna().any() else np.isnan(numbers)
+        row = int(bad.argmax())
+        got = f"{cells[row]!r} in data row {row}, column {name!r}"
+        rule = "times are numbers, or dates such as 2024-01-31 or 2024-01-31T12:30:00"
+        raise data_error(path, got, rule, "correct it, or pass another --time-column")
+    return np.asarray(dates.astype("int64"))
+
+
+def _numbers(cells: npt.NDArray[np.object_]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+    """Cells as numbers, NaN where missing, and which of them are neither."""
+    try:
+        numbers = np.where(cells == "", "nan", cells).astype(np.float64)
+    except ValueError:
+        pass
+    else:
+        return numbers, np.zeros(len(cells), dtype=np.bool_)
+    # Words, or missing numbers that are written in another way: slower, so each different cell is looked at once.
+    pandas = require("pandas", "data")
+    codes, different = pandas.factorize(cells)
+    series = pandas.Series(different, dtype="str")
+    numbers = pandas.to_numeric(series, errors="coerce").to_numpy(dtype=np.float64)
+    odd = np.isnan(numbers)
+    if odd.any():
+        odd[odd] = ~series[odd].str.strip().str.lower().isin(_MISSING).to_numpy()
+    return numbers[codes], odd[codes]
+
+
+def _choose_label(table: _Table, columns: Columns, free: list[str]) -> tuple[str | None, tuple[str, ...]]:
+    """The label column, if there is to be one, and the notes."""
+    path = table.path
+    if not columns.wants_labels:
+        return None, ()
+    if columns.label is not None:
+        return named_column(path, "label", columns.label, table.cells), ()
+    candidates = [name for name in free if name not in (columns.features or ())]
+    kind = "column of words, or of integers"
+    if columns.task == "classify":
+        kind += ", the same in all rows of a sequence"
+        candidates = [name for name in candidates if table.constant(name).all()]
+    numbers = {name: _numbers(table.cells[name]) for name in candidates}
+    words = [name for name in candidates if numbers[name][1].any()]
+    integers = [name for name in candidates if (np.mod(numbers[name][0], 1) == 0).all()]
+    label, note = choose_column(path, "label", words or integers, kind, table.cells)
+    return label, (note,)
+
+
+def _numbers_only(table: _Table, features: list[str]) -> tuple[list[str], tuple[str, ...]]:
+    """Without the columns of words, where there are numbers: one of them may be labels that nobody asked for."""
+    words = [name for name in features if _numbers(table.cells[name])[1].any()]
+    if not words or len(words) == len(features):
+        return features, ()
+    rest = [name for name in features if name not in words]
+    return rest, (f"left out, because they are no numbers: {', '.join(words)}",)
+
+
+def _features(table: _Table, features: list[str]) -> tuple[npt.NDArray[Any], tuple[str, ...], tuple[str, ...]]:
+    """The values: ``(N, C)`` float32, or ``(N,)`` tokens; their channels; and the notes."""
+    if not features:
+        rule = "a column is left for the features"
+        raise data_error(table.path, "no feature column", rule, "add one, or pass --feature-column NAME")
+    result = np.empty((int(table.offsets[-1]), len(features)), dtype=np.float32)
+    for channel, name in enumerate(features):
+        numbers, odd = _numbers(table.cells[name])
+        # A few words among numbers are mistakes, not tokens.
+        if len(features) == 1 and odd.mean() >= 0.5:
+            return table.cells[name], (), (f"the cells of {name!r} are taken as tokens",)
+        if odd.any():
+            row = int(odd.argmax())
+            got = f"{table.cells[name][row]!r} in {table.place(row)}, column {name!r}"
+            fix = "correct it, or say which columns are features with --feature-column NAME"
+            raise data_error(table.path, got, "features are numbers, or one column of tokens", fix)
+        # A number that float32 cannot hold becomes infinite, and is then reported or filled as missing.
+        with np.errstate(over="ignore"):
+            result[:, channel] = numbers
+    return result, tuple(features), (f"features: {', '.join(features)}",)
+
+
+def _labels(
+    table: _Table, columns: Columns, name: str
+) -> tuple[tuple[str, ...] | None, npt.NDArray[np.object_] | None]:
+    """The labels of the sequences, or to tag, of the elements."""
+    cells = table.cells[name]
+    blank = cells == ""
+    if blank.any():
+        got = f"an empty cell in {table.place(int(blank.argmax()))}, column {name!r}"
+        raise data_error(table.path, got, "each row has a label", "fill it, or remove the row")
+    if columns.task == "tag":
+        return None, cells
+    same = table.constant(name)
+    if not same.all():
+        row = int((~same).argmax())
+        got = f"the label {cells[row]!r} in {table.place(row)}, column {name!r}, after another"
+        fix = "correct it, or pass --task tag for a label a row"
+        raise data_error(table.path, got, "the rows of a sequence have one label", fix)
+    return tuple(cells[table.offsets[:-1]].tolist()), None

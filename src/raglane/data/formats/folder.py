@@ -1,0 +1,96 @@
+"""A folder of text files, one a class: the file's stem is the class, a line is a sequence of characters.
+
+Files other than ``*.txt``, hidden files and subfolders are left out with a note, and so are the texts that describe a
+data set and are no part of it: ``README.txt``, ``SOURCE.txt``, ``LICENSE.txt`` and the like, in capitals.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from raglane.data.formats.base import data_error, open_error, read_bytes
+from raglane.data.records import Columns, Records, offsets_of
+
+__all__ = ["read"]
+
+# Listed, not "every name in capitals": a class may well be called LOC or NUM.
+_ABOUT = ("README", "SOURCE", "SOURCES", "LICENSE", "LICENCE", "COPYING", "NOTICE", "AUTHORS", "CHANGES", "CITATION")
+
+
+def read(path: Path, columns: Columns) -> Records:
+    """Read a folder of text files.
+
+    Args:
+        path: the folder; its files are taken in the order of their names.
+        columns: of these only the task matters; the format has no columns.
+
+    Returns:
+        Tokens: every character of a line, white space included; blank lines are skipped. The labels are the stems.
+
+    Raises:
+        DataError: the folder has no text, a text is not UTF-8, or the task is ``"tag"``.
+    """
+    if columns.task == "tag":
+        rule = "a folder has one label a sequence, to tag needs one an element"
+        raise data_error(path, "a folder for the task tag", rule, "pass --task classify, or another format")
+    texts, left_out = _texts(path)
+    tokens: list[npt.NDArray[np.object_]] = []
+    lengths: list[npt.NDArray[np.int64]] = []
+    for text in texts:
+        lines = list(filter(str.strip, _decode(text).split("\n")))
+        lengths.append(np.fromiter(map(len, lines), dtype=np.int64, count=len(lines)))
+        # Four bytes a character, so that NumPy cuts the text into characters without a loop.
+        tokens.append(np.frombuffer("".join(lines).encode("utf-32-le"), dtype="<U1").astype(object))
+    counts = [len(part) for part in lengths]
+    if not sum(counts):
+        raise data_error(path, "texts of blank lines only", "a line is a sequence", "check the files")
+    notes = [f"{len(texts)} classes, one a file; a sequence is the characters of a line"]
+    if left_out:
+        notes.append(f"left out: {', '.join(left_out)}")
+    classes = np.repeat(np.array([text.stem for text in texts], dtype=object), counts)
+    return Records(
+        np.concatenate(tokens),
+        offsets_of(np.concatenate(lengths)),
+        labels=tuple(classes.tolist()) if columns.wants_labels else None,
+        source=path,
+        notes=tuple(notes),
+        columns=columns,
+    )
+
+
+def _texts(path: Path) -> tuple[list[Path], list[str]]:
+    """The files that hold sequences, and the names of what is left out."""
+    try:
+        entries = sorted(path.iterdir())
+    except NotADirectoryError as error:
+        raise data_error(path, "a file", "this format is a folder", "pass the folder") from error
+    except OSError as error:
+        raise open_error(path, error) from error
+    texts = [
+        entry
+        for entry in entries
+        if entry.suffix == ".txt" and not entry.name.startswith(".") and entry.stem not in _ABOUT and entry.is_file()
+    ]
+    if not texts:
+        got = f"{len(entries)} entries, none of them a text" if entries else "an empty folder"
+        raise data_error(path, got, "a folder holds one .txt file a class", "add them, or pass a file")
+    kept = set(texts)
+    return texts, [entry.name for entry in entries if entry not in kept]
+
+
+def _decode(path: Path) -> str:
+    """The text of a file."""
+    content = read_bytes(path)
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        got = f"the byte 0x{content[error.start]:02x}"
+        raise data_error(path, got, "a text is UTF-8", "convert it, or remove the line", line) from error
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise data_error(path, "a zero byte", "a text holds characters only", "remove the file", line)
+    return text.replace("\r\n", "\n")

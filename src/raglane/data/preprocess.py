@@ -1,0 +1,292 @@
+"""Everything learned from the training part that turns records into tensors: vocabulary, scaling, classes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from raglane import interop
+from raglane.data.dataset import SequenceDataset
+from raglane.data.missing import check_policy, fill_missing, refuse_missing
+from raglane.data.records import Records, check_task, place_of
+from raglane.errors import ArgumentError, CheckpointError, DataError, explain
+
+__all__ = ["UNKNOWN", "Preprocessor", "sort_labels"]
+
+UNKNOWN = "<unk>"
+
+
+def sort_labels(labels: Iterable[str]) -> list[str]:
+    """The distinct labels in order: those that are numbers first, by value, then the others, by text.
+
+    Example:
+        >>> sort_labels(["10", "2", "b", "2", "-1"])
+        ['-1', '2', '10', 'b']
+    """
+    return sorted(set(map(str, labels)), key=_label_key)
+
+
+def _label_key(label: str) -> tuple[int, float, str]:
+    """What a label is sorted by."""
+    try:
+        number = float(label)
+    except ValueError:
+        return 1, 0.0, label
+    # NaN compares with nothing, so it is taken for a word.
+    return (0, number, label) if number == number else (1, 0.0, label)
+
+
+def _look_up(words: Iterable[str], table: Mapping[str, int], count: int, absent: int) -> npt.NDArray[np.int64]:
+    """The number of each word, ``(count,)`` int64, ``absent`` for one that the table has not; the loop runs in C."""
+    return np.fromiter(map(table.get, words, repeat(absent)), dtype=np.int64, count=count)
+
+
+@dataclass(frozen=True)
+class Preprocessor:
+    """What was learned from the training part, and what turns records into tensors by it.
+
+    Features are scaled first and filled afterwards. So a missing feature that is filled with 0 gets the mean of its
+    channel (without ``standardize`` it gets a plain 0); the mean and deviation are those of the features that are
+    there; and the was-missing channels stay 0 and 1. Tokens become their place in the vocabulary; one that it has not
+    becomes 0, the place of the unknown token.
+
+    Attributes:
+        task: ``"classify"``, ``"tag"`` or ``"forecast"``.
+        channels: the names of the ``C`` feature columns; () for tokens.
+        mean: ``C`` numbers, subtracted from the features; None without scaling.
+        std: ``C`` numbers above 0 that the features are divided by; 1 for a channel that never changes.
+        vocabulary: the tokens, the unknown one first, then from the most frequent; None for features.
+        labels: the classes in order, for ``"classify"`` and ``"tag"``; else None.
+        missing: ``"error"``, or ``"zero"`` or ``"forward"``, which append a was-missing channel for each channel.
+
+    Example:
+        >>> from raglane.data.records import offsets_of
+        >>> words = np.array(["a", "b", "a", "c"], dtype=object)
+        >>> records = Records(words, offsets_of([3, 1]), labels=("yes", "no"))
+        >>> fitted = Preprocessor.fit(records, task="classify")
+        >>> fitted.vocabulary, fitted.labels, fitted.input_size, fitted.class_count
+        (('<unk>', 'a', 'b', 'c'), ('no', 'yes'), 4, 2)
+        >>> fitted.apply(records)[0]["inputs"].tolist()
+        [1, 2, 1]
+        >>> Preprocessor.from_config(fitted.to_config()) == fitted
+        True
+    """
+
+    task: str
+    channels: tuple[str, ...] = ()
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    vocabulary: tuple[str, ...] | None = None
+    labels: tuple[str, ...] | None = None
+    missing: str = "error"
+
+    def __post_init__(self) -> None:
+        check_policy(self.missing)
+        check_task(self.task)
+        for name, scale in (("mean", self.mean), ("std", self.std)):
+            if scale is not None and len(scale) != len(self.channels):
+                got, rule = f"{len(scale)} numbers", f"one a channel, and there are {len(self.channels)}"
+                raise ArgumentError(explain(name, got, rule, "pass one each, or None"))
+
+    @classmethod
+    def fit(
+        cls,
+        records: Records,
+        *,
+        task: str,
+        missing: str = "error",
+        standardize: bool = True,
+        max_vocabulary: int | None = None,
+        minimum_count: int = 1,
+    ) -> Preprocessor:
+        """Learn from the training part.
+
+        Args:
+            records: the training part; at least one element in all.
+            task: ``"classify"``, ``"tag"`` or ``"forecast"``.
+            missing: what to do about features that are NaN or infinite.
+            standardize: whether to scale each channel to mean 0 and deviation 1.
+            max_vocabulary: keep the most frequent tokens only, so many at most with the unknown one; None keeps all.
+            minimum_count: keep the tokens that occur at least so often.
+
+        Raises:
+            ArgumentError: an argument breaks a rule.
+            DataError: there is nothing to learn from, or a feature is missing under ``missing="error"``.
+        """
+        check_policy(missing)
+        check_task(task)
+        if max_vocabulary is not None and max_vocabulary < 2:
+            rule = "at least 2, the unknown token and another"
+            raise ArgumentError(explain("max_vocabulary", f"{max_vocabulary}", rule, "pass more, or None"))
+        if len(records.values) == 0:
+            got = f"{len(records)} sequences without an element"
+            raise DataError(explain(f"{records.source}", got, "training needs elements", "check the data"))
+        labels = None if task == "forecast" else tuple(sort_labels(_label_words(records, task).tolist()))
+        if records.is_tokens:
+            counts = Counter(records.values.tolist())
+            del counts[UNKNOWN]
+            ranked = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+            kept = [token for token, count in ranked if count >= minimum_count]
+            if max_vocabulary is not None:
+                kept = kept[: max_vocabulary - 1]
+            return cls(task=task, vocabulary=(UNKNOWN, *kept), labels=labels, missing=missing)
+        if missing == "error":
+            refuse_missing(records)
+        mean, std = _scale_of(records.values) if standardize else (None, None)
+        return cls(task, records.channels, mean, std, labels=labels, missing=missing)
+
+    @property
+    def is_tokens(self) -> bool:
+        """Whether the inputs are tokens rather than features."""
+        return self.vocabulary is not None
+
+    @property
+    def input_size(self) -> int:
+        """The number of channels of ``"inputs"``, was-missing channels included; for tokens the vocabulary's size."""
+        if self.vocabulary is not None:
+            return len(self.vocabulary)
+        return len(self.channels) * (1 if self.missing == "error" else 2)
+
+    @property
+    def class_count(self) -> int:
+        """The number of classes; 0 for ``"forecast"``."""
+        return 0 if self.labels is None else len(self.labels)
+
+    def apply(self, records: Records, require_targets: bool = True) -> SequenceDataset:
+        """Turn records into tensors.
+
+        Args:
+            records: of the kind and with the channels of the training part; channels are matched by name, and others
+                are left out.
+            require_targets: whether the dataset has targets (never for ``"forecast"``); without, labels are not read.
+
+        Returns:
+            Its inputs are ``(N, input_size)`` float32, or ``(N,)`` int64 for tokens; its targets int64, the places
+            of the labels in ``labels``.
+
+        Raises:
+            DataError: other channels than in training, a feature missing under ``missing="error"``, no labels, or a
+                label that training has not seen.
+        """
+        values = self._tokens(records) if self.vocabulary is not None else self._features(records)
+        targets = self._targets(records) if require_targets and self.task != "forecast" else None
+        return SequenceDataset(
+            values,
+            torch.from_numpy(records.offsets.copy()),
+            targets,
+            per_element=self.task == "tag",
+            ids=records.ids,
+        )
+
+    def _tokens(self, records: Records) -> Tensor:
+        """``(N,)`` int64: each token's place in the vocabulary, 0 for an unknown one."""
+        if not records.is_tokens:
+            got = f"features ({', '.join(records.channels)})"
+            fix = "pass data of the kind that the model was trained on"
+            raise DataError(explain(f"{records.source}", got, "the model was trained on tokens", fix))
+        table = {token: place for place, token in enumerate(self.vocabulary or ())}
+        return torch.from_numpy(_look_up(records.values.tolist(), table, len(records.values), 0))
+
+    def _features(self, records: Records) -> Tensor:
+        """``(N, input_size)`` float32: the channels of the training part, scaled, then filled."""
+        absent = [name for name in self.channels if name not in records.channels]
+        if absent or records.is_tokens:
+            got = "tokens" if records.is_tokens else f"the channels {', '.join(records.channels)}"
+            rule = f"the model was trained on the channels {', '.join(self.channels)}"
+            raise DataError(explain(f"{records.source}", got, rule, "pass data with these channels"))
+        values = records.values
+        if self.missing == "error":
+            refuse_missing(records)
+        if self.channels != records.channels:
+            values = values[:, [records.channels.index(name) for name in self.channels]]
+        if self.mean is not None and self.std is not None:
+            # float64: subtracting a large mean in float32 would lose what is left of the value. Infinities stay.
+            values = ((values - np.array(self.mean)) / np.array(self.std)).astype(np.float32)
+        if self.missing != "error":
+            values = fill_missing(values, records.offsets, self.missing)
+        return interop.as_tensor(values)
+
+    def _targets(self, records: Records) -> Tensor:
+        """The place of each label among the classes: ``(B,)`` or, to tag, ``(N,)`` int64."""
+        words = _label_words(records, self.task)
+        classes = self.labels or ()
+        table = {label: place for place, label in enumerate(classes)}
+        places = _look_up(words.tolist(), table, len(words), -1)
+        if (places < 0).any():
+            first = int((places < 0).argmax())
+            row, step = (first, None) if self.task == "classify" else place_of(records.offsets, first)
+            place = records.describe_row(row) + ("" if step is None else f", step {step}")
+            known = ", ".join(map(repr, classes[:20])) + (", ..." if len(classes) > 20 else "")
+            fix = "train on data that has this label, or correct it"
+            got = f"the label {words[first]!r} in {place}"
+            raise DataError(explain(f"{records.source}", got, f"the labels seen in training are {known}", fix))
+        return torch.from_numpy(places)
+
+    def to_config(self) -> dict[str, Any]:
+        """Everything as JSON values; :meth:`from_config` gives back an equal object."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Preprocessor:
+        """The object that :meth:`to_config` described.
+
+        Raises:
+            CheckpointError: an entry is missing, unknown or of the wrong kind.
+        """
+        names = [field.name for field in fields(cls)]
+        odd = sorted(set(names) ^ set(config))
+        if odd:
+            got = f"entries {', '.join(map(repr, odd))} missing or unknown"
+            raise CheckpointError(explain("preprocessing", got, f"exactly {', '.join(names)}", "train again"))
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in config.items()
+        }
+        for name in ("channels", "mean", "std", "vocabulary", "labels"):
+            kind = (int, float) if name in ("mean", "std") else str
+            value = values[name]
+            fits = isinstance(value, tuple) and all(isinstance(entry, kind) for entry in value)
+            if not fits and (value is not None or name == "channels"):
+                got, rule = f"{name} = {value!r}"[:200], "a list of numbers or strings"
+                raise CheckpointError(explain("preprocessing", got, rule, "train again"))
+        try:
+            return cls(**values)
+        except ArgumentError as error:
+            raise CheckpointError(f"preprocessing: {error}") from error
+
+
+def _label_words(records: Records, task: str) -> npt.NDArray[np.object_]:
+    """The labels, one a sequence, or to tag one an element: ``(B,)`` or ``(N,)`` object."""
+    if task == "tag":
+        if records.tags is None:
+            raise DataError(
+                explain(f"{records.source}", "no label for each element", "to tag needs them", "name their column")
+            )
+        return records.tags
+    if records.labels is None:
+        fix = "name their column with --label-column"
+        raise DataError(explain(f"{records.source}", "no labels", "to classify needs one a sequence", fix))
+    return np.array(records.labels, dtype=object)
+
+
+def _scale_of(values: npt.NDArray[np.float32]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of each channel, over the features that are there, in float64."""
+    present = np.isfinite(values)
+    count = np.maximum(present.sum(axis=0), 1)
+    known = np.where(present, values, 0).astype(np.float64)
+    mean = known.sum(axis=0) / count
+    deviation = np.where(present, known - mean, 0)
+    std = np.sqrt((deviation**2).sum(axis=0) / count)
+    # A channel that never changes has, but for rounding, a deviation of 0: dividing by the rounding would blow up
+    # whatever differs from it later.
+    lowest = np.where(present, values, np.inf).min(axis=0)
+    highest = np.where(present, values, -np.inf).max(axis=0)
+    std = np.where(highest > lowest, std, 1.0)
+    return tuple(mean.tolist()), tuple(std.tolist())

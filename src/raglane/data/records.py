@@ -1,0 +1,206 @@
+"""What a reader found in a file, before any vocabulary or scaling, and which columns it was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from raglane import segments
+from raglane.errors import ArgumentError, DataError, explain
+
+__all__ = ["TASKS", "Columns", "Records", "check_task", "offsets_of", "place_of"]
+
+TASKS = ("classify", "tag", "forecast")
+
+
+def offsets_of(lengths: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """Where each sequence starts, and the end of the last.
+
+    Args:
+        lengths: ``(B,)`` integers, each at least 0.
+
+    Returns:
+        ``(B + 1,)`` int64.
+
+    Example:
+        >>> offsets_of([4, 0, 2]).tolist()
+        [0, 4, 4, 6]
+    """
+    as_tensor = torch.from_numpy(np.array(lengths, dtype=np.int64).reshape(-1))
+    offsets: npt.NDArray[np.int64] = segments.offsets_from_lengths(as_tensor).numpy()
+    return offsets
+
+
+def place_of(offsets: npt.NDArray[np.int64], element: int) -> tuple[int, int]:
+    """The sequence and the step of one element.
+
+    Args:
+        offsets: ``(B + 1,)`` int64.
+        element: a row of the flat values, from 0.
+
+    Example:
+        >>> place_of(np.array([0, 2, 2, 5]), 3)
+        (2, 1)
+    """
+    row = int(np.searchsorted(offsets, element, side="right")) - 1
+    return row, element - int(offsets[row])
+
+
+def check_task(task: str) -> None:
+    """Raise :class:`~raglane.errors.ArgumentError` unless ``task`` is one of ``TASKS``."""
+    if task not in TASKS:
+        raise ArgumentError(explain("task", repr(task), f"one of {', '.join(TASKS)}", "pass one of these"))
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns of a file hold what; a name that is None is guessed where there is one candidate.
+
+    Attributes:
+        task: ``"classify"`` (a label a sequence), ``"tag"`` (a label an element) or ``"forecast"`` (none).
+        need_labels: False when predicting: then labels are not read, and their column may be absent; naming it
+            keeps it from being taken for something else.
+        sequence: the list or text column (Parquet, JSON lines).
+        label: the column of labels.
+        id: the column that names a sequence; in a CSV file it says which rows belong together.
+        time: the column that orders the rows of a sequence (CSV).
+        features: the feature columns (CSV); None takes every column that is nothing else.
+
+    Example:
+        >>> Columns(label="language").task
+        'classify'
+    """
+
+    task: str = "classify"
+    need_labels: bool = True
+    sequence: str | None = None
+    label: str | None = None
+    id: str | None = None
+    time: str | None = None
+    features: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        check_task(self.task)
+
+    @property
+    def wants_labels(self) -> bool:
+        """Whether a file without labels is an error."""
+        return self.need_labels and self.task != "forecast"
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """The sequences of a file, flat, as they were written.
+
+    Attributes:
+        values: ``(N, C)`` float32 features (NaN where a value is missing), or ``(N,)`` object: str tokens.
+        offsets: ``(B + 1,)`` int64: sequence ``b`` is ``values[offsets[b]:offsets[b + 1]]``.
+        ids: one a sequence, or None: rows are numbered from 0.
+        labels: one a sequence, or None.
+        tags: ``(N,)`` object: one str an element, or None.
+        channels: the names of the ``C`` feature columns (``"x0"``, ... where the format has none); () for tokens.
+        source: the file or folder.
+        notes: lines to tell the user, such as what was guessed.
+        columns: what the reader was asked for, with the columns that it found: asking for these again reads another
+            file in the same way, whatever else that file holds.
+
+    Raises:
+        DataError: the arrays do not fit together.
+
+    Example:
+        >>> records = Records(np.zeros((3, 1), np.float32), offsets_of([1, 2]), labels=("a", "b"), channels=("x0",))
+        >>> len(records), records.lengths.tolist(), records.is_tokens
+        (2, [1, 2], False)
+        >>> records.select([1]).labels
+        ('b',)
+    """
+
+    values: npt.NDArray[Any]
+    offsets: npt.NDArray[np.int64]
+    ids: tuple[str | int, ...] | None = None
+    labels: tuple[str, ...] | None = None
+    tags: npt.NDArray[np.object_] | None = None
+    channels: tuple[str, ...] = ()
+    source: Path = Path()
+    notes: tuple[str, ...] = ()
+    columns: Columns = field(default_factory=Columns)
+
+    def __post_init__(self) -> None:
+        values, offsets = self.values, self.offsets
+        if offsets.ndim != 1 or offsets.dtype != np.int64 or len(offsets) == 0 or offsets[0] != 0:
+            raise DataError(explain("offsets", f"{offsets!r}", "(B + 1,) int64, first 0", "use offsets_of(lengths)"))
+        if values.dtype == object:
+            fits = values.ndim == 1 and not self.channels
+        else:
+            fits = values.dtype == np.float32 and values.ndim == 2 and values.shape[1] == len(self.channels)
+        if not fits:
+            rule = "(N, C) float32 with C channels, or (N,) object with none"
+            got = f"{values.dtype} of shape {values.shape} and {len(self.channels)} channels"
+            raise DataError(explain("values", got, rule, "convert the values, and name one channel a column"))
+        count, total = len(offsets) - 1, int(offsets[-1])
+        sizes = {"values": len(values)} if self.tags is None else {"values": len(values), "tags": len(self.tags)}
+        for name, size in sizes.items():
+            if size != total:
+                got = f"{size} elements"
+                raise DataError(explain(name, got, f"offsets end at {total}", "pass one row an element"))
+        for name, given in (("ids", self.ids), ("labels", self.labels)):
+            if given is not None and len(given) != count:
+                got = f"{len(given)} of them"
+                raise DataError(explain(name, got, f"one a sequence, and there are {count}", "pass one each"))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def is_tokens(self) -> bool:
+        """Whether the elements are tokens (str) rather than rows of numbers."""
+        return bool(self.values.dtype == object)
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """``(B,)`` int64."""
+        return np.diff(self.offsets)
+
+    @property
+    def row_ids(self) -> tuple[str | int, ...]:
+        """``ids``, or the row numbers from 0 where there are none."""
+        return tuple(range(len(self))) if self.ids is None else self.ids
+
+    def describe_row(self, row: int) -> str:
+        """How an error names a sequence: ``row 3`` or ``row 3 (id 'a17')``, rows counted from 0."""
+        return f"row {row}" if self.ids is None else f"row {row} (id {self.ids[row]!r})"
+
+    def select(self, index: Sequence[int] | npt.NDArray[Any] | torch.Tensor) -> Records:
+        """Some of the sequences, in the order of ``index``.
+
+        Args:
+            index: ``(M,)`` integers (rows from 0; below 0 counts from the end) or ``(B,)`` booleans.
+
+        Returns:
+            The ``M`` sequences, with copies of their values.
+
+        Raises:
+            IndexError: a row that is not there.
+        """
+        chosen = np.asarray(index)
+        if chosen.dtype != np.bool_:
+            chosen = chosen.astype(np.int64)
+        rows = np.arange(len(self))[chosen]
+        starts, lengths = self.offsets[rows], self.lengths[rows]
+        elements = segments.element_index(
+            torch.from_numpy(starts), torch.from_numpy(lengths), int(lengths.sum())
+        ).numpy()
+        return replace(
+            self,
+            values=self.values[elements],
+            offsets=offsets_of(lengths),
+            ids=None if self.ids is None else tuple(self.ids[row] for row in rows),
+            labels=None if self.labels is None else tuple(self.labels[row] for row in rows),
+            tags=None if self.tags is None else self.tags[elements],
+        )

@@ -1,0 +1,173 @@
+"""Batches of sequences of similar lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+from torch.utils.data import Sampler
+
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
+
+__all__ = ["BucketBatchSampler"]
+
+
+class BucketBatchSampler(Sampler[list[int]]):
+    """Batches of similar lengths, for a DataLoader's ``batch_sampler``.
+
+    The sequences are shuffled and cut into pools of ``bucket_batches`` batches; each pool is sorted by length and cut
+    into batches; then the batches are shuffled. So a batch holds sequences of similar lengths, and yet neither the
+    company that a sequence keeps nor the order of lengths is the same in two epochs. Larger pools give more similar
+    lengths and less chance. Every sequence comes exactly once an epoch, but for what ``drop_last`` leaves out.
+
+    The order follows from ``seed`` and the epoch alone: call :meth:`set_epoch` before each epoch (Lightning does).
+
+    Args:
+        lengths: ``(B,)`` integers, each at least 0: list, NumPy array or tensor.
+        batch_size: sequences in a batch, at least 1. The last batch made may be smaller.
+        shuffle: False gives the same batches every epoch: all sequences sorted, from the longest, so that a batch
+            that does not fit the memory is the first.
+        drop_last: leave out, each epoch, the few sequences that fill no batch: a random few, or without ``shuffle``
+            the shortest.
+        seed: 0 or above.
+        bucket_batches: batches in a pool, at least 1.
+
+    Raises:
+        ArgumentTypeError: lengths that are not integers.
+        ShapeError: lengths that are not a flat list.
+        ArgumentError: a length, a size or the seed is too small.
+
+    Example:
+        >>> sampler = BucketBatchSampler([5, 1, 9, 2, 8, 1], batch_size=2, shuffle=False)
+        >>> list(sampler), len(sampler)
+        ([[2, 4], [0, 3], [1, 5]], 3)
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int] | npt.NDArray[Any] | Tensor,
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        seed: int = 0,
+        bucket_batches: int = 50,
+    ) -> None:
+        self._lengths = _as_lengths(lengths)
+        for name, value, least in (
+            ("batch_size", batch_size, 1),
+            ("seed", seed, 0),
+            ("bucket_batches", bucket_batches, 1),
+        ):
+            _check_least(name, value, least)
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.drop_last = drop_last
+        self.seed = seed
+        self.bucket_batches = bucket_batches
+        self.epoch = 0
+        # How many batches of this epoch were handed out, and where the next iteration begins.
+        self._done = 0
+        self._start = 0
+
+    def __len__(self) -> int:
+        """The number of batches in an epoch."""
+        full, rest = divmod(len(self._lengths), self.batch_size)
+        return full + (rest > 0 and not self.drop_last)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch comes next, from 0; a new epoch begins at its first batch."""
+        _check_least("epoch", epoch, 0)
+        if epoch != self.epoch:
+            self.epoch = epoch
+            self._done = self._start = 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """The batches of the epoch: those that remain, right after :meth:`load_state_dict`, else all."""
+        order, starts = self._arrange()
+        self._done, self._start = self._start, 0
+        for start in starts[self._done :].tolist():
+            self._done += 1
+            yield order[start : start + self.batch_size].tolist()
+
+    def _arrange(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The epoch's order of sequences, ``(M,)``, and where in it each batch starts, in the order of batches."""
+        count = len(self._lengths)
+        kept = count - count % self.batch_size if self.drop_last else count
+        starts = np.arange(0, kept, self.batch_size)
+        if not self.shuffle:
+            return np.argsort(-self._lengths, kind="stable")[:kept], starts
+        random = np.random.default_rng([self.seed, self.epoch])
+        shuffled = random.permutation(count)[:kept]
+        pools = np.arange(kept) // (self.batch_size * self.bucket_batches)
+        order = shuffled[np.lexsort((self._lengths[shuffled], pools))]
+        return order, random.permutation(starts)
+
+    def state_dict(self, done: int | None = None) -> dict[str, int]:
+        """Where the epoch stands: numbers only.
+
+        Args:
+            done: how many batches of this epoch were used. None takes the number that were handed out, which with
+                DataLoader workers is larger: they fetch ahead.
+
+        Raises:
+            ArgumentError: ``done`` is below 0 or above the number of batches.
+        """
+        done = self._done if done is None else done
+        if not 0 <= done <= len(self):
+            rule = f"from 0 to the number of batches, {len(self)}"
+            raise ArgumentError(explain("done", f"{done}", rule, "pass the batches of this epoch"))
+        return {"epoch": self.epoch, "done": done, **self._identity()}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Stand where :meth:`state_dict` was called: the next iteration gives exactly the batches that remain.
+
+        Raises:
+            ArgumentError: the state is of a sampler with other sequences or arguments.
+        """
+        for name, mine in {"epoch": None, "done": None, **self._identity()}.items():
+            if name not in state or (mine is not None and state[name] != mine):
+                got = f"{name} = {state.get(name)}"
+                rule = "a state of this sampler" if mine is None else f"this sampler has {name} = {mine}"
+                raise ArgumentError(explain("state", got, rule, "make the sampler with the same arguments"))
+        self.epoch = state["epoch"]
+        self._done = self._start = state["done"]
+
+    def _identity(self) -> dict[str, int]:
+        """What must be the same for a state to mean the same batches."""
+        return {
+            "sequences": len(self._lengths),
+            "elements": int(self._lengths.sum()),
+            "batch_size": self.batch_size,
+            "shuffle": int(self.shuffle),
+            "drop_last": int(self.drop_last),
+            "seed": self.seed,
+            "bucket_batches": self.bucket_batches,
+        }
+
+
+def _as_lengths(lengths: Sequence[int] | npt.NDArray[Any] | Tensor) -> npt.NDArray[np.int64]:
+    """Lengths of any kind as ``(B,)`` int64."""
+    array = lengths.cpu().numpy() if isinstance(lengths, Tensor) else np.asarray(lengths)
+    if array.ndim != 1:
+        raise ShapeError(explain("lengths", f"shape {array.shape}", "one length a sequence, (B,)", "flatten it"))
+    if array.size and array.dtype.kind not in "iu":
+        got = f"{array.dtype}"
+        raise ArgumentTypeError(explain("lengths", got, "integers", "pass the numbers of steps"))
+    array = array.astype(np.int64)
+    if (array < 0).any():
+        first = int((array < 0).argmax())
+        got = f"{array[first]} at position {first}"
+        raise ArgumentError(explain("lengths", got, "a length is at least 0", "pass the numbers of steps"))
+    return array
+
+
+def _check_least(name: str, value: int, least: int) -> None:
+    """Raise unless ``value`` is an int of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ArgumentTypeError(explain(name, repr(value), "an int", f"pass {least} or more"))
+    if value < least:
+        raise ArgumentError(explain(name, f"{value}", f"at least {least}", f"pass {least} or more"))

@@ -1,0 +1,1 @@
+"""The kernels: what executes a cell on a schedule."""

@@ -1,0 +1,130 @@
+"""What a backend gets, and what it gives back.
+
+A kernel sees tensors, offsets, a cell and the name of a schedule; never a Ragged batch or a layer. Whoever
+builds a :class:`Request` has checked it: shapes and dtypes fit, all tensors but ``lengths`` are on one
+device, and there is a state for every sequence. A backend allocates what it returns and changes nothing it was given.
+
+NOTE (isolation): a sequence's outputs, states and gradients depend on its own values, its initial state and
+the weights alone. A NaN in one sequence must not reach another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from raglane.cells.spec import CellSpec, Weights
+
+__all__ = ["Backend", "LayerResult", "Request", "Result", "Traits"]
+
+
+@dataclass(frozen=True)
+class Traits:
+    """All that may decide which backend and schedule run a network: never how many sequences, or how long.
+
+    Attributes:
+        cell: the equations.
+        input_size: ``D`` of the first layer.
+        hidden_size: ``H``.
+        dtype: of the values.
+        device: of the values.
+        need_states: whether every layer's states at every step are wanted.
+    """
+
+    cell: CellSpec
+    input_size: int
+    hidden_size: int
+    dtype: torch.dtype
+    device: torch.device
+    need_states: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """A recurrent network of one kind of cell, and the batch to run it on.
+
+    ``L`` is the number of layers, ``K`` the number of directions, ``B`` the number of sequences, ``N`` the
+    number of elements.
+
+    Attributes:
+        cell: the equations.
+        values: ``(N, D)`` of a floating-point dtype.
+        offsets: ``(B + 1,)`` int64 on the device of ``values``.
+        lengths: ``(B,)`` int64 on the CPU, the host's own copy: nothing need be read back from a device.
+        state: the initial state: one ``(L * K, B, size)`` a state of the cell, in the order of ``cell.states``,
+            the sequences in the caller's order.
+        weights: ``L * K`` of them in torch's order: layer 0 forward, layer 0 reverse, layer 1 forward ...
+        layers: ``L``.
+        directions: ``K``, 1 or 2.
+        dropout: the probability that an element of a layer's output is zeroed before the next layer reads it.
+        training: whether dropout acts.
+        need_output: False where nobody reads the outputs of the last layer, so that they need not be built.
+        need_states: whether every layer's states at every step are wanted.
+    """
+
+    cell: CellSpec
+    values: Tensor
+    offsets: Tensor
+    lengths: Tensor
+    state: tuple[Tensor, ...]
+    weights: tuple[Weights, ...]
+    layers: int = 1
+    directions: int = 1
+    dropout: float = 0.0
+    training: bool = False
+    need_output: bool = True
+    need_states: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What a backend gives for a :class:`Request`, all of it in the caller's order.
+
+    Attributes:
+        output: ``(N, K * size of the first state)``, the last layer's outputs, forward then reverse in each
+            row; None where the request did not need it.
+        state: the final states, shaped like ``Request.state``; an empty sequence's are its initial ones. The
+            reverse direction's are those after the sequence's first element.
+        states: None unless asked for; else, for each layer, for each state of the cell, ``(N, K * size)``:
+            the state after each element.
+    """
+
+    output: Tensor | None
+    state: tuple[Tensor, ...]
+    states: tuple[tuple[Tensor, ...], ...] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class LayerResult:
+    """What one layer gives in one direction, in the caller's order: the parts of :class:`Result`.
+
+    Attributes:
+        output: ``(N, size)``, or None where it was not needed.
+        state: the final states, one ``(B, size)`` a state of the cell; an empty one's are its initial ones.
+        states: None, or one ``(N, size)`` a state of the cell.
+    """
+
+    output: Tensor | None
+    state: tuple[Tensor, ...]
+    states: tuple[Tensor, ...] | None = None
+
+
+class Backend(Protocol):
+    """What executes a cell on a schedule."""
+
+    @property
+    def name(self) -> str:
+        """The backend's key in ``BACKENDS``."""
+
+    @property
+    def schedules(self) -> tuple[str, ...]:
+        """The names of the schedules that it can execute."""
+
+    def refuses(self, traits: Traits, schedule: str) -> str | None:
+        """Why a request of these traits cannot run here on this schedule, in a clause; None if it can."""
+
+    def run(self, request: Request, schedule: str) -> Result:
+        """Run the request. To be called only where :meth:`refuses` gives None."""

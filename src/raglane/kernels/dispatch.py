@@ -1,0 +1,168 @@
+"""Which backend runs which schedule: one table, one choice, and the reason for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from raglane.errors import DispatchError, explain
+from raglane.kernels import reference
+from raglane.kernels import torch as torch_kernels
+from raglane.kernels.contract import Backend, Request, Result, Traits
+from raglane.schedules import SCHEDULES
+
+__all__ = ["BACKENDS", "Choice", "check_names", "choose", "execute", "using"]
+
+AUTO = "auto"
+
+BACKENDS: dict[str, Backend] = {
+    "torch": torch_kernels.BACKEND,
+    "reference": reference.BACKEND,
+}
+"""The backends by name, in the order in which ``auto`` prefers them."""
+
+_PREFERRED_SCHEDULES = ("packed", *(name for name in SCHEDULES if name != "packed"))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What runs a layer, and why.
+
+    Attributes:
+        backend: a key of ``BACKENDS``.
+        schedule: a key of ``SCHEDULES``.
+        reason: why these two, in words.
+
+    Example:
+        >>> print(Choice("torch", "packed", "the first backend that runs this"))
+        backend torch, schedule packed: the first backend that runs this
+    """
+
+    backend: str
+    schedule: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"backend {self.backend}, schedule {self.schedule}: {self.reason}"
+
+
+_override: ContextVar[tuple[str, str]] = ContextVar("raglane_override", default=(AUTO, AUTO))
+
+
+@contextmanager
+def using(*, schedule: str = AUTO, backend: str = AUTO) -> Iterator[None]:
+    """Decide for all layers within the block, whatever they were built with.
+
+    The decision holds for the thread or task that entered the block, and ends with it.
+
+    Args:
+        schedule: a key of ``SCHEDULES``, or ``"auto"``.
+        backend: a key of ``BACKENDS``, or ``"auto"``.
+
+    Raises:
+        DispatchError: no such schedule, backend or pair.
+
+    Example:
+        >>> import raglane as rl
+        >>> layer, batch = rl.nn.GRU(3, 4), rl.Ragged([torch.randn(2, 3)])
+        >>> with using(backend="reference"):
+        ...     rl.explain(layer, batch).backend
+        'reference'
+    """
+    check_names(schedule, backend)
+    token = _override.set((schedule, backend))
+    try:
+        yield
+    finally:
+        _override.reset(token)
+
+
+def choose(traits: Traits, schedule: str = AUTO, backend: str = AUTO, *, dense: bool = False) -> Choice:
+    """Pick a backend and a schedule.
+
+    NOTE (batch invariance): only what ``traits`` holds may decide, never the number of sequences or their lengths,
+    so that a sequence gets the same bits whichever batch it comes in.
+
+    Args:
+        traits: the cell, its sizes, the dtype and device, and what is wanted of it.
+        schedule: a key of ``SCHEDULES``, or ``"auto"``.
+        backend: a key of ``BACKENDS``, or ``"auto"``.
+        dense: the input is a tensor in which every sequence has the same length by construction, so that
+            ``padded`` pads nothing.
+
+    Raises:
+        DispatchError: no such schedule, backend or pair, or it cannot run this; the message lists the pairs.
+    """
+    origin = "chosen for this layer"
+    if _override.get() != (AUTO, AUTO):
+        schedule, backend = _override.get()
+        origin = "chosen by rl.using"
+    check_names(schedule, backend)
+    passed_over: list[str] = []
+    for name, candidate in BACKENDS.items():
+        if backend not in (AUTO, name):
+            continue
+        wanted = _schedule_for(candidate, schedule, dense)
+        if wanted is None:
+            continue
+        refusal = candidate.refuses(traits, wanted)
+        if refusal is None:
+            return Choice(name, wanted, _reason(schedule, backend, origin, passed_over))
+        passed_over.append(refusal)
+    raise DispatchError(
+        explain(
+            "schedule, backend",
+            f"{schedule!r}, {backend!r}",
+            "; ".join(passed_over) or "no backend runs that schedule",
+            f"choose among {_pairs()}, or leave both at 'auto'",
+        )
+    )
+
+
+def execute(request: Request, choice: Choice) -> Result:
+    """Run a request on what :func:`choose` picked."""
+    return BACKENDS[choice.backend].run(request, choice.schedule)
+
+
+def _schedule_for(candidate: Backend, schedule: str, dense: bool) -> str | None:
+    """The schedule that a backend would run: the one asked for, else its best; None where it has not got it."""
+    if schedule != AUTO:
+        return schedule if schedule in candidate.schedules else None
+    if dense and "padded" in candidate.schedules:
+        return "padded"
+    return next(name for name in _PREFERRED_SCHEDULES if name in candidate.schedules)
+
+
+def _reason(schedule: str, backend: str, origin: str, passed_over: list[str]) -> str:
+    named = [f"{kind} {name}" for kind, name in (("schedule", schedule), ("backend", backend)) if name != AUTO]
+    reason = f"{' and '.join(named)} {origin}" if named else "auto takes the fastest backend that runs this"
+    return "; ".join([reason, *passed_over])
+
+
+def check_names(schedule: str, backend: str) -> None:
+    """Raise a DispatchError where a schedule, a backend or the pair of them does not exist.
+
+    Args:
+        schedule: a key of ``SCHEDULES``, or ``"auto"``.
+        backend: a key of ``BACKENDS``, or ``"auto"``.
+    """
+    for argument, name, known in (("schedule", schedule, SCHEDULES), ("backend", backend, BACKENDS)):
+        if name != AUTO and name not in known:
+            raise DispatchError(
+                explain(argument, repr(name), f"one of {', '.join(known)} or auto", f"the pairs are {_pairs()}")
+            )
+    if backend != AUTO and schedule != AUTO and schedule not in BACKENDS[backend].schedules:
+        raise DispatchError(
+            explain(
+                "schedule, backend",
+                f"{schedule!r}, {backend!r}",
+                f"backend {backend} runs {', '.join(BACKENDS[backend].schedules)}",
+                f"choose among {_pairs()}",
+            )
+        )
+
+
+def _pairs() -> str:
+    return ", ".join(f"({schedule}, {name})" for name, backend in BACKENDS.items() for schedule in backend.schedules)

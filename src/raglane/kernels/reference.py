@@ -1,0 +1,206 @@
+"""The truth: any cell on any schedule, in plain torch, differentiable twice.
+
+What a schedule's table says is done as it stands: at each time, the rows that compute take one step side by side.
+The input products of all elements are computed before the first step, and the outputs are brought into the
+caller's order after the last. What depends on lengths alone is worked out on the host, from the host's lengths,
+and moves to the device once, as indexes; nothing comes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from raglane.cells.spec import CellSpec, Weights
+from raglane.kernels.contract import LayerResult, Request, Result, Traits
+from raglane.kernels.stack import run_stack
+from raglane.kernels.walk import Moment, Order, Walk, walk
+from raglane.rows import take_rows
+from raglane.schedules import SCHEDULES
+
+__all__ = ["BACKEND", "ReferenceBackend"]
+
+
+class ReferenceBackend:
+    """Executes every cell on every schedule, on any device and floating-point dtype that PyTorch computes with.
+
+    Under :func:`torch.autocast` values, states and weights are cast once, before the first step, as PyTorch's own
+    recurrent layers do: all that comes out has autocast's dtype. float64 is left alone.
+
+    Example:
+        >>> from raglane.cells import CELLS
+        >>> from raglane.segments import offsets_from_lengths
+        >>> weights = Weights(torch.eye(2), torch.zeros(2, 2))
+        >>> lengths = torch.tensor([2, 0, 1])
+        >>> request = Request(
+        ...     CELLS["rnn_relu"],
+        ...     torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]),
+        ...     offsets_from_lengths(lengths),
+        ...     lengths,
+        ...     (torch.zeros(1, 3, 2),),
+        ...     (weights,),
+        ... )
+        >>> result = BACKEND.run(request, "lanes")
+        >>> result.output.tolist(), result.state[0].tolist()
+        ([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], [[[3.0, 4.0], [0.0, 0.0], [5.0, 6.0]]])
+    """
+
+    name = "reference"
+
+    @property
+    def schedules(self) -> tuple[str, ...]:
+        """All of them."""
+        return tuple(SCHEDULES)
+
+    def refuses(self, traits: Traits, schedule: str) -> str | None:  # noqa: ARG002
+        """None: there is nothing it cannot run."""
+        return None
+
+    def run(self, request: Request, schedule: str) -> Result:
+        """Run the request as the table of ``schedule`` says.
+
+        Args:
+            request: see :class:`~raglane.kernels.contract.Request`.
+            schedule: a key of :data:`raglane.schedules.SCHEDULES`.
+        """
+        device = request.values.device
+        rule = SCHEDULES[schedule]
+        ready = walk(rule.table(request.lengths), request.lengths, request.directions, device)
+        run_layer = partial(_run_layer, ready, rule.holds_state, request.need_states)
+        # Asking whether it is enabled is an error on a device that has no autocast, such as meta.
+        if not (torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)):
+            return run_stack(request, run_layer)
+        request = _cast(request, torch.get_autocast_dtype(device.type))
+        with torch.autocast(device.type, enabled=False):
+            return run_stack(request, run_layer)
+
+
+BACKEND = ReferenceBackend()
+"""The one instance; it keeps nothing between runs."""
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# One layer in one direction
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def _run_layer(
+    ready: Walk,
+    holds_state: bool,
+    need_states: bool,
+    cell: CellSpec,
+    weights: Weights,
+    values: Tensor,
+    offsets: Tensor,
+    lengths: Tensor,  # noqa: ARG001
+    state: tuple[Tensor, ...],
+    reverse: bool,
+    need_output: bool,
+) -> LayerResult:
+    """Walk the table once; see :class:`~raglane.kernels.stack.RunLayer`."""
+    order = ready.orders[int(reverse)]
+    prepared = _prepare(ready, order, cell, weights, values, offsets)
+    fresh = zip(*(_newcomers(ready, initial) for initial in state), strict=True)
+    rows: tuple[Tensor, ...] = tuple(initial[:0] for initial in state)
+    outputs: list[Tensor] = []
+    history: list[tuple[Tensor, ...]] = []
+    finals: list[tuple[Tensor, ...]] = []
+    for moment, row_inputs in zip(ready.moments, prepared, strict=True):
+        rows = _enter(moment, rows, fresh)
+        output, new = cell.step(weights, row_inputs, rows)
+        if moment.real is not None:
+            # NOTE (padding): what padding computes never reaches another step. A row past its end keeps its
+            # state, or starts from zero again and again: run on from its own garbage it could overflow, and the
+            # zero gradients that come back would turn into NaN.
+            is_real = moment.real
+            past = rows if holds_state else tuple(torch.zeros_like(part) for part in new)
+            new = tuple(torch.where(is_real, a, b) for a, b in zip(new, past, strict=True))
+        rows = new
+        if need_output:
+            outputs.append(output)
+        if need_states:
+            history.append(new)
+        if moment.ending:
+            ended = moment.ended
+            finals.append(new if ended is None else tuple(take_rows(part, ended) for part in new))
+    return LayerResult(
+        _callers_order(order, outputs) if need_output else None,
+        tuple(_final(ready, initial, [parts[index] for parts in finals]) for index, initial in enumerate(state)),
+        tuple(_callers_order(order, list(parts)) for parts in zip(*history, strict=True)) if need_states else None,
+    )
+
+
+def _prepare(
+    ready: Walk, order: Order, cell: CellSpec, weights: Weights, values: Tensor, offsets: Tensor
+) -> tuple[Tensor, ...]:
+    """What the cell prepares for all elements, cut into the rows of each time."""
+    if ready.has_padding:
+        # Padding reads zeros, as in a padded tensor: one more sequence, of one element.
+        values = torch.cat([values, values.new_zeros(1, values.shape[1])])
+        offsets = torch.cat([offsets, offsets[-1:] + 1])
+    prepared = cell.prepare(weights, values, offsets)
+    if ready.has_padding:
+        prepared = prepared.index_select(0, order.element)
+    elif not order.is_callers:
+        prepared = take_rows(prepared, order.element)
+    return torch.split(prepared, [moment.rows for moment in ready.moments])
+
+
+def _newcomers(ready: Walk, initial: Tensor) -> Iterator[Tensor]:
+    """The initial states ``(B, size)`` in the order in which they are needed, cut into those of each time."""
+    # Cut once: a slice a time would cost a gradient as large as the whole for each of them.
+    ordered = take_rows(initial, ready.begin_order)
+    return iter(torch.split(ordered, [moment.begin for moment in ready.moments if moment.begin]))
+
+
+def _enter(moment: Moment, rows: tuple[Tensor, ...], fresh: Iterator[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """The states with which the rows of a time start: those of the time before, and those that begin."""
+    if moment.begin:
+        newcomers = next(fresh)
+        if moment.source is None:
+            return newcomers
+        rows = tuple(torch.cat(pair) for pair in zip(rows, newcomers, strict=True))
+    if moment.source is not None:
+        source = moment.source
+        return tuple(take_rows(part, source) for part in rows)
+    if rows[0].shape[0] == moment.rows:
+        return rows
+    return tuple(part[: moment.rows] for part in rows)
+
+
+def _callers_order(order: Order, parts: list[Tensor]) -> Tensor:
+    """What was computed at all times, as ``(N, size)`` in the order of the values."""
+    computed = torch.cat(parts)
+    return computed if order.is_callers else take_rows(computed, order.place)
+
+
+def _final(ready: Walk, initial: Tensor, ended: list[Tensor]) -> Tensor:
+    """The final states ``(B, size)`` in the caller's order; an empty sequence's is its initial one."""
+    pool = [*ended, initial] if ready.has_empty or not ended else ended
+    return take_rows(torch.cat(pool), ready.final)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Autocast
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def _cast(request: Request, dtype: torch.dtype) -> Request:
+    """The request in autocast's dtype; tensors of float64 stay, as autocast leaves them everywhere."""
+
+    def cast(tensor: Tensor) -> Tensor:
+        return tensor if tensor.dtype is torch.float64 else tensor.to(dtype)
+
+    return replace(
+        request,
+        values=cast(request.values),
+        state=tuple(cast(state) for state in request.state),
+        weights=tuple(
+            Weights(*(None if part is None else cast(part) for part in weights))  # type: ignore[arg-type]
+            for weights in request.weights
+        ),
+    )

@@ -1,0 +1,158 @@
+"""PyTorch's own kernels: ATen and oneDNN on a CPU, cuDNN on a GPU.
+
+``packed`` is what torch calls a PackedSequence. ``padded`` runs every row up to the longest and cuts away what
+lies past a length; torch has no name for that, and the final state and the reverse direction need care there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raglane import segments
+from raglane.cells.spec import CellSpec, Weights
+from raglane.kernels import reference
+from raglane.kernels.contract import LayerResult, Request, Result, Traits
+from raglane.kernels.stack import run_stack
+from raglane.packing.flat import flat_to_padded, padded_to_flat
+from raglane.packing.layouts import packed_layout
+from raglane.rows import place_rows, take_rows
+
+__all__ = ["BACKEND", "TorchBackend"]
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "lstm": torch.lstm,
+    "gru": torch.gru,
+    "rnn_tanh": torch.rnn_tanh,
+    "rnn_relu": torch.rnn_relu,
+}
+
+# What closes a gate for good: sigmoid(-_SHUT) is 0 and sigmoid(_SHUT) is 1 to the last bit in every dtype from
+# float16, which holds it, to float64.
+_SHUT = 3.0e4
+
+
+class TorchBackend:
+    """Runs RNN, LSTM and GRU by :func:`torch.lstm` and its kin."""
+
+    name = "torch"
+    schedules = ("packed", "padded")
+
+    def refuses(self, traits: Traits, schedule: str) -> str | None:  # noqa: ARG002
+        """See :class:`~raglane.kernels.contract.Backend`."""
+        if traits.cell.name not in _FUNCTIONS:
+            return f"torch has no kernel for the cell {traits.cell.name!r}"
+        if traits.need_states:
+            return "torch's kernels do not give the states of every step"
+        return None
+
+    def run(self, request: Request, schedule: str) -> Result:
+        """See :class:`~raglane.kernels.contract.Backend`."""
+        if request.values.shape[0] == 0:  # torch's kernels refuse a batch without a single element
+            return reference.BACKEND.run(request, schedule)
+        if schedule == "packed":
+            return _run_packed(request)
+        if bool((request.lengths == request.lengths[0]).all()):
+            return _run_equal(request)
+        return run_stack(request, _run_padded_layer)
+
+
+BACKEND = TorchBackend()
+
+
+def _call(
+    request: Request, data: tuple[Tensor, ...], state: tuple[Tensor, ...], *layout: bool
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Call torch's function of the cell on all layers and directions at once.
+
+    Args:
+        request: the network.
+        data: the packed data and its batch sizes, or a padded tensor alone.
+        state: the initial states of the rows in ``data``.
+        *layout: for a padded tensor, whether the batch comes first.
+
+    Returns:
+        The output and the final states, laid out as ``data`` and ``state``.
+    """
+    weights = [tensor for layer in request.weights for tensor in layer if tensor is not None]
+    has_bias = request.weights[0].input_bias is not None
+    output, *final = _FUNCTIONS[request.cell.name](
+        *data,
+        state if len(state) > 1 else state[0],
+        weights,
+        has_bias,
+        request.layers,
+        request.dropout,
+        request.training,
+        request.directions == 2,
+        *layout,
+    )
+    return output, tuple(final)
+
+
+def _run_packed(request: Request) -> Result:
+    """Interleave the sequences step by step, longest first, and let torch shrink the batch as they end."""
+    layout = packed_layout(request.lengths, request.offsets)
+    data = take_rows(request.values, layout.index)
+    # Empty sequences are the last in the order of length: torch never sees them.
+    running = layout.sorted_indices[: int(layout.batch_sizes[0])]
+    state = tuple(part.index_select(1, running) for part in request.state)
+    packed, final = _call(request, (data, layout.batch_sizes), state)
+    output = place_rows(packed, layout.index, data.shape[0]) if request.need_output else None
+    # The final state of an empty sequence is its initial one, which index_copy leaves where it is.
+    return Result(
+        output,
+        tuple(
+            before.to(after.dtype).index_copy(1, running, after)
+            for before, after in zip(request.state, final, strict=True)
+        ),
+    )
+
+
+def _run_equal(request: Request) -> Result:
+    """Run sequences of one length: a padded tensor without padding, over the same memory."""
+    count = request.lengths.shape[0]
+    batch = request.values.reshape(count, -1, request.values.shape[1])
+    output, final = _call(request, (batch,), request.state, True)
+    return Result(output.flatten(0, 1) if request.need_output else None, final)
+
+
+def _run_padded_layer(
+    cell: CellSpec,
+    weights: Weights,
+    values: Tensor,
+    offsets: Tensor,
+    lengths: Tensor,
+    state: tuple[Tensor, ...],
+    reverse: bool,
+    need_output: bool,  # noqa: ARG001
+) -> LayerResult:
+    """Run one layer in one direction on a padded tensor; see :class:`~raglane.kernels.stack.RunLayer`.
+
+    The reverse direction turns every sequence around first, so that it does not begin in the padding. The final h
+    is the output at the last step. An LSTM's final c is in no output: there, a flag that is 1 on padding and whose
+    weights shut the input gate and open the forget gate makes every row carry its c to the end unchanged.
+    """
+    if reverse:
+        values = segments.reverse(values, offsets)
+    longest = int(lengths.max())
+    padded = flat_to_padded(values, offsets, longest, batch_first=False)
+    if len(state) > 1:
+        is_padding = torch.arange(longest, device=values.device).unsqueeze(1) >= offsets.diff()
+        padded = torch.cat([padded, is_padding.unsqueeze(2).to(padded.dtype)], 2)
+        hidden = weights.input.shape[0] // 4
+        # Rows of the gates in torch's order: input, forget, cell, output.
+        hold = weights.input.new_tensor([-_SHUT, _SHUT, 0.0, 0.0]).repeat_interleave(hidden).unsqueeze(1)
+        weights = weights._replace(input=torch.cat([weights.input, hold], 1))
+    request = Request(cell, values, offsets, lengths, tuple(part.unsqueeze(0) for part in state), (weights,))
+    output, final = _call(request, (padded,), request.state, False)
+    flat = padded_to_flat(output, lengths)[0]
+    is_empty = (offsets.diff() == 0).unsqueeze(1)
+    h = torch.where(is_empty, state[0].to(flat.dtype), segments.last(flat, offsets))
+    return LayerResult(
+        segments.reverse(flat, offsets) if reverse else flat,
+        (h, *(part.squeeze(0) for part in final[1:])),
+    )

@@ -1,0 +1,192 @@
+"""From a layer's call to a kernel's request, and back.
+
+The way of every call: :func:`prepare` checks the input and the initial state against the layer's sizes and builds
+the request; the dispatcher picks who runs it; :func:`run` hands the result back in the caller's kind and shapes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raglane.cells.spec import CellSpec, Weights
+from raglane.errors import ArgumentTypeError, ShapeError, explain
+from raglane.kernels import dispatch
+from raglane.kernels.contract import Request, Traits
+from raglane.nn.inputs import FlatInput
+
+__all__ = ["Network", "prepare", "run"]
+
+State = Tensor | tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """What a layer is made of, without the layer.
+
+    Attributes:
+        cell: the equations.
+        weights: one for each layer and direction, in torch's order.
+        input_size: the features of an element.
+        hidden_size: the units of a layer.
+        state_sizes: the size of each state of the cell.
+        layers, directions: how many of each.
+        dropout: between layers.
+        training: whether dropout acts.
+        schedule, backend: what the user chose, or ``"auto"``.
+    """
+
+    cell: CellSpec
+    weights: tuple[Weights, ...]
+    input_size: int
+    hidden_size: int
+    state_sizes: tuple[int, ...]
+    layers: int
+    directions: int
+    dropout: float
+    training: bool
+    schedule: str
+    backend: str
+
+    def traits(self, dtype: torch.dtype, device: torch.device, need_states: bool) -> Traits:
+        """All that the dispatcher may look at."""
+        return Traits(
+            cell=self.cell,
+            input_size=self.input_size,
+            hidden_size=self.hidden_size,
+            dtype=dtype,
+            device=device,
+            need_states=need_states,
+        )
+
+
+def prepare(
+    network: Network, inputs: FlatInput, hx: Any, need_output: bool = True, need_states: bool = False
+) -> Request:
+    """Check an input and its initial state, and put the request together.
+
+    Args:
+        network: the layer.
+        inputs: the input, flat.
+        hx: the initial state, of torch's shapes, ``(L * K, B, size)``, or ``(L * K, size)`` where the input has no
+            batch; a tuple where the cell has several; None for zeros.
+        need_output: False where only the state is read.
+        need_states: whether the states of every step are wanted.
+
+    Raises:
+        ArgumentTypeError: a state of the wrong kind.
+        ShapeError: sizes, dtypes or devices that do not fit.
+    """
+    batch = inputs.batch
+    _check_values(network, batch.values)
+    return Request(
+        cell=network.cell,
+        values=batch.values,
+        offsets=batch.offsets,
+        lengths=batch.host_lengths,
+        state=_initial_state(network, inputs, hx),
+        weights=network.weights,
+        layers=network.layers,
+        directions=network.directions,
+        dropout=network.dropout if network.training else 0.0,
+        training=network.training,
+        need_output=need_output,
+        need_states=need_states,
+    )
+
+
+def run(network: Network, inputs: FlatInput, request: Request) -> tuple[Any, ...]:
+    """Let the dispatcher's choice run a request.
+
+    Returns:
+        The output, of the input's kind, or None where it was not needed; the final state, a tuple where the cell
+        has several; and with ``need_states`` a list with one Ragged ``(N, K * size)`` a layer, or a tuple of them.
+    """
+    traits = network.traits(request.values.dtype, request.values.device, request.need_states)
+    choice = dispatch.choose(traits, network.schedule, network.backend)
+    result = dispatch.execute(request, choice)
+    output = None if result.output is None else inputs.restore(result.output)
+    final = result.state if inputs.batched else tuple(part.squeeze(1) for part in result.state)
+    answer = (output, _one_or_tuple(final))
+    if result.states is None:
+        return answer
+    states = [_one_or_tuple(tuple(inputs.batch._like(part) for part in layer)) for layer in result.states]
+    return (*answer, states)
+
+
+def _one_or_tuple(parts: tuple[Any, ...]) -> Any:
+    """A cell with one state has it as it is, as torch's GRU and RNN do."""
+    return parts if len(parts) > 1 else parts[0]
+
+
+def _check_values(network: Network, values: Tensor) -> None:
+    if values.dim() != 2 or values.shape[1] != network.input_size:
+        raise ShapeError(
+            explain(
+                "input",
+                f"elements of shape {tuple(values.shape[1:])}",
+                f"each element has input_size = {network.input_size} features",
+                f"embed or reshape it, or build the layer with input_size={values.shape[-1]}",
+            )
+        )
+    _check_fits("input", values, network.weights[0].input)
+
+
+def _check_fits(name: str, given: Tensor, other: Tensor) -> None:
+    """Raise where a tensor is of another dtype or device than what it meets; autocast converts dtypes itself."""
+    if given.device != other.device:
+        raise ShapeError(
+            explain(name, f"a tensor on {given.device}", f"all is on one device, {other.device}", "move it with .to()")
+        )
+    if given.dtype != other.dtype and not torch.is_autocast_enabled(given.device.type):
+        raise ShapeError(
+            explain(
+                name,
+                str(given.dtype),
+                f"one dtype for weights, input and state, {other.dtype}",
+                f"convert it with .to({other.dtype}), or the layer with .to({given.dtype})",
+            )
+        )
+
+
+def _initial_state(network: Network, inputs: FlatInput, hx: Any) -> tuple[Tensor, ...]:
+    """The initial states as kernels want them: one ``(L * K, B, size)`` each."""
+    count, rows = len(inputs.batch), network.layers * network.directions
+    values = inputs.batch.values
+    if hx is None:
+        return tuple(
+            torch.zeros(rows, count, size, dtype=values.dtype, device=values.device) for size in network.state_sizes
+        )
+    names = network.cell.states
+    given = (hx,) if len(names) == 1 else hx
+    if (
+        not isinstance(given, tuple | list)
+        or len(given) != len(names)
+        or not all(isinstance(part, Tensor) for part in given)
+    ):
+        raise ArgumentTypeError(
+            explain(
+                "hx",
+                type(hx).__name__,
+                "a tensor" if len(names) == 1 else f"a tuple ({', '.join(names)}) of tensors",
+                "pass what the layer returned as its state, or None for zeros",
+            )
+        )
+    state = []
+    for name, size, part in zip(names, network.state_sizes, given, strict=True):
+        wanted = (rows, count, size) if inputs.batched else (rows, size)
+        if tuple(part.shape) != wanted:
+            raise ShapeError(
+                explain(
+                    f"hx ({name})",
+                    f"shape {tuple(part.shape)}",
+                    f"{wanted}: layers times directions, {'sequences, ' if inputs.batched else ''}size",
+                    "give each sequence its state, in the order of the batch",
+                )
+            )
+        _check_fits(f"hx ({name})", part, values)
+        state.append(part if inputs.batched else part.unsqueeze(1))
+    return tuple(state)

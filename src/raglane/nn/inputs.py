@@ -1,0 +1,110 @@
+"""Like in, like out: every kind of input as flat values, and the way back for what a layer gives.
+
+A layer takes a Ragged batch, a PackedSequence, a padded tensor with or without lengths, or one sequence without a
+batch. Each becomes :class:`FlatInput`; what the kernels return is handed back as the kind that came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from raglane.errors import ArgumentTypeError, ShapeError, explain
+from raglane.packing.flat import flat_to_padded, flatten_packed
+from raglane.ragged import Ragged
+from raglane.rows import place_rows, take_rows
+
+__all__ = ["FlatInput", "flatten"]
+
+
+@dataclass(frozen=True, eq=False)
+class FlatInput:
+    """A batch as kernels take it.
+
+    Attributes:
+        batch: the sequences, in the caller's order.
+        restore: from outputs ``(N, size)`` to the kind of the input.
+        batched: False for one sequence without a batch: its states have no batch dimension either.
+    """
+
+    batch: Ragged
+    restore: Callable[[Tensor], Any]
+    batched: bool = True
+
+
+def flatten(inputs: Any, lengths: Any, batch_first: bool) -> FlatInput:
+    """Bring an input of any kind into the flat layout.
+
+    Args:
+        inputs: a Ragged ``(N, D)``, a PackedSequence, a tensor ``(B, T, D)`` or ``(T, B, D)``, or ``(T, D)``.
+        lengths: for a padded tensor, ``(B,)`` integers from 0 to T; else None.
+        batch_first: whether the batch is the first dimension of a padded tensor.
+
+    Raises:
+        ArgumentTypeError: another kind of input, or lengths with an input that has its own.
+        ShapeError: a tensor of other dimensions.
+    """
+    if isinstance(inputs, Ragged | PackedSequence):
+        if lengths is not None:
+            raise ArgumentTypeError(
+                explain("lengths", "lengths", f"a {type(inputs).__name__} brings its own", "leave them out")
+            )
+        if isinstance(inputs, Ragged):
+            return FlatInput(inputs, inputs._like)
+        return _flatten_packed(inputs)
+    if not isinstance(inputs, Tensor):
+        raise ArgumentTypeError(
+            explain(
+                "input",
+                f"a {type(inputs).__name__}",
+                "a Ragged, a PackedSequence, or a tensor",
+                "wrap a list of sequences with rl.Ragged(sequences)",
+            )
+        )
+    if inputs.dim() == 2 and lengths is None:
+        return FlatInput(Ragged.from_flat(inputs, lengths=[inputs.shape[0]]), lambda flat: flat, batched=False)
+    if inputs.dim() != 3:
+        raise ShapeError(
+            explain(
+                "input",
+                f"a tensor of shape {tuple(inputs.shape)}",
+                f"(B, T, D) or (T, B, D){'' if lengths is not None else ', or (T, D) for one sequence'}",
+                "add the missing dimension, or pass a Ragged",
+            )
+        )
+    steps = inputs.shape[1] if batch_first else inputs.shape[0]
+    if lengths is None:
+        return _flatten_dense(inputs, batch_first)
+    batch = Ragged.from_padded(inputs, lengths, batch_first)
+    return FlatInput(batch, lambda flat: flat_to_padded(flat, batch.offsets, steps, batch_first))
+
+
+def _flatten_dense(inputs: Tensor, batch_first: bool) -> FlatInput:
+    """A tensor in which every element is real."""
+    batch_major = inputs if batch_first else inputs.transpose(0, 1)
+    count, steps, size = batch_major.shape
+    lengths = torch.full((count,), steps, dtype=torch.int64)
+    batch = Ragged._build(batch_major.reshape(count * steps, size), lengths)
+
+    def restore(flat: Tensor) -> Tensor:
+        padded = flat.view(count, steps, flat.shape[1])
+        return padded if batch_first else padded.transpose(0, 1)
+
+    return FlatInput(batch, restore)
+
+
+def _flatten_packed(packed: PackedSequence) -> FlatInput:
+    """A pack, whichever way it broke ties when it was sorted: its own index leads there and back."""
+    total = packed.data.shape[0]
+    numbers = torch.arange(total, device=packed.data.device)
+    place, lengths = flatten_packed(packed._replace(data=numbers))
+
+    def restore(flat: Tensor) -> PackedSequence:
+        return packed._replace(data=place_rows(flat, place, total))
+
+    return FlatInput(Ragged._build(take_rows(packed.data, place), lengths), restore)

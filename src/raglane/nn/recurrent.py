@@ -1,0 +1,272 @@
+"""RNN, LSTM and GRU that take ragged batches: torch's layers, with one more way to call them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from raglane.cells import CELLS
+from raglane.cells.spec import Weights
+from raglane.errors import ArgumentTypeError, ShapeError, explain
+from raglane.kernels.dispatch import Choice, check_names, choose
+from raglane.nn import functional
+from raglane.nn.functional import Network, State
+from raglane.nn.inputs import flatten
+
+__all__ = ["GRU", "LSTM", "RNN"]
+
+_CELL_OF_MODE = {"LSTM": "lstm", "GRU": "gru", "RNN_TANH": "rnn_tanh", "RNN_RELU": "rnn_relu"}
+
+if TYPE_CHECKING:
+    _Base = torch.nn.RNNBase
+else:
+    _Base = object
+
+
+class _Recurrent(_Base):
+    """What Raglane's layers add to torch's; it stands before the torch class among their bases.
+
+    Parameters, initialisation and ``state_dict`` are torch's own, so that weights go either way.
+    """
+
+    # On the class as well, because ``rl.accelerate`` turns layers that were built without them.
+    schedule: str = "auto"
+    backend: str = "auto"
+
+    def __init__(self, *args: Any, schedule: str = "auto", backend: str = "auto", **kwargs: Any) -> None:
+        check_names(schedule, backend)
+        super().__init__(*args, **kwargs)
+        self.schedule = schedule
+        self.backend = backend
+
+    def forward(
+        self,
+        input: Any,
+        hx: State | None = None,
+        *,
+        lengths: Any = None,
+        last_only: bool = False,
+        return_states: bool = False,
+    ) -> Any:
+        """Run the layer on a batch of sequences. Like in, like out.
+
+        Args:
+            input: a Ragged with values ``(N, input_size)``; a PackedSequence; a padded tensor ``(T, B, input_size)``,
+                or ``(B, T, input_size)`` with ``batch_first``; or one sequence ``(T, input_size)``.
+            hx: the initial state of each sequence, in the order of the batch, of the shape of the state returned;
+                zeros by default.
+            lengths: for a padded tensor, ``(B,)`` integers from 0 to T. Without them every element counts.
+            last_only: return None for the output, where only the state is read.
+            return_states: also return every layer's states at every step.
+
+        Returns:
+            The output, of the kind of the input, with ``directions * size`` features, zeros past each length of a
+            padded tensor; and the final state, ``(layers * directions, B, size)``, a pair ``(h, c)`` for an LSTM. A
+            sequence of length 0 keeps its initial state. With ``return_states``, third, a list with the states of
+            each layer, Ragged of ``(N, directions * size)``, a pair of them for an LSTM.
+
+        Raises:
+            ShapeError: sizes, lengths, dtypes or devices that do not fit together.
+            ArgumentTypeError: an input or a state of another kind.
+            DispatchError: the schedule and backend chosen cannot run this.
+        """
+        if self._direct(input, lengths, return_states):
+            output, state = super().forward(input, hx)
+            return (None if last_only else output), state
+        network = self._network()
+        inputs = flatten(input, lengths, self.batch_first)
+        request = functional.prepare(network, inputs, hx, not last_only, return_states)
+        return functional.run(network, inputs, request)
+
+    def step(self, x_t: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """Run one step, for streams that arrive element by element.
+
+        Args:
+            x_t: one element a sequence, ``(B, input_size)``, or ``(input_size,)`` for a single stream.
+            state: what the last call returned; None to begin.
+
+        Returns:
+            The output ``(B, size)``, or ``(size,)``, and the new state, ``(layers, B, size)``, or ``(layers, size)``.
+
+        Raises:
+            ArgumentTypeError: a bidirectional layer, whose second direction would need what has not arrived yet.
+
+        Example:
+            >>> layer, state = LSTM(3, 4), None
+            >>> for x_t in torch.randn(5, 2, 3):
+            ...     out, state = layer.step(x_t, state)
+            >>> out.shape, state[0].shape
+            (torch.Size([2, 4]), torch.Size([1, 2, 4]))
+        """
+        if self.bidirectional:
+            raise ArgumentTypeError(
+                explain(
+                    "step",
+                    "a bidirectional layer",
+                    "a stream has one direction: the other would begin at an end that has not arrived",
+                    "build the layer with bidirectional=False",
+                )
+            )
+        if x_t.dim() not in (1, 2):
+            raise ShapeError(
+                explain("x_t", f"shape {tuple(x_t.shape)}", "(B, input_size) or (input_size,)", "pass one element each")
+            )
+        time = 1 if self.batch_first and x_t.dim() == 2 else 0
+        output, state = self(x_t.unsqueeze(time), state)
+        return output.squeeze(time), state
+
+    def summary(self, out: Any, state: State) -> Tensor:  # noqa: ARG002
+        """One vector a sequence: what the last layer knew after reading the whole of it, in each direction.
+
+        For a bidirectional layer this is the forward direction's state at the last element beside the reverse
+        direction's at the first. ``out.last()`` is not: its second half is the reverse direction's state at the
+        last element, when it has seen that one alone.
+
+        Args:
+            out: the output; not read, so None of ``last_only=True`` will do.
+            state: the final state that came with it.
+
+        Returns:
+            ``(B, directions * size)``; ``(directions * size,)`` for a sequence without a batch.
+
+        Example:
+            >>> from raglane import Ragged
+            >>> layer = GRU(3, 4, bidirectional=True)
+            >>> layer.summary(*layer(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))).shape
+            torch.Size([2, 8])
+        """
+        h = state[0] if isinstance(state, tuple) else state
+        return torch.cat((h[-2], h[-1]), -1) if self.bidirectional else h[-1]
+
+    def extra_repr(self) -> str:
+        """The line of torch, with the schedule and backend where they were chosen."""
+        chosen = [
+            f"{name}={getattr(self, name)!r}" for name in ("schedule", "backend") if getattr(self, name) != "auto"
+        ]
+        return ", ".join([super().extra_repr(), *chosen])
+
+    def _direct(self, input: Any, lengths: Any, return_states: bool) -> bool:
+        """Whether torch's own forward is what the dispatcher chooses for this input as it came.
+
+        A pack, or a tensor in which every element is real, needs no way through the flat layout then.
+        """
+        if lengths is not None or return_states or not isinstance(input, Tensor | PackedSequence):
+            return False
+        if isinstance(input, PackedSequence):
+            values, schedule = input.data, "packed"
+            count = input.sorted_indices.shape[0] if input.sorted_indices is not None else None
+            if values.shape[0] == 0 or (count is not None and count != int(input.batch_sizes[0])):
+                return False  # sequences of length 0, which torch's layers do not know
+        else:
+            values, schedule = input, "padded"
+            if values.numel() == 0:
+                return False
+        choice = self._choice(values, dense=isinstance(input, Tensor))
+        return (choice.backend, choice.schedule) == ("torch", schedule)
+
+    def _choice(self, values: Tensor, *, dense: bool, need_states: bool = False) -> Choice:
+        """What the dispatcher takes for values of this dtype and device."""
+        network = self._network()
+        traits = network.traits(values.dtype, values.device, need_states)
+        return choose(traits, network.schedule, network.backend, dense=dense)
+
+    def _network(self) -> Network:
+        """The layer's description for the kernels, with the weights as they are now."""
+        self._update_flat_weights()
+        cell = CELLS[_CELL_OF_MODE[self.mode]]
+        return Network(
+            cell=cell,
+            weights=tuple(self._weights()),
+            input_size=self.input_size,
+            hidden_size=self.hidden_size,
+            state_sizes=cell.state_sizes(self.hidden_size, self.proj_size),
+            layers=self.num_layers,
+            directions=2 if self.bidirectional else 1,
+            dropout=self.dropout,
+            training=self.training,
+            schedule=self.schedule,
+            backend=self.backend,
+        )
+
+    def _weights(self) -> Iterator[Weights]:
+        """One layer and direction after the other, as torch keeps them in ``_flat_weights``."""
+        flat: list[Any] = self._flat_weights
+        size = 2 + 2 * self.bias + (self.proj_size > 0)
+        for start in range(0, len(flat), size):
+            part = flat[start : start + size]
+            input_bias, hidden_bias = part[2:4] if self.bias else (None, None)
+            projection = part[-1] if self.proj_size > 0 else None
+            yield Weights(part[0], part[1], input_bias, hidden_bias, projection)
+
+
+class RNN(_Recurrent, torch.nn.RNN):
+    """Elman's network on ragged batches: :class:`torch.nn.RNN` with every argument and parameter of it.
+
+    ``h_t = tanh(W_ih x_t + b_ih + W_hh h_{t-1} + b_hh)``, or relu in place of tanh.
+
+    Args:
+        *args: ``input_size, hidden_size, num_layers, nonlinearity, bias, batch_first, dropout, bidirectional``, as
+            torch has them; the rest, and ``device`` and ``dtype``, by name.
+        schedule: a key of ``raglane.schedules.SCHEDULES``, or ``"auto"``.
+        backend: a key of ``raglane.kernels.dispatch.BACKENDS``, or ``"auto"``.
+
+    Raises:
+        DispatchError: no such schedule, backend or pair.
+
+    Example:
+        >>> from raglane import Ragged
+        >>> layer = RNN(3, 4, nonlinearity="relu")
+        >>> out, h = layer(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
+        >>> out.values.shape, h.shape
+        (torch.Size([7, 4]), torch.Size([1, 2, 4]))
+    """
+
+
+class LSTM(_Recurrent, torch.nn.LSTM):
+    """Long short-term memory on ragged batches: :class:`torch.nn.LSTM` with every argument and parameter of it.
+
+    The equations, with torch's gate order, stand in :mod:`raglane.cells.lstm`.
+
+    Args:
+        *args: ``input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size``, as
+            torch has them; the rest, and ``device`` and ``dtype``, by name.
+        schedule: a key of ``raglane.schedules.SCHEDULES``, or ``"auto"``.
+        backend: a key of ``raglane.kernels.dispatch.BACKENDS``, or ``"auto"``.
+
+    Raises:
+        DispatchError: no such schedule, backend or pair.
+
+    Example:
+        >>> from raglane import Ragged
+        >>> layer = LSTM(3, 4, bidirectional=True)
+        >>> out, (h, c) = layer(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
+        >>> out.values.shape, h.shape, c.shape
+        (torch.Size([7, 8]), torch.Size([2, 2, 4]), torch.Size([2, 2, 4]))
+    """
+
+
+class GRU(_Recurrent, torch.nn.GRU):
+    """Gated recurrent units on ragged batches: :class:`torch.nn.GRU` with every argument and parameter of it.
+
+    The equations, with torch's gate order, stand in :mod:`raglane.cells.gru`.
+
+    Args:
+        *args: ``input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional``, as torch has
+            them; the rest, and ``device`` and ``dtype``, by name.
+        schedule: a key of ``raglane.schedules.SCHEDULES``, or ``"auto"``.
+        backend: a key of ``raglane.kernels.dispatch.BACKENDS``, or ``"auto"``.
+
+    Raises:
+        DispatchError: no such schedule, backend or pair.
+
+    Example:
+        >>> from raglane import Ragged
+        >>> layer = GRU(3, 4)
+        >>> out, h = layer(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
+        >>> torch.equal(out.last(), h[-1])
+        True
+    """

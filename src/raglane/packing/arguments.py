@@ -1,0 +1,355 @@
+"""Reading what the caller of a packing function gave, and saying what is wrong with it.
+
+Each reader takes one argument, checks it and gives it in the one form that the arithmetic works on. Checks that
+cost a pass over Python objects run only once something has failed.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from numbers import Number
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from raglane.errors import ArgumentTypeError, ShapeError, explain
+from raglane.packing.layouts import IntArray, inverse
+
+__all__ = [
+    "DimensionError",
+    "KindError",
+    "check_range",
+    "raise_unsorted",
+    "read_host_lengths",
+    "read_lengths",
+    "read_packed",
+    "read_padded",
+    "read_padding_side",
+    "read_padding_value",
+    "read_permutation",
+    "read_total_length",
+]
+
+_UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
+_INTEGERS = frozenset((torch.int8, torch.int16, torch.int32, torch.int64, *_UNSIGNED))
+_MAKE_A_PACK = "make one with pack_sequence or pack_padded_sequence"
+
+
+class KindError(ArgumentTypeError, AttributeError, RuntimeError):
+    """An argument of the wrong kind, where torch raises whichever of the three its code runs into."""
+
+
+class DimensionError(ShapeError, IndexError):
+    """Too few or too many dimensions, where torch raises RuntimeError or IndexError."""
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Padded batches and their lengths
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def read_padded(padded: Tensor, argument: str, batch_first: bool) -> tuple[int, int]:
+    """Check a padded batch.
+
+    Returns:
+        the number of sequences and the number of steps.
+
+    Raises:
+        KindError: not a tensor.
+        DimensionError: fewer than two dimensions.
+
+    Example:
+        >>> read_padded(torch.zeros(3, 2), "input", batch_first=False)
+        (2, 3)
+    """
+    if not isinstance(padded, Tensor):
+        raise KindError(
+            explain(
+                argument,
+                f"type {type(padded).__name__}",
+                "one padded tensor",
+                "call pack_sequence or pad_sequence on a list of sequences, pad_packed_sequence on a pack",
+            )
+        )
+    if padded.dim() < 2:
+        raise DimensionError(
+            explain(
+                argument,
+                f"shape {tuple(padded.shape)}",
+                "one dimension of sequences and one of steps",
+                f"add the missing one, for instance {argument}.unsqueeze(0) for one sequence with batch_first=True",
+            )
+        )
+    first, second = padded.shape[:2]
+    return (first, second) if batch_first else (second, first)
+
+
+def read_lengths(lengths: Any, count: int, batch_first: bool) -> IntArray | Tensor:
+    """Check everything about lengths but their values, without waiting for a device.
+
+    Args:
+        lengths: what the caller gave.
+        count: the number of sequences.
+        batch_first: how the caller said to read the padded batch; for the message.
+
+    Returns:
+        ``(count,)`` int64: a tensor where the lengths are on a device, a NumPy array otherwise.
+
+    Raises:
+        KindError: not numbers in a list, tuple, array or tensor.
+        DimensionError: not one-dimensional.
+        ShapeError: not integers, or not ``count`` of them.
+
+    Example:
+        >>> read_lengths([3, 2], 2, batch_first=False)
+        array([3, 2])
+    """
+    tensor = lengths if isinstance(lengths, Tensor) else _tensor_from(lengths)
+    if tensor.dtype not in _INTEGERS:
+        raise ShapeError(
+            explain("lengths", f"dtype {tensor.dtype}", "integers", "count the steps of each sequence; no mask here")
+        )
+    if tensor.dim() != 1:
+        raise DimensionError(
+            explain("lengths", f"shape {tuple(tensor.shape)}", "one dimension, (B,)", "pass one number a sequence")
+        )
+    if tensor.shape[0] != count:
+        axis = "first" if batch_first else "second"
+        raise ShapeError(
+            explain(
+                "lengths",
+                f"{tensor.shape[0]} lengths",
+                f"one length a sequence, and the {axis} dimension of the padded batch holds {count}",
+                f"pass {count} of them, or batch_first={not batch_first} if the sequences are the other dimension",
+            )
+        )
+    if not tensor.is_cpu:
+        return tensor.long()
+    array: IntArray = tensor.numpy().astype(np.int64, copy=False)
+    return array
+
+
+def _tensor_from(lengths: Any) -> Tensor:
+    try:
+        if isinstance(lengths, Sequence) and lengths and isinstance(lengths[0], Tensor):
+            # Tensors of one number each: stacked, they stay on their device.
+            return torch.stack([torch.as_tensor(length) for length in lengths])
+        tensor = torch.as_tensor(lengths)
+    except (TypeError, ValueError, RuntimeError) as error:
+        kind = KindError if isinstance(error, TypeError) else ShapeError
+        rule = "one integer a sequence, in a list, a tuple or a tensor"
+        raise kind(explain("lengths", f"{lengths!r:.80}", rule, "pass for instance [9, 8, 6]")) from error
+    return tensor.long() if tensor.numel() == 0 else tensor  # an empty list says no dtype
+
+
+def check_range(low: int, high: int, steps: int) -> None:
+    """Check the smallest and the largest length of a padded batch of ``steps`` steps.
+
+    Raises:
+        ShapeError: below 0, or above ``steps``.
+
+    Example:
+        >>> check_range(0, 3, steps=3)
+    """
+    if low < 0:
+        raise ShapeError(explain("lengths", f"a length of {low}", "at least 0", "count the steps of each sequence"))
+    if high > steps:
+        raise ShapeError(
+            explain(
+                "lengths",
+                f"a length of {high}",
+                f"at most the {steps} steps of the padded batch",
+                "pass the number of real steps of each sequence, and check batch_first",
+            )
+        )
+
+
+def read_host_lengths(lengths: Any, count: int, steps: int, batch_first: bool) -> IntArray:
+    """Check lengths wholly, and give them on the host; waits once if they are on a device.
+
+    Returns:
+        ``(count,)`` int64.
+
+    Raises:
+        KindError, DimensionError, ShapeError: as :func:`read_lengths` and :func:`check_range` do.
+
+    Example:
+        >>> read_host_lengths(torch.tensor([3, 2]), 2, steps=3, batch_first=False)
+        array([3, 2])
+    """
+    read = read_lengths(lengths, count, batch_first)
+    host: IntArray = read.cpu().numpy() if isinstance(read, Tensor) else read
+    if count:
+        check_range(int(host.min()), int(host.max()), steps)
+    return host
+
+
+def raise_unsorted(lengths: IntArray | Tensor) -> NoReturn:
+    """Say that lengths must fall.
+
+    Raises:
+        ShapeError: always.
+
+    Example:
+        >>> raise_unsorted(np.array([1, 2]))
+        Traceback (most recent call last):
+        raglane.errors.ShapeError: lengths: got [1, 2]; the rule: none longer than the one before it...
+    """
+    raise ShapeError(
+        explain(
+            "lengths",
+            f"{lengths.tolist()!r:.80}",
+            "none longer than the one before it, since enforce_sorted is True",
+            "pass enforce_sorted=False, or sort the sequences by decreasing length",
+        )
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Packs and padding
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def read_packed(packed: PackedSequence, argument: str) -> tuple[IntArray, Tensor | None, int]:
+    """Check a PackedSequence, without waiting for a device.
+
+    Args:
+        packed: what the caller gave.
+        argument: what errors call it.
+
+    Returns:
+        its batch sizes, its sorted indices, and its number of sequences, the empty ones among them.
+
+    Raises:
+        KindError: not a PackedSequence.
+        ShapeError: its parts do not fit together, so it was made by hand.
+
+    Example:
+        >>> read_packed(PackedSequence(torch.zeros(3), torch.tensor([2, 1])), "sequence")
+        (array([2, 1]), None, 2)
+    """
+    if not isinstance(packed, PackedSequence):
+        raise KindError(explain(argument, f"type {type(packed).__name__}", "a PackedSequence", _MAKE_A_PACK))
+    data, sizes, order, places = packed
+    if sizes.dtype is not torch.int64 or sizes.dim() != 1:
+        got = f"{sizes.dtype} of shape {tuple(sizes.shape)}"
+        raise ShapeError(explain(f"{argument}.batch_sizes", got, "int64 of shape (T,)", _MAKE_A_PACK))
+    if order is None and places is not None:
+        order = inverse(places)
+    array: IntArray = sizes.numpy()
+    running = int(array[0]) if array.shape[0] else 0
+    count = running if order is None else order.shape[0]
+    fits = data.dim() > 0 and running <= count and int(array.sum()) == data.shape[0]
+    if not fits or (array.shape[0] and (array[-1] < 1 or np.count_nonzero(array[1:] > array[:-1]))):
+        got = f"{array.tolist()!r:.80} for data of shape {tuple(data.shape)}"
+        rule = f"above 0, none above the one before it, the first at most {count}, their sum the number of elements"
+        raise ShapeError(explain(f"{argument}.batch_sizes", got, rule, _MAKE_A_PACK))
+    return array, order, count
+
+
+def read_padding_value(value: Any) -> float:
+    """Check a padding value.
+
+    Returns:
+        the number; complex numbers come back as such.
+
+    Raises:
+        KindError: not a number.
+
+    Example:
+        >>> read_padding_value(-1)
+        -1
+    """
+    if isinstance(value, Tensor) and value.numel() == 1:
+        value = value.item()
+    if not isinstance(value, Number):
+        raise KindError(explain("padding_value", f"type {type(value).__name__}", "one number", "pass for instance 0.0"))
+    number: float = value  # type: ignore[assignment]  # Number is what int, float, complex and NumPy's share
+    return number
+
+
+def read_padding_side(side: Any) -> bool:
+    """Check a padding side.
+
+    Returns:
+        whether it is the left.
+
+    Raises:
+        KindError: not a string.
+        ShapeError: neither ``"left"`` nor ``"right"``.
+
+    Example:
+        >>> read_padding_side("right")
+        False
+    """
+    if side not in ("left", "right"):
+        kind = ShapeError if isinstance(side, str) else KindError
+        raise kind(explain("padding_side", repr(side), '"left" or "right"', 'pass padding_side="right"'))
+    return bool(side == "left")
+
+
+def read_total_length(total_length: Any, steps: int) -> int:
+    """Check the number of steps that a padded batch is to have.
+
+    Args:
+        total_length: None for as many as needed.
+        steps: the longest length.
+
+    Returns:
+        the number of steps.
+
+    Raises:
+        KindError: not an integer.
+        ShapeError: below the longest length.
+
+    Example:
+        >>> read_total_length(None, 3), read_total_length(5, 3)
+        (3, 5)
+    """
+    if total_length is None:
+        return steps
+    try:
+        wanted = operator.index(total_length)
+    except TypeError as error:
+        got = f"type {type(total_length).__name__}"
+        raise KindError(explain("total_length", got, "an integer or None", f"pass {steps} or more")) from error
+    if wanted < steps:
+        rule = f"at least the longest length, {steps}"
+        raise ShapeError(explain("total_length", str(wanted), rule, f"pass {steps} or more, or None"))
+    return wanted
+
+
+def read_permutation(permutation: Any) -> Tensor:
+    """Check a permutation; its values on a CPU only, since on a device that would wait.
+
+    Returns:
+        the permutation.
+
+    Raises:
+        KindError: not a tensor.
+        DimensionError: not one-dimensional.
+        ShapeError: not of integers, or not each of ``0 ... B - 1`` once.
+
+    Example:
+        >>> read_permutation(torch.tensor([1, 0]))
+        tensor([1, 0])
+    """
+    name, fix = "permutation", "pass the indices that torch.argsort gives"
+    if not isinstance(permutation, Tensor):
+        raise KindError(explain(name, f"type {type(permutation).__name__}", "a tensor or None", fix))
+    if permutation.dim() != 1:
+        raise DimensionError(explain(name, f"shape {tuple(permutation.shape)}", "one dimension, (B,)", fix))
+    if permutation.dtype not in _INTEGERS:
+        raise ShapeError(explain(name, f"dtype {permutation.dtype}", "integers", fix))
+    count = permutation.shape[0]
+    if permutation.is_cpu and count:
+        array = permutation.numpy().astype(np.int64, copy=False)
+        # As many numbers as there are, none below 0, the highest count - 1, none missing: each is there once.
+        counts = np.bincount(array) if array[array.argmin()] >= 0 else array
+        if counts.shape[0] != count or np.count_nonzero(counts) != count:
+            raise ShapeError(explain(name, f"{array.tolist()!r:.80}", f"each of 0 to {count - 1} once", fix))
+    return permutation

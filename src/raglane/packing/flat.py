@@ -1,0 +1,159 @@
+"""Flat values and offsets to and from padded batches and packs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from raglane.packing.arguments import read_host_lengths, read_packed, read_padded, read_padding_side
+from raglane.packing.layouts import (
+    IntArray,
+    conjugate,
+    inverse,
+    packed_layout,
+    padded_rows,
+    rows_of,
+    send,
+    unpacked_rows,
+)
+from raglane.rows import place_rows, take_rows
+
+__all__ = [
+    "flat_to_padded",
+    "flatten_packed",
+    "pack_flat",
+    "padded_to_flat",
+]
+
+
+def pack_flat(values: Tensor, offsets: Tensor, lengths: Tensor) -> PackedSequence:
+    """Flat values as a PackedSequence. Does not wait for a device; gradients flow through ``values``.
+
+    Args:
+        values: ``(N, *features)``, any dtype.
+        offsets: ``(B + 1,)`` int64 on the device of ``values``.
+        lengths: ``(B,)`` int64 on the CPU, each at least 0.
+
+    Returns:
+        the pack; its ``sorted_indices`` list all B sequences, its ``batch_sizes`` count those with an element.
+
+    Example:
+        >>> packed = pack_flat(torch.tensor([3, 4, 1, 2, 3]), torch.tensor([0, 2, 5]), torch.tensor([2, 3]))
+        >>> packed.data.tolist(), packed.batch_sizes.tolist(), packed.sorted_indices.tolist()
+        ([1, 3, 2, 4, 3], [2, 2, 1], [1, 0])
+    """
+    index, batch_sizes, sorted_indices = packed_layout(lengths, offsets)
+    return PackedSequence(take_rows(values, index), batch_sizes, sorted_indices, inverse(sorted_indices))
+
+
+def flatten_packed(packed: PackedSequence, argument: str = "packed") -> tuple[Tensor, Tensor]:
+    """A PackedSequence as flat values in the caller's order; gradients flow through its data.
+
+    On a device this waits once, for ``sorted_indices``, where the pack has them: the lengths in the caller's order
+    are wanted on the host.
+
+    Args:
+        packed: as PyTorch or Raglane makes it; with ``sorted_indices`` it has as many sequences as they list.
+        argument: what errors call ``packed``.
+
+    Returns:
+        ``(N, *features)``, and ``(B,)`` int64 on the CPU.
+
+    Raises:
+        ArgumentTypeError: not a PackedSequence.
+        ShapeError: its parts do not fit together.
+
+    Example:
+        >>> packed = pack_flat(torch.tensor([3, 4, 1, 2, 3]), torch.tensor([0, 2, 5]), torch.tensor([2, 3]))
+        >>> flatten_packed(packed)
+        (tensor([3, 4, 1, 2, 3]), tensor([2, 3]))
+    """
+    batch_sizes, sorted_indices, count = read_packed(packed, argument)
+    data = packed.data
+    lengths = conjugate(batch_sizes, count)
+    ranks: IntArray = np.arange(count, dtype=np.int64)
+    if sorted_indices is not None:
+        order: IntArray = sorted_indices.cpu().numpy()
+        longest_first, in_order = lengths, ranks
+        lengths, ranks = np.empty_like(lengths), np.empty_like(ranks)
+        lengths[order] = longest_first
+        ranks[order] = in_order
+    index = unpacked_rows(ranks, lengths, batch_sizes, data.shape[0], data)
+    return take_rows(data, index), torch.from_numpy(lengths)
+
+
+def flat_to_padded(
+    values: Tensor,
+    offsets: Tensor,
+    longest: int,
+    batch_first: bool = False,
+    padding_value: float = 0.0,
+    padding_side: str = "right",
+) -> Tensor:
+    """Flat values as a padded batch. Does not wait for a device; gradients flow through ``values``.
+
+    Args:
+        values: ``(N, *features)``, any dtype.
+        offsets: ``(B + 1,)`` int64 on the device of ``values``.
+        longest: ``T``, the number of steps of the result; at least the largest length, which the caller promises.
+        batch_first: whether the result is ``(B, T, *features)``.
+        padding_value: the value of what is no element.
+        padding_side: ``"right"`` or ``"left"``, where the padding stands.
+
+    Returns:
+        ``(T, B, *features)`` or ``(B, T, *features)``, contiguous.
+
+    Example:
+        >>> flat_to_padded(torch.tensor([1, 2, 3, 3, 4]), torch.tensor([0, 3, 5]), 3, batch_first=True)
+        tensor([[1, 2, 3],
+                [3, 4, 0]])
+    """
+    count = offsets.shape[0] - 1
+    left = read_padding_side(padding_side)
+    shape, strides = ((count, longest), (longest, 1)) if batch_first else ((longest, count), (1, count))
+    index = padded_rows(offsets.diff(), values.shape[0], strides, longest if left else None)
+    return place_rows(values, index, count * longest, padding_value).view(*shape, *values.shape[1:])
+
+
+def padded_to_flat(
+    padded: Tensor,
+    lengths: Any,
+    batch_first: bool = False,
+    padding_side: str = "right",
+    argument: str = "padded",
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The elements of a padded batch, flat; gradients flow through ``padded``.
+
+    Lengths on a device are copied to the host once, since the shape of the result is theirs to say; lengths on the
+    host make no device wait.
+
+    Args:
+        padded: ``(T, B, *features)``, or ``(B, T, *features)`` with ``batch_first``; any dtype.
+        lengths: B integers from 0 to ``T``, in a list, a tuple or a tensor on any device.
+        batch_first: which of the two shapes.
+        padding_side: ``"right"`` or ``"left"``, where the padding stands.
+        argument: what errors call ``padded``.
+
+    Returns:
+        values ``(N, *features)``, lengths ``(B,)`` int64 on the CPU, offsets ``(B + 1,)`` int64 with the values.
+
+    Raises:
+        ArgumentTypeError: ``padded`` is no tensor, ``lengths`` no numbers.
+        ShapeError: they do not fit together.
+
+    Example:
+        >>> padded_to_flat(torch.tensor([[1, 2, 3], [3, 4, 0]]), [3, 2], batch_first=True)
+        (tensor([1, 2, 3, 3, 4]), tensor([3, 2]), tensor([0, 3, 5]))
+    """
+    count, steps = read_padded(padded, argument, batch_first)
+    host = read_host_lengths(lengths, count, steps, batch_first)
+    left = read_padding_side(padding_side)
+    offsets: IntArray = np.zeros(count + 1, dtype=np.int64)
+    host.cumsum(out=offsets[1:])
+    rows, strides = rows_of(padded, batch_first)
+    index = padded_rows(host, int(offsets[-1]), strides, steps if left else None, padded)
+    return take_rows(rows, index), torch.from_numpy(host), send(offsets, padded.device)

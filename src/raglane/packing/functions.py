@@ -1,0 +1,344 @@
+"""The functions of :mod:`torch.nn.utils.rnn`; the package's docstring says what they add to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from raglane.packing.arguments import (
+    check_range,
+    raise_unsorted,
+    read_lengths,
+    read_packed,
+    read_padded,
+    read_padding_side,
+    read_padding_value,
+    read_permutation,
+    read_total_length,
+)
+from raglane.packing.flat import flatten_packed, padded_to_flat
+from raglane.packing.layouts import (
+    IntArray,
+    conjugate,
+    inverse,
+    packed_rows,
+    padded_rows,
+    rows_of,
+    send,
+)
+from raglane.packing.lists import join, read_sequences
+from raglane.rows import place_rows, take_rows
+
+__all__ = [
+    "invert_permutation",
+    "pack_padded_sequence",
+    "pack_sequence",
+    "pad_packed_sequence",
+    "pad_sequence",
+    "unpack_sequence",
+    "unpad_sequence",
+]
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The order of a pack
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def _rank_on_host(lengths: IntArray, steps: int, enforce_sorted: bool) -> tuple[IntArray, IntArray | None]:
+    """The batch sizes of a pack, and its order, which is None where it is the caller's and none is empty."""
+    count = lengths.shape[0]
+    order: IntArray | None = None
+    if not count:
+        return lengths, None if enforce_sorted else lengths
+    if enforce_sorted:
+        if np.count_nonzero(lengths[1:] > lengths[:-1]):
+            raise_unsorted(lengths)
+        low, high = int(lengths[-1]), int(lengths[0])
+        if low <= 0:
+            order = np.arange(count, dtype=np.int64)
+    else:
+        order = (-lengths).argsort(kind="stable")
+        low, high = int(lengths[order[-1]]), int(lengths[order[0]])
+    check_range(low, high, steps)
+    return conjugate(lengths, high), order
+
+
+def _rank_on_device(lengths: Tensor, steps: int, enforce_sorted: bool) -> tuple[IntArray, Tensor | None]:
+    """The same for lengths on a device: one copy brings the batch sizes and all that the checks need."""
+    count = lengths.shape[0]
+    if not count:
+        return np.empty(0, dtype=np.int64), None if enforce_sorted else lengths
+    # Clamped, because a wrong length must not write past the counts before the check has seen it.
+    counts = lengths.new_zeros(steps + 1)
+    counts.index_add_(0, lengths.clamp(0, steps), torch.ones_like(lengths))
+    low, high = lengths.aminmax()
+    rises = (lengths[1:] > lengths[:-1]).sum()
+    copied: IntArray = torch.cat([count - counts[:steps].cumsum(0), torch.stack([low, high, rises])]).cpu().numpy()
+    if enforce_sorted and copied[-1]:
+        raise_unsorted(lengths)
+    check_range(int(copied[-3]), int(copied[-2]), steps)
+    batch_sizes = copied[: copied[-2]]
+    if not enforce_sorted:
+        return batch_sizes, torch.sort(lengths, stable=True, descending=True).indices
+    return batch_sizes, None if copied[-3] else torch.arange(count, device=lengths.device)
+
+
+def _pack(
+    rows: Tensor,
+    starts: IntArray | Tensor | None,
+    strides: tuple[int, int],
+    batch_sizes: IntArray,
+    sorted_indices: Tensor | None,
+) -> PackedSequence:
+    """Take the elements from rows, given where each sequence starts, longest first."""
+    index = packed_rows(starts, batch_sizes, strides, rows)
+    unsorted_indices = None if sorted_indices is None else inverse(sorted_indices)
+    # _make leaves out the checks of the constructor, which hold here and take a while in a small batch.
+    return PackedSequence._make(
+        (take_rows(rows, index), torch.from_numpy(batch_sizes), sorted_indices, unsorted_indices)
+    )
+
+
+def invert_permutation(permutation: Tensor | None) -> Tensor | None:
+    """The permutation that undoes another: ``sorted_indices`` to ``unsorted_indices`` and back.
+
+    Args:
+        permutation: ``(B,)`` of any integer dtype, holding each of ``0 ... B - 1`` once, or None. That it does is
+            checked on a CPU; checking it on a device would wait.
+
+    Returns:
+        ``(B,)``, same dtype and device; None for None.
+
+    Raises:
+        ArgumentTypeError: not a tensor.
+        ShapeError: not one-dimensional, not of integers, or not a permutation.
+
+    Example:
+        >>> invert_permutation(torch.tensor([2, 0, 1]))
+        tensor([1, 2, 0])
+    """
+    return None if permutation is None else inverse(read_permutation(permutation))
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Padded <-> packed
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def pack_padded_sequence(
+    input: Tensor,
+    lengths: Tensor | Iterable[int],
+    batch_first: bool = False,
+    enforce_sorted: bool = True,
+) -> PackedSequence:
+    """Pack a padded batch.
+
+    Lengths on the host make no device wait. Lengths on a device stay there; what is copied to the host, once, is
+    what a PackedSequence holds on the host, its batch sizes, together with the three numbers that say whether the
+    lengths are valid.
+
+    Args:
+        input: ``(T, B, *features)``, or ``(B, T, *features)`` with ``batch_first``; any dtype.
+        lengths: B integers from 0 to ``T``, of any integer dtype, in a list, a tuple or a tensor on any device.
+        batch_first: which of the two shapes ``input`` has.
+        enforce_sorted: whether the lengths must fall. If so, the pack has no ``sorted_indices``, unless a sequence
+            is empty: then they count up, so that the number of sequences is not lost.
+
+    Returns:
+        the pack. ``sorted_indices`` lists the sequences longest first, ties in the caller's order.
+
+    Raises:
+        ArgumentTypeError: ``input`` is no tensor, ``lengths`` no numbers.
+        ShapeError: fewer than two dimensions, not B lengths, a length below 0 or above T, lengths that are not
+            integers, or that rise under ``enforce_sorted``.
+
+    Example:
+        >>> packed = pack_padded_sequence(torch.tensor([[1, 2, 3], [3, 4, 0]]), [3, 2], batch_first=True)
+        >>> packed.data, packed.batch_sizes
+        (tensor([1, 3, 2, 4, 3]), tensor([2, 2, 1]))
+    """
+    count, steps = read_padded(input, "input", batch_first)
+    given = read_lengths(lengths, count, batch_first)
+    rows, strides = rows_of(input, batch_first)
+    order: IntArray | Tensor | None
+    if isinstance(given, np.ndarray):
+        batch_sizes, order = _rank_on_host(given, steps, enforce_sorted)
+        sorted_indices = None if order is None else send(order, input.device)
+    else:
+        batch_sizes, order = _rank_on_device(given, steps, enforce_sorted)
+        order = sorted_indices = None if order is None else order.to(input.device)
+    return _pack(rows, None if order is None else order * strides[0], strides, batch_sizes, sorted_indices)
+
+
+def pad_packed_sequence(
+    sequence: PackedSequence,
+    batch_first: bool = False,
+    padding_value: float = 0.0,
+    total_length: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Pad a pack.
+
+    On a device this waits once, for ``sorted_indices``, where the pack has them: the lengths in the caller's order
+    are wanted on the host.
+
+    Args:
+        sequence: the pack; with ``sorted_indices`` it has as many sequences as they list.
+        batch_first: whether the result is ``(B, T, *features)``.
+        padding_value: the value of what is no element.
+        total_length: ``T``; the longest length if None.
+
+    Returns:
+        ``(T, B, *features)`` or ``(B, T, *features)``, contiguous, and lengths ``(B,)`` int64 on the CPU, both in
+        the order in which the sequences were packed.
+
+    Raises:
+        ArgumentTypeError: ``sequence`` is no pack, ``padding_value`` no number, ``total_length`` no integer.
+        ShapeError: ``total_length`` is below the longest length, or the parts of the pack do not fit together.
+
+    Example:
+        >>> packed = pack_sequence([torch.tensor([1, 2, 3]), torch.tensor([3, 4])])
+        >>> pad_packed_sequence(packed, batch_first=True)
+        (tensor([[1, 2, 3],
+                [3, 4, 0]]), tensor([3, 2]))
+    """
+    batch_sizes, sorted_indices, count = read_packed(sequence, "sequence")
+    steps = read_total_length(total_length, batch_sizes.shape[0])
+    data, fill = sequence.data, read_padding_value(padding_value)
+    shape, strides = ((count, steps), (steps, 1)) if batch_first else ((steps, count), (1, count))
+    lengths = conjugate(batch_sizes, count)
+    starts: IntArray | Tensor | None = None
+    if sorted_indices is not None:
+        order: IntArray = sorted_indices.cpu().numpy()
+        starts = (order if data.is_cpu else sorted_indices) * strides[0]
+        longest_first, lengths = lengths, np.empty_like(lengths)
+        lengths[order] = longest_first
+    index = packed_rows(starts, batch_sizes, strides, data)
+    padded = place_rows(data, index, count * steps, fill).view(*shape, *data.shape[1:])
+    return padded, torch.from_numpy(lengths)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Lists of sequences
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def pad_sequence(
+    sequences: Tensor | Iterable[Tensor],
+    batch_first: bool = False,
+    padding_value: float = 0.0,
+    padding_side: str = "right",
+) -> Tensor:
+    """Stack sequences of different lengths, padded to the longest.
+
+    Args:
+        sequences: B tensors ``(L, *features)`` of one dtype and device, ``L`` at least 0; or one tensor
+            ``(B, L, *features)``, whose sequences are of one length.
+        batch_first: whether the result is ``(B, T, *features)``.
+        padding_value: the value of what is no element.
+        padding_side: ``"right"`` or ``"left"``, where the padding stands.
+
+    Returns:
+        ``(T, B, *features)`` or ``(B, T, *features)``, contiguous.
+
+    Raises:
+        ArgumentTypeError: ``sequences`` is no iterable of tensors, ``padding_value`` no number.
+        ShapeError: no sequence, or trailing shapes, dtypes or devices that differ.
+
+    Example:
+        >>> pad_sequence([torch.tensor([1, 2, 3]), torch.tensor([3, 4])], batch_first=True)
+        tensor([[1, 2, 3],
+                [3, 4, 0]])
+    """
+    parts, lengths = read_sequences(sequences)
+    left, fill = read_padding_side(padding_side), read_padding_value(padding_value)
+    count, steps = len(parts), int(lengths[lengths.argmax()])
+    shape, strides = ((count, steps), (steps, 1)) if batch_first else ((steps, count), (1, count))
+    flat = join(parts)
+    rows = padded_rows(lengths, flat.shape[0], strides, steps if left else None, flat)
+    return place_rows(flat, rows, count * steps, fill).view(*shape, *flat.shape[1:])
+
+
+def _split(values: Tensor, lengths: Tensor) -> list[Tensor]:
+    """Flat values as a list; "unsafe" lets each be changed in place, which is safe since nobody has the whole."""
+    return list(values.unsafe_split_with_sizes(lengths.tolist())) if lengths.shape[0] else []
+
+
+def unpad_sequence(
+    padded_sequences: Tensor, lengths: Tensor | Iterable[int], batch_first: bool = False
+) -> list[Tensor]:
+    """Cut a padded batch, padded on the right, into its sequences.
+
+    Lengths on a device are copied to the host once: they are the shapes of the result.
+
+    Args:
+        padded_sequences: ``(T, B, *features)``, or ``(B, T, *features)`` with ``batch_first``. Not changed.
+        lengths: B integers from 0 to ``T``, of any integer dtype, in a list, a tuple or a tensor on any device.
+        batch_first: which of the two shapes.
+
+    Returns:
+        B tensors ``(L, *features)``; copies, not views.
+
+    Raises:
+        ArgumentTypeError: ``padded_sequences`` is no tensor, ``lengths`` no numbers.
+        ShapeError: they do not fit together.
+
+    Example:
+        >>> unpad_sequence(torch.tensor([[1, 2, 3], [3, 4, 0]]), [3, 2], batch_first=True)
+        [tensor([1, 2, 3]), tensor([3, 4])]
+    """
+    values, host, _ = padded_to_flat(padded_sequences, lengths, batch_first, argument="padded_sequences")
+    return _split(values, host)
+
+
+def pack_sequence(sequences: Tensor | Iterable[Tensor], enforce_sorted: bool = True) -> PackedSequence:
+    """Pack sequences of different lengths. Does not wait for a device.
+
+    Args:
+        sequences: B tensors ``(L, *features)`` of one dtype and device, ``L`` at least 0.
+        enforce_sorted: whether the lengths must fall; see :func:`pack_padded_sequence`.
+
+    Returns:
+        the pack, as :func:`pack_padded_sequence` gives it.
+
+    Raises:
+        ArgumentTypeError: ``sequences`` is no iterable of tensors.
+        ShapeError: no sequence, trailing shapes, dtypes or devices that differ, or lengths that rise under
+            ``enforce_sorted``.
+
+    Example:
+        >>> packed = pack_sequence([torch.tensor([1, 2, 3]), torch.tensor([3, 4])])
+        >>> packed.data, packed.batch_sizes
+        (tensor([1, 3, 2, 4, 3]), tensor([2, 2, 1]))
+    """
+    parts, lengths = read_sequences(sequences)
+    batch_sizes, order = _rank_on_host(lengths, int(lengths[lengths.argmax()]), enforce_sorted)
+    flat = join(parts)
+    starts: IntArray = lengths.cumsum() - lengths
+    if order is None:
+        return _pack(flat, starts, (0, 1), batch_sizes, None)
+    return _pack(flat, starts[order], (0, 1), batch_sizes, send(order, flat.device))
+
+
+def unpack_sequence(packed_sequences: PackedSequence) -> list[Tensor]:
+    """Cut a pack into its sequences. On a device this waits once, as :func:`pad_packed_sequence` does.
+
+    Args:
+        packed_sequences: the pack.
+
+    Returns:
+        B tensors ``(L, *features)``, in the order in which they were packed; copies, not views.
+
+    Raises:
+        ArgumentTypeError: not a pack.
+        ShapeError: its parts do not fit together.
+
+    Example:
+        >>> unpack_sequence(pack_sequence([torch.tensor([1, 2, 3]), torch.tensor([3, 4])]))
+        [tensor([1, 2, 3]), tensor([3, 4])]
+    """
+    return _split(*flatten_packed(packed_sequences, "packed_sequences"))

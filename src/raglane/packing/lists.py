@@ -1,0 +1,101 @@
+"""Lists of sequences: checking them, and laying them one after the other."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from raglane.errors import ShapeError, explain
+from raglane.packing.arguments import DimensionError, KindError
+from raglane.packing.layouts import IntArray
+
+__all__ = ["join", "read_sequences"]
+
+
+def read_sequences(sequences: Any) -> tuple[tuple[Tensor, ...], IntArray]:
+    """Check a list of sequences, all but their trailing shapes, which :func:`join` checks.
+
+    Returns:
+        the sequences, at least one, and their lengths.
+
+    Raises:
+        KindError: not an iterable of tensors.
+        DimensionError: a sequence without a dimension of steps.
+        ShapeError: no sequence, or sequences of different dtypes or numbers of dimensions.
+
+    Example:
+        >>> read_sequences([torch.ones(3), torch.ones(2)])[1]
+        array([3, 2])
+    """
+    if isinstance(sequences, PackedSequence):
+        _raise_no_list(sequences)
+    try:
+        sequences = tuple(sequences)
+    except TypeError:
+        _raise_no_list(sequences)
+    try:
+        lengths = np.array([sequence.size(0) for sequence in sequences], dtype=np.int64)
+        kinds = {(sequence.dtype, sequence.dim()) for sequence in sequences}
+    except (AttributeError, TypeError, IndexError):
+        _raise_unfit(sequences)
+        raise
+    if len(kinds) != 1:
+        _raise_unfit(sequences)
+    return sequences, lengths
+
+
+def _raise_no_list(sequences: Any) -> NoReturn:
+    rule = "a list of tensors, one a sequence"
+    fix = "pass for instance [torch.ones(3), torch.ones(2)]; pad_packed_sequence takes a pack"
+    raise KindError(explain("sequences", f"type {type(sequences).__name__}", rule, fix))
+
+
+def join(sequences: tuple[Tensor, ...]) -> Tensor:
+    """Lay sequences one after the other.
+
+    Raises:
+        ShapeError: trailing shapes or devices differ.
+
+    Example:
+        >>> join((torch.tensor([1, 2]), torch.tensor([3])))
+        tensor([1, 2, 3])
+    """
+    try:
+        return torch.cat(sequences)
+    except RuntimeError:
+        _raise_unfit(sequences)
+        raise  # nothing wrong with the sequences: out of memory, for instance
+
+
+def _raise_unfit(sequences: tuple[Any, ...]) -> None:
+    """Find what keeps sequences from lying one after the other, and say it."""
+    if not sequences:
+        rule = "at least one, since the features and the dtype are read from them"
+        fix = "skip an empty batch, or pass a padded tensor of shape (0, 0, *features) to pack_padded_sequence"
+        raise ShapeError(explain("sequences", "none", rule, fix))
+    for number, sequence in enumerate(sequences):
+        argument = f"sequences[{number}]"
+        if not isinstance(sequence, Tensor):
+            fix = "wrap it with torch.as_tensor"
+            raise KindError(explain(argument, f"type {type(sequence).__name__}", "each sequence is a tensor", fix))
+        if sequence.dim() == 0:
+            fix = "pass sequences of shape (L, *features)"
+            raise DimensionError(explain(argument, "a tensor without dimensions", "the first counts steps", fix))
+        first = sequences[0]
+        for what, mine, its in (
+            ("trailing shape", tuple(sequence.shape[1:]), tuple(first.shape[1:])),
+            ("dtype", sequence.dtype, first.dtype),
+            ("device", sequence.device, first.device),
+        ):
+            if mine != its:
+                rule = f"sequences share it, and sequences[0] has {its}"
+                fix = (
+                    f"make them agree, for instance with sequence.to({its})"
+                    if what != "trailing shape"
+                    else ("pass sequences of shape (L, *features) that differ in L alone")
+                )
+                raise ShapeError(explain(argument, f"{what} {mine}", rule, fix))

@@ -1,0 +1,137 @@
+"""The parts of a ragged batch, and what follows from them without computing on a value."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from raglane import segments
+
+__all__ = ["FlatBatch"]
+
+
+class FlatBatch:
+    """Values that lie flat, their offsets, and the lengths as the host knows them: the base of ``Ragged``.
+
+    NOTE (host lengths): ``_host_lengths`` is a CPU tensor, or None where the lengths only ever were on a device; then
+    the first property that needs them waits for it, once.
+    """
+
+    __slots__ = ("_host_lengths", "_offsets", "_values")
+    _values: Tensor
+    _offsets: Tensor
+    _host_lengths: Tensor | None
+
+    @classmethod
+    def _make(cls, values: Tensor, offsets: Tensor, host_lengths: Tensor | None) -> Self:
+        """Put a batch together from parts that are known to fit."""
+        batch = cls.__new__(cls)
+        batch._values = values
+        batch._offsets = offsets
+        batch._host_lengths = host_lengths
+        return batch
+
+    @classmethod
+    def _build(cls, values: Tensor, host_lengths: Tensor) -> Self:
+        offsets = segments.offsets_from_lengths(host_lengths).to(values.device, non_blocking=True)
+        return cls._make(values, offsets, host_lengths)
+
+    def _like(self, values: Tensor) -> Self:
+        return self._make(values, self._offsets, self._host_lengths)
+
+    def __len__(self) -> int:
+        """The number of sequences, B."""
+        return self._offsets.shape[0] - 1
+
+    # -- what it holds ----------------------------------------------------------------------------------------------
+
+    @property
+    def values(self) -> Tensor:
+        """The elements, ``(N, *features)``, sequence after sequence."""
+        return self._values
+
+    @property
+    def offsets(self) -> Tensor:
+        """Where each sequence starts, and the end of the last: ``(B + 1,)`` int64 on the values' device."""
+        return self._offsets
+
+    @property
+    def host_lengths(self) -> Tensor:
+        """The lengths, ``(B,)`` int64, on the CPU. Waits for a GPU if the host never knew them."""
+        if self._host_lengths is None or self._host_lengths.device.type != "cpu":
+            self._host_lengths = self._offsets.diff().cpu()
+        return self._host_lengths
+
+    @property
+    def lengths(self) -> Tensor:
+        """The lengths, ``(B,)`` int64, on the values' device; for the copy on the host see ``host_lengths``."""
+        on_host = self._offsets.device.type == "cpu" and self._host_lengths is not None
+        return self.host_lengths if on_host else self._offsets.diff()
+
+    @property
+    def cu_seqlens(self) -> Tensor:
+        """The offsets as int32, as attention kernels for sequences of different lengths want them."""
+        return self._offsets.to(torch.int32)
+
+    @property
+    def segment_ids(self) -> Tensor:
+        """For each element the sequence that it belongs to, ``(N,)`` int64."""
+        return segments.segment_ids(self._offsets, self._values.shape[0])
+
+    @property
+    def positions(self) -> Tensor:
+        """For each element its step, ``(N,)`` int64: 0 for the first of its sequence."""
+        return segments.positions(self._offsets, self._values.shape[0])
+
+    @property
+    def max_length(self) -> int:
+        """The longest length; 0 for a batch of no sequences. Waits for a GPU if the host never knew the lengths."""
+        lengths = self.host_lengths
+        return int(lengths.max()) if lengths.numel() else 0
+
+    @property
+    def fill(self) -> float:
+        """N / (B x longest), the share of a padded batch that would be real; 1 where that has no elements.
+
+        Waits for a GPU if the host never knew the lengths.
+        """
+        room = len(self) * self.max_length
+        return self._values.shape[0] / room if room else 1.0
+
+    @property
+    def features(self) -> torch.Size:
+        """The shape of one element."""
+        return self._values.shape[1:]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the values."""
+        return self._values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the values."""
+        return self._values.device
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether gradients are wanted for the values."""
+        return self._values.requires_grad
+
+    def mask(self) -> Tensor:
+        """``(B, longest)`` bool: True where a padded batch would hold a real element.
+
+        Waits for a GPU if the host never knew the lengths.
+
+        Example:
+            >>> Ragged([torch.ones(2), torch.ones(1)]).mask().tolist()
+            [[True, True], [True, False]]
+        """
+        return torch.arange(self.max_length, device=self.device) < self.lengths.unsqueeze(1)
+
+    def _host_offsets(self) -> Tensor:
+        if self._offsets.device.type == "cpu":
+            return self._offsets
+        return segments.offsets_from_lengths(self.host_lengths)

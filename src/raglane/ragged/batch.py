@@ -1,0 +1,295 @@
+"""The ragged batch: values that lie flat, sequence after sequence, and the offsets at which sequences start."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from raglane import interop, segments
+from raglane.errors import ArgumentTypeError, ShapeError, explain
+from raglane.ragged import display, functions
+from raglane.ragged.conversions import Conversions
+from raglane.ragged.operations import SequenceOperations
+
+__all__ = ["Ragged"]
+
+
+def _operator(function: Callable[..., Any], swapped: bool = False) -> Callable[[Ragged, Any], Ragged]:
+    """A Python operator of Ragged that calls the torch function of the same meaning."""
+
+    def apply(self: Ragged, other: Any) -> Ragged:
+        result: Ragged = function(other, self) if swapped else function(self, other)
+        return result
+
+    return apply
+
+
+def _unary(function: Callable[..., Any]) -> Callable[[Ragged], Ragged]:
+    """A Python operator of one operand."""
+
+    def apply(self: Ragged) -> Ragged:
+        result: Ragged = function(self)
+        return result
+
+    return apply
+
+
+class Ragged(SequenceOperations, Conversions):
+    """A batch of sequences of different lengths, without padding.
+
+    ``values`` ``(N, *features)`` holds the sequences one after the other, in the caller's order; ``offsets``
+    ``(B + 1,)`` says where each starts. A Ragged is immutable: operations return a new one, which shares what
+    did not change. Gradients flow through ``values``. Lengths of 0 and batches of 0 sequences are legal.
+
+    The lengths are kept a second time on the host, as a CPU tensor, wherever they were known there, so that
+    nothing has to wait for a GPU to learn them. Only a batch built from offsets or lengths that were on a GPU
+    lacks that copy; what needs it then (``host_lengths``, ``max_length``, ``fill``, indexing, ``truncate``,
+    ``to_padded`` and the other conversions) waits for the device.
+
+    Element-wise torch functions, and those of the feature dimensions (``torch.relu``, ``r * 2``,
+    ``torch.nn.Linear``, ``Embedding``, ``Dropout``, ``LayerNorm``, ``torch.softmax(r, dim=-1)``), take a Ragged and
+    return one.
+
+    Args:
+        sequences: tensors or NumPy arrays ``(L_i, *features)``, ``L_i`` at least 0, of one dtype and device, or
+            nested lists of numbers. They are copied once.
+
+    Raises:
+        ArgumentTypeError: a single tensor, or something that is no list of sequences.
+        ShapeError: sequences whose features, dtypes or devices differ.
+
+    Example:
+        >>> r = Ragged([torch.ones(4, 12), torch.ones(2, 12), torch.ones(8, 12)])
+        >>> r
+        Ragged(shape=(3, *, 12), dtype=torch.float32, device=cpu, lengths=[4, 2, 8], fill=0.583)
+        >>> r.last().shape, r[1].shape
+        (torch.Size([3, 12]), torch.Size([2, 12]))
+    """
+
+    __slots__ = ()
+
+    def __init__(self, sequences: Iterable[Tensor] | Iterable[NDArray[Any]] | Iterable[Sequence[Any]]) -> None:
+        values, lengths = interop.from_list(sequences)
+        self._values = values
+        self._offsets = segments.offsets_from_lengths(lengths).to(values.device, non_blocking=True)
+        self._host_lengths = lengths
+
+    # -- as a container -----------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """Each sequence in turn, a view. Waits for a GPU if the host never knew the lengths."""
+        return iter(self.to_list())
+
+    def __getitem__(self, index: Any) -> Any:
+        """One sequence (a view) by an integer, or a batch of some by a slice, an index or a mask.
+
+        Waits for a GPU if the host never knew the lengths, or if an index tensor is on one.
+
+        Raises:
+            IndexError: an integer out of range.
+            ArgumentTypeError: something that selects no sequences, for instance a tuple.
+
+        Example:
+            >>> r = Ragged([torch.tensor([1, 2]), torch.tensor([3]), torch.tensor([4, 5])])
+            >>> r[-1].tolist(), r[1:].lengths.tolist(), r[torch.tensor([2, 0])].values.tolist()
+            ([4, 5], [1, 2], [4, 5, 1, 2])
+        """
+        if isinstance(index, slice):
+            return self._slice(index)
+        if isinstance(index, list | np.ndarray):
+            index = torch.as_tensor(index, dtype=torch.int64 if len(index) == 0 else None)
+        if isinstance(index, Tensor) and index.dim() > 0:
+            return self.select(index)
+        try:
+            position = operator.index(index)
+        except TypeError:
+            raise ArgumentTypeError(
+                explain(
+                    "index",
+                    repr(index),
+                    "an integer, a slice, a list, an index tensor or a mask chooses sequences",
+                    "call r.map(lambda values: values[..., k]) to choose features",
+                )
+            ) from None
+        if not -len(self) <= position < len(self):
+            raise IndexError(explain("index", str(position), f"the batch has {len(self)} sequences", "see len(r)"))
+        host_offsets = self._host_offsets()
+        position %= len(self)
+        return self._values[int(host_offsets[position]) : int(host_offsets[position + 1])]
+
+    def _slice(self, index: slice) -> Self:
+        start, stop, step = index.indices(len(self))
+        if step != 1:
+            return self.select(torch.arange(start, stop, step) if (stop - start) * step > 0 else torch.arange(0))
+        stop = max(start, stop)
+        host_offsets = self._host_offsets()
+        first, end = int(host_offsets[start]), int(host_offsets[stop])
+        offsets = self._offsets[start : stop + 1] - first
+        return self._make(self._values[first:end], offsets, self.host_lengths[start:stop])
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """Apply a function to the flat values, ``(N, *features)`` in and ``(N, *anything)`` out.
+
+        Args:
+            function: one that treats each row alone; that it does is the caller's promise.
+
+        Raises:
+            ShapeError: it does not return one row an element.
+
+        Example:
+            >>> Ragged([torch.ones(2, 3)]).map(lambda values: values.sum(-1)).values.tolist()
+            [3.0, 3.0]
+        """
+        values = function(self._values)
+        if not isinstance(values, Tensor) or values.shape[:1] != self._values.shape[:1]:
+            got = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
+            raise ShapeError(
+                explain(
+                    "function",
+                    f"a result of {got}",
+                    f"a tensor with one row for each of the {self._values.shape[0]} elements",
+                    "return (N, *anything), or call the function on r.values",
+                )
+            )
+        return self._like(values)
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """Move or convert the values as :meth:`torch.Tensor.to` does; offsets follow to the device.
+
+        Example:
+            >>> Ragged([[1, 2]]).to(torch.float64).dtype
+            torch.float64
+        """
+        values = self._values.to(*args, **kwargs)
+        offsets = self._offsets.to(values.device, non_blocking=bool(kwargs.get("non_blocking", False)))
+        return self._make(values, offsets, self._host_lengths)
+
+    def pin_memory(self) -> Self:
+        """A copy in page-locked memory, from which a GPU copies without the host waiting.
+
+        A DataLoader with ``pin_memory=True`` calls it.
+        """
+        return self._make(self._values.pin_memory(), self._offsets.pin_memory(), self._host_lengths)
+
+    def detach(self) -> Self:
+        """The same batch, cut off from the graph of gradients."""
+        return self._like(self._values.detach())
+
+    # -- torch functions and operators ------------------------------------------------------------------------------
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        function: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        return functions.apply(cls, function, args, dict(kwargs or {}))
+
+    __add__ = _operator(torch.add)
+    __radd__ = _operator(torch.add, swapped=True)
+    __sub__ = _operator(torch.sub)
+    __rsub__ = _operator(torch.sub, swapped=True)
+    __mul__ = _operator(torch.mul)
+    __rmul__ = _operator(torch.mul, swapped=True)
+    __truediv__ = _operator(torch.true_divide)
+    __rtruediv__ = _operator(torch.true_divide, swapped=True)
+    __floordiv__ = _operator(torch.floor_divide)
+    __mod__ = _operator(torch.remainder)
+    __pow__ = _operator(torch.pow)
+    __rpow__ = _operator(torch.pow, swapped=True)
+    __and__ = _operator(torch.bitwise_and)
+    __or__ = _operator(torch.bitwise_or)
+    __xor__ = _operator(torch.bitwise_xor)
+    __lt__ = _operator(torch.lt)
+    __le__ = _operator(torch.le)
+    __gt__ = _operator(torch.gt)
+    __ge__ = _operator(torch.ge)
+    __eq__ = _operator(torch.eq)  # type: ignore[assignment]
+    __ne__ = _operator(torch.ne)  # type: ignore[assignment]
+    __hash__ = object.__hash__
+
+    def __bool__(self) -> bool:
+        # A batch is a container, which would make `if a == b` true for whatever they hold.
+        raise ArgumentTypeError(
+            explain(
+                "a Ragged",
+                "a question for its truth",
+                "a batch of many values is neither true nor false",
+                "ask len(r) > 0, or (a == b).values.all()",
+            )
+        )
+
+    __neg__ = _unary(torch.neg)
+    __abs__ = _unary(torch.abs)
+    __invert__ = _unary(torch.bitwise_not)
+
+    def __getattr__(self, name: str) -> Any:
+        # Reached only for what a Ragged has not got; a method of tensors is worth a word on what there is instead.
+        if hasattr(Tensor, name) and not name.startswith("__"):
+            raise AttributeError(
+                explain(
+                    f"Ragged.{name}",
+                    "a method of tensors",
+                    "a Ragged has no dimension for its steps, so not every one applies",
+                    f"{functions.hint(name)}; for torch's recurrent layers use those of rl.nn",
+                )
+            )
+        raise AttributeError(f"Ragged has no attribute {name!r}")
+
+    # -- how it shows itself ------------------------------------------------------------------------------------------
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self._values, self._offsets, self._host_lengths)
+
+    def __repr__(self) -> str:
+        lengths = self._host_lengths
+        shape = f"({', '.join(map(str, (len(self), '*', *self.features)))})"
+        return display.describe(
+            shape,
+            str(self.dtype),
+            str(self.device),
+            None if lengths is None else lengths.tolist(),
+            None if lengths is None else self.fill,
+        )
+
+    def _repr_html_(self) -> str:
+        return display.picture(repr(self), [] if self._host_lengths is None else self._host_lengths.tolist())
+
+
+def _rebuild(values: Tensor, offsets: Tensor, host_lengths: Tensor | None) -> Ragged:
+    """Put a pickled batch together again."""
+    return Ragged._make(values, offsets, host_lengths)
+
+
+def _flatten(batch: Ragged) -> tuple[list[Tensor | None], None]:
+    # NOTE: the lengths are a tensor among the children, never integers in the context: torch.compile would take
+    # integers for constants and compile anew for every batch.
+    return [batch._values, batch._offsets, batch._host_lengths], None
+
+
+def _flatten_with_keys(batch: Ragged) -> tuple[list[tuple[Any, Any]], None]:
+    children, context = _flatten(batch)
+    names = ("values", "offsets", "host_lengths")
+    return [(pytree.GetAttrKey(name), child) for name, child in zip(names, children, strict=True)], context
+
+
+def _unflatten(children: Iterable[Any], context: None) -> Ragged:  # noqa: ARG001
+    return Ragged._make(*children)
+
+
+pytree.register_pytree_node(
+    Ragged,
+    _flatten,
+    _unflatten,
+    serialized_type_name="raglane.Ragged",
+    flatten_with_keys_fn=_flatten_with_keys,
+)

@@ -1,0 +1,303 @@
+"""Between a ragged batch and every other way to hold sequences of different lengths."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from raglane import interop, segments
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
+from raglane.packing.flat import flat_to_padded, flatten_packed, pack_flat, padded_to_flat
+from raglane.ragged.base import FlatBatch
+from raglane.rows import take_rows
+
+__all__ = ["Conversions"]
+
+
+class Conversions(FlatBatch):
+    """The conversions of ``Ragged``; none loops over sequences, and gradients flow through those that copy."""
+
+    __slots__ = ()
+
+    @classmethod
+    def from_flat(cls, values: Any, offsets: Any = None, lengths: Any = None) -> Self:
+        """A batch over flat values; a tensor or NumPy array is not copied.
+
+        Args:
+            values: ``(N, *features)``.
+            offsets: ``(B + 1,)`` integers, first 0, last ``N``, nowhere decreasing. Either these
+            lengths: or ``(B,)`` integers of at least 0 that add up to ``N``. A tensor, an array or a list. Given
+                on a GPU, they stay there and are not checked, since that would wait for it.
+
+        Raises:
+            ArgumentTypeError: neither offsets nor lengths, both, or not integers.
+            ShapeError: they do not fit the values.
+
+        Example:
+            >>> Ragged.from_flat(torch.arange(6), lengths=[4, 2]).to_list()
+            [tensor([0, 1, 2, 3]), tensor([4, 5])]
+        """
+        values = interop.as_tensor(values)
+        if (offsets is None) == (lengths is None):
+            raise ArgumentTypeError(
+                explain(
+                    "offsets, lengths",
+                    "neither" if offsets is None else "both",
+                    "exactly one of them says where the sequences are",
+                    "pass lengths=[...] or offsets=[0, ...]",
+                )
+            )
+        if values.dim() == 0:
+            raise ShapeError(explain("values", "a number", "(N, *features)", "pass at least one dimension"))
+        if offsets is None:
+            given = _integers(lengths, "lengths")
+            offsets = segments.offsets_from_lengths(given)
+        else:
+            given = None
+            offsets = _integers(offsets, "offsets")
+        if offsets.device.type != "cpu":
+            return cls._make(values, offsets.to(values.device), None)
+        host_lengths = offsets.diff() if given is None else given
+        _check_offsets(offsets, host_lengths, values.shape[0], "offsets" if given is None else "lengths")
+        return cls._make(values, offsets.to(values.device, non_blocking=True), host_lengths)
+
+    @classmethod
+    def from_padded(
+        cls, padded: Tensor, lengths: Any = None, batch_first: bool = True, *, mask: Tensor | None = None
+    ) -> Self:
+        """The real elements of a padded tensor.
+
+        Args:
+            padded: ``(B, T, *features)``, or ``(T, B, *features)`` where ``batch_first`` is False.
+            lengths: ``(B,)`` integers from 0 to ``T``, for padding on the right; a list, an array, or a tensor,
+                which is copied to the host where it is on a GPU. Either these
+            batch_first: whether the batch is the first dimension of ``padded``, and of ``mask``.
+            mask: or ``(B, T)`` bool, True where an element is real: for padding on the left, or anywhere. Its
+                count is read on the host, which waits for a GPU.
+
+        Raises:
+            ArgumentTypeError: neither lengths nor mask, both, or of the wrong kind.
+            ShapeError: they do not fit the padded tensor.
+
+        Example:
+            >>> padded = torch.tensor([[1, 2, 0], [3, 4, 5]])
+            >>> Ragged.from_padded(padded, [2, 3]).to_list()
+            [tensor([1, 2]), tensor([3, 4, 5])]
+            >>> left = torch.tensor([[0, 1, 2], [3, 4, 5]])
+            >>> Ragged.from_padded(left, mask=left > 0).to_list()
+            [tensor([1, 2]), tensor([3, 4, 5])]
+        """
+        if (lengths is None) == (mask is None):
+            raise ArgumentTypeError(
+                explain(
+                    "lengths, mask",
+                    "neither" if lengths is None else "both",
+                    "exactly one of them says which elements are real",
+                    "pass the lengths, or a bool mask (B, T) for padding that is not on the right",
+                )
+            )
+        if mask is not None:
+            return cls._from_mask(padded, mask, batch_first)
+        values, host_lengths, offsets = padded_to_flat(padded, lengths, batch_first)
+        return cls._make(values, offsets, host_lengths)
+
+    @classmethod
+    def _from_mask(cls, padded: Tensor, mask: Tensor, batch_first: bool) -> Self:
+        if not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
+            kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+            raise ArgumentTypeError(explain("mask", str(kind), "a bool tensor", "pass for instance mask.bool()"))
+        if padded.dim() < 2 or mask.shape != padded.shape[:2]:
+            raise ShapeError(
+                explain(
+                    "mask",
+                    f"shape {tuple(mask.shape)}",
+                    f"the first two dimensions of padded, which is {tuple(padded.shape)}",
+                    "pass one entry for each element of the padded tensor",
+                )
+            )
+        if not batch_first:
+            padded, mask = padded.transpose(0, 1), mask.transpose(0, 1)
+        index = mask.reshape(-1).nonzero().view(-1)
+        flat = padded.reshape(-1, *padded.shape[2:])
+        return cls._build(take_rows(flat, index.to(flat.device)), mask.sum(1).cpu())
+
+    @classmethod
+    def from_packed(cls, packed: PackedSequence) -> Self:
+        """The sequences of a PackedSequence, in the caller's order.
+
+        Args:
+            packed: sorted or not, also with sequences of length 0 as :mod:`raglane.packing` makes them.
+
+        Raises:
+            ArgumentTypeError: not a PackedSequence.
+
+        Example:
+            >>> from raglane.packing import pack_sequence
+            >>> Ragged.from_packed(pack_sequence([torch.tensor([1, 2]), torch.tensor([3])])).to_list()
+            [tensor([1, 2]), tensor([3])]
+        """
+        return cls._build(*flatten_packed(packed))
+
+    @classmethod
+    def from_nested(cls, nested: Tensor) -> Self:
+        """The sequences of a :mod:`torch.nested` tensor; one of the jagged layout shares its memory.
+
+        Raises:
+            ArgumentTypeError: not a nested tensor.
+            ShapeError: ragged in another dimension than the first after the batch.
+
+        Example:
+            >>> nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.jagged)
+            >>> Ragged.from_nested(nested).lengths.tolist()
+            [2, 1]
+        """
+        values, offsets = interop.from_nested(nested)
+        return cls._make(values, offsets, offsets.diff() if offsets.device.type == "cpu" else None)
+
+    @classmethod
+    def from_arrow(cls, array: Any) -> Self:
+        """The sequences of an Arrow list array; numbers share its memory. See :func:`raglane.interop.from_arrow`.
+
+        Raises:
+            MissingExtraError: pyarrow is not installed.
+            ArgumentTypeError: not an Arrow array of lists of numbers.
+            ArgumentError: a null, anywhere in it.
+
+        Example:
+            >>> import pyarrow
+            >>> Ragged.from_arrow(pyarrow.array([[1, 2], [], [3]])).lengths.tolist()
+            [2, 0, 1]
+        """
+        values, offsets = interop.from_arrow(array)
+        return cls._make(values, offsets, offsets.diff())
+
+    def to_list(self) -> list[Tensor]:
+        """Each sequence as a view of the values. Waits for a GPU if the host never knew the lengths.
+
+        Example:
+            >>> Ragged([torch.tensor([1, 2]), torch.tensor([3])]).to_list()
+            [tensor([1, 2]), tensor([3])]
+        """
+        return list(torch.split(self._values, self.host_lengths.tolist())) if len(self) else []
+
+    def to_padded(
+        self, batch_first: bool = True, padding_value: float = 0.0, total_length: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """A padded tensor and the lengths.
+
+        Waits for a GPU if the host never knew the lengths.
+
+        Args:
+            batch_first: ``(B, T, *features)``, or ``(T, B, *features)`` where False.
+            padding_value: what lies past the end of a sequence.
+            total_length: T; the longest length by default.
+
+        Returns:
+            The padded tensor, and the lengths ``(B,)`` int64 on the CPU.
+
+        Raises:
+            ArgumentError: ``total_length`` below the longest length.
+
+        Example:
+            >>> padded, lengths = Ragged([torch.tensor([1, 2]), torch.tensor([3])]).to_padded()
+            >>> padded.tolist(), lengths.tolist()
+            ([[1, 2], [3, 0]], [2, 1])
+        """
+        longest = self.max_length
+        if total_length is not None and total_length < longest:
+            raise ArgumentError(
+                explain(
+                    "total_length",
+                    str(total_length),
+                    f"at least the longest length, {longest}",
+                    f"pass {longest} or more, or call r.truncate({total_length}) first",
+                )
+            )
+        length = longest if total_length is None else total_length
+        padded = flat_to_padded(self._values, self._offsets, length, batch_first, padding_value)
+        return padded, self.host_lengths
+
+    def to_packed(self) -> PackedSequence:
+        """A PackedSequence, with its ``sorted_indices`` set, so that what reads it gives this order back.
+
+        Waits for a GPU if the host never knew the lengths. torch's own layers refuse a pack that holds sequences
+        of length 0; Raglane's read it.
+
+        Example:
+            >>> Ragged([torch.tensor([3]), torch.tensor([1, 2])]).to_packed().data.tolist()
+            [1, 3, 2]
+        """
+        return pack_flat(self._values, self._offsets, self.host_lengths)
+
+    def to_nested(self) -> Tensor:
+        """A jagged :mod:`torch.nested` tensor over the same memory.
+
+        Example:
+            >>> Ragged([torch.ones(2), torch.ones(1)]).to_nested().is_nested
+            True
+        """
+        return interop.to_nested(self._values, self._offsets, self.max_length)
+
+    def to_numpy(self) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """The values and the offsets as NumPy arrays, over the same memory on a CPU; waits for a device.
+
+        Example:
+            >>> values, offsets = Ragged([[1, 2], [3]]).to_numpy()
+            >>> values.tolist(), offsets.tolist()
+            ([1, 2, 3], [0, 2, 3])
+        """
+        return self._values.detach().cpu().numpy(), self._offsets.cpu().numpy()
+
+    def to_arrow(self) -> Any:
+        """A ``pyarrow`` LargeListArray; features become fixed-size lists. Waits for a device.
+
+        Raises:
+            MissingExtraError: pyarrow is not installed.
+            ArgumentTypeError: a dtype that Arrow does not have.
+
+        Example:
+            >>> Ragged([[1, 2], [3]]).to_arrow().to_pylist()
+            [[1, 2], [3]]
+        """
+        return interop.to_arrow(self._values, self._offsets)
+
+
+def _integers(data: Any, name: str) -> Tensor:
+    """A 1-D int64 tensor from what a caller calls lengths or offsets."""
+    tensor = interop.as_tensor(data) if len(data) else torch.empty(0, dtype=torch.int64)
+    if tensor.dtype is torch.bool or tensor.is_floating_point() or tensor.is_complex() or tensor.dim() != 1:
+        raise ArgumentTypeError(
+            explain(
+                name,
+                f"{tensor.dtype} of shape {tuple(tensor.shape)}",
+                "integers in one dimension",
+                "pass a list of integers or a 1-D tensor of an integer dtype",
+            )
+        )
+    return tensor.to(torch.int64)
+
+
+def _check_offsets(offsets: Tensor, lengths: Tensor, total: int, name: str) -> None:
+    """Raise where offsets, or the lengths that they came from, do not describe ``total`` elements."""
+    if offsets.shape[0] == 0 or int(offsets[0]) != 0 or int(offsets[-1]) != total:
+        last = int(offsets[-1]) if offsets.shape[0] else "nothing"
+        got = f"a sum of {last}" if name == "lengths" else f"{offsets.tolist()[:4]}..., ending in {last}"
+        rule = "they add up to" if name == "lengths" else "they start with 0 and end in"
+        raise ShapeError(
+            explain(name, got, f"{rule} the {total} elements of values", "check that both belong together")
+        )
+    if bool((lengths < 0).any()):
+        index = int((lengths < 0).nonzero()[0, 0])
+        raise ShapeError(
+            explain(
+                name,
+                f"length {int(lengths[index])} at index {index}",
+                "no length is below 0",
+                "check the data",
+            )
+        )

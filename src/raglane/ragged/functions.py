@@ -1,0 +1,284 @@
+"""Which torch functions accept a ragged batch: the tables behind ``Ragged.__torch_function__``.
+
+Two kinds make sense on the flat values as they are: those that act on each number alone (element-wise), and those
+that act on the feature dimensions at the end. Everything else would mix elements of different sequences, or needs
+dimensions that a ragged batch does not have, and is refused with a word on what to call instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raglane.errors import RaggedFunctionError, ShapeError, explain
+
+__all__ = ["Kind", "apply", "check_dimension", "hint", "kind_of"]
+
+Kind = str
+"""``"element"``, ``"feature"`` (acts on the last dimensions) or ``"dim"`` (acts on the dimension it is told)."""
+
+_ELEMENT = """
+abs absolute acos acosh add addcdiv addcmul alpha_dropout angle arccos arccosh arcsin arcsinh arctan arctan2
+arctanh asin asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift
+bitwise_xor bernoulli ceil celu clamp clamp_max clamp_min clip clone conj copysign cos cosh deg2rad detach digamma
+div divide dropout elu empty_like eq erf erfc erfinv exp exp2 expm1 fix float_power floor
+floor_divide fmax fmin fmod frac full_like ge gelu greater greater_equal gt hardshrink hardsigmoid hardswish
+hardtanh heaviside hypot i0 imag isclose isfinite isinf isnan isneginf isposinf isreal ldexp le leaky_relu lerp
+less less_equal lgamma log log10 log1p log2 logaddexp logaddexp2 logical_and logical_not logical_or logical_xor
+logit logsigmoid lt maximum minimum mish mul multiply nan_to_num ne neg negative nextafter not_equal ones_like
+polygamma positive pow prelu rad2deg rand_like randn_like real reciprocal relu relu6 remainder round rrelu rsqrt
+rsub selu sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink softsign sqrt square sub subtract tan
+tanh tanhshrink threshold true_divide trunc where xlogy zeros_like
+__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __div__ __rdiv__ __floordiv__
+__rfloordiv__ __mod__ __rmod__ __pow__ __rpow__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __and__ __rand__ __or__
+__ror__ __xor__ __rxor__
+""".split()
+
+_FEATURE = ("linear", "layer_norm", "rms_norm", "embedding", "one_hot")
+
+# Functions that act on the dimension they are told, with the place of ``dim`` among their positional arguments and
+# what it is by default.
+_DIMENSION: dict[str, tuple[int, int | None]] = {
+    **dict.fromkeys(
+        """all amax amin any argmax argmin cumprod cumsum flip log_softmax logcumsumexp logsumexp mean nanmean
+        nansum prod softmax softmin std sum var""".split(),
+        (1, None),
+    ),
+    "argsort": (1, -1),
+    "cat": (1, 0),
+    "concat": (1, 0),
+    "concatenate": (1, 0),
+    "cosine_similarity": (2, 1),
+    "glu": (1, -1),
+    "gumbel_softmax": (4, -1),
+    "normalize": (2, 1),
+}
+
+_HINTS = {
+    "sum": "call r.sum() for a sum a sequence, r.values.sum() for all, or pass dim=-1 for the last feature dimension",
+    "mean": "call r.mean() for a mean a sequence, r.values.mean() for all, or pass dim=-1 for the features",
+    "max": "call r.max() for the largest element of each sequence, or torch.amax(r, dim=-1) for the features",
+    "min": "call r.min() for the smallest element of each sequence, or torch.amin(r, dim=-1) for the features",
+    "softmax": "call r.softmax() for the steps of each sequence, or pass dim=-1 for the features",
+    "cumsum": "call r.cumsum() for the steps of each sequence, or pass dim=-1 for the features",
+    "flip": "call r.reverse() to turn every sequence around, or pass dims=(-1,) for the features",
+    "roll": "call r.shift(k), which stays inside each sequence",
+    "cat": "call a.concat(b) to join sequence by sequence, Ragged([*a, *b]) to join the batches, or pass dim=-1",
+    "stack": "call Ragged([*a, *b]) to join batches, or stack the feature dimensions with a.map(...)",
+    "matmul": "call torch.nn.functional.linear(r, weight), or r.map(lambda values: values @ matrix)",
+    "cross_entropy": "call it on r.values and targets.values: each real element then counts once, no padding does",
+    "pad": "call r.to_padded(padding_value=...)",
+}
+_HINTS["concat"] = _HINTS["concatenate"] = _HINTS["cat"]
+_HINTS["mm"] = _HINTS["bmm"] = _HINTS["einsum"] = _HINTS["__matmul__"] = _HINTS["matmul"]
+_HINTS["flatten"] = _HINTS["reshape"] = _HINTS["transpose"] = _HINTS["permute"] = (
+    "call r.map(f) with an f that reshapes (N, *features) and keeps N"
+)
+for _loss in "nll_loss mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy kl_div".split():
+    _HINTS[_loss] = _HINTS["cross_entropy"]
+_HINTS["binary_cross_entropy_with_logits"] = _HINTS["cross_entropy"]
+
+
+def _table() -> dict[Callable[..., Any], Kind]:
+    """From each torch function to its kind, whichever of torch's faces it was called through."""
+    homes = (torch, torch.nn.functional, Tensor, torch.special, torch._C._nn)
+    table: dict[Callable[..., Any], Kind] = {}
+    for kind, names in (("element", _ELEMENT), ("feature", _FEATURE), ("dim", _DIMENSION)):
+        for name in names:
+            for home in homes:
+                function = getattr(home, name, None)
+                if callable(function):
+                    table[function] = kind
+    return table
+
+
+_TABLE = _table()
+
+
+def kind_of(function: Callable[..., Any]) -> Kind:
+    """Say how ``function`` acts on a ragged batch.
+
+    Args:
+        function: what torch calls, for instance ``torch.relu``.
+
+    Raises:
+        RaggedFunctionError: it makes no sense on a ragged batch; the message says what to call instead.
+
+    Example:
+        >>> kind_of(torch.relu), kind_of(torch.nn.functional.linear)
+        ('element', 'feature')
+    """
+    kind = _TABLE.get(function)
+    if kind is None:
+        name = getattr(function, "__name__", str(function))
+        raise RaggedFunctionError(
+            explain(
+                name,
+                "a Ragged",
+                "only functions of each element, or of its features, apply to a ragged batch as it is",
+                hint(name),
+            )
+        )
+    return kind
+
+
+def hint(name: str) -> str:
+    """What to call instead of the torch function of that name.
+
+    Example:
+        >>> hint("roll")
+        'call r.shift(k), which stays inside each sequence'
+    """
+    general = (
+        "call r.map(f) if f treats each row of r.values alone, r.values for the flat tensor, "
+        "or r.to_padded() for a padded one"
+    )
+    return _HINTS.get(name, general)
+
+
+def check_dimension(name: str, dim: Any, features: int) -> None:
+    """Refuse a ``dim`` that is not one of the feature dimensions, counted from the end.
+
+    Args:
+        name: the torch function.
+        dim: what it was given; None where nothing was.
+        features: how many feature dimensions there are.
+
+    Raises:
+        RaggedFunctionError: it names the batch, the steps, or nothing at all.
+
+    Example:
+        >>> check_dimension("softmax", -1, 2)
+    """
+    dims = dim if isinstance(dim, tuple | list) else (dim,)
+    if all(isinstance(d, int) and -features <= d < 0 for d in dims) and dims:
+        return
+    raise RaggedFunctionError(
+        explain(
+            f"dim of {name}",
+            repr(dim),
+            f"only the feature dimensions, counted from the end (here {features}), may be named on a Ragged",
+            hint(name),
+        )
+    )
+
+
+def apply(kind: type[Any], function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a torch function on the flat values of the ragged batches among its arguments.
+
+    Args:
+        kind: the class of ragged batches.
+        function: the torch function.
+        args: its positional arguments.
+        kwargs: its keyword arguments; ``inplace`` is not obeyed, since a ragged batch is immutable.
+
+    Returns:
+        A ragged batch with the lengths of those given.
+
+    Raises:
+        RaggedFunctionError: the function makes no sense on a ragged batch, or not with these arguments.
+        ShapeError: batches of different lengths, or a tensor that does not broadcast against the features.
+    """
+    acts_on = kind_of(function)
+    name = getattr(function, "__name__", str(function))
+    if kwargs.get("out") is not None:
+        raise RaggedFunctionError(explain("out", "a tensor", "a Ragged is immutable", "use what the call returns"))
+    found = _arguments(args, kwargs)
+    batches = [value for value in found if isinstance(value, kind)]
+    features = batches[0].values.dim() - 1
+    for other in batches[1:]:
+        _check_together(name, batches[0], other)
+    if acts_on == "element":
+        for value in found:
+            if isinstance(value, Tensor) and value.dim() > features:
+                raise ShapeError(_broadcast_message(name, value, features))
+    elif acts_on == "dim":
+        place, default = _DIMENSION[name]
+        dim = kwargs.get("dim", kwargs.get("dims", args[place] if len(args) > place else default))
+        check_dimension(name, dim, features)
+    else:
+        _check_features(name, kind, args, kwargs, features)
+    if "inplace" in kwargs:
+        kwargs["inplace"] = False
+    plain_args = [_values(kind, value) for value in args]
+    plain_kwargs = {key: _values(kind, value) for key, value in kwargs.items()}
+    return batches[0].map(lambda _: function(*plain_args, **plain_kwargs))
+
+
+def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """All arguments, with those inside lists (as ``torch.cat`` takes them) one by one."""
+    found: list[Any] = []
+    for value in (*args, *kwargs.values()):
+        found.extend(value if isinstance(value, list | tuple) else [value])
+    return found
+
+
+def _values(kind: type[Any], value: Any) -> Any:
+    """The flat values of a ragged batch, also inside a list; anything else as it is."""
+    if isinstance(value, kind):
+        return value.values
+    if isinstance(value, list | tuple) and any(isinstance(item, kind) for item in value):
+        return [_values(kind, item) for item in value]
+    return value
+
+
+def _check_together(name: str, batch: Any, other: Any) -> None:
+    if batch.values.dim() != other.values.dim():
+        raise ShapeError(
+            explain(
+                name,
+                f"batches with elements of shape {tuple(batch.features)} and {tuple(other.features)}",
+                "elements have the same number of feature dimensions",
+                "give the smaller one a dimension, r.map(lambda values: values.unsqueeze(-1))",
+            )
+        )
+    # The same offsets answer without a look at the lengths, which may be on a device.
+    if batch.offsets is not other.offsets and not torch.equal(batch.host_lengths, other.host_lengths):
+        raise ShapeError(
+            explain(
+                name,
+                f"lengths {_few(batch.host_lengths)} and {_few(other.host_lengths)}",
+                "ragged batches that meet have the same lengths",
+                "truncate or select first, or call a.concat(b) to join them",
+            )
+        )
+
+
+def _few(lengths: Tensor) -> str:
+    shown = ", ".join(map(str, lengths[:6].tolist()))
+    return f"[{shown}, ...]" if len(lengths) > 6 else f"[{shown}]"
+
+
+def _broadcast_message(name: str, value: Tensor, features: int) -> str:
+    return explain(
+        name,
+        f"a tensor of shape {tuple(value.shape)}",
+        f"a plain tensor meets the features of each element, so it has at most {features} dimension(s) here",
+        "call r.spread(x) for one value a sequence, or r.map(lambda values: values + x) for one an element",
+    )
+
+
+def _check_features(name: str, kind: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any], features: int) -> None:
+    """Refuse what would reach beyond the feature dimensions, or a ragged batch in the place of a weight."""
+    first = args[0] if args else kwargs.get("input")
+    if not isinstance(first, kind) or any(isinstance(value, kind) for value in _arguments(args, kwargs)[1:]):
+        raise RaggedFunctionError(
+            explain(name, "a Ragged that is not its input", "only the input may be ragged", "pass r.values")
+        )
+    needed = 0
+    if name == "linear":
+        needed = 1
+    elif name in ("layer_norm", "rms_norm"):
+        needed = len(kwargs["normalized_shape"] if "normalized_shape" in kwargs else args[1])
+    if features < needed:
+        raise RaggedFunctionError(
+            explain(
+                name,
+                f"elements of {features} feature dimension(s)",
+                f"it acts on the last {needed} feature dimension(s)",
+                "give the elements one, r.map(lambda values: values.unsqueeze(-1))",
+            )
+        )

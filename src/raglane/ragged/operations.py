@@ -1,0 +1,343 @@
+"""What a ragged batch does with each of its sequences: the methods of ``Ragged`` that compute."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from raglane import segments
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
+from raglane.ragged.base import FlatBatch
+from raglane.rows import place_rows, take_rows
+
+__all__ = ["SequenceOperations"]
+
+
+class SequenceOperations(FlatBatch):
+    """Operations sequence by sequence.
+
+    None of them loops over sequences, and none waits for a device unless it says so.
+    """
+
+    __slots__ = ()
+
+    # -- one value a sequence ---------------------------------------------------------------------------------
+
+    def first(self, empty: float = 0.0) -> Tensor:
+        """The first element of each sequence, ``(B, *features)``; an empty sequence gives ``empty``.
+
+        Example:
+            >>> Ragged([torch.tensor([4., 5.]), torch.empty(0)]).first(empty=-1).tolist()
+            [4.0, -1.0]
+        """
+        return segments.first(self.values, self.offsets, empty)
+
+    def last(self, empty: float = 0.0) -> Tensor:
+        """The last element of each sequence, ``(B, *features)``; an empty sequence gives ``empty``.
+
+        For the output of a bidirectional layer this is not a summary of the sequence: its backward half has
+        seen one element only. Use ``layer.summary(out, state)`` there.
+
+        Example:
+            >>> Ragged([torch.tensor([4., 5.]), torch.tensor([6.])]).last().tolist()
+            [5.0, 6.0]
+        """
+        return segments.last(self.values, self.offsets, empty)
+
+    def sum(self) -> Tensor:
+        """The sum of each sequence, ``(B, *features)``; 0 for an empty one; int64 for integers and booleans.
+
+        Example:
+            >>> Ragged([torch.tensor([4., 5.]), torch.empty(0)]).sum().tolist()
+            [9.0, 0.0]
+        """
+        return segments.sum(self.values, self.offsets)
+
+    def mean(self, empty: float = 0.0) -> Tensor:
+        """The mean of each sequence, ``(B, *features)``; an empty sequence gives ``empty``.
+
+        Raises:
+            ArgumentTypeError: integer or boolean values, as in :func:`torch.mean`.
+
+        Example:
+            >>> Ragged([torch.tensor([4., 5.]), torch.empty(0)]).mean().tolist()
+            [4.5, 0.0]
+        """
+        self._needs_floating("mean")
+        return segments.mean(self.values, self.offsets, empty)
+
+    def max(self, empty: float = 0.0) -> Tensor:
+        """The largest element of each sequence, feature by feature, ``(B, *features)``.
+
+        An empty sequence gives ``empty``. Equal largest elements share the gradient evenly.
+
+        Example:
+            >>> Ragged([torch.tensor([[4., 1.], [3., 2.]])]).max().tolist()
+            [[4.0, 2.0]]
+        """
+        return segments.max(self.values, self.offsets, empty)
+
+    def min(self, empty: float = 0.0) -> Tensor:
+        """The smallest element of each sequence, feature by feature, ``(B, *features)``.
+
+        An empty sequence gives ``empty``. Equal smallest elements share the gradient evenly.
+
+        Example:
+            >>> Ragged([torch.tensor([[4., 1.], [3., 2.]])]).min().tolist()
+            [[3.0, 1.0]]
+        """
+        return segments.min(self.values, self.offsets, empty)
+
+    def argsort(self, descending: bool = False) -> Tensor:
+        """The index that sorts the sequences by length, ``(B,)`` int64 on the CPU; ties keep their order.
+
+        Example:
+            >>> r = Ragged([torch.ones(2), torch.ones(3), torch.ones(2)])
+            >>> r.argsort(descending=True).tolist()
+            [1, 0, 2]
+        """
+        return torch.argsort(self.host_lengths, stable=True, descending=descending)
+
+    # -- one value an element -----------------------------------------------------------------------------------
+
+    def softmax(self) -> Self:
+        """The softmax over the steps of each sequence, feature by feature.
+
+        Raises:
+            ArgumentTypeError: integer or boolean values.
+
+        Example:
+            >>> Ragged([torch.zeros(2), torch.ones(1)]).softmax().values.tolist()
+            [0.5, 0.5, 1.0]
+        """
+        self._needs_floating("softmax")
+        return self._like(segments.softmax(self.values, self.offsets))
+
+    def cumsum(self) -> Self:
+        """The running sum over the steps of each sequence; int64 for integers and booleans.
+
+        Example:
+            >>> Ragged([torch.tensor([1, 2]), torch.tensor([5])]).cumsum().values.tolist()
+            [1, 3, 5]
+        """
+        return self._like(segments.cumsum(self.values, self.offsets, self.max_length))
+
+    def reverse(self) -> Self:
+        """Every sequence from its end to its start.
+
+        Example:
+            >>> Ragged([torch.tensor([1, 2]), torch.tensor([5])]).reverse().values.tolist()
+            [2, 1, 5]
+        """
+        return self._like(segments.reverse(self.values, self.offsets))
+
+    def shift(self, steps: int, fill: float = 0.0) -> Self:
+        """Move every sequence by ``steps`` and write ``fill`` where nothing moves in; lengths stay.
+
+        Args:
+            steps: above 0, an element gets what stood ``steps`` before it; below 0, what stood after it.
+            fill: what the elements get that nothing moves to.
+
+        Example:
+            >>> Ragged([torch.tensor([1, 2, 3]), torch.tensor([5])]).shift(1).values.tolist()
+            [0, 1, 2, 0]
+        """
+        return self._like(segments.shift(self.values, self.offsets, steps, fill))
+
+    def spread(self, per_sequence: Tensor) -> Self:
+        """A batch with the same lengths, in which every element has the value of its sequence.
+
+        Args:
+            per_sequence: ``(B, *anything)`` on the device of the values.
+
+        Raises:
+            ShapeError: not one row a sequence.
+
+        Example:
+            >>> r = Ragged([torch.tensor([1., 3.]), torch.tensor([5.])])
+            >>> (r - r.spread(r.mean())).values.tolist()
+            [-1.0, 1.0, 0.0]
+        """
+        count = self.offsets.shape[0] - 1
+        if per_sequence.dim() == 0 or per_sequence.shape[0] != count:
+            raise ShapeError(
+                explain(
+                    "per_sequence",
+                    f"shape {tuple(per_sequence.shape)}",
+                    f"one row a sequence, and the batch has {count}",
+                    "pass a tensor (B, *features)",
+                )
+            )
+        return self._like(segments.spread(per_sequence, self.offsets, self.values.shape[0]))
+
+    # -- other lengths ------------------------------------------------------------------------------------------
+
+    def truncate(self, length: int) -> Self:
+        """The first ``length`` elements of each sequence; shorter ones stay whole.
+
+        Raises:
+            ArgumentError: ``length`` below 0.
+
+        Example:
+            >>> Ragged([torch.tensor([1, 2, 3]), torch.tensor([5])]).truncate(2).values.tolist()
+            [1, 2, 5]
+        """
+        if length < 0:
+            raise ArgumentError(explain("length", str(length), "at least 0", "pass how many elements to keep"))
+        lengths = self.host_lengths.clamp(max=length)
+        return self._slices(self.offsets[:-1], lengths)
+
+    def windows(self, size: int, step: int | None = None) -> Self:
+        """Split every sequence into windows, each a sequence of the result, in order.
+
+        A sequence of ``L`` elements gives windows that start at 0, ``step``, 2 ``step``, ... as long as they hold
+        an element that no window before held; the last is shorter than ``size`` where the elements run out. An
+        empty sequence gives none.
+
+        Args:
+            size: the largest number of elements of a window, at least 1.
+            step: from one start to the next, at least 1 and at most ``size``; ``size`` by default, so that windows
+                do not overlap.
+
+        Raises:
+            ArgumentError: ``size`` or ``step`` out of range.
+
+        Example:
+            >>> r = Ragged([torch.arange(5), torch.arange(2)])
+            >>> r.windows(2).lengths.tolist()
+            [2, 2, 1, 2]
+            >>> [w.tolist() for w in r.windows(3, step=2)]
+            [[0, 1, 2], [2, 3, 4], [0, 1]]
+        """
+        step = size if step is None else step
+        if size < 1 or not 1 <= step <= size:
+            raise ArgumentError(
+                explain(
+                    "size, step",
+                    f"{size}, {step}",
+                    "size is at least 1, and step at least 1 and at most size, so that no element is left out",
+                    "pass for instance windows(50) or windows(50, step=25)",
+                )
+            )
+        lengths = self.host_lengths
+        counts = torch.where(lengths > 0, ((lengths - size).clamp(min=0) + step - 1) // step + 1, 0)
+        window_offsets = segments.offsets_from_lengths(counts)
+        total = int(window_offsets[-1])
+        within = segments.positions(window_offsets, total) * step
+        remaining = segments.spread(lengths, window_offsets, total) - within
+        owners = segments.segment_ids(window_offsets, total)
+        device = self.offsets.device
+        starts = self.offsets[:-1].index_select(0, owners.to(device)) + within.to(device)
+        return self._slices(starts, remaining.clamp(max=size), repeats=step < size)
+
+    def concat(self, *others: FlatBatch) -> Self:
+        """Join batches sequence by sequence: each sequence, then the same one of every other batch.
+
+        Args:
+            *others: batches of as many sequences, with the same features, dtype and device.
+
+        Raises:
+            ArgumentTypeError: something that is no ragged batch.
+            ShapeError: another number of sequences or other features.
+
+        Example:
+            >>> a = Ragged([torch.tensor([1]), torch.tensor([2, 3])])
+            >>> b = Ragged([torch.tensor([8, 9]), torch.tensor([7])])
+            >>> [s.tolist() for s in a.concat(b)]
+            [[1, 8, 9], [2, 3, 7]]
+        """
+        batches: list[FlatBatch] = [self, *others]
+        for other in batches[1:]:
+            if not isinstance(other, FlatBatch):
+                raise ArgumentTypeError(
+                    explain("others", type(other).__name__, "Ragged batches", "wrap it with rl.Ragged first")
+                )
+            if other.offsets.shape != self.offsets.shape or other.values.shape[1:] != self.values.shape[1:]:
+                raise ShapeError(
+                    explain(
+                        "others",
+                        f"{other.offsets.shape[0] - 1} sequences of features {tuple(other.values.shape[1:])}",
+                        f"as many as here, {self.offsets.shape[0] - 1}, of features {tuple(self.values.shape[1:])}",
+                        "call Ragged([*a, *b]) to put more sequences into a batch",
+                    )
+                )
+        lengths = torch.stack([batch.host_lengths for batch in batches]).sum(0)
+        device = self.offsets.device
+        goal = segments.offsets_from_lengths(lengths).to(device, non_blocking=True)[:-1]
+        index = []
+        for batch in batches:
+            total = batch.values.shape[0]
+            shifts = goal - batch.offsets[:-1]
+            index.append(segments.spread(shifts, batch.offsets, total) + torch.arange(total, device=device))
+            goal = goal + batch.offsets.diff()
+        values = torch.cat([batch.values for batch in batches])
+        return self._build(place_rows(values, torch.cat(index), values.shape[0]), lengths)
+
+    def select(self, index: Tensor) -> Self:
+        """Choose sequences by an index or a mask, in the order of the index; a sequence may be chosen twice.
+
+        Args:
+            index: ``(M,)`` of an integer dtype, negative ones counting from the end, or ``(B,)`` bool. One that
+                is on a device is copied to the host, which waits for it.
+
+        Raises:
+            ArgumentTypeError: not an integer or bool tensor.
+            ShapeError: not one-dimensional, a mask of another length, or an index out of range.
+
+        Example:
+            >>> r = Ragged([torch.tensor([1, 2]), torch.tensor([3]), torch.tensor([4, 5])])
+            >>> r.select(torch.tensor([2, 0])).values.tolist()
+            [4, 5, 1, 2]
+        """
+        count = self.offsets.shape[0] - 1
+        on_host = index.cpu()
+        is_mask = on_host.dtype is torch.bool
+        if on_host.is_floating_point() or on_host.is_complex():
+            raise ArgumentTypeError(
+                explain("index", str(index.dtype), "an integer or bool tensor", "pass index.long() or a mask")
+            )
+        if on_host.dim() != 1 or (is_mask and on_host.shape[0] != count):
+            raise ShapeError(
+                explain(
+                    "index",
+                    f"shape {tuple(index.shape)}, {index.dtype}",
+                    f"one dimension, and for a mask one entry for each of the {count} sequences",
+                    "pass the positions of the sequences, or a mask (B,)",
+                )
+            )
+        chosen = on_host.nonzero().view(-1) if is_mask else on_host.long()
+        outside = (chosen < -count) | (chosen >= count)
+        if bool(outside.any()):
+            raise ShapeError(
+                explain(
+                    "index",
+                    str(int(chosen[outside][0])),
+                    f"from {-count} to {count - 1}, since the batch has {count} sequences",
+                    "choose among them",
+                )
+            )
+        chosen = torch.where(chosen < 0, chosen + count, chosen)
+        starts = self.offsets[:-1].index_select(0, chosen.to(self.offsets.device))
+        return self._slices(starts, self.host_lengths[chosen], repeats=not is_mask)
+
+    def _slices(self, starts: Tensor, host_lengths: Tensor, repeats: bool = False) -> Self:
+        """A batch of slices of the flat values; ``repeats`` where an element may be in more than one."""
+        total = int(host_lengths.sum())
+        lengths = host_lengths.to(starts.device, non_blocking=True)
+        index = segments.element_index(starts, lengths, total)
+        # NOTE: take_rows is right only without repetition; index_select adds up the gradients of a repeated row.
+        values = self.values.index_select(0, index) if repeats else take_rows(self.values, index)
+        return self._build(values, host_lengths)
+
+    def _needs_floating(self, name: str) -> None:
+        if not (self.values.is_floating_point() or self.values.is_complex()):
+            raise ArgumentTypeError(
+                explain(
+                    name,
+                    str(self.values.dtype),
+                    "a floating-point dtype",
+                    f"call r.to(torch.float32).{name}()",
+                )
+            )

@@ -1,0 +1,161 @@
+"""Pictures of a training run and of its mistakes, as PNG.
+
+matplotlib's figures are used as objects: nothing here touches pyplot's global state, a display, or the settings of
+the program around it.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from raglane.errors import require
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["confusion_png", "curves_png"]
+
+# Two of the colours by Okabe and Ito, which stay apart for every kind of colour blindness and in print.
+_TRAINING, _VALIDATION, _BASELINE = "#0072B2", "#D55E00", "#666666"
+_INK, _GRID = "#333333", "#DDDDDD"
+_DPI = 150
+
+
+def curves_png(history: Sequence[dict[str, float]], metric: str, title: str, best_epoch: int = 0) -> bytes:
+    """Loss and metric over the epochs, side by side.
+
+    Args:
+        history: one row an epoch, with ``epoch``, ``train_loss``, ``train_<metric>`` and, where there was a
+            validation part, the same of ``validation``; at least one row.
+        metric: the name of the metric.
+        title: above both.
+        best_epoch: the epoch to mark; 0 for none.
+
+    Returns:
+        The bytes of a PNG file.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+
+    Example:
+        >>> row = {"epoch": 1, "train_loss": 0.5, "train_accuracy": 0.8}
+        >>> curves_png([row], "accuracy", "a run")[1:4]
+        b'PNG'
+    """
+    figure = _figure(9.0, 3.6, title)
+    from matplotlib.ticker import MaxNLocator
+
+    epochs = [row["epoch"] for row in history]
+    for place, name in enumerate(("loss", metric)):
+        axes = figure.add_subplot(1, 2, place + 1)
+        _prepare(axes)
+        for part, color in (("train", _TRAINING), ("validation", _VALIDATION)):
+            if f"{part}_{name}" in history[0]:
+                values = [row[f"{part}_{name}"] for row in history]
+                label = "training" if part == "train" else part
+                axes.plot(epochs, values, color=color, label=label, linewidth=1.8, marker="o", markersize=3)
+        baseline = next((key for key in history[0] if key.endswith(f"_{name}") and _is_baseline(key)), None)
+        if baseline is not None:
+            axes.axhline(history[-1][baseline], color=_BASELINE, linestyle="--", label=baseline.split("_")[0])
+        if best_epoch:
+            axes.axvline(best_epoch, color=_INK, linestyle=":", linewidth=1, label=f"best (epoch {best_epoch})")
+        axes.set_xlabel("epoch")
+        axes.set_title(name, fontsize=11)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.legend(frameon=False, fontsize=9)
+        if name == "accuracy":
+            axes.set_ylim(None, 1.02)
+        else:
+            axes.set_ylim(0, None)
+    return _png(figure)
+
+
+def confusion_png(matrix: Sequence[Sequence[int]], labels: Sequence[str], title: str) -> bytes:
+    """A confusion matrix: the share of each true class in colour, the count in each cell.
+
+    Args:
+        matrix: ``K`` rows of ``K`` counts; row is the true class, column the predicted one.
+        labels: the ``K`` names.
+        title: above it.
+
+    Returns:
+        The bytes of a PNG file.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+
+    Example:
+        >>> confusion_png([[3, 1], [0, 2]], ["a", "b"], "a run")[1:4]
+        b'PNG'
+    """
+    classes = len(labels)
+    side = min(max(4.2, 0.42 * classes + 1.8), 24.0)
+    figure = _figure(side + 0.9, side, title)
+    axes = figure.add_subplot(1, 1, 1)
+    shares = [[count / max(sum(row), 1) for count in row] for row in matrix]
+    image = axes.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0)
+    longest = max((len(label) for label in labels), default=0)
+    names = [label if len(label) <= 24 else label[:23] + "…" for label in labels]
+    size = max(5.0, min(10.0, 260.0 / max(classes, 1)))
+    axes.set_xticks(range(classes), names, rotation=90 if longest > 3 else 0, fontsize=size)
+    axes.set_yticks(range(classes), names, fontsize=size)
+    axes.tick_params(length=0, colors=_INK)
+    axes.set_xlabel("predicted")
+    axes.set_ylabel("true")
+    for edge in axes.spines.values():
+        edge.set_visible(False)
+    # White lines between the cells.
+    axes.set_xticks([place - 0.5 for place in range(1, classes)], minor=True)
+    axes.set_yticks([place - 0.5 for place in range(1, classes)], minor=True)
+    axes.grid(which="minor", color="white", linewidth=1)
+    axes.tick_params(which="minor", length=0)
+    if classes <= 50:
+        _write_counts(axes, matrix, shares, size)
+    bar = figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03)
+    bar.set_label("share of the true class", labelpad=8)
+    bar.outline.set_visible(False)
+    return _png(figure)
+
+
+def _write_counts(axes: Axes, matrix: Sequence[Sequence[int]], shares: Sequence[Sequence[float]], size: float) -> None:
+    """The count in each cell that is not empty, light on dark and dark on light."""
+    digits = max(len(str(count)) for row in matrix for count in row)
+    size = min(size, 8.0 * math.sqrt(3 / max(digits, 3)) if digits > 3 else size)
+    for row, counts in enumerate(matrix):
+        for column, count in enumerate(counts):
+            if count:
+                color = "white" if shares[row][column] > 0.5 else _INK
+                axes.text(column, row, str(count), ha="center", va="center", color=color, fontsize=size)
+
+
+def _is_baseline(key: str) -> bool:
+    return not key.startswith(("train_", "validation_"))
+
+
+def _figure(width: float, height: float, title: str) -> Figure:
+    """An empty figure of so many inches, drawn by Agg whatever the program around uses."""
+    require("matplotlib", "train")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, fontsize=12, color=_INK)
+    return figure
+
+
+def _prepare(axes: Axes) -> None:
+    axes.grid(color=_GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    for edge in ("top", "right"):
+        axes.spines[edge].set_visible(False)
+
+
+def _png(figure: Any) -> bytes:
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=_DPI)
+    return content.getvalue()

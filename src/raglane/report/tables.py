@@ -1,0 +1,50 @@
+"""Results as plain text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["confusion_table"]
+
+
+def confusion_table(matrix: Sequence[Sequence[int]], labels: Sequence[str]) -> str:
+    r"""A confusion matrix with its labels, and of each class the recall, precision and F1 score.
+
+    Args:
+        matrix: ``K`` rows of ``K`` counts; row is the true class, column the predicted one.
+        labels: the ``K`` names.
+
+    Returns:
+        Lines of equal width, the true class to the left; zeros are dots, so that mistakes stand out. A score that
+        has nothing to count is a dash.
+
+    Example:
+        >>> print(confusion_table([[3, 1], [0, 2]], ["a", "b"]))
+        true \ predicted  a  b  recall  precision     F1
+        a                 3  1   0.750      1.000  0.857
+        b                 .  2   1.000      0.667  0.800
+    """
+    scores = [_scores(matrix, place) for place in range(len(labels))]
+    header = ["true \\ predicted", *labels, "recall", "precision", "F1"]
+    rows = [
+        [label, *(str(count) if count else "." for count in counts), *score]
+        for label, counts, score in zip(labels, matrix, scores, strict=True)
+    ]
+    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
+    lines = []
+    for first, *rest in [header, *rows]:
+        cells = [cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True)]
+        lines.append("  ".join([first.ljust(widths[0]), *cells]))
+    return "\n".join(lines)
+
+
+def _scores(matrix: Sequence[Sequence[int]], place: int) -> tuple[str, str, str]:
+    """Recall, precision and F1 of one class."""
+    right = matrix[place][place]
+    true = sum(matrix[place])
+    predicted = sum(row[place] for row in matrix)
+    return _share(right, true), _share(right, predicted), _share(2 * right, true + predicted)
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.3f}" if whole else "-"

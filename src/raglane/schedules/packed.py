@@ -1,0 +1,38 @@
+"""The rows that still have a step, the longest sequence first."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from raglane.packing.layouts import conjugate
+from raglane.schedules.base import Count, Schedule, Table, longest, longest_first, real_count
+from raglane.segments import offsets_from_lengths, positions, segment_ids
+
+__all__ = ["Packed"]
+
+
+class Packed(Schedule):
+    """At step ``t``, the sequences longer than ``t``, the longest in row 0: the order of a PackedSequence.
+
+    No waste, and as many steps as the longest sequence has; the rows grow fewer with each one that ends. Of equal
+    lengths the caller's first stands first.
+
+    Example:
+        >>> Packed().table(torch.tensor([9, 8, 6, 4, 3, 2])).rows_per_step.tolist()
+        [6, 6, 5, 4, 3, 3, 2, 2, 1]
+    """
+
+    name = "packed"
+
+    def table(self, lengths: Tensor, lanes: int | None = None) -> Table:  # noqa: ARG002
+        """As :meth:`Schedule.table`; ``E`` is ``N``."""
+        steps, total = longest(lengths), int(lengths.sum())
+        rows_per_step = torch.from_numpy(conjugate(lengths.numpy(), steps))
+        time_offsets = offsets_from_lengths(rows_per_step)
+        row = positions(time_offsets, total)
+        return Table(time_offsets, longest_first(lengths)[row], segment_ids(time_offsets, total), row)
+
+    def count(self, lengths: Tensor, lanes: int | None = None) -> Count:  # noqa: ARG002
+        """As :meth:`Schedule.count`."""
+        return real_count(lengths, longest(lengths))

@@ -1,0 +1,38 @@
+"""Every row up to the longest."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from raglane.schedules.base import Count, Schedule, Table, longest
+
+__all__ = ["Padded"]
+
+
+class Padded(Schedule):
+    """Every sequence, one a row in the caller's order, for as many steps as the longest has.
+
+    What lies past a length is computed and cut away (truncation), as when PyTorch runs a padded tensor. An empty
+    sequence has a row like every other.
+
+    Example:
+        >>> table = Padded().table(torch.tensor([1, 3]))
+        >>> table.rows_per_step.tolist(), table.waste(torch.tensor([1, 3]))
+        ([2, 2, 2], 2)
+    """
+
+    name = "padded"
+
+    def table(self, lengths: Tensor, lanes: int | None = None) -> Table:  # noqa: ARG002
+        """As :meth:`Schedule.table`; ``E`` is ``B`` times the longest length."""
+        rows, steps = lengths.shape[0], longest(lengths)
+        row = torch.arange(rows).repeat(steps)
+        step = torch.arange(steps).repeat_interleave(rows)
+        return Table(torch.arange(steps + 1) * rows, row, step, row)
+
+    def count(self, lengths: Tensor, lanes: int | None = None) -> Count:  # noqa: ARG002
+        """As :meth:`Schedule.count`."""
+        rows, steps = lengths.shape[0], longest(lengths)
+        elements = rows * steps
+        return Count(steps, elements, elements - int(lengths.sum()), rows if steps else 0)

@@ -1,0 +1,122 @@
+"""Files and folders that are written whole or not at all.
+
+What is new is written beside its destination under a name of its own, brought to the disk, and renamed. A rename
+happens or does not, so whoever reads finds the old content or the new, never a part. A leftover of a killed
+process bears a fixed name and is removed by the next write.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+__all__ = ["whole_folder", "write_file", "write_folder"]
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all.
+
+    Args:
+        path: where to; a file that is there is replaced.
+        content: the bytes.
+
+    Raises:
+        OSError: the disk is full, the folder is missing or closed to us; what was at ``path`` is still there.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_file(Path(folder, "numbers.txt"), b"1 2 3")
+        ...     Path(folder, "numbers.txt").read_bytes()
+        b'1 2 3'
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        _write_to_disk(partial, content)
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
+    """Write a folder of files whole or not at all.
+
+    A folder cannot be renamed over another, so an old one steps aside for the moment between two renames;
+    :func:`whole_folder` finds it there should the process die in that moment.
+
+    Args:
+        path: where to; a folder that is there is replaced with all it holds.
+        files: the bytes of each file by its name.
+
+    Raises:
+        OSError: as :func:`write_file`.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_folder(Path(folder, "model"), {"a.json": b"{}", "b.txt": b"hello"})
+        ...     sorted(file.name for file in Path(folder, "model").iterdir())
+        ['a.json', 'b.txt']
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    previous = _previous(path)
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        for name, content in files.items():
+            _write_to_disk(partial / name, content)
+        _sync_folder(partial)
+        if path.exists():
+            shutil.rmtree(previous, ignore_errors=True)
+            os.rename(path, previous)
+        os.rename(partial, path)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        if previous.exists() and not path.exists():
+            os.rename(previous, path)
+        raise
+    _sync_folder(path.parent)
+    shutil.rmtree(previous, ignore_errors=True)
+
+
+def whole_folder(path: Path) -> Path | None:
+    """Where the folder that :func:`write_folder` last finished is, or None.
+
+    Args:
+        path: what :func:`write_folder` was given.
+
+    Example:
+        >>> whole_folder(Path("no/such/folder")) is None
+        True
+    """
+    return next((folder for folder in (path, _previous(path)) if folder.is_dir()), None)
+
+
+def _previous(path: Path) -> Path:
+    return path.with_name(f".{path.name}.previous")
+
+
+def _write_to_disk(path: Path, content: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Bring a rename to the disk; a system that cannot open folders (Windows) does without."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        # Some network file systems refuse to sync a folder; the files in it are synced.
+        return
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,331 @@
+"""The training loop on Lightning: batches in, checkpoints and a history out.
+
+This file is imported only when something is trained: it takes Lightning's time to import.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+with warnings.catch_warnings():
+    # What Lightning's own imports warn of is nothing that a user of Raglane can act on.
+    warnings.simplefilter("ignore")
+    import lightning.pytorch as pl
+
+from raglane.errors import ArgumentError, explain
+from raglane.training.batches import Batch, BatchStore, loader, training_order
+from raglane.training.files import write_file, write_folder
+from raglane.training.history import curves_csv
+from raglane.training.model import SequenceModel
+from raglane.training.settings import Settings
+from raglane.training.state import Totals, TrainingState, state_files
+from raglane.training.tasks import Task
+
+__all__ = ["Interrupted", "Watcher", "run_epochs"]
+
+
+class Interrupted(Exception):  # noqa: N818
+    """Ctrl-C came, and the run is saved where it stood."""
+
+
+class Watcher(Protocol):
+    """Who wants to see a run while it runs: a progress bar, a log."""
+
+    def started(self, state: TrainingState, epochs: int, batches: int) -> None:
+        """The loop starts, or goes on, at ``state``; an epoch has ``batches`` batches."""
+
+    def batch_done(self, epoch: int, batch: int, totals: Totals) -> None:
+        """A batch of an epoch (both from 1) is done; reading a mean from ``totals`` waits for the device."""
+
+    def epoch_done(self, row: dict[str, float], is_best: bool) -> None:
+        """An epoch is complete, with this row of the history."""
+
+
+class _Module(pl.LightningModule):
+    """What Lightning drives: it sees losses, the rest is the bookkeeper's."""
+
+    def __init__(self, model: SequenceModel, task: Task, settings: Settings) -> None:
+        super().__init__()
+        self.model = model
+        self.task = task
+        self.settings = settings
+        self.optimizer_state: dict[str, Any] | None = None
+        self.totals = Totals()
+        self.validation_totals = Totals()
+        self.train_loader: Callable[[], Any] = list
+        self.validation_loader: Callable[[], Any] = list
+
+    def train_dataloader(self) -> Any:
+        return self.train_loader()
+
+    def val_dataloader(self) -> Any:
+        return self.validation_loader()
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:  # noqa: ARG002
+        score = self.task.score(self.model(batch.inputs), batch)
+        self.totals.add(score, batch.inputs.values.shape[0])
+        return score.mean_loss
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:  # noqa: ARG002
+        score = self.task.score(self.model(batch.inputs), batch)
+        self.validation_totals.add(score, batch.inputs.values.shape[0])
+
+    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:  # noqa: ARG002
+        return batch.to(device)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        optimizer = make_optimizer(self.model, self.settings)
+        if self.optimizer_state is not None:
+            optimizer.load_state_dict(self.optimizer_state)
+        return optimizer
+
+
+def make_optimizer(model: SequenceModel, settings: Settings) -> torch.optim.Optimizer:
+    """The optimizer that the settings name, for all weights of a model.
+
+    Args:
+        model: on the device it trains on.
+        settings: name, learning rate and weight decay.
+    """
+    parameters, decay = model.parameters(), settings.weight_decay
+    if settings.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=settings.lr, momentum=0.9, weight_decay=decay)
+    kinds: dict[str, Any] = {
+        "adam": torch.optim.Adam,
+        "adamw": torch.optim.AdamW,
+        "rmsprop": torch.optim.RMSprop,
+    }
+    optimizer: torch.optim.Optimizer = kinds[settings.optimizer](parameters, lr=settings.lr, weight_decay=decay)
+    return optimizer
+
+
+class _Bookkeeper(pl.Callback):
+    """Keeps the history, saves best and last, stops early, and stops where Ctrl-C asked."""
+
+    def __init__(
+        self,
+        module: _Module,
+        state: TrainingState,
+        folder: Path,
+        model_files: Callable[[], dict[str, bytes]],
+        random: dict[str, Tensor],
+        watcher: Watcher | None,
+        batches: int,
+    ) -> None:
+        self.module = module
+        self.state = state
+        self.folder = folder
+        self.model_files = model_files
+        self.random = random
+        self.watcher = watcher
+        self.batches = batches
+        self.interrupted = False
+        self.since = 0.0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
+        # Here and not before: what came until now may have drawn random numbers.
+        if "cpu" in self.random:
+            torch.set_rng_state(self.random["cpu"])
+        if "cuda" in self.random and torch.cuda.is_available():
+            torch.cuda.set_rng_state(self.random["cuda"])
+        self.module.totals = self.state.totals
+        if self.watcher is not None:
+            self.watcher.started(self.state, self.module.settings.epochs, self.batches)
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
+        self.since = time.perf_counter()
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,  # noqa: ARG002
+        outputs: Any,  # noqa: ARG002
+        batch: Any,  # noqa: ARG002
+        batch_idx: int,  # noqa: ARG002
+    ) -> None:
+        now = time.perf_counter()
+        self.module.totals.seconds += now - self.since
+        self.since = now
+        self.state.batch += 1
+        if self.watcher is not None:
+            self.watcher.batch_done(self.state.epoch + 1, self.state.batch, self.module.totals)
+        # The last batch of an epoch is saved by the end of the epoch, which comes next.
+        if self.interrupted and self.state.batch < self.batches:
+            self.save_last(trainer)
+            raise Interrupted
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
+        row = self._row()
+        watched = row.get("validation_loss", row["train_loss"])
+        if not math.isfinite(row["train_loss"]):
+            raise ArgumentError(
+                explain(
+                    "lr",
+                    f"{self.module.settings.lr}, and a loss of {row['train_loss']} in epoch {self.state.epoch + 1}",
+                    "the loss must stay finite",
+                    "lower --lr, or limit the gradient with --clip 1",
+                )
+            )
+        state = self.state
+        state.epoch, state.batch = state.epoch + 1, 0
+        state.totals = self.module.totals = Totals()
+        self.module.validation_totals = Totals()
+        state.history.append(row)
+        is_best = watched < state.best_loss or state.best_epoch == 0
+        state.waited = 0 if is_best else state.waited + 1
+        if is_best:
+            state.best_epoch, state.best_loss = state.epoch, watched
+            write_folder(self.folder / "best", self.model_files())
+        self.save_last(trainer)
+        write_file(self.folder / "curves.csv", curves_csv(state.history))
+        if self.watcher is not None:
+            self.watcher.epoch_done(row, is_best)
+        patience = self.module.settings.patience
+        if patience is not None and state.waited >= patience:
+            trainer.should_stop = True
+        elif self.interrupted and state.epoch < self.module.settings.epochs:
+            raise Interrupted
+
+    def _row(self) -> dict[str, float]:
+        totals, validation = self.module.totals, self.module.validation_totals
+        metric = self.module.task.metric
+        row = {
+            "epoch": self.state.epoch + 1,
+            "train_loss": totals.mean_loss,
+            f"train_{metric}": totals.mean_metric,
+        }
+        if float(validation.count):
+            row |= {"validation_loss": validation.mean_loss, f"validation_{metric}": validation.mean_metric}
+        if self.module.task.baseline is not None:
+            watched = validation if float(validation.count) else totals
+            row[f"{self.module.task.baseline}_{metric}"] = watched.mean_baseline
+        # At the least a clock tick, so that a tiny epoch divides by something.
+        seconds = max(totals.seconds, 1e-9)
+        return row | {"seconds": seconds, "elements_per_second": totals.elements / seconds}
+
+    def save_last(self, trainer: pl.Trainer) -> None:
+        """Write the checkpoint that a run goes on from."""
+        self.state.totals = self.module.totals
+        files = self.model_files() | state_files(self.state, trainer.optimizers[0])
+        write_folder(self.folder / "last", files)
+
+
+@contextmanager
+def _ctrl_c_asks(bookkeeper: _Bookkeeper) -> Iterator[None]:
+    """The first Ctrl-C asks the run to stop at the next batch; a second one stops it at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def ask(number: int, frame: Any) -> None:  # noqa: ARG001
+        bookkeeper.interrupted = True
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, ask)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _quiet_lightning() -> Iterator[None]:
+    """No tips, no banner of devices, no advice on workers."""
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"lightning")
+            warnings.filterwarnings("ignore", message=r"(?s).*(does not have many workers|GPU available)")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def run_epochs(
+    model: SequenceModel,
+    task: Task,
+    settings: Settings,
+    training: BatchStore,
+    validation: BatchStore | None,
+    *,
+    state: TrainingState,
+    folder: Path,
+    device: torch.device,
+    model_files: Callable[[], dict[str, bytes]],
+    optimizer_state: dict[str, Any] | None = None,
+    random: dict[str, Tensor] | None = None,
+    watcher: Watcher | None = None,
+) -> None:
+    """Train from ``state`` to the last epoch, saving after each.
+
+    Args:
+        model: its weights are trained in place.
+        task: loss and metric.
+        settings: epochs, batches, optimizer.
+        training: the training part, at least one sequence.
+        validation: the part that decides which epoch is best; None lets the training loss decide.
+        state: where the run stands; brought forward in place.
+        folder: of the run; best, last and curves.csv are written in it.
+        device: where to train.
+        model_files: gives the files of the model as it is now.
+        optimizer_state: of the run that goes on.
+        random: states of the random generators of the run that goes on.
+        watcher: told of batches and epochs.
+
+    Raises:
+        Interrupted: Ctrl-C came; the run is saved.
+        ArgumentError: the loss is no longer finite.
+        OSError: a checkpoint cannot be written.
+    """
+    first, skip = state.epoch, state.batch
+    lengths = training.lengths
+    batches = -(-len(training) // settings.batch_size)
+    module = _Module(model, task, settings)
+    module.optimizer_state = optimizer_state
+    bookkeeper = _Bookkeeper(module, state, folder, model_files, random or {}, watcher, batches)
+
+    def train_loader() -> Any:
+        epoch = first + trainer.current_epoch
+        order = training_order(lengths, settings.batch_size, bucket=settings.bucket, seed=settings.seed, epoch=epoch)
+        return loader(training, order[skip if epoch == first else 0 :], settings.workers)
+
+    module.train_loader = train_loader
+    if validation is not None:
+        size = settings.batch_size
+        in_order = [list(range(start, min(start + size, len(validation)))) for start in range(0, len(validation), size)]
+        module.validation_loader = lambda: loader(validation, in_order)
+    with _quiet_lightning(), _ctrl_c_asks(bookkeeper):
+        trainer = pl.Trainer(
+            accelerator="gpu" if device.type == "cuda" else "cpu",
+            devices=1,
+            max_epochs=settings.epochs - first,
+            gradient_clip_val=settings.clip,
+            callbacks=[bookkeeper],
+            reload_dataloaders_every_n_epochs=1,
+            limit_val_batches=0 if validation is None else 1.0,
+            num_sanity_val_steps=0,
+            inference_mode=False,
+            use_distributed_sampler=False,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(module)

@@ -1,0 +1,71 @@
+"""How good predictions of classes are: accuracy, macro-F1, the confusion matrix."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["accuracy", "confusion_matrix", "f1_scores", "macro_f1"]
+
+
+def confusion_matrix(targets: Tensor, predictions: Tensor, classes: int) -> Tensor:
+    """How often each class was predicted for each.
+
+    Args:
+        targets: ``(N,)`` int64, the true classes, each below ``classes``.
+        predictions: ``(N,)`` int64, the predicted ones.
+        classes: the number of classes ``K``.
+
+    Returns:
+        ``(K, K)`` int64: row is the true class, column the predicted one.
+
+    Example:
+        >>> confusion_matrix(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), 2).tolist()
+        [[1, 1], [0, 1]]
+    """
+    cells = torch.bincount(targets * classes + predictions, minlength=classes * classes)
+    return cells.view(classes, classes)
+
+
+def accuracy(matrix: Tensor) -> float:
+    """The share of right predictions; NaN where there are none at all.
+
+    Args:
+        matrix: ``(K, K)``, of :func:`confusion_matrix`.
+
+    Example:
+        >>> accuracy(torch.tensor([[1, 1], [0, 2]]))
+        0.75
+    """
+    total = int(matrix.sum())
+    return int(matrix.trace()) / total if total else float("nan")
+
+
+def f1_scores(matrix: Tensor) -> Tensor:
+    """The F1 score of each class, ``2 right / (true + predicted)``; NaN for a class that never occurs.
+
+    Args:
+        matrix: ``(K, K)``, of :func:`confusion_matrix`.
+
+    Returns:
+        ``(K,)`` float64.
+
+    Example:
+        >>> f1_scores(torch.tensor([[1, 1], [0, 2]])).tolist()
+        [0.6666666666666666, 0.8]
+    """
+    counts = matrix.double()
+    return 2 * counts.diagonal() / (counts.sum(0) + counts.sum(1))
+
+
+def macro_f1(matrix: Tensor) -> float:
+    """The mean F1 score of the classes that occur in the targets or the predictions.
+
+    Args:
+        matrix: ``(K, K)``, of :func:`confusion_matrix`.
+
+    Example:
+        >>> round(macro_f1(torch.tensor([[1, 1, 0], [0, 2, 0], [0, 0, 0]])), 4)
+        0.7333
+    """
+    return float(f1_scores(matrix).nanmean())

@@ -1,0 +1,103 @@
+"""Predictions as a file: Parquet, CSV or JSON lines, by the suffix."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from raglane.errors import ArgumentError, explain, require
+from raglane.training.files import write_file
+from raglane.training.inference import Predictions
+
+__all__ = ["WRITERS", "check_output", "write_predictions"]
+
+
+def check_output(path: Path) -> None:
+    """Refuse a file that could not be written, before anything is computed.
+
+    Args:
+        path: where predictions are to go.
+
+    Raises:
+        ArgumentError: an unknown suffix, a folder, or a file in a folder that is not there.
+        MissingExtraError: Parquet without pyarrow.
+
+    Example:
+        >>> check_output(Path("predictions.csv"))
+    """
+    if path.suffix.lower() not in WRITERS:
+        raise ArgumentError(
+            explain("output", repr(str(path)), f"a name that ends in {', '.join(WRITERS)}", "change the suffix")
+        )
+    if path.is_dir():
+        raise ArgumentError(explain("output", repr(str(path)), "a file, not a folder", "name a file in it"))
+    if not path.parent.is_dir():
+        raise ArgumentError(
+            explain("output", repr(str(path)), "a file in a folder that exists", f"mkdir -p '{path.parent}'")
+        )
+    if path.suffix.lower() == ".parquet":
+        require("pyarrow", "data")
+
+
+def write_predictions(path: Path, predictions: Predictions) -> None:
+    r"""Write a table of predictions whole or not at all.
+
+    Args:
+        path: ends in ``.parquet``, ``.csv`` (lists as JSON text) or ``.jsonl``.
+        predictions: the table.
+
+    Raises:
+        ArgumentError: as :func:`check_output`.
+        OSError: the disk is full, or the folder is closed to us.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "predictions.csv")
+        ...     write_predictions(path, Predictions({"id": [0], "prediction": ["a"]}))
+        ...     path.read_text()
+        'id,prediction\n0,a\n'
+    """
+    check_output(path)
+    write_file(path, WRITERS[path.suffix.lower()](predictions.columns))
+
+
+def _parquet(columns: dict[str, list[Any]]) -> bytes:
+    arrow = require("pyarrow", "data")
+    sink = arrow.BufferOutputStream()
+    table = arrow.table({name: arrow.array(values) for name, values in _one_kind(columns).items()})
+    require("pyarrow.parquet", "data").write_table(table, sink)
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
+
+
+def _one_kind(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Ids that are part numbers and part text become text: a column has one kind."""
+    ids = columns["id"]
+    mixed = len({isinstance(value, str) for value in ids}) > 1
+    return columns | {"id": [str(value) for value in ids]} if mixed else columns
+
+
+def _csv(columns: dict[str, list[Any]]) -> bytes:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    for row in zip(*columns.values(), strict=True):
+        writer.writerow([json.dumps(cell, ensure_ascii=False) if isinstance(cell, list) else cell for cell in row])
+    return text.getvalue().encode()
+
+
+def _jsonl(columns: dict[str, list[Any]]) -> bytes:
+    rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+
+
+WRITERS: dict[str, Callable[[dict[str, list[Any]]], bytes]] = {
+    ".parquet": _parquet,
+    ".csv": _csv,
+    ".jsonl": _jsonl,
+}

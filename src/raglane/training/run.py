@@ -1,0 +1,304 @@
+"""A training run from records to a folder: fit the preprocessing, build the model, train, or go on."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from raglane.data.preprocess import Preprocessor
+from raglane.data.records import Records
+from raglane.errors import ArgumentError, DataError, explain, require
+from raglane.training.batches import BatchStore
+from raglane.training.checkpoint import check_format, load_weights, model_files, read_json, to_json
+from raglane.training.files import whole_folder, write_file
+from raglane.training.inference import pick_device
+from raglane.training.model import ModelConfig, SequenceModel
+from raglane.training.settings import Settings
+from raglane.training.state import TrainingState, load_state
+from raglane.training.tasks import make_task
+
+if TYPE_CHECKING:
+    from raglane.training.loop import Watcher
+
+__all__ = ["RunDescription", "TrainingResult", "check_folder", "fingerprint", "load_description", "train"]
+
+FORMAT = "raglane-run"
+FORMAT_VERSION = 1
+DESCRIPTION = "run.json"
+
+# Everything that a run leaves in its folder; --overwrite removes these and touches nothing else.
+_FILES = (DESCRIPTION, "curves.csv", "curves.png", "evaluation.json", "confusion.png", "confusion.txt")
+_FOLDERS = ("best", "last")
+
+
+@dataclass(frozen=True)
+class RunDescription:
+    """What a run was started with, kept in ``run.json`` so that it can go on.
+
+    Args:
+        settings: of the training.
+        data: where the data came from; JSON values, as the caller likes.
+        fingerprint: of the training and validation part.
+
+    Example:
+        >>> RunDescription(Settings()).settings.cell
+        'gru'
+    """
+
+    settings: Settings
+    data: Mapping[str, Any] = field(default_factory=dict)
+    fingerprint: str = ""
+
+    def write(self, folder: Path) -> None:
+        """Write ``run.json`` in the folder of a run."""
+        content = {
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            "settings": self.settings.to_config(),
+            "data": dict(self.data),
+            "fingerprint": self.fingerprint,
+        }
+        write_file(folder / DESCRIPTION, to_json(content))
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What came out of a run.
+
+    Args:
+        folder: of the run.
+        metric: the name of the metric in the history.
+        state: history, best epoch and its loss.
+        interrupted: Ctrl-C ended it; it is saved and can go on.
+    """
+
+    folder: Path
+    metric: str
+    state: TrainingState
+    interrupted: bool
+
+
+def load_description(folder: Path) -> RunDescription:
+    """Read what a run was started with.
+
+    Args:
+        folder: of the run.
+
+    Raises:
+        CheckpointError: there is no ``run.json``, or it is damaged or of a newer format.
+    """
+    path = folder / DESCRIPTION
+    config = read_json(path)
+    check_format(path, config, FORMAT, FORMAT_VERSION)
+    return RunDescription(Settings.from_config(config["settings"]), config["data"], config["fingerprint"])
+
+
+def check_folder(folder: Path, *, resume: bool = False, overwrite: bool = False) -> None:
+    """Refuse a folder that a run must not be written to, before any work is done.
+
+    Args:
+        folder: of the run.
+        resume: a run is there, and goes on.
+        overwrite: a run that is there may be replaced.
+
+    Raises:
+        ArgumentError: something is there that may not be touched, or nothing is there to go on with.
+    """
+    if resume:
+        if not (folder / DESCRIPTION).is_file():
+            raise ArgumentError(
+                explain("resume", repr(str(folder)), "the folder of a run", "give its --out, or leave --resume out")
+            )
+        return
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    if not (folder / DESCRIPTION).is_file():
+        raise ArgumentError(explain("out", repr(str(folder)), "a new folder, or that of a run", "give another --out"))
+    if not overwrite:
+        raise ArgumentError(
+            explain(
+                "out",
+                f"{str(folder)!r}, where a run is already",
+                "a run is not replaced unasked",
+                "give another --out, --resume to go on with it, or --overwrite to replace it",
+            )
+        )
+
+
+def fingerprint(*parts: Records | None) -> str:
+    """A short text that differs for different sequences, labels or order.
+
+    Args:
+        parts: of the data.
+
+    Example:
+        >>> import numpy as np
+        >>> from raglane.data.records import Records, offsets_of
+        >>> words = Records(np.array(["a", "b"], dtype=object), offsets_of([2]))
+        >>> fingerprint(words) == fingerprint(words), fingerprint(words) == fingerprint(words, words)
+        (True, False)
+    """
+    digest = hashlib.sha256()
+    for records in parts:
+        if records is None:
+            continue
+        digest.update(np.ascontiguousarray(records.offsets).tobytes())
+        for words in (records.labels, records.tags, records.values if records.is_tokens else None):
+            if words is not None:
+                # repr keeps ("a b",) and ("a", "b") apart.
+                digest.update(repr(list(words)).encode())
+        if not records.is_tokens:
+            digest.update(np.ascontiguousarray(records.values).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def train(
+    settings: Settings,
+    training: Records,
+    validation: Records | None,
+    folder: Path,
+    *,
+    data: Mapping[str, Any] | None = None,
+    columns: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    watcher: Watcher | None = None,
+) -> TrainingResult:
+    """Train a model and save it, or go on with a run that was stopped.
+
+    Args:
+        settings: every choice.
+        training: the sequences to train on.
+        validation: the sequences that decide which epoch is best; None lets the training loss decide.
+        folder: of the run; made where it is missing.
+        data: where the data came from, for :func:`load_description`; JSON values.
+        columns: which columns of a file hold what, kept with the model.
+        resume: go on from ``folder/last``, to the same result as a run that was never stopped.
+        overwrite: replace a run that is in ``folder``.
+        watcher: told of batches and epochs.
+
+    Returns:
+        The history, and whether Ctrl-C ended it.
+
+    Raises:
+        ArgumentError: a setting or the folder breaks a rule, or the loss is no longer finite.
+        DataError: the data cannot be used, or is not what the run was started with.
+        CheckpointError: the run cannot be read.
+        MissingExtraError: Lightning or safetensors is not installed.
+        OSError: a file cannot be written.
+    """
+    require("lightning.pytorch", "train")
+    require("safetensors", "train")
+    check_folder(folder, resume=resume, overwrite=overwrite)
+    device = pick_device(settings.device)
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    torch.manual_seed(settings.seed)
+    preprocessor = Preprocessor.fit(training, task=settings.task, missing=settings.missing)
+    training_store = BatchStore(preprocessor.apply(training), settings.task)
+    validation_store = None if validation is None else BatchStore(preprocessor.apply(validation), settings.task)
+    model = SequenceModel(_model_config(settings, preprocessor))
+    marks = fingerprint(training, validation)
+    state, optimizer_state, random = TrainingState(), None, None
+    if resume:
+        _check_same_data(folder, marks)
+        last = whole_folder(folder / "last")
+        # A run that was killed before its first checkpoint has nothing to go on from: it starts again.
+        if last is not None:
+            state, optimizer_state, random = load_state(last)
+            load_weights(model, last)
+        _check_unfinished(state, settings)
+    else:
+        _clear(folder)
+    from raglane.training.loop import Interrupted, run_epochs
+
+    _start(folder, RunDescription(settings, dict(data or {}), marks))
+    task, interrupted = make_task(preprocessor), False
+    try:
+        run_epochs(
+            model,
+            task,
+            settings,
+            training_store,
+            validation_store,
+            state=state,
+            folder=folder,
+            device=device,
+            model_files=lambda: model_files(model, preprocessor, columns or {}),
+            optimizer_state=optimizer_state,
+            random=random,
+            watcher=watcher,
+        )
+    except Interrupted:
+        interrupted = True
+    return TrainingResult(folder, task.metric, state, interrupted)
+
+
+def _model_config(settings: Settings, preprocessor: Preprocessor) -> ModelConfig:
+    if settings.task == "forecast" and preprocessor.is_tokens:
+        raise DataError(
+            explain("task", "'forecast' and token sequences", "a forecast is of numbers", "use classify or tag")
+        )
+    return ModelConfig(
+        task=settings.task,
+        cell=settings.cell,
+        input_size=preprocessor.input_size,
+        output_size=preprocessor.class_count or len(preprocessor.channels),
+        hidden=settings.hidden,
+        layers=settings.layers,
+        bidirectional=settings.bidirectional,
+        dropout=settings.dropout,
+        embedding=settings.embedding if preprocessor.is_tokens else None,
+    )
+
+
+def _check_same_data(folder: Path, marks: str) -> None:
+    if load_description(folder).fingerprint != marks:
+        raise DataError(
+            explain(
+                "resume",
+                "other data than the run was started with",
+                "a run goes on with the same sequences, labels and order",
+                "restore the data, or start anew with --overwrite",
+            )
+        )
+
+
+def _check_unfinished(state: TrainingState, settings: Settings) -> None:
+    if state.epoch >= settings.epochs:
+        raise ArgumentError(
+            explain(
+                "epochs",
+                f"{settings.epochs}, and {state.epoch} are done",
+                "a run that goes on needs an epoch to run",
+                f"pass --epochs {state.epoch + 10}, say",
+            )
+        )
+
+
+def _clear(folder: Path) -> None:
+    """Remove a run that may be replaced, and nothing else."""
+    for name in _FILES:
+        (folder / name).unlink(missing_ok=True)
+    for name in _FOLDERS:
+        for path in (folder / name, folder / f".{name}.previous", folder / f".{name}.partial"):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _start(folder: Path, description: RunDescription) -> None:
+    """Make the folder and write what the run is; a folder that stays empty is not left behind."""
+    is_new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        description.write(folder)
+    except OSError:
+        if is_new:
+            folder.rmdir()
+        raise

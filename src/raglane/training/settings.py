@@ -1,0 +1,146 @@
+"""What a training run can be told: every choice, its default and its rule, in one place."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from raglane.errors import ArgumentError, explain
+
+__all__ = ["CELLS", "DEVICES", "MISSING", "OPTIMIZERS", "TASKS", "Settings"]
+
+TASKS = ("classify", "tag", "forecast")
+CELLS = ("lstm", "gru", "rnn")
+OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop")
+MISSING = ("error", "zero", "forward")
+DEVICES = ("auto", "cpu", "cuda")
+
+_AT_LEAST_ONE = ("hidden", "layers", "epochs", "batch_size")
+_CHOICES = {
+    "task": TASKS,
+    "cell": CELLS,
+    "optimizer": OPTIMIZERS,
+    "missing": MISSING,
+    "device": DEVICES,
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The choices of one training run.
+
+    Args:
+        task: ``classify`` (one label a sequence), ``tag`` (one an element) or ``forecast`` (the next element).
+        cell: ``lstm``, ``gru`` or ``rnn``.
+        hidden: units of a layer and direction.
+        layers: layers on top of each other.
+        bidirectional: also run from the end to the start; not for ``forecast``, which would see its target.
+        dropout: share of units that is zeroed between layers and before the head while training.
+        embedding: size of a token's embedding; for token sequences only.
+        missing: what to do with NaN and infinity in the features: ``error``, ``zero`` or ``forward``.
+        epochs: passes over the training part.
+        batch_size: sequences of a batch.
+        lr: learning rate.
+        optimizer: ``adam``, ``adamw``, ``sgd`` (momentum 0.9) or ``rmsprop``.
+        weight_decay: of the optimizer.
+        clip: largest norm of the gradient of all weights together; None for no limit.
+        patience: stop after so many epochs without a lower validation loss; None to run them all.
+        validation_fraction: share of the training sequences that is held out when no validation data is given.
+        bucket: batches of similar lengths.
+        seed: of weights, order, dropout and the held-out part.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        threads: of the CPU; None for PyTorch's own choice.
+        workers: processes that prepare batches; 0 prepares them in the training process.
+
+    Raises:
+        ArgumentError: a value breaks its rule.
+
+    Example:
+        >>> Settings(cell="lstm", hidden=100).hidden
+        100
+        >>> Settings(hidden=0)
+        Traceback (most recent call last):
+        raglane.errors.ArgumentError: hidden: got 0; the rule: at least 1. Fix: pass a whole number above 0.
+    """
+
+    task: str = "classify"
+    cell: str = "gru"
+    hidden: int = 64
+    layers: int = 1
+    bidirectional: bool = False
+    dropout: float = 0.0
+    embedding: int = 32
+    missing: str = "error"
+    epochs: int = 30
+    batch_size: int = 32
+    lr: float = 0.003
+    optimizer: str = "adam"
+    weight_decay: float = 0.0
+    clip: float | None = None
+    patience: int | None = None
+    validation_fraction: float = 0.1
+    bucket: bool = False
+    seed: int = 0
+    device: str = "auto"
+    threads: int | None = None
+    workers: int = 0
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices:
+                raise ArgumentError(explain(name, repr(value), "one of " + ", ".join(choices), f"pass {choices[0]}"))
+        for name in (*_AT_LEAST_ONE, "embedding"):
+            self._check(name, getattr(self, name) >= 1, "at least 1", "pass a whole number above 0")
+        for name in ("threads", "patience"):
+            value = getattr(self, name)
+            self._check(name, value is None or value >= 1, "at least 1", "pass a whole number above 0")
+        self._check("lr", math.isfinite(self.lr) and self.lr > 0, "a number above 0", "pass 0.003, say")
+        self._check(
+            "weight_decay",
+            math.isfinite(self.weight_decay) and self.weight_decay >= 0,
+            "a number of at least 0",
+            "pass 0.01, say",
+        )
+        self._check(
+            "clip",
+            self.clip is None or (math.isfinite(self.clip) and self.clip > 0),
+            "a number above 0",
+            "pass 1.0, say, or leave it out",
+        )
+        self._check("dropout", 0 <= self.dropout < 1, "at least 0 and below 1", "pass 0.2, say")
+        self._check("validation_fraction", 0 <= self.validation_fraction < 1, "at least 0 and below 1", "pass 0.1, say")
+        self._check("seed", 0 <= self.seed < 2**63, "a whole number from 0 to 2**63 - 1", "pass 0, say")
+        self._check("workers", self.workers >= 0, "at least 0", "pass 0, or the number of processes")
+        self._check(
+            "bidirectional",
+            not (self.bidirectional and self.task == "forecast"),
+            "a forecast runs forwards only; the backward direction would see the element it has to predict",
+            "leave it out for the task forecast",
+        )
+
+    def _check(self, name: str, holds: bool, rule: str, fix: str) -> None:
+        if not holds:
+            raise ArgumentError(explain(name, repr(getattr(self, name)), rule, fix))
+
+    def to_config(self) -> dict[str, Any]:
+        """The settings as a dictionary that JSON can hold.
+
+        Example:
+            >>> Settings(seed=3).to_config()["seed"]
+            3
+        """
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Settings:
+        """The settings that :meth:`to_config` wrote.
+
+        Example:
+            >>> Settings.from_config(Settings(seed=3).to_config()) == Settings(seed=3)
+            True
+        """
+        return cls(**config)

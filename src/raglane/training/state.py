@@ -1,0 +1,188 @@
+"""Where a training run stands: everything that lets it go on as if it had never stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raglane.errors import CheckpointError, explain
+from raglane.training.checkpoint import check_format, read_json, read_tensors, to_json, to_safetensors
+from raglane.training.tasks import Score
+
+__all__ = ["Totals", "TrainingState", "load_state", "state_files"]
+
+FORMAT = "raglane-training"
+FORMAT_VERSION = 1
+NUMBERS, TENSORS = "training.json", "training.safetensors"
+
+
+@dataclass
+class Totals:
+    """Sums over the batches of an epoch.
+
+    They are kept as float64 tensors where the model is, so that a GPU is not waited for at each batch.
+
+    Args:
+        loss: the sum of the losses.
+        metric: the sum of what the metric averages.
+        baseline: the same for the baseline.
+        count: how many were summed.
+        elements: input elements that were run.
+        seconds: time spent on them.
+
+    Example:
+        >>> totals = Totals()
+        >>> totals.add(Score(torch.tensor(3.0), torch.tensor(1), torch.tensor(2), torch.tensor(0.0)), elements=7)
+        >>> totals.mean_loss, totals.mean_metric, totals.elements
+        (1.5, 0.5, 7)
+    """
+
+    loss: Tensor | float = 0.0
+    metric: Tensor | float = 0.0
+    baseline: Tensor | float = 0.0
+    count: Tensor | float = 0.0
+    elements: int = 0
+    seconds: float = 0.0
+
+    def add(self, score: Score, elements: int) -> None:
+        """Count a batch in."""
+        self.loss = self.loss + score.loss.detach().double()
+        self.metric = self.metric + score.metric.detach().double()
+        self.baseline = self.baseline + score.baseline.detach().double()
+        self.count = self.count + score.count.double()
+        self.elements += elements
+
+    @property
+    def mean_loss(self) -> float:
+        """Waits for the device. NaN where nothing was counted."""
+        return self._mean(self.loss)
+
+    @property
+    def mean_metric(self) -> float:
+        """Waits for the device. NaN where nothing was counted."""
+        return self._mean(self.metric)
+
+    @property
+    def mean_baseline(self) -> float:
+        """Waits for the device. NaN where nothing was counted."""
+        return self._mean(self.baseline)
+
+    def _mean(self, total: Tensor | float) -> float:
+        count = float(self.count)
+        return float(total) / count if count else float("nan")
+
+    def to_config(self) -> dict[str, Any]:
+        """The sums as numbers that JSON keeps exactly."""
+        return {name: float(getattr(self, name)) for name in ("loss", "metric", "baseline", "count", "seconds")} | {
+            "elements": self.elements
+        }
+
+
+@dataclass
+class TrainingState:
+    """The numbers of a run that change while it runs.
+
+    Args:
+        epoch: epochs that are complete.
+        batch: batches of the next epoch that are done, when it was stopped within one.
+        totals: the sums over those batches.
+        best_epoch: the epoch (from 1) of the best model; 0 before the first.
+        best_loss: its validation loss.
+        waited: epochs since then.
+        history: one row a complete epoch.
+
+    Example:
+        >>> TrainingState(epoch=2).epoch
+        2
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    totals: Totals = field(default_factory=Totals)
+    best_epoch: int = 0
+    best_loss: float = float("inf")
+    waited: int = 0
+    history: list[dict[str, float]] = field(default_factory=list)
+
+
+def state_files(state: TrainingState, optimizer: torch.optim.Optimizer) -> dict[str, bytes]:
+    """The files that, beside those of the model, continue a run: no pickle among them.
+
+    Args:
+        state: where the run stands.
+        optimizer: its moments and steps are kept, tensors as tensors and numbers as numbers.
+
+    Returns:
+        The bytes of each file by its name.
+    """
+    tensors = {"random.cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        tensors["random.cuda"] = torch.cuda.get_rng_state()
+    numbers: dict[str, dict[str, Any]] = {}
+    content = optimizer.state_dict()
+    for index, values in content["state"].items():
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                tensors[f"optimizer.{index}.{name}"] = value
+            else:
+                numbers.setdefault(str(index), {})[name] = value
+    config = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "state": dataclasses.asdict(dataclasses.replace(state, totals=Totals())) | {"totals": state.totals.to_config()},
+        "optimizer": {"param_groups": content["param_groups"], "numbers": numbers},
+    }
+    return {NUMBERS: to_json(config), TENSORS: to_safetensors(tensors)}
+
+
+def load_state(folder: Path) -> tuple[TrainingState, dict[str, Any], dict[str, Tensor]]:
+    """Read what :func:`state_files` wrote.
+
+    Args:
+        folder: of the last checkpoint.
+
+    Returns:
+        The state; the ``state_dict`` of the optimizer; the states of the random generators by device kind.
+
+    Raises:
+        CheckpointError: a file is missing, damaged or of a newer format.
+    """
+    config = read_json(folder / NUMBERS)
+    check_format(folder / NUMBERS, config, FORMAT, FORMAT_VERSION)
+    tensors = read_tensors(folder / TENSORS)
+    try:
+        numbers = dict(config["state"])
+        state = TrainingState(**(numbers | {"totals": Totals(**numbers["totals"])}))
+        optimizer = {
+            "param_groups": config["optimizer"]["param_groups"],
+            "state": _optimizer_state(config["optimizer"]["numbers"], tensors),
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(
+            explain(
+                str(folder / NUMBERS),
+                f"{type(error).__name__}: {error}",
+                "the state of a training run",
+                "start the run anew with --overwrite",
+            )
+        ) from error
+    random = {name.removeprefix("random."): value for name, value in tensors.items() if name.startswith("random.")}
+    return state, optimizer, random
+
+
+def _optimizer_state(
+    numbers: Mapping[str, Mapping[str, Any]], tensors: Mapping[str, Tensor]
+) -> dict[int, dict[str, Any]]:
+    state: dict[int, dict[str, Any]] = {int(index): dict(values) for index, values in numbers.items()}
+    for key, value in tensors.items():
+        kind, _, rest = key.partition(".")
+        if kind == "optimizer":
+            index, _, name = rest.partition(".")
+            state.setdefault(int(index), {})[name] = value
+    return state

@@ -1,0 +1,54 @@
+"""What every test shares: the device, and memory that is never zero by luck."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "raglane",
+    deadline=None,  # a shared machine pauses when it likes
+    max_examples=40,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+settings.load_profile("raglane")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", default="cpu", help="where the tensors of the tests live: cpu, cuda, cuda:1")
+    parser.addoption("--slow", action="store_true", help="run the tests marked slow as well")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--slow"):
+        return
+    for item in items:
+        if "slow" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="takes minutes or data from elsewhere; run with --slow"))
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return torch.device(request.config.getoption("--device"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def poisoned_memory() -> Iterator[None]:
+    """Fill what ``torch.empty`` gives with NaN, so that reading memory nobody wrote fails a test.
+
+    PyTorch does so under deterministic algorithms; ``warn_only`` keeps operations that have no deterministic
+    version on a GPU usable.
+    """
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(autouse=True)
+def own_randomness(request: pytest.FixtureRequest) -> None:
+    """Seed each test by its name: numbers of its own, and the same ones when it runs again alone."""
+    torch.manual_seed(zlib.crc32(request.node.nodeid.encode()))

@@ -1,0 +1,34 @@
+"""What Hypothesis draws for the tests of ragged batches, and the obvious way to make one."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+__all__ = ["lengths", "sequences_of"]
+
+
+def lengths(most: int = 6, longest: int = 9) -> st.SearchStrategy[list[int]]:
+    """Lengths of a batch: none, one, empty ones among others, all equal, or one long among many short."""
+    single = st.integers(0, longest)
+    free = st.lists(single, min_size=0, max_size=most)
+    equal = st.builds(lambda count, length: [length] * count, st.integers(1, most), single)
+    skewed = st.builds(
+        lambda short, place: [*short[:place], 4 * longest, *short[place:]],
+        st.lists(st.integers(0, 2), min_size=1, max_size=most),
+        st.integers(0, most),
+    )
+    return st.one_of(free, equal, skewed)
+
+
+def sequences_of(
+    lengths: list[int],
+    features: tuple[int, ...] = (3,),
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | str = "cpu",
+    requires_grad: bool = False,
+) -> list[Tensor]:
+    """One tensor of fresh random numbers for each length."""
+    made = [torch.randn(length, *features, dtype=torch.float64).to(dtype).to(device) for length in lengths]
+    return [sequence.requires_grad_(requires_grad) for sequence in made]

@@ -1,0 +1,139 @@
+"""The command in a process of its own: start, silence, Ctrl-C, death, a disk that is full."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from raglane.training.checkpoint import load_model
+from raglane.training.state import load_state
+
+# Children must find the raglane that is tested here, in an environment without colours.
+_ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    "OMP_NUM_THREADS": "1",
+    "COLUMNS": "100",
+}
+_COMMAND = [sys.executable, "-m", "raglane"]
+_LONG = ["--epochs", "4000", "--hidden", "4", "--threads", "1", "--out", "run"]
+
+
+def _run(folder: Path, *arguments: str, limit: Callable[[], None] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*_COMMAND, *arguments],
+        cwd=folder,
+        env=_ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        preexec_fn=limit,
+    )
+
+
+def _write_data(folder: Path) -> None:
+    with (folder / "steps.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["id", "x", "kind"])
+        for number in range(60):
+            for step in range(number % 4 + 1):
+                writer.writerow([f"s{number}", step * (-1) ** number, "ab"[number % 2]])
+
+
+def _train_until_saved(folder: Path) -> subprocess.Popen[str]:
+    """A training of minutes, past its first checkpoints."""
+    process = subprocess.Popen(
+        [*_COMMAND, "train", "steps.csv", *_LONG],
+        cwd=folder,
+        env=_ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        words = line.split()
+        if words[:1] == ["epoch"] and int(words[1].split("/")[0]) >= 3:
+            return process
+    pytest.fail(f"no third epoch: {process.communicate()[1]}")
+
+
+def test_the_default_from_nothing_to_predictions(tmp_path: Path) -> None:
+    trained = _run(tmp_path, "train", "--epochs", "8", "--out", "run")
+    assert (trained.returncode, trained.stderr) == (0, "")
+    assert "training: 243 sequences" in trained.stdout
+    assert "validation: 27 sequences, 10 % of the training sequences, stratified by label, seed 0" in trained.stdout
+    # A line an epoch where there is no terminal, and nothing that moves a cursor.
+    assert sum(line.startswith("epoch ") for line in trained.stdout.splitlines()) == 8
+    assert "\x1b" not in trained.stdout
+    assert "\r" not in trained.stdout
+    assert "lightning" not in trained.stdout.lower()
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    evaluated = _run(tmp_path, "evaluate", "run")
+    assert (evaluated.returncode, evaluated.stderr) == (0, "")
+    numbers = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert numbers["sequences"] == 370
+    assert numbers["accuracy"] > 0.85
+    assert f"test: accuracy {numbers['accuracy']:.3f}" in trained.stdout
+    assert f"evaluation: accuracy {numbers['accuracy']:.3f}" in evaluated.stdout
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
+    _write_data(tmp_path)
+    process = _train_until_saved(tmp_path)
+    process.send_signal(signal.SIGINT)
+    printed, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors == ""
+    assert "go on with: raglane train --resume --out run" in printed
+    state, _, _ = load_state(tmp_path / "run" / "last")
+    assert state.epoch >= 3
+    assert load_model(tmp_path / "run").task == "classify"
+    assert (tmp_path / "run" / "curves.png").exists()
+    resumed = _run(tmp_path, "train", "--resume", "--out", "run", "--epochs", str(state.epoch + 2))
+    assert (resumed.returncode, resumed.stderr) == (0, "")
+    assert f"epoch {state.epoch + 2}/{state.epoch + 2}" in resumed.stdout
+    assert len((tmp_path / "run" / "curves.csv").read_text().splitlines()) == state.epoch + 3
+
+
+def test_a_killed_run_leaves_whole_files(tmp_path: Path) -> None:
+    _write_data(tmp_path)
+    process = _train_until_saved(tmp_path)
+    time.sleep(0.05)
+    process.kill()
+    process.communicate(timeout=60)
+    # The moment is random: whatever it was, what stands under a name is whole.
+    assert load_model(tmp_path / "run").task == "classify"
+    folders = [tmp_path / "run" / name for name in ("last", ".last.previous")]
+    state, optimizer, _ = load_state(next(folder for folder in folders if folder.is_dir()))
+    assert state.epoch >= 2
+    assert optimizer["state"]
+    rows = (tmp_path / "run" / "curves.csv").read_text().splitlines()[1:]
+    assert [int(row.split(",")[0]) for row in rows] == list(range(1, len(rows) + 1))
+    json.loads((tmp_path / "run" / "run.json").read_text())
+
+
+def test_a_disk_that_is_full(tmp_path: Path) -> None:
+    _write_data(tmp_path)
+
+    def limit() -> None:
+        # Files of a kilobyte at most: run.json still fits, weights do not.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))
+
+    failed = _run(tmp_path, "train", "steps.csv", "--hidden", "32", "--out", "run", limit=limit)
+    assert failed.returncode == 2
+    assert len(failed.stderr.splitlines()) == 1
+    assert failed.stderr.startswith("raglane: error: ")
+    assert "too large" in failed.stderr.lower()
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["run.json"]

@@ -1,0 +1,188 @@
+"""The reader of CSV in long form."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raglane.data import Columns, read
+from raglane.errors import DataError
+
+pytest.importorskip("pandas")
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "data.csv"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_sequences_come_in_order_of_first_appearance(tmp_path: Path) -> None:
+    text = "id,a,b,label\nz,1,2,up\nb,3,4,down\nz,5,6.5,up\n10,7,,down\n"
+    records = read(write(tmp_path, text))
+    assert records.ids == ("z", "b", "10")
+    assert records.labels == ("up", "down", "down")
+    assert records.channels == ("a", "b")
+    assert records.lengths.tolist() == [2, 1, 1]
+    expected = np.array([[1, 2], [5, 6.5], [3, 4], [7, np.nan]], np.float32)
+    np.testing.assert_array_equal(records.values, expected)
+    assert "id column: 'id' (by its name)" in records.notes
+    assert "label column: 'label' (the only candidate)" in records.notes
+    assert "features: a, b" in records.notes
+
+
+def test_the_time_column_orders_the_rows(tmp_path: Path) -> None:
+    text = "series,when,x,y\n1,10,1.5,p\n2,1,2.5,q\n1,9,3.5,p\n1,-2.5,4.5,p\n"
+    records = read(write(tmp_path, text), Columns(time="when"))
+    assert records.ids == (1, 2)
+    assert records.values.tolist() == [[4.5], [3.5], [1.5], [2.5]]
+    assert records.channels == ("x",)
+
+
+def test_dates_order_the_rows_too(tmp_path: Path) -> None:
+    text = "id,day,x,y\na,2024-03-01,1,p\na,2023-12-31T10:00:00,2,p\na,2024-01-15,3,p\n"
+    assert read(write(tmp_path, text), Columns(time="day", label="y")).values.tolist() == [[2], [3], [1]]
+
+
+def test_a_random_table_against_a_loop(tmp_path: Path) -> None:
+    random = np.random.default_rng()
+    ids = random.integers(0, 12, 200)
+    times = random.permutation(200)
+    values = random.normal(size=(200, 2)).astype(np.float32)
+    rows = [
+        f"{key},{time},{x!r},{y!r},c{key % 3}" for key, time, (x, y) in zip(ids, times, values.tolist(), strict=True)
+    ]
+    path = write(tmp_path, "id,t,x,y,kind\n" + "\n".join(rows) + "\n")
+    records = read(path, Columns(time="t"))
+    order = list(dict.fromkeys(ids.tolist()))
+    expected = [i for key in order for i in sorted(np.flatnonzero(ids == key), key=lambda i: int(times[i]))]
+    np.testing.assert_array_equal(records.values, values[expected])
+    assert records.ids == tuple(order)
+    assert records.labels == tuple(f"c{key % 3}" for key in order)
+
+
+def test_a_column_of_words_gives_tokens(tmp_path: Path) -> None:
+    text = 'sequence_id,word,topic\n1,the,pets\n1,NA,pets\n1,null,pets\n2,"a, b",cars\n2,x,cars\n'
+    records = read(write(tmp_path, text))
+    assert records.is_tokens
+    assert records.values.tolist() == ["the", "NA", "null", "a, b", "x"]
+    assert records.labels == ("pets", "cars")
+    assert any("tokens" in note for note in records.notes)
+
+
+def test_tags_are_one_a_row(tmp_path: Path) -> None:
+    path = write(tmp_path, "id,word,pos\n1,the,DET\n1,cat,NOUN\n2,run,VERB\n")
+    records = read(path, Columns(task="tag", label="pos"))
+    assert records.tags is not None
+    assert records.tags.tolist() == ["DET", "NOUN", "VERB"]
+    assert records.values.tolist() == ["the", "cat", "run"]
+    with pytest.raises(DataError, match=r"2 candidates for the label column: 'word', 'pos'.*--label-column"):
+        read(path, Columns(task="tag"))
+    path = write(tmp_path, "id,x,pos\n1,0.5,1\n1,1.5,0\n2,2.5,1\n")
+    tags = read(path, Columns(task="tag")).tags
+    assert tags is not None
+    assert tags.tolist() == ["1", "0", "1"]
+
+
+def test_integer_labels_are_told_from_features(tmp_path: Path) -> None:
+    records = read(write(tmp_path, "id,x,steps,y\n1,0.5,3,7\n1,1.5,4,7\n2,2.5,5,8\n"))
+    assert records.labels == ("7", "8")
+    assert records.channels == ("x", "steps")
+
+
+def test_named_columns(tmp_path: Path) -> None:
+    path = write(tmp_path, "who,a,b,c,d\n1,1,2,3,4\n1,5,6,3,8\n")
+    records = read(path, Columns(id="who", label="c", features=("d", "a")))
+    assert records.channels == ("d", "a")
+    assert records.values.tolist() == [[4, 1], [8, 5]]
+    assert records.labels == ("3",)
+
+
+def test_a_word_among_numbers_is_a_mistake_and_a_number_among_words_a_token(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"'1\.2x' in data row 1 \(id 1\), column 'x'"):
+        read(write(tmp_path, "id,x,y\n1,1.1,a\n1,1.2x,a\n1,1.3,a\n"), Columns(label="y"))
+    assert read(write(tmp_path, "id,x,y\n1,route,a\n1,66,a\n")).values.tolist() == ["route", "66"]
+
+
+def test_what_was_found_reads_another_file_in_the_same_way(tmp_path: Path) -> None:
+    found = read(write(tmp_path, "series,x,y\n1,2,a\n1,3,a\n")).columns
+    assert found == Columns(id="series", label="y", features=("x",))
+    records = read(write(tmp_path, "id,z,y,x,series\n9,8,b,7,6\n"), replace(found, need_labels=False))
+    assert (records.ids, records.channels, records.values.tolist()) == ((6,), ("x",), [[7]])
+
+
+def test_labels_that_nobody_asked_for_are_no_features(tmp_path: Path) -> None:
+    records = read(write(tmp_path, "id,x,y\n1,2,a\n1,3,a\n"), Columns(need_labels=False))
+    assert records.channels == ("x",)
+    assert "left out, because they are no numbers: y" in records.notes
+
+
+@pytest.mark.parametrize("columns", [Columns(need_labels=False, label="y"), Columns(task="forecast", label="y")])
+def test_labels_are_not_needed_to_predict_or_forecast(tmp_path: Path, columns: Columns) -> None:
+    for text in ("id,x,y\n1,2,\n1,3,b\n", "id,x\n1,2\n1,3\n"):
+        records = read(write(tmp_path, text), columns)
+        assert records.labels is None
+        assert records.channels == ("x",)
+
+
+def test_missing_numbers_a_short_row_and_infinity(tmp_path: Path) -> None:
+    text = "id,y,x,z\n1,p,nan,1\n1,p,NA,2\n1,p,?,3\n1,p, ,4\n1,p,-inf,5\n1,p,6\n"
+    records = read(write(tmp_path, text))
+    expected = np.array([np.nan, np.nan, np.nan, np.nan, -np.inf, 6], np.float32)
+    np.testing.assert_array_equal(records.values[:, 0], expected)
+    assert np.isnan(records.values[5, 1])
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "words"),
+    [
+        ("x,y\n1,a\n", Columns(), ["no id column", "'x', 'y'", "--id-column"]),
+        ("id,x,y\n1,1,a\n", Columns(id="key"), ["no column 'key'", "--id-column"]),
+        ("id,x,y\n1,1,a\n", Columns(time="t"), ["no column 't'", "--time-column"]),
+        ("id,x,y\n1,1,a\n", Columns(label="z"), ["no column 'z'", "'id', 'x', 'y'", "--label-column"]),
+        ("id,x,y\n1,1,a\n", Columns(features=("w",)), ["no column 'w'", "--feature-column"]),
+        ("id,x,y,z\n1,1,a,b\n", Columns(), ["2 candidates", "'y', 'z'", "--label-column"]),
+        ("id,x\n1,1.5\n1,2.5\n", Columns(), ["no candidate for the label column", "--label-column"]),
+        ("id,y\n1,a\n", Columns(), ["no feature column", "--feature-column"]),
+        (
+            "id,x,w,y\n1,1,2,a\n1,2,oops,a\n",
+            Columns(label="y"),
+            ["'oops' in data row 1 (id 1)", "column 'w'", "--feature-column"],
+        ),
+        (
+            "id,t,x,y\nb,1,1,a\nc,1,1,a\nb,1,2,a\n",
+            Columns(time="t", label="y"),
+            ["'1' again", "data row 2 (id 'b')", "'t'"],
+        ),
+        ("id,t,x,y\nb,soon,1,a\n", Columns(time="t", label="y"), ["'soon' in data row 0", "'t'"]),
+        (
+            "id,x,y\n1,1,a\n2,1,b\n1,1,b\n",
+            Columns(label="y"),
+            ["the label 'b' in data row 2 (id 1)", "column 'y'", "--task tag"],
+        ),
+        ("id,x,y\n1,1,a\n2,1,\n", Columns(label="y"), ["an empty cell in data row 1 (id 2)", "'y'"]),
+        ("id,x,y\n1,1,a\n,1,b\n", Columns(label="y"), ["an empty cell in data row 1", "'id'"]),
+        ("id,x,y\n", Columns(), ["no rows"]),
+        ("id,x,y\n1,1,a\n1,1,a,4,5\n", Columns(), ["line 3", "5"]),
+        ('id,x,y\n1,1,"a\n1,1,a\n', Columns(), ["do not fit"]),
+    ],
+)
+def test_bad_files(tmp_path: Path, text: str, columns: Columns, words: list[str]) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(DataError) as caught:
+        read(path, columns)
+    message = str(caught.value)
+    assert message.startswith(str(path))
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+def test_a_file_that_is_not_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "data.csv"
+    path.write_bytes(b"id,x,y\n1,1,caf\xe9\n")
+    with pytest.raises(DataError, match="UTF-8"):
+        read(path)

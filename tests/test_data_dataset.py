@@ -1,0 +1,190 @@
+"""Records, datasets and the split into two parts."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import raglane as rl
+from raglane.data import Records, SequenceDataset, split
+from raglane.data.records import Columns, offsets_of, place_of
+from raglane.errors import ArgumentError, DataError, ShapeError
+
+LENGTHS = [3, 0, 1, 4]
+
+
+def records_of(lengths: list[int], **others: Any) -> Records:
+    values = np.arange(2 * sum(lengths), dtype=np.float32).reshape(-1, 2)
+    return Records(values, offsets_of(lengths), channels=("a", "b"), **others)
+
+
+def dataset_of(per_element: bool = False, targets: bool = True) -> SequenceDataset:
+    wanted = torch.arange(8 if per_element else 4) * 10 if targets else None
+    offsets = torch.from_numpy(offsets_of(LENGTHS))
+    return SequenceDataset(torch.randn(8, 2), offsets, wanted, per_element=per_element, ids=("p", "q", "r", "s"))
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=12), st.data())
+def test_select_against_a_loop(lengths: list[int], data: st.DataObject) -> None:
+    index = data.draw(st.lists(st.integers(-len(lengths), len(lengths) - 1), max_size=15))
+    tags = np.array([f"t{i}" for i in range(sum(lengths))], dtype=object)
+    labels = tuple(f"l{i}" for i in range(len(lengths)))
+    records = records_of(lengths, labels=labels, ids=tuple(range(100, 100 + len(lengths))), tags=tags)
+    chosen = records.select(index)
+    slices = [slice(records.offsets[i % len(lengths)], records.offsets[i % len(lengths) + 1]) for i in index]
+    empty = np.empty((0, 2), np.float32)
+    np.testing.assert_array_equal(chosen.values, np.concatenate([empty, *(records.values[s] for s in slices)]))
+    assert chosen.tags is not None
+    assert chosen.tags.tolist() == [tag for s in slices for tag in tags[s]]
+    assert chosen.lengths.tolist() == [lengths[i] for i in index]
+    assert chosen.labels == tuple(labels[i] for i in index)
+    assert chosen.row_ids == tuple(100 + i % len(lengths) for i in index)
+
+
+def test_select_by_mask_and_tensor() -> None:
+    records = records_of(LENGTHS)
+    for index in (np.array([True, False, True, False]), torch.tensor([0, 2])):
+        chosen = records.select(index)
+        assert chosen.lengths.tolist() == [3, 1]
+        assert chosen.row_ids == (0, 1)
+    with pytest.raises(IndexError):
+        records.select([4])
+
+
+def test_place_of_an_element() -> None:
+    offsets = offsets_of([0, 2, 0, 3])
+    assert [place_of(offsets, element) for element in range(5)] == [(1, 0), (1, 1), (3, 0), (3, 1), (3, 2)]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"offsets": np.array([0, 3])}, "values: got 8 elements"),
+        ({"offsets": np.array([1, 8])}, "offsets"),
+        ({"offsets": np.array([0.0, 8.0])}, "offsets"),
+        ({"values": np.zeros((8, 2))}, "values: got float64"),
+        ({"channels": ("a",)}, "1 channels"),
+        ({"labels": ("x",)}, "labels: got 1 of them"),
+        ({"ids": ("x",)}, "ids: got 1 of them"),
+        ({"tags": np.array(["x"], dtype=object)}, "tags: got 1 elements"),
+    ],
+)
+def test_records_that_do_not_fit(change: dict[str, Any], words: str) -> None:
+    arguments: dict[str, Any] = {
+        "values": np.zeros((8, 2), np.float32),
+        "offsets": offsets_of(LENGTHS),
+        "channels": ("a", "b"),
+    }
+    with pytest.raises(DataError, match=words):
+        Records(**(arguments | change))
+
+
+def test_columns_check_the_task() -> None:
+    with pytest.raises(ArgumentError, match=r"'guess'.*classify, tag, forecast"):
+        Columns(task="guess")
+
+
+@pytest.mark.parametrize("per_element", [False, True])
+def test_items_are_views(per_element: bool) -> None:
+    data = dataset_of(per_element)
+    assert len(data) == 4
+    assert data.lengths.tolist() == LENGTHS
+    for row, (start, end) in enumerate([(0, 3), (3, 3), (3, 4), (4, 8)]):
+        item = data[row]
+        assert list(item) == ["inputs", "target", "index"]
+        assert torch.equal(item["inputs"], data.values[start:end])
+        assert item["inputs"].untyped_storage().data_ptr() == data.values.untyped_storage().data_ptr()
+        assert item["index"].item() == row
+        assert item["target"].tolist() == ([10 * i for i in range(start, end)] if per_element else 10 * row)
+    assert torch.equal(data[-1]["inputs"], data[3]["inputs"])
+    assert data[-1]["index"].item() == 3
+    for row in (4, -5):
+        with pytest.raises(IndexError):
+            data[row]
+
+
+@pytest.mark.parametrize("per_element", [False, True])
+def test_subset(per_element: bool) -> None:
+    data = dataset_of(per_element)
+    for index in ([3, 1, -4], torch.tensor([3, 1, 0])):
+        part = data.subset(index)
+        assert part.ids == ("s", "q", "p")
+        assert part.lengths.tolist() == [4, 0, 3]
+        for row, source in enumerate((3, 1, 0)):
+            assert torch.equal(part[row]["inputs"], data[source]["inputs"])
+            assert torch.equal(part[row]["target"], data[source]["target"])
+    assert dataset_of().subset(np.array([False, True, True, False])).ids == ("q", "r")
+    assert len(data.subset([])) == 0
+    assert "target" not in dataset_of(targets=False).subset([0])[0]
+
+
+def test_a_dataset_that_does_not_fit() -> None:
+    values, offsets = torch.zeros(3), torch.tensor([0, 3])
+    for arguments, words in (
+        ((values, torch.tensor([0, 2])), "offsets"),
+        ((values, torch.tensor([1, 3])), "offsets"),
+        ((values, torch.tensor([0.0, 3.0])), "offsets"),
+        ((values, offsets, torch.zeros(3)), "targets"),
+    ):
+        with pytest.raises(ShapeError, match=words):
+            SequenceDataset(*arguments)
+    with pytest.raises(ShapeError, match="ids"):
+        SequenceDataset(values, offsets, ids=[1, 2])
+
+
+def test_a_dataset_goes_through_a_loader_and_pickle() -> None:
+    data = pickle.loads(pickle.dumps(dataset_of()))
+    (batch,) = torch.utils.data.DataLoader(data, batch_size=4, collate_fn=rl.collate)
+    assert batch["inputs"].lengths.tolist() == LENGTHS
+    assert torch.equal(batch["inputs"].values, data.values)
+    assert batch["target"].tolist() == [0, 10, 20, 30]
+
+
+@given(
+    st.lists(st.sampled_from("abcd"), min_size=2, max_size=60), st.floats(0.01, 0.99), st.integers(0, 5), st.booleans()
+)
+def test_split_rules(labels: list[str], fraction: float, seed: int, stratify: bool) -> None:
+    records = records_of([1] * len(labels), labels=tuple(labels), ids=tuple(range(len(labels))))
+    kept, held_out = split(records, fraction, seed, stratify)
+    assert sorted(kept.row_ids + held_out.row_ids) == list(range(len(labels)))
+    assert list(kept.row_ids) == sorted(kept.row_ids)
+    assert list(held_out.row_ids) == sorted(held_out.row_ids)
+    again = split(records, fraction, seed, stratify)
+    assert (again[0].row_ids, again[1].row_ids) == (kept.row_ids, held_out.row_ids)
+    size = min(max(round(fraction * len(labels)), 1), len(labels) - 1)
+    counts, parts = Counter(labels), Counter(held_out.labels)
+    if not stratify or max(counts.values()) == 1:
+        assert len(held_out) == size
+        return
+    room = sum(count - 1 for count in counts.values())
+    assert len(held_out) == min(size, room)
+    assert set(kept.labels or ()) == set(labels)
+    if size <= room and all(count * fraction <= count - 1 for count in counts.values()):
+        for label, count in counts.items():
+            assert abs(parts[label] - count * fraction) < 1.5
+
+
+def test_splits_of_other_seeds_differ() -> None:
+    records = records_of([1] * 100)
+    parts = {split(records, 0.2, seed)[1].values.tobytes() for seed in range(5)}
+    assert len(parts) == 5
+    assert all(len(part) == 20 * 8 for part in parts)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, float("nan")])
+def test_a_fraction_that_is_none(fraction: float) -> None:
+    with pytest.raises(ArgumentError, match="fraction"):
+        split(records_of([1, 1]), fraction)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_too_few_to_split(count: int) -> None:
+    with pytest.raises(ArgumentError, match="at least 2"):
+        split(records_of([1] * count), 0.5)

@@ -1,0 +1,119 @@
+"""What holds for every format: how a path finds its reader, and paths that cannot be read."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from raglane.data import FORMATS, read
+from raglane.data.formats.base import FLAGS
+from raglane.errors import ArgumentError, DataError, MissingExtraError
+
+files = pytest.mark.parametrize("name", [name for name, known in FORMATS.items() if known.suffixes])
+
+
+def test_the_formats_are_called_by_their_names() -> None:
+    assert list(FORMATS) == ["ts", "parquet", "jsonl", "csv", "folder"]
+    assert all(known.name == name for name, known in FORMATS.items())
+    suffixes = [suffix for known in FORMATS.values() for suffix in known.suffixes]
+    assert len(suffixes) == len(set(suffixes))
+    assert FLAGS["sequence"] == "--sequence-column"
+    assert FLAGS["label"] == "--label-column"
+
+
+@files
+@pytest.mark.parametrize("content", [b"", b"\n"])
+def test_an_empty_file(tmp_path: Path, name: str, content: bytes) -> None:
+    path = tmp_path / f"data{FORMATS[name].suffixes[0]}"
+    path.write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        read(path)
+    assert str(caught.value).startswith(str(path))
+    assert "\n" not in str(caught.value)
+
+
+@files
+def test_a_missing_file(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "absent" / f"data{FORMATS[name].suffixes[0]}"
+    with pytest.raises(DataError, match=r"no such file or folder.*check the path"):
+        read(path)
+
+
+@files
+def test_binary_junk(tmp_path: Path, name: str) -> None:
+    path = tmp_path / f"data{FORMATS[name].suffixes[0]}"
+    path.write_bytes(bytes(range(255, -1, -1)) * 3)
+    with pytest.raises(DataError) as caught:
+        read(path)
+    assert "\n" not in str(caught.value)
+
+
+@files
+def test_a_folder_given_as_a_file(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DataError, match="a folder"):
+        read(tmp_path, format=name)
+
+
+def test_a_file_given_as_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x")
+    with pytest.raises(DataError, match="a file"):
+        read(tmp_path / "a.txt", format="folder")
+
+
+@pytest.mark.skipif(hasattr(os, "geteuid") and os.geteuid() == 0, reason="root may read everything")
+@files
+def test_an_unreadable_file(tmp_path: Path, name: str) -> None:
+    path = tmp_path / f"data{FORMATS[name].suffixes[0]}"
+    path.write_bytes(b"x")
+    path.chmod(0)
+    with pytest.raises(DataError, match="permission denied"):
+        read(path)
+
+
+@files
+def test_permission_denied(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / f"data{FORMATS[name].suffixes[0]}"
+    path.write_bytes(b"x")
+
+    def denied(*args: object, **keywords: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", denied)
+    monkeypatch.setattr(Path, "open", denied)
+    with pytest.raises(DataError, match=r"permission denied.*chmod"):
+        read(path)
+
+
+@pytest.mark.parametrize(("name", "got"), [("data.xlsx", "'.xlsx'"), ("data", "no suffix"), ("data.txt", "'.txt'")])
+def test_an_unknown_suffix_lists_the_known(tmp_path: Path, name: str, got: str) -> None:
+    (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(DataError, match=rf"got .*{got}.*\.ts, \.parquet, \.pq, \.jsonl, \.ndjson, \.csv"):
+        read(tmp_path / name)
+
+
+def test_suffixes_in_capitals_and_a_format_by_name(tmp_path: Path) -> None:
+    text = "@univariate true\n@classLabel true a\n@data\n1,2:a\n"
+    (tmp_path / "data.TS").write_text(text)
+    (tmp_path / "data.txt").write_text(text)
+    assert read(str(tmp_path / "data.TS")).lengths.tolist() == [2]
+    assert read(tmp_path / "data.txt", format="ts").lengths.tolist() == [2]
+    with pytest.raises(ArgumentError, match=r"'excel'.*one of ts, parquet"):
+        read(tmp_path / "data.txt", format="excel")
+
+
+@pytest.mark.parametrize(("name", "module"), [("parquet", "pyarrow"), ("jsonl", "pyarrow"), ("csv", "pandas")])
+def test_a_missing_extra_is_named(tmp_path: Path, name: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / f"data{FORMATS[name].suffixes[0]}"
+    path.write_text('{"x": 1}')
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtraError, match=rf"{module} is not installed.*raglane\[data\]"):
+        read(path)
+
+
+def test_importing_imports_no_extra() -> None:
+    code = "import sys, raglane.data; sys.exit(','.join({'pandas', 'pyarrow', 'sktime'} & set(sys.modules)) or 0)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,263 @@
+"""What is learned of the training part, and the arithmetic of missing features, against obvious loops."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raglane.data import Preprocessor, Records
+from raglane.data.missing import fill_missing, refuse_missing
+from raglane.data.preprocess import UNKNOWN, sort_labels
+from raglane.data.records import offsets_of
+from raglane.errors import ArgumentError, CheckpointError, DataError
+
+
+def features(seed: int | None = None, gaps: float = 0.0) -> Records:
+    """Random sequences of 3 channels, lengths 0 and 1 among them, with a share of gaps."""
+    random = np.random.default_rng(seed)
+    lengths = np.concatenate([[0, 1], random.integers(0, 12, 20), [0, 5]])
+    values = random.normal(5, 3, size=(lengths.sum(), 3)).astype(np.float32)
+    absent = random.random(values.shape) < gaps
+    values[absent] = random.choice([np.nan, np.inf, -np.inf], absent.sum())
+    labels = tuple(random.choice(["2", "10", "1"], len(lengths)))
+    return Records(values, offsets_of(lengths), labels=labels, channels=("a", "b", "c"))
+
+
+def tokens(sequences: list[str], **others: Any) -> Records:
+    flat = np.array([word for text in sequences for word in text.split()], dtype=object)
+    return Records(flat, offsets_of([len(text.split()) for text in sequences]), **others)
+
+
+def test_labels_that_are_numbers_are_ordered_as_numbers() -> None:
+    assert sort_labels(["10", "9", "2.5", "-1", "9"]) == ["-1", "2.5", "9", "10"]
+    assert sort_labels(["b", "nan", "a10", "a2", "3"]) == ["3", "a10", "a2", "b", "nan"]
+
+
+def test_scaling_is_that_of_the_training_part() -> None:
+    train, test = features(), features()
+    fitted = Preprocessor.fit(train, task="classify")
+    assert fitted.labels == ("1", "2", "10")
+    assert (fitted.input_size, fitted.class_count) == (3, 3)
+    expected = (test.values.astype(np.float64) - train.values.astype(np.float64).mean(0)) / train.values.astype(
+        np.float64
+    ).std(0)
+    data = fitted.apply(test)
+    assert data.values.dtype == torch.float32
+    np.testing.assert_allclose(data.values.numpy(), expected, rtol=1e-6, atol=1e-6)
+    assert data.targets is not None
+    assert data.targets.tolist() == [("1", "2", "10").index(label) for label in test.labels or ()]
+    assert data.targets.dtype == torch.int64
+    assert torch.equal(data.lengths, torch.from_numpy(test.lengths))
+
+
+def test_without_scaling_values_are_as_they_were() -> None:
+    records = features()
+    records.values.flags.writeable = False
+    data = Preprocessor.fit(records, task="forecast", standardize=False).apply(records)
+    np.testing.assert_array_equal(data.values.numpy(), records.values)
+    assert data.targets is None
+
+
+def test_a_channel_that_never_changes_is_divided_by_one() -> None:
+    values = np.full((5, 1), 0.1, np.float32)
+    records = Records(values, offsets_of([2, 3]), channels=("x0",))
+    fitted = Preprocessor.fit(records, task="forecast")
+    assert fitted.std == (1.0,)
+    assert fitted.apply(records).values.abs().max() < 1e-6
+
+
+def test_large_values_keep_their_differences() -> None:
+    values = (1e6 + np.arange(8, dtype=np.float32))[:, None].astype(np.float32)
+    data = Preprocessor.fit(records := Records(values, offsets_of([8]), channels=("x",)), task="forecast").apply(
+        records
+    )
+    np.testing.assert_allclose(data.values[:, 0].numpy(), (np.arange(8) - 3.5) / np.arange(8).std(), rtol=1e-6)
+
+
+def slow_fill(records: Records, missing: str, mean: list[float], std: list[float]) -> np.ndarray[Any, Any]:
+    """Scale and fill element by element."""
+    rows = []
+    for sequence in range(len(records)):
+        before = [0.0] * len(records.channels)
+        for element in range(records.offsets[sequence], records.offsets[sequence + 1]):
+            filled, flags = [], []
+            for channel, value in enumerate(records.values[element].tolist()):
+                known = np.isfinite(value)
+                now = (value - mean[channel]) / std[channel] if known else 0.0
+                if not known and missing == "forward":
+                    now = before[channel]
+                before[channel] = now
+                filled.append(now)
+                flags.append(0.0 if known else 1.0)
+            rows.append(filled + flags)
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("missing", ["zero", "forward"])
+@pytest.mark.parametrize("standardize", [True, False])
+def test_missing_features_against_a_loop(missing: str, standardize: bool) -> None:
+    for gaps in (0.0, 0.3, 0.9):
+        records = features(gaps=gaps)
+        fitted = Preprocessor.fit(records, task="classify", missing=missing, standardize=standardize)
+        mean, std = [0.0] * 3, [1.0] * 3
+        if standardize:
+            known = [
+                [value for value in records.values[:, channel].tolist() if np.isfinite(value)] for channel in range(3)
+            ]
+            mean, std = [float(np.mean(k)) for k in known], [float(np.std(k)) for k in known]
+            np.testing.assert_allclose(fitted.mean or (), mean, rtol=1e-9)
+            np.testing.assert_allclose(fitted.std or (), std, rtol=1e-9)
+        assert fitted.input_size == 6
+        got = fitted.apply(records).values.numpy()
+        np.testing.assert_allclose(got, slow_fill(records, missing, mean, std), rtol=1e-5, atol=1e-6)
+
+
+def test_forward_fill_does_not_run_into_the_next_sequence() -> None:
+    nan = np.nan
+    values = np.array([[1, nan], [nan, nan], [nan, 2], [3, nan], [nan, nan]], np.float32)
+    filled = fill_missing(values, offsets_of([2, 0, 3]), "forward")
+    assert filled[:, :2].tolist() == [[1, 0], [1, 0], [0, 2], [3, 2], [3, 2]]
+    assert filled[:, 2:].tolist() == [[0, 1], [1, 1], [1, 0], [0, 1], [1, 1]]
+    for policy in ("zero", "forward"):
+        assert fill_missing(np.empty((0, 2), np.float32), offsets_of([0, 0]), policy).shape == (0, 4)
+
+
+def test_a_channel_without_a_single_value() -> None:
+    values = np.array([[np.nan, 1], [np.nan, 3]], np.float32)
+    records = Records(values, offsets_of([2]), channels=("a", "b"))
+    fitted = Preprocessor.fit(records, task="forecast", missing="zero")
+    assert (fitted.mean, fitted.std) == ((0.0, 2.0), (1.0, 1.0))
+    assert fitted.apply(records).values.tolist() == [[0, -1, 1, 0], [0, 1, 1, 0]]
+
+
+@given(st.integers(0, 29), st.integers(0, 2), st.sampled_from([np.nan, np.inf, -np.inf]))
+def test_a_missing_feature_is_named(element: int, channel: int, value: float) -> None:
+    lengths = [3, 0, 10, 1, 16]
+    values = np.zeros((30, 3), np.float32)
+    values[element, channel] = value
+    ids = ("p", "q", "r", "s", "t")
+    records = Records(values, offsets_of(lengths), ids=ids, channels=("a", "b", "c"))
+    places = [(row, step) for row, length in enumerate(lengths) for step in range(length)]
+    row, step = places[element]
+    for call in (
+        lambda: refuse_missing(records),
+        lambda: Preprocessor.fit(records, task="forecast"),
+        lambda: Preprocessor("forecast", ("a", "b", "c")).apply(records),
+    ):
+        with pytest.raises(DataError) as caught:
+            call()
+        message = str(caught.value)
+        assert f"{value} in row {row} (id {ids[row]!r}), step {step}, channel {'abc'[channel]!r}" in message
+        assert "--missing zero" in message
+        assert "forward" in message
+
+
+def test_the_vocabulary_goes_by_frequency_and_keeps_place_0_for_the_unknown() -> None:
+    records = tokens(["b a a c", "", "a b d <unk>"], labels=("x", "y", "x"))
+    fitted = Preprocessor.fit(records, task="classify")
+    assert fitted.vocabulary == (UNKNOWN, "a", "b", "c", "d")
+    assert (fitted.input_size, fitted.is_tokens) == (5, True)
+    data = fitted.apply(tokens(["d zzz a", "<unk>"], labels=("y", "x")))
+    assert data.values.tolist() == [4, 0, 1, 0]
+    assert data.values.dtype == torch.int64
+    assert Preprocessor.fit(records, task="classify", max_vocabulary=3).vocabulary == (UNKNOWN, "a", "b")
+    assert Preprocessor.fit(records, task="classify", minimum_count=2).vocabulary == (UNKNOWN, "a", "b")
+
+
+def test_tags_become_one_target_an_element() -> None:
+    words = tokens(["a b", "", "c"], tags=np.array(["N", "V", "N"], dtype=object))
+    data = Preprocessor.fit(words, task="tag").apply(words)
+    assert data.targets is not None
+    assert data.targets.tolist() == [0, 1, 0]
+    assert data.per_element
+    assert [item["target"].tolist() for item in (data[0], data[1], data[2])] == [[0, 1], [], [0]]
+
+
+def test_an_unseen_label_is_named() -> None:
+    fitted = Preprocessor.fit(features(1), task="classify")
+    other = replace(features(2), labels=("1",) * 23 + ("7",))
+    with pytest.raises(DataError, match=r"the label '7' in row 23.*'1', '2', '10'"):
+        fitted.apply(other)
+    assert fitted.apply(other, require_targets=False).targets is None
+    words = tokens(["a b", "c"], tags=np.array(["N", "V", "N"], dtype=object))
+    fitted = Preprocessor.fit(words, task="tag")
+    with pytest.raises(DataError, match="the label 'X' in row 0, step 1"):
+        fitted.apply(replace(words, tags=np.array(["N", "X", "N"], dtype=object)))
+
+
+def test_channels_are_matched_by_name() -> None:
+    records = features()
+    fitted = Preprocessor.fit(records, task="classify")
+    order = [2, 0, 1]
+    moved = replace(records, values=records.values[:, order], channels=("c", "a", "b"))
+    assert torch.equal(fitted.apply(moved).values, fitted.apply(records).values)
+    more = replace(records, values=records.values[:, [0, 0, 1, 2]], channels=("z", "a", "b", "c"))
+    assert torch.equal(fitted.apply(more).values, fitted.apply(records).values)
+    fewer = replace(records, values=records.values[:, :2], channels=("a", "b"))
+    with pytest.raises(DataError, match=r"channels a, b; .*channels a, b, c"):
+        fitted.apply(fewer)
+
+
+def test_tokens_and_features_are_not_mixed_up() -> None:
+    words = tokens(["a b"], labels=("1",))
+    numbers = features()
+    with pytest.raises(DataError, match="trained on tokens"):
+        Preprocessor.fit(words, task="classify").apply(numbers)
+    with pytest.raises(DataError, match="got tokens"):
+        Preprocessor.fit(numbers, task="classify").apply(words)
+
+
+def test_what_cannot_be_learned_from() -> None:
+    empty = Records(np.empty((0, 1), np.float32), offsets_of([0, 0]), labels=("a", "b"), channels=("x",))
+    with pytest.raises(DataError, match="2 sequences without an element"):
+        Preprocessor.fit(empty, task="classify")
+    with pytest.raises(DataError, match="no labels"):
+        Preprocessor.fit(tokens(["a"]), task="classify")
+    with pytest.raises(DataError, match="no label for each element"):
+        Preprocessor.fit(tokens(["a"]), task="tag")
+    with pytest.raises(ArgumentError, match=r"missing: got 'mean'.*error, zero, forward"):
+        Preprocessor.fit(features(), task="classify", missing="mean")
+    with pytest.raises(ArgumentError, match="task: got 'guess'"):
+        Preprocessor.fit(features(), task="guess")
+    with pytest.raises(ArgumentError, match="max_vocabulary: got 1"):
+        Preprocessor.fit(tokens(["a"]), task="forecast", max_vocabulary=1)
+
+
+@pytest.mark.parametrize("missing", ["error", "zero"])
+@pytest.mark.parametrize("kind", ["features", "tokens", "tags"])
+def test_json_round_trip(missing: str, kind: str) -> None:
+    if kind == "features":
+        records, task = features(), "classify"
+    elif kind == "tokens":
+        records, task = tokens(["a é", "\U0001f642"], labels=("x", "y")), "classify"
+    else:
+        records, task = tokens(["a b"], tags=np.array(["N", "V"], dtype=object)), "tag"
+    fitted = Preprocessor.fit(records, task=task, missing=missing)
+    again = Preprocessor.from_config(json.loads(json.dumps(fitted.to_config(), allow_nan=False)))
+    assert again == fitted
+    assert torch.equal(again.apply(records).values, fitted.apply(records).values)
+
+
+def test_a_configuration_that_cannot_be_read() -> None:
+    config = Preprocessor.fit(features(), task="classify").to_config()
+    with pytest.raises(CheckpointError, match="'mean'"):
+        Preprocessor.from_config({name: value for name, value in config.items() if name != "mean"})
+    with pytest.raises(CheckpointError, match="'colour'"):
+        Preprocessor.from_config({**config, "colour": "red"})
+    with pytest.raises(CheckpointError, match="labels"):
+        Preprocessor.from_config({**config, "labels": [1, 2]})
+    with pytest.raises(CheckpointError, match="std"):
+        Preprocessor.from_config({**config, "std": "1"})
+    with pytest.raises(CheckpointError, match="mean"):
+        Preprocessor.from_config({**config, "mean": [1.0]})
+    with pytest.raises(CheckpointError, match="'perhaps'"):
+        Preprocessor.from_config({**config, "missing": "perhaps"})
+    with pytest.raises(CheckpointError, match="'perhaps'"):
+        Preprocessor.from_config({**config, "task": "perhaps"})

@@ -1,0 +1,50 @@
+"""The names that users may rely on. A change here is a change of the public face: say it in the changelog."""
+
+from __future__ import annotations
+
+import raglane as rl
+
+
+def test_package() -> None:
+    assert sorted(rl.__all__) == [
+        "Cost",
+        "Ragged",
+        "__version__",
+        "accelerate",
+        "collate",
+        "cost",
+        "data",
+        "errors",
+        "explain",
+        "nn",
+        "packing",
+        "using",
+    ]
+    assert all(hasattr(rl, name) for name in rl.__all__)
+
+
+def test_layers() -> None:
+    assert sorted(rl.nn.__all__) == ["GRU", "LSTM", "RNN"]
+
+
+def test_packing() -> None:
+    assert sorted(rl.packing.__all__) == [
+        "PackedSequence",
+        "invert_permutation",
+        "pack_padded_sequence",
+        "pack_sequence",
+        "pad_packed_sequence",
+        "pad_sequence",
+        "unpack_sequence",
+        "unpad_sequence",
+    ]
+
+
+def test_ragged() -> None:
+    public = {name for name in dir(rl.Ragged) if not name.startswith("_")}
+    assert public == set(
+        """argsort concat cu_seqlens cumsum detach device dtype features fill first from_arrow from_flat from_nested
+        from_packed from_padded host_lengths last lengths map mask max max_length mean min offsets pin_memory positions
+        requires_grad reverse segment_ids select shift softmax spread sum to to_arrow to_list to_nested to_numpy
+        to_packed to_padded truncate values windows""".split()
+    )

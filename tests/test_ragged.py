@@ -1,0 +1,333 @@
+"""Ragged: what it holds, what it converts to and from, and how it behaves as a container."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+import raglane as rl
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
+from strategies import lengths, sequences_of
+
+FEATURES = [(), (3,), (2, 3), (0,)]
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int16, torch.bool]
+
+
+def same(batch: rl.Ragged, sequences: list[Tensor]) -> bool:
+    """Whether a batch holds exactly these sequences, bit for bit."""
+    held = [batch[index] for index in range(len(batch))]
+    return len(held) == len(sequences) and all(
+        torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(held, sequences, strict=True)
+    )
+
+
+@pytest.mark.parametrize("features", FEATURES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(lengths=lengths())
+def test_holds_the_sequences(
+    lengths: list[int], features: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> None:
+    sequences = sequences_of(lengths, features, dtype, device)
+    batch = rl.Ragged(sequences)
+    assert same(batch, sequences)
+    assert len(batch) == len(lengths)
+    assert batch.host_lengths.tolist() == lengths
+    assert batch.lengths.tolist() == lengths
+    assert batch.offsets.tolist() == np.cumsum([0, *lengths]).tolist()
+    assert batch.cu_seqlens.dtype is torch.int32
+    assert batch.segment_ids.tolist() == [i for i, length in enumerate(lengths) for _ in range(length)]
+    assert batch.positions.tolist() == [t for length in lengths for t in range(length)]
+    longest = max(lengths, default=0)
+    assert batch.max_length == longest
+    assert batch.mask().tolist() == [[t < length for t in range(longest)] for length in lengths]
+    room = longest * len(lengths)
+    assert batch.fill == (sum(lengths) / room if room else 1.0)
+    assert batch.to_list() == [] if not lengths else same(batch, batch.to_list())
+
+
+def test_python_and_numpy_sequences() -> None:
+    assert rl.Ragged([[1, 2], [], [3]]).values.tolist() == [1, 2, 3]
+    assert rl.Ragged([[1, 2], [], [3]]).values.dtype is torch.int64
+    arrays = [np.ones((2, 3), np.float32), np.zeros((0, 3), np.float32)]
+    assert rl.Ragged(arrays).values.shape == (2, 3)
+    assert rl.Ragged(iter([torch.ones(2)])).lengths.tolist() == [2]
+
+
+def test_indexing_one_sequence_is_a_view() -> None:
+    batch = rl.Ragged([torch.randn(4, 2), torch.randn(3, 2)])
+    storage = batch.values.untyped_storage().data_ptr()
+    assert batch[1].untyped_storage().data_ptr() == storage
+    assert batch[-1].tolist() == batch.values[4:].tolist()
+    assert all(view.untyped_storage().data_ptr() == storage for view in batch)
+    assert batch[:1].values.untyped_storage().data_ptr() == storage
+    assert batch[np.int64(1)].shape == (3, 2)
+
+
+@given(lengths=lengths(), data=st.data())
+def test_selecting(lengths: list[int], data: st.DataObject) -> None:
+    sequences = sequences_of(lengths)
+    batch = rl.Ragged(sequences) if sequences else rl.Ragged.from_flat(torch.empty(0, 3), lengths=[])
+    count = len(lengths)
+    bounds = st.one_of(st.none(), st.integers(-count - 2, count + 2))
+    chosen = slice(data.draw(bounds), data.draw(bounds), data.draw(st.sampled_from([None, 1, 2, -1, -3])))
+    assert same(batch[chosen], sequences[chosen])
+    if count:
+        index = data.draw(st.lists(st.integers(-count, count - 1), max_size=8))
+        assert same(batch[torch.tensor(index, dtype=torch.int32)], [sequences[i] for i in index])
+        assert same(batch[index], [sequences[i] for i in index])
+    mask = torch.tensor(data.draw(st.lists(st.booleans(), min_size=count, max_size=count)), dtype=torch.bool)
+    assert same(batch[mask], [s for s, keep in zip(sequences, mask.tolist(), strict=True) if keep])
+    order = batch.argsort()
+    assert order.tolist() == sorted(range(count), key=lambda i: lengths[i])
+    assert batch.argsort(descending=True).tolist() == sorted(range(count), key=lambda i: -lengths[i])
+
+
+@pytest.mark.parametrize(
+    ("index", "error", "says"),
+    [
+        (5, IndexError, "2 sequences"),
+        (-3, IndexError, "2 sequences"),
+        ((0, 1), ArgumentTypeError, "r.map"),
+        (None, ArgumentTypeError, "an integer"),
+        (1.0, ArgumentTypeError, "an integer"),
+        (torch.tensor([0.5]), ArgumentTypeError, "integer or bool"),
+        (torch.tensor([True]), ShapeError, "each of the 2"),
+        (torch.tensor([[0]]), ShapeError, "one dimension"),
+        (torch.tensor([2]), ShapeError, "from -2 to 1"),
+    ],
+)
+def test_bad_indices(index: Any, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        rl.Ragged([[1], [2, 3]])[index]
+
+
+# -- conversions ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("features", FEATURES)
+@given(lengths=lengths(), value=st.sampled_from([0.0, -1.5, float("inf")]), extra=st.integers(0, 3))
+def test_padded_there_and_back(
+    lengths: list[int], features: tuple[int, ...], batch_first: bool, value: float, extra: int, device: torch.device
+) -> None:
+    sequences = sequences_of(lengths, features, device=device)
+    batch = rl.Ragged.from_flat(
+        torch.cat([torch.empty(0, *features, dtype=torch.float64, device=device), *sequences]), lengths=lengths
+    )
+    total = max(lengths, default=0) + extra
+    padded, told = batch.to_padded(batch_first, value, total)
+    expected = torch.full((len(lengths), total, *features), value, dtype=torch.float64, device=device)
+    for row, sequence in enumerate(sequences):
+        expected[row, : len(sequence)] = sequence
+    assert torch.equal(padded if batch_first else padded.transpose(0, 1), expected)
+    assert told.tolist() == lengths
+    assert told.device.type == "cpu"
+    for given_lengths in (lengths, told, told.int(), told.to(device), np.array(lengths, dtype=np.int32)):
+        assert same(rl.Ragged.from_padded(padded, given_lengths, batch_first), sequences)
+
+
+@given(lengths=lengths(), side=st.sampled_from(["left", "right", "holes"]))
+def test_from_padded_with_a_mask(lengths: list[int], side: str, device: torch.device) -> None:
+    sequences = sequences_of(lengths, device=device)
+    longest = max(lengths, default=0) + 2
+    padded = torch.full((len(lengths), longest, 3), float("nan"), dtype=torch.float64, device=device)
+    mask = torch.zeros(len(lengths), longest, dtype=torch.bool, device=device)
+    for row, sequence in enumerate(sequences):
+        places = {
+            "left": torch.arange(longest - len(sequence), longest),
+            "right": torch.arange(len(sequence)),
+            "holes": torch.randperm(longest)[: len(sequence)].sort().values,
+        }[side].to(device)
+        padded[row, places] = sequence
+        mask[row, places] = True
+    assert same(rl.Ragged.from_padded(padded, mask=mask), sequences)
+    turned = rl.Ragged.from_padded(padded.transpose(0, 1), batch_first=False, mask=mask.T)
+    assert same(turned, sequences)
+
+
+@given(lengths=lengths())
+def test_nested_there_and_back(lengths: list[int], device: torch.device) -> None:
+    if not lengths:
+        return
+    sequences = sequences_of(lengths, device=device)
+    batch = rl.Ragged(sequences)
+    nested = batch.to_nested()
+    assert [part.tolist() for part in nested.unbind()] == [sequence.tolist() for sequence in sequences]
+    assert rl.Ragged.from_nested(nested).values.data_ptr() == batch.values.data_ptr()
+    assert same(rl.Ragged.from_nested(nested), sequences)
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype stage")
+def test_nested_strided_and_with_holes() -> None:
+    strided = torch.nested.nested_tensor([torch.ones(2, 3), torch.zeros(1, 3)], layout=torch.strided)
+    assert rl.Ragged.from_nested(strided).lengths.tolist() == [2, 1]
+    values = torch.arange(6.0)
+    holes = torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 3, 6]), lengths=torch.tensor([2, 1]))
+    assert rl.Ragged.from_nested(holes).values.tolist() == [0, 1, 3]
+    with pytest.raises(ArgumentTypeError, match=r"torch\.nested"):
+        rl.Ragged.from_nested(torch.ones(2, 3))
+
+
+def test_nested_passes_gradients() -> None:
+    values = torch.randn(5, 2, requires_grad=True)
+    rl.Ragged.from_nested(rl.Ragged.from_flat(values, lengths=[2, 3]).to_nested()).values.square().sum().backward()
+    assert values.grad is not None
+    torch.testing.assert_close(values.grad, 2 * values)
+
+
+@given(lengths=lengths())
+@pytest.mark.parametrize("features", [(), (2,)])
+def test_packed_there_and_back(lengths: list[int], features: tuple[int, ...], device: torch.device) -> None:
+    sequences = sequences_of(lengths, features, device=device)
+    if not sequences:
+        return
+    packed = rl.Ragged(sequences).to_packed()
+    assert same(rl.Ragged.from_packed(packed), sequences)
+    if min(lengths) > 0:
+        torchs = torch.nn.utils.rnn.pack_sequence(sequences, enforce_sorted=False)
+        assert torch.equal(packed.batch_sizes, torchs.batch_sizes)
+        assert same(rl.Ragged.from_packed(torchs), sequences)
+        ordered = sorted(sequences, key=len, reverse=True)
+        assert same(rl.Ragged.from_packed(torch.nn.utils.rnn.pack_sequence(ordered)), ordered)
+
+
+def test_numpy_shares_memory() -> None:
+    array = np.arange(6, dtype=np.float32)
+    array.flags.writeable = False
+    batch = rl.Ragged.from_flat(array, offsets=np.array([0, 2, 6]))
+    values, offsets = batch.to_numpy()
+    assert values.__array_interface__["data"][0] == array.__array_interface__["data"][0]
+    assert offsets.tolist() == [0, 2, 6]
+
+
+# -- from_flat and its mistakes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "says"),
+    [
+        ({}, ArgumentTypeError, "neither"),
+        ({"lengths": [6], "offsets": [0, 6]}, ArgumentTypeError, "both"),
+        ({"lengths": [2, 2]}, ShapeError, "lengths: got a sum of 4.*6 elements"),
+        ({"lengths": [8, -2]}, ShapeError, "-2 at index 1"),
+        ({"lengths": [2.0, 4.0]}, ArgumentTypeError, "integers"),
+        ({"lengths": [True]}, ArgumentTypeError, "integers"),
+        ({"lengths": [[6]]}, ArgumentTypeError, "one dimension"),
+        ({"offsets": [1, 6]}, ShapeError, "start with 0"),
+        ({"offsets": [0, 5]}, ShapeError, "6 elements"),
+        ({"offsets": [0, 4, 2, 6]}, ShapeError, "-2 at index 1"),
+        ({"offsets": []}, ShapeError, "start with 0"),
+    ],
+)
+def test_from_flat_refuses(arguments: dict[str, Any], error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        rl.Ragged.from_flat(torch.arange(6), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("sequences", "error", "says"),
+    [
+        (torch.ones(2, 3), ArgumentTypeError, "from_padded"),
+        ("text", ArgumentTypeError, "a list"),
+        (3, ArgumentTypeError, "a list"),
+        ([torch.ones(2, 3), torch.ones(2, 4)], ShapeError, r"sequences\[1\].*\(L, 3\)"),
+        ([torch.ones(2), torch.ones(2).int()], ShapeError, r"sequences\[1\].*int32"),
+        ([torch.ones(()), torch.ones(2)], ShapeError, "a number"),
+        ([1.0, 2.0], ShapeError, "a number"),
+    ],
+)
+def test_constructor_refuses(sequences: Any, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        rl.Ragged(sequences)
+
+
+@pytest.mark.parametrize(
+    ("padded", "arguments", "error", "says"),
+    [
+        (torch.ones(2, 3), {}, ArgumentTypeError, "neither"),
+        (torch.ones(2, 3), {"lengths": [1, 2, 3]}, ShapeError, "3 lengths.*batch_first=False"),
+        (torch.ones(2, 3), {"lengths": [1, 4]}, ShapeError, "length of 4; .* 3 steps"),
+        (torch.ones(2, 3), {"lengths": [1, -1]}, ShapeError, "length of -1"),
+        (torch.ones(2), {"lengths": [1, 1]}, ShapeError, "dimension of sequences and one of steps"),
+        ([[1, 2]], {"lengths": [2]}, ArgumentTypeError, "one padded tensor"),
+        (torch.ones(2, 3), {"mask": torch.ones(2, 3)}, ArgumentTypeError, "bool"),
+        (torch.ones(2, 3), {"mask": torch.ones(3, 2).bool()}, ShapeError, "first two dimensions"),
+    ],
+)
+def test_from_padded_refuses(padded: Any, arguments: dict[str, Any], error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        rl.Ragged.from_padded(padded, **arguments)
+
+
+def test_to_padded_refuses_a_short_total_length() -> None:
+    with pytest.raises(ArgumentError, match=r"total_length: got 1.*longest length, 2.*truncate\(1\)"):
+        rl.Ragged([[1, 2]]).to_padded(total_length=1)
+
+
+# -- travelling -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("travel", [copy.copy, copy.deepcopy, lambda batch: pickle.loads(pickle.dumps(batch))])
+def test_copies_and_pickles(travel: Any) -> None:
+    batch = rl.Ragged([torch.randn(2, 3), torch.randn(0, 3)])
+    arrived = travel(batch)
+    assert same(arrived, batch.to_list())
+    assert arrived.host_lengths.tolist() == [2, 0]
+
+
+def test_pytree() -> None:
+    batch = rl.Ragged([torch.randn(2, 3), torch.randn(1, 3)])
+    leaves, spec = pytree.tree_flatten({"inputs": batch})
+    assert all(isinstance(leaf, Tensor) for leaf in leaves)
+    assert same(pytree.tree_unflatten(leaves, spec)["inputs"], batch.to_list())
+    paths = [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(batch)[0]]
+    assert paths == [".values", ".offsets", ".host_lengths"]
+
+
+def test_to_keeps_lengths() -> None:
+    batch = rl.Ragged([[1, 2], [3]]).to(torch.float16)
+    assert batch.dtype is torch.float16
+    assert batch.offsets.dtype is torch.int64
+    assert batch.to("meta").device.type == "meta"
+    assert batch.detach().requires_grad is False
+
+
+def test_is_immutable() -> None:
+    batch = rl.Ragged([[1, 2]])
+    with pytest.raises(AttributeError):
+        batch.values = torch.ones(2)  # type: ignore[misc]
+    with pytest.raises(AttributeError):
+        batch.note = "?"  # type: ignore[attr-defined]
+
+
+def test_has_no_truth() -> None:
+    batch = rl.Ragged([[1, 2]])
+    with pytest.raises(TypeError, match=r"\(a == b\)\.values\.all\(\)"):
+        assert batch == batch
+
+
+# -- how it shows itself ----------------------------------------------------------------------------------------------
+
+
+def test_repr() -> None:
+    batch = rl.Ragged([torch.ones(4, 12), torch.ones(2, 12), torch.ones(8, 12)])
+    assert repr(batch) == ("Ragged(shape=(3, *, 12), dtype=torch.float32, device=cpu, lengths=[4, 2, 8], fill=0.583)")
+    assert repr(rl.Ragged([torch.ones(1)] * 11)).count("1, ") == 11
+    assert "..." in repr(rl.Ragged([torch.ones(1)] * 11))
+    assert repr(rl.Ragged([])) == "Ragged(shape=(0, *), dtype=torch.float32, device=cpu, lengths=[], fill=1)"
+
+
+def test_picture_in_a_notebook() -> None:
+    page = rl.Ragged([torch.ones(4)] * 30)._repr_html_()
+    assert page.count("<rect") == 2 * 24
+    assert "and 6 more" in page
+    assert "<svg" in rl.Ragged([])._repr_html_()

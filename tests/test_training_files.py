@@ -1,0 +1,105 @@
+"""Files that are whole or not there."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from raglane.training.files import whole_folder, write_file, write_folder
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def _fail_after(count: int, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Let the function ``os.<name>`` work ``count`` times, then find the disk full."""
+    real, calls = getattr(os, name), [0]
+
+    def failing(*arguments: object) -> object:
+        calls[0] += 1
+        if calls[0] > count:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(*arguments)
+
+    monkeypatch.setattr(os, name, failing)
+
+
+def test_file_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_file(path, b"old")
+    write_file(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert _names(tmp_path) == ["a.json"]
+
+
+@pytest.mark.parametrize("name", ["fsync", "replace"])
+def test_file_survives_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    path = tmp_path / "a.json"
+    write_file(path, b"old")
+    _fail_after(0, monkeypatch, name)
+    with pytest.raises(OSError, match="No space"):
+        write_file(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert _names(tmp_path) == ["a.json"]
+
+
+def test_folder_is_replaced_with_all_it_holds(tmp_path: Path) -> None:
+    path = tmp_path / "best"
+    write_folder(path, {"a": b"1", "b": b"2"})
+    write_folder(path, {"a": b"3"})
+    assert _names(path) == ["a"]
+    assert (path / "a").read_bytes() == b"3"
+    assert _names(tmp_path) == ["best"]
+
+
+@pytest.mark.parametrize(("name", "count"), [("fsync", 0), ("fsync", 1), ("fsync", 2), ("rename", 0), ("rename", 1)])
+def test_folder_survives_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, count: int) -> None:
+    path = tmp_path / "best"
+    write_folder(path, {"a": b"old", "b": b"old"})
+    real = getattr(os, name)
+    if (name, count) == ("rename", 1):
+        # The way back needs a rename as well: only the second fails.
+        calls = [0]
+
+        def failing(*arguments: object) -> object:
+            calls[0] += 1
+            if calls[0] == 2:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return real(*arguments)
+
+        monkeypatch.setattr(os, name, failing)
+    elif (name, count) == ("fsync", 2):
+        # The third is that of the folder, which some systems refuse: nothing is lost by it.
+        _fail_after(count, monkeypatch, name)
+        write_folder(path, {"a": b"new", "b": b"new"})
+        assert (path / "a").read_bytes() == b"new"
+        return
+    else:
+        _fail_after(count, monkeypatch, name)
+    with pytest.raises(OSError, match="No space"):
+        write_folder(path, {"a": b"new", "b": b"new"})
+    assert {(path / file).read_bytes() for file in ("a", "b")} == {b"old"}
+    assert _names(tmp_path) == ["best"]
+
+
+def test_death_between_the_renames_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "best"
+    write_folder(path, {"a": b"old"})
+    # As a killed process leaves it: the old one stepped aside, the new one not yet in place.
+    os.rename(path, tmp_path / ".best.previous")
+    (tmp_path / ".best.partial").mkdir()
+    found = whole_folder(path)
+    assert found is not None
+    assert (found / "a").read_bytes() == b"old"
+    write_folder(path, {"a": b"new"})
+    assert whole_folder(path) == path
+    assert (path / "a").read_bytes() == b"new"
+    assert _names(tmp_path) == ["best"]
+
+
+def test_nothing_there_is_none(tmp_path: Path) -> None:
+    assert whole_folder(tmp_path / "best") is None

@@ -1,0 +1,325 @@
+"""Whole runs: going on from a stop gives what never stopping gives, nothing is pickled, predictions are the model's."""
+
+from __future__ import annotations
+
+import json
+import signal
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from raglane.data.records import Records, offsets_of
+from raglane.errors import ArgumentError, CheckpointError, DataError
+from raglane.training.checkpoint import load_model, read_tensors
+from raglane.training.inference import evaluate, predict
+from raglane.training.run import TrainingResult, check_folder, train
+from raglane.training.settings import Settings
+from raglane.training.state import Totals, TrainingState
+
+_QUICK = Settings(epochs=4, hidden=5, batch_size=4, lr=0.05, dropout=0.3, threads=1)
+
+
+def _records(count: int = 30, seed: int = 0) -> Records:
+    """Sequences of three channels whose label is the sign of the first channel's mean."""
+    random = np.random.default_rng(seed)
+    lengths = random.integers(0, 7, count)
+    values = random.normal(size=(int(lengths.sum()), 3)).astype(np.float32)
+    offsets = offsets_of(lengths)
+    sums = [values[start:end, 0].sum() for start, end in pairwise(offsets)]
+    labels = tuple("up" if total > 0 else "down" for total in sums)
+    tags = np.where(values[:, 1] > 0, "high", "low").astype(object)
+    return Records(values, offsets, labels=labels, tags=tags, channels=("a", "b", "c"))
+
+
+class _Recorder:
+    """A watcher that sends Ctrl-C when a batch is done."""
+
+    def __init__(self, stop_at: tuple[int, int] | None = None) -> None:
+        self.stop_at = stop_at
+        self.rows: list[dict[str, float]] = []
+
+    def started(self, state: TrainingState, epochs: int, batches: int) -> None:  # noqa: ARG002
+        self.batches = batches
+
+    def batch_done(self, epoch: int, batch: int, totals: Totals) -> None:  # noqa: ARG002
+        if (epoch, batch) == self.stop_at:
+            signal.raise_signal(signal.SIGINT)
+
+    def epoch_done(self, row: dict[str, float], is_best: bool) -> None:  # noqa: ARG002
+        self.rows.append(row)
+
+
+def _without_times(result: TrainingResult) -> list[dict[str, float]]:
+    timed = ("seconds", "elements_per_second")
+    return [{key: value for key, value in row.items() if key not in timed} for row in result.state.history]
+
+
+def _weights(folder: Path) -> dict[str, torch.Tensor]:
+    return read_tensors(folder / "weights.safetensors")
+
+
+def _assert_same_run(one: TrainingResult, other: TrainingResult) -> None:
+    assert _without_times(one) == _without_times(other)
+    for part in ("best", "last"):
+        mine, theirs = _weights(one.folder / part), _weights(other.folder / part)
+        assert mine.keys() == theirs.keys()
+        assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+@pytest.mark.parametrize(
+    ("stop_at", "settings"),
+    [
+        ((2, 3), _QUICK),  # within an epoch
+        ((2, 6), replace(_QUICK, optimizer="adamw", bucket=True)),  # at the last batch of one
+        ((1, 1), replace(_QUICK, optimizer="sgd", layers=2, clip=0.5, cell="lstm")),
+        ((3, 5), replace(_QUICK, optimizer="rmsprop", task="tag", bidirectional=True)),
+        ((2, 2), replace(_QUICK, task="forecast", cell="rnn", weight_decay=0.1)),
+    ],
+)
+def test_going_on_is_never_having_stopped(tmp_path: Path, stop_at: tuple[int, int], settings: Settings) -> None:
+    training, validation = _records(24), _records(9, seed=1)
+    whole = train(settings, training, validation, tmp_path / "whole")
+    stopped = train(settings, training, validation, tmp_path / "parts", watcher=_Recorder(stop_at))
+    assert stopped.interrupted
+    assert (stopped.state.epoch, stopped.state.batch) == ((2, 0) if stop_at == (2, 6) else (stop_at[0] - 1, stop_at[1]))
+    torch.manual_seed(99)  # what the process did in between must not matter
+    torch.rand(7)
+    gone_on = train(settings, training, validation, tmp_path / "parts", resume=True)
+    assert not gone_on.interrupted
+    assert len(whole.state.history) == 4
+    _assert_same_run(whole, gone_on)
+
+
+def test_more_epochs_are_a_longer_run(tmp_path: Path) -> None:
+    training = _records()
+    whole = train(_QUICK, training, None, tmp_path / "whole")
+    train(replace(_QUICK, epochs=2), training, None, tmp_path / "parts")
+    gone_on = train(_QUICK, training, None, tmp_path / "parts", resume=True)
+    _assert_same_run(whole, gone_on)
+    with pytest.raises(ArgumentError, match="epochs: got 4, and 4 are done"):
+        train(_QUICK, training, None, tmp_path / "parts", resume=True)
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path: Path) -> None:
+    training = _records()
+    whole = train(_QUICK, training, None, tmp_path / "whole")
+    folder = tmp_path / "killed"
+    folder.mkdir()
+    (folder / "run.json").write_bytes((whole.folder / "run.json").read_bytes())
+    _assert_same_run(whole, train(_QUICK, training, None, folder, resume=True))
+
+
+def test_other_data_is_refused(tmp_path: Path) -> None:
+    train(replace(_QUICK, epochs=1), _records(), None, tmp_path / "run")
+    with pytest.raises(DataError, match="other data"):
+        train(_QUICK, _records(seed=2), None, tmp_path / "run", resume=True)
+
+
+def test_seed_decides(tmp_path: Path) -> None:
+    training, validation = _records(), _records(9, seed=1)
+    runs = [
+        train(replace(_QUICK, seed=seed), training, validation, tmp_path / f"{n}") for n, seed in enumerate((0, 0, 1))
+    ]
+    _assert_same_run(runs[0], runs[1])
+    assert _without_times(runs[0]) != _without_times(runs[2])
+
+
+def test_early_stopping(tmp_path: Path) -> None:
+    settings = replace(_QUICK, epochs=60, lr=0.3, patience=2)
+    result = train(settings, _records(), _records(9, seed=1), tmp_path / "run")
+    losses = [row["validation_loss"] for row in result.state.history]
+    assert len(losses) < 60
+    assert result.state.best_epoch == len(losses) - 2 == losses.index(min(losses)) + 1
+    saved = load_model(tmp_path / "run")
+    best = evaluate(saved, _records(9, seed=1))
+    assert best.numbers["loss"] == pytest.approx(min(losses), rel=1e-5)
+    assert best.numbers["accuracy"] == pytest.approx(
+        result.state.history[result.state.best_epoch - 1]["validation_accuracy"]
+    )
+
+
+def test_a_loss_that_is_not_finite_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"lr: got 1e.*the loss must stay finite"):
+        train(replace(_QUICK, task="forecast", optimizer="sgd", lr=1e30), _records(), None, tmp_path / "run")
+    assert not (tmp_path / "run" / "last").exists()
+
+
+def test_only_safetensors_and_json_are_saved(tmp_path: Path) -> None:
+    train(replace(_QUICK, epochs=1), _records(), _records(9, seed=1), tmp_path / "run")
+    files = sorted(str(path.relative_to(tmp_path / "run")) for path in (tmp_path / "run").rglob("*") if path.is_file())
+    assert files == [
+        "best/config.json",
+        "best/weights.safetensors",
+        "curves.csv",
+        "last/config.json",
+        "last/training.json",
+        "last/training.safetensors",
+        "last/weights.safetensors",
+        "run.json",
+    ]
+    for name in files:
+        path = tmp_path / "run" / name
+        if path.suffix == ".json":
+            json.loads(path.read_text())
+        elif path.suffix == ".safetensors":
+            assert read_tensors(path)
+
+
+@pytest.mark.parametrize("task", ["classify", "tag", "forecast"])
+@pytest.mark.parametrize("missing", ["error", "forward"])
+def test_predictions_are_those_of_the_model(tmp_path: Path, task: str, missing: str) -> None:
+    records = _records(25)
+    if missing == "forward":
+        values = records.values.copy()
+        values[::5, 1] = np.nan
+        records = replace(records, values=values)
+    train(replace(_QUICK, epochs=2, task=task, missing=missing), records, None, tmp_path / "run")
+    saved = load_model(tmp_path / "run")
+    table = predict(saved, records, batch_size=7, probabilities=task != "forecast").columns
+    labels = saved.preprocessor.labels
+    dataset = saved.preprocessor.apply(records, require_targets=False)
+    from raglane.ragged import Ragged
+
+    for row in range(25):
+        inputs = dataset[row]["inputs"]
+        with torch.no_grad():
+            output = saved.model(Ragged([inputs]))
+        answer = table["prediction"][row]
+        if task == "forecast":
+            if len(inputs) == 0:
+                assert answer is None
+                continue
+            mean, std = torch.tensor(saved.preprocessor.mean), torch.tensor(saved.preprocessor.std)
+            torch.testing.assert_close(torch.tensor(answer[0]), output.values[-1] * std + mean, rtol=1e-4, atol=1e-5)
+            continue
+        shares = (output.values if task == "tag" else output[0]).softmax(-1)
+        assert labels is not None
+        for place, label in enumerate(labels):
+            expected = shares[..., place]
+            torch.testing.assert_close(torch.tensor(table[f"p_{label}"][row]), expected, rtol=1e-4, atol=1e-6)
+        chosen = shares.argmax(-1).tolist()
+        assert answer == (labels[chosen] if task == "classify" else [labels[place] for place in chosen])
+    assert table["id"] == list(range(25))
+
+
+def test_rows_permuted_are_predictions_permuted(tmp_path: Path) -> None:
+    records = _records(25)
+    train(replace(_QUICK, epochs=1), records, None, tmp_path / "run")
+    saved = load_model(tmp_path / "run")
+    order = np.random.default_rng(3).permutation(25)
+    straight, permuted = predict(saved, records).columns, predict(saved, records.select(order), batch_size=4).columns
+    assert permuted["prediction"] == [straight["prediction"][row] for row in order]
+    assert permuted["probability"] == pytest.approx([straight["probability"][row] for row in order], rel=1e-5)
+
+
+def test_evaluation_agrees_with_predictions(tmp_path: Path) -> None:
+    records = _records(25)
+    for task, truth in (
+        ("classify", list(records.labels or ())),
+        ("tag", records.tags.tolist() if records.tags is not None else []),
+    ):
+        train(replace(_QUICK, epochs=2, task=task), records, None, tmp_path / task)
+        saved = load_model(tmp_path / task)
+        evaluation = evaluate(saved, records, batch_size=6)
+        answers: list[Any] = predict(saved, records).columns["prediction"]
+        flat = answers if task == "classify" else [tag for answer in answers for tag in answer]
+        right = sum(one == other for one, other in zip(flat, truth, strict=True))
+        assert evaluation.count == len(truth)
+        assert evaluation.numbers["accuracy"] == pytest.approx(right / len(truth))
+        assert evaluation.confusion is not None
+        assert int(evaluation.confusion.sum()) == len(truth)
+
+
+def test_a_longer_forecast_feeds_itself(tmp_path: Path) -> None:
+    records = _records(12)
+    train(replace(_QUICK, epochs=2, task="forecast"), records, None, tmp_path / "run")
+    saved = load_model(tmp_path / "run")
+    answers = predict(saved, records, horizon=3).columns["prediction"]
+    # The obvious way: append what was forecast to the data and forecast again from the start.
+    for row, answer in enumerate(answers):
+        values = records.select([row]).values
+        if len(values) == 0:
+            assert answer is None
+            continue
+        for step in range(3):
+            grown = Records(values, offsets_of([len(values)]), channels=records.channels)
+            one = predict(saved, grown).columns["prediction"][0][0]
+            assert answer[step] == pytest.approx(one, rel=1e-3, abs=1e-4)
+            values = np.concatenate([values, np.array([one], dtype=np.float32)])
+
+
+def test_what_was_missing_is_no_target(tmp_path: Path) -> None:
+    records = _records(12)
+    values = records.values.copy()
+    values[:, 2] = np.nan
+    values[0, 2] = 1.0
+    gaps = replace(records, values=values)
+    train(replace(_QUICK, epochs=1, task="forecast", missing="zero"), gaps, None, tmp_path / "run")
+    evaluation = evaluate(load_model(tmp_path / "run"), gaps)
+    steps = int((records.lengths - 1).clip(min=0).sum())
+    assert evaluation.count == 2 * steps
+
+
+def test_folder_rules(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    for overwrite in (False, True):
+        with pytest.raises(ArgumentError, match="a new folder, or that of a run"):
+            check_folder(tmp_path / "mine", overwrite=overwrite)
+    with pytest.raises(ArgumentError, match="the folder of a run"):
+        check_folder(tmp_path / "mine", resume=True)
+    train(replace(_QUICK, epochs=1), _records(), None, tmp_path / "run")
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    with pytest.raises(ArgumentError, match="a run is not replaced unasked"):
+        train(_QUICK, _records(), None, tmp_path / "run")
+    train(replace(_QUICK, epochs=2), _records(), None, tmp_path / "run", overwrite=True)
+    assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
+
+
+def _edit(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_damaged_models_are_refused_in_words(tmp_path: Path) -> None:
+    train(replace(_QUICK, epochs=1), _records(), None, tmp_path / "run")
+    folder = tmp_path / "run" / "best"
+    config, weights = (folder / "config.json").read_bytes(), (folder / "weights.safetensors").read_bytes()
+
+    def refuses(match: str) -> None:
+        with pytest.raises(CheckpointError, match=match):
+            load_model(tmp_path / "run")
+        (folder / "config.json").write_bytes(config)
+        (folder / "weights.safetensors").write_bytes(weights)
+
+    _edit(folder / "config.json", format_version=2)
+    refuses("format version 2.*reads up to 1.*upgrade")
+    _edit(folder / "config.json", format="other")
+    refuses("format 'other'")
+    _edit(folder / "config.json", model={"task": "classify"})
+    refuses("whole and unchanged")
+    _edit(folder / "config.json", model=json.loads(config)["model"] | {"hidden": 6})
+    refuses("weights.safetensors.*size mismatch")
+    _edit(folder / "config.json", model=json.loads(config)["model"] | {"cell": "other"})
+    refuses("whole and unchanged")
+    (folder / "config.json").write_bytes(config[:50])
+    refuses("config.json")
+    (folder / "config.json").write_bytes(b"[]")
+    refuses("config.json")
+    (folder / "weights.safetensors").write_bytes(weights[:-5])
+    refuses("weights.safetensors")
+    (folder / "weights.safetensors").write_bytes(b"")
+    refuses("weights.safetensors")
+    (folder / "weights.safetensors").unlink()
+    refuses("weights.safetensors")
+    (folder / "config.json").unlink()
+    refuses("config.json")
+    with pytest.raises(CheckpointError, match="no such folder"):
+        load_model(tmp_path / "nothing")
+    with pytest.raises(CheckpointError, match="without a saved model"):
+        load_model(tmp_path)
+    assert load_model(folder).task == "classify"
