@@ -31,6 +31,8 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/raglane train --out $(RUN) --overwrite
 	$(BIN)/raglane evaluate $(RUN)
+	$(BIN)/raglane predict $(RUN) --output $(RUN)/predictions.csv --probabilities
+	@head -n 4 $(RUN)/predictions.csv | cut -d, -f1-3
 
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --quiet

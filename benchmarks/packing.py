@@ -17,6 +17,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,20 +70,20 @@ def tasks(lengths: Tensor, features: tuple[int, ...], dtype: torch.dtype) -> Ite
             return lambda: module.pad_sequence(inputs, first), inputs
 
         def unpad(module: Any, grad: bool, first: bool = first, shape: tuple[int, int] = shape) -> Any:
-            padded = make(*shape, grad=grad)
-            # torch's turns a time-first argument around in place: give both a view of their own.
+            padded = make(*shape, grad=grad).clone()
+            # torch's turns a time-first argument around in place: give it a view each time.
             return lambda: module.unpad_sequence(padded.view(padded.shape), lengths, first), [padded]
 
         def pack(given: Tensor, module: Any, grad: bool, first: bool, shape: tuple[int, int]) -> Any:
             padded = make(*shape, grad=grad)
             enforce = given is falling
-            return lambda: module.pack_padded_sequence(padded, given, first, enforce).data, [padded]
+            return lambda: module.pack_padded_sequence(padded, given, first, enforce), [padded]
 
         def pad_packed(given: Tensor, module: Any, grad: bool, first: bool) -> Any:
             packed = rnn.pack_sequence(sequences(given, False), given is falling)
             data = packed.data.clone().requires_grad_(grad)
             packed = packed._replace(data=data)
-            return lambda: module.pad_packed_sequence(packed, first)[0], [data]
+            return lambda: module.pad_packed_sequence(packed, first), [data]
 
         yield Task("pad_sequence", first, pad)
         yield Task("unpad_sequence", first, unpad)
@@ -102,7 +103,7 @@ def tasks(lengths: Tensor, features: tuple[int, ...], dtype: torch.dtype) -> Ite
 
         def pack_list(module: Any, grad: bool, given: Tensor = given) -> Any:
             inputs = sequences(given, grad)
-            return lambda: module.pack_sequence(inputs, given is falling).data, inputs
+            return lambda: module.pack_sequence(inputs, given is falling), inputs
 
         def unpack(module: Any, grad: bool, given: Tensor = given) -> Any:
             packed = rnn.pack_sequence(sequences(given, False), given is falling)
@@ -121,8 +122,19 @@ def tasks(lengths: Tensor, features: tuple[int, ...], dtype: torch.dtype) -> Ite
         yield Task("invert_permutation", None, invert)
 
 
-def _outputs(result: Any) -> list[Tensor]:
-    return list(result) if isinstance(result, (list, tuple)) else [result]
+def outputs_of(result: Any) -> list[Tensor]:
+    if isinstance(result, rnn.PackedSequence):
+        return [result.data]
+    if isinstance(result, list):
+        return result
+    return [result[0] if isinstance(result, tuple) else result]
+
+
+def comparable(result: Any) -> list[Tensor]:
+    """What must be equal: packs only once unpacked, since torch breaks ties its own way."""
+    if isinstance(result, rnn.PackedSequence):
+        result = rnn.pad_packed_sequence(result)
+    return [output.detach() for output in (result if isinstance(result, (list, tuple)) else [result])]
 
 
 def runners(task: Task, which: str) -> list[Callable[[], Any]]:
@@ -132,14 +144,15 @@ def runners(task: Task, which: str) -> list[Callable[[], Any]]:
     for module in (packing, rnn):
         torch.manual_seed(0)
         run, inputs = task.prepare(module, which != "forward")
+        result = run()
         if which != "backward":
             found.append(run)
-            results.append([output.detach() for output in _outputs(run())])
+            results.append(comparable(result))
             continue
-        outputs = _outputs(run())
-        torch.manual_seed(1)
-        grads = [torch.randn_like(output) for output in outputs]
-        found.append(lambda o=outputs, i=inputs, g=grads: torch.autograd.grad(o, i, g, retain_graph=True))
+        outputs = outputs_of(result)
+        # The outputs are their own gradients, so that those of the inputs do not depend on how ties are broken.
+        grads = [output.detach().clone() for output in outputs]
+        found.append(partial(torch.autograd.grad, outputs, inputs, grads, retain_graph=True))
         results.append(list(found[-1]()))
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
     return found

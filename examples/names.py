@@ -6,7 +6,7 @@ once; then 80 % of the pairs, drawn at random, are for training and the others f
 
     python examples/names.py PATH
 
-Test accuracy: 0.000; macro accuracy (the mean over languages of the share found): 0.000.
+Test accuracy: 0.809. Macro accuracy, the mean over languages of the share of their names found: 0.409.
 """
 
 from __future__ import annotations
@@ -23,11 +23,9 @@ from torch.utils.data import DataLoader
 
 import raglane as rl
 
-Sample = tuple[Tensor, int]
-
 
 class NameClassifier(torch.nn.Module):
-    """Characters to vectors, a GRU in both directions, a linear layer on what both know at their ends."""
+    """Characters to vectors, a GRU in both directions, a linear layer on what each direction knows at its end."""
 
     def __init__(self, characters: int, languages: int) -> None:
         super().__init__()
@@ -38,7 +36,7 @@ class NameClassifier(torch.nn.Module):
 
     def forward(self, names: rl.Ragged) -> Tensor:
         """From a ragged batch of character numbers ``(N,)`` to logits ``(B, languages)``."""
-        out, state = self.gru(self.embed(names), last_only=True)
+        out, state = self.gru(self.embed(names))
         # Not out.last(): at the last character the backward direction has read that one only.
         summary = self.gru.summary(out, state)
         logits: Tensor = self.head(self.dropout(summary))
@@ -52,43 +50,49 @@ def read_pairs(path: str) -> list[tuple[str, str]]:
     return sorted(set(zip(names, records.labels or (), strict=True)))
 
 
-def make_samples(pairs: list[tuple[str, str]], characters: dict[str, int], languages: dict[str, int]) -> list[Sample]:
-    """Each pair as numbers; a character that training has not seen is number 0."""
-    return [(torch.tensor([characters.get(c, 0) for c in name]), languages[language]) for name, language in pairs]
+def make_dataset(
+    pairs: list[tuple[str, str]], characters: dict[str, int], languages: dict[str, int]
+) -> rl.data.SequenceDataset:
+    """The pairs as numbers; a character that training has not seen is number 0."""
+    names = rl.Ragged([[characters.get(character, 0) for character in name] for name, _ in pairs])
+    targets = torch.tensor([languages[language] for _, language in pairs])
+    return rl.data.SequenceDataset(names.values, names.offsets, targets)
 
 
-def train(samples: list[Sample], model: NameClassifier, epochs: int, seed: int) -> None:
+def train(data: rl.data.SequenceDataset, model: NameClassifier, epochs: int, seed: int) -> None:
     """Train with Adam on batches of 32 names of similar lengths."""
-    sampler = rl.data.BucketBatchSampler([len(name) for name, _ in samples], batch_size=32, seed=seed)
-    loader = DataLoader(samples, batch_sampler=sampler, collate_fn=rl.collate)
+    sampler = rl.data.BucketBatchSampler(data.lengths, batch_size=32, seed=seed)
+    loader = DataLoader(data, batch_sampler=sampler, collate_fn=rl.collate)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
     for epoch in range(epochs):
-        sampler.set_epoch(epoch)
-        for names, languages in loader:
+        sampler.set_epoch(epoch)  # other batches in every epoch
+        total = 0.0
+        for batch in loader:
             optimizer.zero_grad()
-            loss = cross_entropy(model(names), languages)
+            loss = cross_entropy(model(batch["inputs"]), batch["target"])
             loss.backward()
             optimizer.step()
-        print(f"epoch {epoch + 1}/{epochs}: loss of the last batch {loss.item():.3f}")
+            total += loss.item() * len(batch["inputs"])
+        print(f"epoch {epoch + 1}/{epochs}: loss {total / len(data):.3f}")
 
 
-def evaluate(samples: list[Sample], model: NameClassifier, classes: int) -> tuple[float, float]:
-    """Accuracy, and the mean over the languages that occur of the share of their names found."""
-    names, languages = rl.collate(samples)
+def evaluate(data: rl.data.SequenceDataset, model: NameClassifier) -> tuple[float, float]:
+    """Accuracy, and macro accuracy over the languages that occur."""
+    batch = rl.collate([data[row] for row in range(len(data))])
     model.eval()
     with torch.no_grad():
-        right = (model(names).argmax(-1) == languages).double()
-    count = torch.bincount(languages, minlength=classes)
-    recall = torch.bincount(languages, weights=right, minlength=classes)[count > 0] / count[count > 0]
-    return right.mean().item(), recall.mean().item()
+        is_right = (model(batch["inputs"]).argmax(-1) == batch["target"]).double()
+    count = torch.bincount(batch["target"])
+    found = torch.bincount(batch["target"], weights=is_right)
+    return float(is_right.mean()), float((found / count)[count > 0].mean())
 
 
 def main(arguments: Sequence[str] | None = None) -> tuple[float, float]:
-    """Split, train, test; return accuracy and macro accuracy."""
+    """Split, train, test; return accuracy and macro accuracy on the test part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", metavar="PATH", help="a folder with one .txt file a language")
     parser.add_argument("--epochs", type=int, default=6, help="passes over the training part (default: 6)")
-    parser.add_argument("--seed", type=int, default=0, help="of the split and the training (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="of the split and of the training (default: 0)")
     options = parser.parse_args(arguments)
 
     torch.manual_seed(options.seed)
@@ -102,8 +106,8 @@ def main(arguments: Sequence[str] | None = None) -> tuple[float, float]:
     print(f"{len(pairs)} pairs: {len(train_pairs)} to train on, {len(test_pairs)} to test; {len(languages)} languages")
 
     model = NameClassifier(len(characters) + 1, len(languages))
-    train(make_samples(train_pairs, characters, languages), model, options.epochs, options.seed)
-    accuracy, macro = evaluate(make_samples(test_pairs, characters, languages), model, len(languages))
+    train(make_dataset(train_pairs, characters, languages), model, options.epochs, options.seed)
+    accuracy, macro = evaluate(make_dataset(test_pairs, characters, languages), model)
     print(f"test accuracy {accuracy:.4f}, macro accuracy {macro:.4f}")
     return accuracy, macro
 

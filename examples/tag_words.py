@@ -1,12 +1,12 @@
 """Which part of speech is each word? English sentences of the web, 17 tags, an LSTM in both directions.
 
 PATH is a folder with ewt_train_form_upos.tsv.gz, and the same for dev and test: a word, a tab and its tag a line, a
-blank line between sentences. A word is three numbers: the word in lower case, its last three letters, and how it is
-capitalised. A word seen less than twice in training is the unknown word, and so is every new one.
+blank line between sentences. The network sees of a word its lower-case form, its last three letters and how it is
+capitalised. A form that training has less than twice is the unknown word, number 0, and so is every new one.
 
     python examples/tag_words.py PATH
 
-Test accuracy per word after 3 epochs: 0.000.
+Test accuracy per word after 3 epochs: 0.938.
 """
 
 from __future__ import annotations
@@ -19,15 +19,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader
 
 import raglane as rl
 
 Sentence = list[tuple[str, str]]  # words with their tags
-Sample = dict[str, Tensor]  # four sequences of numbers, as long as the sentence
-UNKNOWN = 0
+Numbers = dict[str, int]
+Part = dict[str, rl.Ragged]  # words, suffixes, capitals, tags: four ragged batches of numbers with the same lengths
 
 
 class Tagger(torch.nn.Module):
@@ -42,12 +40,11 @@ class Tagger(torch.nn.Module):
         self.lstm = rl.nn.LSTM(64 + 32 + 4, 64, bidirectional=True)
         self.head = torch.nn.Linear(128, tags)
 
-    def forward(self, batch: dict[str, rl.Ragged]) -> rl.Ragged:
+    def forward(self, part: Part) -> rl.Ragged:
         """From ragged batches of numbers ``(N,)`` to logits ``(N, tags)``, ragged too."""
-        words = self.embed_word(batch["words"])
-        suffixes = self.embed_suffix(batch["suffixes"])
-        capitals = self.embed_capitals(batch["capitals"])
-        out, _ = self.lstm(self.dropout(torch.cat([words, suffixes, capitals], dim=-1)))
+        words, suffixes = self.embed_word(part["words"]), self.embed_suffix(part["suffixes"])
+        embedded = torch.cat([words, suffixes, self.embed_capitals(part["capitals"])], dim=-1)
+        out, _ = self.lstm(self.dropout(embedded))
         logits: rl.Ragged = self.head(self.dropout(out))
         return logits
 
@@ -59,44 +56,33 @@ def read(path: Path) -> list[Sentence]:
     return [[(word, tag) for word, tag in (line.split("\t") for line in block.split("\n"))] for block in blocks]
 
 
-def number(values: list[str], least: int = 1) -> dict[str, int]:
-    """A number from 1 for each value that occurs at least so often; 0 is left for all others."""
-    kept = sorted(value for value, count in Counter(values).items() if count >= least)
+def number(values: list[str]) -> Numbers:
+    """A number from 1 for each value that occurs at least twice; 0 is left for all others."""
+    kept = sorted(value for value, count in Counter(values).items() if count > 1)
     return {value: place for place, value in enumerate(kept, start=1)}
 
 
 def capitals(word: str) -> int:
-    """0 for lower case (and numbers and signs), 1 for a capital at the start, 2 for capitals throughout."""
+    """0 for a small letter (a digit, a sign) at the start, 1 for a capital there, 2 for capitals throughout."""
     return 2 if len(word) > 1 and word.isupper() else int(word[0].isupper())
 
 
-def make_sample(sentence: Sentence, words: dict[str, int], suffixes: dict[str, int], tags: dict[str, int]) -> Sample:
-    """A sentence as numbers."""
+def encode(sentences: list[Sentence], words: Numbers, suffixes: Numbers, tags: Numbers) -> Part:
+    """The sentences as numbers."""
     return {
-        "words": torch.tensor([words.get(word.lower(), UNKNOWN) for word, _ in sentence]),
-        "suffixes": torch.tensor([suffixes.get(word.lower()[-3:], UNKNOWN) for word, _ in sentence]),
-        "capitals": torch.tensor([capitals(word) for word, _ in sentence]),
-        "tags": torch.tensor([tags[tag] for _, tag in sentence]),
+        "words": rl.Ragged([[words.get(word.lower(), 0) for word, _ in sentence] for sentence in sentences]),
+        "suffixes": rl.Ragged([[suffixes.get(word.lower()[-3:], 0) for word, _ in sentence] for sentence in sentences]),
+        "capitals": rl.Ragged([[capitals(word) for word, _ in sentence] for sentence in sentences]),
+        "tags": rl.Ragged([[tags[tag] for _, tag in sentence] for sentence in sentences]),
     }
 
 
-def train_epoch(loader: DataLoader[Sample], model: Tagger, optimizer: torch.optim.Optimizer) -> None:
-    """One pass over the training part. The loss is over ``values``: each word counts once, and no padding does."""
-    model.train()
-    for batch in loader:
-        optimizer.zero_grad()
-        loss = cross_entropy(model(batch).values, batch["tags"].values)
-        loss.backward()
-        optimizer.step()
-
-
-def accuracy(samples: list[Sample], model: Tagger) -> float:
+def accuracy(part: Part, model: Tagger) -> float:
     """The share of words whose tag is found."""
     model.eval()
-    batch = rl.collate(samples)
     with torch.no_grad():
-        guesses = model(batch).values.argmax(-1)
-    return (guesses == batch["tags"].values).float().mean().item()
+        guesses = model(part).values.argmax(-1)
+    return float((guesses == part["tags"].values).float().mean())
 
 
 def main(arguments: Sequence[str] | None = None) -> float:
@@ -107,23 +93,28 @@ def main(arguments: Sequence[str] | None = None) -> float:
     parser.add_argument("--seed", type=int, default=0, help="of the training (default: 0)")
     options = parser.parse_args(arguments)
 
-    parts = [read(options.path / f"ewt_{part}_form_upos.tsv.gz") for part in ("train", "dev", "test")]
-    pairs = [pair for sentence in parts[0] for pair in sentence]
-    words = number([word.lower() for word, _ in pairs], least=2)
-    suffixes = number([word.lower()[-3:] for word, _ in pairs], least=2)
-    tags = {tag: place for place, tag in enumerate(sorted({tag for part in parts for s in part for _, tag in s}))}
-    train, dev, test = ([make_sample(sentence, words, suffixes, tags) for sentence in part] for part in parts)
-    print(f"{len(train)} sentences of {len(pairs)} words to train on; {len(words)} words, {len(tags)} tags")
+    files = [read(options.path / f"ewt_{part}_form_upos.tsv.gz") for part in ("train", "dev", "test")]
+    seen = [word.lower() for sentence in files[0] for word, _ in sentence]
+    words, suffixes = number(seen), number([word[-3:] for word in seen])
+    tags = {tag: place for place, tag in enumerate(sorted({tag for file in files for s in file for _, tag in s}))}
+    train, dev, test = (encode(file, words, suffixes, tags) for file in files)
+    print(f"{len(files[0])} sentences of {len(seen)} words to train on; {len(words)} known words, {len(tags)} tags")
 
     torch.manual_seed(options.seed)
     model = Tagger(len(words) + 1, len(suffixes) + 1, len(tags))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
-    # Sentences of similar lengths together: a step of the network then serves about as many of them as any other.
-    sampler = rl.data.BucketBatchSampler([len(sample["words"]) for sample in train], batch_size=32, seed=options.seed)
-    loader = DataLoader(train, batch_sampler=sampler, collate_fn=rl.collate)
+    # A batch takes as many steps as its longest sentence has words, so sentences of similar lengths go together.
+    sampler = rl.data.BucketBatchSampler(train["words"].lengths, batch_size=32, seed=options.seed)
     for epoch in range(options.epochs):
-        sampler.set_epoch(epoch)
-        train_epoch(loader, model, optimizer)
+        sampler.set_epoch(epoch)  # other batches in every epoch
+        model.train()
+        for rows in sampler:
+            batch = {name: ragged[rows] for name, ragged in train.items()}
+            optimizer.zero_grad()
+            # Over the values each word counts once, and there is no padding to leave out.
+            loss = cross_entropy(model(batch).values, batch["tags"].values)
+            loss.backward()
+            optimizer.step()
         print(f"epoch {epoch + 1}/{options.epochs}: dev accuracy {accuracy(dev, model):.4f}")
     result = accuracy(test, model)
     print(f"test accuracy {result:.4f}")

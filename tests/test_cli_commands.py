@@ -138,6 +138,19 @@ def test_predict_needs_no_label_and_keeps_the_order(work: Path, tmp_path: Path) 
         assert row["probability"] == pytest.approx(complete[number]["probability"], rel=1e-5)
 
 
+def test_predict_reads_the_columns_that_training_found(tmp_path: Path) -> None:
+    """What was guessed once is not guessed again: another text column, or no label, changes nothing."""
+    rows = [{"text": ["a", "b"][: 1 + n % 2], "kind": str(n % 2)} for n in range(20)]
+    trained = tmp_path / "train.jsonl"
+    trained.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run, output = tmp_path / "run", tmp_path / "p.csv"
+    assert main(["train", str(trained), "--out", str(run), *_FAST, "--quiet"]) == 0
+    later = tmp_path / "later.jsonl"
+    later.write_text("".join(json.dumps({"note": ["x"], "text": row["text"]}) + "\n" for row in rows))
+    assert main(["predict", str(run), str(later), "-o", str(output), "--quiet"]) == 0
+    assert len(output.read_text().splitlines()) == 21
+
+
 def test_tag_predicts_a_list_a_sequence(work: Path, tmp_path: Path) -> None:
     for suffix in ("jsonl", "csv", "parquet"):
         output = tmp_path / f"p.{suffix}"

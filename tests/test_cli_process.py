@@ -87,6 +87,10 @@ def test_the_default_from_nothing_to_predictions(tmp_path: Path) -> None:
     assert numbers["accuracy"] > 0.85
     assert f"test: accuracy {numbers['accuracy']:.3f}" in trained.stdout
     assert f"evaluation: accuracy {numbers['accuracy']:.3f}" in evaluated.stdout
+    predicted = _run(tmp_path, "predict", "run", "--output", "p.csv")
+    assert (predicted.returncode, predicted.stderr) == (0, "")
+    with (tmp_path / "p.csv").open() as file:
+        assert [row["id"] for row in csv.DictReader(file)] == [str(number) for number in range(370)]
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:

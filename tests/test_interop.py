@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from strategies import lengths, sequences_of
 
 import raglane as rl
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
+from strategies import lengths, sequences_of
 
 pa = pytest.importorskip("pyarrow", reason="needs the extra 'data'")
 

@@ -67,6 +67,8 @@ def test_differentiable_twice(few: int, device: torch.device, monkeypatch: pytes
         assert gradgradcheck(function, (values,))
 
 
+# PyTorch itself still scripts the formulas of forward mode.
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("few", [0, 10**6])
 def test_forward_mode_keeps_the_tangent(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "_FEW", few)

@@ -1,23 +1,30 @@
 """Recurrent networks on batches of sequences of different lengths, without padding.
 
->>> import torch
->>> import raglane as rl
->>> batch = rl.Ragged([torch.randn(4, 12), torch.randn(2, 12), torch.randn(8, 12)])
->>> lstm = rl.nn.LSTM(12, 64)
->>> out, (h, c) = lstm(batch)
->>> out.last().shape
-torch.Size([3, 64])
+    >>> import torch
+    >>> import raglane as rl
+    >>> batch = rl.Ragged([torch.randn(4, 12), torch.randn(2, 12), torch.randn(8, 12)])
+    >>> lstm = rl.nn.LSTM(12, 64)
+    >>> out, (h, c) = lstm(batch)
+    >>> out.last().shape
+    torch.Size([3, 64])
+
+Each name below is loaded when it is first used, so that what needs no network, such as ``raglane --help``, does not
+wait for PyTorch.
 """
 
 from __future__ import annotations
 
-from raglane import data, errors, nn, packing
-from raglane.data.collate import collate
-from raglane.kernels.dispatch import using
-from raglane.nn.accelerate import accelerate
-from raglane.nn.explain import explain
-from raglane.planning.cost import Cost, cost
-from raglane.ragged import Ragged
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from raglane import data, errors, nn, packing
+    from raglane.data.collate import collate
+    from raglane.kernels.dispatch import using
+    from raglane.nn.accelerate import accelerate
+    from raglane.nn.explain import explain
+    from raglane.planning.cost import Cost, cost
+    from raglane.ragged import Ragged
 
 __version__ = "0.1.0"
 
@@ -35,3 +42,28 @@ __all__ = [
     "packing",
     "using",
 ]
+
+_HOMES = {
+    "Cost": "planning.cost",
+    "Ragged": "ragged",
+    "accelerate": "nn.accelerate",
+    "collate": "data.collate",
+    "cost": "planning.cost",
+    "explain": "nn.explain",
+    "using": "kernels.dispatch",
+}
+_ROOMS = ("data", "errors", "nn", "packing")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return import_module(f"{__name__}.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value  # the next use finds it without a call
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from raglane.data.records import Records
     from raglane.training.inference import Evaluation
 
-__all__ = ["evaluate", "report"]
+__all__ = ["evaluate", "model_source", "report", "test_part"]
 
 # Above so many classes a table is wider than a terminal: it goes to its file only.
 _WIDEST_TABLE = 20
@@ -49,7 +49,7 @@ def evaluate(
 
     saved = load_model(run)
     if data is None:
-        records = _test_part(run, saved.task)
+        records = test_part(run, saved.task)
     else:
         records = model_source(data, format, given, saved.columns).read(saved.task)
 
@@ -61,13 +61,13 @@ def evaluate(
 
 
 def model_source(data: Path, format: str | None, given: dict[str, Any], trained: dict[str, Any]) -> Source:
-    """Data for a saved model: its columns are those that training was told, where none are given.
+    """Data for a saved model: its columns are those of the training data, where none are given.
 
     Args:
         data: file or folder.
         format: None goes by the suffix.
         given: what this command was told, by the names of :data:`~raglane.cli.sources.COLUMNS`.
-        trained: what training was told.
+        trained: what training was told, or found.
     """
     columns = {name: given[name] if given.get(name) is not None else trained.get(name) for name in COLUMNS}
     return Source(data, format, columns)
@@ -134,8 +134,16 @@ def _numbers(evaluation: Evaluation) -> str:
     return ", ".join([*metrics, f"loss {numbers['loss']:.4f}"])
 
 
-def _test_part(run: Path, task: str) -> Records:
-    """What the run was to be tested on: its --test, or the official test part of the default data."""
+def test_part(run: Path, task: str) -> Records:
+    """What a run was to be tested on: its --test, or the official test part of the default data.
+
+    Args:
+        run: the folder.
+        task: of its model.
+
+    Raises:
+        ArgumentError: it names none.
+    """
     from raglane.training.run import DESCRIPTION, load_description
 
     if (run / DESCRIPTION).is_file():
@@ -144,6 +152,4 @@ def _test_part(run: Path, task: str) -> Records:
             return Source(Path(data["test"]), data["format"], data["columns"]).read(task)
         if data["path"] is None:
             return Source(None, None, {}).read(task, part="test")
-    raise ArgumentError(
-        explain("data", "nothing", "this run names no test data to fall back on", "give DATA with labels")
-    )
+    raise ArgumentError(explain("data", "nothing", "this run names no test data to fall back on", "give DATA"))

@@ -152,7 +152,11 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the trace of an error
 
 Run = Annotated[Path, typer.Argument(help="Folder of a run, or of a saved model.", show_default=False)]
 DataToPredict = Annotated[
-    Path, typer.Argument(help="Data of the kind that the model was trained on.", show_default=False)
+    Path | None,
+    typer.Argument(
+        help="Data of the kind that the model was trained on. Without it: what the run was to be tested on.",
+        show_default=False,
+    ),
 ]
 DataToEvaluate = Annotated[
     Path | None,

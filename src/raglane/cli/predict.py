@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from raglane.cli import options
-from raglane.cli.evaluate import model_source
+from raglane.cli.evaluate import model_source, test_part
 
 __all__ = ["predict"]
 
 
 def predict(
     run: options.Run,
-    data: options.DataToPredict,
     output: options.Output,
+    data: options.DataToPredict = None,
     probabilities: options.Probabilities = False,
     horizon: options.Horizon = 1,
     sequence_column: options.SequenceColumn = None,
@@ -32,6 +32,8 @@ def predict(
 
     For example:
 
+    raglane predict runs/vowels -o predictions.csv
+
     raglane predict runs/vowels recordings.ts -o predictions.parquet
 
     raglane predict runs/names names.csv -o predictions.csv --probabilities
@@ -45,8 +47,10 @@ def predict(
 
     check_output(output)
     saved = load_model(run)
-    source = model_source(data, format, given, saved.columns)
-    records = source.read_to_predict(saved.task, saved.preprocessor.channels)
+    if data is None:
+        records = test_part(run, saved.task)
+    else:
+        records = model_source(data, format, given, saved.columns).read(saved.task, need_labels=False)
     predictions = inference.predict(
         saved,
         records,

@@ -70,33 +70,24 @@ class Source:
         )
         return read(self.path, columns, self.format)
 
-    def read_to_predict(self, task: str, channels: tuple[str, ...]) -> Records:
-        """Read it where labels may be absent, and are not looked at where they are there.
+    def found_in(self, records: Records) -> dict[str, Any]:
+        """The columns for another file of this kind: those that the reader found, and those that were named.
+
+        A guessed id or time column is left to be guessed again: another file may do without.
 
         Args:
-            task: ``classify``, ``tag`` or ``forecast``.
-            channels: the feature columns that the model was trained on; () for tokens.
+            records: what was read from this source.
 
-        Raises:
-            DataError: the data cannot be used.
-            MissingExtraError: an extra is not installed.
+        Returns:
+            the names of :data:`COLUMNS` to a column, or None.
         """
-        from raglane.errors import DataError
-
-        source = self
-        is_csv = self.format == "csv" or (self.format is None and Path(self.path or "").suffix.lower() == ".csv")
-        if is_csv and channels and not self.columns.get("feature_column"):
-            # Any column could be a feature there; one that training guessed to be the label is not.
-            source = replace(self, columns={**self.columns, "feature_column": list(channels)})
-        try:
-            return source.read(task, need_labels=False)
-        except DataError:
-            # A label column beside the tokens that training found by guessing: guessed again, it is no feature.
-            try:
-                return source.read(task)
-            except DataError:
-                pass
-            raise
+        found = records.columns
+        guessed = {
+            "sequence_column": found.sequence,
+            "label_column": found.label,
+            "feature_column": None if found.features is None else list(found.features),
+        }
+        return {name: self.columns.get(name) or guessed.get(name) for name in COLUMNS}
 
 
 def hold_out(records: Records, fraction: float, seed: int) -> tuple[Records, Records]:

@@ -212,7 +212,7 @@ def _train(order: _Order) -> None:
             validation,
             order.out,
             data=order.data(),
-            columns=order.source.columns,
+            columns=order.source.found_in(training),
             resume=order.resume,
             overwrite=order.overwrite,
             watcher=watcher,

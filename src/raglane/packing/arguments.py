@@ -44,7 +44,7 @@ class KindError(ArgumentTypeError, AttributeError, RuntimeError):
 
 
 class DimensionError(ShapeError, IndexError):
-    """Too few or too many dimensions, where torch raises RuntimeError or IndexError."""
+    """Dimensions, too few or of the wrong size, where torch raises RuntimeError or IndexError."""
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -101,8 +101,8 @@ def read_lengths(lengths: Any, count: int, batch_first: bool) -> IntArray | Tens
 
     Raises:
         KindError: not numbers in a list, tuple, array or tensor.
-        DimensionError: not one-dimensional.
-        ShapeError: not integers, or not ``count`` of them.
+        DimensionError: not one-dimensional, or not ``count`` of them.
+        ShapeError: not integers.
 
     Example:
         >>> read_lengths([3, 2], 2, batch_first=False)
@@ -119,7 +119,7 @@ def read_lengths(lengths: Any, count: int, batch_first: bool) -> IntArray | Tens
         )
     if tensor.shape[0] != count:
         axis = "first" if batch_first else "second"
-        raise ShapeError(
+        raise DimensionError(
             explain(
                 "lengths",
                 f"{tensor.shape[0]} lengths",
@@ -140,7 +140,7 @@ def _tensor_from(lengths: Any) -> Tensor:
             return torch.stack([torch.as_tensor(length) for length in lengths])
         tensor = torch.as_tensor(lengths)
     except (TypeError, ValueError, RuntimeError) as error:
-        kind = KindError if isinstance(error, TypeError) else ShapeError
+        kind = ShapeError if isinstance(error, ValueError) else KindError
         rule = "one integer a sequence, in a list, a tuple or a tensor"
         raise kind(explain("lengths", f"{lengths!r:.80}", rule, "pass for instance [9, 8, 6]")) from error
     return tensor.long() if tensor.numel() == 0 else tensor  # an empty list says no dtype

@@ -156,4 +156,5 @@ def padded_to_flat(
     host.cumsum(out=offsets[1:])
     rows, strides = rows_of(padded, batch_first)
     index = padded_rows(host, int(offsets[-1]), strides, steps if left else None, padded)
-    return take_rows(rows, index), torch.from_numpy(host), send(offsets, padded.device)
+    # A copy, because the caller may change the lengths that were given.
+    return take_rows(rows, index), torch.from_numpy(host.copy()), send(offsets, padded.device)

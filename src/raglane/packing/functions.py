@@ -256,6 +256,8 @@ def pad_sequence(
     """
     parts, lengths = read_sequences(sequences)
     left, fill = read_padding_side(padding_side), read_padding_value(padding_value)
+    # As a float a value outside the range of an integer dtype is refused, where an integer would be wrapped.
+    fill = fill if isinstance(fill, complex) else float(fill)
     count, steps = len(parts), int(lengths[lengths.argmax()])
     shape, strides = ((count, steps), (steps, 1)) if batch_first else ((steps, count), (1, count))
     flat = join(parts)

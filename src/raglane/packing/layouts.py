@@ -314,7 +314,7 @@ def packed_layout(lengths: Tensor, offsets: Tensor) -> PackedLayout:
         offsets: ``(B + 1,)`` int64 on the device of the values.
 
     Returns:
-        the index for :func:`~raglane.segments.take_rows`, the batch sizes (on the CPU; none if no sequence has an
+        the index for :func:`~raglane.rows.take_rows`, the batch sizes (on the CPU; none if no sequence has an
         element) and the order of all B sequences, the empty ones last.
 
     Example:

@@ -1,0 +1,511 @@
+"""The packing functions: against torch's where it has an answer, against loops where it has none."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+from torch.nn.utils import rnn
+
+from raglane import packing
+from raglane.packing import PackedSequence
+from raglane.packing.functions import _rank_on_device, _rank_on_host
+from strategies import lengths as any_lengths
+from strategies import sequences_of
+
+FUNCTIONS = [name for name in packing.__all__ if name != "PackedSequence"]
+FEATURES = st.sampled_from([(), (1,), (3,), (2, 3)])
+DTYPES = st.sampled_from(
+    [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64]
+)
+PADDING = st.sampled_from([0.0, 1.0, -0.0, 7.0])
+FULL_LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=7)
+
+
+def stable_order(lengths: list[int]) -> list[int]:
+    return sorted(range(len(lengths)), key=lambda sequence: -lengths[sequence])
+
+
+def slow_pack(sequences: list[Tensor], order: list[int]) -> tuple[list[Tensor], list[int]]:
+    """Step by step and sequence by sequence: the elements in packed order, and the batch sizes."""
+    elements, sizes = [], []
+    for step in range(max((len(sequence) for sequence in sequences), default=0)):
+        running = [sequences[sequence][step] for sequence in order if step < len(sequences[sequence])]
+        elements += running
+        sizes.append(len(running))
+    return elements, sizes
+
+
+def slow_pad(sequences: list[Tensor], steps: int, value: float, batch_first: bool, left: bool = False) -> Tensor:
+    """Row by row; at least one sequence."""
+    rows = []
+    for sequence in sequences:
+        padding = sequence.new_full((steps - len(sequence), *sequence.shape[1:]), value)
+        rows.append(torch.cat([padding, sequence] if left else [sequence, padding]))
+    return torch.stack(rows, 0 if batch_first else 1)
+
+
+def assert_pack(packed: PackedSequence, sequences: list[Tensor], order: list[int], listed: bool) -> None:
+    elements, sizes = slow_pack(sequences, order)
+    assert type(packed) is PackedSequence
+    assert packed.batch_sizes.dtype is torch.int64
+    assert packed.batch_sizes.is_cpu
+    assert packed.batch_sizes.tolist() == sizes
+    assert packed.data.shape == (len(elements), *sequences[0].shape[1:])
+    assert packed.data.dtype is sequences[0].dtype
+    assert packed.data.device == sequences[0].device
+    if elements:
+        assert torch.equal(packed.data, torch.stack(elements))
+    assert (packed.sorted_indices is not None) == (packed.unsorted_indices is not None) == listed
+    if packed.sorted_indices is not None and packed.unsorted_indices is not None:
+        assert packed.sorted_indices.dtype is packed.unsorted_indices.dtype is torch.int64
+        assert packed.sorted_indices.device == packed.unsorted_indices.device == packed.data.device
+        assert packed.sorted_indices.tolist() == order
+        assert packed.unsorted_indices[packed.sorted_indices].tolist() == list(range(len(order)))
+
+
+def assert_same(ours: Any, theirs: Any) -> None:
+    if theirs is None or isinstance(theirs, (list, tuple)):
+        assert type(ours) is type(theirs)
+        for mine, other in zip(ours or (), theirs or (), strict=True):
+            assert_same(mine, other)
+        return
+    assert ours.dtype is theirs.dtype
+    assert ours.device == theirs.device
+    assert ours.shape == theirs.shape
+    assert torch.equal(ours, theirs)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The same as torch's
+# ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_signature_is_torchs(name: str) -> None:
+    ours = inspect.signature(getattr(packing, name)).parameters.values()
+    theirs = inspect.signature(getattr(rnn, name)).parameters.values()
+    assert [(p.name, p.default, p.kind) for p in ours] == [(p.name, p.default, p.kind) for p in theirs]
+
+
+def test_the_class_is_torchs() -> None:
+    assert packing.PackedSequence is rnn.PackedSequence
+
+
+def test_the_example_everybody_knows(device: torch.device) -> None:
+    sequences = [torch.tensor([1, 2, 3], device=device), torch.tensor([3, 4], device=device)]
+    padded = packing.pad_sequence(sequences, batch_first=True)
+    assert padded.tolist() == [[1, 2, 3], [3, 4, 0]]
+    for packed in (
+        packing.pack_sequence(sequences),
+        packing.pack_padded_sequence(padded, [3, 2], batch_first=True),
+    ):
+        assert packed.data.tolist() == [1, 3, 2, 4, 3]
+        assert packed.batch_sizes.tolist() == [2, 2, 1]
+
+
+@given(FULL_LENGTHS, FEATURES, DTYPES, st.booleans(), PADDING, st.integers(0, 3), st.data())
+def test_equal_to_torch(
+    device: torch.device,
+    lengths: list[int],
+    features: tuple[int, ...],
+    dtype: torch.dtype,
+    batch_first: bool,
+    padding: float,
+    extra: int,
+    data: st.DataObject,
+) -> None:
+    sequences = sequences_of(lengths, features, dtype, device)
+    for side in ("left", "right"):
+        arguments = (sequences, batch_first, padding, side)
+        assert_same(packing.pad_sequence(*arguments), rnn.pad_sequence(*arguments))
+    padded = rnn.pad_sequence(sequences, batch_first)
+    counts = torch.tensor(lengths)
+    unpadded = packing.unpad_sequence(padded, counts, batch_first)
+    assert_same(unpadded, sequences)
+    assert padded.shape == rnn.pad_sequence(sequences, batch_first).shape
+    falling = sorted(lengths, reverse=True)
+    ours = packing.pack_padded_sequence(padded, falling, batch_first)
+    assert_same(ours, rnn.pack_padded_sequence(padded, falling, batch_first))
+    total = max(lengths) + extra if data.draw(st.booleans()) else None
+    for pack in (ours, rnn.pack_sequence(sequences, enforce_sorted=False)):
+        arguments_back = (pack, batch_first, padding, total)
+        assert_same(packing.pad_packed_sequence(*arguments_back), rnn.pad_packed_sequence(*arguments_back))
+        assert_same(packing.unpack_sequence(pack), rnn.unpack_sequence(pack))
+    order = stable_order(lengths)
+    assert_pack(packing.pack_sequence(sequences, enforce_sorted=False), sequences, order, listed=True)
+    in_order = [sequences[sequence] for sequence in order]
+    assert_same(packing.pack_sequence(in_order), rnn.pack_sequence(in_order))
+
+
+@given(st.permutations(range(7)))
+def test_invert_permutation(device: torch.device, permutation: list[int]) -> None:
+    index = torch.tensor(permutation, device=device)
+    assert_same(packing.invert_permutation(index), rnn.invert_permutation(index))
+    small = packing.invert_permutation(index.to(torch.uint8))
+    assert small is not None
+    assert small.dtype is torch.uint8
+    assert small.tolist() == index.argsort().tolist()
+
+
+def test_invert_nothing() -> None:
+    assert packing.invert_permutation(None) is None
+    assert_same(packing.invert_permutation(torch.empty(0, dtype=torch.int64)), torch.empty(0, dtype=torch.int64))
+
+
+@given(FULL_LENGTHS, st.sampled_from([(), (3,), (2, 2)]), st.booleans(), st.booleans())
+def test_gradients_are_torchs(
+    device: torch.device, lengths: list[int], features: tuple[int, ...], batch_first: bool, falling: bool
+) -> None:
+    lengths = sorted(lengths, reverse=True) if falling else lengths
+    counts = torch.tensor(lengths)
+    # torch breaks ties its own way: leave none, so that the elements of the packs can be compared.
+    if not falling:
+        lengths = [length * len(lengths) + place for place, length in enumerate(lengths)]
+        counts = torch.tensor(lengths)
+    sequences = sequences_of(lengths, features, device=device)
+    padded = rnn.pad_sequence(sequences, batch_first)
+    pack = rnn.pack_sequence(sequences, falling)
+
+    def unpad(module: Any, x: Tensor) -> list[Tensor]:
+        x = x if batch_first or module is packing else x.transpose(0, 1)
+        outcome: list[Tensor] = module.unpad_sequence(x, counts, batch_first or module is rnn)
+        return outcome
+
+    cases: list[tuple[list[Tensor], Any]] = [
+        (sequences, lambda module, *x: [module.pad_sequence(list(x), batch_first, 5.0)]),
+        (sequences, lambda module, *x: [module.pack_sequence(list(x), falling).data]),
+        ([padded], lambda module, x: [module.pack_padded_sequence(x, counts, batch_first, falling).data]),
+        ([padded], unpad),
+        ([pack.data], lambda module, x: [module.pad_packed_sequence(pack._replace(data=x), batch_first, 5.0)[0]]),
+        ([pack.data], lambda module, x: module.unpack_sequence(pack._replace(data=x))),
+    ]
+    for inputs, function in cases:
+        found = []
+        for module in (packing, rnn):
+            leaves = [x.detach().clone().requires_grad_() for x in inputs]
+            outputs = function(module, *leaves)
+            weights = [torch.arange(x.numel(), dtype=x.dtype, device=device).view(x.shape) for x in outputs]
+            found.append(torch.autograd.grad(outputs, leaves, weights))
+        assert_same(found[0], found[1])
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_differentiable_twice(batch_first: bool, device: torch.device) -> None:
+    lengths = [2, 0, 3, 1]
+    first, second, third, fourth = sequences_of(lengths, (2,), device=device, requires_grad=True)
+    padded = torch.randn(4, 3, 2, dtype=torch.float64, device=device)
+    padded = (padded if batch_first else padded.transpose(0, 1)).clone().requires_grad_()
+    pack = packing.pack_sequence(sequences_of(lengths, (2,), device=device), enforce_sorted=False)
+    values = pack.data.clone().requires_grad_()
+
+    def squares(x: Tensor) -> Tensor:
+        return x**2
+
+    cases: list[tuple[Any, tuple[Tensor, ...]]] = [
+        (lambda *x: squares(packing.pad_sequence(x, batch_first, 2.0, "left")), (first, second, third, fourth)),
+        (lambda *x: squares(packing.pack_sequence(x, False).data), (first, second, third, fourth)),
+        (lambda x: squares(packing.pack_padded_sequence(x, lengths, batch_first, False).data), (padded,)),
+        (lambda x: tuple(map(squares, packing.unpad_sequence(x, lengths, batch_first))), (padded,)),
+        (lambda x: squares(packing.pad_packed_sequence(pack._replace(data=x), batch_first)[0]), (values,)),
+        (lambda x: tuple(map(squares, packing.unpack_sequence(pack._replace(data=x)))), (values,)),
+    ]
+    for function, inputs in cases:
+        assert gradcheck(function, inputs)
+        assert gradgradcheck(function, inputs)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Beyond torch's: empty sequences, any lengths, ties
+# ---------------------------------------------------------------------------------------------------------------
+
+
+@given(any_lengths(), FEATURES | st.just((0,)), st.booleans(), st.booleans(), st.integers(0, 2))
+def test_empty_sequences_round_trip(
+    device: torch.device, lengths: list[int], features: tuple[int, ...], batch_first: bool, falling: bool, extra: int
+) -> None:
+    lengths = sorted(lengths, reverse=True) if falling else lengths
+    count, longest = len(lengths), max(lengths, default=0)
+    sequences = sequences_of(lengths, features, device=device)
+    shape = (count, longest + extra) if batch_first else (longest + extra, count)
+    padded = torch.full((*shape, *features), torch.nan, dtype=torch.float64, device=device)
+    if count:
+        padded = slow_pad(sequences, longest + extra, torch.nan, batch_first)
+    order = stable_order(lengths)
+    packs = [packing.pack_padded_sequence(padded, lengths, batch_first, enforce_sorted=falling)]
+    if count:
+        assert_same(packing.pad_sequence(sequences, batch_first, 3.0), slow_pad(sequences, longest, 3.0, batch_first))
+        packs.append(packing.pack_sequence(sequences, enforce_sorted=falling))
+    for packed in packs:
+        if count:
+            assert_pack(packed, sequences, order, listed=not falling or 0 in lengths)
+        back, counts = packing.pad_packed_sequence(packed, batch_first, torch.nan, longest + extra)
+        torch.testing.assert_close(back, padded, rtol=0, atol=0, equal_nan=True)
+        assert counts.dtype is torch.int64
+        assert counts.is_cpu
+        assert counts.tolist() == lengths
+        assert_same(packing.unpack_sequence(packed), sequences)
+    assert_same(packing.unpad_sequence(padded, lengths, batch_first), sequences)
+
+
+def test_no_sequence_and_no_element(device: torch.device) -> None:
+    nothing = packing.pack_padded_sequence(torch.zeros(3, 0, 2, device=device), [])
+    assert (nothing.data.shape, nothing.batch_sizes.tolist(), nothing.sorted_indices) == ((0, 2), [], None)
+    all_empty = packing.pack_padded_sequence(torch.zeros(0, 3, 2, device=device), [0, 0, 0])
+    assert all_empty.batch_sizes.tolist() == []
+    assert all_empty.sorted_indices is not None
+    assert all_empty.sorted_indices.tolist() == [0, 1, 2]
+    padded, lengths = packing.pad_packed_sequence(all_empty, total_length=2)
+    assert (padded.shape, lengths.tolist()) == ((2, 3, 2), [0, 0, 0])
+    assert packing.unpack_sequence(nothing) == []
+
+
+LENGTHS: dict[str, Any] = {
+    "list": [1, 3, 0, 3],
+    "tuple": (1, 3, 0, 3),
+    "array": np.array([1, 3, 0, 3], dtype=np.int32),
+    "list of tensors": [torch.tensor(1), torch.tensor(3), torch.tensor(0), torch.tensor(3)],
+    "list of both": [1, torch.tensor(3), np.int64(0), 3],
+}
+LENGTHS |= {
+    str(dtype): torch.tensor([1, 3, 0, 3]).to(dtype)
+    for dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32)
+}
+LENGTHS["torch.uint64"] = torch.tensor([1, 3, 0, 3]).to(torch.uint64)
+
+
+@pytest.mark.parametrize("kind", LENGTHS)
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_lengths_of_every_kind(kind: str, where: str, device: torch.device) -> None:
+    lengths = LENGTHS[kind]
+    if where == "device" and isinstance(lengths, Tensor):
+        lengths = lengths.to(device)
+    padded = torch.arange(12, device=device).view(3, 4)
+    packed = packing.pack_padded_sequence(padded, lengths, enforce_sorted=False)
+    assert packed.data.tolist() == [1, 3, 0, 5, 7, 9, 11]
+    assert packed.batch_sizes.tolist() == [3, 2, 2]
+    assert packed.sorted_indices is not None
+    assert packed.sorted_indices.tolist() == [1, 3, 0, 2]
+    assert [x.tolist() for x in packing.unpad_sequence(padded, lengths)] == [[0], [1, 5, 9], [], [3, 7, 11]]
+
+
+@given(any_lengths(), st.integers(0, 2), st.booleans())
+def test_ranks_on_a_device_are_those_on_the_host(
+    device: torch.device, lengths: list[int], extra: int, falling: bool
+) -> None:
+    lengths = sorted(lengths, reverse=True) if falling else lengths
+    steps = max(lengths, default=0) + extra
+    host_sizes, host_order = _rank_on_host(np.array(lengths, dtype=np.int64), steps, falling)
+    sizes, order = _rank_on_device(torch.tensor(lengths, dtype=torch.int64, device=device), steps, falling)
+    assert sizes.tolist() == host_sizes.tolist()
+    assert (None if order is None else order.tolist()) == (None if host_order is None else host_order.tolist())
+
+
+@pytest.mark.parametrize(
+    ("lengths", "enforce_sorted", "words"),
+    [([1, 4], False, "length of 4"), ([2, -1], True, "length of -1"), ([1, 2], True, r"enforce_sorted=False")],
+)
+def test_wrong_lengths_on_a_device(lengths: list[int], enforce_sorted: bool, words: str, device: torch.device) -> None:
+    with pytest.raises(RuntimeError, match=words):
+        _rank_on_device(torch.tensor(lengths, device=device), 3, enforce_sorted)
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_input_is_left_alone_and_results_are_free(batch_first: bool, device: torch.device) -> None:
+    padded = torch.arange(12.0, device=device).view(3, 4).requires_grad_()
+    before = padded.detach().clone()
+    lengths = [2, 1, 2] if batch_first else [2, 1, 3, 2]
+    for sequence in packing.unpad_sequence(padded, lengths, batch_first):
+        sequence.add_(100)
+    assert padded.shape == (3, 4)
+    assert torch.equal(padded, before)
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_any_memory_layout(batch_first: bool, device: torch.device) -> None:
+    lengths = [2, 4, 1]
+    shape = (3, 4) if batch_first else (4, 3)
+    whole = torch.randn(4, 6, 4, 10, device=device)
+    layouts = [
+        whole[: shape[0], : shape[1], 0, :5],
+        whole[: shape[1], : shape[0], 0, :5].transpose(0, 1),
+        whole[: shape[1], : shape[0]].contiguous().transpose(0, 1),
+        whole[0, 0, 0].expand(*shape, 10),
+        whole[: shape[0], : shape[1]].transpose(2, 3),
+    ]
+    for padded in layouts:
+        expected = packing.pack_padded_sequence(padded.contiguous(), lengths, batch_first, False).data
+        assert_same(packing.pack_padded_sequence(padded, lengths, batch_first, False).data, expected)
+
+
+def test_more_elements_than_fit_a_cache(device: torch.device) -> None:
+    lengths = torch.randint(1, 300, (100,))
+    sequences = sequences_of(lengths.tolist(), (64,), torch.float32, device)
+    padded = packing.pad_sequence(sequences, padding_value=2.5)
+    assert_same(padded, rnn.pad_sequence(sequences, padding_value=2.5))
+    packed = packing.pack_padded_sequence(padded, lengths, enforce_sorted=False)
+    assert_same(packing.pad_packed_sequence(packed, padding_value=2.5), (padded, lengths))
+    assert_same(packing.unpack_sequence(packed), sequences)
+
+
+def test_nothing_waits_for_a_device(device: torch.device) -> None:
+    if device.type != "cuda":
+        pytest.skip("a CPU is never waited for")
+    sequences = sequences_of([2, 0, 5], (3,), torch.float32, device)
+    padded = torch.randn(5, 3, 2, device=device)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        packing.pack_sequence(sequences, enforce_sorted=False)
+        packing.pad_sequence(sequences)
+        packing.pack_padded_sequence(padded, [5, 3, 1])
+        packing.unpad_sequence(padded, [5, 3, 1])
+        packing.pad_packed_sequence(packing.pack_padded_sequence(padded, [5, 3, 1]))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize(("dtype", "value"), [(torch.uint8, -1), (torch.int64, float("nan")), (torch.float16, 1e9)])
+def test_a_padding_value_outside_the_dtype(dtype: torch.dtype, value: float, device: torch.device) -> None:
+    sequences = [torch.ones(2, device=device).to(dtype), torch.ones(1, device=device).to(dtype)]
+    with pytest.raises(RuntimeError, match="overflow"):
+        rnn.pad_sequence(sequences, padding_value=value)
+    with pytest.raises(RuntimeError, match="overflow"):
+        packing.pad_sequence(sequences, padding_value=value)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Errors
+# ---------------------------------------------------------------------------------------------------------------
+
+BATCH = torch.zeros(3, 4)  # T = 3, B = 4
+PACK = rnn.pack_padded_sequence(BATCH, [3, 2, 1, 1])
+ONES = [torch.ones(2), torch.ones(1)]
+
+MISTAKES: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], str]] = {
+    "three lengths, one sequence": ("pack_padded_sequence", (torch.zeros(9, 1, 2), [9, 8, 6]), {}, ValueError, "3 len"),
+    "the same, unsorted": (
+        "pack_padded_sequence",
+        (torch.zeros(1, 9, 2), [6, 9, 8], True, False),
+        {},
+        ValueError,
+        "first dimension .* holds 1",
+    ),
+    "a length above the padding": ("pack_padded_sequence", (BATCH, [4, 3, 2, 1]), {}, ValueError, "length of 4"),
+    "a length below 0": ("pack_padded_sequence", (BATCH, [3, 2, 1, -1]), {}, ValueError, "length of -1"),
+    "the same, unsorted ": (
+        "pack_padded_sequence",
+        (BATCH, [3, 2, -1, 1], False, False),
+        {},
+        ValueError,
+        "length of -1",
+    ),
+    "lengths that rise": ("pack_padded_sequence", (BATCH, [1, 2, 3, 3]), {}, ValueError, "enforce_sorted=False"),
+    "a list for the batch": ("pack_padded_sequence", ([[1, 2], [3]], [2, 1]), {}, TypeError, "input: got type list"),
+    "the same, unsorted  ": ("pack_padded_sequence", (ONES, [2, 1]), {"enforce_sorted": False}, TypeError, "type list"),
+    "a pack for the batch": ("pack_padded_sequence", (PACK, [3, 2, 1, 1]), {}, TypeError, "PackedSequence"),
+    "one dimension": ("pack_padded_sequence", (torch.zeros(3), [3]), {}, ValueError, r"shape \(3,\)"),
+    "no dimension": ("pack_padded_sequence", (torch.zeros(()), [3]), {}, ValueError, r"shape \(\)"),
+    "lengths of floats": ("pack_padded_sequence", (BATCH, [3.0, 2.0, 1.0, 1.0]), {}, ValueError, "float32"),
+    "lengths of bools": ("pack_padded_sequence", (BATCH, torch.ones(4) > 0), {}, ValueError, "torch.bool"),
+    "lengths in two dimensions": ("pack_padded_sequence", (BATCH, [[3, 2, 1, 1]]), {}, ValueError, r"\(1, 4\)"),
+    "the same, unsorted    ": (
+        "pack_padded_sequence",
+        (BATCH, torch.tensor([[3, 2, 1, 1]]), False, False),
+        {},
+        ValueError,
+        r"\(1, 4\)",
+    ),
+    "one number for lengths": ("pack_padded_sequence", (BATCH, 3), {}, ValueError, "one dimension"),
+    "None for lengths": ("pack_padded_sequence", (BATCH, None), {}, TypeError, "lengths: got None"),
+    "words for lengths": ("pack_padded_sequence", (BATCH, ["a"] * 4), {}, ValueError, "one integer a sequence"),
+    "ragged lengths": ("pack_padded_sequence", (BATCH, [[1], [2, 3]]), {}, ValueError, "one integer a sequence"),
+    "total_length too small": ("pad_packed_sequence", (PACK,), {"total_length": 2}, ValueError, "longest length, 3"),
+    "total_length no integer": ("pad_packed_sequence", (PACK,), {"total_length": 5.0}, TypeError, "type float"),
+    "a tensor for the pack": ("pad_packed_sequence", (BATCH,), {}, TypeError, "sequence: got type Tensor"),
+    "a tuple for the pack": ("pad_packed_sequence", ((BATCH, BATCH),), {}, TypeError, "got type tuple"),
+    "a word for padding": ("pad_packed_sequence", (PACK,), {"padding_value": "a"}, TypeError, "padding_value: got"),
+    "too few elements": (
+        "pad_packed_sequence",
+        (PackedSequence(torch.ones(3), torch.tensor([2, 2])),),
+        {},
+        ValueError,
+        r"batch_sizes: got \[2, 2\]",
+    ),
+    "rising batch sizes": (
+        "pad_packed_sequence",
+        (PackedSequence(torch.ones(3), torch.tensor([1, 2])),),
+        {},
+        ValueError,
+        r"batch_sizes: got \[1, 2\]",
+    ),
+    "batch sizes of 32 bits": (
+        "pad_packed_sequence",
+        (PackedSequence(torch.ones(3), torch.tensor([2, 1], dtype=torch.int32)),),
+        {},
+        ValueError,
+        "int32",
+    ),
+    "data without dimensions": (
+        "pad_packed_sequence",
+        (PackedSequence(torch.ones(()), torch.tensor([1])),),
+        {},
+        ValueError,
+        r"shape \(\)",
+    ),
+    "a list to unpack": ("unpack_sequence", (ONES,), {}, TypeError, "packed_sequences: got type list"),
+    "a number for sequences": ("pad_sequence", (5,), {}, TypeError, "sequences: got type int"),
+    "lists for sequences": ("pad_sequence", ([[1, 2], [3]],), {}, TypeError, r"sequences\[0\]: got type list"),
+    "a pack for sequences": ("pad_sequence", (PACK,), {}, TypeError, "type PackedSequence"),
+    "no sequences": ("pad_sequence", ([],), {}, ValueError, "sequences: got none"),
+    "sequences without steps": ("pad_sequence", ([torch.ones(())],), {}, ValueError, "first counts steps"),
+    "trailing shapes": ("pad_sequence", ([torch.ones(2, 3), torch.ones(1, 4)],), {}, ValueError, r"\(4,\).*\(3,\)"),
+    "an empty one without": ("pad_sequence", ([torch.ones(2, 3), torch.ones(0)],), {}, ValueError, r"sequences\[1\]"),
+    "dtypes": ("pad_sequence", ([torch.ones(2), torch.ones(1).long()],), {}, ValueError, "int64.*float32"),
+    "devices": ("pad_sequence", ([torch.ones(2), torch.ones(1, device="meta")],), {}, ValueError, "device meta"),
+    "an unknown side": ("pad_sequence", (ONES,), {"padding_side": "top"}, ValueError, "'top'"),
+    "no side": ("pad_sequence", (ONES,), {"padding_side": None}, TypeError, "padding_side: got None"),
+    "a word to pad with": ("pad_sequence", (ONES,), {"padding_value": "a"}, TypeError, "type str"),
+    "none to pack": ("pack_sequence", ([],), {}, ValueError, "sequences: got none"),
+    "lists to pack": ("pack_sequence", ([[1], [2]],), {}, TypeError, r"sequences\[0\]"),
+    "a number to pack": ("pack_sequence", (5,), {}, TypeError, "type int"),
+    "rising to pack": ("pack_sequence", (ONES[::-1],), {}, ValueError, r"got \[1, 2\]"),
+    "a list to unpad": ("unpad_sequence", ([1, 2], torch.tensor([1, 2])), {}, TypeError, "padded_sequences: got"),
+    "too many to unpad": ("unpad_sequence", (BATCH, torch.tensor([1] * 5)), {}, ValueError, "5 lengths"),
+    "too long to unpad": ("unpad_sequence", (BATCH, torch.tensor([4, 1, 1, 1])), {}, ValueError, "length of 4"),
+    "below 0 to unpad": ("unpad_sequence", (BATCH, torch.tensor([1, -2, 1, 1])), {}, ValueError, "length of -2"),
+    "one dimension to unpad": ("unpad_sequence", (torch.ones(3), torch.tensor([1])), {}, ValueError, r"\(3,\)"),
+    "a list to invert": ("invert_permutation", ([1, 0],), {}, TypeError, "type list"),
+    "floats to invert": ("invert_permutation", (torch.tensor([1.0, 0.0]),), {}, ValueError, "float32"),
+    "two dimensions to invert": ("invert_permutation", (torch.tensor([[1, 0]]),), {}, ValueError, r"\(1, 2\)"),
+    "a hole to invert": ("invert_permutation", (torch.tensor([0, 2]),), {}, ValueError, "each of 0 to 1 once"),
+    "twice the same to invert": ("invert_permutation", (torch.tensor([1, 1]),), {}, ValueError, "each of 0 to 1 once"),
+    "below 0 to invert": ("invert_permutation", (torch.tensor([0, -1]),), {}, ValueError, "each of 0 to 1 once"),
+}
+
+
+def what_torch_raises(name: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    copies = [argument.clone() if isinstance(argument, Tensor) else argument for argument in arguments]
+    try:
+        getattr(rnn, name)(*copies, **options)
+    except Exception as error:
+        return type(error)
+    return None
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_explained(mistake: str) -> None:
+    name, arguments, options, kind, words = MISTAKES[mistake]
+    with pytest.raises(kind, match=words) as ours:
+        getattr(packing, name)(*arguments, **options)
+    assert "the rule: " in str(ours.value)
+    assert "Fix: " in str(ours.value)
+    theirs = what_torch_raises(name, arguments, options)
+    # Tensors on the meta device are nothing that torch has numbers to copy from: that is another mistake.
+    assert theirs in (None, NotImplementedError) or isinstance(ours.value, theirs)
