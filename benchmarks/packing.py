@@ -167,9 +167,12 @@ def measure(pair: list[Callable[[], Any]], rounds: int) -> tuple[float, float, f
             run()
         return (time.perf_counter() - start) / repeats * 1e6
 
-    repeats = [max(1, min(200, int(2000 / max(clock(run, 3), 1)))) for run in pair]
-    for run, count in zip(pair, repeats, strict=True):
-        clock(run, count)
+    single = [clock(run, 1) for run in pair]
+    if max(single) > 1e6:  # over a second: nothing that more rounds would change
+        return single[0], single[1], single[0] / single[1]
+    repeats = [max(1, min(200, int(2000 / max(time_of_one, 1)))) for time_of_one in single]
+    longest = max(clock(run, count) * count for run, count in zip(pair, repeats, strict=True))
+    rounds = max(3, min(rounds, int(2e6 / longest)))
     times: list[list[float]] = [[], []]
     for number in range(rounds):
         for side in (0, 1) if number % 2 else (1, 0):

@@ -11,9 +11,9 @@ Mean test accuracy over 5 seeds: 0.979.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from statistics import mean
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -34,8 +34,7 @@ class SpeakerClassifier(torch.nn.Module):
     def forward(self, recordings: rl.Ragged) -> Tensor:
         """From a ragged batch of ``(N, channels)`` to logits ``(B, speakers)``, in the order of the batch."""
         out, state = self.gru(recordings)
-        logits: Tensor = self.head(self.gru.summary(out, state))
-        return logits
+        return cast(Tensor, self.head(self.gru.summary(out, state)))
 
 
 def train(data: rl.data.SequenceDataset, model: SpeakerClassifier, epochs: int) -> None:
@@ -65,7 +64,10 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
     parser.add_argument("--epochs", type=int, default=20, help="passes over the training part (default: 20)")
     options = parser.parse_args(arguments)
 
-    train_records, test_records = rl.data.japanese_vowels()
+    try:
+        train_records, test_records = rl.data.japanese_vowels()
+    except rl.errors.MissingExtraError as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
     # Mean and deviation of each channel are learned on the training part alone.
     preprocessor = rl.data.Preprocessor.fit(train_records, task="classify")
     train_data, test_data = preprocessor.apply(train_records), preprocessor.apply(test_records)
@@ -82,8 +84,4 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except rl.errors.RaglaneError as error:
-        print(f"japanese_vowels.py: {error}", file=sys.stderr)
-        sys.exit(2)
+    main()

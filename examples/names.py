@@ -12,9 +12,9 @@ Test accuracy: 0.809. Macro accuracy, the mean over languages of the share of th
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -39,8 +39,7 @@ class NameClassifier(torch.nn.Module):
         out, state = self.gru(self.embed(names))
         # Not out.last(): at the last character the backward direction has read that one only.
         summary = self.gru.summary(out, state)
-        logits: Tensor = self.head(self.dropout(summary))
-        return logits
+        return cast(Tensor, self.head(self.dropout(summary)))
 
 
 def read_pairs(path: str) -> list[tuple[str, str]]:
@@ -65,7 +64,6 @@ def train(data: rl.data.SequenceDataset, model: NameClassifier, epochs: int, see
     loader = DataLoader(data, batch_sampler=sampler, collate_fn=rl.collate)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
     for epoch in range(epochs):
-        sampler.set_epoch(epoch)  # other batches in every epoch
         total = 0.0
         for batch in loader:
             optimizer.zero_grad()
@@ -95,8 +93,11 @@ def main(arguments: Sequence[str] | None = None) -> tuple[float, float]:
     parser.add_argument("--seed", type=int, default=0, help="of the split and of the training (default: 0)")
     options = parser.parse_args(arguments)
 
+    try:
+        pairs = read_pairs(options.path)
+    except rl.errors.DataError as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
     torch.manual_seed(options.seed)
-    pairs = read_pairs(options.path)
     order = torch.randperm(len(pairs)).tolist()
     cut = round(0.8 * len(pairs))
     train_pairs, test_pairs = ([pairs[row] for row in part] for part in (order[:cut], order[cut:]))
@@ -113,8 +114,4 @@ def main(arguments: Sequence[str] | None = None) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except rl.errors.DataError as error:
-        print(f"names.py: {error}", file=sys.stderr)
-        sys.exit(2)
+    main()

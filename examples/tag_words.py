@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -45,8 +45,7 @@ class Tagger(torch.nn.Module):
         words, suffixes = self.embed_word(part["words"]), self.embed_suffix(part["suffixes"])
         embedded = torch.cat([words, suffixes, self.embed_capitals(part["capitals"])], dim=-1)
         out, _ = self.lstm(self.dropout(embedded))
-        logits: rl.Ragged = self.head(self.dropout(out))
-        return logits
+        return cast(rl.Ragged, self.head(self.dropout(out)))
 
 
 def read(path: Path) -> list[Sentence]:
@@ -62,17 +61,12 @@ def number(values: list[str]) -> Numbers:
     return {value: place for place, value in enumerate(kept, start=1)}
 
 
-def capitals(word: str) -> int:
-    """0 for a small letter (a digit, a sign) at the start, 1 for a capital there, 2 for capitals throughout."""
-    return 2 if len(word) > 1 and word.isupper() else int(word[0].isupper())
-
-
 def encode(sentences: list[Sentence], words: Numbers, suffixes: Numbers, tags: Numbers) -> Part:
-    """The sentences as numbers."""
+    """The sentences as numbers; capitals are 1 for a capital at the start, 2 for capitals throughout, else 0."""
     return {
         "words": rl.Ragged([[words.get(word.lower(), 0) for word, _ in sentence] for sentence in sentences]),
         "suffixes": rl.Ragged([[suffixes.get(word.lower()[-3:], 0) for word, _ in sentence] for sentence in sentences]),
-        "capitals": rl.Ragged([[capitals(word) for word, _ in sentence] for sentence in sentences]),
+        "capitals": rl.Ragged([[word[0].isupper() + word.isupper() for word, _ in sentence] for sentence in sentences]),
         "tags": rl.Ragged([[tags[tag] for _, tag in sentence] for sentence in sentences]),
     }
 
@@ -90,23 +84,24 @@ def main(arguments: Sequence[str] | None = None) -> float:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", metavar="PATH", type=Path, help="the folder with the three files")
     parser.add_argument("--epochs", type=int, default=3, help="passes over the training part (default: 3)")
-    parser.add_argument("--seed", type=int, default=0, help="of the training (default: 0)")
     options = parser.parse_args(arguments)
 
-    files = [read(options.path / f"ewt_{part}_form_upos.tsv.gz") for part in ("train", "dev", "test")]
+    try:
+        files = [read(options.path / f"ewt_{part}_form_upos.tsv.gz") for part in ("train", "dev", "test")]
+    except OSError as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
     seen = [word.lower() for sentence in files[0] for word, _ in sentence]
     words, suffixes = number(seen), number([word[-3:] for word in seen])
     tags = {tag: place for place, tag in enumerate(sorted({tag for file in files for s in file for _, tag in s}))}
     train, dev, test = (encode(file, words, suffixes, tags) for file in files)
     print(f"{len(files[0])} sentences of {len(seen)} words to train on; {len(words)} known words, {len(tags)} tags")
 
-    torch.manual_seed(options.seed)
+    torch.manual_seed(0)
     model = Tagger(len(words) + 1, len(suffixes) + 1, len(tags))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
     # A batch takes as many steps as its longest sentence has words, so sentences of similar lengths go together.
-    sampler = rl.data.BucketBatchSampler(train["words"].lengths, batch_size=32, seed=options.seed)
+    sampler = rl.data.BucketBatchSampler(train["words"].lengths, batch_size=32)
     for epoch in range(options.epochs):
-        sampler.set_epoch(epoch)  # other batches in every epoch
         model.train()
         for rows in sampler:
             batch = {name: ragged[rows] for name, ragged in train.items()}
@@ -122,8 +117,4 @@ def main(arguments: Sequence[str] | None = None) -> float:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except OSError as error:
-        print(f"tag_words.py: {error}", file=sys.stderr)
-        sys.exit(2)
+    main()

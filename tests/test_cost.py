@@ -97,7 +97,7 @@ def test_nothing_costs_nothing(lengths: Any) -> None:
 @pytest.mark.parametrize(
     ("lengths", "kind", "words"),
     [
-        ([3, -1, 2], ArgumentError, "lengths: got length -1 at index 1; the rule: a length is at least 0"),
+        ([3, -1, 2], ArgumentError, "lengths: got -1 at index 1; the rule: a length is at least 0"),
         ([3.0, 1.0], ArgumentTypeError, r"lengths: got torch\.float32; the rule: an integer dtype"),
         (torch.tensor([True]), ArgumentTypeError, r"lengths: got torch\.bool"),
         ([[3, 1], [2, 2]], ShapeError, r"lengths: got shape \(2, 2\)"),
@@ -105,7 +105,7 @@ def test_nothing_costs_nothing(lengths: Any) -> None:
         (5, ShapeError, r"lengths: got shape \(\)"),
         ("3, 1", ArgumentTypeError, "lengths: got a str that is no array of numbers"),
         (None, ArgumentTypeError, "lengths: got a NoneType"),
-        ([torch.zeros(3, 2), torch.zeros(1, 2)], ArgumentTypeError, r"rl\.cost\(rl\.Ragged\(sequences\)\)"),
+        ([torch.zeros(3, 2), torch.zeros(1, 2)], ArgumentTypeError, r"rl\.Ragged"),
     ],
 )
 def test_wrong_lengths(lengths: Any, kind: type[Exception], words: str) -> None:

@@ -1,156 +1,101 @@
-"""The index arithmetic between the layouts: on arrays and on tensors, against loops."""
+"""Every layout against every other: what one holds arrives in the next, values and gradients.
+
+Each layout is built and read here by an obvious loop of its own, which knows nothing of Raglane's index arithmetic.
+"""
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
-from raglane.packing import layouts
-from raglane.packing.flat import flat_to_padded, flatten_packed, pack_flat, padded_to_flat
-from raglane.packing.layouts import conjugate, inverse, packed_layout, rows_of
-from raglane.segments import offsets_from_lengths
-from strategies import lengths as any_lengths
-from strategies import sequences_of
+import raglane as rl
+from strategies import lengths, sequences_of
 
 
-def flat(lengths: list[int], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    counts = torch.tensor(lengths, dtype=torch.int64)
-    values = torch.arange(sum(lengths) * 2, dtype=torch.float64, device=device).view(-1, 2)
-    return values, offsets_from_lengths(counts).to(device), counts
+class Layout(NamedTuple):
+    build: Callable[[list[Tensor]], Any]
+    take: Callable[[Any], rl.Ragged]
+    give: Callable[[rl.Ragged], Any]
+    read: Callable[[Any], list[Tensor]]
 
 
-def elements(lengths: list[int]) -> list[tuple[int, int]]:
-    """Every (sequence, step) in packed order: longest first, ties in order."""
-    order = sorted(range(len(lengths)), key=lambda sequence: -lengths[sequence])
-    longest = max(lengths, default=0)
-    return [(sequence, step) for step in range(longest) for sequence in order if step < lengths[sequence]]
+def build_padded(sequences: list[Tensor]) -> tuple[Tensor, list[int]]:
+    longest = max((len(s) for s in sequences), default=0)
+    rows = [torch.cat([s, s.new_full((longest - len(s), s.shape[1]), float("nan"))]) for s in sequences]
+    return torch.stack(rows), [len(s) for s in sequences]
 
 
-@given(any_lengths())
-def test_packed_layout(device: torch.device, lengths: list[int]) -> None:
-    values, offsets, counts = flat(lengths, device)
-    index, batch_sizes, sorted_indices = packed_layout(counts, offsets)
-    starts = offsets.tolist()
-    assert index.tolist() == [starts[sequence] + step for sequence, step in elements(lengths)]
-    assert index.device == sorted_indices.device == values.device
-    assert batch_sizes.is_cpu
-    assert batch_sizes.tolist() == [sum(n > step for n in lengths) for step in range(max(lengths, default=0))]
-    assert sorted_indices.tolist() == sorted(range(len(lengths)), key=lambda sequence: -lengths[sequence])
+def read_padded(padded: tuple[Tensor, Any]) -> list[Tensor]:
+    return [row[: int(length)] for row, length in zip(padded[0], padded[1], strict=True)]
 
 
-@given(any_lengths())
-def test_packed_and_back(device: torch.device, lengths: list[int]) -> None:
-    values, offsets, counts = flat(lengths, device)
-    packed = pack_flat(values, offsets, counts)
+def build_packed(sequences: list[Tensor]) -> PackedSequence:
+    order = sorted(range(len(sequences)), key=lambda i: -len(sequences[i]))
+    longest = max(len(s) for s in sequences)
+    rows = [sequences[i][t] for t in range(longest) for i in order if t < len(sequences[i])]
+    sizes = [sum(len(s) > t for s in sequences) for t in range(longest)]
+    data = torch.stack(rows) if rows else sequences[0][:0]
+    return PackedSequence(data, torch.tensor(sizes, dtype=torch.int64), torch.tensor(order))
+
+
+def read_packed(packed: PackedSequence) -> list[Tensor]:
     assert packed.sorted_indices is not None
-    assert packed.unsorted_indices is not None
-    assert packed.unsorted_indices[packed.sorted_indices].tolist() == list(range(len(lengths)))
-    back, back_lengths = flatten_packed(packed)
-    assert torch.equal(back, values)
-    assert torch.equal(back_lengths, counts)
+    order = packed.sorted_indices.tolist()
+    rows: list[list[Tensor]] = [[] for _ in order]
+    start = 0
+    for size in packed.batch_sizes.tolist():
+        for rank in range(size):
+            rows[order[rank]].append(packed.data[start + rank])
+        start += size
+    return [torch.stack(own) if own else packed.data[:0] for own in rows]
 
 
-def test_a_pack_that_torch_broke_ties_for(device: torch.device) -> None:
-    lengths = [2, 3, 2, 3, 3, 2, 2, 3, 1, 1]
-    sequences = sequences_of(lengths, device=device)
-    packed = torch.nn.utils.rnn.pack_sequence(sequences, enforce_sorted=False)
-    values, counts = flatten_packed(packed)
-    assert torch.equal(values, torch.cat(sequences))
-    assert counts.tolist() == lengths
+LAYOUTS = {
+    "list": Layout(lambda s: s, rl.Ragged, lambda r: r.to_list(), lambda held: held),
+    "flat": Layout(
+        lambda s: (torch.cat(s), [len(x) for x in s]),
+        lambda held: rl.Ragged.from_flat(held[0], lengths=held[1]),
+        lambda r: (r.values, r.offsets),
+        lambda held: [held[0][a:b] for a, b in zip(held[1].tolist()[:-1], held[1].tolist()[1:], strict=True)],
+    ),
+    "padded": Layout(
+        build_padded, lambda held: rl.Ragged.from_padded(*held), lambda r: r.to_padded(padding_value=7), read_padded
+    ),
+    "padded, time first": Layout(
+        lambda s: (build_padded(s)[0].transpose(0, 1), [len(x) for x in s]),
+        lambda held: rl.Ragged.from_padded(held[0], held[1], batch_first=False),
+        lambda r: r.to_padded(batch_first=False),
+        lambda held: read_padded((held[0].transpose(0, 1), held[1])),
+    ),
+    "packed": Layout(build_packed, rl.Ragged.from_packed, lambda r: r.to_packed(), read_packed),
+    "nested": Layout(
+        lambda s: torch.nested.as_nested_tensor(s, layout=torch.jagged),
+        rl.Ragged.from_nested,
+        lambda r: r.to_nested(),
+        lambda held: list(held.unbind()),
+    ),
+}
 
 
-def test_a_pack_that_has_the_inverse_order_alone(device: torch.device) -> None:
-    packed = pack_flat(*flat([1, 3, 2], device))
-    values, lengths = flatten_packed(packed._replace(sorted_indices=None))
-    assert values[:, 0].tolist() == [0, 2, 4, 6, 8, 10]
-    assert lengths.tolist() == [1, 3, 2]
-
-
-@given(any_lengths(), st.integers(0, 2), st.booleans(), st.booleans())
-def test_padded_and_back(device: torch.device, lengths: list[int], extra: int, batch_first: bool, left: bool) -> None:
-    values, offsets, counts = flat(lengths, device)
-    count, steps = len(lengths), max(lengths, default=0) + extra
-    side = "left" if left else "right"
-    padded = flat_to_padded(values, offsets, steps, batch_first, -1.0, side)
-    assert padded.is_contiguous()
-    expected = torch.full((count, steps, 2), -1.0, dtype=torch.float64, device=device)
-    for sequence, length in enumerate(lengths):
-        first = steps - length if left else 0
-        expected[sequence, first : first + length] = values[offsets[sequence] : offsets[sequence + 1]]
-    assert torch.equal(padded, expected if batch_first else expected.transpose(0, 1))
-    back, back_lengths, back_offsets = padded_to_flat(padded, lengths, batch_first, side)
-    assert torch.equal(back, values)
-    assert torch.equal(back_lengths, counts)
-    assert torch.equal(back_offsets, offsets)
-    assert back_offsets.device == values.device
-
-
-def test_the_lengths_given_are_not_kept(device: torch.device) -> None:
-    given_lengths = torch.tensor([2, 1])
-    _, lengths, offsets = padded_to_flat(torch.zeros(2, 2, device=device), given_lengths)
-    given_lengths.zero_()
-    assert lengths.tolist() == [2, 1]
-    assert offsets.tolist() == [0, 2, 3]
-
-
-@given(any_lengths(), st.integers(0, 2), st.booleans())
-def test_tensors_give_what_arrays_give(lengths: list[int], extra: int, left: bool) -> None:
-    kit = layouts._kit(torch.device("cpu"))
-    host = np.array(lengths, dtype=np.int64)
-    there = torch.from_numpy(host)
-    total, steps = sum(lengths), max(lengths, default=0) + extra
-    for strides in ((1, max(len(lengths), 1)), (max(steps, 1), 1)):
-        on_host = layouts._padded(layouts._HOST, host, total, *strides, steps if left else None)
-        assert layouts._padded(kit, there, total, *strides, steps if left else None).tolist() == on_host.tolist()
-        sizes = conjugate(host, max(lengths, default=0))
-        before = sizes.cumsum() - sizes
-        starts = (-host).argsort(kind="stable") * strides[0]
-        for given_starts in (None, starts):
-            on_host = layouts._packed(layouts._HOST, given_starts, sizes, before, total, *strides)
-            as_tensor = None if given_starts is None else torch.from_numpy(given_starts)
-            arguments = as_tensor, torch.from_numpy(sizes), torch.from_numpy(before), total
-            assert layouts._packed(kit, *arguments, *strides).tolist() == on_host.tolist()
-    ranks = (-host).argsort(kind="stable").argsort()
-    on_host = layouts._unpacked(layouts._HOST, ranks, host, sizes, total)
-    on_device = layouts._unpacked(kit, torch.from_numpy(ranks), there, torch.from_numpy(sizes), total)
-    assert on_device.tolist() == on_host.tolist()
-
-
-@given(any_lengths())
-def test_conjugate_goes_both_ways(lengths: list[int]) -> None:
-    sizes = conjugate(np.array(lengths, dtype=np.int64), max(lengths, default=0))
-    assert conjugate(sizes, len(lengths)).tolist() == sorted(lengths, reverse=True)
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
-def test_inverse(dtype: torch.dtype, device: torch.device) -> None:
-    permutation = torch.randperm(9, device=device).to(dtype)
-    assert inverse(permutation).dtype is dtype
-    assert inverse(permutation)[permutation.long()].tolist() == list(range(9))
-
-
-@pytest.mark.parametrize("batch_first", [False, True])
-def test_rows_are_a_view_where_memory_allows(batch_first: bool, device: torch.device) -> None:
-    whole = torch.randn(3, 4, 5, device=device)
-    for padded in (whole, whole.transpose(0, 1), whole[:, :, :2], whole[:2], whole.transpose(0, 1)[:, :2]):
-        rows, (sequence_stride, step_stride) = rows_of(padded, batch_first)
-        assert rows.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
-        by_step = padded.transpose(0, 1) if batch_first else padded
-        for step in range(by_step.shape[0]):
-            for sequence in range(by_step.shape[1]):
-                row = rows[sequence * sequence_stride + step * step_stride]
-                assert torch.equal(row, by_step[step, sequence])
-
-
-def test_compiled_whole_and_for_every_batch() -> None:
-    def there_and_back(values: Tensor, offsets: Tensor) -> Tensor:
-        return flat_to_padded(values, offsets, 5, batch_first=True).sum(1)
-
-    compiled = torch.compile(there_and_back, backend="eager", fullgraph=True)
-    for lengths in ([2, 5, 1], [4, 3, 1]):
-        values, offsets, _ = flat(lengths, torch.device("cpu"))
-        assert torch.equal(compiled(values, offsets), there_and_back(values, offsets))
+@pytest.mark.parametrize("target", LAYOUTS)
+@pytest.mark.parametrize("source", LAYOUTS)
+@given(lengths=lengths())
+def test_from_one_to_the_other(source: str, target: str, lengths: list[int], device: torch.device) -> None:
+    if not lengths:
+        return  # a loop cannot build a layout of nothing; test_ragged.py has the empty batch
+    sequences = sequences_of(lengths, (2,), device=device, requires_grad=True)
+    arrived = LAYOUTS[target].read(LAYOUTS[target].give(LAYOUTS[source].take(LAYOUTS[source].build(sequences))))
+    assert [len(sequence) for sequence in arrived] == lengths
+    weights = [torch.randn_like(sequence) for sequence in sequences]
+    loss = torch.zeros((), dtype=torch.float64, device=device)
+    for own, sequence, weight in zip(arrived, sequences, weights, strict=True):
+        assert torch.equal(own, sequence)
+        loss = loss + (own * weight).sum() + 0 * sequence.sum()
+    for gradient, weight in zip(torch.autograd.grad(loss, sequences), weights, strict=True):
+        assert torch.equal(gradient, weight)

@@ -221,7 +221,7 @@ def test_numpy_shares_memory() -> None:
         ({"lengths": [8, -2]}, ShapeError, "-2 at index 1"),
         ({"lengths": [2.0, 4.0]}, ArgumentTypeError, "integers"),
         ({"lengths": [True]}, ArgumentTypeError, "integers"),
-        ({"lengths": [[6]]}, ArgumentTypeError, "one dimension"),
+        ({"lengths": [[6]]}, ShapeError, "one dimension"),
         ({"offsets": [1, 6]}, ShapeError, "start with 0"),
         ({"offsets": [0, 5]}, ShapeError, "6 elements"),
         ({"offsets": [0, 4, 2, 6]}, ShapeError, "-2 at index 1"),

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 from raglane import rows
-from raglane.rows import place_rows, take_rows
+from raglane.rows import place_joined_rows, place_rows, take_rows
 
 # Rows and features of: a few numbers; many, in rows of 16, 8, 4 and 2 bytes' multiples; a result out of the caches.
 SIZES = [(0, (3,)), (1, ()), (5, (2, 3)), (3000, (8,)), (3000, (6,)), (3001, (7,)), (20000, ()), (70000, (16,))]
@@ -50,6 +50,28 @@ def test_gradients_are_those_of_advanced_indexing(count: int, features: tuple[in
     assert torch.equal(ours, values.detach()[index])
 
 
+@pytest.mark.parametrize(("count", "features"), SIZES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_joined(count: int, features: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+    values = numbers(count, features, dtype, device)
+    index = torch.randperm(2 * count + 3, device=device)[:count]
+    parts = values.tensor_split(4)
+    placed = place_joined_rows(parts, index, 2 * count + 3, 1.0)
+    assert torch.equal(placed, place_rows(values, index, 2 * count + 3, 1.0))
+
+
+@pytest.mark.parametrize(("count", "features"), SIZES)
+def test_joined_gradients(count: int, features: tuple[int, ...], device: torch.device) -> None:
+    parts = [part.requires_grad_() for part in torch.randn(count, *features, device=device).tensor_split(3)]
+    parts[0].requires_grad_(False)
+    index = torch.randperm(2 * count + 3, device=device)[:count]
+    placed = place_joined_rows(tuple(parts), index, 2 * count + 3)
+    grad = torch.randn_like(placed)
+    found = torch.autograd.grad(placed, parts[1:], grad)
+    expected = grad[index].split([len(part) for part in parts])
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, expected[1:], strict=True))
+
+
 @pytest.mark.parametrize("few", [0, 10**6])
 def test_differentiable_twice(few: int, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "_FEW", few)
@@ -62,7 +84,10 @@ def test_differentiable_twice(few: int, device: torch.device, monkeypatch: pytes
     def place(x: Tensor) -> Tensor:
         return place_rows(x[:3], index, 5, 2.0) ** 2
 
-    for function in (take, place):
+    def place_joined(x: Tensor) -> Tensor:
+        return place_joined_rows((x[:2], x[4:5]), index, 5, 2.0) ** 2
+
+    for function in (take, place, place_joined):
         assert gradcheck(function, (values,))
         assert gradgradcheck(function, (values,))
 

@@ -36,6 +36,7 @@ def test_every_sequence_comes_once_an_epoch(
         assert len(left_out) == (len(lengths) % batch_size if drop_last else 0)
         short = [batch for batch in batches if len(batch) != batch_size]
         assert len(short) == (0 if drop_last else int(len(lengths) % batch_size > 0))
+        sampler.set_epoch(epoch)
         assert list(sampler) == batches
 
 
@@ -62,10 +63,9 @@ def test_resuming_gives_exactly_the_batches_that_remain(
     # A trainer says again which epoch it is in.
     resumed.set_epoch(3)
     assert list(resumed) == batches[done:]
+    assert list(resumed) == list(whole)  # the next epoch, of its own accord
+    resumed.set_epoch(3)
     assert list(resumed) == batches
-    resumed.set_epoch(4)
-    whole.set_epoch(4)
-    assert list(resumed) == list(whole)
 
 
 def waste(lengths: Any, batches: list[list[int]]) -> float:
@@ -121,6 +121,21 @@ def test_drop_last_does_not_favour_a_length() -> None:
     assert dropped == set(range(11))
 
 
+def test_a_plain_loop_gets_other_batches_in_every_epoch() -> None:
+    plain, told = (BucketBatchSampler(list(range(30)), 4, seed=2) for _ in range(2))
+    epochs = [list(plain) for _ in range(3)]
+    assert epochs[0] != epochs[1] != epochs[2]
+    for epoch, batches in enumerate(epochs):
+        told.set_epoch(epoch)
+        assert list(told) == batches
+    for count, _ in enumerate(plain):  # left in the middle: the same epoch begins anew
+        if count == 2:
+            break
+    begun = list(plain)
+    told.set_epoch(3)
+    assert begun == list(told)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_in_a_loader(workers: int) -> None:
     lengths = torch.tensor([3, 0, 1, 4, 2])
@@ -131,15 +146,15 @@ def test_in_a_loader(workers: int) -> None:
     )
     assert len(loader) == 3
     batches = list(loader)
-    assert [batch["index"].tolist() for batch in batches] == list(sampler)
+    assert [batch["index"].tolist() for batch in batches] == list(BucketBatchSampler(data.lengths, 2))
     assert all(torch.equal(batch["inputs"].lengths, lengths[batch["index"]]) for batch in batches)
 
 
 @pytest.mark.parametrize(
     ("lengths", "arguments", "error", "words"),
     [
-        ([1, -2], {}, ArgumentError, "lengths: got -2 at position 1"),
-        ([1.5], {}, ArgumentTypeError, "lengths: got float64"),
+        ([1, -2], {}, ArgumentError, "lengths: got -2 at index 1"),
+        ([1.5], {}, ArgumentTypeError, "lengths: got torch.float"),
         ([[1, 2]], {}, ShapeError, r"lengths: got shape \(1, 2\)"),
         ([1], {"batch_size": 0}, ArgumentError, "batch_size: got 0"),
         ([1], {"batch_size": 2.0}, ArgumentTypeError, "batch_size: got 2.0"),

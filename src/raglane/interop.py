@@ -23,6 +23,8 @@ __all__ = [
     "from_arrow",
     "from_list",
     "from_nested",
+    "read_integers",
+    "read_lengths",
     "to_arrow",
     "to_nested",
 ]
@@ -44,6 +46,76 @@ def as_tensor(data: Any) -> Tensor:
             warnings.filterwarnings("ignore", message=".*not writable.*", category=UserWarning)
             return torch.as_tensor(data)
     return torch.as_tensor(data)
+
+
+def read_integers(data: Any, name: str) -> Tensor:
+    """What a caller gives as lengths or offsets, as integers in one dimension; on the device where they are.
+
+    Args:
+        data: a list, an array or a tensor.
+        name: what errors call it.
+
+    Returns:
+        ``(M,)`` int64.
+
+    Raises:
+        ArgumentTypeError: not an array of integers.
+        ShapeError: not one-dimensional.
+
+    Example:
+        >>> read_integers([3, 1], "lengths")
+        tensor([3, 1])
+    """
+    try:
+        tensor = as_tensor(data)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ArgumentTypeError(
+            explain(
+                name,
+                f"a {type(data).__name__} that is no array of numbers",
+                "integers",
+                "pass a list of them, or wrap sequences with rl.Ragged",
+            )
+        ) from error
+    if tensor.dim() != 1:
+        raise ShapeError(
+            explain(name, f"shape {tuple(tensor.shape)}", "integers in one dimension", "pass them in a flat list")
+        )
+    if tensor.shape[0] == 0:  # an empty list has no dtype of its own
+        return tensor.new_empty(0, dtype=torch.int64)
+    if tensor.dtype is torch.bool or tensor.is_floating_point() or tensor.is_complex():
+        raise ArgumentTypeError(explain(name, f"{tensor.dtype}", "integers", "convert with .to(torch.int64)"))
+    return tensor.detach().to(torch.int64)
+
+
+def read_lengths(data: Any) -> Tensor:
+    """What a caller gives as lengths, on the CPU, each at least 0; lengths on a device are waited for.
+
+    Returns:
+        ``(B,)`` int64.
+
+    Raises:
+        ArgumentTypeError: not an array of integers.
+        ShapeError: not one-dimensional.
+        ArgumentError: a length below 0.
+
+    Example:
+        >>> read_lengths(np.array([3, 1], dtype=np.int16))
+        tensor([3, 1])
+    """
+    lengths = read_integers(data, "lengths").cpu()
+    below = lengths < 0
+    if bool(below.any()):
+        index = int(below.nonzero()[0, 0])
+        raise ArgumentError(
+            explain(
+                "lengths",
+                f"{int(lengths[index])} at index {index}",
+                "a length is at least 0",
+                "check the data; an empty sequence has length 0",
+            )
+        )
+    return lengths
 
 
 def from_list(sequences: Iterable[Any]) -> tuple[Tensor, Tensor]:

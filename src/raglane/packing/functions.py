@@ -30,7 +30,7 @@ from raglane.packing.layouts import (
     rows_of,
     send,
 )
-from raglane.packing.lists import join, read_sequences
+from raglane.packing.lists import join, place_sequences, read_sequences
 from raglane.rows import place_rows, take_rows
 
 __all__ = [
@@ -260,9 +260,8 @@ def pad_sequence(
     fill = fill if isinstance(fill, complex) else float(fill)
     count, steps = len(parts), int(lengths[lengths.argmax()])
     shape, strides = ((count, steps), (steps, 1)) if batch_first else ((steps, count), (1, count))
-    flat = join(parts)
-    rows = padded_rows(lengths, flat.shape[0], strides, steps if left else None, flat)
-    return place_rows(flat, rows, count * steps, fill).view(*shape, *flat.shape[1:])
+    rows = padded_rows(lengths, int(lengths.sum()), strides, steps if left else None, parts[0])
+    return place_sequences(parts, rows, count * steps, fill).view(*shape, *parts[0].shape[1:])
 
 
 def _split(values: Tensor, lengths: Tensor) -> list[Tensor]:

@@ -12,8 +12,9 @@ from torch.nn.utils.rnn import PackedSequence
 from raglane.errors import ShapeError, explain
 from raglane.packing.arguments import DimensionError, KindError
 from raglane.packing.layouts import IntArray
+from raglane.rows import place_joined_rows
 
-__all__ = ["join", "read_sequences"]
+__all__ = ["join", "place_sequences", "read_sequences"]
 
 
 def read_sequences(sequences: Any) -> tuple[tuple[Tensor, ...], IntArray]:
@@ -38,12 +39,13 @@ def read_sequences(sequences: Any) -> tuple[tuple[Tensor, ...], IntArray]:
     except TypeError:
         _raise_no_list(sequences)
     try:
-        lengths = np.array([sequence.size(0) for sequence in sequences], dtype=np.int64)
-        kinds = {(sequence.dtype, sequence.dim()) for sequence in sequences}
+        lengths = np.array([sequence.shape[0] for sequence in sequences], dtype=np.int64)
+        dtypes = {sequence.dtype for sequence in sequences}
     except (AttributeError, TypeError, IndexError):
         _raise_unfit(sequences)
         raise
-    if len(kinds) != 1:
+    # NumPy's arrays have a shape and a dtype too; torch.cat passes over a (0,) among tensors of any shape.
+    if len(dtypes) != 1 or not isinstance(sequences[0], Tensor) or np.count_nonzero(lengths) != lengths.shape[0]:
         _raise_unfit(sequences)
     return sequences, lengths
 
@@ -66,9 +68,26 @@ def join(sequences: tuple[Tensor, ...]) -> Tensor:
     """
     try:
         return torch.cat(sequences)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         _raise_unfit(sequences)
         raise  # nothing wrong with the sequences: out of memory, for instance
+
+
+def place_sequences(sequences: tuple[Tensor, ...], index: Tensor, size: int, fill: float) -> Tensor:
+    """Put the elements of sequences where an index says: see :func:`~raglane.rows.place_joined_rows`.
+
+    Raises:
+        ShapeError: trailing shapes or devices differ.
+
+    Example:
+        >>> place_sequences((torch.tensor([1, 2]), torch.tensor([3])), torch.tensor([0, 1, 3]), 4, 0.0)
+        tensor([1, 2, 0, 3])
+    """
+    try:
+        return place_joined_rows(sequences, index, size, fill)
+    except (RuntimeError, TypeError):
+        _raise_unfit(sequences)
+        raise
 
 
 def _raise_unfit(sequences: tuple[Any, ...]) -> None:

@@ -5,11 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from raglane import interop
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
 from raglane.ragged import Ragged
 from raglane.schedules import SCHEDULES, Count
 
@@ -76,7 +72,8 @@ def cost(lengths: Any, *, lanes: int | None = None) -> dict[str, Cost]:
         >>> costs["padded"]
         Cost(padded: 8 steps, 64 elements of which 19 waste, 64 multiplications, 56 additions)
     """
-    host = _host_lengths(lengths)
+    known = lengths.host_lengths if isinstance(lengths, Ragged) else getattr(lengths, "lengths", lengths)
+    host = interop.read_lengths(known)
     return {name: _cost(name, schedule.count(host, lanes)) for name, schedule in SCHEDULES.items()}
 
 
@@ -90,49 +87,3 @@ def _cost(schedule: str, count: Count) -> Cost:
         multiplications=count.elements,
         additions=count.elements - count.sequences,
     )
-
-
-def _host_lengths(lengths: Any) -> Tensor:
-    """Lengths of any kind as ``(B,)`` int64 on the CPU, or an error that says what to pass."""
-    if isinstance(lengths, Ragged):
-        return lengths.host_lengths
-    given = getattr(lengths, "lengths", lengths)
-    try:
-        tensor = interop.as_tensor(given)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ArgumentTypeError(
-            explain(
-                "lengths",
-                f"a {type(lengths).__name__} that is no array of numbers",
-                "one integer a sequence",
-                "pass a list of lengths, or wrap sequences: rl.cost(rl.Ragged(sequences))",
-            )
-        ) from error
-    if tensor.dim() != 1:
-        raise ShapeError(
-            explain(
-                "lengths",
-                f"shape {tuple(tensor.shape)}",
-                "one length a sequence, (B,)",
-                "pass lengths in one dimension, or a Ragged",
-            )
-        )
-    # An empty list has no dtype of its own.
-    if tensor.shape[0] == 0:
-        return torch.empty(0, dtype=torch.int64)
-    if tensor.dtype is torch.bool or tensor.is_floating_point() or tensor.is_complex():
-        raise ArgumentTypeError(
-            explain("lengths", f"{tensor.dtype}", "an integer dtype", "convert them: lengths.to(torch.int64)")
-        )
-    tensor = tensor.detach().to("cpu", torch.int64)
-    if bool((tensor < 0).any()):
-        index = int((tensor < 0).nonzero()[0, 0])
-        raise ArgumentError(
-            explain(
-                "lengths",
-                f"length {int(tensor[index])} at index {index}",
-                "a length is at least 0",
-                "check the data; an empty sequence has length 0",
-            )
-        )
-    return tensor

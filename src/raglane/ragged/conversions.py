@@ -55,11 +55,11 @@ class Conversions(FlatBatch):
         if values.dim() == 0:
             raise ShapeError(explain("values", "a number", "(N, *features)", "pass at least one dimension"))
         if offsets is None:
-            given = _integers(lengths, "lengths")
+            given = interop.read_integers(lengths, "lengths")
             offsets = segments.offsets_from_lengths(given)
         else:
             given = None
-            offsets = _integers(offsets, "offsets")
+            offsets = interop.read_integers(offsets, "offsets")
         if offsets.device.type != "cpu":
             return cls._make(values, offsets.to(values.device), None)
         host_lengths = offsets.diff() if given is None else given
@@ -265,21 +265,6 @@ class Conversions(FlatBatch):
             [[1, 2], [3]]
         """
         return interop.to_arrow(self._values, self._offsets)
-
-
-def _integers(data: Any, name: str) -> Tensor:
-    """A 1-D int64 tensor from what a caller calls lengths or offsets."""
-    tensor = interop.as_tensor(data) if len(data) else torch.empty(0, dtype=torch.int64)
-    if tensor.dtype is torch.bool or tensor.is_floating_point() or tensor.is_complex() or tensor.dim() != 1:
-        raise ArgumentTypeError(
-            explain(
-                name,
-                f"{tensor.dtype} of shape {tuple(tensor.shape)}",
-                "integers in one dimension",
-                "pass a list of integers or a 1-D tensor of an integer dtype",
-            )
-        )
-    return tensor.to(torch.int64)
 
 
 def _check_offsets(offsets: Tensor, lengths: Tensor, total: int, name: str) -> None:

@@ -28,7 +28,8 @@ def read(path: Path, columns: Columns) -> Records:
         columns: of these only the task matters; the format has no columns.
 
     Returns:
-        Tokens: every character of a line, white space included; blank lines are skipped. The labels are the stems.
+        Tokens: every character of a line, but for white space at its ends; blank lines are skipped. The labels are the
+            stems of the files.
 
     Raises:
         DataError: the folder has no text, a text is not UTF-8, or the task is ``"tag"``.
@@ -40,7 +41,8 @@ def read(path: Path, columns: Columns) -> Records:
     tokens: list[npt.NDArray[np.object_]] = []
     lengths: list[npt.NDArray[np.int64]] = []
     for text in texts:
-        lines = list(filter(str.strip, _decode(text).split("\n")))
+        # White space around a line is an accident of typing, and one that can tell the class.
+        lines = list(filter(None, map(str.strip, _decode(text).split("\n"))))
         lengths.append(np.fromiter(map(len, lines), dtype=np.int64, count=len(lines)))
         # Four bytes a character, so that NumPy cuts the text into characters without a loop.
         tokens.append(np.frombuffer("".join(lines).encode("utf-32-le"), dtype="<U1").astype(object))

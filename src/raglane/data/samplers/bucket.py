@@ -10,7 +10,8 @@ import numpy.typing as npt
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
+from raglane import interop
+from raglane.errors import ArgumentError, ArgumentTypeError, explain
 
 __all__ = ["BucketBatchSampler"]
 
@@ -23,7 +24,8 @@ class BucketBatchSampler(Sampler[list[int]]):
     company that a sequence keeps nor the order of lengths is the same in two epochs. Larger pools give more similar
     lengths and less chance. Every sequence comes exactly once an epoch, but for what ``drop_last`` leaves out.
 
-    The order follows from ``seed`` and the epoch alone: call :meth:`set_epoch` before each epoch (Lightning does).
+    The order follows from ``seed`` and the epoch alone. Each time that an epoch was iterated to its end, the next
+    iteration is the next epoch; :meth:`set_epoch` chooses another (Lightning calls it).
 
     Args:
         lengths: ``(B,)`` integers, each at least 0: list, NumPy array or tensor.
@@ -56,7 +58,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         seed: int = 0,
         bucket_batches: int = 50,
     ) -> None:
-        self._lengths = _as_lengths(lengths)
+        self._lengths: npt.NDArray[np.int64] = interop.read_lengths(lengths).numpy()
         for name, value, least in (
             ("batch_size", batch_size, 1),
             ("seed", seed, 0),
@@ -72,6 +74,8 @@ class BucketBatchSampler(Sampler[list[int]]):
         # How many batches of this epoch were handed out, and where the next iteration begins.
         self._done = 0
         self._start = 0
+        # Whether the epoch was iterated to its end, so that the next iteration begins another.
+        self._ended = False
 
     def __len__(self) -> int:
         """The number of batches in an epoch."""
@@ -81,17 +85,21 @@ class BucketBatchSampler(Sampler[list[int]]):
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch comes next, from 0; a new epoch begins at its first batch."""
         _check_least("epoch", epoch, 0)
+        self._ended = False
         if epoch != self.epoch:
             self.epoch = epoch
             self._done = self._start = 0
 
     def __iter__(self) -> Iterator[list[int]]:
         """The batches of the epoch: those that remain, right after :meth:`load_state_dict`, else all."""
+        if self._ended:
+            self.set_epoch(self.epoch + 1)
         order, starts = self._arrange()
         self._done, self._start = self._start, 0
         for start in starts[self._done :].tolist():
             self._done += 1
             yield order[start : start + self.batch_size].tolist()
+        self._ended = True
 
     def _arrange(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """The epoch's order of sequences, ``(M,)``, and where in it each batch starts, in the order of batches."""
@@ -134,6 +142,7 @@ class BucketBatchSampler(Sampler[list[int]]):
                 rule = "a state of this sampler" if mine is None else f"this sampler has {name} = {mine}"
                 raise ArgumentError(explain("state", got, rule, "make the sampler with the same arguments"))
         self.epoch = state["epoch"]
+        self._ended = False
         self._done = self._start = state["done"]
 
     def _identity(self) -> dict[str, int]:
@@ -147,22 +156,6 @@ class BucketBatchSampler(Sampler[list[int]]):
             "seed": self.seed,
             "bucket_batches": self.bucket_batches,
         }
-
-
-def _as_lengths(lengths: Sequence[int] | npt.NDArray[Any] | Tensor) -> npt.NDArray[np.int64]:
-    """Lengths of any kind as ``(B,)`` int64."""
-    array = lengths.cpu().numpy() if isinstance(lengths, Tensor) else np.asarray(lengths)
-    if array.ndim != 1:
-        raise ShapeError(explain("lengths", f"shape {array.shape}", "one length a sequence, (B,)", "flatten it"))
-    if array.size and array.dtype.kind not in "iu":
-        got = f"{array.dtype}"
-        raise ArgumentTypeError(explain("lengths", got, "integers", "pass the numbers of steps"))
-    array = array.astype(np.int64)
-    if (array < 0).any():
-        first = int((array < 0).argmax())
-        got = f"{array[first]} at position {first}"
-        raise ArgumentError(explain("lengths", got, "a length is at least 0", "pass the numbers of steps"))
-    return array
 
 
 def _check_least(name: str, value: int, least: int) -> None:
