@@ -98,7 +98,7 @@ def test_nothing_costs_nothing(lengths: Any) -> None:
     ("lengths", "kind", "words"),
     [
         ([3, -1, 2], ArgumentError, "lengths: got -1 at index 1; the rule: a length is at least 0"),
-        ([3.0, 1.0], ArgumentTypeError, r"lengths: got torch\.float32; the rule: an integer dtype"),
+        ([3.0, 1.0], ArgumentTypeError, r"lengths: got torch\.float32; the rule: integers"),
         (torch.tensor([True]), ArgumentTypeError, r"lengths: got torch\.bool"),
         ([[3, 1], [2, 2]], ShapeError, r"lengths: got shape \(2, 2\)"),
         (torch.tensor(3), ShapeError, r"lengths: got shape \(\)"),

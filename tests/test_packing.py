@@ -21,7 +21,7 @@ from strategies import lengths as any_lengths
 from strategies import sequences_of
 
 FUNCTIONS = [name for name in packing.__all__ if name != "PackedSequence"]
-FEATURES = st.sampled_from([(), (1,), (3,), (2, 3)])
+FEATURES = st.sampled_from([(), (1,), (3,), (2, 5)])
 DTYPES = st.sampled_from(
     [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64]
 )
@@ -160,7 +160,7 @@ def test_invert_nothing() -> None:
     assert_same(packing.invert_permutation(torch.empty(0, dtype=torch.int64)), torch.empty(0, dtype=torch.int64))
 
 
-@given(FULL_LENGTHS, st.sampled_from([(), (3,), (2, 2)]), st.booleans(), st.booleans())
+@given(FULL_LENGTHS, st.sampled_from([(), (3,), (2, 5)]), st.booleans(), st.booleans())
 def test_gradients_are_torchs(
     device: torch.device, lengths: list[int], features: tuple[int, ...], batch_first: bool, falling: bool
 ) -> None:
@@ -209,8 +209,10 @@ def test_differentiable_twice(batch_first: bool, device: torch.device) -> None:
     def squares(x: Tensor) -> Tensor:
         return x**2
 
+    wide = [x.detach().repeat(1, 5).requires_grad_() for x in (first, second, third)]
     cases: list[tuple[Any, tuple[Tensor, ...]]] = [
         (lambda *x: squares(packing.pad_sequence(x, batch_first, 2.0, "left")), (first, second, third, fourth)),
+        (lambda *x: squares(packing.pad_sequence(x, batch_first, 2.0)), tuple(wide)),
         (lambda *x: squares(packing.pack_sequence(x, False).data), (first, second, third, fourth)),
         (lambda x: squares(packing.pack_padded_sequence(x, lengths, batch_first, False).data), (padded,)),
         (lambda x: tuple(map(squares, packing.unpad_sequence(x, lengths, batch_first))), (padded,)),
@@ -348,8 +350,10 @@ def test_any_memory_layout(batch_first: bool, device: torch.device) -> None:
 def test_more_elements_than_fit_a_cache(device: torch.device) -> None:
     lengths = torch.randint(1, 300, (100,))
     sequences = sequences_of(lengths.tolist(), (64,), torch.float32, device)
-    padded = packing.pad_sequence(sequences, padding_value=2.5)
-    assert_same(padded, rnn.pad_sequence(sequences, padding_value=2.5))
+    for batch_first in (True, False):
+        for side in ("left", "right"):
+            padded = packing.pad_sequence(sequences, batch_first, 2.5, side)
+            assert_same(padded, rnn.pad_sequence(sequences, batch_first, 2.5, side))
     packed = packing.pack_padded_sequence(padded, lengths, enforce_sorted=False)
     assert_same(packing.pad_packed_sequence(packed, padding_value=2.5), (padded, lengths))
     assert_same(packing.unpack_sequence(packed), sequences)
@@ -378,3 +382,10 @@ def test_a_padding_value_outside_the_dtype(dtype: torch.dtype, value: float, dev
         rnn.pad_sequence(sequences, padding_value=value)
     with pytest.raises(RuntimeError, match="overflow"):
         packing.pad_sequence(sequences, padding_value=value)
+
+
+def test_sequences_of_several_dtypes_take_the_first_where_nothing_is_lost() -> None:
+    sequences = [torch.ones(2), torch.tensor([1, 2, 3])]
+    ours, theirs = (module.pad_sequence(sequences) for module in (packing, rnn))
+    assert ours.dtype is theirs.dtype
+    assert torch.equal(ours, theirs)

@@ -218,7 +218,7 @@ def test_numpy_shares_memory() -> None:
         ({}, ArgumentTypeError, "neither"),
         ({"lengths": [6], "offsets": [0, 6]}, ArgumentTypeError, "both"),
         ({"lengths": [2, 2]}, ShapeError, "lengths: got a sum of 4.*6 elements"),
-        ({"lengths": [8, -2]}, ShapeError, "-2 at index 1"),
+        ({"lengths": [2, -2, 6]}, ShapeError, "-2 at index 1"),
         ({"lengths": [2.0, 4.0]}, ArgumentTypeError, "integers"),
         ({"lengths": [True]}, ArgumentTypeError, "integers"),
         ({"lengths": [[6]]}, ShapeError, "one dimension"),
@@ -331,3 +331,70 @@ def test_picture_in_a_notebook() -> None:
     assert page.count("<rect") == 2 * 24
     assert "and 6 more" in page
     assert "<svg" in rl.Ragged([])._repr_html_()
+
+
+# -- nothing reaches in from outside ----------------------------------------------------------------------------------
+
+
+def test_the_callers_tensors_are_not_the_batchs() -> None:
+    """Writing into lengths or offsets that were given, or into those handed out, changes no batch."""
+    lengths, offsets, array = torch.tensor([3, 2]), torch.tensor([0, 3, 5]), np.array([3, 2])
+    batches = [
+        rl.Ragged.from_flat(torch.arange(5), lengths=lengths),
+        rl.Ragged.from_flat(torch.arange(5), offsets=offsets),
+        rl.Ragged.from_flat(torch.arange(5), lengths=array),
+    ]
+    lengths += 100
+    offsets += 100
+    array += 100
+    for batch in batches:
+        batch.to_padded()[1].zero_()
+        batch.lengths.zero_()
+        assert batch.host_lengths.tolist() == [3, 2]
+        assert batch.offsets.tolist() == [0, 3, 5]
+
+
+def test_lengths_whose_sum_wraps() -> None:
+    with pytest.raises(ShapeError, match="4611686018427387904 at index 0"):
+        rl.Ragged.from_flat(torch.arange(3), lengths=[2**62] * 4 + [3])
+    with pytest.raises(ArgumentError, match="64-bit"):
+        rl.cost([2**62] * 4)
+
+
+@pytest.mark.parametrize("array", [np.arange(3)[::-1], np.arange(3).astype(">i4"), np.arange(6)[::2]])
+def test_any_numpy_array(array: Any) -> None:
+    assert rl.Ragged([array]).values.tolist() == array.tolist()
+    assert rl.Ragged.from_flat(array, lengths=[1, 2]).values.tolist() == array.tolist()
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda: rl.Ragged(["ab"]), ArgumentTypeError, r"sequences\[0\].*vocabulary"),
+        (lambda: rl.Ragged([[1], None]), ArgumentTypeError, r"sequences\[1\]: got a NoneType"),  # type: ignore[arg-type]
+        (lambda: rl.Ragged([[[1], [2, 3]]]), ArgumentTypeError, r"sequences\[0\].*of one shape"),
+        (lambda: rl.Ragged.from_flat([1, 2], lengths=iter([2])), ArgumentTypeError, "no array of numbers"),
+        (lambda: rl.Ragged.from_flat([1, 2], lengths=[2**64]), ArgumentTypeError, "no array of numbers"),
+        (lambda: rl.Ragged([[1, 2]]).truncate(1.5), ArgumentTypeError, "whole number"),  # type: ignore[arg-type]
+        (lambda: rl.Ragged([[1, 2]]).shift(0.5), ArgumentTypeError, "whole number"),  # type: ignore[arg-type]
+        (lambda: rl.Ragged([[1, 2]]).shift(1, 0.5), ArgumentTypeError, "fill: got 0.5"),
+        (lambda: rl.Ragged([[1, 2]]).max(empty=float("nan")), ArgumentTypeError, "empty: got nan"),
+        (lambda: rl.Ragged([[1, 2]]).to_padded(padding_value=0.5), ArgumentTypeError, "padding_value: got 0.5"),
+        (lambda: rl.Ragged([torch.ones(2, 0)]).to_arrow(), ArgumentTypeError, "no empty features"),
+        (lambda: rl.Ragged([[1.0]]) @ torch.ones(1), TypeError, r"torch\.nn\.functional\.linear"),
+        (lambda: 1 in rl.Ragged([[1]]), TypeError, "Ragged"),  # type: ignore[operator]
+        (lambda: rl.Ragged([[1]]) + "a", TypeError, "unsupported operand"),
+    ],
+)
+def test_absurd_calls_say_what_is_wrong(call: Any, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        call()
+
+
+def test_numpy_and_none_beside_a_batch() -> None:
+    batch = rl.Ragged([torch.ones(2, 2), torch.ones(1, 2)])
+    total: Any = np.ones(2, np.float32) + batch
+    assert total.values.tolist() == [[2, 2]] * 3
+    assert (batch * np.float32(3)).values.tolist() == [[3, 3]] * 3
+    nothing: Any = None
+    assert not isinstance(batch == nothing, rl.Ragged)

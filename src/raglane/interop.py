@@ -41,6 +41,9 @@ def as_tensor(data: Any) -> Tensor:
     """
     if isinstance(data, Tensor):
         return data
+    if isinstance(data, np.ndarray) and (not data.dtype.isnative or min(data.strides, default=0) < 0):
+        # torch has neither the other byte order nor strides that run backwards.
+        data = np.ascontiguousarray(data, dtype=data.dtype.newbyteorder("="))
     if isinstance(data, np.ndarray) and not data.flags.writeable:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*not writable.*", category=UserWarning)
@@ -68,7 +71,7 @@ def read_integers(data: Any, name: str) -> Tensor:
     """
     try:
         tensor = as_tensor(data)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ArgumentTypeError(
             explain(
                 name,
@@ -104,6 +107,10 @@ def read_lengths(data: Any) -> Tensor:
         tensor([3, 1])
     """
     lengths = read_integers(data, "lengths").cpu()
+    if float(lengths.sum(dtype=torch.float64)) >= 2.0**62:
+        raise ArgumentError(
+            explain("lengths", "a sum beyond 64-bit integers", "the elements can be counted", "check the data")
+        )
     below = lengths < 0
     if bool(below.any()):
         index = int(below.nonzero()[0, 0])
@@ -147,7 +154,7 @@ def from_list(sequences: Iterable[Any]) -> tuple[Tensor, Tensor]:
             )
         )
     items = list(sequences)
-    tensors = [as_tensor(item) for item in items]
+    tensors = [_read_sequence(item, index) for index, item in enumerate(items)]
     if not tensors:
         return torch.empty(0), torch.empty(0, dtype=torch.int64)
     # An empty Python list has neither features nor a dtype of its own: it takes those of the others.
@@ -159,6 +166,31 @@ def from_list(sequences: Iterable[Any]) -> tuple[Tensor, Tensor]:
     _check_alike(tensors, typical)
     lengths = torch.tensor([tensor.shape[0] for tensor in tensors], dtype=torch.int64)
     return torch.cat(tensors), lengths
+
+
+def _read_sequence(item: Any, index: int) -> Tensor:
+    """One sequence as a tensor, or an error that says which one is none."""
+    try:
+        tensor = as_tensor(item)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise ArgumentTypeError(
+            explain(
+                f"sequences[{index}]",
+                f"a {type(item).__name__} that is no array of numbers",
+                "a sequence is a tensor (L, *features), or lists of numbers of one shape",
+                "turn texts into indices with a vocabulary first",
+            )
+        ) from error
+    if tensor.is_nested:
+        raise ArgumentTypeError(
+            explain(
+                f"sequences[{index}]",
+                "a nested tensor",
+                "a sequence is a tensor (L, *features)",
+                "call Ragged.from_nested on the nested tensor itself",
+            )
+        )
+    return tensor
 
 
 def _check_alike(tensors: Sequence[Tensor], typical: Tensor) -> None:
@@ -373,6 +405,12 @@ def to_arrow(values: Tensor, offsets: Tensor) -> Any:
     if values.dtype is torch.bfloat16 or values.is_complex():
         raise ArgumentTypeError(
             explain("values", str(values.dtype), "a dtype that Arrow has", "convert with .to(torch.float32) first")
+        )
+    if 0 in values.shape[1:]:
+        raise ArgumentTypeError(
+            explain(
+                "values", f"elements of shape {tuple(values.shape[1:])}", "Arrow has no empty features", "leave them"
+            )
         )
     flat = pyarrow.array(values.detach().cpu().contiguous().view(-1).numpy())
     for size in reversed(values.shape[1:]):

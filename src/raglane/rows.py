@@ -1,8 +1,8 @@
 """Rows of a tensor moved by an index without repetition.
 
 PyTorch's own backward pass of ``index_select`` adds into its result, row by row. Where no row is taken twice a plain
-copy is enough, and several times faster. :func:`take_rows` and :func:`place_rows` are each other's backward pass, so
-that they can be differentiated any number of times.
+copy is enough, and faster where there is much to move. :func:`take_rows` and :func:`place_rows` are each other's
+backward pass, so that they can be differentiated any number of times.
 """
 
 from __future__ import annotations

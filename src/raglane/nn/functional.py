@@ -18,7 +18,7 @@ from raglane.kernels import dispatch
 from raglane.kernels.contract import Request, Traits
 from raglane.nn.inputs import FlatInput
 
-__all__ = ["Network", "prepare", "run"]
+__all__ = ["Network", "check_state", "prepare", "run"]
 
 State = Tensor | tuple[Tensor, ...]
 
@@ -129,7 +129,7 @@ def _check_values(network: Network, values: Tensor) -> None:
                 "input",
                 f"elements of shape {tuple(values.shape[1:])}",
                 f"each element has input_size = {network.input_size} features",
-                f"embed or reshape it, or build the layer with input_size={values.shape[-1]}",
+                "embed or reshape it, or build the layer with another input_size",
             )
         )
     _check_fits("input", values, network.weights[0].input)
@@ -160,6 +160,26 @@ def _initial_state(network: Network, inputs: FlatInput, hx: Any) -> tuple[Tensor
         return tuple(
             torch.zeros(rows, count, size, dtype=values.dtype, device=values.device) for size in network.state_sizes
         )
+    state = check_state(network, hx, count if inputs.batched else None, values)
+    return state if inputs.batched else tuple(part.unsqueeze(1) for part in state)
+
+
+def check_state(network: Network, hx: Any, count: int | None, values: Tensor) -> tuple[Tensor, ...]:
+    """Check an initial state.
+
+    Args:
+        network: the layer.
+        hx: what the caller gave.
+        count: the number of sequences, or None where there is no batch.
+        values: what the layer reads, for its dtype and device.
+
+    Returns:
+        One tensor a state of the cell, as they were given.
+
+    Raises:
+        ArgumentTypeError: of the wrong kind.
+        ShapeError: sizes, dtypes or devices that do not fit.
+    """
     names = network.cell.states
     given = (hx,) if len(names) == 1 else hx
     if (
@@ -170,23 +190,22 @@ def _initial_state(network: Network, inputs: FlatInput, hx: Any) -> tuple[Tensor
         raise ArgumentTypeError(
             explain(
                 "hx",
-                type(hx).__name__,
+                f"a {type(hx).__name__}",
                 "a tensor" if len(names) == 1 else f"a tuple ({', '.join(names)}) of tensors",
                 "pass what the layer returned as its state, or None for zeros",
             )
         )
-    state = []
+    rows = network.layers * network.directions
     for name, size, part in zip(names, network.state_sizes, given, strict=True):
-        wanted = (rows, count, size) if inputs.batched else (rows, size)
+        wanted = (rows, size) if count is None else (rows, count, size)
         if tuple(part.shape) != wanted:
             raise ShapeError(
                 explain(
                     f"hx ({name})",
                     f"shape {tuple(part.shape)}",
-                    f"{wanted}: layers times directions, {'sequences, ' if inputs.batched else ''}size",
+                    f"{wanted}: layers times directions, {'' if count is None else 'sequences, '}size",
                     "give each sequence its state, in the order of the batch",
                 )
             )
         _check_fits(f"hx ({name})", part, values)
-        state.append(part if inputs.batched else part.unsqueeze(1))
-    return tuple(state)
+    return tuple(given)

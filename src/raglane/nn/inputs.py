@@ -57,13 +57,13 @@ def flatten(inputs: Any, lengths: Any, batch_first: bool) -> FlatInput:
         if isinstance(inputs, Ragged):
             return FlatInput(inputs, inputs._like)
         return _flatten_packed(inputs)
-    if not isinstance(inputs, Tensor):
+    if not isinstance(inputs, Tensor) or inputs.is_nested:
         raise ArgumentTypeError(
             explain(
                 "input",
-                f"a {type(inputs).__name__}",
+                "a nested tensor" if isinstance(inputs, Tensor) else f"a {type(inputs).__name__}",
                 "a Ragged, a PackedSequence, or a tensor",
-                "wrap a list of sequences with rl.Ragged(sequences)",
+                "wrap a list of sequences with rl.Ragged(sequences), a nested tensor with rl.Ragged.from_nested",
             )
         )
     if inputs.dim() == 2 and lengths is None:

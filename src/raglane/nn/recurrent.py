@@ -75,6 +75,8 @@ class _Recurrent(_Base):
             DispatchError: the schedule and backend chosen cannot run this.
         """
         if self._direct(input, lengths, return_states):
+            if hx is not None:
+                self._check_state(input, hx)
             output, state = super().forward(input, hx)
             return (None if last_only else output), state
         network = self._network()
@@ -111,9 +113,10 @@ class _Recurrent(_Base):
                     "build the layer with bidirectional=False",
                 )
             )
-        if x_t.dim() not in (1, 2):
+        if not isinstance(x_t, Tensor) or x_t.dim() not in (1, 2):
+            got = f"shape {tuple(x_t.shape)}" if isinstance(x_t, Tensor) else f"a {type(x_t).__name__}"
             raise ShapeError(
-                explain("x_t", f"shape {tuple(x_t.shape)}", "(B, input_size) or (input_size,)", "pass one element each")
+                explain("x_t", got, "a tensor (B, input_size) or (input_size,)", "pass one element of each stream")
             )
         time = 1 if self.batch_first and x_t.dim() == 2 else 0
         output, state = self(x_t.unsqueeze(time), state)
@@ -139,7 +142,11 @@ class _Recurrent(_Base):
             >>> layer.summary(*layer(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))).shape
             torch.Size([2, 8])
         """
-        h = state[0] if isinstance(state, tuple) else state
+        h = state[0] if isinstance(state, tuple | list) and state else state
+        if not isinstance(h, Tensor):
+            raise ArgumentTypeError(
+                explain("state", f"a {type(state).__name__}", "the final state", "pass what the layer returned second")
+            )
         return torch.cat((h[-2], h[-1]), -1) if self.bidirectional else h[-1]
 
     def extra_repr(self) -> str:
@@ -163,10 +170,20 @@ class _Recurrent(_Base):
                 return False  # sequences of length 0, which torch's layers do not know
         else:
             values, schedule = input, "padded"
-            if values.numel() == 0:
+            if values.is_nested or values.dim() not in (2, 3) or values.numel() == 0:
                 return False
+        if values.shape[-1] != self.input_size or values.dtype != self.weight_ih_l0.dtype:
+            return False  # the way through the flat layout says what is wrong, or casts
         choice = self._choice(values, dense=isinstance(input, Tensor))
         return (choice.backend, choice.schedule) == ("torch", schedule)
+
+    def _check_state(self, input: Tensor | PackedSequence, hx: Any) -> None:
+        """Say what is wrong with an initial state, where torch would say what went wrong with it."""
+        if isinstance(input, PackedSequence):
+            functional.check_state(self._network(), hx, int(input.batch_sizes[0]), input.data)
+            return
+        count = None if input.dim() == 2 else input.shape[0 if self.batch_first else 1]
+        functional.check_state(self._network(), hx, count, input)
 
     def _choice(self, values: Tensor, *, dense: bool, need_states: bool = False) -> Choice:
         """What the dispatcher takes for values of this dtype and device."""

@@ -26,11 +26,10 @@ from raglane.packing.layouts import (
     conjugate,
     inverse,
     packed_rows,
-    padded_rows,
     rows_of,
     send,
 )
-from raglane.packing.lists import join, place_sequences, read_sequences
+from raglane.packing.lists import join, read_sequences, stack
 from raglane.rows import place_rows, take_rows
 
 __all__ = [
@@ -258,10 +257,7 @@ def pad_sequence(
     left, fill = read_padding_side(padding_side), read_padding_value(padding_value)
     # As a float a value outside the range of an integer dtype is refused, where an integer would be wrapped.
     fill = fill if isinstance(fill, complex) else float(fill)
-    count, steps = len(parts), int(lengths[lengths.argmax()])
-    shape, strides = ((count, steps), (steps, 1)) if batch_first else ((steps, count), (1, count))
-    rows = padded_rows(lengths, int(lengths.sum()), strides, steps if left else None, parts[0])
-    return place_sequences(parts, rows, count * steps, fill).view(*shape, *parts[0].shape[1:])
+    return stack(parts, lengths, fill, batch_first, left)
 
 
 def _split(values: Tensor, lengths: Tensor) -> list[Tensor]:

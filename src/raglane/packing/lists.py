@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NoReturn
 
 import numpy as np
@@ -11,10 +12,13 @@ from torch.nn.utils.rnn import PackedSequence
 
 from raglane.errors import ShapeError, explain
 from raglane.packing.arguments import DimensionError, KindError
-from raglane.packing.layouts import IntArray
+from raglane.packing.layouts import IntArray, padded_rows
 from raglane.rows import place_joined_rows
 
-__all__ = ["join", "place_sequences", "read_sequences"]
+__all__ = ["join", "read_sequences", "stack"]
+
+# Narrower rows are sooner placed one by one than cut out and joined as blocks of a sequence.
+_WIDE = 8
 
 
 def read_sequences(sequences: Any) -> tuple[tuple[Tensor, ...], IntArray]:
@@ -44,6 +48,10 @@ def read_sequences(sequences: Any) -> tuple[tuple[Tensor, ...], IntArray]:
     except (AttributeError, TypeError, IndexError):
         _raise_unfit(sequences)
         raise
+    if len(dtypes) > 1 and all(torch.can_cast(dtype, sequences[0].dtype) for dtype in dtypes):
+        # As in torch, the first says which dtype comes out; but not where numbers would be cut off to fit it.
+        sequences = tuple(sequence.to(sequences[0].dtype) for sequence in sequences)
+        dtypes = {sequences[0].dtype}
     # NumPy's arrays have a shape and a dtype too; torch.cat passes over a (0,) among tensors of any shape.
     if len(dtypes) != 1 or not isinstance(sequences[0], Tensor) or np.count_nonzero(lengths) != lengths.shape[0]:
         _raise_unfit(sequences)
@@ -73,21 +81,45 @@ def join(sequences: tuple[Tensor, ...]) -> Tensor:
         raise  # nothing wrong with the sequences: out of memory, for instance
 
 
-def place_sequences(sequences: tuple[Tensor, ...], index: Tensor, size: int, fill: float) -> Tensor:
-    """Put the elements of sequences where an index says: see :func:`~raglane.rows.place_joined_rows`.
+def stack(sequences: tuple[Tensor, ...], lengths: IntArray, fill: float, batch_first: bool, left: bool) -> Tensor:
+    """Lay sequences side by side, padded to the longest.
+
+    Args:
+        sequences: B of them, as :func:`read_sequences` gives them, with their lengths.
+        lengths: ``(B,)``.
+        fill: the padding.
+        batch_first: whether the result is ``(B, T, *features)`` or ``(T, B, *features)``.
+        left: whether the padding stands before a sequence.
 
     Raises:
         ShapeError: trailing shapes or devices differ.
 
     Example:
-        >>> place_sequences((torch.tensor([1, 2]), torch.tensor([3])), torch.tensor([0, 1, 3]), 4, 0.0)
-        tensor([1, 2, 0, 3])
+        >>> stack((torch.tensor([1, 2]), torch.tensor([3])), np.array([2, 1]), 0.0, batch_first=True, left=True)
+        tensor([[1, 2],
+                [0, 3]])
     """
+    count, steps = len(sequences), int(lengths[lengths.argmax()])
+    features = sequences[0].shape[1:]
     try:
-        return place_joined_rows(sequences, index, size, fill)
+        if batch_first and math.prod(features) >= _WIDE:
+            return torch.cat(_with_padding(sequences, steps - lengths, fill, left)).view(count, steps, *features)
+        shape, strides = ((count, steps), (steps, 1)) if batch_first else ((steps, count), (1, count))
+        index = padded_rows(lengths, int(lengths.sum()), strides, steps if left else None, sequences[0])
+        return place_joined_rows(sequences, index, count * steps, fill).view(*shape, *features)
     except (RuntimeError, TypeError):
         _raise_unfit(sequences)
         raise
+
+
+def _with_padding(sequences: tuple[Tensor, ...], missing: IntArray, fill: float, left: bool) -> list[Tensor]:
+    """Sequences and what they miss in turn: one after the other they are the padded batch, in a single pass."""
+    # Expanded: views of one number, however much padding there is.
+    padding = sequences[0].new_full((), fill).expand(int(missing.sum()), *sequences[0].shape[1:])
+    pieces = [padding] * (2 * len(sequences))
+    pieces[left::2] = sequences
+    pieces[not left :: 2] = padding.split_with_sizes(missing.tolist())
+    return pieces
 
 
 def _raise_unfit(sequences: tuple[Any, ...]) -> None:

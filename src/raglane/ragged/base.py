@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from raglane import segments
+from raglane.errors import ArgumentTypeError, explain
 
 __all__ = ["FlatBatch"]
 
@@ -67,8 +68,7 @@ class FlatBatch:
     @property
     def lengths(self) -> Tensor:
         """The lengths, ``(B,)`` int64, on the values' device; for the copy on the host see ``host_lengths``."""
-        on_host = self._offsets.device.type == "cpu" and self._host_lengths is not None
-        return self.host_lengths if on_host else self._offsets.diff()
+        return self._offsets.diff()
 
     @property
     def cu_seqlens(self) -> Tensor:
@@ -135,3 +135,10 @@ class FlatBatch:
         if self._offsets.device.type == "cpu":
             return self._offsets
         return segments.offsets_from_lengths(self.host_lengths)
+
+    def _needs_value(self, name: str, value: float) -> None:
+        """Raise where the dtype of the values cannot hold a number, which torch would cut off or refuse."""
+        if not (self.values.is_floating_point() or self.values.is_complex()) and value % 1 != 0:
+            raise ArgumentTypeError(
+                explain(name, repr(value), f"a value of {self.values.dtype}", "pass an integer, or convert the batch")
+            )

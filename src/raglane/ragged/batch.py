@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from numbers import Number
 from typing import Any, Self
 
 import numpy as np
@@ -25,6 +26,10 @@ def _operator(function: Callable[..., Any], swapped: bool = False) -> Callable[[
     """A Python operator of Ragged that calls the torch function of the same meaning."""
 
     def apply(self: Ragged, other: Any) -> Ragged:
+        if isinstance(other, np.ndarray):
+            other = interop.as_tensor(other)
+        if not isinstance(other, Tensor | Ragged | Number):
+            return NotImplemented  # type: ignore[no-any-return]
         result: Ragged = function(other, self) if swapped else function(self, other)
         return result
 
@@ -215,7 +220,11 @@ class Ragged(SequenceOperations, Conversions):
     __ge__ = _operator(torch.ge)
     __eq__ = _operator(torch.eq)  # type: ignore[assignment]
     __ne__ = _operator(torch.ne)  # type: ignore[assignment]
+    __matmul__ = _operator(torch.matmul)
     __hash__ = object.__hash__
+    # NumPy leaves `array + batch` to the batch, and `x in batch` has no meaning.
+    __array_ufunc__ = None
+    __contains__ = None
 
     def __bool__(self) -> bool:
         # A batch is a container, which would make `if a == b` true for whatever they hold.

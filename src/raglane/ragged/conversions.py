@@ -55,11 +55,11 @@ class Conversions(FlatBatch):
         if values.dim() == 0:
             raise ShapeError(explain("values", "a number", "(N, *features)", "pass at least one dimension"))
         if offsets is None:
-            given = interop.read_integers(lengths, "lengths")
+            given = _own(interop.read_integers(lengths, "lengths"), lengths)
             offsets = segments.offsets_from_lengths(given)
         else:
             given = None
-            offsets = interop.read_integers(offsets, "offsets")
+            offsets = _own(interop.read_integers(offsets, "offsets"), offsets)
         if offsets.device.type != "cpu":
             return cls._make(values, offsets.to(values.device), None)
         host_lengths = offsets.diff() if given is None else given
@@ -208,6 +208,7 @@ class Conversions(FlatBatch):
             >>> padded.tolist(), lengths.tolist()
             ([[1, 2], [3, 0]], [2, 1])
         """
+        self._needs_value("padding_value", padding_value)
         longest = self.max_length
         if total_length is not None and total_length < longest:
             raise ArgumentError(
@@ -220,7 +221,7 @@ class Conversions(FlatBatch):
             )
         length = longest if total_length is None else total_length
         padded = flat_to_padded(self._values, self._offsets, length, batch_first, padding_value)
-        return padded, self.host_lengths
+        return padded, self.host_lengths.clone()
 
     def to_packed(self) -> PackedSequence:
         """A PackedSequence, with its ``sorted_indices`` set, so that what reads it gives this order back.
@@ -267,22 +268,30 @@ class Conversions(FlatBatch):
         return interop.to_arrow(self._values, self._offsets)
 
 
+def _own(read: Tensor, given: Any) -> Tensor:
+    """Integers that nobody else can write to: a batch must not change when the caller's tensor does."""
+    shares = isinstance(given, Tensor | np.ndarray)
+    return read.clone() if shares else read
+
+
 def _check_offsets(offsets: Tensor, lengths: Tensor, total: int, name: str) -> None:
     """Raise where offsets, or the lengths that they came from, do not describe ``total`` elements."""
+    # The lengths first: only if none is absurd does their sum not wrap.
+    outside = (lengths < 0) | (lengths > total)
+    if bool(outside.any()):
+        index = int(outside.nonzero()[0, 0])
+        raise ShapeError(
+            explain(
+                name,
+                f"length {int(lengths[index])} at index {index}",
+                f"each length is from 0 to the {total} elements of values",
+                "check that both belong together",
+            )
+        )
     if offsets.shape[0] == 0 or int(offsets[0]) != 0 or int(offsets[-1]) != total:
         last = int(offsets[-1]) if offsets.shape[0] else "nothing"
         got = f"a sum of {last}" if name == "lengths" else f"{offsets.tolist()[:4]}..., ending in {last}"
         rule = "they add up to" if name == "lengths" else "they start with 0 and end in"
         raise ShapeError(
             explain(name, got, f"{rule} the {total} elements of values", "check that both belong together")
-        )
-    if bool((lengths < 0).any()):
-        index = int((lengths < 0).nonzero()[0, 0])
-        raise ShapeError(
-            explain(
-                name,
-                f"length {int(lengths[index])} at index {index}",
-                "no length is below 0",
-                "check the data",
-            )
         )

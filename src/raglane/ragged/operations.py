@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Self
 
 import torch
@@ -13,6 +14,14 @@ from raglane.ragged.base import FlatBatch
 from raglane.rows import place_rows, take_rows
 
 __all__ = ["SequenceOperations"]
+
+
+def _whole(name: str, value: int) -> int:
+    """An integer from an int or what acts as one; anything else is an error."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ArgumentTypeError(explain(name, repr(value), "a whole number", "pass an int")) from None
 
 
 class SequenceOperations(FlatBatch):
@@ -32,6 +41,7 @@ class SequenceOperations(FlatBatch):
             >>> Ragged([torch.tensor([4., 5.]), torch.empty(0)]).first(empty=-1).tolist()
             [4.0, -1.0]
         """
+        self._needs_value("empty", empty)
         return segments.first(self.values, self.offsets, empty)
 
     def last(self, empty: float = 0.0) -> Tensor:
@@ -44,6 +54,7 @@ class SequenceOperations(FlatBatch):
             >>> Ragged([torch.tensor([4., 5.]), torch.tensor([6.])]).last().tolist()
             [5.0, 6.0]
         """
+        self._needs_value("empty", empty)
         return segments.last(self.values, self.offsets, empty)
 
     def sum(self) -> Tensor:
@@ -66,6 +77,7 @@ class SequenceOperations(FlatBatch):
             [4.5, 0.0]
         """
         self._needs_floating("mean")
+        self._needs_value("empty", empty)
         return segments.mean(self.values, self.offsets, empty)
 
     def max(self, empty: float = 0.0) -> Tensor:
@@ -77,6 +89,7 @@ class SequenceOperations(FlatBatch):
             >>> Ragged([torch.tensor([[4., 1.], [3., 2.]])]).max().tolist()
             [[4.0, 2.0]]
         """
+        self._needs_value("empty", empty)
         return segments.max(self.values, self.offsets, empty)
 
     def min(self, empty: float = 0.0) -> Tensor:
@@ -88,6 +101,7 @@ class SequenceOperations(FlatBatch):
             >>> Ragged([torch.tensor([[4., 1.], [3., 2.]])]).min().tolist()
             [[3.0, 1.0]]
         """
+        self._needs_value("empty", empty)
         return segments.min(self.values, self.offsets, empty)
 
     def argsort(self, descending: bool = False) -> Tensor:
@@ -144,7 +158,8 @@ class SequenceOperations(FlatBatch):
             >>> Ragged([torch.tensor([1, 2, 3]), torch.tensor([5])]).shift(1).values.tolist()
             [0, 1, 2, 0]
         """
-        return self._like(segments.shift(self.values, self.offsets, steps, fill))
+        self._needs_value("fill", fill)
+        return self._like(segments.shift(self.values, self.offsets, _whole("steps", steps), fill))
 
     def spread(self, per_sequence: Tensor) -> Self:
         """A batch with the same lengths, in which every element has the value of its sequence.
@@ -184,6 +199,7 @@ class SequenceOperations(FlatBatch):
             >>> Ragged([torch.tensor([1, 2, 3]), torch.tensor([5])]).truncate(2).values.tolist()
             [1, 2, 5]
         """
+        length = _whole("length", length)
         if length < 0:
             raise ArgumentError(explain("length", str(length), "at least 0", "pass how many elements to keep"))
         lengths = self.host_lengths.clamp(max=length)
@@ -211,7 +227,8 @@ class SequenceOperations(FlatBatch):
             >>> [w.tolist() for w in r.windows(3, step=2)]
             [[0, 1, 2], [2, 3, 4], [0, 1]]
         """
-        step = size if step is None else step
+        size = _whole("size", size)
+        step = size if step is None else _whole("step", step)
         if size < 1 or not 1 <= step <= size:
             raise ArgumentError(
                 explain(
