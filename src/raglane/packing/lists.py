@@ -17,8 +17,9 @@ from raglane.rows import place_joined_rows
 
 __all__ = ["join", "read_sequences", "stack"]
 
-# Narrower rows are sooner placed one by one than cut out and joined as blocks of a sequence.
+# Narrower rows, and fewer numbers, are sooner placed row by row than cut out and joined as blocks of a sequence.
 _WIDE = 8
+_MANY = 65536
 
 
 def read_sequences(sequences: Any) -> tuple[tuple[Tensor, ...], IntArray]:
@@ -102,7 +103,8 @@ def stack(sequences: tuple[Tensor, ...], lengths: IntArray, fill: float, batch_f
     count, steps = len(sequences), int(lengths[lengths.argmax()])
     features = sequences[0].shape[1:]
     try:
-        if batch_first and math.prod(features) >= _WIDE:
+        width = math.prod(features)
+        if batch_first and width >= _WIDE and width * count * steps >= _MANY:
             return torch.cat(_with_padding(sequences, steps - lengths, fill, left)).view(count, steps, *features)
         shape, strides = ((count, steps), (steps, 1)) if batch_first else ((steps, count), (1, count))
         index = padded_rows(lengths, int(lengths.sum()), strides, steps if left else None, sequences[0])
