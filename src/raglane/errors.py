@@ -5,15 +5,19 @@ The tree::
     RaglaneError
     ├── ArgumentError (also ValueError)          an argument's value breaks a rule
     │   ├── ShapeError (also RuntimeError)       shapes, lengths or dtypes do not fit together
+    │   │   └── DimensionError (also IndexError) too few dimensions, or one of the wrong size
     │   ├── DispatchError                        no such (schedule, backend) pair, or it cannot run this
     │   └── DataError                            a file, column or record that cannot be used
     │       └── CheckpointError                  a saved model that cannot be read
     ├── ArgumentTypeError (also TypeError)       an argument of the wrong kind
-    │   └── RaggedFunctionError                  a torch function that makes no sense on a ragged batch
+    │   ├── RaggedFunctionError                  a torch function that makes no sense on a ragged batch
+    │   └── KindError (also AttributeError,      an argument of the wrong kind in :mod:`raglane.packing`
+    │       RuntimeError)
     └── MissingExtraError (also ImportError)     an optional dependency that is not installed
 
 PyTorch raises ``RuntimeError`` where shapes disagree and ``ValueError`` elsewhere; :class:`ShapeError` is
-both, so that code written against either keeps working.
+both, so that code written against either keeps working. The two classes with more bases stand where torch's functions
+raise whichever error their code runs into.
 """
 
 from __future__ import annotations
@@ -26,7 +30,9 @@ __all__ = [
     "ArgumentTypeError",
     "CheckpointError",
     "DataError",
+    "DimensionError",
     "DispatchError",
+    "KindError",
     "MissingExtraError",
     "RaggedFunctionError",
     "RaglaneError",
@@ -48,6 +54,10 @@ class ShapeError(ArgumentError, RuntimeError):
     """Shapes, lengths or dtypes do not fit together."""
 
 
+class DimensionError(ShapeError, IndexError):
+    """Too few dimensions, or one of the wrong size."""
+
+
 class DispatchError(ArgumentError):
     """No such pair of schedule and backend, or the pair cannot run this layer."""
 
@@ -62,6 +72,10 @@ class CheckpointError(DataError):
 
 class ArgumentTypeError(RaglaneError, TypeError):
     """An argument of the wrong kind."""
+
+
+class KindError(ArgumentTypeError, AttributeError, RuntimeError):
+    """An argument of the wrong kind in :mod:`raglane.packing`."""
 
 
 class RaggedFunctionError(ArgumentTypeError):

@@ -16,12 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from raglane.errors import ArgumentTypeError, ShapeError, explain
+from raglane.errors import DimensionError, KindError, ShapeError, explain
 from raglane.packing.layouts import IntArray, inverse
 
 __all__ = [
-    "DimensionError",
-    "KindError",
     "check_range",
     "raise_unsorted",
     "read_host_lengths",
@@ -37,14 +35,6 @@ __all__ = [
 _UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 _INTEGERS = frozenset((torch.int8, torch.int16, torch.int32, torch.int64, *_UNSIGNED))
 _MAKE_A_PACK = "make one with pack_sequence or pack_padded_sequence"
-
-
-class KindError(ArgumentTypeError, AttributeError, RuntimeError):
-    """An argument of the wrong kind, where torch raises whichever of the three its code runs into."""
-
-
-class DimensionError(ShapeError, IndexError):
-    """Dimensions, too few or of the wrong size, where torch raises RuntimeError or IndexError."""
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from raglane.errors import ShapeError, explain
-from raglane.packing.arguments import DimensionError, KindError
+from raglane.errors import DimensionError, KindError, ShapeError, explain
 from raglane.packing.layouts import IntArray, padded_rows
 from raglane.rows import place_joined_rows
 
