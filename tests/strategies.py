@@ -26,9 +26,9 @@ def sequences_of(
     lengths: list[int],
     features: tuple[int, ...] = (3,),
     dtype: torch.dtype = torch.float64,
-    device: torch.device | str = "cpu",
+    device: torch.device | None = None,
     requires_grad: bool = False,
 ) -> list[Tensor]:
-    """One tensor of fresh random numbers for each length."""
-    made = [torch.randn(length, *features, dtype=torch.float64).to(dtype).to(device) for length in lengths]
+    """One tensor of fresh random numbers for each length, on the device under test unless another is named."""
+    made = [torch.randn(length, *features, dtype=torch.float64, device=device).to(dtype) for length in lengths]
     return [sequence.requires_grad_(requires_grad) for sequence in made]

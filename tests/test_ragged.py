@@ -398,3 +398,23 @@ def test_numpy_and_none_beside_a_batch() -> None:
     assert (batch * np.float32(3)).values.tolist() == [[3, 3]] * 3
     nothing: Any = None
     assert not isinstance(batch == nothing, rl.Ragged)
+
+
+def test_the_default_device_is_not_where_the_host_computes() -> None:
+    """Whoever makes a GPU torch's default still has lengths and schedules on the host; meta tensors hold nothing."""
+    batch, gru = rl.Ragged([torch.ones(2, 3), torch.ones(4, 3)]), rl.nn.GRU(3, 2)
+    expected = gru(batch)[0]
+    padded, packed = batch.to_padded()[0], batch.to_packed()
+    with torch.device("meta"):
+        assert rl.Ragged(list(batch)).host_lengths.tolist() == [2, 4]
+        assert rl.Ragged.from_flat(batch.values, lengths=[2, 4]).host_lengths.tolist() == [2, 4]
+        assert rl.Ragged.from_padded(padded, [2, 4]).lengths.tolist() == [2, 4]
+        assert rl.Ragged.from_packed(packed).lengths.tolist() == [2, 4]
+        assert batch[::-1].lengths.tolist() == [4, 2]
+        assert batch.windows(3).lengths.tolist() == [2, 3, 1]
+        assert batch.last(empty=1.0).shape == (2, 3)
+        assert batch.shift(1).values.sum().item() == 3 * 4
+        assert rl.cost([2, 4])["packed"].elements == 6
+        for schedule in ("each", "padded", "masked", "packed", "lanes"):
+            with rl.using(schedule=schedule, backend="reference"):
+                torch.testing.assert_close(gru(batch, torch.zeros(1, 2, 2, device="cpu"))[0].values, expected.values)

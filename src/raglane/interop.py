@@ -70,7 +70,8 @@ def read_integers(data: Any, name: str) -> Tensor:
         tensor([3, 1])
     """
     try:
-        tensor = as_tensor(data)
+        # Numbers that the caller wrote down stay on the host, whatever torch's default device is.
+        tensor = data if isinstance(data, Tensor) else torch.as_tensor(data, device="cpu")
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ArgumentTypeError(
             explain(
@@ -156,7 +157,7 @@ def from_list(sequences: Iterable[Any]) -> tuple[Tensor, Tensor]:
     items = list(sequences)
     tensors = [_read_sequence(item, index) for index, item in enumerate(items)]
     if not tensors:
-        return torch.empty(0), torch.empty(0, dtype=torch.int64)
+        return torch.empty(0), torch.empty(0, dtype=torch.int64, device="cpu")
     # An empty Python list has neither features nor a dtype of its own: it takes those of the others.
     bare = [isinstance(item, list | tuple) and len(item) == 0 for item in items]
     typical = next((tensor for tensor, is_bare in zip(tensors, bare, strict=True) if not is_bare), tensors[0])
@@ -164,7 +165,7 @@ def from_list(sequences: Iterable[Any]) -> tuple[Tensor, Tensor]:
         nothing = typical.new_empty((0, *typical.shape[1:]))
         tensors = [nothing if is_bare else tensor for tensor, is_bare in zip(tensors, bare, strict=True)]
     _check_alike(tensors, typical)
-    lengths = torch.tensor([tensor.shape[0] for tensor in tensors], dtype=torch.int64)
+    lengths = torch.tensor([tensor.shape[0] for tensor in tensors], dtype=torch.int64, device="cpu")
     return torch.cat(tensors), lengths
 
 

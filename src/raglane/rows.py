@@ -124,7 +124,7 @@ def _place_wide(values: Tensor, index: Tensor, size: int, fill: float, wide: tor
         placed.fill_(fill)
     placed.view(wide).index_copy_(0, index, values.view(wide))
     if others and placed.nbytes > _WORTH_SEARCHING:
-        is_free = torch.ones(size, dtype=torch.bool)
+        is_free = torch.ones(size, dtype=torch.bool, device="cpu")
         is_free.index_fill_(0, index, False)
         free = is_free.nonzero().view(-1)
         row = values.new_full((1, values.shape[1]), fill).view(wide)

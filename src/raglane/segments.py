@@ -113,11 +113,16 @@ def element_index(starts: Tensor, lengths: Tensor, total: int) -> Tensor:
 # ---------------------------------------------------------------------------------------------------------------
 
 
+def _scalar(value: float, dtype: torch.dtype) -> Tensor:
+    """A number that meets tensors on any device: on the host, whatever torch's default device is."""
+    return torch.as_tensor(value, dtype=dtype, device="cpu")
+
+
 def _where_empty(per_sequence: Tensor, offsets: Tensor, empty: float) -> Tensor:
     """Give ``empty`` to the sequences that have no element."""
     is_empty = offsets.diff() == 0
     shape = (-1,) + (1,) * (per_sequence.dim() - 1)
-    return torch.where(is_empty.view(shape), torch.as_tensor(empty, dtype=per_sequence.dtype), per_sequence)
+    return torch.where(is_empty.view(shape), _scalar(empty, per_sequence.dtype), per_sequence)
 
 
 def _pick(values: Tensor, offsets: Tensor, index: Tensor, empty: float) -> Tensor:
@@ -418,4 +423,4 @@ def shift(values: Tensor, offsets: Tensor, steps: int, fill: float = 0.0) -> Ten
     kept = remaining >= abs(steps)
     moved = values.roll(steps, 0)
     shape = (-1,) + (1,) * (values.dim() - 1)
-    return torch.where(kept.view(shape), moved, torch.as_tensor(fill, dtype=values.dtype))
+    return torch.where(kept.view(shape), moved, _scalar(fill, values.dtype))

@@ -95,10 +95,10 @@ class _Host:
         self.table, self.lengths = table, lengths
         self.offsets, self.total = offsets_from_lengths(lengths), int(lengths.sum())
         # The time of no rows that an empty batch still runs; see Walk.moments.
-        self.time_offsets = table.time_offsets if table.steps else torch.zeros(2, dtype=torch.int64)
+        self.time_offsets = table.time_offsets if table.steps else torch.zeros(2, dtype=torch.int64, device="cpu")
         self.times = self.time_offsets.shape[0] - 1
         self.time = segment_ids(self.time_offsets, table.elements)
-        self.local = torch.arange(table.elements) - self.time_offsets[self.time]
+        self.local = torch.arange(table.elements, device="cpu") - self.time_offsets[self.time]
         self.begins = table.step == 0
         self.ends = table.step == lengths[table.sequence] - 1
         self.real = table.step < lengths[table.sequence]
@@ -106,7 +106,7 @@ class _Host:
         self._starts = offsets_from_lengths(torch.bincount(table.sequence, minlength=lengths.shape[0]))
         slot = self._starts[table.sequence] + table.step
         self._where = torch.empty_like(slot)
-        self._where[slot] = torch.arange(table.elements)
+        self._where[slot] = torch.arange(table.elements, device="cpu")
         self.previous = self.local[self._where[(slot - 1).clamp(min=0)]]
 
     def place(self) -> Tensor:
@@ -138,8 +138,8 @@ def walk(table: Table, lengths: Tensor, directions: int, device: torch.device) -
     host = _Host(table, lengths)
     end_order = table.sequence[host.ends]
     ended = end_order.shape[0]
-    final = ended + torch.arange(lengths.shape[0])
-    final[end_order] = torch.arange(ended)
+    final = ended + torch.arange(lengths.shape[0], device="cpu")
+    final[end_order] = torch.arange(ended, device="cpu")
     begin_order, final = _move([table.sequence[host.begins], final], device)
     return Walk(
         _moments(host, device),
@@ -159,7 +159,7 @@ def _orders(host: _Host, directions: int, device: torch.device) -> list[Order]:
     mirror = reverse_index(host.offsets, total)
     both = [(element, place), (F.pad(mirror, (0, 1), value=total)[element], place[mirror])][:directions]
     moved = iter(_move([index for pair in both for index in pair], device))
-    callers = torch.arange(total)
+    callers = torch.arange(total, device="cpu")
     return [Order(next(moved), next(moved), torch.equal(element, callers)) for element, _ in both]
 
 

@@ -88,7 +88,7 @@ def _flatten_dense(inputs: Tensor, batch_first: bool) -> FlatInput:
     """A tensor in which every element is real."""
     batch_major = inputs if batch_first else inputs.transpose(0, 1)
     count, steps, size = batch_major.shape
-    lengths = torch.full((count,), steps, dtype=torch.int64)
+    lengths = torch.full((count,), steps, dtype=torch.int64, device="cpu")
     batch = Ragged._build(batch_major.reshape(count * steps, size), lengths)
 
     def restore(flat: Tensor) -> Tensor:

@@ -128,7 +128,7 @@ def _tensor_from(lengths: Any) -> Tensor:
         if isinstance(lengths, Sequence) and lengths and isinstance(lengths[0], Tensor):
             # Tensors of one number each: stacked, they stay on their device.
             return torch.stack([torch.as_tensor(length) for length in lengths])
-        tensor = torch.as_tensor(lengths)
+        tensor = torch.as_tensor(lengths, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
         kind = ShapeError if isinstance(error, ValueError) else KindError
         rule = "one integer a sequence, in a list, a tuple or a tensor"

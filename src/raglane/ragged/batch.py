@@ -109,7 +109,7 @@ class Ragged(SequenceOperations, Conversions):
         if isinstance(index, slice):
             return self._slice(index)
         if isinstance(index, list | np.ndarray):
-            index = torch.as_tensor(index, dtype=torch.int64 if len(index) == 0 else None)
+            index = torch.as_tensor(index, dtype=torch.int64 if len(index) == 0 else None, device="cpu")
         if isinstance(index, Tensor) and index.dim() > 0:
             return self.select(index)
         try:
@@ -132,7 +132,7 @@ class Ragged(SequenceOperations, Conversions):
     def _slice(self, index: slice) -> Self:
         start, stop, step = index.indices(len(self))
         if step != 1:
-            return self.select(torch.arange(start, stop, step) if (stop - start) * step > 0 else torch.arange(0))
+            return self.select(torch.tensor(range(start, stop, step), dtype=torch.int64, device="cpu"))
         stop = max(start, stop)
         host_offsets = self._host_offsets()
         first, end = int(host_offsets[start]), int(host_offsets[stop])

@@ -28,10 +28,10 @@ class Each(Schedule):
         """As :meth:`Schedule.table`; ``S`` is ``N``, and every row is row 0."""
         offsets, total = offsets_from_lengths(lengths), int(lengths.sum())
         return Table(
-            torch.arange(total + 1),
+            torch.arange(total + 1, device="cpu"),
             segment_ids(offsets, total),
             positions(offsets, total),
-            torch.zeros(total, dtype=torch.int64),
+            torch.zeros(total, dtype=torch.int64, device="cpu"),
         )
 
     def count(self, lengths: Tensor, lanes: int | None = None) -> Count:  # noqa: ARG002

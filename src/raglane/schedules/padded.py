@@ -27,9 +27,9 @@ class Padded(Schedule):
     def table(self, lengths: Tensor, lanes: int | None = None) -> Table:  # noqa: ARG002
         """As :meth:`Schedule.table`; ``E`` is ``B`` times the longest length."""
         rows, steps = lengths.shape[0], longest(lengths)
-        row = torch.arange(rows).repeat(steps)
-        step = torch.arange(steps).repeat_interleave(rows)
-        return Table(torch.arange(steps + 1) * rows, row, step, row)
+        row = torch.arange(rows, device="cpu").repeat(steps)
+        step = torch.arange(steps, device="cpu").repeat_interleave(rows)
+        return Table(torch.arange(steps + 1, device="cpu") * rows, row, step, row)
 
     def count(self, lengths: Tensor, lanes: int | None = None) -> Count:  # noqa: ARG002
         """As :meth:`Schedule.count`."""
