@@ -93,12 +93,13 @@ def test_the_default_from_nothing_to_predictions(tmp_path: Path) -> None:
         assert [row["id"] for row in csv.DictReader(file)] == [str(number) for number in range(370)]
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_says_how_to_go_on(tmp_path: Path, number: signal.Signals, code: int) -> None:
     _write_data(tmp_path)
     process = _train_until_saved(tmp_path)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     printed, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == code
     assert errors == ""
     assert "go on with: raglane train --resume --out run" in printed
     state, _, _ = load_state(tmp_path / "run" / "last")
@@ -140,4 +141,4 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
     assert len(failed.stderr.splitlines()) == 1
     assert failed.stderr.startswith("raglane: error: ")
     assert "too large" in failed.stderr.lower()
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["run.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["steps.csv"]

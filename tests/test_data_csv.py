@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from raglane.data import Columns, read
+from raglane.data.missing import refuse_missing
 from raglane.errors import DataError
 
 pytest.importorskip("pandas")
@@ -40,6 +41,33 @@ def test_the_time_column_orders_the_rows(tmp_path: Path) -> None:
     assert records.ids == (1, 2)
     assert records.values.tolist() == [[4.5], [3.5], [1.5], [2.5]]
     assert records.channels == ("x",)
+
+
+@pytest.mark.parametrize("name", ["t", "Time", "timestamp", "step", "date"])
+def test_a_time_column_is_known_by_its_name(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path, f"id,{name},x,y\na,2024-01-02,1,p\na,2024-01-01,2,p\nb,2024-01-01,3,q\n")
+    records = read(path)
+    assert records.values.tolist() == [[2], [1], [3]]
+    assert records.channels == ("x",)
+    assert f"time column: {name!r} (by its name)" in records.notes
+    # It is a feature where the user says so, and words are no times.
+    path = write(tmp_path, f"id,{name},x,y\na,2,1,p\na,1,2,p\n")
+    named = read(path, Columns(label="y", features=(name,)))
+    assert named.values.tolist() == [[2], [1]]
+    unnamed = read(write(tmp_path, "id,x,y\na,2,p\na,1,p\n"))
+    assert unnamed.values.tolist() == [[2], [1]]
+    for records in (named, unnamed):
+        assert "no time column: rows keep the order of the file; name one with --time-column" in records.notes
+
+
+def test_words_are_no_times(tmp_path: Path) -> None:
+    records = read(write(tmp_path, "id,step,y\na,walk,p\na,run,p\n"), Columns(label="y"))
+    assert records.values.tolist() == ["walk", "run"]
+
+
+def test_a_number_beyond_float32_is_told_from_infinity(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"row 0 \(id 'a'\), step 1, channel 'x'.*does not fit float32"):
+        refuse_missing(read(write(tmp_path, "id,x,y\na,1,p\na,1e300,p\n")))
 
 
 def test_dates_order_the_rows_too(tmp_path: Path) -> None:
@@ -165,6 +193,15 @@ def test_missing_numbers_a_short_row_and_infinity(tmp_path: Path) -> None:
         ),
         ("id,x,y\n1,1,a\n2,1,\n", Columns(label="y"), ["an empty cell in data row 1 (id 2)", "'y'"]),
         ("id,x,y\n1,1,a\n,1,b\n", Columns(label="y"), ["an empty cell in data row 1", "'id'"]),
+        # The label with a mistake, and a last line that is cut.
+        (
+            "id,x,y\n1,1,a\n1,2,a\n2,1,b\n2,2,c\n",
+            Columns(),
+            ["the label 'c' in data row 3 (id 2), column 'y', after 'b'", "--task tag"],
+        ),
+        ("id,x,y\n1,1,a\n1,2,a\n2,1,b\n2,2", Columns(), ["the label '' in data row 3 (id 2), column 'y', after 'b'"]),
+        ("id,t,x,y\n1,0,1,a\n1,0,2,a\n", Columns(), ["the time '0' again in data row 1 (id 1)", "--feature-column"]),
+        ("id,x,x,y\n1,1,2,a\n", Columns(), ["two columns 'x'", "rename one"]),
         ("id,x,y\n", Columns(), ["no rows"]),
         ("id,x,y\n1,1,a\n1,1,a,4,5\n", Columns(), ["line 3", "5"]),
         ('id,x,y\n1,1,"a\n1,1,a\n', Columns(), ["do not fit"]),

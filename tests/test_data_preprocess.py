@@ -245,6 +245,21 @@ def test_json_round_trip(missing: str, kind: str) -> None:
     assert torch.equal(again.apply(records).values, fitted.apply(records).values)
 
 
+@pytest.mark.parametrize("missing", ["error", "zero"])
+def test_sequences_of_length_0_go_with_every_kind(missing: str) -> None:
+    nothing = [
+        Records(np.zeros((0, 1), np.float32), offsets_of([0, 0]), channels=("other",)),
+        Records(np.zeros(0, object), offsets_of([0, 0])),
+    ]
+    for trained in (features(), tokens(["a"], labels=("x",))):
+        fitted = Preprocessor.fit(trained, task="classify", missing=missing)
+        like = fitted.apply(trained).values
+        for records in nothing:
+            data = fitted.apply(records, require_targets=False)
+            assert (data.values.dtype, data.values.shape) == (like.dtype, (0, *like.shape[1:]))
+            assert data.lengths.tolist() == [0, 0]
+
+
 def test_a_configuration_that_cannot_be_read() -> None:
     config = Preprocessor.fit(features(), task="classify").to_config()
     with pytest.raises(CheckpointError, match="'mean'"):
@@ -259,5 +274,7 @@ def test_a_configuration_that_cannot_be_read() -> None:
         Preprocessor.from_config({**config, "mean": [1.0]})
     with pytest.raises(CheckpointError, match="'perhaps'"):
         Preprocessor.from_config({**config, "missing": "perhaps"})
+    with pytest.raises(CheckpointError, match="labels = None for the task 'classify'"):
+        Preprocessor.from_config({**config, "labels": None})
     with pytest.raises(CheckpointError, match="'perhaps'"):
         Preprocessor.from_config({**config, "task": "perhaps"})

@@ -159,7 +159,7 @@ def test_labels_are_not_needed_to_predict_or_forecast(tmp_path: Path, kind: str,
         (
             {"id": ["p", "q"], "x": [[[1.0, 2.0]], [[1.0, 2.0], [3.0]]], "y": [1, 2]},
             Columns(),
-            ["1 channels in row 1 (id 'q'", "step 1", "after 2 channels"],
+            ["1 channel in row 1 (id 'q'", "step 1", "after 2 channels"],
         ),
         ({"x": [["a"], ["b"]], "y": [["N"], [None]]}, Columns(task="tag", sequence="x"), ["null in row 1", "step 0"]),
         ({"x": [[], []], "y": [1, 2]}, Columns(sequence="z"), ["no column 'z'", "'x', 'y'", "--sequence-column"]),
@@ -272,7 +272,18 @@ def test_a_column_of_empty_lists_of_lists_has_no_channels(tmp_path: Path) -> Non
     path = tmp_path / "data.parquet"
     empty = pa.array([[], []], pa.list_(pa.list_(pa.float32())))
     parquet.write_table(pa.table({"x": empty, "y": ["a", "b"]}), path)
-    with pytest.raises(DataError, match="channels"):
+    records = read(path)
+    assert records.lengths.tolist() == [0, 0]
+    assert (records.values.shape, records.channels) == ((0, 0), ())
+
+
+@pytest.mark.parametrize(
+    "line", [b'{"x": ["\\ud800"], "y": 1}', b'{"x": ["a"], "\\udfff": 1}', b'{"x": ["\xed\xa0\x80"]}']
+)
+def test_half_a_surrogate_pair_is_no_text(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(b'{"x": ["\\ud83d\\ude42 \\u00e9"], "y": 1}\n\n' + line + b"\n")
+    with pytest.raises(DataError, match="line 3: got half a surrogate pair"):
         read(path)
 
 

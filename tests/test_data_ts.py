@@ -155,6 +155,13 @@ def test_a_truncated_file_is_found_wherever_it_is_cut(tmp_path: Path) -> None:
             read(write(tmp_path, whole[:end]))
 
 
+def test_a_class_that_is_not_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "data.ts"
+    path.write_bytes(b"@classLabel true caf\xe9 b\n@data\n1,2:caf\xe9\n")
+    with pytest.raises(DataError, match=r"line 1: got the class 'caf.udce9'; the rule: a class is text in UTF-8"):
+        read(path)
+
+
 def test_tagging_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="tag"):
         read(write(tmp_path, HEADER + "1:2:a\n"), Columns(task="tag"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from raglane.training.files import whole_folder, write_file, write_folder
+from raglane.training.files import remove_leftovers, whole_folder, write_file, write_folder
 
 
 def _names(folder: Path) -> list[str]:
@@ -99,6 +99,17 @@ def test_death_between_the_renames_loses_nothing(tmp_path: Path, monkeypatch: py
     assert whole_folder(path) == path
     assert (path / "a").read_bytes() == b"new"
     assert _names(tmp_path) == ["best"]
+
+
+def test_leftovers_go_and_what_is_whole_stays(tmp_path: Path) -> None:
+    write_folder(tmp_path / "best", {"a": b"1"})
+    for name in (".best.partial", ".best.previous", ".last.previous"):
+        write_folder(tmp_path / name, {"a": b"0"})
+    (tmp_path / ".a.json.partial").write_bytes(b"{")
+    for name in ("best", "last", "a.json"):
+        remove_leftovers(tmp_path / name)
+    # Where nothing stands under the name, what stepped aside is the only one that is whole.
+    assert _names(tmp_path) == [".last.previous", "best"]
 
 
 def test_nothing_there_is_none(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from raglane.training.settings import CELLS, DEVICES, MISSING, OPTIMIZERS, TASKS
 _BAD: list[tuple[str, Any]] = [
     *((name, value) for name in ("hidden", "layers", "epochs", "batch_size", "embedding") for value in (0, -1)),
     *((name, value) for name in ("threads", "patience") for value in (0, -3)),
+    *((name, 2**31) for name in ("hidden", "layers", "epochs", "batch_size", "embedding", "threads", "patience")),
     *(("lr", value) for value in (0.0, -1.0, float("nan"), float("inf"))),
     *(("weight_decay", value) for value in (-0.1, float("nan"), float("inf"))),
     *(("clip", value) for value in (0.0, -1.0, float("nan"), float("inf"))),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -14,7 +15,7 @@ import typer
 from raglane.cli.evaluate import evaluate
 from raglane.cli.predict import predict
 from raglane.cli.train import train
-from raglane.errors import RaglaneError
+from raglane.errors import RaglaneError, explain
 
 __all__ = ["app", "run"]
 
@@ -64,7 +65,7 @@ def run(arguments: list[str]) -> int:
         arguments: what follows ``raglane``.
 
     Returns:
-        The exit code: 0 done, 1 a fault of Raglane, 2 bad input, 130 stopped with Ctrl-C.
+        The exit code: 0 done, 1 a fault of Raglane, 2 bad input, 130 stopped with Ctrl-C, 143 with SIGTERM.
     """
     debug = "--debug" in arguments
     try:
@@ -92,8 +93,22 @@ def _explain(error: Exception) -> tuple[str, int]:
         return str(error), 2
     if isinstance(error, OSError):
         return _describe(error), 2
+    if _is_out_of_memory(error):
+        asked = re.search(r"allocate ([\d.]+ \w+)", str(error))
+        got = f"no room for {asked[1]} more" if asked else "no room for what is asked"
+        fix = "make hidden, layers, embedding or batch_size smaller (--hidden, --batch-size, ...)"
+        return explain("memory", got, "model and batch fit in it", fix), 2
     text = f"{type(error).__name__}: {error}".splitlines()[0]
     return f"{text} (a fault of Raglane; --debug shows the trace)", 1
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether memory ran out, which PyTorch says of a CPU in the words of a RuntimeError only."""
+    words = ("can't allocate memory", "not enough memory", "out of memory", "bad_alloc", "size calculation overflowed")
+    # By its name, so that a command that needs no PyTorch does not wait for it.
+    named = any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
+    told = isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    return isinstance(error, MemoryError) or named or told
 
 
 def _describe(error: OSError) -> str:

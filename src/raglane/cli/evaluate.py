@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raglane.cli import options
-from raglane.cli.sources import COLUMNS, Source
+from raglane.cli.sources import COLUMNS, SavedColumns, SavedSource, Source
 from raglane.errors import ArgumentError, explain
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def evaluate(
     if data is None:
         records = test_part(run, saved.task)
     else:
-        records = model_source(data, format, given, saved.columns).read(saved.task)
+        records = model_source(run, data, format, given, saved.columns).read(saved.task)
 
     def say(line: str) -> None:
         if not quiet:
@@ -60,16 +61,24 @@ def evaluate(
     report(run, records, device=device, say=say, name="evaluation", batch_size=batch_size)
 
 
-def model_source(data: Path, format: str | None, given: dict[str, Any], trained: dict[str, Any]) -> Source:
+def model_source(run: Path, data: Path, format: str | None, given: dict[str, Any], trained: dict[str, Any]) -> Source:
     """Data for a saved model: its columns are those of the training data, where none are given.
 
     Args:
+        run: the folder, for messages.
         data: file or folder.
         format: None goes by the suffix.
         given: what this command was told, by the names of :data:`~raglane.cli.sources.COLUMNS`.
-        trained: what training was told, or found.
+        trained: what training was told, or found, as the model's file has it.
+
+    Raises:
+        CheckpointError: ``trained`` is damaged.
     """
-    columns = {name: given[name] if given.get(name) is not None else trained.get(name) for name in COLUMNS}
+    from raglane.training.stored import build, reading
+
+    with reading(run):
+        found = asdict(build(SavedColumns, trained, "columns"))
+    columns = {name: given[name] if given.get(name) is not None else found[name] for name in COLUMNS}
     return Source(data, format, columns)
 
 
@@ -143,13 +152,16 @@ def test_part(run: Path, task: str) -> Records:
 
     Raises:
         ArgumentError: it names none.
+        CheckpointError: what it names is damaged.
     """
     from raglane.training.run import DESCRIPTION, load_description
 
-    if (run / DESCRIPTION).is_file():
-        data = load_description(run).data
-        if data["test"] is not None:
-            return Source(Path(data["test"]), data["format"], data["columns"]).read(task)
-        if data["path"] is None:
+    # A folder may hold a model alone, and a run that the command has not made need not say where its data came from.
+    kept = load_description(run).data if (run / DESCRIPTION).is_file() else {}
+    if kept:
+        data = SavedSource.load(run, kept)
+        if data.test is not None:
+            return data.source(data.test).read(task)
+        if data.path is None:
             return Source(None, None, {}).read(task, part="test")
     raise ArgumentError(explain("data", "nothing", "this run names no test data to fall back on", "give DATA"))

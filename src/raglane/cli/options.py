@@ -96,7 +96,7 @@ TimeColumn = Annotated[
     str | None,
     typer.Option(
         help="Column that orders the rows of a sequence (CSV).",
-        show_default="order of the file",
+        show_default="by its name, else the order of the file",
         rich_help_panel=_DATA,
     ),
 ]

@@ -43,14 +43,15 @@ def predict(
     given = dict(locals())
     from raglane.training import inference
     from raglane.training.checkpoint import load_model
-    from raglane.training.predictions import check_output, write_predictions
+    from raglane.training.predictions import check_apart, check_output, write_predictions
 
     check_output(output)
     saved = load_model(run)
     if data is None:
         records = test_part(run, saved.task)
     else:
-        records = model_source(data, format, given, saved.columns).read(saved.task, need_labels=False)
+        records = model_source(run, data, format, given, saved.columns).read(saved.task, need_labels=False)
+    check_apart(output, records.source, run)
     predictions = inference.predict(
         saved,
         records,

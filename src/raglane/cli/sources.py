@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from raglane.data.records import Records
 
-__all__ = ["COLUMNS", "DEFAULT_DATA", "Source", "hold_out"]
+__all__ = ["COLUMNS", "DEFAULT_DATA", "SavedColumns", "SavedSource", "Source", "hold_out"]
 
 DEFAULT_DATA = "Japanese vowels"
 
-# The entries of a source that name columns, as options and as run.json and config.json have them.
-COLUMNS = ("sequence_column", "label_column", "id_column", "time_column", "feature_column")
+
+@dataclass(frozen=True)
+class SavedColumns:
+    """What names columns, as the options are called and as run.json and config.json have them."""
+
+    sequence_column: str | None = None
+    label_column: str | None = None
+    id_column: str | None = None
+    time_column: str | None = None
+    feature_column: list[str] | None = None
+
+
+COLUMNS = tuple(field.name for field in fields(SavedColumns))
 
 
 @dataclass(frozen=True)
@@ -90,11 +101,43 @@ class Source:
         return {name: self.columns.get(name) or guessed.get(name) for name in COLUMNS}
 
 
-def hold_out(records: Records, fraction: float, seed: int) -> tuple[Records, Records]:
-    """Split off a validation part that holds no tag which the training part lacks.
+@dataclass(frozen=True)
+class SavedSource:
+    """Where the data of a run comes from, as run.json has it; paths are absolute, None is the embedded default."""
 
-    A sequence with a tag that only the held-out part has goes back to the training part: a model can neither learn
-    nor be measured on what it has never seen.
+    path: str | None
+    format: str | None
+    columns: SavedColumns
+    validation: str | None
+    test: str | None
+
+    @classmethod
+    def load(cls, run: Path, data: Mapping[str, Any]) -> SavedSource:
+        """Read what a run keeps of its data.
+
+        Args:
+            run: the folder, for messages.
+            data: of its description.
+
+        Raises:
+            CheckpointError: an entry is missing, unknown or of another type.
+        """
+        from raglane.training.run import DESCRIPTION
+        from raglane.training.stored import build, reading
+
+        with reading(run / DESCRIPTION):
+            return build(cls, data, "data")
+
+    def source(self, path: str | None) -> Source:
+        """A file with the run's format and columns."""
+        return Source(None if path is None else Path(path), self.format, asdict(self.columns))
+
+
+def hold_out(records: Records, fraction: float, seed: int) -> tuple[Records, Records]:
+    """Split off a validation part that holds no label and no tag which the training part lacks.
+
+    A sequence with a label or a tag that only the held-out part has goes back to the training part: a model can
+    neither learn nor be measured on what it has never seen.
 
     Args:
         records: at least 2 sequences.
@@ -102,7 +145,8 @@ def hold_out(records: Records, fraction: float, seed: int) -> tuple[Records, Rec
         seed: of the choice.
 
     Returns:
-        The training part and the validation part, which can be empty where every sequence has a tag of its own.
+        The training part and the validation part, which can be empty where every sequence has a label or a tag of
+        its own.
     """
     import numpy as np
 
@@ -111,7 +155,9 @@ def hold_out(records: Records, fraction: float, seed: int) -> tuple[Records, Rec
     numbered = replace(records, ids=tuple(range(len(records))))
     kept, held_out = split(numbered, fraction, seed)
     rows = np.array(held_out.ids, dtype=np.int64)
-    if held_out.tags is not None and kept.tags is not None:
+    if held_out.labels is not None and kept.labels is not None:
+        rows = rows[np.isin(np.array(held_out.labels), np.array(kept.labels))]
+    elif held_out.tags is not None and kept.tags is not None:
         known = np.isin(held_out.tags.astype(str), kept.tags.astype(str))
         unknown = np.add.accumulate(np.concatenate([[0], ~known]))
         rows = rows[unknown[held_out.offsets[1:]] == unknown[held_out.offsets[:-1]]]

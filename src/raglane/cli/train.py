@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from raglane.cli import options
-from raglane.cli.sources import COLUMNS, DEFAULT_DATA, Source, hold_out
+from raglane.cli.sources import COLUMNS, DEFAULT_DATA, SavedSource, Source, hold_out
 from raglane.errors import ArgumentError, explain
 
 if TYPE_CHECKING:
@@ -162,9 +162,9 @@ def _resumed(values: Mapping[str, Any], given: set[str]) -> _Order:
     description = load_description(out)
     before = description.settings.to_config()
     changes = {name: values[name] for name in given if name in before and values[name] != before[name]}
-    data = description.data
-    columns: Mapping[str, Any] = data["columns"]
-    source = Source(_path(data["path"]), data["format"], columns)
+    data = SavedSource.load(out, description.data)
+    source = data.source(data.path)
+    columns = source.columns
     changed = [name for name in changes if name not in _CHANGEABLE]
     changed += [name for name in given if name in columns and values[name] != columns[name]]
     if changed:
@@ -181,8 +181,8 @@ def _resumed(values: Mapping[str, Any], given: set[str]) -> _Order:
     return _Order(
         replace(description.settings, **changes),
         source,
-        values["validation"] if "validation" in given else _path(data["validation"]),
-        values["test"] if "test" in given else _path(data["test"]),
+        values["validation"] if "validation" in given else _path(data.validation),
+        values["test"] if "test" in given else _path(data.test),
         out,
         resume=True,
         overwrite=False,
@@ -215,16 +215,18 @@ def _train(order: _Order) -> None:
             columns=order.source.found_in(training),
             resume=order.resume,
             overwrite=order.overwrite,
+            test=test,
             watcher=watcher,
         )
     finally:
         if watcher is not None:
             watcher.close()
     _draw_curves(result)
-    if result.interrupted:
+    if result.stopped_by is not None:
         order.say(f"stopped in epoch {result.state.epoch + 1}, and saved")
         order.say(f"go on with: raglane train --resume --out {order.out}")
-        raise typer.Exit(130)
+        # What a shell reports of a process that a signal ended: 130 for Ctrl-C, 143 for SIGTERM.
+        raise typer.Exit(128 + result.stopped_by)
     _tell_result(order, result)
     if test is not None:
         from raglane.cli.evaluate import report
@@ -236,6 +238,9 @@ def _train(order: _Order) -> None:
 
 def _parts(order: _Order) -> tuple[Records, Records | None]:
     """The training and the validation part, and a word on each."""
+    from raglane.data.formats.base import count_of
+    from raglane.data.missing import refuse_missing
+
     settings = order.settings
     records = order.source.read(settings.task)
     for note in records.notes:
@@ -248,13 +253,16 @@ def _parts(order: _Order) -> tuple[Records, Records | None]:
         validation = order.part(order.validation).read(settings.task)
         rule = f"{len(validation):,} sequences of {order.validation}"
     elif settings.validation_fraction > 0:
+        if settings.missing == "error" and not records.is_tokens:
+            # Before the split, after which rows have other numbers.
+            refuse_missing(records)
         training, validation = hold_out(records, settings.validation_fraction, settings.seed)
         how = "stratified by label, " if records.labels is not None and settings.task == "classify" else ""
         share = f"{100 * settings.validation_fraction:g} % of the training sequences"
         rule = f"{len(validation):,} sequences, {share}, {how}seed {settings.seed}"
         if len(validation) == 0:
-            validation, rule = None, "none: each sequence has a tag that no other has"
-    what = "tokens" if training.is_tokens else f"elements of {len(training.channels)} channels"
+            validation, rule = None, "none: each sequence held out has a label or a tag that no other has"
+    what = "tokens" if training.is_tokens else f"elements of {count_of(len(training.channels), 'channel')}"
     order.say(f"training: {len(training):,} sequences, {len(training.values):,} {what}, from {where}")
     order.say(f"validation: {rule}")
     return training, validation

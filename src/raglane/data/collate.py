@@ -127,7 +127,10 @@ def _kind(sample: Any, field: str, number: int = 0) -> Any:
 
 def _name(sample: Any) -> str:
     """A sample's kind in words."""
-    return "None" if sample is None else f"a {type(sample).__name__}"
+    if sample is None:
+        return "None"
+    name = type(sample).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
 def _place(number: int, field: str) -> str:

@@ -146,7 +146,8 @@ def split(records: Records, fraction: float, seed: int = 0, stratify: bool = Tru
         raise ArgumentError(explain("fraction", f"{fraction}", "above 0 and below 1", "pass 0.1, for a tenth"))
     if count < 2:
         got = f"{count} sequence" + "s" * (count != 1)
-        raise ArgumentError(explain("records", got, "two parts need at least 2", "pass more data"))
+        fix = "pass more data, or hold nothing out with validation_fraction=0 (--validation-fraction 0)"
+        raise ArgumentError(explain("records", got, "two parts need at least 2", fix))
     held_out = np.zeros(count, dtype=np.bool_)
     size = min(max(round(fraction * count), 1), count - 1)
     shuffled = np.random.default_rng(seed).permutation(count)

@@ -11,9 +11,12 @@ import numpy.typing as npt
 from raglane.data.records import Records, place_of
 from raglane.errors import ArgumentError, DataError, explain
 
-__all__ = ["MISSING", "check_policy", "fill_missing", "refuse_missing"]
+__all__ = ["FILL", "MISSING", "check_policy", "fill_missing", "refuse_missing"]
 
 MISSING = ("error", "zero", "forward")
+
+# How to let missing features pass, for whoever trains, and for whoever predicts with a model that refuses them.
+FILL = "train with missing='zero' or missing='forward' (raglane train --missing zero or --missing forward)"
 
 
 def check_policy(missing: str) -> None:
@@ -39,7 +42,8 @@ def refuse_missing(records: Records) -> None:
         Traceback (most recent call last):
         ...
         raglane.errors.DataError: .: got nan in row 1 (id 'b'), step 0, channel 'x0' (1 of 2 features is missing); \
-the rule: features are finite numbers. Fix: correct the data, or pass --missing zero or --missing forward.
+the rule: features are finite numbers. Fix: correct the data, or train with missing='zero' or missing='forward' \
+(raglane train --missing zero or --missing forward).
     """
     absent = ~np.isfinite(records.values)
     count = int(absent.sum())
@@ -49,9 +53,12 @@ the rule: features are finite numbers. Fix: correct the data, or pass --missing 
     row, step = place_of(records.offsets, element)
     place = f"{records.describe_row(row)}, step {step}, channel {records.channels[channel]!r}"
     share = f"{count} of {absent.size} features {'is' if count == 1 else 'are'} missing"
-    fix = "correct the data, or pass --missing zero or --missing forward"
-    got = f"{records.values[element, channel]} in {place} ({share})"
-    raise DataError(explain(f"{records.source}", got, "features are finite numbers", fix))
+    value = records.values[element, channel]
+    if np.isinf(value):
+        # The file may well hold a finite number: readers make float32 of it, which has no place for 1e300.
+        share += "; a number beyond 3.4e38 does not fit float32 and is read as infinite"
+    got = f"{value} in {place} ({share})"
+    raise DataError(explain(f"{records.source}", got, "features are finite numbers", f"correct the data, or {FILL}"))
 
 
 def fill_missing(

@@ -188,6 +188,9 @@ class Preprocessor:
 
     def _tokens(self, records: Records) -> Tensor:
         """``(N,)`` int64: each token's place in the vocabulary, 0 for an unknown one."""
+        # Sequences of length 0 are of every kind: the model's own kind decides.
+        if len(records.values) == 0:
+            return torch.zeros(0, dtype=torch.int64)
         if not records.is_tokens:
             got = f"features ({', '.join(records.channels)})"
             fix = "pass data of the kind that the model was trained on"
@@ -197,6 +200,8 @@ class Preprocessor:
 
     def _features(self, records: Records) -> Tensor:
         """``(N, input_size)`` float32: the channels of the training part, scaled, then filled."""
+        if len(records.values) == 0:
+            return torch.zeros(0, self.input_size)
         absent = [name for name in self.channels if name not in records.channels]
         if absent or records.is_tokens:
             got = "tokens" if records.is_tokens else f"the channels {', '.join(records.channels)}"
@@ -256,6 +261,9 @@ class Preprocessor:
             if not fits and (value is not None or name == "channels"):
                 got, rule = f"{name} = {value!r}"[:200], "a list of numbers or strings"
                 raise CheckpointError(explain("preprocessing", got, rule, "train again"))
+        if (values["labels"] is None) != (values["task"] == "forecast"):
+            got = f"labels = {values['labels']!r} for the task {values['task']!r}"[:200]
+            raise CheckpointError(explain("preprocessing", got, "labels, but for a forecast", "train again"))
         try:
             return cls(**values)
         except ArgumentError as error:

@@ -142,7 +142,7 @@ def loader(store: BatchStore, order: list[list[int]], workers: int = 0) -> DataL
         batch_sampler=order,
         collate_fn=_as_it_is,
         num_workers=workers,
-        worker_init_fn=_ignore_interrupts if workers else None,
+        worker_init_fn=_ignore_stops if workers else None,
         # Its own generator: the loader draws a number at each start, and would move the one that dropout uses.
         generator=torch.Generator(),
     )
@@ -152,8 +152,9 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-def _ignore_interrupts(worker: int) -> None:  # noqa: ARG001
-    """Leave Ctrl-C, which reaches every process of a terminal, to the training process."""
+def _ignore_stops(worker: int) -> None:  # noqa: ARG001
+    """Leave Ctrl-C and SIGTERM, which can reach every process of a group, to the training process."""
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)

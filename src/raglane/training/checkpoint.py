@@ -15,6 +15,7 @@ from raglane.data.preprocess import Preprocessor
 from raglane.errors import CheckpointError, explain, require
 from raglane.training.files import whole_folder
 from raglane.training.model import ModelConfig, SequenceModel
+from raglane.training.stored import damaged, reading
 
 __all__ = [
     "FORMAT_VERSION",
@@ -113,14 +114,12 @@ def load_model(path: Path) -> SavedModel:
     folder = _model_folder(path)
     config = read_json(folder / CONFIG)
     check_format(folder / CONFIG, config, FORMAT, FORMAT_VERSION)
-    try:
-        model = SequenceModel(ModelConfig.from_config(config["model"]))
+    with reading(folder / CONFIG):
+        sizes = ModelConfig.from_config(config["model"])
         preprocessor = Preprocessor.from_config(config["preprocessor"])
+        sizes.check_fits(preprocessor)
+        model = SequenceModel(sizes)
         columns = dict(config["columns"])
-    except CheckpointError:
-        raise
-    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-        raise _damaged(folder / CONFIG, f"{type(error).__name__}: {error}") from error
     load_weights(model, folder)
     return SavedModel(model.eval(), preprocessor, columns)
 
@@ -139,7 +138,7 @@ def load_weights(model: SequenceModel, folder: Path) -> None:
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        raise _damaged(folder / WEIGHTS, str(error).splitlines()[-1].strip()) from error
+        raise damaged(folder / WEIGHTS, str(error).splitlines()[-1].strip()) from error
 
 
 def check_format(path: Path, config: Mapping[str, Any], name: str, newest: int) -> None:
@@ -159,7 +158,7 @@ def check_format(path: Path, config: Mapping[str, Any], name: str, newest: int) 
     """
     version = config.get("format_version")
     if config.get("format") != name or not isinstance(version, int):
-        raise _damaged(path, f"format {config.get('format')!r} where {name!r} is expected")
+        raise damaged(path, f"format {config.get('format')!r} where {name!r} is expected")
     if version > newest:
         raise CheckpointError(
             explain(
@@ -183,9 +182,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise _damaged(path, f"{error}") from error
+        raise damaged(path, f"{error}") from error
     if not isinstance(content, dict):
-        raise _damaged(path, "something else than an object")
+        raise damaged(path, "something else than an object")
     return content
 
 
@@ -203,7 +202,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         tensors: dict[str, Tensor] = load(path.read_bytes())
     except (OSError, safetensors.SafetensorError, ValueError, KeyError) as error:
-        raise _damaged(path, f"{error}") from error
+        raise damaged(path, f"{error}") from error
     return tensors
 
 
@@ -230,12 +229,6 @@ def _model_folder(path: Path) -> Path:
             )
         )
     return folder
-
-
-def _damaged(path: Path, what: str) -> CheckpointError:
-    return CheckpointError(
-        explain(str(path), what, "a file of a saved model, whole and unchanged", "copy it again or train anew")
-    )
 
 
 def describe(model: SequenceModel) -> str:

@@ -2,7 +2,7 @@
 
 What is new is written beside its destination under a name of its own, brought to the disk, and renamed. A rename
 happens or does not, so whoever reads finds the old content or the new, never a part. A leftover of a killed
-process bears a fixed name and is removed by the next write.
+process bears a fixed name and is removed by the next write, or by :func:`remove_leftovers`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["whole_folder", "write_file", "write_folder"]
+__all__ = ["remove_leftovers", "whole_folder", "write_file", "write_folder"]
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -32,7 +32,7 @@ def write_file(path: Path, content: bytes) -> None:
         ...     Path(folder, "numbers.txt").read_bytes()
         b'1 2 3'
     """
-    partial = path.with_name(f".{path.name}.partial")
+    partial = _partial(path)
     try:
         _write_to_disk(partial, content)
         os.replace(partial, path)
@@ -62,7 +62,7 @@ def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
         ...     sorted(file.name for file in Path(folder, "model").iterdir())
         ['a.json', 'b.txt']
     """
-    partial = path.with_name(f".{path.name}.partial")
+    partial = _partial(path)
     previous = _previous(path)
     try:
         shutil.rmtree(partial, ignore_errors=True)
@@ -94,6 +94,26 @@ def whole_folder(path: Path) -> Path | None:
         True
     """
     return next((folder for folder in (path, _previous(path)) if folder.is_dir()), None)
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove what a killed process left of its writing: the part that is new, and what is old and replaced.
+
+    Args:
+        path: what :func:`write_file` or :func:`write_folder` was given; what is whole stays.
+    """
+    leftovers = [_partial(path)]
+    if path.exists():
+        leftovers.append(_previous(path))
+    for leftover in leftovers:
+        if leftover.is_dir():
+            shutil.rmtree(leftover, ignore_errors=True)
+        else:
+            leftover.unlink(missing_ok=True)
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f".{path.name}.partial")
 
 
 def _previous(path: Path) -> Path:

@@ -12,7 +12,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,6 +23,7 @@ with warnings.catch_warnings():
     # What Lightning's own imports warn of is nothing that a user of Raglane can act on.
     warnings.simplefilter("ignore")
     import lightning.pytorch as pl
+    from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from raglane.errors import ArgumentError, explain
 from raglane.training.batches import Batch, BatchStore, loader, training_order
@@ -37,7 +38,15 @@ __all__ = ["Interrupted", "Watcher", "run_epochs"]
 
 
 class Interrupted(Exception):  # noqa: N818
-    """Ctrl-C came, and the run is saved where it stood."""
+    """Ctrl-C or SIGTERM came, and the run is saved where it stood.
+
+    Args:
+        signal: the number of what came.
+    """
+
+    def __init__(self, signal: int) -> None:
+        super().__init__(signal)
+        self.signal = signal
 
 
 class Watcher(Protocol):
@@ -111,8 +120,33 @@ def make_optimizer(model: SequenceModel, settings: Settings) -> torch.optim.Opti
     return optimizer
 
 
+class _Stops:
+    """The first Ctrl-C or SIGTERM asks the run to stop at the next batch; a second one stops it at once."""
+
+    def __init__(self) -> None:
+        self.asked: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def listen(self) -> None:
+        """Take the two signals; in a thread that is not the main one, which gets none, do nothing."""
+        if threading.current_thread() is not threading.main_thread() or self.asked is not None:
+            return
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before.setdefault(number, signal.getsignal(number))
+            signal.signal(number, self._ask)
+
+    def _ask(self, number: int, frame: Any) -> None:  # noqa: ARG002
+        self.asked = number
+        signal.signal(number, self._before[number])
+
+    def close(self) -> None:
+        """Give the signals back."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
 class _Bookkeeper(pl.Callback):
-    """Keeps the history, saves best and last, stops early, and stops where Ctrl-C asked."""
+    """Keeps the history, saves best and last, stops early, and stops where a signal asked."""
 
     def __init__(
         self,
@@ -123,6 +157,7 @@ class _Bookkeeper(pl.Callback):
         random: dict[str, Tensor],
         watcher: Watcher | None,
         batches: int,
+        stops: _Stops,
     ) -> None:
         self.module = module
         self.state = state
@@ -131,10 +166,12 @@ class _Bookkeeper(pl.Callback):
         self.random = random
         self.watcher = watcher
         self.batches = batches
-        self.interrupted = False
+        self.stops = stops
         self.since = 0.0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
+        # Again, since Lightning has come between.
+        self.stops.listen()
         # Here and not before: what came until now may have drawn random numbers.
         if "cpu" in self.random:
             torch.set_rng_state(self.random["cpu"])
@@ -162,9 +199,9 @@ class _Bookkeeper(pl.Callback):
         if self.watcher is not None:
             self.watcher.batch_done(self.state.epoch + 1, self.state.batch, self.module.totals)
         # The last batch of an epoch is saved by the end of the epoch, which comes next.
-        if self.interrupted and self.state.batch < self.batches:
+        if self.stops.asked is not None and self.state.batch < self.batches:
             self.save_last(trainer)
-            raise Interrupted
+            raise Interrupted(self.stops.asked)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         row = self._row()
@@ -195,8 +232,8 @@ class _Bookkeeper(pl.Callback):
         patience = self.module.settings.patience
         if patience is not None and state.waited >= patience:
             trainer.should_stop = True
-        elif self.interrupted and state.epoch < self.module.settings.epochs:
-            raise Interrupted
+        elif self.stops.asked is not None and state.epoch < self.module.settings.epochs:
+            raise Interrupted(self.stops.asked)
 
     def _row(self) -> dict[str, float]:
         totals, validation = self.module.totals, self.module.validation_totals
@@ -220,25 +257,6 @@ class _Bookkeeper(pl.Callback):
         self.state.totals = self.module.totals
         files = self.model_files() | state_files(self.state, trainer.optimizers[0])
         write_folder(self.folder / "last", files)
-
-
-@contextmanager
-def _ctrl_c_asks(bookkeeper: _Bookkeeper) -> Iterator[None]:
-    """The first Ctrl-C asks the run to stop at the next batch; a second one stops it at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGINT)
-
-    def ask(number: int, frame: Any) -> None:  # noqa: ARG001
-        bookkeeper.interrupted = True
-        signal.signal(signal.SIGINT, before)
-
-    signal.signal(signal.SIGINT, ask)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
@@ -290,7 +308,7 @@ def run_epochs(
         watcher: told of batches and epochs.
 
     Raises:
-        Interrupted: Ctrl-C came; the run is saved.
+        Interrupted: Ctrl-C or SIGTERM came; the run is saved.
         ArgumentError: the loss is no longer finite.
         OSError: a checkpoint cannot be written.
     """
@@ -299,7 +317,8 @@ def run_epochs(
     batches = -(-len(training) // settings.batch_size)
     module = _Module(model, task, settings)
     module.optimizer_state = optimizer_state
-    bookkeeper = _Bookkeeper(module, state, folder, model_files, random or {}, watcher, batches)
+    stops = _Stops()
+    bookkeeper = _Bookkeeper(module, state, folder, model_files, random or {}, watcher, batches, stops)
 
     def train_loader() -> Any:
         epoch = first + trainer.current_epoch
@@ -311,7 +330,8 @@ def run_epochs(
         size = settings.batch_size
         in_order = [list(range(start, min(start + size, len(validation)))) for start in range(0, len(validation), size)]
         module.validation_loader = lambda: loader(validation, in_order)
-    with _quiet_lightning(), _ctrl_c_asks(bookkeeper):
+    with _quiet_lightning(), closing(stops):
+        stops.listen()
         trainer = pl.Trainer(
             accelerator="gpu" if device.type == "cuda" else "cpu",
             devices=1,
@@ -328,4 +348,11 @@ def run_epochs(
             enable_progress_bar=False,
             enable_model_summary=False,
         )
-        trainer.fit(module)
+        try:
+            trainer.fit(module)
+        except SIGTERMException as stop:
+            # It came before the first batch, and nothing was done that could be lost.
+            raise Interrupted(signal.SIGTERM) from stop
+        except SystemExit as stop:
+            # What Lightning makes of a second Ctrl-C.
+            raise KeyboardInterrupt from stop

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import raglane.nn
+from raglane.data.preprocess import Preprocessor
 from raglane.ragged import Ragged
+from raglane.training.stored import build
 
 __all__ = ["LAYERS", "ModelConfig", "SequenceModel"]
 
@@ -65,8 +67,32 @@ class ModelConfig:
             >>> config = ModelConfig("tag", "rnn", 3, 2)
             >>> ModelConfig.from_config(config.to_config()) == config
             True
+
+        Raises:
+            ValueError: an entry is missing, unknown or of another type.
         """
-        return cls(**config)
+        return build(cls, config, "model")
+
+    def check_fits(self, preprocessor: Preprocessor) -> None:
+        """Raise unless the model takes what a preprocessor makes, and answers with its classes or channels.
+
+        Args:
+            preprocessor: of the same run.
+
+        Raises:
+            ValueError: the two are not of one run.
+        """
+        # An embedding is for tokens only, but of any size.
+        embedding = (self.embedding or 1) if preprocessor.is_tokens else None
+        fitting = {
+            "task": preprocessor.task,
+            "embedding": embedding,
+            "input_size": preprocessor.input_size,
+            "output_size": preprocessor.class_count or len(preprocessor.channels),
+        }
+        for name, value in fitting.items():
+            if getattr(self, name) != value:
+                raise ValueError(f"model.{name} = {getattr(self, name)!r} with a preprocessor that gives {value!r}")
 
 
 class SequenceModel(nn.Module):

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from raglane.errors import ArgumentError, explain, require
+from raglane.training.checkpoint import CONFIG
 from raglane.training.files import write_file
 from raglane.training.inference import Predictions
+from raglane.training.run import RUN_FILES, RUN_FOLDERS
 
-__all__ = ["WRITERS", "check_output", "write_predictions"]
+__all__ = ["WRITERS", "check_apart", "check_output", "write_predictions"]
 
 
 def check_output(path: Path) -> None:
@@ -41,6 +43,35 @@ def check_output(path: Path) -> None:
         )
     if path.suffix.lower() == ".parquet":
         require("pyarrow", "data")
+
+
+def check_apart(path: Path, data: Path, run: Path) -> None:
+    """Refuse to write over what is read: the data, the model, and the files of its run.
+
+    Args:
+        path: where predictions are to go.
+        data: the file or folder that they are made of.
+        run: the folder of the run or of the model.
+
+    Raises:
+        ArgumentError: ``path`` is the data, also by another name or a link, or belongs to the run.
+
+    Example:
+        >>> check_apart(Path("predictions.csv"), Path("data.csv"), Path("runs/first"))
+    """
+    # Of a link both count: the place where it stands, and the file that it leads to.
+    real, place = path.resolve(), path.parent.resolve() / path.name
+    if real == data.resolve() or place == data.resolve() or (path.exists() and path.samefile(data)):
+        raise ArgumentError(
+            explain("output", repr(str(path)), "another file than the data, which it would replace", "name a new file")
+        )
+    folder = run.resolve()
+    for name in (real, place):
+        inside = any(parent in name.parents for parent in map(folder.joinpath, RUN_FOLDERS))
+        if inside or (name.parent == folder and (name.name in RUN_FILES or (folder / CONFIG).exists())):
+            raise ArgumentError(
+                explain("output", repr(str(path)), "no file of the run or its model", "name a file elsewhere")
+            )
 
 
 def write_predictions(path: Path, predictions: Predictions) -> None:

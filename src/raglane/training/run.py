@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,25 +19,35 @@ from raglane.data.records import Records
 from raglane.errors import ArgumentError, DataError, explain, require
 from raglane.training.batches import BatchStore
 from raglane.training.checkpoint import check_format, load_weights, model_files, read_json, to_json
-from raglane.training.files import whole_folder, write_file
+from raglane.training.files import remove_leftovers, whole_folder, write_file
 from raglane.training.inference import pick_device
 from raglane.training.model import ModelConfig, SequenceModel
 from raglane.training.settings import Settings
-from raglane.training.state import TrainingState, load_state
+from raglane.training.state import TrainingState, check_optimizer, load_state
+from raglane.training.stored import reading
 from raglane.training.tasks import make_task
 
 if TYPE_CHECKING:
     from raglane.training.loop import Watcher
 
-__all__ = ["RunDescription", "TrainingResult", "check_folder", "fingerprint", "load_description", "train"]
+__all__ = [
+    "RUN_FILES",
+    "RUN_FOLDERS",
+    "RunDescription",
+    "TrainingResult",
+    "check_folder",
+    "fingerprint",
+    "load_description",
+    "train",
+]
 
 FORMAT = "raglane-run"
 FORMAT_VERSION = 1
 DESCRIPTION = "run.json"
 
 # Everything that a run leaves in its folder; --overwrite removes these and touches nothing else.
-_FILES = (DESCRIPTION, "curves.csv", "curves.png", "evaluation.json", "confusion.png", "confusion.txt")
-_FOLDERS = ("best", "last")
+RUN_FILES = (DESCRIPTION, "curves.csv", "curves.png", "evaluation.json", "confusion.png", "confusion.txt")
+RUN_FOLDERS = ("best", "last")
 
 
 @dataclass(frozen=True)
@@ -76,13 +88,19 @@ class TrainingResult:
         folder: of the run.
         metric: the name of the metric in the history.
         state: history, best epoch and its loss.
-        interrupted: Ctrl-C ended it; it is saved and can go on.
+        stopped_by: the number of the signal that ended it, of Ctrl-C or SIGTERM; it is saved and can go on. None if
+            it ran to its end.
     """
 
     folder: Path
     metric: str
     state: TrainingState
-    interrupted: bool
+    stopped_by: int | None = None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal ended it."""
+        return self.stopped_by is not None
 
 
 def load_description(folder: Path) -> RunDescription:
@@ -97,7 +115,11 @@ def load_description(folder: Path) -> RunDescription:
     path = folder / DESCRIPTION
     config = read_json(path)
     check_format(path, config, FORMAT, FORMAT_VERSION)
-    return RunDescription(Settings.from_config(config["settings"]), config["data"], config["fingerprint"])
+    with reading(path):
+        settings, data, marks = Settings.from_config(config["settings"]), config["data"], config["fingerprint"]
+        if not isinstance(data, dict) or not isinstance(marks, str):
+            raise ValueError("data that is no object, or a fingerprint that is no text")
+    return RunDescription(settings, data, marks)
 
 
 def check_folder(folder: Path, *, resume: bool = False, overwrite: bool = False) -> None:
@@ -117,7 +139,9 @@ def check_folder(folder: Path, *, resume: bool = False, overwrite: bool = False)
                 explain("resume", repr(str(folder)), "the folder of a run", "give its --out, or leave --resume out")
             )
         return
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+    # A run that was killed while it wrote its first file left no more than a part of it.
+    part = f".{DESCRIPTION}.partial"
+    if not folder.exists() or (folder.is_dir() and all(path.name == part for path in folder.iterdir())):
         return
     if not (folder / DESCRIPTION).is_file():
         raise ArgumentError(explain("out", repr(str(folder)), "a new folder, or that of a run", "give another --out"))
@@ -169,6 +193,7 @@ def train(
     columns: Mapping[str, Any] | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    test: Records | None = None,
     watcher: Watcher | None = None,
 ) -> TrainingResult:
     """Train a model and save it, or go on with a run that was stopped.
@@ -182,10 +207,11 @@ def train(
         columns: which columns of a file hold what, kept with the model.
         resume: go on from ``folder/last``, to the same result as a run that was never stopped.
         overwrite: replace a run that is in ``folder``.
+        test: sequences that the model is to be measured on later; they are only checked, before the first epoch.
         watcher: told of batches and epochs.
 
     Returns:
-        The history, and whether Ctrl-C ended it.
+        The history, and whether Ctrl-C or SIGTERM ended it. A run that fails in its first epoch leaves nothing.
 
     Raises:
         ArgumentError: a setting or the folder breaks a rule, or the loss is no longer finite.
@@ -196,14 +222,19 @@ def train(
     """
     require("lightning.pytorch", "train")
     require("safetensors", "train")
+    from raglane.training.loop import Interrupted, make_optimizer, run_epochs
+
     check_folder(folder, resume=resume, overwrite=overwrite)
     device = pick_device(settings.device)
+    _check_machine(settings)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
     preprocessor = Preprocessor.fit(training, task=settings.task, missing=settings.missing)
     training_store = BatchStore(preprocessor.apply(training), settings.task)
     validation_store = None if validation is None else BatchStore(preprocessor.apply(validation), settings.task)
+    if test is not None:
+        preprocessor.apply(test)
     model = SequenceModel(_model_config(settings, preprocessor))
     marks = fingerprint(training, validation)
     state, optimizer_state, random = TrainingState(), None, None
@@ -214,31 +245,37 @@ def train(
         if last is not None:
             state, optimizer_state, random = load_state(last)
             load_weights(model, last)
+            check_optimizer(optimizer_state, make_optimizer(model, settings), last)
         _check_unfinished(state, settings)
-    else:
-        _clear(folder)
-    from raglane.training.loop import Interrupted, run_epochs
+    task, stopped_by = make_task(preprocessor), None
+    with _started(folder, RunDescription(settings, dict(data or {}), marks), resume=resume):
+        try:
+            run_epochs(
+                model,
+                task,
+                settings,
+                training_store,
+                validation_store,
+                state=state,
+                folder=folder,
+                device=device,
+                model_files=lambda: model_files(model, preprocessor, columns or {}),
+                optimizer_state=optimizer_state,
+                random=random,
+                watcher=watcher,
+            )
+        except Interrupted as stop:
+            stopped_by = stop.signal
+    return TrainingResult(folder, task.metric, state, stopped_by)
 
-    _start(folder, RunDescription(settings, dict(data or {}), marks))
-    task, interrupted = make_task(preprocessor), False
-    try:
-        run_epochs(
-            model,
-            task,
-            settings,
-            training_store,
-            validation_store,
-            state=state,
-            folder=folder,
-            device=device,
-            model_files=lambda: model_files(model, preprocessor, columns or {}),
-            optimizer_state=optimizer_state,
-            random=random,
-            watcher=watcher,
-        )
-    except Interrupted:
-        interrupted = True
-    return TrainingResult(folder, task.metric, state, interrupted)
+
+def _check_machine(settings: Settings) -> None:
+    """Refuse numbers of threads and processes that would bring this machine down rather than use it."""
+    most = max(64, 4 * (os.cpu_count() or 1))
+    for name in ("threads", "workers"):
+        count = getattr(settings, name)
+        if count is not None and count > most:
+            raise ArgumentError(explain(name, f"{count}", f"at most {most} on this machine", "pass a smaller number"))
 
 
 def _model_config(settings: Settings, preprocessor: Preprocessor) -> ModelConfig:
@@ -285,20 +322,33 @@ def _check_unfinished(state: TrainingState, settings: Settings) -> None:
 
 def _clear(folder: Path) -> None:
     """Remove a run that may be replaced, and nothing else."""
-    for name in _FILES:
+    for name in RUN_FILES:
         (folder / name).unlink(missing_ok=True)
-    for name in _FOLDERS:
-        for path in (folder / name, folder / f".{name}.previous", folder / f".{name}.partial"):
+        remove_leftovers(folder / name)
+    for name in RUN_FOLDERS:
+        remove_leftovers(folder / name)
+        for path in (folder / name, folder / f".{name}.previous"):
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _start(folder: Path, description: RunDescription) -> None:
-    """Make the folder and write what the run is; a folder that stays empty is not left behind."""
-    is_new = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
+@contextmanager
+def _started(folder: Path, description: RunDescription, *, resume: bool) -> Iterator[None]:
+    """A folder that says what the run is; a new run that fails before its first checkpoint leaves nothing there."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    if resume:
+        for name in (*RUN_FILES, *RUN_FOLDERS):
+            remove_leftovers(folder / name)
+    else:
+        _clear(folder)
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         description.write(folder)
-    except OSError:
-        if is_new:
-            folder.rmdir()
+        yield
+    except Exception:
+        if not resume and whole_folder(folder / "last") is None:
+            _clear(folder)
+            for path in made:
+                # One in which something else has been put stays.
+                with suppress(OSError):
+                    path.rmdir()
         raise

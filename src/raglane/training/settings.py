@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raglane.errors import ArgumentError, explain
+from raglane.training.stored import build
 
 __all__ = ["CELLS", "DEVICES", "MISSING", "OPTIMIZERS", "TASKS", "Settings"]
 
@@ -18,7 +19,9 @@ OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop")
 MISSING = ("error", "zero", "forward")
 DEVICES = ("auto", "cpu", "cuda")
 
-_AT_LEAST_ONE = ("hidden", "layers", "epochs", "batch_size")
+# Whole numbers from 1; what is beyond the largest is a slip of the finger, and PyTorch's sizes end at 2**63 - 1.
+_COUNTS = ("hidden", "layers", "epochs", "batch_size", "embedding", "patience", "threads")
+_LARGEST = 2**31 - 1
 _CHOICES = {
     "task": TASKS,
     "cell": CELLS,
@@ -93,11 +96,10 @@ class Settings:
             value = getattr(self, name)
             if value not in choices:
                 raise ArgumentError(explain(name, repr(value), "one of " + ", ".join(choices), f"pass {choices[0]}"))
-        for name in (*_AT_LEAST_ONE, "embedding"):
-            self._check(name, getattr(self, name) >= 1, "at least 1", "pass a whole number above 0")
-        for name in ("threads", "patience"):
+        for name in _COUNTS:
             value = getattr(self, name)
             self._check(name, value is None or value >= 1, "at least 1", "pass a whole number above 0")
+            self._check(name, value is None or value <= _LARGEST, "at most 2**31 - 1", "pass a smaller one")
         self._check("lr", math.isfinite(self.lr) and self.lr > 0, "a number above 0", "pass 0.003, say")
         self._check(
             "weight_decay",
@@ -142,5 +144,9 @@ class Settings:
         Example:
             >>> Settings.from_config(Settings(seed=3).to_config()) == Settings(seed=3)
             True
+
+        Raises:
+            ValueError: an entry is missing, unknown or of another type.
+            ArgumentError: a value breaks its rule.
         """
-        return cls(**config)
+        return build(cls, config, "settings")

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raglane.errors import CheckpointError, explain
 from raglane.training.checkpoint import check_format, read_json, read_tensors, to_json, to_safetensors
+from raglane.training.stored import build, reading
 from raglane.training.tasks import Score
 
-__all__ = ["Totals", "TrainingState", "load_state", "state_files"]
+__all__ = ["Totals", "TrainingState", "check_optimizer", "load_state", "state_files"]
 
 FORMAT = "raglane-training"
 FORMAT_VERSION = 1
@@ -156,24 +156,59 @@ def load_state(folder: Path) -> tuple[TrainingState, dict[str, Any], dict[str, T
     config = read_json(folder / NUMBERS)
     check_format(folder / NUMBERS, config, FORMAT, FORMAT_VERSION)
     tensors = read_tensors(folder / TENSORS)
-    try:
-        numbers = dict(config["state"])
-        state = TrainingState(**(numbers | {"totals": Totals(**numbers["totals"])}))
+    with reading(folder / NUMBERS):
+        state = build(TrainingState, config["state"], "state")
+        _check_state(state)
         optimizer = {
             "param_groups": config["optimizer"]["param_groups"],
             "state": _optimizer_state(config["optimizer"]["numbers"], tensors),
         }
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(
-            explain(
-                str(folder / NUMBERS),
-                f"{type(error).__name__}: {error}",
-                "the state of a training run",
-                "start the run anew with --overwrite",
-            )
-        ) from error
     random = {name.removeprefix("random."): value for name, value in tensors.items() if name.startswith("random.")}
     return state, optimizer, random
+
+
+def _check_state(state: TrainingState) -> None:
+    """Raise a ValueError unless the numbers of a state agree with each other."""
+    if min(state.epoch, state.batch, state.best_epoch, state.waited) < 0:
+        raise ValueError("a state with a number below 0")
+    if len(state.history) != state.epoch:
+        raise ValueError(f"a history of {len(state.history)} rows and {state.epoch} epochs")
+    if state.best_epoch > state.epoch or (state.epoch > 0 and state.best_epoch == 0):
+        raise ValueError(f"best_epoch = {state.best_epoch} and {state.epoch} epochs")
+    if any(row.keys() != state.history[0].keys() or "train_loss" not in row for row in state.history):
+        raise ValueError("a history whose rows have not the same columns")
+
+
+def check_optimizer(content: Mapping[str, Any], fresh: torch.optim.Optimizer, folder: Path) -> None:
+    """Refuse the state of an optimizer that does not belong to the weights and settings of its run.
+
+    Args:
+        content: from :func:`load_state`.
+        fresh: the optimizer that is to go on, as the settings make it.
+        folder: that the state was read from, for the message.
+
+    Raises:
+        CheckpointError: other settings, other weights, or entries that are missing.
+    """
+    with reading(folder / NUMBERS):
+        groups, expected = content["param_groups"], fresh.state_dict()["param_groups"]
+        if len(groups) != len(expected):
+            raise ValueError("optimizer.param_groups of another number")
+        for group, settings in zip(groups, expected, strict=True):
+            # A later PyTorch may have entries that an earlier one has not, and JSON makes lists of tuples.
+            for name in settings.keys() & (group.keys() | {"params", "lr"}):
+                wanted = list(settings[name]) if isinstance(settings[name], tuple) else settings[name]
+                if group[name] != wanted:
+                    raise ValueError(f"optimizer.param_groups with {name} = {group[name]!r} where {wanted!r} was set")
+        weights = [weight for group in fresh.param_groups for weight in group["params"]]
+        names = {frozenset(values) for values in content["state"].values()}
+        if content["state"] and (set(content["state"]) != set(range(len(weights))) or len(names) != 1):
+            raise ValueError("the optimizer's state of some weights only")
+        for index, values in content["state"].items():
+            for name, value in values.items():
+                fits = not isinstance(value, Tensor) or value.dim() == 0 or value.shape == weights[index].shape
+                if not fits or not isinstance(value, (Tensor, int, float, type(None))):
+                    raise ValueError(f"an optimizer whose {name} does not fit weight {index}")
 
 
 def _optimizer_state(

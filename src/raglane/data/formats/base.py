@@ -12,9 +12,12 @@ from raglane.errors import DataError, explain
 __all__ = [
     "FLAGS",
     "ID_NAMES",
+    "TIME_NAMES",
     "Format",
     "choose_column",
+    "count_of",
     "data_error",
+    "has_utf8",
     "id_column",
     "named_column",
     "open_error",
@@ -32,6 +35,9 @@ FLAGS = {
 
 # A column of one of these names, in any case, holds the ids when none is named; the first that is there.
 ID_NAMES = ("id", "sequence_id", "series_id", "case_id", "sample_id", "uid")
+
+# The same for the column that orders the rows of a sequence, where a file has rows.
+TIME_NAMES = ("time", "timestamp", "datetime", "date", "step", "timestep", "time_step", "t")
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,30 @@ def data_error(path: Path, got: str, rule: str, fix: str, line: int | None = Non
         a.ts, line 7: got 2 channels; the rule: @dimensions says 3. Fix: add one.
     """
     return DataError(explain(f"{path}" if line is None else f"{path}, line {line}", got, rule, fix))
+
+
+def count_of(count: int, noun: str) -> str:
+    """A number of things, in words.
+
+    Example:
+        >>> count_of(1, "channel"), count_of(3, "channel")
+        ('1 channel', '3 channels')
+    """
+    return f"{count} {noun}" + ("" if count == 1 else "s")
+
+
+def has_utf8(text: str) -> bool:
+    r"""Whether a text can be written in UTF-8: half a surrogate pair, which JSON can spell, cannot.
+
+    Example:
+        >>> has_utf8("caf\u00e9"), has_utf8("\ud800")
+        (True, False)
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def open_error(path: Path, error: OSError) -> DataError:

@@ -1,10 +1,12 @@
 """CSV in long form: a row an element, and a column that says to which sequence it belongs.
 
-Sequences come in the order in which their ids first appear, and the rows of one in the order of the file, or of the
-time column where one is named. Feature columns hold numbers (an empty cell, ``NaN`` or ``NA`` is missing), or there is
-one feature column, at least half of it words: tokens. Where no column is named, the id column goes by its name (``id``,
-``sequence_id``, ...), and the label column is the only column of words (of integers, if there is none) that, to
-classify, is the same in all rows of a sequence; every other column is a feature.
+Sequences come in the order in which their ids first appear, and the rows of one in the order of the time column, or of
+the file where there is none. Feature columns hold numbers (an empty cell, ``NaN`` or ``NA`` is missing), or there is
+one feature column, at least half of it words: tokens.
+
+Where no column is named, the id and the time column go by their names (``id``, ``sequence_id``, ...; ``time``,
+``step``, ``t``, ..., if its cells are times), and the label column is the only column of words (of integers, if there
+is none) that, to classify, is the same in all rows of a sequence; every other column is a feature.
 """
 
 from __future__ import annotations
@@ -17,9 +19,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from raglane.data.formats.base import ID_NAMES, choose_column, data_error, id_column, named_column, read_bytes
+from raglane.data.formats.base import (
+    ID_NAMES,
+    TIME_NAMES,
+    choose_column,
+    data_error,
+    id_column,
+    named_column,
+    read_bytes,
+)
 from raglane.data.records import Columns, Records, offsets_of
-from raglane.errors import require
+from raglane.errors import DataError, require
 
 __all__ = ["read"]
 
@@ -71,7 +81,7 @@ def read(path: Path, columns: Columns) -> Records:
         got = f"no id column among {', '.join(map(repr, present))}"
         rule = f"a column says which sequence a row belongs to; its name is {', '.join(_ID_NAMES)}"
         raise data_error(path, got, rule, "pass --id-column NAME")
-    time = None if columns.time is None else named_column(path, "time", columns.time, present)
+    time, time_note = _choose_time(path, cells, columns, [name for name in present if name != id_name])
     table = _group(path, cells, id_name, time)
     free = [name for name in present if name not in (id_name, time)]
     label, label_notes = _choose_label(table, columns, free)
@@ -86,7 +96,7 @@ def read(path: Path, columns: Columns) -> Records:
     labels, tags = None, None
     if label is not None:
         labels, tags = _labels(table, columns, label)
-    notes = (*notes, *label_notes, *feature_notes)
+    notes = (*notes, time_note, *label_notes, *feature_notes)
     found = replace(columns, label=label or columns.label, id=id_name, features=tuple(features))
     return Records(values, table.offsets, table.ids, labels, tags, channels, path, notes, found)
 
@@ -95,15 +105,19 @@ def _cells(path: Path) -> dict[str, npt.NDArray[np.object_]]:
     """Every cell as it is written, column by column."""
     pandas = require("pandas", "data")
     content = read_bytes(path)
+    options: dict[str, Any] = {"dtype": object, "keep_default_na": False, "encoding": "utf-8-sig", "index_col": False}
     try:
-        frame = pandas.read_csv(
-            io.BytesIO(content), dtype=object, keep_default_na=False, encoding="utf-8-sig", index_col=False
-        )
+        frame = pandas.read_csv(io.BytesIO(content), **options)
+        # Read as a row, since pandas gives the second of two columns of one name a name of its own.
+        header = pandas.read_csv(io.BytesIO(content), header=None, nrows=1, **options).iloc[0].tolist()
     except UnicodeDecodeError as error:
         raise data_error(path, "bytes that are not UTF-8", "a CSV file is UTF-8", "convert it") from error
     except (pandas.errors.ParserError, pandas.errors.EmptyDataError, pandas.errors.ParserWarning) as error:
         got = f"rows that do not fit ({str(error).strip().rstrip('.')})"
         raise data_error(path, got, "each row has a cell for each column", "correct the file") from error
+    twice = next((name for name in header if name and header.count(name) > 1), None)
+    if twice is not None:
+        raise data_error(path, f"two columns {twice!r}", "a column's name is its own", "rename one")
     if len(frame) == 0:
         raise data_error(path, "a header and no rows", "it must hold at least one sequence", "check the file")
     # A row that is too short ends in cells that are not there at all.
@@ -132,7 +146,7 @@ def _group(path: Path, cells: dict[str, npt.NDArray[np.object_]], id_name: str, 
         if again.any():
             row = int(again.argmax()) + 1
             got = f"the time {table.cells[time][row]!r} again in {table.place(row)}"
-            fix = "remove one of the rows, or correct the column " + repr(time)
+            fix = f"remove one of the rows, or correct {time!r}; if it is a feature, say so with --feature-column"
             raise data_error(path, got, "a sequence has one row for each time", fix)
     return table
 
@@ -142,6 +156,24 @@ def _as_ids(ids: Any) -> tuple[str | int, ...]:
     words = [str(word) for word in ids]
     plain = all(word.isascii() and word.isdigit() and (word == "0" or word[0] != "0") for word in words)
     return tuple(map(int, words)) if plain else tuple(words)
+
+
+def _choose_time(
+    path: Path, cells: dict[str, npt.NDArray[np.object_]], columns: Columns, free: list[str]
+) -> tuple[str | None, str]:
+    """The time column, if there is one, and the note that says so."""
+    if columns.time is not None:
+        return named_column(path, "time", columns.time, cells), f"time column: {columns.time!r}"
+    taken = {columns.label, *(columns.features or ())}
+    named = [name for known in TIME_NAMES for name in free if name.lower() == known and name not in taken]
+    for name in named:
+        try:
+            _times(path, cells[name], name)
+        except DataError:
+            # Words, or cells that are empty: whatever it is, it does not say when.
+            continue
+        return name, f"time column: {name!r} (by its name)"
+    return None, "no time column: rows keep the order of the file; name one with --time-column"
 
 
 def _times(path: Path, cells: npt.NDArray[np.object_], name: str) -> npt.NDArray[Any]:
@@ -194,8 +226,36 @@ def _choose_label(table: _Table, columns: Columns, free: list[str]) -> tuple[str
     numbers = {name: _numbers(table.cells[name]) for name in candidates}
     words = [name for name in candidates if numbers[name][1].any()]
     integers = [name for name in candidates if (np.mod(numbers[name][0], 1) == 0).all()]
+    if columns.task == "classify" and not (words or integers):
+        _refuse_almost(table, [name for name in free if name not in (columns.features or ())])
     label, note = choose_column(path, "label", words or integers, kind, table.cells)
     return label, (note,)
+
+
+def _refuse_almost(table: _Table, names: list[str]) -> None:
+    """Raise for the column of words that is the same in most sequences, but not in all: the label, with a mistake."""
+    count = len(table.ids)
+    sequence = np.repeat(np.arange(count), np.diff(table.offsets))
+    odd: dict[str, int] = {}
+    for name in names:
+        if _numbers(table.cells[name])[1].any():
+            odd[name] = len(np.unique(sequence[~table.constant(name)]))
+    for name in sorted(odd, key=lambda name: odd[name])[:1]:
+        if 2 * odd[name] <= count:
+            _refuse_change(table, name)
+
+
+def _refuse_change(table: _Table, name: str) -> None:
+    """Raise if a label changes within a sequence, naming the first row where it does."""
+    same = table.constant(name)
+    if same.all():
+        return
+    row = int((~same).argmax())
+    cells = table.cells[name]
+    first = cells[table.offsets[int(np.searchsorted(table.offsets, row, side="right")) - 1]]
+    got = f"the label {cells[row]!r} in {table.place(row)}, column {name!r}, after {first!r}"
+    fix = "correct it, or pass --task tag for a label a row"
+    raise data_error(table.path, got, "the rows of a sequence have one label", fix)
 
 
 def _numbers_only(table: _Table, features: list[str]) -> tuple[list[str], tuple[str, ...]]:
@@ -240,10 +300,5 @@ def _labels(
         raise data_error(table.path, got, "each row has a label", "fill it, or remove the row")
     if columns.task == "tag":
         return None, cells
-    same = table.constant(name)
-    if not same.all():
-        row = int((~same).argmax())
-        got = f"the label {cells[row]!r} in {table.place(row)}, column {name!r}, after another"
-        fix = "correct it, or pass --task tag for a label a row"
-        raise data_error(table.path, got, "the rows of a sequence have one label", fix)
+    _refuse_change(table, name)
     return tuple(cells[table.offsets[:-1]].tolist()), None

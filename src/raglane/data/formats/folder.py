@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from raglane.data.formats.base import data_error, open_error, read_bytes
+from raglane.data.formats.base import data_error, has_utf8, open_error, read_bytes
 from raglane.data.records import Columns, Records, offsets_of
 
 __all__ = ["read"]
@@ -79,6 +79,9 @@ def _texts(path: Path) -> tuple[list[Path], list[str]]:
     if not texts:
         got = f"{len(entries)} entries, none of them a text" if entries else "an empty folder"
         raise data_error(path, got, "a folder holds one .txt file a class", "add them, or pass a file")
+    odd = next((entry.name for entry in texts if not has_utf8(entry.name)), None)
+    if odd is not None:
+        raise data_error(path, f"a file named {odd!a}", "a name is the class, text in UTF-8", "rename the file")
     kept = set(texts)
     return texts, [entry.name for entry in entries if entry not in kept]
 

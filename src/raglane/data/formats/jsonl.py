@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from raglane.data.formats.base import data_error, read_bytes
+from raglane.data.formats.base import data_error, has_utf8, read_bytes
 from raglane.data.formats.table import choose, records_of
 from raglane.data.records import Columns, Records
 from raglane.errors import DataError, require
@@ -64,6 +64,10 @@ def _rows(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
         if not isinstance(row, dict):
             got = f"a JSON {_kind(row)}"
             raise data_error(path, got, "one JSON object a line", 'write {"values": [...], ...}', number)
+        # Only these bytes, an escape or half a pair written out, can give what UTF-8 has not.
+        if (b"\\u" in line or b"\xed" in line) and not has_utf8(json.dumps(row, ensure_ascii=False)):
+            got = "half a surrogate pair, which is no character"
+            raise data_error(path, got, "a text is Unicode characters", "correct the line", number)
         rows.append(row)
         lines.append(number)
     return rows, lines

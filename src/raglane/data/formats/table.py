@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from raglane.data.formats.base import choose_column, data_error, id_column, named_column
+from raglane.data.formats.base import choose_column, count_of, data_error, id_column, named_column
+from raglane.data.missing import FILL
 from raglane.data.records import Columns, Records, offsets_of, place_of
 from raglane.errors import DataError, require
 
@@ -167,7 +168,7 @@ class _Reader:
         if elements.null_count:
             row, step = place_of(offsets, int(elements.is_null().to_numpy().argmax()))
             got = f"a null in {self.row(row)}, step {step}, column {name!r}"
-            fix = "fill it, write NaN and pass --missing zero or --missing forward, or remove the row"
+            fix = f"fill it, remove the row, or write NaN and {FILL}"
             raise self.error(got, "the elements of a sequence are not null", fix)
 
 
@@ -247,19 +248,20 @@ def _sequences(reader: _Reader, column: Any, name: str) -> tuple[npt.NDArray[Any
         return _numbers(elements)[:, None], offsets
     widths, entries = _explode(elements)
     if len(widths) == 0:
-        got = f"empty lists only, in column {name!r}"
-        raise reader.error(got, "the number of channels shows in the data", "pass at least one step")
+        # Sequences of length 0 alone: how many channels they have does not show, and a model need not be told.
+        return np.zeros((0, 0), dtype=np.float32), offsets
     if (widths != widths[0]).any():
         odd = int((widths != widths[0]).argmax())
         row, step = place_of(offsets, odd)
-        got = f"{widths[odd]} channels in {reader.row(row)}, step {step}, column {name!r}, after {widths[0]} channels"
+        got = f"{count_of(widths[odd], 'channel')} in {reader.row(row)}, step {step}, column {name!r}"
+        got += f", after {count_of(widths[0], 'channel')}"
         raise reader.error(got, "all steps have the same channels", "correct the row, or remove it")
     if entries.null_count:
         # The place of an entry is that of its step.
         first = int(entries.is_null().to_numpy().argmax())
         row, step = place_of(offsets, first // int(widths[0]))
         got = f"a null in {reader.row(row)}, step {step}, channel {first % int(widths[0])}, column {name!r}"
-        fix = "fill it, or write NaN and pass --missing zero or --missing forward"
+        fix = f"fill it, or write NaN and {FILL}"
         raise reader.error(got, "the elements of a sequence are not null", fix)
     return _numbers(entries).reshape(len(widths), int(widths[0])), offsets
 

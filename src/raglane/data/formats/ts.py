@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from raglane.data.formats.base import data_error, read_bytes
+from raglane.data.formats.base import count_of, data_error, has_utf8, read_bytes
 from raglane.data.records import Columns, Records, offsets_of
 from raglane.errors import DataError, MissingExtraError
 
@@ -139,6 +139,9 @@ def _read_directive(path: Path, header: _Header, name: str, words: list[str], nu
     elif name == "classlabel":
         header.has_class = _flag(path, name, words, number)
         classes = words[1:]
+        odd = next((word for word in classes if not has_utf8(word)), None)
+        if odd is not None:
+            raise data_error(path, f"the class {odd!a}", "a class is text in UTF-8", "convert the file", number)
         if header.has_class and not classes:
             rule = "the classes are listed after '@classLabel true'"
             raise data_error(path, "no class", rule, "list the classes there", number)
@@ -172,7 +175,8 @@ def _fields(path: Path, header: _Header, line: str, number: int) -> list[str]:
         header.notes.append(f"no @dimensions: {count}, as in line {number}")
     if count != header.dimensions:
         label = " and a label" if header.has_label else ""
-        rule = f"{header.dimensions or 'some'} channels{label}, as the header says"
+        channels = "some channels" if header.dimensions is None else count_of(header.dimensions, "channel")
+        rule = f"{channels}{label}, as the header says"
         fix = "restore the line, or correct the header"
         raise data_error(path, f"{len(fields)} fields separated by ':'", rule, fix, number)
     return fields

@@ -1,0 +1,121 @@
+"""What stands in the JSON files of a run, checked on the way back in: they may be damaged, or edited by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from raglane.errors import ArgumentError, CheckpointError, explain
+
+__all__ = ["build", "damaged", "reading"]
+
+_WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "null"}
+
+Kind = TypeVar("Kind")
+
+
+def build(kind: type[Kind], content: Any, name: str) -> Kind:
+    """A dataclass from the JSON object of its fields.
+
+    Args:
+        kind: a dataclass; its fields are numbers, texts, None, and lists, dicts and dataclasses of these.
+        content: what JSON gave; a field with a default may be absent.
+        name: of the object, for the message.
+
+    Raises:
+        ValueError: an entry is missing, unknown or of another type than its field.
+        ArgumentError: the dataclass refuses a value.
+
+    Example:
+        >>> @dataclasses.dataclass
+        ... class Point:
+        ...     x: float
+        >>> build(Point, {"x": 2}, "point")
+        Point(x=2)
+        >>> build(Point, {"x": None}, "point")
+        Traceback (most recent call last):
+        ...
+        ValueError: point.x = None, which is not a number
+    """
+    if not isinstance(content, dict):
+        raise ValueError(f"{name} = {_short(content)}, which is not an object")
+    fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    unknown = [key for key in content if key not in fields]
+    if unknown:
+        raise ValueError(f"{name} with the unknown entry {unknown[0]!r}")
+    hints = typing.get_type_hints(kind)
+    values = {}
+    for key, field in fields.items():
+        if key in content:
+            values[key] = _value(hints[key], content[key], f"{name}.{key}")
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise ValueError(f"{name} without the entry {key!r}")
+    return kind(**values)
+
+
+def _value(hint: Any, value: Any, name: str) -> Any:
+    """A value of the type that a field has, or a ValueError."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        if value is None and type(None) in arguments:
+            return None
+        # Of the types beside None that a field may have, JSON can hold one.
+        return _value(next(argument for argument in arguments if _is_json(argument)), value, name)
+    if dataclasses.is_dataclass(hint):
+        return build(typing.cast(type[Any], hint), value, name)
+    if origin is list and isinstance(value, list):
+        return [_value(arguments[0], entry, f"{name}[{place}]") for place, entry in enumerate(value)]
+    if origin is dict and isinstance(value, dict):
+        return {key: _value(arguments[1], entry, f"{name}.{key}") for key, entry in value.items()}
+    wanted = (int, float) if hint is float else origin or hint
+    # To Python a bool is an int.
+    if isinstance(value, wanted) and (hint is bool or not isinstance(value, bool)):
+        return value
+    words = _WORDS.get(hint, {list: "a list", dict: "an object"}.get(origin, "what it should be"))
+    raise ValueError(f"{name} = {_short(value)}, which is not {words}")
+
+
+def _is_json(hint: Any) -> bool:
+    return typing.get_origin(hint) in (list, dict) or hint in (int, float, str, bool) or dataclasses.is_dataclass(hint)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def damaged(path: Path, what: str) -> CheckpointError:
+    """The error for a file that is not as it was written.
+
+    Args:
+        path: the file.
+        what: is wrong with it.
+    """
+    return CheckpointError(
+        explain(str(path), what, "a file that Raglane wrote, whole and unchanged", "copy it again or train anew")
+    )
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn whatever goes wrong while the content of a file is put to use into an error that names the file.
+
+    Args:
+        path: the file.
+
+    Raises:
+        CheckpointError: instead of an error that says nothing of the file.
+    """
+    try:
+        yield
+    except ArgumentError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    except KeyError as error:
+        raise damaged(path, f"no entry {error}") from error
+    except (TypeError, ValueError, RuntimeError, AttributeError, IndexError, OverflowError) as error:
+        raise damaged(path, " ".join(str(error).split())) from error
