@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 RUN := runs/demo
-# Small models run on few cores: more workers than cores only get in each other's way.
+# Processes that run the tests side by side; the networks in them are small, so each takes one thread.
 JOBS ?= 2
 
 .PHONY: help setup demo test check format bench clean
@@ -29,7 +29,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 demo: $(READY)
-	$(BIN)/raglane train --out $(RUN) --overwrite
+	$(BIN)/raglane train --out $(RUN) --overwrite --threads 1
 	$(BIN)/raglane evaluate $(RUN)
 	$(BIN)/raglane predict $(RUN) --output $(RUN)/predictions.csv --probabilities
 	@head -n 4 $(RUN)/predictions.csv | cut -d, -f1-3
