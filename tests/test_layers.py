@@ -283,6 +283,15 @@ def test_step_by_step_equals_at_once(kind: dict[str, Any], first: bool) -> None:
     assert alone.shape == (layer.proj_size or 4,)
 
 
+@pytest.mark.parametrize(("schedule", "backend"), PAIRS)
+@pytest.mark.parametrize("arguments", [a for a in ARGUMENTS if a["num_layers"] == 2 and a["bias"]], ids=name_of)
+def test_dropout_is_nothing_in_eval_mode(arguments: dict[str, Any], schedule: str, backend: str) -> None:
+    theirs, mine = pair_of_layers({**arguments, "dropout": 0.5}, torch.float64, schedule=schedule, backend=backend)
+    sequences = sequences_of([3, 0, 5], (5,))
+    expected, _ = one_by_one(theirs.eval(), sequences, state := state_of(theirs, 3, torch.float64))
+    assert_close(mine.eval()(rl.Ragged(sequences), state)[0].values, torch.cat(expected), "output")
+
+
 @pytest.mark.parametrize("backend", ["torch", "reference"])
 def test_dropout_statistics(backend: str) -> None:
     """In training a share of the first layer's outputs is zeroed, which the second layer shows; not in eval."""

@@ -150,6 +150,8 @@ def test_from_padded_with_a_mask(lengths: list[int], side: str, device: torch.de
         padded[row, places] = sequence
         mask[row, places] = True
     assert same(rl.Ragged.from_padded(padded, mask=mask), sequences)
+    if side != "holes":
+        assert same(rl.Ragged.from_padded(padded, lengths, padding_side=side), sequences)
     turned = rl.Ragged.from_padded(padded.transpose(0, 1), batch_first=False, mask=mask.T)
     assert same(turned, sequences)
 
@@ -259,6 +261,7 @@ def test_constructor_refuses(sequences: Any, error: type[Exception], says: str) 
         (torch.ones(2, 3), {"lengths": [1, -1]}, ShapeError, "length of -1"),
         (torch.ones(2), {"lengths": [1, 1]}, ShapeError, "dimension of sequences and one of steps"),
         ([[1, 2]], {"lengths": [2]}, ArgumentTypeError, "one padded tensor"),
+        (torch.ones(2, 3), {"lengths": [1, 1], "padding_side": "up"}, ShapeError, "left"),
         (torch.ones(2, 3), {"mask": torch.ones(2, 3)}, ArgumentTypeError, "bool"),
         (torch.ones(2, 3), {"mask": torch.ones(3, 2).bool()}, ShapeError, "first two dimensions"),
     ],

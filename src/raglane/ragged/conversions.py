@@ -68,16 +68,23 @@ class Conversions(FlatBatch):
 
     @classmethod
     def from_padded(
-        cls, padded: Tensor, lengths: Any = None, batch_first: bool = True, *, mask: Tensor | None = None
+        cls,
+        padded: Tensor,
+        lengths: Any = None,
+        batch_first: bool = True,
+        *,
+        padding_side: str = "right",
+        mask: Tensor | None = None,
     ) -> Self:
         """The real elements of a padded tensor.
 
         Args:
             padded: ``(B, T, *features)``, or ``(T, B, *features)`` where ``batch_first`` is False.
-            lengths: ``(B,)`` integers from 0 to ``T``, for padding on the right; a list, an array, or a tensor,
+            lengths: ``(B,)`` integers from 0 to ``T``, for padding on one side; a list, an array, or a tensor,
                 which is copied to the host where it is on a GPU. Either these
             batch_first: whether the batch is the first dimension of ``padded``, and of ``mask``.
-            mask: or ``(B, T)`` bool, True where an element is real: for padding on the left, or anywhere. Its
+            padding_side: with ``lengths``, where the padding stands, ``"right"`` or ``"left"``.
+            mask: or ``(B, T)`` bool, True where an element is real, for padding anywhere. Its
                 count is read on the host, which waits for a GPU.
 
         Raises:
@@ -89,6 +96,8 @@ class Conversions(FlatBatch):
             >>> Ragged.from_padded(padded, [2, 3]).to_list()
             [tensor([1, 2]), tensor([3, 4, 5])]
             >>> left = torch.tensor([[0, 1, 2], [3, 4, 5]])
+            >>> Ragged.from_padded(left, [2, 3], padding_side="left").to_list()
+            [tensor([1, 2]), tensor([3, 4, 5])]
             >>> Ragged.from_padded(left, mask=left > 0).to_list()
             [tensor([1, 2]), tensor([3, 4, 5])]
         """
@@ -103,7 +112,7 @@ class Conversions(FlatBatch):
             )
         if mask is not None:
             return cls._from_mask(padded, mask, batch_first)
-        values, host_lengths, offsets = padded_to_flat(padded, lengths, batch_first)
+        values, host_lengths, offsets = padded_to_flat(padded, lengths, batch_first, padding_side)
         return cls._make(values, offsets, host_lengths)
 
     @classmethod
