@@ -7,12 +7,13 @@ RUN := runs/demo
 # Processes that run the tests side by side; the networks in them are small, so each takes one thread.
 JOBS ?= 2
 
-.PHONY: help setup demo test check format bench clean
+.PHONY: help setup demo test check kernels format bench clean
 
 help:
 	@echo "make demo    train on the bundled recordings, evaluate, predict"
 	@echo "make test    run the tests"
 	@echo "make check   format, lint, types, layers"
+	@echo "make kernels build the CPU kernels, which layers with backend='cpu' use (experimental)"
 	@echo "make format  rewrite the files as the formatter wants them"
 	@echo "make bench   measure rl.packing against PyTorch"
 	@echo "make clean   remove what the targets above made"
@@ -42,6 +43,14 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Experimental: not part of the set-up yet. cmake and ninja come from the registry where the machine has none.
+kernels: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt cmake ninja
+	$(BIN)/cmake -S . -B build/kernels -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
+	$(BIN)/cmake --build build/kernels
+	cp build/kernels/libraglane_cpu.so src/raglane/kernels/cpu/
+	$(BIN)/python -m pytest -n $(JOBS) --quiet tests/test_cpu_kernels.py
 
 format: $(READY)
 	$(BIN)/ruff format .

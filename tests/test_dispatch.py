@@ -20,7 +20,7 @@ def a_batch() -> rl.Ragged:
 
 
 def test_every_pair_is_of_known_schedules() -> None:
-    assert set(BACKENDS) == {"torch", "reference"}
+    assert set(BACKENDS) == {"torch", "reference", "cpu"}
     assert tuple(BACKENDS["reference"].schedules) == tuple(SCHEDULES)
     for backend in BACKENDS.values():
         assert set(backend.schedules) <= set(SCHEDULES)

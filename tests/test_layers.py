@@ -18,7 +18,8 @@ from raglane.kernels.dispatch import BACKENDS
 from strategies import lengths, sequences_of
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
-PAIRS = [(schedule, name) for name, backend in BACKENDS.items() for schedule in backend.schedules]
+# The cpu kernels have shared tests of their own, which know whether they are built: tests/test_cpu_kernels.py.
+PAIRS = [(schedule, name) for name in ("torch", "reference") for schedule in BACKENDS[name].schedules]
 
 KINDS: list[dict[str, Any]] = [
     {"kind": "RNN", "nonlinearity": "tanh"},
@@ -142,7 +143,7 @@ def test_any_lengths(arguments: dict[str, Any], lengths: list[int]) -> None:
         compare({**arguments, "bidirectional": True}, torch.float64, lengths)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["torch", "reference"])
 def test_a_batch_without_elements_still_trains(backend: str) -> None:
     """A training step on empty sequences alone moves nothing, and breaks nothing."""
     layer = rl.nn.LSTM(5, 4, backend=backend)

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 from raglane.errors import DispatchError, explain
-from raglane.kernels import reference
+from raglane.kernels import cpu, reference
 from raglane.kernels import torch as torch_kernels
 from raglane.kernels.contract import Backend, Request, Result, Traits
 from raglane.schedules import SCHEDULES
@@ -20,6 +20,7 @@ AUTO = "auto"
 BACKENDS: dict[str, Backend] = {
     "torch": torch_kernels.BACKEND,
     "reference": reference.BACKEND,
+    "cpu": cpu.BACKEND,
 }
 """The backends by name, in the order in which ``auto`` prefers them."""
 

@@ -1,0 +1,8 @@
+// The backward loop for the instruction set that the build names, and its table of entries; see kernels.h.
+#include "kernels.h"
+
+namespace raglane::RAGLANE_TARGET {
+int32_t forward(const Call& call);
+int32_t backward(const Call& call) { return run<BackwardScan>(call); }
+extern const Kernels kernels = {forward, backward, apply};
+}  // namespace raglane::RAGLANE_TARGET

@@ -1,0 +1,30 @@
+// Elman's network: h' = tanh(a) or relu(a), a = W_ih x + b_ih + W_hh h + b_hh. See src/raglane/cells/elman.py.
+#pragma once
+
+#include "../activations.h"
+
+namespace raglane::RAGLANE_TARGET {
+
+template <class A, bool RELU> struct Elman {
+  using V = Vec<A>;
+  static constexpr int gates = 1, slots = 1, saved = 0;
+  static constexpr bool has_c = false;
+  static constexpr int unit_vectors = 4;  // one gate alone would leave most registers idle
+  static constexpr int hidden_slot(int gate) { return gate; }
+
+  static RAGLANE_INLINE V forward(const V* a, V /*h*/, V& /*c*/, V* /*save*/) {
+    if constexpr (RELU) return a[0] < (A)0 ? V{} : a[0];  // NaN stays
+    else return tanh<A>(a[0]);
+  }
+
+  static RAGLANE_INLINE V backward(const V* /*save*/, V output, V /*h*/, V /*c_before*/, V /*c*/, V dh, V& /*dc*/,
+                                   V* da) {
+    if constexpr (RELU) da[0] = output > (A)0 ? dh : V{};
+    else da[0] = dh * fma(-output, output, splat<V>((A)1));
+    return V{};
+  }
+
+  static RAGLANE_INLINE V unprojected(const V* /*save*/, V /*c*/) { return V{}; }
+};
+
+}  // namespace raglane::RAGLANE_TARGET

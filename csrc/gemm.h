@@ -1,0 +1,177 @@
+// Products of a few rows with packed weights.
+//
+// A panel holds the weights of up to four vectors of output columns, side by side for each k: the micro-kernel reads
+// one stream, and keeps rows x vectors sums in registers.
+//
+// NOTE (order of sums): a sum starts from its first value and takes k = 0, 1, 2 ... one fused multiply-add at a time,
+// whatever the number of rows beside it, and whether it stays in a register or rests in memory between two parts of
+// k. So the bits of a row depend on that row and the weights alone. All divisions of work rely on this.
+#pragma once
+
+#include "simd.h"
+
+namespace raglane::RAGLANE_TARGET {
+
+// Rows a tile holds at most: sums, weights and one broadcast value must fit the registers.
+inline constexpr int tile_rows = registers == 32 ? 6 : 3;
+inline constexpr int panel_vectors = 4;
+
+// to[row][offsets[v] ...] += rows[row][k] * panel[k][v], for k = 0 .. depth - 1: a few rows, and the VECTORS vectors of
+// columns of a panel. The sums are read before the first k and written after the last.
+template <int ROWS, int VECTORS, class A>
+void multiply_tile(const A* const* rows, const A* panel, int64_t depth, A* const* to, const int64_t* offsets) {
+  using V = Vec<A>;
+  constexpr int width = Lanes<A>::width;
+  const A* row[ROWS];
+  V sums[ROWS][VECTORS];
+#pragma GCC unroll 8
+  for (int r = 0; r < ROWS; r++) {
+    row[r] = rows[r];
+#pragma GCC unroll 8
+    for (int v = 0; v < VECTORS; v++) sums[r][v] = load(to[r] + offsets[v]);
+  }
+  for (int64_t k = 0; k < depth; k++, panel += VECTORS * width) {
+    if constexpr (registers == 32) {
+      V weight[VECTORS];
+#pragma GCC unroll 8
+      for (int v = 0; v < VECTORS; v++) weight[v] = load(panel + v * width);
+#pragma GCC unroll 8
+      for (int r = 0; r < ROWS; r++) {
+        V x = splat_at(row[r] + k);
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; v++) sums[r][v] = fma(x, weight[v], sums[r][v]);
+      }
+    } else {  // fewer registers: hold the rows' values, and one weight at a time
+      V x[ROWS];
+#pragma GCC unroll 8
+      for (int r = 0; r < ROWS; r++) x[r] = splat_at(row[r] + k);
+#pragma GCC unroll 8
+      for (int v = 0; v < VECTORS; v++) {
+        V weight = load(panel + v * width);
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; r++) sums[r][v] = fma(x[r], weight, sums[r][v]);
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 8
+    for (int v = 0; v < VECTORS; v++) store(to[r] + offsets[v], sums[r][v]);
+}
+
+// The same for 1 to tile_rows rows and 1 to panel_vectors vectors, known at run time.
+template <class A>
+inline void multiply(int rows, int vectors, const A* const* from, const A* panel, int64_t depth, A* const* to,
+                     const int64_t* offsets) {
+  using Kernel = void (*)(const A* const*, const A*, int64_t, A* const*, const int64_t*);
+  static constexpr Kernel kernels[6][panel_vectors] = {
+#define RAGLANE_ROW(n) \
+  { multiply_tile<n, 1, A>, multiply_tile<n, 2, A>, multiply_tile<n, 3, A>, multiply_tile<n, 4, A> }
+      RAGLANE_ROW(1), RAGLANE_ROW(2), RAGLANE_ROW(3),
+#if RAGLANE_REGISTERS == 32
+      RAGLANE_ROW(4), RAGLANE_ROW(5), RAGLANE_ROW(6),
+#endif
+#undef RAGLANE_ROW
+  };
+  kernels[rows - 1][vectors - 1](from, panel, depth, to, offsets);
+}
+
+// 0, 1, ... N - 1 as a type.
+template <int... I> struct Integers {};
+template <int N, int... I> struct UpTo : UpTo<N - 1, N - 1, I...> {};
+template <int... I> struct UpTo<0, I...> {
+  using type = Integers<I...>;
+};
+
+// How many of `rows` rows the next tile takes, so that all tiles are as even as can be.
+inline int next_tile(int rows) {
+  int tiles = (rows + tile_rows - 1) / tile_rows;
+  return (rows + tiles - 1) / tiles;
+}
+
+// One stage of a transposition: blocks of HALF x HALF change places in pairs of rows that are HALF apart.
+template <int HALF, class A, int... I> RAGLANE_INLINE void exchange(Vec<A>* rows, Integers<I...>) {
+  constexpr int width = Lanes<A>::width;
+#pragma GCC unroll 16
+  for (int i = 0; i < width; i++) {
+    if (i & HALF) continue;
+    Vec<A> a = rows[i], b = rows[i + HALF];
+    rows[i] = __builtin_shufflevector(a, b, (I & HALF ? width + I - HALF : I)...);
+    rows[i + HALF] = __builtin_shufflevector(a, b, (I & HALF ? width + I : I + HALF)...);
+  }
+}
+
+// Transpose a square of `width` vectors.
+template <class A> RAGLANE_INLINE void transpose(Vec<A>* rows) {
+  using All = typename UpTo<Lanes<A>::width>::type;
+  exchange<1, A>(rows, All{});
+  if constexpr (Lanes<A>::width > 2) exchange<2, A>(rows, All{});
+  if constexpr (Lanes<A>::width > 4) exchange<4, A>(rows, All{});
+  if constexpr (Lanes<A>::width > 8) exchange<8, A>(rows, All{});
+}
+
+// A matrix cut into panels of up to `units` vectors of columns, each with all gates of those columns.
+template <class A> struct Panels {
+  A* data = nullptr;
+  int64_t columns = 0, depth = 0;
+  int gates = 1, units = panel_vectors;
+
+  static constexpr int width = Lanes<A>::width;
+  int64_t panel_columns() const { return (int64_t)units * width; }
+  int64_t count() const { return (columns + panel_columns() - 1) / panel_columns(); }
+  int64_t padded_columns() const { return (columns + width - 1) / width * width; }
+  int64_t size() const { return padded_columns() * gates * depth; }
+  const A* at(int64_t panel) const { return data + panel * panel_columns() * gates * depth; }
+  // Vectors of columns in a panel: fewer in the last.
+  int units_in(int64_t panel) const {
+    int64_t rest = padded_columns() - panel * panel_columns();
+    return (int)(rest < panel_columns() ? rest / width : units);
+  }
+
+  // Pack one panel from weights (gates * columns, depth): columns of the product are rows of the matrix.
+  template <class S> void pack_transposed(const S* matrix, int64_t panel) {
+    int in_panel = units_in(panel);
+    int64_t stride = (int64_t)gates * in_panel * width;
+    A* to = data + panel * panel_columns() * gates * depth;
+    for (int gate = 0; gate < gates; gate++)
+      for (int unit = 0; unit < in_panel; unit++) {
+        int64_t first = panel * panel_columns() + unit * width;
+        int real = (int)(columns - first < width ? columns - first : width);
+        const S* from = matrix + (gate * columns + first) * depth;
+        A* column = to + (gate * in_panel + unit) * width;
+        for (int64_t k = 0; k < depth; k += width) {
+          int count = (int)(depth - k < width ? depth - k : width);
+          Vec<A> square[width] = {};
+          for (int lane = 0; lane < real; lane++) square[lane] = load(from + lane * depth + k, count);
+          transpose<A>(square);
+          for (int i = 0; i < count; i++, column += stride) store(column, square[i]);
+        }
+      }
+  }
+
+  // Pack one panel from a matrix (depth, columns), for one gate.
+  template <class S> void pack_straight(const S* matrix, int64_t panel) {
+    int in_panel = units_in(panel);
+    A* to = data + panel * panel_columns() * depth;
+    int64_t first = panel * panel_columns();
+    for (int64_t k = 0; k < depth; k++)
+      for (int unit = 0; unit < in_panel; unit++, to += width) {
+        int64_t column = first + unit * width;
+        store(to, load(matrix + k * columns + column, (int)(columns - column < width ? columns - column : width)));
+      }
+  }
+};
+
+// to[row] += rows[row] x one panel of a plain product. Rows of `to` have room for whole vectors.
+template <class A>
+void multiply_panel(const Panels<A>& panels, int64_t panel, int rows, A* const* from, A* const* to) {
+  int64_t offsets[panel_vectors];
+  for (int v = 0; v < panel_vectors; v++) offsets[v] = panel * panels.panel_columns() + v * Lanes<A>::width;
+  for (int first = 0, size; first < rows; first += size) {
+    size = next_tile(rows - first);
+    multiply(size, panels.units_in(panel), (const A* const*)from + first, panels.at(panel), panels.depth, to + first,
+             offsets);
+  }
+}
+
+}  // namespace raglane::RAGLANE_TARGET

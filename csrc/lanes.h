@@ -1,0 +1,155 @@
+// Which sequence runs in which lane at which step, and who works on it.
+//
+// A team is one thread, or several that share their lanes and divide the hidden units among them. A team holds up to
+// `capacity` lanes; a lane works through one sequence and then takes the next that waits, longest first. The live
+// lanes stand together at the front.
+//
+// NOTE (teams): every thread of a team keeps a LaneSet of its own, and all of them go through the same sequence of
+// states. That needs a source of sequences that gives each the same answers: with several threads a team, a
+// fixed share of the order in place of the shared counter.
+#pragma once
+
+#include <sched.h>
+#include <stdlib.h>
+
+#include "common.h"
+#include "simd.h"
+
+namespace raglane::RAGLANE_TARGET {
+
+// Memory of one call, aligned for vectors, given back at its end.
+template <class T> class Scratch {
+ public:
+  Scratch() = default;
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  ~Scratch() { free(data_); }
+  bool reserve(int64_t count, bool poison) {
+    size_t bytes = ((size_t)count * sizeof(T) + 127) / 64 * 64;
+    data_ = (T*)aligned_alloc(64, bytes);
+    if (data_ && poison) memset((void*)data_, 0xff, bytes);
+    return data_ != nullptr;
+  }
+  T* get() const { return data_; }
+
+ private:
+  T* data_ = nullptr;
+};
+
+// Where the threads of a team wait for each other, once a step.
+struct alignas(64) Barrier {
+  int arrived = 0;
+  int round = 0;
+
+  void wait(int members) {
+    if (members == 1) return;
+    int mine = __atomic_load_n(&round, __ATOMIC_ACQUIRE);
+    if (__atomic_add_fetch(&arrived, 1, __ATOMIC_ACQ_REL) == members) {
+      __atomic_store_n(&arrived, 0, __ATOMIC_RELAXED);
+      __atomic_store_n(&round, mine + 1, __ATOMIC_RELEASE);
+      return;
+    }
+    for (int spins = 0; __atomic_load_n(&round, __ATOMIC_ACQUIRE) == mine; spins++) {
+      // On a core that others use as well, the thread that is waited for may need this one's place.
+      if (spins > 200) sched_yield();
+#if defined(__x86_64__)
+      else __builtin_ia32_pause();
+#endif
+    }
+  }
+};
+
+// The sequences of one direction that nobody has taken.
+struct alignas(64) Queue {
+  int64_t taken = 0;
+};
+
+struct Team {
+  int index, count;      // this team among those that serve the direction, and how many they are
+  int member, members;   // this thread among those of the team
+  bool dealt;            // whether this team has a share dealt out, or only takes from the counter
+  Barrier* barrier;
+};
+
+inline constexpr int most_lanes = 48;
+
+// How many lanes a team should hold: so many that the work is done when the longest sequence is, with some to spare,
+// and no more, so that the rows are used evenly.
+inline int lane_capacity(const Call& call, int64_t teams, int64_t row_bytes) {
+  if (call.ordered == 0) return 1;
+  int64_t needed = (int64_t)(1.15 * (double)call.layer->elements / (double)(teams * call.longest)) + 1;
+  int64_t share = (call.ordered + teams - 1) / teams;
+  int64_t most = call.cache / 2 / row_bytes / 6 * 6;
+  most = most < 12 ? 12 : most > most_lanes ? most_lanes : most;
+  int64_t lanes = (needed + 5) / 6 * 6;
+  lanes = lanes < most ? lanes : most;
+  return (int)(lanes < share ? lanes : share);
+}
+
+class LaneSet {
+ public:
+  int active = 0;
+  int64_t sequence[most_lanes];
+  int64_t element[most_lanes];  // the row of the values that the lane computes now
+  int64_t left[most_lanes];     // how many elements of the sequence remain, that one included
+
+  // `ascending`: whether elements are computed from a sequence's start to its end.
+  LaneSet(const Call& call, const Team& team, Queue* queue, int capacity, bool ascending)
+      : call_(call), team_(team), queue_(queue), capacity_(capacity), step_(ascending ? 1 : -1) {}
+
+  // Take up to `capacity` sequences; begin(lane) is called for each.
+  template <class Begin> void fill(Begin&& begin) {
+    while (active < capacity_ && take(active)) begin(active++);
+  }
+
+  // Go to the next step. finish(lane) is called for a lane whose sequence ended, then begin(lane) if it takes another;
+  // else the last live lane moves into its place: move(from, to).
+  template <class Finish, class Begin, class Move> void advance(Finish&& finish, Begin&& begin, Move&& move) {
+    for (int lane = 0; lane < active;) {
+      if (--left[lane] > 0) {
+        element[lane++] += step_;
+        continue;
+      }
+      finish(lane);
+      if (take(lane)) {
+        begin(lane++);
+        continue;
+      }
+      int last = --active;
+      if (last == lane) continue;
+      sequence[lane] = sequence[last], element[lane] = element[last], left[lane] = left[last];
+      move(last, lane);
+    }
+  }
+
+ private:
+  const Call& call_;
+  const Team& team_;
+  Queue* queue_;
+  int capacity_;
+  int64_t step_;
+  int64_t share_ = 0;
+
+  bool take(int lane) {
+    int64_t place = next();
+    if (place >= call_.ordered) return false;
+    const int64_t* offsets = call_.layer->offsets;
+    int64_t taken = call_.order[place];
+    sequence[lane] = taken;
+    left[lane] = offsets[taken + 1] - offsets[taken];
+    element[lane] = step_ > 0 ? offsets[taken] : offsets[taken + 1] - 1;
+    return true;
+  }
+
+  // The first sequences are dealt out like cards, back and forth, so that no team holds all the long ones.
+  int64_t next() {
+    bool fixed = team_.dealt && (team_.members > 1 || share_ < capacity_);
+    if (fixed) {
+      int64_t round = share_++;
+      return round * team_.count + (round % 2 ? team_.count - 1 - team_.index : team_.index);
+    }
+    return (int64_t)team_.count * capacity_ + __atomic_fetch_add(&queue_->taken, 1, __ATOMIC_RELAXED);
+  }
+};
+
+}  // namespace raglane::RAGLANE_TARGET

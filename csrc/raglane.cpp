@@ -1,0 +1,210 @@
+// The C interface: arguments are checked, sequences put in order, and the instruction set's kernels called.
+#include "raglane.h"
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+#include <new>
+#include <vector>
+
+#if defined(__linux__)
+#include <unistd.h>
+#endif
+
+#include "common.h"
+
+namespace {
+
+using raglane::Call;
+using raglane::Kernels;
+
+// An error on its way to the caller's message; it never leaves this file.
+struct Failure {
+  int32_t status;
+  char text[256];
+};
+
+[[noreturn]] [[gnu::format(printf, 1, 2)]] void fail(const char* format, ...) {
+  Failure failure{RAGLANE_BAD_ARGUMENT, {}};
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(failure.text, sizeof failure.text, format, arguments);
+  va_end(arguments);
+  throw failure;
+}
+
+bool processor_has(int64_t isa) {
+  switch (isa) {
+    case RAGLANE_PORTABLE: return true;
+#if defined(RAGLANE_X86)
+    case RAGLANE_AVX2: return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    case RAGLANE_AVX512:
+      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma");
+#endif
+  }
+  return false;
+}
+
+const Kernels& kernels_of(int64_t isa) {
+  if (!processor_has(isa)) fail("isa: got %lld; this processor or this build does not have it", (long long)isa);
+#if defined(RAGLANE_X86)
+  if (isa == RAGLANE_AVX2) return raglane::avx2::kernels;
+  if (isa == RAGLANE_AVX512) return raglane::avx512::kernels;
+#endif
+  return raglane::portable::kernels;
+}
+
+int64_t cache_bytes() {
+#if defined(_SC_LEVEL2_CACHE_SIZE)
+  long bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
+  if (bytes > 0) return bytes;
+#endif
+  return 512 * 1024;
+}
+
+void at_least(const char* name, int64_t value, int64_t least) {
+  if (value < least) fail("%s: got %lld; the rule: at least %lld", name, (long long)value, (long long)least);
+}
+
+void present(const char* name, const void* pointer) {
+  if (!pointer) fail("%s: got a null pointer; the rule: it is needed here", name);
+}
+
+void check_sizes(const raglane_layer& l) {
+  if (l.abi != RAGLANE_ABI) fail("abi: got %lld; the rule: %d", (long long)l.abi, RAGLANE_ABI);
+  if (l.cell < RAGLANE_RNN_TANH || l.cell > RAGLANE_GRU) fail("cell: got %lld; no such cell", (long long)l.cell);
+  if (l.dtype < RAGLANE_FLOAT32 || l.dtype > RAGLANE_BFLOAT16) fail("dtype: got %lld; no such dtype", (long long)l.dtype);
+  if (l.directions != 1 && l.directions != 2) fail("directions: got %lld; the rule: 1 or 2", (long long)l.directions);
+  at_least("threads", l.threads, 1);
+  at_least("sequences", l.sequences, 0);
+  at_least("elements", l.elements, 0);
+  at_least("input_size", l.input_size, 1);
+  at_least("hidden_size", l.hidden_size, 1);
+  at_least("projection_size", l.projection_size, 0);
+  // Beyond these no product below overflows, and no machine has the memory.
+  const int64_t most = int64_t(1) << 40;
+  if (l.threads > 4096 || l.sequences > most || l.elements > most || l.input_size > (1 << 24) ||
+      l.hidden_size > (1 << 24) || l.projection_size > (1 << 24))
+    fail("sizes: got more than this kernel was written for");
+  if (l.projection_size > 0 && l.cell != RAGLANE_LSTM) fail("projection_size: got one; the rule: an LSTM alone has it");
+}
+
+void check_offsets(const raglane_layer& l) {
+  present("offsets", l.offsets);
+  if (l.offsets[0] != 0) fail("offsets[0]: got %lld; the rule: 0", (long long)l.offsets[0]);
+  for (int64_t b = 0; b < l.sequences; b++)
+    if (l.offsets[b + 1] < l.offsets[b])
+      fail("offsets[%lld]: got %lld after %lld; the rule: offsets never fall", (long long)b + 1,
+           (long long)l.offsets[b + 1], (long long)l.offsets[b]);
+  if (l.offsets[l.sequences] != l.elements)
+    fail("offsets[-1]: got %lld; the rule: the number of elements, %lld", (long long)l.offsets[l.sequences],
+         (long long)l.elements);
+}
+
+void check_pointers(const raglane_layer& l, bool backward) {
+  bool lstm = l.cell == RAGLANE_LSTM, saves = lstm || l.cell == RAGLANE_GRU;
+  for (int64_t d = 0; d < l.directions; d++) {
+    if (!backward) present("weights.input", l.weights[d].input);
+    present("weights.hidden", l.weights[d].hidden);
+    if (l.projection_size) present("weights.projection", l.weights[d].projection);
+  }
+  if (l.sequences > 0) {
+    present("initial_h", l.initial_h);
+    if (lstm) present("initial_c", l.initial_c);
+    if (!backward) present("final_h", l.final_h);
+    if (!backward && lstm) present("final_c", l.final_c);
+    if (backward) present("grad_initial_h", l.grad_initial_h);
+    if (backward && lstm) present("grad_initial_c", l.grad_initial_c);
+  }
+  if (l.elements == 0) return;
+  if (!backward) present("values", l.values);
+  if (!backward && lstm && (!l.gates != !l.cells)) fail("gates, cells: got one; the rule: both or neither");
+  if (!backward) return;
+  present("output", l.output);
+  if (saves) present("gates", l.gates);
+  if (lstm) present("cells", l.cells);
+  present("grad_gates", l.grad_gates);
+  present("previous_h", l.previous_h);
+  if (l.projection_size) present("grad_h", l.grad_h), present("unprojected", l.unprojected);
+}
+
+// The sequences that are not empty, longest first; of equal ones the earlier first, so that the order is one and the
+// same every time.
+std::vector<int64_t> order_of(const raglane_layer& l) {
+  std::vector<int64_t> order;
+  order.reserve(l.sequences);
+  for (int64_t b = 0; b < l.sequences; b++)
+    if (l.offsets[b] < l.offsets[b + 1]) order.push_back(b);
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
+    return l.offsets[a + 1] - l.offsets[a] > l.offsets[b + 1] - l.offsets[b];
+  });
+  return order;
+}
+
+int32_t report(int32_t status, const char* text, char* message, int64_t size) {
+  if (message && size > 0) std::snprintf(message, size, "%s", text);
+  return status;
+}
+
+template <class Body> int32_t guarded(char* message, int64_t size, Body&& body) {
+  try {
+    int32_t status = body();
+    if (status == RAGLANE_OUT_OF_MEMORY) throw std::bad_alloc();
+    return status;
+  } catch (const Failure& failure) {
+    return report(failure.status, failure.text, message, size);
+  } catch (const std::bad_alloc&) {
+    return report(RAGLANE_OUT_OF_MEMORY, "not enough memory for the kernel's scratch", message, size);
+  } catch (...) {
+    return report(RAGLANE_BAD_ARGUMENT, "an unknown failure", message, size);
+  }
+}
+
+int32_t run(const raglane_layer* layer, bool backward, char* message, int64_t size) {
+  return guarded(message, size, [&] {
+    present("layer", layer);
+    check_sizes(*layer);
+    check_offsets(*layer);
+    check_pointers(*layer, backward);
+    const Kernels& kernels = kernels_of(layer->isa);
+    std::vector<int64_t> order = order_of(*layer);
+    int64_t longest = order.empty() ? 0 : layer->offsets[order[0] + 1] - layer->offsets[order[0]];
+    raglane_layer mine = *layer;
+    // A thread is worth its start only for so much work; which thread does it changes no bit.
+    int64_t gates = layer->cell == RAGLANE_LSTM ? 4 : layer->cell == RAGLANE_GRU ? 3 : 1;
+    double work = 2.0 * gates * layer->hidden_size * (layer->input_size + layer->hidden_size) * layer->elements;
+    int64_t useful = (int64_t)std::min(4096.0, 1 + work * layer->directions / 4e6);
+    if (mine.flags == 0) mine.threads = std::min(mine.threads, useful);
+    return (backward ? kernels.backward : kernels.forward)(
+        Call{&mine, order.data(), (int64_t)order.size(), longest, cache_bytes()});
+  });
+}
+
+}  // namespace
+
+extern "C" {
+
+int32_t raglane_forward(const raglane_layer* layer, char* message, int64_t size) {
+  return run(layer, false, message, size);
+}
+
+int32_t raglane_backward(const raglane_layer* layer, char* message, int64_t size) {
+  return run(layer, true, message, size);
+}
+
+int32_t raglane_has_isa(int64_t isa) { return processor_has(isa); }
+
+int32_t raglane_abi(void) { return RAGLANE_ABI; }
+
+int32_t raglane_apply(int64_t isa, int64_t dtype, int64_t function, const void* in, void* out, int64_t count,
+                      char* message, int64_t size) {
+  return guarded(message, size, [&] {
+    at_least("count", count, 0);
+    if (count > 0) present("in", in), present("out", out);
+    int32_t status = kernels_of(isa).apply(dtype, function, in, out, count);
+    if (status != RAGLANE_OK) fail("dtype, function: got %lld, %lld; no such pair", (long long)dtype, (long long)function);
+    return status;
+  });
+}
+}

@@ -1,0 +1,120 @@
+/* Raglane's CPU kernels: the whole C interface.
+ *
+ * One call runs one recurrent layer, in one direction or in both at once, on a ragged batch: N elements that lie
+ * sequence after sequence, and B + 1 offsets. Letters: B sequences, N elements, D input size, H hidden size,
+ * P size of the state h (the projection's where there is one, else H), K directions, G gates.
+ *
+ * Every pointer is owned by the caller and used during the call alone. All matrices are row-major without gaps,
+ * except where a row length is given. `real` is the type that `dtype` names: float, double or bfloat16 (16 bits,
+ * computed with as float). Unless said otherwise no two arrays of a call may overlap, and inputs are not written.
+ *
+ * Functions return a raglane_status, and on failure write a message, zero-terminated, of at most `size` bytes.
+ * No function throws, none keeps memory, and there is no state but what the processor is: calls from several
+ * threads do not meet. After fork, a child must ask for one thread: OpenMP's threads do not survive a fork.
+ */
+#ifndef RAGLANE_H
+#define RAGLANE_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(_WIN32)
+#define RAGLANE_EXPORT __declspec(dllexport)
+#else
+#define RAGLANE_EXPORT __attribute__((visibility("default")))
+#endif
+
+/* Raised whenever the struct below changes; Python refuses a library of another version. */
+#define RAGLANE_ABI 1
+
+enum raglane_status { RAGLANE_OK = 0, RAGLANE_BAD_ARGUMENT = 1, RAGLANE_OUT_OF_MEMORY = 2 };
+enum raglane_dtype { RAGLANE_FLOAT32 = 0, RAGLANE_FLOAT64 = 1, RAGLANE_BFLOAT16 = 2 };
+enum raglane_cell { RAGLANE_RNN_TANH = 0, RAGLANE_RNN_RELU = 1, RAGLANE_LSTM = 2, RAGLANE_GRU = 3 };
+enum raglane_isa { RAGLANE_PORTABLE = 0, RAGLANE_AVX2 = 1, RAGLANE_AVX512 = 2 };
+enum raglane_function { RAGLANE_EXP = 0, RAGLANE_TANH = 1, RAGLANE_SIGMOID = 2 };
+
+/* How the work is divided. The results are the same bits either way; 0 lets the kernel choose. For tests. */
+enum raglane_flags {
+  RAGLANE_POISON = 1,        /* fill scratch with NaN */
+  RAGLANE_FOLD = 2,          /* compute input products inside the time loop */
+  RAGLANE_PREPARE = 4,       /* compute all input products before it */
+  RAGLANE_TEAM = 8,          /* the threads of a direction share their lanes and divide the hidden units */
+  RAGLANE_NO_TEAM = 16       /* every thread has lanes of its own */
+};
+
+/* Weights of one direction, as torch lays them out. Gate blocks stand in torch's order: LSTM i f g o, GRU r z n. */
+typedef struct raglane_weights {
+  const void* input;       /* real (G * H, D) */
+  const void* hidden;      /* real (G * H, P) */
+  const void* input_bias;  /* real (G * H) or null */
+  const void* hidden_bias; /* real (G * H) or null */
+  const void* projection;  /* real (P, H); null where P is H because there is none */
+} raglane_weights;
+
+/* A layer's call. All fields have 8 bytes, so that the layout is the same everywhere. */
+typedef struct raglane_layer {
+  int64_t abi;       /* RAGLANE_ABI */
+  int64_t isa;       /* raglane_isa, one that raglane_has_isa() confirms */
+  int64_t cell;      /* raglane_cell */
+  int64_t dtype;     /* raglane_dtype */
+  int64_t flags;     /* raglane_flags, or 0 */
+  int64_t threads;   /* at least 1 */
+  int64_t directions; /* K: 1, or 2 */
+  int64_t sequences; /* B, may be 0 */
+  int64_t elements;  /* N, may be 0 */
+  int64_t input_size, hidden_size; /* D, H, at least 1 */
+  int64_t projection_size;         /* P where there is a projection (LSTM alone), else 0 */
+
+  const int64_t* offsets;     /* (B + 1), first 0, last N, never falling */
+  const void* values;         /* real (N, D) */
+  const void* initial_h;      /* real (K, B, P) */
+  const void* initial_c;      /* real (K, B, H); LSTM alone, else null */
+  raglane_weights weights[2]; /* forward, reverse; the second is not read where K is 1 */
+
+  /* Written by forward, read by backward. */
+  void* output;  /* real (N, K * P), forward then reverse in each row; may be null in forward where `gates` is */
+  void* final_h; /* real (K, B, P); forward alone */
+  void* final_c; /* real (K, B, H); forward alone, LSTM alone, else null */
+  void* gates;   /* real (K, N, S * H), S = 4 for LSTM (i f g o) and GRU (r z n, W_hn h + b_hn); Elman: null.
+                    Null in forward where no backward follows. */
+  void* cells;   /* real (K, N, H), an LSTM's c after each element; null where `gates` is, and for other cells */
+
+  /* Backward alone. Null gradients are zeros. */
+  const void* grad_output;  /* real (N, K * P) or null */
+  const void* grad_final_h; /* real (K, B, P) or null */
+  const void* grad_final_c; /* real (K, B, H) or null */
+  void* grad_gates;         /* out, real (K, N, S' * H), S' = 4 for LSTM and GRU, 1 for Elman: gradients of the
+                               gates' arguments; GRU: r, z, n with respect to the input product, n with respect to
+                               the hidden product. May be `gates` itself. */
+  void* previous_h;         /* out, real (K, N, P): h before each element. May be `cells` itself if P is H. */
+  void* grad_h;             /* out, real (K, N, P): the whole gradient of h; with a projection alone, else null */
+  void* unprojected;        /* out, real (K, N, H): o * tanh(c); with a projection alone, else null */
+  void* grad_initial_h;     /* out, real (K, B, P) */
+  void* grad_initial_c;     /* out, real (K, B, H); LSTM alone, else null */
+} raglane_layer;
+
+/* Run a layer: outputs and final states, and with `gates` what the backward pass reads. */
+RAGLANE_EXPORT int32_t raglane_forward(const raglane_layer* layer, char* message, int64_t size);
+
+/* Walk a layer back in time: gradients of the gates' arguments and of the initial states. What is not sequential
+ * (gradients of the values and the weights) are plain matrix products of grad_gates that the caller makes. */
+RAGLANE_EXPORT int32_t raglane_backward(const raglane_layer* layer, char* message, int64_t size);
+
+/* 1 where this library was built with an instruction set and this processor has it, else 0. */
+RAGLANE_EXPORT int32_t raglane_has_isa(int64_t isa);
+
+/* RAGLANE_ABI of the library. */
+RAGLANE_EXPORT int32_t raglane_abi(void);
+
+/* out[i] = function(in[i]), real (count) both, float or double: what the cells compute with, for tests. They may
+ * be the same array. */
+RAGLANE_EXPORT int32_t raglane_apply(int64_t isa, int64_t dtype, int64_t function, const void* in, void* out,
+                                     int64_t count, char* message, int64_t size);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,87 @@
+// What both time loops share: how threads form teams, rows of memory in another type, and the start of all threads.
+#pragma once
+
+#include <omp.h>
+
+#if defined(RAGLANE_PLAIN_THREADS)
+#include <thread>
+#include <vector>
+#endif
+
+#include "gemm.h"
+#include "lanes.h"
+
+namespace raglane::RAGLANE_TARGET {
+
+// to[i] = from[i] for i in [begin, end), between a storage type and the type it is computed with.
+template <class To, class From> RAGLANE_INLINE void copy_columns(To* to, const From* from, int64_t begin, int64_t end) {
+  using A = typename Arithmetic<From>::type;
+  constexpr int width = Lanes<A>::width;
+  for (int64_t i = begin; i < end; i += width) {
+    int count = (int)(end - i < width ? end - i : width);
+    store(to + i, load(from + i, count), count);
+  }
+}
+
+// A row length that keeps rows aligned, and rows of a power of two out of each other's cache sets.
+template <class A> int64_t row_stride(int64_t columns) {
+  constexpr int width = Lanes<A>::width;
+  return (columns + width - 1) / width * width + 64 / (int64_t)sizeof(A);
+}
+
+// How the threads of a call are divided: first by direction, then into teams of `members`.
+struct Division {
+  int threads, directions, members;
+
+  Division(int threads, int directions, int wanted) : threads(threads), directions(directions) {
+    int least = threads / directions;
+    members = wanted < least ? wanted : least > 1 ? least : 1;
+  }
+  // Teams that serve a direction first of all.
+  int teams(int direction) const { return (threads - direction + directions - 1) / directions / members; }
+  int most_teams() const { return teams(0) * directions > 0 ? teams(0) * directions : 1; }
+
+  // The team of a thread in a direction. In its home direction it gets a share dealt out; in another it helps.
+  Team team(int thread, int direction, Barrier* barriers) const {
+    bool home = thread % directions == direction;
+    int place = thread / directions;
+    return {place / members, teams(direction), home ? place % members : 0, home ? members : 1, home,
+            barriers + slot(thread)};
+  }
+  bool idle(int thread) const { return thread / directions / members >= teams(thread % directions); }
+  // A number of the thread's team among all teams, below most_teams().
+  int slot(int thread) const { return thread / directions / members * directions + thread % directions; }
+};
+
+// How many threads a team needs, so that each one's share of `bytes` of weights stays in its cache.
+inline int wanted_members(const Call& call, int64_t bytes, int64_t panels) {
+  const raglane_layer& layer = *call.layer;
+  int64_t most = layer.threads / layer.directions;
+  most = most < panels ? most : panels;
+  if (layer.projection_size > 0 || most < 2 || (layer.flags & RAGLANE_NO_TEAM)) return 1;
+  if (layer.flags & RAGLANE_TEAM) return (int)most;
+  int64_t wanted = 1;
+  while (wanted < most && bytes / wanted > call.cache * 3 / 4) wanted++;
+  return (int)wanted;
+}
+
+// Run scan.work(thread, threads) on all threads.
+template <class Scan> int32_t launch(const Call& call) {
+  Scan scan(call);
+  if (!scan.reserve()) return RAGLANE_OUT_OF_MEMORY;
+  if (call.layer->threads == 1) {
+    scan.work(0, 1);
+  } else {
+#if defined(RAGLANE_PLAIN_THREADS)  // for ThreadSanitizer, which does not know OpenMP's barriers
+    std::vector<std::thread> threads;
+    for (int i = 0; i < call.layer->threads; i++) threads.emplace_back([&, i] { scan.work(i, (int)call.layer->threads); });
+    for (std::thread& thread : threads) thread.join();
+    return RAGLANE_OK;
+#endif
+#pragma omp parallel num_threads((int)call.layer->threads)
+    scan.work(omp_get_thread_num(), omp_get_num_threads());
+  }
+  return RAGLANE_OK;
+}
+
+}  // namespace raglane::RAGLANE_TARGET

@@ -1,0 +1,360 @@
+// The forward time loop: one for all cells and dtypes.
+#pragma once
+
+#include "scan.h"
+
+namespace raglane::RAGLANE_TARGET {
+
+template <class Cell, class S> class ForwardScan {
+  using A = typename Arithmetic<S>::type;
+  using V = Vec<A>;
+  static constexpr int width = Lanes<A>::width;
+  static constexpr int block_rows = 96;  // rows of an input product that are worked on together
+
+ public:
+  explicit ForwardScan(const Call& call)
+      : call_(call), l_(*call.layer), H_(l_.hidden_size), P_(l_.projection_size ? l_.projection_size : H_),
+        h_stride_(row_stride<A>(P_)), c_stride_(row_stride<A>(H_)), x_stride_(row_stride<A>(l_.input_size)) {}
+
+  bool reserve() {
+    bool poison = l_.flags & RAGLANE_POISON;
+    int64_t panel_bytes = 0;
+    for (int d = 0; d < l_.directions; d++) {
+      input_[d] = {nullptr, H_, l_.input_size, Cell::gates, Cell::unit_vectors};
+      hidden_[d] = {nullptr, H_, P_, Cell::gates, Cell::unit_vectors};
+      projection_[d] = {nullptr, P_, H_, 1, panel_vectors};
+      panel_bytes = (input_[d].size() + hidden_[d].size()) * (int64_t)sizeof(A);
+    }
+    decide(panel_bytes);
+    int64_t projected = l_.projection_size ? projection_[0].size() : 0;
+    int64_t weights = input_[0].size() + hidden_[0].size() + projected;
+    int64_t biases = Cell::slots * hidden_[0].padded_columns();
+    if (!weights_.reserve(l_.directions * (weights + biases), poison)) return false;
+    for (int d = 0; d < l_.directions; d++) {
+      input_[d].data = weights_.get() + d * (weights + biases);
+      hidden_[d].data = input_[d].data + input_[d].size();
+      projection_[d].data = hidden_[d].data + hidden_[d].size();
+      bias_[d] = projection_[d].data + projected;
+    }
+    int64_t rows = l_.threads * capacity_;
+    int64_t states = 2 * h_stride_ + (Cell::has_c ? c_stride_ : 0) + (l_.projection_size ? c_stride_ : 0);
+    if (!states_.reserve(rows * states, poison)) return false;
+    if (!barriers_.reserve(l_.threads + 1, false)) return false;
+    for (int64_t i = 0; i <= l_.threads; i++) barriers_.get()[i] = Barrier{};
+    if constexpr (sizeof(S) != sizeof(A))
+      if (!widened_.reserve(l_.threads * block_rows * x_stride_, poison)) return false;
+    return place_prepared(poison);
+  }
+
+  void work(int thread, int threads) {
+    Division division(threads, (int)l_.directions, members_);
+    pack(thread, threads);
+    if (thread == threads - 1) keep_empty();
+    barriers_.get()[l_.threads].wait(threads);
+    if (prepare_first_) {
+      for (int d = 0; d < l_.directions; d++) prepare(d, thread, threads);
+      barriers_.get()[l_.threads].wait(threads);
+    }
+    if (division.idle(thread)) return;
+    int home = thread % (int)l_.directions;
+    scan(home, thread, division);
+    if (division.members == 1)
+      for (int other = 1; other < l_.directions; other++) scan((home + other) % (int)l_.directions, thread, division);
+  }
+
+ private:
+  const Call& call_;
+  const raglane_layer& l_;
+  const int64_t H_, P_, h_stride_, c_stride_, x_stride_;
+  Panels<A> input_[2], hidden_[2], projection_[2];
+  A* bias_[2] = {};
+  A* prepared_[2] = {};
+  int64_t prepared_stride_ = 0;
+  bool prepare_first_ = false;
+  int members_ = 1, capacity_ = 1;
+  Scratch<A> weights_, states_, products_, widened_;
+  Scratch<Barrier> barriers_;
+  Queue queues_[2];
+
+  // The pointers of one team's step, one a lane.
+  struct Step {
+    const A* x[most_lanes];
+    const A* prepared[most_lanes];
+    const A* before[most_lanes];
+    A* after[most_lanes];
+    A* c[most_lanes];
+    S* output[most_lanes];
+    S* gates[most_lanes];
+    S* cells[most_lanes];
+  };
+
+  // ---- before the loop -------------------------------------------------------------------------------------------
+
+  void decide(int64_t panel_bytes) {
+    // Folded in, input products cost no memory traffic, but all weights must stay at hand.
+    prepare_first_ = panel_bytes > call_.cache / 2;
+    if (l_.flags & RAGLANE_FOLD) prepare_first_ = false;
+    if (l_.flags & RAGLANE_PREPARE) prepare_first_ = true;
+    int64_t step_bytes = prepare_first_ ? hidden_[0].size() * (int64_t)sizeof(A) : panel_bytes;
+    members_ = wanted_members(call_, step_bytes, hidden_[0].count());
+    Division division((int)l_.threads, (int)l_.directions, members_);
+    int teams = division.teams(0) > 0 ? division.teams(0) : 1;
+    capacity_ = lane_capacity(call_, teams, (2 * h_stride_ + c_stride_) * (int64_t)sizeof(A));
+  }
+
+  // Input products rest where the saved gates, or an Elman network's outputs, will replace them one by one.
+  bool place_prepared(bool poison) {
+    if (!prepare_first_) return true;
+    if (sizeof(S) == sizeof(A) && Cell::saved > 0 && l_.gates) {
+      prepared_stride_ = Cell::saved * H_;
+      for (int d = 0; d < l_.directions; d++) prepared_[d] = (A*)l_.gates + d * l_.elements * prepared_stride_;
+    } else if (sizeof(S) == sizeof(A) && Cell::saved == 0 && l_.output) {
+      prepared_stride_ = l_.directions * P_;
+      for (int d = 0; d < l_.directions; d++) prepared_[d] = (A*)l_.output + d * P_;
+    } else {
+      prepared_stride_ = Cell::gates * H_;
+      if (!products_.reserve(l_.directions * l_.elements * prepared_stride_, poison)) return false;
+      for (int d = 0; d < l_.directions; d++) prepared_[d] = products_.get() + d * l_.elements * prepared_stride_;
+    }
+    return true;
+  }
+
+  void pack(int thread, int threads) {
+    for (int d = 0; d < l_.directions; d++) {
+      const raglane_weights& w = l_.weights[d];
+      for (int64_t panel = thread; panel < hidden_[d].count(); panel += threads) {
+        input_[d].pack_transposed((const S*)w.input, panel);
+        hidden_[d].pack_transposed((const S*)w.hidden, panel);
+        pack_bias(d, panel);
+      }
+      if (l_.projection_size)
+        for (int64_t panel = thread; panel < projection_[d].count(); panel += threads)
+          projection_[d].pack_transposed((const S*)w.projection, panel);
+    }
+  }
+
+  void pack_bias(int d, int64_t panel) {
+    const S* of_input = (const S*)l_.weights[d].input_bias;
+    const S* of_hidden = (const S*)l_.weights[d].hidden_bias;
+    int64_t padded = hidden_[d].padded_columns();
+    int64_t begin = panel * hidden_[d].panel_columns();
+    int64_t end = begin + hidden_[d].units_in(panel) * width;
+    for (int64_t unit = begin; unit < end; unit += width) {
+      int count = (int)(H_ - unit < width ? H_ - unit : width);
+      V sums[Cell::slots] = {};
+      for (int gate = 0; gate < Cell::gates; gate++) {
+        if (of_input) sums[gate] += load(of_input + gate * H_ + unit, count);
+        if (of_hidden) sums[Cell::hidden_slot(gate)] += load(of_hidden + gate * H_ + unit, count);
+      }
+      for (int slot = 0; slot < Cell::slots; slot++) store(bias_[d] + slot * padded + unit, sums[slot]);
+    }
+  }
+
+  // An empty sequence's final state is its initial one.
+  void keep_empty() {
+    for (int64_t b = 0; b < l_.sequences; b++) {
+      if (l_.offsets[b] != l_.offsets[b + 1]) continue;
+      for (int d = 0; d < l_.directions; d++) {
+        int64_t row = d * l_.sequences + b;
+        copy_columns((S*)l_.final_h + row * P_, (const S*)l_.initial_h + row * P_, 0, P_);
+        if (Cell::has_c) copy_columns((S*)l_.final_c + row * H_, (const S*)l_.initial_c + row * H_, 0, H_);
+      }
+    }
+  }
+
+  // All input products of a direction, in blocks of rows.
+  void prepare(int d, int thread, int threads) {
+    int64_t blocks = (l_.elements + block_rows - 1) / block_rows;
+    blocks = (blocks + threads - 1) / threads * threads;
+    for (int64_t block = thread; block < blocks; block += threads) {
+      int64_t begin = l_.elements * block / blocks, end = l_.elements * (block + 1) / blocks;
+      const A* rows[block_rows];
+      for (int64_t i = begin; i < end; i++)
+        rows[i - begin] = input_row(i, widened_.get() + (thread * block_rows + i - begin) * x_stride_);
+      for (int64_t panel = 0; panel < input_[d].count(); panel++)
+        for (int first = 0, size; first < end - begin; first += size) {
+          size = next_tile((int)(end - begin) - first);
+          prepare_tile(d, panel, size, rows + first, prepared_[d] + (begin + first) * prepared_stride_);
+        }
+    }
+  }
+
+  void prepare_tile(int d, int64_t panel, int size, const A* const* rows, A* to) {
+    Sums sums(*this, d, panel);
+    for (int r = 0; r < size; r++) sums.start(r);
+    multiply(size, Cell::gates * sums.units, rows, input_[d].at(panel), input_[d].depth, sums.row, sums.of_input);
+    for (int r = 0; r < size; r++)
+      for (int gate = 0; gate < Cell::gates; gate++)
+        for (int u = 0; u < sums.units; u++) {
+          int64_t column = sums.unit + u * width;
+          store(to + r * prepared_stride_ + gate * H_ + column, load(sums.row[r] + gate * sums.slot_size + u * width),
+                count_at(column));
+        }
+  }
+
+  // The row of the input in the type that is computed with: the values themselves, or a wider copy in `room`.
+  const A* input_row(int64_t element, A* room) {
+    const S* row = (const S*)l_.values + element * l_.input_size;
+    if constexpr (sizeof(S) == sizeof(A)) return row;
+    else return copy_columns(room, row, 0, l_.input_size), room;
+  }
+
+  int count_at(int64_t column) const { return (int)(H_ - column < width ? H_ - column : width); }
+
+  // The gates' arguments of a tile while they are summed: for each row, for each slot, the units of one panel.
+  struct Sums {
+    static constexpr int slot_size = Cell::unit_vectors * width;
+    alignas(64) A memory[tile_rows * Cell::slots * slot_size];
+    A* row[tile_rows];
+    int64_t of_input[panel_vectors], of_hidden[panel_vectors];  // where each vector of a panel is added
+    int64_t unit;                                               // the panel's first
+    int units;                                                  // vectors of them
+    const A* bias;
+    int64_t bias_stride;
+
+    Sums(const ForwardScan& scan, int d, int64_t panel)
+        : unit(panel * scan.hidden_[d].panel_columns()), units(scan.hidden_[d].units_in(panel)),
+          bias(scan.bias_[d] + unit), bias_stride(scan.hidden_[d].padded_columns()) {
+      for (int r = 0; r < tile_rows; r++) row[r] = memory + r * Cell::slots * slot_size;
+      for (int v = 0; v < Cell::gates * units; v++) {
+        of_input[v] = v / units * slot_size + v % units * width;
+        of_hidden[v] = Cell::hidden_slot(v / units) * slot_size + v % units * width;
+      }
+    }
+    void start(int r, int from_slot = 0) {
+      for (int slot = from_slot; slot < Cell::slots; slot++)
+        for (int u = 0; u < units; u++)
+          store(row[r] + slot * slot_size + u * width, load(bias + slot * bias_stride + u * width));
+    }
+  };
+
+  // ---- the loop ---------------------------------------------------------------------------------------------------
+
+  void scan(int d, int thread, const Division& division) {
+    Team team = division.team(thread, d, barriers_.get());
+    bool ascending = d == 0;
+    // A team's scratch: h twice, c, and what a projection reads.
+    int64_t states = 2 * h_stride_ + (Cell::has_c ? c_stride_ : 0) + (l_.projection_size ? c_stride_ : 0);
+    A* room = states_.get() + division.slot(thread) * capacity_ * states;
+    A* before = room;
+    A* after = before + capacity_ * h_stride_;
+    A* c = after + capacity_ * h_stride_;
+    A* unprojected = c + (Cell::has_c ? capacity_ * c_stride_ : 0);
+    // This member's share of the panels, and their columns.
+    int64_t first_panel = hidden_[d].count() * team.member / team.members;
+    int64_t end_panel = hidden_[d].count() * (team.member + 1) / team.members;
+    int64_t begin = first_panel * hidden_[d].panel_columns(), end = end_panel * hidden_[d].panel_columns();
+    end = end < H_ ? end : H_;
+    int64_t h_begin = team.members > 1 ? begin : 0, h_end = team.members > 1 ? end : P_;
+
+    LaneSet lanes(call_, team, &queues_[d], capacity_, ascending);
+    auto start = [&](int lane) {
+      int64_t row = d * l_.sequences + lanes.sequence[lane];
+      copy_columns(before + lane * h_stride_, (const S*)l_.initial_h + row * P_, h_begin, h_end);
+      if (Cell::has_c) copy_columns(c + lane * c_stride_, (const S*)l_.initial_c + row * H_, begin, end);
+    };
+    auto finish = [&](int lane) {
+      int64_t row = d * l_.sequences + lanes.sequence[lane];
+      copy_columns((S*)l_.final_h + row * P_, before + lane * h_stride_, h_begin, h_end);
+      if (Cell::has_c) copy_columns((S*)l_.final_c + row * H_, c + lane * c_stride_, begin, end);
+    };
+    auto move = [&](int from, int to) {
+      copy_columns(before + to * h_stride_, before + from * h_stride_, h_begin, h_end);
+      if (Cell::has_c) copy_columns(c + to * c_stride_, c + from * c_stride_, begin, end);
+    };
+
+    lanes.fill(start);
+    team.barrier->wait(team.members);
+    Step step;
+    for (bool backwards = false; lanes.active > 0; backwards = !backwards) {
+      point(step, lanes, d, thread, before, l_.projection_size ? unprojected : after, c);
+      // Back and forth over the panels: what was read last is still in the cache when it is read next.
+      for (int64_t i = first_panel; i < end_panel; i++)
+        for (int first = 0, size; first < lanes.active; first += size) {
+          size = next_tile(lanes.active - first);
+          tile(step, first, size, d, backwards ? first_panel + end_panel - 1 - i : i);
+        }
+      if (l_.projection_size) project(step, lanes.active, d, after);
+      A* swap = before;
+      before = after, after = swap;
+      lanes.advance(finish, start, move);
+      team.barrier->wait(team.members);
+    }
+  }
+
+  void point(Step& step, const LaneSet& lanes, int d, int thread, const A* before, A* after, A* c) {
+    bool projects = l_.projection_size > 0;
+    for (int lane = 0; lane < lanes.active; lane++) {
+      int64_t element = lanes.element[lane], row = d * l_.elements + element;
+      if (prepare_first_) step.prepared[lane] = prepared_[d] + element * prepared_stride_;
+      else step.x[lane] = input_row(element, widened_.get() + (thread * block_rows + lane) * x_stride_);
+      step.before[lane] = before + lane * h_stride_;
+      step.after[lane] = after + lane * (projects ? c_stride_ : h_stride_);
+      step.c[lane] = c + lane * c_stride_;
+      step.output[lane] = l_.output ? (S*)l_.output + element * l_.directions * P_ + d * P_ : nullptr;
+      step.gates[lane] = Cell::saved && l_.gates ? (S*)l_.gates + row * Cell::saved * H_ : nullptr;
+      step.cells[lane] = Cell::has_c && l_.cells ? (S*)l_.cells + row * H_ : nullptr;
+    }
+  }
+
+  // Some rows, the units of one panel: from the products to the new state while all of it is in the nearest cache.
+  void tile(const Step& step, int first, int size, int d, int64_t panel) {
+    Sums sums(*this, d, panel);
+    int vectors = Cell::gates * sums.units;
+    if (prepare_first_) {
+      for (int r = 0; r < size; r++) {
+        for (int gate = 0; gate < Cell::gates; gate++)
+          for (int u = 0; u < sums.units; u++) {
+            int64_t column = sums.unit + u * width;
+            store(sums.row[r] + gate * sums.slot_size + u * width,
+                  load((const A*)step.prepared[first + r] + gate * H_ + column, count_at(column)));
+          }
+        sums.start(r, Cell::gates);
+      }
+    } else {
+      for (int r = 0; r < size; r++) sums.start(r);
+      multiply(size, vectors, step.x + first, input_[d].at(panel), input_[d].depth, sums.row, sums.of_input);
+    }
+    multiply(size, vectors, step.before + first, hidden_[d].at(panel), P_, sums.row, sums.of_hidden);
+    for (int r = 0; r < size; r++)
+      for (int u = 0; u < sums.units; u++) {
+        V arguments[Cell::slots];
+#pragma GCC unroll 8
+        for (int slot = 0; slot < Cell::slots; slot++)
+          arguments[slot] = load(sums.row[r] + slot * sums.slot_size + u * width);
+        finish_unit(step, first + r, sums.unit + u * width, arguments);
+      }
+  }
+
+  RAGLANE_INLINE void finish_unit(const Step& step, int lane, int64_t unit, const V* arguments) {
+    int count = count_at(unit);
+    V save[Cell::saved + 1], c = {};
+    if constexpr (Cell::has_c) c = load(step.c[lane] + unit);
+    V h = Cell::forward(arguments, load(step.before[lane] + unit), c, save);
+    // Scratch rows have room for whole vectors; the caller's memory does not.
+    store(step.after[lane] + unit, h);
+    if constexpr (Cell::has_c) store(step.c[lane] + unit, c);
+    if (step.output[lane] && l_.projection_size == 0) store(step.output[lane] + unit, h, count);
+    if constexpr (Cell::saved > 0)
+      if (step.gates[lane]) {
+#pragma GCC unroll 8
+        for (int s = 0; s < Cell::saved; s++) store(step.gates[lane] + s * H_ + unit, save[s], count);
+        if constexpr (Cell::has_c) store(step.cells[lane] + unit, c, count);
+      }
+  }
+
+  // h = W_hr m, for all lanes.
+  void project(Step& step, int active, int d, A* after) {
+    A* to[most_lanes];
+    for (int lane = 0; lane < active; lane++) {
+      to[lane] = after + lane * h_stride_;
+      memset((void*)to[lane], 0, h_stride_ * sizeof(A));
+    }
+    for (int64_t panel = 0; panel < projection_[d].count(); panel++)
+      multiply_panel(projection_[d], panel, active, step.after, to);
+    if (l_.output)
+      for (int lane = 0; lane < active; lane++) copy_columns(step.output[lane], to[lane], 0, P_);
+  }
+};
+
+}  // namespace raglane::RAGLANE_TARGET

@@ -1,0 +1,156 @@
+// The vector type, for the instruction set that this translation unit is compiled for.
+//
+// One source serves all: arithmetic is written with the vector extensions of GCC and Clang; the few operations
+// that these lack are chosen below. RAGLANE_TARGET names the instruction set and the namespace, so that the same
+// template compiled twice never meets itself in the linker. For that reason, too, nothing of std:: that a compiler
+// may emit out of line is used in what is compiled more than once.
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+
+#define RAGLANE_TARGET_avx512 3
+#define RAGLANE_TARGET_avx2 2
+#define RAGLANE_TARGET_portable 1
+#define RAGLANE_JOIN_(a, b) a##b
+#define RAGLANE_JOIN(a, b) RAGLANE_JOIN_(a, b)
+#define RAGLANE_LEVEL RAGLANE_JOIN(RAGLANE_TARGET_, RAGLANE_TARGET)
+
+#if RAGLANE_LEVEL >= 2
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#define RAGLANE_INLINE inline __attribute__((always_inline))
+
+namespace raglane::RAGLANE_TARGET {
+
+#if RAGLANE_LEVEL == 3
+#define RAGLANE_REGISTERS 32
+inline constexpr int vector_bytes = 64;
+#elif RAGLANE_LEVEL == 2
+#define RAGLANE_REGISTERS 16
+inline constexpr int vector_bytes = 32;
+#elif defined(__aarch64__)
+#define RAGLANE_REGISTERS 32
+inline constexpr int vector_bytes = 16;
+#else
+#define RAGLANE_REGISTERS 16
+inline constexpr int vector_bytes = 16;
+#endif
+inline constexpr int registers = RAGLANE_REGISTERS;
+
+struct bfloat16 {
+  uint16_t bits;
+};
+
+// What a storage type is computed with.
+template <class S> struct Arithmetic { using type = S; };
+template <> struct Arithmetic<bfloat16> { using type = float; };
+
+template <class A> struct Lanes;
+template <> struct Lanes<float> {
+  static constexpr int width = vector_bytes / 4;
+  typedef float real __attribute__((vector_size(vector_bytes)));
+  typedef int32_t integer __attribute__((vector_size(vector_bytes)));
+  typedef uint32_t word __attribute__((vector_size(vector_bytes)));
+  typedef uint16_t half __attribute__((vector_size(vector_bytes / 2)));
+};
+template <> struct Lanes<double> {
+  static constexpr int width = vector_bytes / 8;
+  typedef double real __attribute__((vector_size(vector_bytes)));
+  typedef int64_t integer __attribute__((vector_size(vector_bytes)));
+};
+template <class A> using Vec = typename Lanes<A>::real;
+using F = Vec<float>;
+using D = Vec<double>;
+
+// ---- memory ----------------------------------------------------------------------------------------------------
+
+template <class A> RAGLANE_INLINE Vec<A> load(const A* from) {
+  Vec<A> v;
+  memcpy(&v, from, sizeof v);
+  return v;
+}
+RAGLANE_INLINE F load(const bfloat16* from) {
+  Lanes<float>::half bits;
+  memcpy(&bits, from, sizeof bits);
+  return (F)(__builtin_convertvector(bits, Lanes<float>::word) << 16);
+}
+template <class A> RAGLANE_INLINE void store(A* to, Vec<A> v) { memcpy(to, &v, sizeof v); }
+RAGLANE_INLINE void store(bfloat16* to, F v) {
+  using Word = Lanes<float>::word;
+  Word bits = (Word)v;
+  Word rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;  // to nearest, ties to even
+  rounded = (Word)(v != v) ? (bits >> 16) | 0x40u : rounded;     // a NaN stays one
+  auto half = __builtin_convertvector(rounded, Lanes<float>::half);
+  memcpy(to, &half, sizeof half);
+}
+
+// The first `count` entries, with zeros after them; nothing past them is touched.
+template <class S> RAGLANE_INLINE Vec<typename Arithmetic<S>::type> load(const S* from, int count) {
+  using A = typename Arithmetic<S>::type;
+  if (count == Lanes<A>::width) return load(from);
+#if RAGLANE_LEVEL == 3
+  if constexpr (sizeof(S) == 4) return (F)_mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), from);
+  if constexpr (sizeof(S) == 8) return (D)_mm512_maskz_loadu_pd((__mmask8)((1u << count) - 1), from);
+#endif
+  S part[Lanes<A>::width] = {};
+  for (int i = 0; i < count; i++) part[i] = from[i];
+  return load(part);
+}
+template <class S> RAGLANE_INLINE void store(S* to, Vec<typename Arithmetic<S>::type> v, int count) {
+  using A = typename Arithmetic<S>::type;
+  if (count == Lanes<A>::width) return store(to, v);
+#if RAGLANE_LEVEL == 3
+  if constexpr (sizeof(S) == 4) return _mm512_mask_storeu_ps(to, (__mmask16)((1u << count) - 1), (__m512)v);
+  if constexpr (sizeof(S) == 8) return _mm512_mask_storeu_pd(to, (__mmask8)((1u << count) - 1), (__m512d)v);
+#endif
+  S part[Lanes<A>::width];
+  store(part, v);
+  for (int i = 0; i < count; i++) to[i] = part[i];
+}
+
+// ---- arithmetic -------------------------------------------------------------------------------------------------
+
+template <class V, class A> RAGLANE_INLINE V splat(A a) { return V{} + a; }
+
+#if RAGLANE_LEVEL == 3
+RAGLANE_INLINE F splat_at(const float* a) { return (F)_mm512_set1_ps(*a); }
+RAGLANE_INLINE D splat_at(const double* a) { return (D)_mm512_set1_pd(*a); }
+// a * b + c, rounded once where the processor can.
+RAGLANE_INLINE F fma(F a, F b, F c) { return (F)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+RAGLANE_INLINE D fma(D a, D b, D c) { return (D)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c); }
+#elif RAGLANE_LEVEL == 2
+RAGLANE_INLINE F splat_at(const float* a) { return (F)_mm256_broadcast_ss(a); }
+RAGLANE_INLINE D splat_at(const double* a) { return (D)_mm256_broadcast_sd(a); }
+RAGLANE_INLINE F fma(F a, F b, F c) { return (F)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
+RAGLANE_INLINE D fma(D a, D b, D c) { return (D)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c); }
+#else
+RAGLANE_INLINE F splat_at(const float* a) { return F{*a, *a, *a, *a}; }
+RAGLANE_INLINE D splat_at(const double* a) { return D{*a, *a}; }
+#if defined(__aarch64__)
+RAGLANE_INLINE F fma(F a, F b, F c) { return (F)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b); }
+RAGLANE_INLINE D fma(D a, D b, D c) { return (D)vfmaq_f64((float64x2_t)c, (float64x2_t)a, (float64x2_t)b); }
+#else
+RAGLANE_INLINE F fma(F a, F b, F c) { return a * b + c; }
+RAGLANE_INLINE D fma(D a, D b, D c) { return a * b + c; }
+#endif
+#endif
+
+// numerator / denominator for a denominator in [1, 4].
+template <class V> RAGLANE_INLINE V quotient(V numerator, V denominator) {
+#if RAGLANE_LEVEL == 3
+  if constexpr (sizeof(numerator[0]) == 4) {
+    // One Newton step on a 14-bit reciprocal, then one on the quotient: a third of a division's time.
+    V r = (V)_mm512_rcp14_ps((__m512)denominator);
+    r = fma(r, fma(-denominator, r, splat<V>(1.0f)), r);
+    V q = numerator * r;
+    return fma(r, fma(-denominator, q, numerator), q);
+  }
+#endif
+  return numerator / denominator;
+}
+
+}  // namespace raglane::RAGLANE_TARGET

@@ -1,0 +1,106 @@
+"""The backend ``cpu``: layers and directions on top of :mod:`raglane.kernels.cpu.recurrence`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from raglane.cells.spec import Weights
+from raglane.errors import MissingExtraError
+from raglane.kernels.contract import Request, Result, Traits
+
+__all__ = ["BACKEND", "CpuBackend"]
+
+_CELLS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+
+
+class CpuBackend:
+    """Runs RNN, LSTM and GRU in ``lanes`` on a CPU.
+
+    A sequence's outputs and states are the same bits whichever batch it came in, at any number of threads; gradients
+    are the same bits from run to run. Under :func:`torch.autocast` all is cast to its dtype once, before the first
+    layer; float64 is left alone.
+    """
+
+    name = "cpu"
+    schedules = ("lanes",)
+
+    def refuses(self, traits: Traits, schedule: str) -> str | None:  # noqa: ARG002
+        """See :class:`~raglane.kernels.contract.Backend`."""
+        if traits.cell.name not in _CELLS:
+            return f"the cpu kernels do not know the cell {traits.cell.name!r}"
+        if traits.device.type != "cpu":
+            return f"the cpu kernels do not run on {traits.device}"
+        if _dtype(traits.dtype) not in _DTYPES:
+            return f"the cpu kernels do not compute in {traits.dtype}"
+        if traits.need_states:
+            return "the cpu kernels do not give the states of every step"
+        from raglane.kernels.cpu.library import library
+
+        try:
+            library()
+        except MissingExtraError as missing:
+            return str(missing).rstrip(".")
+        return None
+
+    def run(self, request: Request, schedule: str) -> Result:  # noqa: ARG002
+        """See :class:`~raglane.kernels.contract.Backend`."""
+        # Here, because registering operators with torch takes longer than to import the rest of Raglane.
+        from raglane.kernels.cpu.library import Layer
+        from raglane.kernels.cpu.recurrence import run_layer
+
+        if torch.is_autocast_enabled("cpu"):
+            request = _cast(request, torch.get_autocast_dtype("cpu"))
+        values, count = request.values, request.directions
+        finals: list[tuple[Tensor, ...]] = []
+        output: Tensor | None = None
+        for index in range(request.layers):
+            is_last = index == request.layers - 1
+            if index > 0 and request.dropout > 0:
+                values = F.dropout(values, request.dropout, request.training)
+            rows = slice(index * count, (index + 1) * count)
+            layer = Layer(
+                request.cell.name,
+                values,
+                request.offsets,
+                tuple(part if request.layers == 1 else part[rows] for part in request.state),
+                tuple(part for weights in request.weights[rows] for part in weights),
+            )
+            output, final = run_layer(layer, request.need_output or not is_last)
+            finals.append(final)
+            if output is not None:
+                values = output
+        state = finals[0] if request.layers == 1 else tuple(torch.cat(parts) for parts in zip(*finals, strict=True))
+        return Result(output, state)
+
+
+BACKEND = CpuBackend()
+"""The one instance; it keeps nothing between runs."""
+
+
+def _dtype(dtype: torch.dtype) -> torch.dtype:
+    """What the kernels will compute in."""
+    if dtype is not torch.float64 and torch.is_autocast_enabled("cpu"):
+        return torch.get_autocast_dtype("cpu")
+    return dtype
+
+
+def _cast(request: Request, dtype: torch.dtype) -> Request:
+    """The request in autocast's dtype; tensors of float64 stay, as autocast leaves them everywhere."""
+
+    def cast(tensor: Tensor) -> Tensor:
+        return tensor if tensor.dtype is torch.float64 else tensor.to(dtype)
+
+    return replace(
+        request,
+        values=cast(request.values),
+        state=tuple(cast(state) for state in request.state),
+        weights=tuple(
+            Weights(*(None if part is None else cast(part) for part in weights))  # type: ignore[arg-type]
+            for weights in request.weights
+        ),
+    )
