@@ -10,7 +10,7 @@ the weights alone. A NaN in one sequence must not reach another.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -77,6 +77,22 @@ class Request:
     training: bool = False
     need_output: bool = True
     need_states: bool = False
+
+    def cast(self, dtype: torch.dtype) -> Request:
+        """This request in autocast's dtype; tensors of float64 stay, as autocast leaves them everywhere."""
+
+        def convert(tensor: Tensor) -> Tensor:
+            return tensor if tensor.dtype is torch.float64 else tensor.to(dtype)
+
+        return replace(
+            self,
+            values=convert(self.values),
+            state=tuple(convert(state) for state in self.state),
+            weights=tuple(
+                Weights(*(None if part is None else convert(part) for part in weights))  # type: ignore[arg-type]
+                for weights in self.weights
+            ),
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,6 @@ and moves to the device once, as indexes; nothing comes back.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -74,7 +73,7 @@ class ReferenceBackend:
         # Asking whether it is enabled is an error on a device that has no autocast, such as meta.
         if not (torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)):
             return run_stack(request, run_layer)
-        request = _cast(request, torch.get_autocast_dtype(device.type))
+        request = request.cast(torch.get_autocast_dtype(device.type))
         with torch.autocast(device.type, enabled=False):
             return run_stack(request, run_layer)
 
@@ -182,25 +181,3 @@ def _final(ready: Walk, initial: Tensor, ended: list[Tensor]) -> Tensor:
     """The final states ``(B, size)`` in the caller's order; an empty sequence's is its initial one."""
     pool = [*ended, initial] if ready.has_empty or not ended else ended
     return take_rows(torch.cat(pool), ready.final)
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Autocast
-# ---------------------------------------------------------------------------------------------------------------
-
-
-def _cast(request: Request, dtype: torch.dtype) -> Request:
-    """The request in autocast's dtype; tensors of float64 stay, as autocast leaves them everywhere."""
-
-    def cast(tensor: Tensor) -> Tensor:
-        return tensor if tensor.dtype is torch.float64 else tensor.to(dtype)
-
-    return replace(
-        request,
-        values=cast(request.values),
-        state=tuple(cast(state) for state in request.state),
-        weights=tuple(
-            Weights(*(None if part is None else cast(part) for part in weights))  # type: ignore[arg-type]
-            for weights in request.weights
-        ),
-    )

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raglane.cells.spec import Weights
 from raglane.errors import MissingExtraError
 from raglane.kernels.contract import Request, Result, Traits
 
@@ -54,7 +51,7 @@ class CpuBackend:
         from raglane.kernels.cpu.recurrence import run_layer
 
         if torch.is_autocast_enabled("cpu"):
-            request = _cast(request, torch.get_autocast_dtype("cpu"))
+            request = request.cast(torch.get_autocast_dtype("cpu"))
         values, count = request.values, request.directions
         finals: list[tuple[Tensor, ...]] = []
         output: Tensor | None = None
@@ -87,20 +84,3 @@ def _dtype(dtype: torch.dtype) -> torch.dtype:
     if dtype is not torch.float64 and torch.is_autocast_enabled("cpu"):
         return torch.get_autocast_dtype("cpu")
     return dtype
-
-
-def _cast(request: Request, dtype: torch.dtype) -> Request:
-    """The request in autocast's dtype; tensors of float64 stay, as autocast leaves them everywhere."""
-
-    def cast(tensor: Tensor) -> Tensor:
-        return tensor if tensor.dtype is torch.float64 else tensor.to(dtype)
-
-    return replace(
-        request,
-        values=cast(request.values),
-        state=tuple(cast(state) for state in request.state),
-        weights=tuple(
-            Weights(*(None if part is None else cast(part) for part in weights))  # type: ignore[arg-type]
-            for weights in request.weights
-        ),
-    )
