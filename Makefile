@@ -7,20 +7,20 @@ RUN := runs/demo
 # Processes that run the tests side by side; the networks in them are small, so each takes one thread.
 JOBS ?= 2
 
-.PHONY: help setup demo test check kernels format bench clean
+.PHONY: help setup demo test check format bench clean
 
 help:
 	@echo "make demo    train on the bundled recordings, evaluate, predict"
 	@echo "make test    run the tests"
 	@echo "make check   format, lint, types, layers"
-	@echo "make kernels build the CPU kernels, which layers with backend='cpu' use (experimental)"
 	@echo "make format  rewrite the files as the formatter wants them"
 	@echo "make bench   measure rl.packing against PyTorch"
 	@echo "make clean   remove what the targets above made"
 
 setup: $(READY)
 
-$(READY): pyproject.toml constraints.txt
+# The CPU kernels are built by the installation, so what they are built from is named here too.
+$(READY): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*.h csrc/*.cpp csrc/cells/*.h)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Raglane needs Python 3.11 or newer; $(PYTHON) is older. Run: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
@@ -43,14 +43,6 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-
-# Experimental: not part of the set-up yet. cmake and ninja come from the registry where the machine has none.
-kernels: $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt cmake ninja
-	$(BIN)/cmake -S . -B build/kernels -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
-	$(BIN)/cmake --build build/kernels
-	cp build/kernels/libraglane_cpu.so src/raglane/kernels/cpu/
-	$(BIN)/python -m pytest -n $(JOBS) --quiet tests/test_cpu_kernels.py
 
 format: $(READY)
 	$(BIN)/ruff format .

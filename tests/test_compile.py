@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import torch._dynamo.testing
 from torch import Tensor, nn
@@ -36,3 +37,37 @@ def test_one_graph_for_batches_of_any_lengths() -> None:
                 own, expected = own.values, expected.values
             torch.testing.assert_close(own, expected)
     assert counter.frame_count == 1
+
+
+class Reader(nn.Module):
+    """A whole model: embedding, recurrent layers, a summary a sequence and an output an element."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(50, 8), nn.Linear(12, 4)
+        self.recurrent = getattr(rl.nn, kind)(8, 6, num_layers=2, bidirectional=True)
+
+    def forward(self, tokens: Any) -> tuple[Tensor, Tensor]:
+        out, state = self.recurrent(self.embedding(tokens))
+        return self.head(self.recurrent.summary(out, state)), self.head(out).values
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_a_recurrent_model_is_one_graph(kind: str) -> None:
+    """Without a break, for any number of sequences of any lengths, forward and backward."""
+    model = Reader(kind)
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, backend=counter, fullgraph=True, dynamic=True)
+    graphs = 0
+    for lengths in ([3, 4, 5], [1, 9], [6] * 7, [2, 0, 3, 4, 5, 5, 6]):
+        batch = rl.Ragged([torch.randint(0, 50, (length,)) for length in lengths])
+        grads = []
+        for network in (compiled, model):
+            summary, output = network(batch)
+            loss = summary.square().sum() + output.square().sum()
+            grads.append([loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))])
+        for own, expected in zip(*grads, strict=True):
+            torch.testing.assert_close(own, expected)
+        # torch may start anew while it compiles the first batch; after that no batch is compiled again.
+        graphs = graphs or counter.frame_count
+        assert counter.frame_count == graphs

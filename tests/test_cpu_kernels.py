@@ -17,17 +17,16 @@ from torch import Tensor
 import raglane as rl
 from raglane.cells import CELLS
 from raglane.cells.spec import CellSpec, Weights
-from raglane.errors import ArgumentError, MissingExtraError
+from raglane.errors import ArgumentError
 from raglane.kernels import reference
 from raglane.kernels.contract import Backend, Request
-from raglane.kernels.cpu import BACKEND
+from raglane.kernels.cpu import BACKEND, missing_kernels
 from raglane.kernels.cpu.library import Library, library
 from raglane.segments import offsets_from_lengths
 
-try:
-    _LIBRARY = library()
-except MissingExtraError:
-    pytest.skip("the cpu kernels are not built; run make kernels", allow_module_level=True)
+if missing := missing_kernels():
+    pytest.skip(missing, allow_module_level=True)
+_LIBRARY = library()
 
 FOLD, PREPARE, TEAM, NO_TEAM, POISON = 2, 4, 8, 16, 1
 DIVISIONS = {"fold": FOLD | NO_TEAM, "prepare": PREPARE | NO_TEAM, "team": PREPARE | TEAM, "team-fold": FOLD | TEAM}

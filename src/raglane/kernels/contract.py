@@ -18,7 +18,7 @@ from torch import Tensor
 
 from raglane.cells.spec import CellSpec, Weights
 
-__all__ = ["Backend", "LayerResult", "Request", "Result", "Traits"]
+__all__ = ["Backend", "LayerResult", "NetworkLike", "Request", "Result", "Traits"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,23 @@ class Traits:
     dtype: torch.dtype
     device: torch.device
     need_states: bool = False
+
+
+class NetworkLike(Protocol):
+    """What a network is made of, whoever holds it; the attributes are :class:`Request`'s."""
+
+    @property
+    def cell(self) -> CellSpec: ...  # noqa: D102
+    @property
+    def weights(self) -> tuple[Weights, ...]: ...  # noqa: D102
+    @property
+    def layers(self) -> int: ...  # noqa: D102
+    @property
+    def directions(self) -> int: ...  # noqa: D102
+    @property
+    def dropout(self) -> float: ...  # noqa: D102
+    @property
+    def training(self) -> bool: ...  # noqa: D102
 
 
 @dataclass(frozen=True, eq=False)

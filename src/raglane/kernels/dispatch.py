@@ -11,6 +11,7 @@ from raglane.errors import DispatchError, explain
 from raglane.kernels import cpu, reference
 from raglane.kernels import torch as torch_kernels
 from raglane.kernels.contract import Backend, Request, Result, Traits
+from raglane.kernels.tracing import constant_when_traced
 from raglane.schedules import SCHEDULES
 
 __all__ = ["BACKENDS", "Choice", "check_names", "choose", "execute", "using"]
@@ -18,9 +19,9 @@ __all__ = ["BACKENDS", "Choice", "check_names", "choose", "execute", "using"]
 AUTO = "auto"
 
 BACKENDS: dict[str, Backend] = {
+    "cpu": cpu.BACKEND,
     "torch": torch_kernels.BACKEND,
     "reference": reference.BACKEND,
-    "cpu": cpu.BACKEND,
 }
 """The backends by name, in the order in which ``auto`` prefers them."""
 
@@ -52,11 +53,18 @@ class Choice:
 _override: ContextVar[tuple[str, str]] = ContextVar("raglane_override", default=(AUTO, AUTO))
 
 
+@constant_when_traced
+def _overridden() -> tuple[str, str]:
+    """Schedule and backend that :func:`using` set."""
+    return _override.get()
+
+
 @contextmanager
 def using(*, schedule: str = AUTO, backend: str = AUTO) -> Iterator[None]:
     """Decide for all layers within the block, whatever they were built with.
 
-    The decision holds for the thread or task that entered the block, and ends with it.
+    The decision holds for the thread or task that entered the block, and ends with it. What ``torch.compile`` has
+    compiled keeps the decision that held then.
 
     Args:
         schedule: a key of ``SCHEDULES``, or ``"auto"``.
@@ -97,8 +105,9 @@ def choose(traits: Traits, schedule: str = AUTO, backend: str = AUTO, *, dense: 
         DispatchError: no such schedule, backend or pair, or it cannot run this; the message lists the pairs.
     """
     origin = "chosen for this layer"
-    if _override.get() != (AUTO, AUTO):
-        schedule, backend = _override.get()
+    override = _overridden()
+    if override != (AUTO, AUTO):
+        schedule, backend = override
         origin = "chosen by rl.using"
     check_names(schedule, backend)
     passed_over: list[str] = []

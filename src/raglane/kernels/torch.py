@@ -15,13 +15,13 @@ from torch import Tensor
 from raglane import segments
 from raglane.cells.spec import CellSpec, Weights
 from raglane.kernels import reference
-from raglane.kernels.contract import LayerResult, Request, Result, Traits
+from raglane.kernels.contract import LayerResult, NetworkLike, Request, Result, Traits
 from raglane.kernels.stack import run_stack
 from raglane.packing.flat import flat_to_padded, padded_to_flat
 from raglane.packing.layouts import packed_layout
 from raglane.rows import place_rows, take_rows
 
-__all__ = ["BACKEND", "TorchBackend"]
+__all__ = ["BACKEND", "TorchBackend", "call"]
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "lstm": torch.lstm,
@@ -63,13 +63,13 @@ class TorchBackend:
 BACKEND = TorchBackend()
 
 
-def _call(
-    request: Request, data: tuple[Tensor, ...], state: tuple[Tensor, ...], *layout: bool
+def call(
+    network: NetworkLike, data: tuple[Tensor, ...], state: tuple[Tensor, ...], *layout: bool
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Call torch's function of the cell on all layers and directions at once.
 
     Args:
-        request: the network.
+        network: the layers, a request's or a layer's own.
         data: the packed data and its batch sizes, or a padded tensor alone.
         state: the initial states of the rows in ``data``.
         *layout: for a padded tensor, whether the batch comes first.
@@ -77,17 +77,17 @@ def _call(
     Returns:
         The output and the final states, laid out as ``data`` and ``state``.
     """
-    weights = [tensor for layer in request.weights for tensor in layer if tensor is not None]
-    has_bias = request.weights[0].input_bias is not None
-    output, *final = _FUNCTIONS[request.cell.name](
+    weights = [tensor for layer in network.weights for tensor in layer if tensor is not None]
+    has_bias = network.weights[0].input_bias is not None
+    output, *final = _FUNCTIONS[network.cell.name](
         *data,
         state if len(state) > 1 else state[0],
         weights,
         has_bias,
-        request.layers,
-        request.dropout,
-        request.training,
-        request.directions == 2,
+        network.layers,
+        network.dropout,
+        network.training,
+        network.directions == 2,
         *layout,
     )
     return output, tuple(final)
@@ -100,7 +100,7 @@ def _run_packed(request: Request) -> Result:
     # Empty sequences are the last in the order of length: torch never sees them.
     running = layout.sorted_indices[: int(layout.batch_sizes[0])]
     state = tuple(part.index_select(1, running) for part in request.state)
-    packed, final = _call(request, (data, layout.batch_sizes), state)
+    packed, final = call(request, (data, layout.batch_sizes), state)
     output = place_rows(packed, layout.index, data.shape[0]) if request.need_output else None
     # The final state of an empty sequence is its initial one, which index_copy leaves where it is.
     return Result(
@@ -116,7 +116,7 @@ def _run_equal(request: Request) -> Result:
     """Run sequences of one length: a padded tensor without padding, over the same memory."""
     count = request.lengths.shape[0]
     batch = request.values.reshape(count, -1, request.values.shape[1])
-    output, final = _call(request, (batch,), request.state, True)
+    output, final = call(request, (batch,), request.state, True)
     return Result(output.flatten(0, 1) if request.need_output else None, final)
 
 
@@ -148,7 +148,7 @@ def _run_padded_layer(
         hold = weights.input.new_tensor([-_SHUT, _SHUT, 0.0, 0.0]).repeat_interleave(hidden).unsqueeze(1)
         weights = weights._replace(input=torch.cat([weights.input, hold], 1))
     request = Request(cell, values, offsets, lengths, tuple(part.unsqueeze(0) for part in state), (weights,))
-    output, final = _call(request, (padded,), request.state, False)
+    output, final = call(request, (padded,), request.state, False)
     flat = padded_to_flat(output, lengths)[0]
     is_empty = (offsets.diff() == 0).unsqueeze(1)
     h = torch.where(is_empty, state[0].to(flat.dtype), segments.last(flat, offsets))

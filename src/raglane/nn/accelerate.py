@@ -11,10 +11,23 @@ from raglane.nn.recurrent import GRU, LSTM, RNN
 
 __all__ = ["Acceleration", "accelerate"]
 
+
+class AcceleratedRNN(RNN, torch.nn.RNN):
+    """What a ``torch.nn.RNN`` becomes: Raglane's layer, and still an instance of torch's for code that asks."""
+
+
+class AcceleratedLSTM(LSTM, torch.nn.LSTM):
+    """What a ``torch.nn.LSTM`` becomes: Raglane's layer, and still an instance of torch's for code that asks."""
+
+
+class AcceleratedGRU(GRU, torch.nn.GRU):
+    """What a ``torch.nn.GRU`` becomes: Raglane's layer, and still an instance of torch's for code that asks."""
+
+
 _OURS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
-    torch.nn.RNN: RNN,
-    torch.nn.LSTM: LSTM,
-    torch.nn.GRU: GRU,
+    torch.nn.RNN: AcceleratedRNN,
+    torch.nn.LSTM: AcceleratedLSTM,
+    torch.nn.GRU: AcceleratedGRU,
 }
 
 
@@ -46,9 +59,11 @@ class Acceleration:
 def accelerate(model: torch.nn.Module) -> Acceleration:
     """Make every ``torch.nn.RNN``, ``LSTM`` and ``GRU`` of a model Raglane's, in place.
 
-    The layers stay the same objects with the same parameters, buffers and hooks; they take Ragged batches and
-    lengths besides what they took before. Only layers of exactly those types are turned: a subclass may rely on
-    what it inherits.
+    The layers stay the same objects with the same parameters, buffers and hooks, and instances of the torch class that
+    they were; they take Ragged batches and lengths besides what they took before. Only layers of exactly those types
+    are turned: a subclass may rely on what it inherits. Because ``torch.compile`` breaks its graph at every instance of
+    ``torch.nn.LSTM`` and its kin, it does so at these as it did before; a layer built as ``rl.nn.LSTM`` is compiled
+    without a break.
 
     Args:
         model: any module; it may be such a layer itself.
@@ -88,7 +103,7 @@ def _reason_to_leave(module: torch.nn.Module) -> str | None:
         if "forward" in vars(module):
             return "its forward was replaced on the instance"
         return None
-    if kind in _OURS.values():
+    if isinstance(module, RNN | LSTM | GRU):
         return "it is Raglane's already"
     if isinstance(module, torch.nn.RNNBase):
         base = next(ours for ours in (*_OURS, torch.nn.RNNBase) if isinstance(module, ours))

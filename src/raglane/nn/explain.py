@@ -32,7 +32,7 @@ def explain(layer: torch.nn.Module, batch: Any, *, lengths: Any = None, return_s
     Example:
         >>> import raglane as rl
         >>> print(explain(rl.nn.LSTM(3, 4), rl.Ragged([torch.randn(2, 3)])))
-        backend torch, schedule packed: auto takes the fastest backend that runs this
+        backend cpu, schedule lanes: auto takes the fastest backend that runs this
     """
     if not isinstance(layer, RNN | LSTM | GRU):
         raise errors.ArgumentTypeError(

@@ -11,14 +11,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 from raglane.cells.spec import CellSpec, Weights
 from raglane.errors import ArgumentTypeError, ShapeError, explain
 from raglane.kernels import dispatch
+from raglane.kernels import torch as torch_kernels
 from raglane.kernels.contract import Request, Traits
 from raglane.nn.inputs import FlatInput
 
-__all__ = ["Network", "check_state", "prepare", "run"]
+__all__ = ["Network", "check_state", "prepare", "run", "run_dense", "run_pack"]
 
 State = Tensor | tuple[Tensor, ...]
 
@@ -117,6 +119,59 @@ def run(network: Network, inputs: FlatInput, request: Request) -> tuple[Any, ...
     return (*answer, states)
 
 
+def run_pack(network: Network, packed: PackedSequence, hx: Any) -> tuple[PackedSequence, Any]:
+    """Hand a pack without empty sequences to torch's kernel as it is.
+
+    Args:
+        network: the layer.
+        packed: the input.
+        hx: the initial state, as for :func:`prepare`.
+
+    Returns:
+        The output and the final state.
+
+    Raises:
+        ArgumentTypeError: a state of the wrong kind.
+        ShapeError: sizes, dtypes or devices that do not fit.
+    """
+    count, values = int(packed.batch_sizes[0]), packed.data
+    state = _zeros(network, count, values) if hx is None else check_state(network, hx, count, values)
+    if packed.sorted_indices is not None and hx is not None:
+        state = tuple(part.index_select(1, packed.sorted_indices) for part in state)
+    output, final = torch_kernels.call(network, (values, packed.batch_sizes), state)
+    if packed.unsorted_indices is not None:
+        final = tuple(part.index_select(1, packed.unsorted_indices) for part in final)
+    return packed._replace(data=output), _one_or_tuple(final)
+
+
+def run_dense(network: Network, values: Tensor, hx: Any, batch_first: bool) -> tuple[Tensor, Any]:
+    """Hand a tensor without padding to torch's kernel as it is.
+
+    Args:
+        network: the layer.
+        values: the input, ``(T, B, D)``, with ``batch_first`` ``(B, T, D)``, or ``(T, D)``.
+        hx: the initial state, as for :func:`prepare`.
+        batch_first: whether the batch is the first of three dimensions.
+
+    Returns:
+        The output and the final state.
+
+    Raises:
+        ArgumentTypeError: a state of the wrong kind.
+        ShapeError: sizes, dtypes or devices that do not fit.
+    """
+    batch_dim, batched = 0 if batch_first else 1, values.dim() == 3
+    count = values.shape[batch_dim] if batched else None
+    state = _zeros(network, count or 1, values) if hx is None else check_state(network, hx, count, values)
+    if batched:
+        output, final = torch_kernels.call(network, (values,), state, batch_first)
+        return output, _one_or_tuple(final)
+    if hx is not None:
+        state = tuple(part.unsqueeze(1) for part in state)
+    output, final = torch_kernels.call(network, (values.unsqueeze(batch_dim),), state, batch_first)
+    return output.squeeze(batch_dim), _one_or_tuple(tuple(part.squeeze(1) for part in final))
+
+
 def _one_or_tuple(parts: tuple[Any, ...]) -> Any:
     """A cell with one state has it as it is, as torch's GRU and RNN do."""
     return parts if len(parts) > 1 else parts[0]
@@ -154,14 +209,17 @@ def _check_fits(name: str, given: Tensor, other: Tensor) -> None:
 
 def _initial_state(network: Network, inputs: FlatInput, hx: Any) -> tuple[Tensor, ...]:
     """The initial states as kernels want them: one ``(L * K, B, size)`` each."""
-    count, rows = len(inputs.batch), network.layers * network.directions
-    values = inputs.batch.values
+    count, values = len(inputs.batch), inputs.batch.values
     if hx is None:
-        return tuple(
-            torch.zeros(rows, count, size, dtype=values.dtype, device=values.device) for size in network.state_sizes
-        )
+        return _zeros(network, count, values)
     state = check_state(network, hx, count if inputs.batched else None, values)
     return state if inputs.batched else tuple(part.unsqueeze(1) for part in state)
+
+
+def _zeros(network: Network, count: int, values: Tensor) -> tuple[Tensor, ...]:
+    """The initial states where none were given, for ``count`` sequences like ``values``."""
+    rows = network.layers * network.directions
+    return tuple(values.new_zeros(rows, count, size) for size in network.state_sizes)
 
 
 def check_state(network: Network, hx: Any, count: int | None, values: Tensor) -> tuple[Tensor, ...]:

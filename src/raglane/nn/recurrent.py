@@ -1,9 +1,13 @@
-"""RNN, LSTM and GRU that take ragged batches: torch's layers, with one more way to call them."""
+"""RNN, LSTM and GRU that take ragged batches: torch's layers, with one more way to call them.
+
+They are built on ``torch.nn.RNNBase``, which brings the parameters, their initialisation and ``state_dict``, and not on
+``torch.nn.LSTM`` and its kin, because ``torch.compile`` refuses every instance of those three.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +15,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from raglane.cells import CELLS
 from raglane.cells.spec import Weights
-from raglane.errors import ArgumentTypeError, ShapeError, explain
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
 from raglane.kernels.dispatch import Choice, check_names, choose
 from raglane.nn import functional
 from raglane.nn.functional import Network, State
@@ -21,14 +25,9 @@ __all__ = ["GRU", "LSTM", "RNN"]
 
 _CELL_OF_MODE = {"LSTM": "lstm", "GRU": "gru", "RNN_TANH": "rnn_tanh", "RNN_RELU": "rnn_relu"}
 
-if TYPE_CHECKING:
-    _Base = torch.nn.RNNBase
-else:
-    _Base = object
 
-
-class _Recurrent(_Base):
-    """What Raglane's layers add to torch's; it stands before the torch class among their bases.
+class _Recurrent(torch.nn.RNNBase):
+    """What Raglane's layers have in common.
 
     Parameters, initialisation and ``state_dict`` are torch's own, so that weights go either way.
     """
@@ -37,9 +36,13 @@ class _Recurrent(_Base):
     schedule: str = "auto"
     backend: str = "auto"
 
-    def __init__(self, *args: Any, schedule: str = "auto", backend: str = "auto", **kwargs: Any) -> None:
+    def __init__(self, mode: str, *args: Any, schedule: str = "auto", backend: str = "auto", **kwargs: Any) -> None:
         check_names(schedule, backend)
-        super().__init__(*args, **kwargs)
+        if mode != "LSTM" and "proj_size" in kwargs:
+            raise ArgumentError(
+                explain("proj_size", str(kwargs["proj_size"]), "only an LSTM projects its state", "leave it out")
+            )
+        super().__init__(mode, *args, **kwargs)
         self.schedule = schedule
         self.backend = backend
 
@@ -74,12 +77,14 @@ class _Recurrent(_Base):
             ArgumentTypeError: an input or a state of another kind.
             DispatchError: the schedule and backend chosen cannot run this.
         """
-        if self._direct(input, lengths, return_states):
-            if hx is not None:
-                self._check_state(input, hx)
-            output, state = super().forward(input, hx)
-            return (None if last_only else output), state
         network = self._network()
+        if self._direct(network, input, lengths, return_states):
+            output, state = (
+                functional.run_pack(network, input, hx)
+                if isinstance(input, PackedSequence)
+                else functional.run_dense(network, input, hx, self.batch_first)
+            )
+            return (None if last_only else output), state
         inputs = flatten(input, lengths, self.batch_first)
         request = functional.prepare(network, inputs, hx, not last_only, return_states)
         return functional.run(network, inputs, request)
@@ -156,8 +161,8 @@ class _Recurrent(_Base):
         ]
         return ", ".join([super().extra_repr(), *chosen])
 
-    def _direct(self, input: Any, lengths: Any, return_states: bool) -> bool:
-        """Whether torch's own forward is what the dispatcher chooses for this input as it came.
+    def _direct(self, network: Network, input: Any, lengths: Any, return_states: bool) -> bool:
+        """Whether torch's own kernel is what the dispatcher chooses for this input as it came.
 
         A pack, or a tensor in which every element is real, needs no way through the flat layout then.
         """
@@ -167,23 +172,16 @@ class _Recurrent(_Base):
             values, schedule = input.data, "packed"
             count = input.sorted_indices.shape[0] if input.sorted_indices is not None else None
             if values.shape[0] == 0 or (count is not None and count != int(input.batch_sizes[0])):
-                return False  # sequences of length 0, which torch's layers do not know
+                return False  # sequences of length 0, which torch's kernels do not know
         else:
             values, schedule = input, "padded"
             if values.is_nested or values.dim() not in (2, 3) or values.numel() == 0:
                 return False
         if values.shape[-1] != self.input_size or values.dtype != self.weight_ih_l0.dtype:
             return False  # the way through the flat layout says what is wrong, or casts
-        choice = self._choice(values, dense=isinstance(input, Tensor))
+        traits = network.traits(values.dtype, values.device, need_states=False)
+        choice = choose(traits, network.schedule, network.backend, dense=isinstance(input, Tensor))
         return (choice.backend, choice.schedule) == ("torch", schedule)
-
-    def _check_state(self, input: Tensor | PackedSequence, hx: Any) -> None:
-        """Say what is wrong with an initial state, where torch would say what went wrong with it."""
-        if isinstance(input, PackedSequence):
-            functional.check_state(self._network(), hx, int(input.batch_sizes[0]), input.data)
-            return
-        count = None if input.dim() == 2 else input.shape[0 if self.batch_first else 1]
-        functional.check_state(self._network(), hx, count, input)
 
     def _choice(self, values: Tensor, *, dense: bool, need_states: bool = False) -> Choice:
         """What the dispatcher takes for values of this dtype and device."""
@@ -193,7 +191,6 @@ class _Recurrent(_Base):
 
     def _network(self) -> Network:
         """The layer's description for the kernels, with the weights as they are now."""
-        self._update_flat_weights()
         cell = CELLS[_CELL_OF_MODE[self.mode]]
         return Network(
             cell=cell,
@@ -210,17 +207,14 @@ class _Recurrent(_Base):
         )
 
     def _weights(self) -> Iterator[Weights]:
-        """One layer and direction after the other, as torch keeps them in ``_flat_weights``."""
-        flat: list[Any] = self._flat_weights
-        size = 2 + 2 * self.bias + (self.proj_size > 0)
-        for start in range(0, len(flat), size):
-            part = flat[start : start + size]
+        """One layer and direction after the other, read by name: parametrizations and functional_call replace them."""
+        for names in self._all_weights:
+            part: list[Tensor] = [getattr(self, name) for name in names]
             input_bias, hidden_bias = part[2:4] if self.bias else (None, None)
-            projection = part[-1] if self.proj_size > 0 else None
-            yield Weights(part[0], part[1], input_bias, hidden_bias, projection)
+            yield Weights(part[0], part[1], input_bias, hidden_bias, part[-1] if self.proj_size > 0 else None)
 
 
-class RNN(_Recurrent, torch.nn.RNN):
+class RNN(_Recurrent):
     """Elman's network on ragged batches: :class:`torch.nn.RNN` with every argument and parameter of it.
 
     ``h_t = tanh(W_ih x_t + b_ih + W_hh h_{t-1} + b_hh)``, or relu in place of tanh.
@@ -242,8 +236,22 @@ class RNN(_Recurrent, torch.nn.RNN):
         (torch.Size([7, 4]), torch.Size([1, 2, 4]))
     """
 
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        nonlinearity: str = "tanh",
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        if nonlinearity not in ("tanh", "relu"):
+            raise ArgumentError(explain("nonlinearity", repr(nonlinearity), "'tanh' or 'relu'", "choose one of them"))
+        super().__init__(f"RNN_{nonlinearity.upper()}", input_size, hidden_size, num_layers, *args, **kwargs)
+        self.nonlinearity = nonlinearity
 
-class LSTM(_Recurrent, torch.nn.LSTM):
+
+class LSTM(_Recurrent):
     """Long short-term memory on ragged batches: :class:`torch.nn.LSTM` with every argument and parameter of it.
 
     The equations, with torch's gate order, stand in :mod:`raglane.cells.lstm`.
@@ -265,8 +273,11 @@ class LSTM(_Recurrent, torch.nn.LSTM):
         (torch.Size([7, 8]), torch.Size([2, 2, 4]), torch.Size([2, 2, 4]))
     """
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__("LSTM", *args, **kwargs)
 
-class GRU(_Recurrent, torch.nn.GRU):
+
+class GRU(_Recurrent):
     """Gated recurrent units on ragged batches: :class:`torch.nn.GRU` with every argument and parameter of it.
 
     The equations, with torch's gate order, stand in :mod:`raglane.cells.gru`.
@@ -287,3 +298,6 @@ class GRU(_Recurrent, torch.nn.GRU):
         >>> torch.equal(out.last(), h[-1])
         True
     """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__("GRU", *args, **kwargs)

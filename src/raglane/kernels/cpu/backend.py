@@ -8,8 +8,9 @@ from torch import Tensor
 
 from raglane.errors import MissingExtraError
 from raglane.kernels.contract import Request, Result, Traits
+from raglane.kernels.tracing import constant_when_traced
 
-__all__ = ["BACKEND", "CpuBackend"]
+__all__ = ["BACKEND", "CpuBackend", "missing_kernels"]
 
 _CELLS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16)
@@ -36,13 +37,7 @@ class CpuBackend:
             return f"the cpu kernels do not compute in {traits.dtype}"
         if traits.need_states:
             return "the cpu kernels do not give the states of every step"
-        from raglane.kernels.cpu.library import library
-
-        try:
-            library()
-        except MissingExtraError as missing:
-            return str(missing).rstrip(".")
-        return None
+        return missing_kernels()
 
     def run(self, request: Request, schedule: str) -> Result:  # noqa: ARG002
         """See :class:`~raglane.kernels.contract.Backend`."""
@@ -77,6 +72,22 @@ class CpuBackend:
 
 BACKEND = CpuBackend()
 """The one instance; it keeps nothing between runs."""
+
+
+@constant_when_traced
+def missing_kernels() -> str | None:
+    """Why the kernels cannot be loaded, in words, or None where they can.
+
+    Raises:
+        ArgumentError: ``RAGLANE_ISA`` names an instruction set that is not there.
+    """
+    from raglane.kernels.cpu.library import library
+
+    try:
+        library()
+    except MissingExtraError as missing:
+        return str(missing).rstrip(".")
+    return None
 
 
 def _dtype(dtype: torch.dtype) -> torch.dtype:

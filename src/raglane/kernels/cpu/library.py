@@ -95,10 +95,11 @@ def library() -> Library:
     """
     # In an editable installation the package lies in two folders: its source, and what was built of it.
     folders = sys.modules[__package__].__path__
-    found = [path for folder in folders for path in sorted(Path(folder).glob("libraglane_cpu.*"))]
+    found = [path for folder in folders for path in sorted(Path(folder, "lib").glob("libraglane_cpu.*"))]
     if not found:
         raise MissingExtraError(
-            "the cpu kernels are not built: make kernels builds them in a checkout, with a C++ compiler and OpenMP"
+            "the cpu kernels are missing, because no C++ compiler with OpenMP was there when raglane was installed."
+            " Fix: install g++ or clang++, then install raglane again"
         )
     # torch is imported by now, so the library shares the OpenMP runtime that torch brought.
     handle = ctypes.CDLL(str(found[0]))
