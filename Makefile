@@ -6,13 +6,17 @@ READY := $(VENV)/.ready
 RUN := runs/demo
 # Processes that run the tests side by side; the networks in them are small, so each takes one thread.
 JOBS ?= 2
+# How many random calls make sanitize draws, and from which seed.
+ROUNDS ?= 300
+SEED ?= 1
 
-.PHONY: help setup demo test check format bench clean
+.PHONY: help setup demo test check sanitize format bench clean
 
 help:
 	@echo "make demo    train on the bundled recordings, evaluate, predict"
 	@echo "make test    run the tests"
 	@echo "make check   format, lint, types, layers"
+	@echo "make sanitize run the CPU kernels under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer"
 	@echo "make format  rewrite the files as the formatter wants them"
 	@echo "make bench   measure rl.packing against PyTorch"
 	@echo "make clean   remove what the targets above made"
@@ -43,6 +47,16 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# A driver draws random calls; each sanitizer watches the kernels of every instruction set here.
+sanitize: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt cmake ninja
+	for kind in address,undefined thread; do \
+		$(BIN)/cmake -S . -B build/sanitize-$$kind -G Ninja -DRAGLANE_SANITIZE=$$kind \
+			-DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja && \
+		$(BIN)/cmake --build build/sanitize-$$kind --target drive && \
+		build/sanitize-$$kind/drive $(ROUNDS) $(SEED) || exit 1; \
+	done
 
 format: $(READY)
 	$(BIN)/ruff format .

@@ -32,25 +32,37 @@ template <> struct Reduction<double> {
       1.0 / 40320, 1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800.0};
 };
 
-template <class A> struct Split {
-  typename Lanes<A>::integer n;
-  Vec<A> tail;  // exp(r) - 1
+// All functions take N vectors and treat them step by step side by side: each is one long chain of operations, and
+// the processor looks ahead too little to find the next one by itself.
+template <class A, int N> struct Split {
+  Vec<A> shifted[N];  // magic + n: its lowest bits are the integer n
+  Vec<A> n[N];
+  Vec<A> tail[N];  // exp(r) - 1
+
+  RAGLANE_INLINE typename Lanes<A>::integer integer(int i) const {
+    using I = typename Lanes<A>::integer;
+    return (I)shifted[i] - (I)splat<Vec<A>>(Reduction<A>::magic);
+  }
 };
 
+#define RAGLANE_EACH _Pragma("GCC unroll 16") for (int i = 0; i < N; i++)
+
 // exp(x) = 2^n * (1 + tail) for x between lowest and highest.
-template <class A> RAGLANE_INLINE Split<A> split(Vec<A> x) {
+template <class A, int N> RAGLANE_INLINE Split<A, N> split(const Vec<A>* x) {
   using V = Vec<A>;
-  using I = typename Lanes<A>::integer;
   using R = Reduction<A>;
-  V shifted = fma(x, splat<V>((A)1.44269504088896340736), splat<V>(R::magic));
-  I n = (I)shifted - (I)splat<V>(R::magic);
-  V rounded = shifted - R::magic;
-  V r = fma(rounded, splat<V>(-R::ln2_high), x);
-  r = fma(rounded, splat<V>(-R::ln2_low), r);
-  V p = splat<V>(R::polynomial[R::terms - 1]);
+  Split<A, N> s;
+  V r[N], p[N];
+  RAGLANE_EACH s.shifted[i] = fma(x[i], splat<V>((A)1.44269504088896340736), splat<V>(R::magic));
+  RAGLANE_EACH s.n[i] = s.shifted[i] - R::magic;
+  RAGLANE_EACH r[i] = fma(s.n[i], splat<V>(-R::ln2_high), x[i]);
+  RAGLANE_EACH r[i] = fma(s.n[i], splat<V>(-R::ln2_low), r[i]);
+  RAGLANE_EACH p[i] = splat<V>(R::polynomial[R::terms - 1]);
 #pragma GCC unroll 16
-  for (int i = R::terms - 2; i >= 0; i--) p = fma(p, r, splat<V>(R::polynomial[i]));
-  return {n, fma(r * r, p, r)};
+  for (int term = R::terms - 2; term >= 0; term--)
+    RAGLANE_EACH p[i] = fma(p[i], r[i], splat<V>(R::polynomial[term]));
+  RAGLANE_EACH s.tail[i] = fma(r[i] * r[i], p[i], r[i]);
+  return s;
 }
 
 // 2^n for n in the range of normal numbers.
@@ -58,52 +70,59 @@ template <class A> RAGLANE_INLINE Vec<A> power_of_two(typename Lanes<A>::integer
   return (Vec<A>)((n + Reduction<A>::bias) << Reduction<A>::mantissa);
 }
 
-template <class A> RAGLANE_INLINE Vec<A> scale(Split<A> s) {
+// exp(x), down into the denormal numbers.
+template <class A, int N> RAGLANE_INLINE Vec<A> whole(const Split<A, N>& s, int i) {
 #if RAGLANE_LEVEL == 3
-  if constexpr (sizeof(A) == 4)
-    return (Vec<A>)_mm512_scalef_ps((__m512)(s.tail + 1.0f), _mm512_cvtepi32_ps((__m512i)s.n));
+  if constexpr (sizeof(A) == 4) return (Vec<A>)_mm512_scalef_ps((__m512)(s.tail[i] + 1.0f), (__m512)s.n[i]);
 #endif
-  auto half = s.n >> 1;  // 2^n alone may be no normal number; the second product rounds into the denormals
-  return (s.tail + (A)1) * power_of_two<A>(half) * power_of_two<A>(s.n - half);
+  auto n = s.integer(i), half = n >> 1;  // 2^n alone may be no normal number; the second product rounds
+  return (s.tail[i] + (A)1) * power_of_two<A>(half) * power_of_two<A>(n - half);
 }
 
-template <class A> RAGLANE_INLINE Vec<A> exp(Vec<A> x) {
-  using V = Vec<A>;
+template <class A, int N> RAGLANE_INLINE void exp(Vec<A>* x) {
   using R = Reduction<A>;
-  x = x < R::lowest ? splat<V>(R::lowest) : x;  // NaN compares false and stays
-  x = x > R::highest ? splat<V>(R::highest) : x;
-  return scale<A>(split<A>(x));
+  RAGLANE_EACH x[i] = at_most<A>(R::highest, at_least<A>(R::lowest, x[i]));
+  Split<A, N> s = split<A, N>(x);
+  RAGLANE_EACH x[i] = whole(s, i);
 }
 
-// The sign bit of every entry, and all others.
+// The sign bit of every entry.
 template <class A> RAGLANE_INLINE typename Lanes<A>::integer sign_bit() {
   return (typename Lanes<A>::integer){} + (sizeof(A) == 4 ? INT32_MIN : INT64_MIN);
 }
-template <class A> RAGLANE_INLINE Vec<A> magnitude(Vec<A> x) {
+// -|x|
+template <class A> RAGLANE_INLINE Vec<A> below_zero(Vec<A> x) {
   using I = typename Lanes<A>::integer;
-  return (Vec<A>)((I)x & ~sign_bit<A>());
+  return (Vec<A>)((I)x | sign_bit<A>());
+}
+
+// x[i] = sigmoid(x[i]) for the first SIGMOIDS, tanh(x[i]) for the TANHS after them, in place: they share most of the way.
+template <class A, int SIGMOIDS, int TANHS> RAGLANE_INLINE void squash(Vec<A>* x) {
+  using R = Reduction<A>;
+  using V = Vec<A>;
+  using I = typename Lanes<A>::integer;
+  constexpr int N = SIGMOIDS + TANHS;
+  V y[N], t[N];
+  RAGLANE_EACH y[i] = i < SIGMOIDS ? at_least<A>(R::lowest, below_zero<A>(x[i]))
+                                   : at_least<A>(-R::tanh_end, below_zero<A>(x[i])) * (A)2;
+  Split<A, N> s = split<A, N>(y);
+  RAGLANE_EACH y[i] = i < SIGMOIDS ? whole(s, i) : power_of_two<A>(s.integer(i));
+  // exp(-|x|) or 1 over exp(-|x|) + 1; exp(-2 |x|) - 1 over exp(-2 |x|) + 1, which is -tanh(|x|)
+  RAGLANE_EACH t[i] = i >= SIGMOIDS ? fma(y[i], s.tail[i], y[i] - (A)1) : x[i] < (A)0 ? y[i] : splat<V>((A)1);
+  RAGLANE_EACH y[i] = i < SIGMOIDS ? y[i] + (A)1 : t[i] + (A)2;
+  quotient<V, N>(t, y);
+  RAGLANE_EACH x[i] = i < SIGMOIDS ? t[i] : (V)(((I)t[i] & ~sign_bit<A>()) | ((I)x[i] & sign_bit<A>()));
 }
 
 template <class A> RAGLANE_INLINE Vec<A> sigmoid(Vec<A> x) {
-  using R = Reduction<A>;
-  using V = Vec<A>;
-  V y = -magnitude<A>(x);
-  y = y < R::lowest ? splat<V>(R::lowest) : y;
-  V e = scale<A>(split<A>(y));
-  return quotient(x < (A)0 ? e : splat<V>((A)1), e + (A)1);
+  squash<A, 1, 0>(&x);
+  return x;
+}
+template <class A> RAGLANE_INLINE Vec<A> tanh(Vec<A> x) {
+  squash<A, 0, 1>(&x);
+  return x;
 }
 
-template <class A> RAGLANE_INLINE Vec<A> tanh(Vec<A> x) {
-  using R = Reduction<A>;
-  using V = Vec<A>;
-  using I = typename Lanes<A>::integer;
-  V y = magnitude<A>(x);
-  y = y > R::tanh_end ? splat<V>(R::tanh_end) : y;
-  Split<A> s = split<A>(y * (A)-2);
-  V power = power_of_two<A>(s.n);
-  V less_one = fma(power, s.tail, power - (A)1);  // exp(-2 |x|) - 1
-  V t = quotient(-less_one, less_one + (A)2);
-  return (V)((I)t | ((I)x & sign_bit<A>()));
-}
+#undef RAGLANE_EACH
 
 }  // namespace raglane::RAGLANE_TARGET

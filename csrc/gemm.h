@@ -16,25 +16,40 @@ namespace raglane::RAGLANE_TARGET {
 inline constexpr int tile_rows = registers == 32 ? 6 : 3;
 inline constexpr int panel_vectors = 4;
 
-// to[row][offsets[v] ...] += rows[row][k] * panel[k][v], for k = 0 .. depth - 1: a few rows, and the VECTORS vectors of
-// columns of a panel. The sums are read before the first k and written after the last.
-template <int ROWS, int VECTORS, class A>
-void multiply_tile(const A* const* rows, const A* panel, int64_t depth, A* const* to, const int64_t* offsets) {
+// A product of a few rows: to[r][to_at[v] ...] = start[r][start_at[v] ...] + the sum over k < depth of
+// rows[r][k] * panel[k][v]. `start` may be `to`; the sums are read before the first k and written after the last.
+template <class A> struct Product {
+  const A* const* rows;
+  const A* panel;
+  int64_t depth;
+  const A* const* start;
+  const int64_t* start_at;
+  A* const* to;
+  const int64_t* to_at;
+};
+
+template <int ROWS, int VECTORS, class A> void multiply_tile(const Product<A>& product) {
   using V = Vec<A>;
   constexpr int width = Lanes<A>::width;
+  constexpr int ahead = 8;  // k's: what a core's second cache needs to deliver
   const A* row[ROWS];
   V sums[ROWS][VECTORS];
 #pragma GCC unroll 8
   for (int r = 0; r < ROWS; r++) {
-    row[r] = rows[r];
+    row[r] = product.rows[r];
 #pragma GCC unroll 8
-    for (int v = 0; v < VECTORS; v++) sums[r][v] = load(to[r] + offsets[v]);
+    for (int v = 0; v < VECTORS; v++) sums[r][v] = load(product.start[r] + product.start_at[v]);
   }
+  const A* panel = product.panel;
+  const int64_t depth = product.depth;
   for (int64_t k = 0; k < depth; k++, panel += VECTORS * width) {
     if constexpr (registers == 32) {
       V weight[VECTORS];
 #pragma GCC unroll 8
-      for (int v = 0; v < VECTORS; v++) weight[v] = load(panel + v * width);
+      for (int v = 0; v < VECTORS; v++) {
+        weight[v] = load(panel + v * width);
+        __builtin_prefetch(panel + (ahead * VECTORS + v) * width);
+      }
 #pragma GCC unroll 8
       for (int r = 0; r < ROWS; r++) {
         V x = splat_at(row[r] + k);
@@ -56,14 +71,12 @@ void multiply_tile(const A* const* rows, const A* panel, int64_t depth, A* const
 #pragma GCC unroll 8
   for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 8
-    for (int v = 0; v < VECTORS; v++) store(to[r] + offsets[v], sums[r][v]);
+    for (int v = 0; v < VECTORS; v++) store(product.to[r] + product.to_at[v], sums[r][v]);
 }
 
 // The same for 1 to tile_rows rows and 1 to panel_vectors vectors, known at run time.
-template <class A>
-inline void multiply(int rows, int vectors, const A* const* from, const A* panel, int64_t depth, A* const* to,
-                     const int64_t* offsets) {
-  using Kernel = void (*)(const A* const*, const A*, int64_t, A* const*, const int64_t*);
+template <class A> inline void multiply(int rows, int vectors, const Product<A>& product) {
+  using Kernel = void (*)(const Product<A>&);
   static constexpr Kernel kernels[6][panel_vectors] = {
 #define RAGLANE_ROW(n) \
   { multiply_tile<n, 1, A>, multiply_tile<n, 2, A>, multiply_tile<n, 3, A>, multiply_tile<n, 4, A> }
@@ -73,7 +86,7 @@ inline void multiply(int rows, int vectors, const A* const* from, const A* panel
 #endif
 #undef RAGLANE_ROW
   };
-  kernels[rows - 1][vectors - 1](from, panel, depth, to, offsets);
+  kernels[rows - 1][vectors - 1](product);
 }
 
 // 0, 1, ... N - 1 as a type.
@@ -169,8 +182,9 @@ void multiply_panel(const Panels<A>& panels, int64_t panel, int rows, A* const* 
   for (int v = 0; v < panel_vectors; v++) offsets[v] = panel * panels.panel_columns() + v * Lanes<A>::width;
   for (int first = 0, size; first < rows; first += size) {
     size = next_tile(rows - first);
-    multiply(size, panels.units_in(panel), (const A* const*)from + first, panels.at(panel), panels.depth, to + first,
-             offsets);
+    multiply<A>(size, panels.units_in(panel),
+                {(const A* const*)from + first, panels.at(panel), panels.depth, (const A* const*)to + first, offsets,
+                 to + first, offsets});
   }
 }
 

@@ -36,7 +36,7 @@ template <class A> int32_t apply_to(int64_t function, const A* in, A* out, int64
     int here = (int)(count - i < Lanes<A>::width ? count - i : Lanes<A>::width);
     Vec<A> x = load(in + i, here);
     switch (function) {
-      case RAGLANE_EXP: x = exp<A>(x); break;
+      case RAGLANE_EXP: exp<A, 1>(&x); break;
       case RAGLANE_TANH: x = tanh<A>(x); break;
       case RAGLANE_SIGMOID: x = sigmoid<A>(x); break;
       default: return RAGLANE_BAD_ARGUMENT;

@@ -85,8 +85,10 @@ void check_sizes(const raglane_layer& l) {
   // Beyond these no product below overflows, and no machine has the memory.
   const int64_t most = int64_t(1) << 40;
   if (l.threads > 4096 || l.sequences > most || l.elements > most || l.input_size > (1 << 24) ||
-      l.hidden_size > (1 << 24) || l.projection_size > (1 << 24))
+      l.hidden_size > (1 << 24) || l.projection_size > (1 << 24) || l.gate_stride > (1 << 28))
     fail("sizes: got more than this kernel was written for");
+  bool saves = l.cell == RAGLANE_LSTM || l.cell == RAGLANE_GRU;
+  at_least("gate_stride", l.gate_stride, saves ? 4 * ((l.hidden_size + 15) / 16 * 16) : l.hidden_size);
   if (l.projection_size > 0 && l.cell != RAGLANE_LSTM) fail("projection_size: got one; the rule: an LSTM alone has it");
 }
 

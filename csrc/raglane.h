@@ -28,7 +28,7 @@ extern "C" {
 #endif
 
 /* Raised whenever the struct below changes; Python refuses a library of another version. */
-#define RAGLANE_ABI 1
+#define RAGLANE_ABI 2
 
 enum raglane_status { RAGLANE_OK = 0, RAGLANE_BAD_ARGUMENT = 1, RAGLANE_OUT_OF_MEMORY = 2 };
 enum raglane_dtype { RAGLANE_FLOAT32 = 0, RAGLANE_FLOAT64 = 1, RAGLANE_BFLOAT16 = 2 };
@@ -67,6 +67,8 @@ typedef struct raglane_layer {
   int64_t elements;  /* N, may be 0 */
   int64_t input_size, hidden_size; /* D, H, at least 1 */
   int64_t projection_size;         /* P where there is a projection (LSTM alone), else 0 */
+  int64_t gate_stride;             /* row length of gates and grad_gates, in reals: at least S * H, and S * (H rounded
+                                      up to a multiple of 16) where gates are saved */
 
   const int64_t* offsets;     /* (B + 1), first 0, last N, never falling */
   const void* values;         /* real (N, D) */
@@ -78,16 +80,16 @@ typedef struct raglane_layer {
   void* output;  /* real (N, K * P), forward then reverse in each row; may be null in forward where `gates` is */
   void* final_h; /* real (K, B, P); forward alone */
   void* final_c; /* real (K, B, H); forward alone, LSTM alone, else null */
-  void* gates;   /* real (K, N, S * H), S = 4 for LSTM (i f g o) and GRU (r z n, W_hn h + b_hn); Elman: null.
-                    Null in forward where no backward follows. */
+  void* gates;   /* real (K, N, gate_stride), S = 4 for LSTM (i f g o) and GRU (r z n, W_hn h + b_hn), in an order that
+                    the kernels and the instruction set choose; Elman: null. Null in forward where no backward follows. */
   void* cells;   /* real (K, N, H), an LSTM's c after each element; null where `gates` is, and for other cells */
 
   /* Backward alone. Null gradients are zeros. */
   const void* grad_output;  /* real (N, K * P) or null */
   const void* grad_final_h; /* real (K, B, P) or null */
   const void* grad_final_c; /* real (K, B, H) or null */
-  void* grad_gates;         /* out, real (K, N, S' * H), S' = 4 for LSTM and GRU, 1 for Elman: gradients of the
-                               gates' arguments; GRU: r, z, n with respect to the input product, n with respect to
+  void* grad_gates;         /* out, real (K, N, gate_stride), of which the first S * H of a row are written, S = 4 for
+                               LSTM and GRU, 1 for Elman: gradients of the gates' arguments, gate after gate; GRU: r, z, n with respect to the input product, n with respect to
                                the hidden product. May be `gates` itself. */
   void* previous_h;         /* out, real (K, N, P): h before each element. May be `cells` itself if P is H. */
   void* grad_h;             /* out, real (K, N, P): the whole gradient of h; with a projection alone, else null */

@@ -16,7 +16,7 @@ template <class Cell, class S> class BackwardScan {
  public:
   explicit BackwardScan(const Call& call)
       : call_(call), l_(*call.layer), H_(l_.hidden_size), P_(l_.projection_size ? l_.projection_size : H_),
-        h_stride_(row_stride<A>(P_)), c_stride_(row_stride<A>(H_)), gate_stride_(row_stride<A>(Cell::gates * H_)) {}
+        h_stride_(row_stride<A>(P_)), c_stride_(row_stride<A>(H_)), gate_stride_(row_stride<A>(Cell::slots * H_)) {}
 
   bool reserve() {
     bool poison = l_.flags & RAGLANE_POISON;
@@ -68,7 +68,8 @@ template <class Cell, class S> class BackwardScan {
   Scratch<Barrier> barriers_;
   Queue queues_[2];
 
-  // A lane's scratch: dh, dc, the gates' gradients of this step and of the last, and what comes out of a projection.
+  // A lane's scratch: dh, dc, the gates' gradients of this step and of the last (first those that depend on h), and what
+  // comes out of a projection.
   int64_t row_size() const {
     return h_stride_ + (Cell::has_c ? c_stride_ : 0) + 2 * gate_stride_ + (l_.projection_size ? c_stride_ : 0);
   }
@@ -145,6 +146,8 @@ template <class Cell, class S> class BackwardScan {
       // All of a row's gate gradients are needed now: dh of the step before is what passed the products by, plus the
       // gates' gradients x W_hh. The next step writes other memory, so one wait a step is enough.
       team.barrier->wait(team.members);
+      // By now every thread has read the saved gates, which the gradients may replace.
+      for (int lane = 0; lane < lanes.active; lane++) give_gates(step, lane, begin, end);
       for (int64_t i = first_panel; i < end_panel; i++)
         multiply_panel(hidden_[d], backwards ? first_panel + end_panel - 1 - i : i, lanes.active, step.da, step.dh);
       A* swap = da;
@@ -176,8 +179,8 @@ template <class Cell, class S> class BackwardScan {
         step.cells[lane] = (const S*)l_.cells + row * H_;
         step.c_before[lane] = is_first ? (const S*)l_.initial_c + sequence * H_ : step.cells[lane] + back * H_;
       }
-      step.gates[lane] = (const S*)l_.gates + row * Cell::saved * H_;
-      step.grad_gates[lane] = (S*)l_.grad_gates + row * Cell::slots * H_;
+      step.gates[lane] = (const S*)l_.gates + row * l_.gate_stride;
+      step.grad_gates[lane] = (S*)l_.grad_gates + row * l_.gate_stride;
       step.previous_h[lane] = (S*)l_.previous_h + row * P_;
       if (l_.projection_size) {
         step.grad_h[lane] = (S*)l_.grad_h + row * P_;
@@ -196,13 +199,13 @@ template <class Cell, class S> class BackwardScan {
     const S* c_before = step.c_before[lane];
     const S* grad_output = l_.projection_size ? nullptr : step.grad_output[lane];
     A *dm = step.dm[lane], *dc = step.dc[lane], *da = step.da[lane];
-    S *grad_gates = step.grad_gates[lane], *previous_h = step.previous_h[lane];
+    S* previous_h = step.previous_h[lane];
     bool projects = l_.projection_size > 0;
     for (int64_t unit = begin; unit < end; unit += width) {
       int count = (int)(end - unit < width ? end - unit : width);
       V save[Cell::saved + 1], argument[Cell::slots], c = {}, c_last = {}, d_c = {}, h = {}, y = {};
 #pragma GCC unroll 8
-      for (int s = 0; s < Cell::saved; s++) save[s] = load(gates + s * H_ + unit, count);
+      for (int s = 0; s < Cell::saved; s++) save[s] = load(gates + unit * Cell::saved + s * width);
       V d_h = load(dm + unit, count);
       if (grad_output) d_h += load(grad_output + unit, count);
       if constexpr (Cell::has_c) {
@@ -213,9 +216,7 @@ template <class Cell, class S> class BackwardScan {
       if (!projects) h = load(h_before + unit, count);
       V direct = Cell::backward(save, y, h, c_last, c, d_h, d_c, argument);
 #pragma GCC unroll 8
-      for (int s = 0; s < Cell::slots; s++) store(grad_gates + s * H_ + unit, argument[s], count);
-#pragma GCC unroll 8
-      for (int g = 0; g < Cell::gates; g++) store(da + g * H_ + unit, argument[Cell::hidden_slot(g)], count);
+      for (int s = 0; s < Cell::slots; s++) store(da + block(s) * H_ + unit, argument[s], count);
       if constexpr (Cell::has_c) store(dc + unit, d_c, count);
       if (!projects) {
         store(dm + unit, direct, count);
@@ -224,6 +225,19 @@ template <class Cell, class S> class BackwardScan {
         store(step.unprojected[lane] + unit, Cell::unprojected(save, c), count);
       }
     }
+  }
+
+  // Where a slot's gradient stands in a row of scratch: the products through h read the first `gates` blocks.
+  static constexpr int block(int slot) {
+    for (int gate = 0; gate < Cell::gates; gate++)
+      if (Cell::hidden_slot(gate) == slot) return gate;
+    return Cell::gates;
+  }
+  static_assert(Cell::slots <= Cell::gates + 1, "one slot at most that no hidden product reaches");
+
+  void give_gates(const Step& step, int lane, int64_t begin, int64_t end) {
+    for (int slot = 0; slot < Cell::slots; slot++)
+      copy_columns(step.grad_gates[lane] + slot * H_, step.da[lane] + block(slot) * H_, begin, end);
   }
 
   // What comes before the cell's own gradients where h is a projection: h = W_hr m, so dm = dh W_hr.

@@ -71,6 +71,7 @@ template <class Cell, class S> class ForwardScan {
   A* prepared_[2] = {};
   int64_t prepared_stride_ = 0;
   bool prepare_first_ = false;
+  bool streams_ = false;  // whether saved gates go past the caches, which would not hold them until they are read
   int members_ = 1, capacity_ = 1;
   Scratch<A> weights_, states_, products_, widened_;
   Scratch<Barrier> barriers_;
@@ -79,7 +80,8 @@ template <class Cell, class S> class ForwardScan {
   // The pointers of one team's step, one a lane.
   struct Step {
     const A* x[most_lanes];
-    const A* prepared[most_lanes];
+    const A* prepared[most_lanes];       // null where input products are folded in
+    const A* next_prepared[most_lanes];  // of the element that the lane will probably compute next
     const A* before[most_lanes];
     A* after[most_lanes];
     A* c[most_lanes];
@@ -95,6 +97,11 @@ template <class Cell, class S> class ForwardScan {
     prepare_first_ = panel_bytes > call_.cache / 2;
     if (l_.flags & RAGLANE_FOLD) prepare_first_ = false;
     if (l_.flags & RAGLANE_PREPARE) prepare_first_ = true;
+    if constexpr (Cell::saved > 0) {
+      int64_t row = l_.gate_stride * (int64_t)sizeof(S);
+      bool aligned = (uintptr_t)l_.gates % 64 == 0 && row % 64 == 0;
+      streams_ = l_.gates && !prepare_first_ && aligned && l_.elements * row > 8 * call_.cache;
+    }
     int64_t step_bytes = prepare_first_ ? hidden_[0].size() * (int64_t)sizeof(A) : panel_bytes;
     members_ = wanted_members(call_, step_bytes, hidden_[0].count());
     Division division((int)l_.threads, (int)l_.directions, members_);
@@ -106,13 +113,13 @@ template <class Cell, class S> class ForwardScan {
   bool place_prepared(bool poison) {
     if (!prepare_first_) return true;
     if (sizeof(S) == sizeof(A) && Cell::saved > 0 && l_.gates) {
-      prepared_stride_ = Cell::saved * H_;
+      prepared_stride_ = l_.gate_stride;
       for (int d = 0; d < l_.directions; d++) prepared_[d] = (A*)l_.gates + d * l_.elements * prepared_stride_;
     } else if (sizeof(S) == sizeof(A) && Cell::saved == 0 && l_.output) {
       prepared_stride_ = l_.directions * P_;
       for (int d = 0; d < l_.directions; d++) prepared_[d] = (A*)l_.output + d * P_;
     } else {
-      prepared_stride_ = Cell::gates * H_;
+      prepared_stride_ = row_stride<A>(Cell::slots * hidden_[0].padded_columns());
       if (!products_.reserve(l_.directions * l_.elements * prepared_stride_, poison)) return false;
       for (int d = 0; d < l_.directions; d++) prepared_[d] = products_.get() + d * l_.elements * prepared_stride_;
     }
@@ -181,14 +188,21 @@ template <class Cell, class S> class ForwardScan {
 
   void prepare_tile(int d, int64_t panel, int size, const A* const* rows, A* to) {
     Sums sums(*this, d, panel);
-    for (int r = 0; r < size; r++) sums.start(r);
-    multiply(size, Cell::gates * sums.units, rows, input_[d].at(panel), input_[d].depth, sums.row, sums.of_input);
-    for (int r = 0; r < size; r++)
-      for (int gate = 0; gate < Cell::gates; gate++)
+    A* row[tile_rows];
+    for (int r = 0; r < size; r++) {
+      row[r] = Cell::saved > 0 ? to + r * prepared_stride_ + sums.chunk : sums.row[r];
+      if constexpr (Cell::saved > 0) {
+        for (int slot = 0; slot < Cell::slots; slot++) __builtin_prefetch(row[r] + slot * sums.slot_size, 1);
+        sums.start(row[r], Cell::gates);
+      }
+    }
+    multiply<A>(size, Cell::gates * sums.units,
+                {rows, input_[d].at(panel), input_[d].depth, sums.biases, sums.of_bias, row, sums.of_input});
+    if constexpr (Cell::saved == 0)  // the caller's rows have no room for whole vectors
+      for (int r = 0; r < size; r++)
         for (int u = 0; u < sums.units; u++) {
           int64_t column = sums.unit + u * width;
-          store(to + r * prepared_stride_ + gate * H_ + column, load(sums.row[r] + gate * sums.slot_size + u * width),
-                count_at(column));
+          store(to + r * prepared_stride_ + column, load(row[r] + u * width), count_at(column));
         }
   }
 
@@ -201,30 +215,35 @@ template <class Cell, class S> class ForwardScan {
 
   int count_at(int64_t column) const { return (int)(H_ - column < width ? H_ - column : width); }
 
-  // The gates' arguments of a tile while they are summed: for each row, for each slot, the units of one panel.
+  // The gates' arguments of a tile while they are summed: for each row, for each slot, the units of one panel. Prepared
+  // and saved rows have the same layout, panel after panel, so that a tile reads and writes few and whole stretches.
   struct Sums {
     static constexpr int slot_size = Cell::unit_vectors * width;
     alignas(64) A memory[tile_rows * Cell::slots * slot_size];
     A* row[tile_rows];
+    const A* biases[tile_rows];
     int64_t of_input[panel_vectors], of_hidden[panel_vectors];  // where each vector of a panel is added
-    int64_t unit;                                               // the panel's first
-    int units;                                                  // vectors of them
+    int64_t of_bias[panel_vectors];
+    int64_t unit;   // the panel's first
+    int64_t chunk;  // where the panel's part of a prepared or saved row begins
+    int units;      // vectors of them
     const A* bias;
     int64_t bias_stride;
 
     Sums(const ForwardScan& scan, int d, int64_t panel)
-        : unit(panel * scan.hidden_[d].panel_columns()), units(scan.hidden_[d].units_in(panel)),
+        : unit(panel * scan.hidden_[d].panel_columns()), chunk(unit * Cell::slots), units(scan.hidden_[d].units_in(panel)),
           bias(scan.bias_[d] + unit), bias_stride(scan.hidden_[d].padded_columns()) {
-      for (int r = 0; r < tile_rows; r++) row[r] = memory + r * Cell::slots * slot_size;
+      for (int r = 0; r < tile_rows; r++) row[r] = memory + r * Cell::slots * slot_size, biases[r] = bias;
       for (int v = 0; v < Cell::gates * units; v++) {
+        of_bias[v] = v / units * bias_stride + v % units * width;
         of_input[v] = v / units * slot_size + v % units * width;
         of_hidden[v] = Cell::hidden_slot(v / units) * slot_size + v % units * width;
       }
     }
-    void start(int r, int from_slot = 0) {
+    // The slots that no input reaches.
+    void start(A* to, int from_slot) const {
       for (int slot = from_slot; slot < Cell::slots; slot++)
-        for (int u = 0; u < units; u++)
-          store(row[r] + slot * slot_size + u * width, load(bias + slot * bias_stride + u * width));
+        for (int u = 0; u < units; u++) store(to + slot * slot_size + u * width, load(bias + slot * bias_stride + u * width));
     }
   };
 
@@ -280,19 +299,24 @@ template <class Cell, class S> class ForwardScan {
       lanes.advance(finish, start, move);
       team.barrier->wait(team.members);
     }
+    finish_streams();
   }
 
   void point(Step& step, const LaneSet& lanes, int d, int thread, const A* before, A* after, A* c) {
     bool projects = l_.projection_size > 0;
     for (int lane = 0; lane < lanes.active; lane++) {
       int64_t element = lanes.element[lane], row = d * l_.elements + element;
-      if (prepare_first_) step.prepared[lane] = prepared_[d] + element * prepared_stride_;
-      else step.x[lane] = input_row(element, widened_.get() + (thread * block_rows + lane) * x_stride_);
+      step.prepared[lane] = step.next_prepared[lane] = nullptr;
+      if (prepare_first_) {
+        step.prepared[lane] = prepared_[d] + element * prepared_stride_;
+        bool more = lanes.left[lane] > 1;
+        step.next_prepared[lane] = step.prepared[lane] + (!more ? 0 : d == 0 ? prepared_stride_ : -prepared_stride_);
+      } else step.x[lane] = input_row(element, widened_.get() + (thread * block_rows + lane) * x_stride_);
       step.before[lane] = before + lane * h_stride_;
       step.after[lane] = after + lane * (projects ? c_stride_ : h_stride_);
       step.c[lane] = c + lane * c_stride_;
       step.output[lane] = l_.output ? (S*)l_.output + element * l_.directions * P_ + d * P_ : nullptr;
-      step.gates[lane] = Cell::saved && l_.gates ? (S*)l_.gates + row * Cell::saved * H_ : nullptr;
+      step.gates[lane] = Cell::saved && l_.gates ? (S*)l_.gates + row * l_.gate_stride : nullptr;
       step.cells[lane] = Cell::has_c && l_.cells ? (S*)l_.cells + row * H_ : nullptr;
     }
   }
@@ -301,46 +325,91 @@ template <class Cell, class S> class ForwardScan {
   void tile(const Step& step, int first, int size, int d, int64_t panel) {
     Sums sums(*this, d, panel);
     int vectors = Cell::gates * sums.units;
-    if (prepare_first_) {
-      for (int r = 0; r < size; r++) {
-        for (int gate = 0; gate < Cell::gates; gate++)
-          for (int u = 0; u < sums.units; u++) {
-            int64_t column = sums.unit + u * width;
-            store(sums.row[r] + gate * sums.slot_size + u * width,
-                  load((const A*)step.prepared[first + r] + gate * H_ + column, count_at(column)));
-          }
-        sums.start(r, Cell::gates);
+    const A* prepared[tile_rows];  // what the hidden product starts from
+    for (int r = 0; r < size; r++) {
+      fetch(step, first + r, sums);
+      prepared[r] = sums.row[r];
+      if (!prepare_first_) {
+        sums.start(sums.row[r], Cell::gates);
+      } else if constexpr (Cell::saved > 0) {
+        prepared[r] = step.prepared[first + r] + sums.chunk;
+      } else {
+        for (int u = 0; u < sums.units; u++) {
+          int64_t column = sums.unit + u * width;
+          store(sums.row[r] + u * width, load(step.prepared[first + r] + column, count_at(column)));
+        }
       }
-    } else {
-      for (int r = 0; r < size; r++) sums.start(r);
-      multiply(size, vectors, step.x + first, input_[d].at(panel), input_[d].depth, sums.row, sums.of_input);
     }
-    multiply(size, vectors, step.before + first, hidden_[d].at(panel), P_, sums.row, sums.of_hidden);
-    for (int r = 0; r < size; r++)
-      for (int u = 0; u < sums.units; u++) {
-        V arguments[Cell::slots];
-#pragma GCC unroll 8
-        for (int slot = 0; slot < Cell::slots; slot++)
-          arguments[slot] = load(sums.row[r] + slot * sums.slot_size + u * width);
-        finish_unit(step, first + r, sums.unit + u * width, arguments);
-      }
+    if (!prepare_first_)
+      multiply<A>(size, vectors, {step.x + first, input_[d].at(panel), input_[d].depth, sums.biases, sums.of_bias,
+                                  sums.row, sums.of_input});
+    multiply<A>(size, vectors, {step.before + first, hidden_[d].at(panel), P_, prepared, sums.of_hidden, sums.row,
+                                sums.of_hidden});
+    for (int u = 0; u < sums.units; u++) finish(step, first, size, u, sums, prepared);
   }
 
-  RAGLANE_INLINE void finish_unit(const Step& step, int lane, int64_t unit, const V* arguments) {
-    int count = count_at(unit);
-    V save[Cell::saved + 1], c = {};
-    if constexpr (Cell::has_c) c = load(step.c[lane] + unit);
-    V h = Cell::forward(arguments, load(step.before[lane] + unit), c, save);
-    // Scratch rows have room for whole vectors; the caller's memory does not.
-    store(step.after[lane] + unit, h);
-    if constexpr (Cell::has_c) store(step.c[lane] + unit, c);
-    if (step.output[lane] && l_.projection_size == 0) store(step.output[lane] + unit, h, count);
+  // Bring what the tile will write into the cache while it is multiplied, and what the next panel's tile starts from:
+  // pieces of some lines here and there, which the processor does not see coming.
+  RAGLANE_INLINE void fetch(const Step& step, int lane, const Sums& sums) {
+    if (step.output[lane] && l_.projection_size == 0) __builtin_prefetch(step.output[lane] + sums.unit, 1);
     if constexpr (Cell::saved > 0)
       if (step.gates[lane]) {
-#pragma GCC unroll 8
-        for (int s = 0; s < Cell::saved; s++) store(step.gates[lane] + s * H_ + unit, save[s], count);
-        if constexpr (Cell::has_c) store(step.cells[lane] + unit, c, count);
+        if (!step.prepared[lane] && !streams_)
+          for (int s = 0; s < Cell::saved; s++)
+            __builtin_prefetch(step.gates[lane] + sums.chunk + s * sums.slot_size, 1);
+        if constexpr (Cell::has_c) __builtin_prefetch(step.cells[lane] + sums.unit, 1);
       }
+    if constexpr (Cell::saved > 0)
+      if (step.prepared[lane])
+        for (int s = 0; s < Cell::slots; s++)
+          __builtin_prefetch(step.next_prepared[lane] + sums.chunk + s * sums.slot_size, 1);
+  }
+
+  // The cell's arithmetic for one vector of units. Its parts take several rows side by side, because for one row each is a
+  // long chain of operations: first up to the tanh in which every cell ends, then all tanh, then the rest.
+  RAGLANE_INLINE void finish(const Step& step, int first, int size, int u, const Sums& sums, const A* const* prepared) {
+    int64_t unit = sums.unit + u * width;
+    int count = count_at(unit);
+    V last[tile_rows] = {}, save[tile_rows][Cell::saved + 1], c[tile_rows];
+    constexpr int together = registers == 32 ? 2 : 1;
+    int r = 0;
+    for (; r + together <= size; r += together) open<together>(step, first, r, u, sums, prepared, c + r, save + r, last + r);
+    for (; r < size; r++) open<1>(step, first, r, u, sums, prepared, c + r, save + r, last + r);
+    if constexpr (Cell::ends_in_tanh) squash<A, 0, tile_rows>(last);
+    for (r = 0; r < size; r++) {
+      int lane = first + r;
+      V h = Cell::close(last[r], load(step.before[lane] + unit), save[r]);
+      // Scratch rows and saved rows have room for whole vectors; the caller's memory does not.
+      store(step.after[lane] + unit, h);
+      if constexpr (Cell::has_c) store(step.c[lane] + unit, c[r]);
+      if (step.output[lane] && l_.projection_size == 0) store(step.output[lane] + unit, h, count);
+      if constexpr (Cell::saved > 0)
+        if (step.gates[lane]) {
+#pragma GCC unroll 8
+          for (int s = 0; s < Cell::saved; s++) {
+            S* to = step.gates[lane] + sums.chunk + s * sums.slot_size + u * width;
+            streams_ ? stream(to, save[r][s]) : store(to, save[r][s]);
+          }
+          if constexpr (Cell::has_c) store(step.cells[lane] + unit, c[r], count);
+        }
+    }
+  }
+
+  template <int ROWS>
+  RAGLANE_INLINE void open(const Step& step, int first, int r, int u, const Sums& sums, const A* const* prepared, V* c,
+                           V (*save)[Cell::saved + 1], V* last) {
+    V arguments[ROWS][Cell::slots];
+#pragma GCC unroll 8
+    for (int i = 0; i < ROWS; i++) {
+#pragma GCC unroll 8
+      for (int slot = 0; slot < Cell::slots; slot++) {
+        // A slot that the hidden product does not reach stands where it was prepared.
+        const A* from = Cell::only_input(slot) ? prepared[r + i] : sums.row[r + i];
+        arguments[i][slot] = load(from + slot * sums.slot_size + u * width);
+      }
+      if constexpr (Cell::has_c) c[i] = load(step.c[first + r + i] + sums.unit + u * width);
+    }
+    Cell::template open<ROWS>(arguments, c, save, last);
   }
 
   // h = W_hr m, for all lanes.

@@ -88,6 +88,24 @@ RAGLANE_INLINE void store(bfloat16* to, F v) {
   memcpy(to, &half, sizeof half);
 }
 
+// A store that goes past the caches where the processor has one; `to` is aligned to the vector.
+template <class S> RAGLANE_INLINE void stream(S* to, Vec<typename Arithmetic<S>::type> v) {
+#if RAGLANE_LEVEL == 3
+  if constexpr (sizeof(S) == 4) return _mm512_stream_ps((float*)to, (__m512)v);
+  if constexpr (sizeof(S) == 8) return _mm512_stream_pd((double*)to, (__m512d)v);
+#elif RAGLANE_LEVEL == 2
+  if constexpr (sizeof(S) == 4) return _mm256_stream_ps((float*)to, (__m256)v);
+  if constexpr (sizeof(S) == 8) return _mm256_stream_pd((double*)to, (__m256d)v);
+#endif
+  store(to, v);
+}
+// To be called before another thread reads what stream() stored.
+RAGLANE_INLINE void finish_streams() {
+#if RAGLANE_LEVEL >= 2
+  _mm_sfence();
+#endif
+}
+
 // The first `count` entries, with zeros after them; nothing past them is touched.
 template <class S> RAGLANE_INLINE Vec<typename Arithmetic<S>::type> load(const S* from, int count) {
   using A = typename Arithmetic<S>::type;
@@ -119,14 +137,18 @@ template <class V, class A> RAGLANE_INLINE V splat(A a) { return V{} + a; }
 #if RAGLANE_LEVEL == 3
 RAGLANE_INLINE F splat_at(const float* a) { return (F)_mm512_set1_ps(*a); }
 RAGLANE_INLINE D splat_at(const double* a) { return (D)_mm512_set1_pd(*a); }
-// a * b + c, rounded once where the processor can.
+// a * b + c, rounded once where the processor can; c - a * b.
 RAGLANE_INLINE F fma(F a, F b, F c) { return (F)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
 RAGLANE_INLINE D fma(D a, D b, D c) { return (D)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c); }
+RAGLANE_INLINE F fnma(F a, F b, F c) { return (F)_mm512_fnmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+RAGLANE_INLINE D fnma(D a, D b, D c) { return (D)_mm512_fnmadd_pd((__m512d)a, (__m512d)b, (__m512d)c); }
 #elif RAGLANE_LEVEL == 2
 RAGLANE_INLINE F splat_at(const float* a) { return (F)_mm256_broadcast_ss(a); }
 RAGLANE_INLINE D splat_at(const double* a) { return (D)_mm256_broadcast_sd(a); }
 RAGLANE_INLINE F fma(F a, F b, F c) { return (F)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
 RAGLANE_INLINE D fma(D a, D b, D c) { return (D)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c); }
+RAGLANE_INLINE F fnma(F a, F b, F c) { return (F)_mm256_fnmadd_ps((__m256)a, (__m256)b, (__m256)c); }
+RAGLANE_INLINE D fnma(D a, D b, D c) { return (D)_mm256_fnmadd_pd((__m256d)a, (__m256d)b, (__m256d)c); }
 #else
 RAGLANE_INLINE F splat_at(const float* a) { return F{*a, *a, *a, *a}; }
 RAGLANE_INLINE D splat_at(const double* a) { return D{*a, *a}; }
@@ -137,20 +159,57 @@ RAGLANE_INLINE D fma(D a, D b, D c) { return (D)vfmaq_f64((float64x2_t)c, (float
 RAGLANE_INLINE F fma(F a, F b, F c) { return a * b + c; }
 RAGLANE_INLINE D fma(D a, D b, D c) { return a * b + c; }
 #endif
+RAGLANE_INLINE F fnma(F a, F b, F c) { return fma(-a, b, c); }
+RAGLANE_INLINE D fnma(D a, D b, D c) { return fma(-a, b, c); }
 #endif
 
-// numerator / denominator for a denominator in [1, 4].
-template <class V> RAGLANE_INLINE V quotient(V numerator, V denominator) {
+// The larger of a bound and x, the smaller; a NaN in x stays.
+template <class A> RAGLANE_INLINE Vec<A> at_least(A bound, Vec<A> x) {
 #if RAGLANE_LEVEL == 3
-  if constexpr (sizeof(numerator[0]) == 4) {
+  if constexpr (sizeof(A) == 4) return (Vec<A>)_mm512_max_ps(_mm512_set1_ps(bound), (__m512)x);
+  else return (Vec<A>)_mm512_max_pd(_mm512_set1_pd(bound), (__m512d)x);
+#elif RAGLANE_LEVEL == 2
+  if constexpr (sizeof(A) == 4) return (Vec<A>)_mm256_max_ps(_mm256_set1_ps(bound), (__m256)x);
+  else return (Vec<A>)_mm256_max_pd(_mm256_set1_pd(bound), (__m256d)x);
+#else
+  return x < bound ? splat<Vec<A>>(bound) : x;
+#endif
+}
+template <class A> RAGLANE_INLINE Vec<A> at_most(A bound, Vec<A> x) {
+#if RAGLANE_LEVEL == 3
+  if constexpr (sizeof(A) == 4) return (Vec<A>)_mm512_min_ps(_mm512_set1_ps(bound), (__m512)x);
+  else return (Vec<A>)_mm512_min_pd(_mm512_set1_pd(bound), (__m512d)x);
+#elif RAGLANE_LEVEL == 2
+  if constexpr (sizeof(A) == 4) return (Vec<A>)_mm256_min_ps(_mm256_set1_ps(bound), (__m256)x);
+  else return (Vec<A>)_mm256_min_pd(_mm256_set1_pd(bound), (__m256d)x);
+#else
+  return x > bound ? splat<Vec<A>>(bound) : x;
+#endif
+}
+
+// numerator = numerator / denominator, N vectors side by side, for denominators in [1, 4].
+template <class V, int N> RAGLANE_INLINE void quotient(V* numerator, const V* denominator) {
+#if RAGLANE_LEVEL == 3
+  if constexpr (sizeof(numerator[0][0]) == 4) {
     // One Newton step on a 14-bit reciprocal, then one on the quotient: a third of a division's time.
-    V r = (V)_mm512_rcp14_ps((__m512)denominator);
-    r = fma(r, fma(-denominator, r, splat<V>(1.0f)), r);
-    V q = numerator * r;
-    return fma(r, fma(-denominator, q, numerator), q);
+    V r[N], q[N];
+#pragma GCC unroll 16
+    for (int i = 0; i < N; i++) r[i] = (V)_mm512_rcp14_ps((__m512)denominator[i]);
+#pragma GCC unroll 16
+    for (int i = 0; i < N; i++) q[i] = fnma(denominator[i], r[i], splat<V>(1.0f));
+#pragma GCC unroll 16
+    for (int i = 0; i < N; i++) r[i] = fma(r[i], q[i], r[i]);
+#pragma GCC unroll 16
+    for (int i = 0; i < N; i++) q[i] = numerator[i] * r[i];
+#pragma GCC unroll 16
+    for (int i = 0; i < N; i++) numerator[i] = fnma(denominator[i], q[i], numerator[i]);
+#pragma GCC unroll 16
+    for (int i = 0; i < N; i++) numerator[i] = fma(r[i], numerator[i], q[i]);
+    return;
   }
 #endif
-  return numerator / denominator;
+#pragma GCC unroll 16
+  for (int i = 0; i < N; i++) numerator[i] = numerator[i] / denominator[i];
 }
 
 }  // namespace raglane::RAGLANE_TARGET

@@ -11,16 +11,21 @@ template <class A, bool RELU> struct Elman {
   static constexpr bool has_c = false;
   static constexpr int unit_vectors = 4;  // one gate alone would leave most registers idle
   static constexpr int hidden_slot(int gate) { return gate; }
+  static constexpr bool only_input(int /*slot*/) { return false; }
 
-  static RAGLANE_INLINE V forward(const V* a, V /*h*/, V& /*c*/, V* /*save*/) {
-    if constexpr (RELU) return a[0] < (A)0 ? V{} : a[0];  // NaN stays
-    else return tanh<A>(a[0]);
+  static constexpr bool ends_in_tanh = !RELU;
+
+  template <int ROWS>
+  static RAGLANE_INLINE void open(const V (*a)[slots], V* /*c*/, V (*/*save*/)[saved + 1], V* last) {
+#pragma GCC unroll 8
+    for (int i = 0; i < ROWS; i++) last[i] = RELU ? (a[i][0] < (A)0 ? V{} : a[i][0]) : a[i][0];  // NaN stays
   }
+  static RAGLANE_INLINE V close(V last, V /*h*/, V* /*save*/) { return last; }
 
   static RAGLANE_INLINE V backward(const V* /*save*/, V output, V /*h*/, V /*c_before*/, V /*c*/, V dh, V& /*dc*/,
                                    V* da) {
     if constexpr (RELU) da[0] = output > (A)0 ? dh : V{};
-    else da[0] = dh * fma(-output, output, splat<V>((A)1));
+    else da[0] = dh * fnma(output, output, splat<V>((A)1));
     return V{};
   }
 

@@ -13,19 +13,32 @@ template <class A> struct Gru {
   static constexpr bool has_c = false;
   static constexpr int unit_vectors = 1;
   static constexpr int hidden_slot(int gate) { return gate < 2 ? gate : 3; }
+  static constexpr bool only_input(int slot) { return slot == 2; }
 
-  static RAGLANE_INLINE V forward(const V* a, V h, V& /*c*/, V* save) {
-    V r = sigmoid<A>(a[0]), z = sigmoid<A>(a[1]);
-    V n = tanh<A>(fma(r, a[3], a[2]));
-    save[0] = r, save[1] = z, save[2] = n, save[3] = a[3];
-    return fma(z, h - n, n);
+  static constexpr bool ends_in_tanh = true;
+
+  template <int ROWS>
+  static RAGLANE_INLINE void open(const V (*a)[slots], V* /*c*/, V (*save)[saved + 1], V* last) {
+    V gate[2 * ROWS];
+#pragma GCC unroll 8
+    for (int i = 0; i < ROWS; i++) gate[i] = a[i][0], gate[ROWS + i] = a[i][1];
+    squash<A, 2 * ROWS, 0>(gate);
+#pragma GCC unroll 8
+    for (int i = 0; i < ROWS; i++) {
+      save[i][0] = gate[i], save[i][1] = gate[ROWS + i], save[i][3] = a[i][3];
+      last[i] = fma(gate[i], a[i][3], a[i][2]);
+    }
+  }
+  static RAGLANE_INLINE V close(V n, V h, V* save) {
+    save[2] = n;
+    return fma(save[1], h - n, n);
   }
 
   // Returns what reaches h before the step past all products: z * dh.
   static RAGLANE_INLINE V backward(const V* save, V /*output*/, V h, V /*c_before*/, V /*c*/, V dh, V& /*dc*/, V* da) {
     V r = save[0], z = save[1], n = save[2], b = save[3];
     V one = splat<V>((A)1);
-    V dn = dh * (one - z) * fma(-n, n, one);
+    V dn = dh * (one - z) * fnma(n, n, one);
     da[0] = dn * b * r * (one - r);
     da[1] = dh * (h - n) * z * (one - z);
     da[2] = dn;

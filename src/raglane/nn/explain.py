@@ -31,8 +31,8 @@ def explain(layer: torch.nn.Module, batch: Any, *, lengths: Any = None, return_s
 
     Example:
         >>> import raglane as rl
-        >>> print(explain(rl.nn.LSTM(3, 4), rl.Ragged([torch.randn(2, 3)])))
-        backend cpu, schedule lanes: auto takes the fastest backend that runs this
+        >>> print(explain(rl.nn.LSTM(3, 4, backend="torch"), rl.Ragged([torch.randn(2, 3)])))
+        backend torch, schedule packed: backend torch chosen for this layer
     """
     if not isinstance(layer, RNN | LSTM | GRU):
         raise errors.ArgumentTypeError(

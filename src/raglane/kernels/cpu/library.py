@@ -20,16 +20,16 @@ from torch import Tensor
 
 from raglane.errors import ArgumentError, MissingExtraError, explain
 
-__all__ = ["Layer", "Library", "Saved", "layer_backward", "layer_forward", "library"]
+__all__ = ["Layer", "Library", "Saved", "gate_stride", "layer_backward", "layer_forward", "library"]
 
-_ABI = 1
+_ABI = 2
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 _CELLS = {"rnn_tanh": 0, "rnn_relu": 1, "lstm": 2, "gru": 3}
 _ISAS = {"avx512": 2, "avx2": 1, "portable": 0}
 _FUNCTIONS = {"exp": 0, "tanh": 1, "sigmoid": 2}
 _OUT_OF_MEMORY = 2
-# raglane_layer: twelve numbers, then offsets, values, two states, ten weights, five results, nine gradients.
-_pack = struct.Struct("=40q").pack
+# raglane_layer: thirteen numbers, then offsets, values, two states, ten weights, five results, nine gradients.
+_pack = struct.Struct("=41q").pack
 _NO_GRADIENTS = (0,) * 9
 _NO_WEIGHTS = (0,) * 5
 
@@ -183,6 +183,7 @@ class Layer(NamedTuple):
             values.shape[1],
             hidden_size,
             0 if projection is None else projection.shape[0],
+            gate_stride(self.cell, hidden_size),
             self.offsets.data_ptr(),
             values.data_ptr(),
             self.initial[0].data_ptr(),
@@ -198,12 +199,19 @@ _SAVED = {"rnn_tanh": 0, "rnn_relu": 0, "lstm": 4, "gru": 4}
 _SLOTS = {"rnn_tanh": 1, "rnn_relu": 1, "lstm": 4, "gru": 4}
 
 
+def gate_stride(cell: str, hidden_size: int) -> int:
+    """The row length of a cell's saved gates and of their gradients, see ``raglane.h``."""
+    stride = _SLOTS[cell] * (-(-hidden_size // 16) * 16)
+    # Rows of whole pages would all meet in the same few sets of a cache.
+    return stride + 16 if stride % 256 == 0 else stride
+
+
 class Saved(NamedTuple):
     """What backward needs of forward besides the layer.
 
     Attributes:
         output: ``(N, K * P)``.
-        gates: ``(K, N, 4 * H)``, empty where the cell saves none.
+        gates: ``(K, N, gate_stride)`` in the kernels' own order, empty where the cell saves none.
         cells: ``(K, N, H)``, an LSTM's ``c``; else empty.
     """
 
@@ -216,7 +224,7 @@ class Gradients(NamedTuple):
     """What the backward time loop gives.
 
     Attributes:
-        gates: ``(K, N, S * H)``: gradients of the gates' arguments.
+        gates: ``(K, N, S * H)``: gradients of the gates' arguments; rows may be apart.
         previous: ``(K, N, P)``: ``h`` before each element.
         projected: with a projection, the gradient of ``h`` ``(K, N, P)``; else None.
         unprojected: with a projection, what it reads, ``(K, N, H)``; else None.
@@ -246,7 +254,7 @@ def layer_forward(
     final = tuple(torch.empty_like(part) for part in layer.initial)
     gates = cells = None
     if save:
-        gates = values.new_empty(count, total, _SAVED[layer.cell] * hidden_size)
+        gates = values.new_empty(count, total, gate_stride(layer.cell, hidden_size) if _SAVED[layer.cell] else 0)
         cells = values.new_empty(count, total, hidden_size if len(final) > 1 else 0)
     status = library().handle.raglane_forward(
         _pack(
@@ -290,7 +298,8 @@ def layer_backward(
     projects = head[11] > 0
     is_lstm = len(layer.initial) > 1
     reuse_gates = overwrite and _SAVED[layer.cell] == _SLOTS[layer.cell]
-    gates = saved.gates if reuse_gates else values.new_empty(count, total, _SLOTS[layer.cell] * hidden_size)
+    stride = gate_stride(layer.cell, hidden_size)
+    gates = saved.gates if reuse_gates else values.new_empty(count, total, stride)
     previous = saved.cells if overwrite and is_lstm and not projects else values.new_empty(count, total, width)
     projected = values.new_empty(count, total, width) if projects else None
     unprojected = values.new_empty(count, total, hidden_size) if projects else None
@@ -317,4 +326,4 @@ def layer_backward(
         256,
     )
     _check(status, message)
-    return Gradients(gates, previous, projected, unprojected, initial)
+    return Gradients(gates[..., : _SLOTS[layer.cell] * hidden_size], previous, projected, unprojected, initial)

@@ -15,7 +15,7 @@ from raglane.cells import CELLS
 from raglane.cells.spec import Weights
 from raglane.kernels import reference
 from raglane.kernels.contract import Request
-from raglane.kernels.cpu.library import Gradients, Layer, Saved, layer_backward, layer_forward
+from raglane.kernels.cpu.library import Gradients, Layer, Saved, gate_stride, layer_backward, layer_forward
 
 __all__ = ["run_layer"]
 
@@ -231,12 +231,12 @@ def _(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> tuple[Tensor, .
     need_output, save = rest[-2:]
     total, count, is_lstm = values.shape[0], h.shape[0], c is not None
     hidden_size = hidden.shape[0] // len(CELLS[cell].gates)
-    saved = 4 if cell in ("lstm", "gru") else 0
+    stride = gate_stride(cell, hidden_size) if cell in ("lstm", "gru") else 0
     return (
         values.new_empty(total, count * h.shape[2]) if need_output or save else values.new_empty(0),
         h.new_empty(h.shape),
         c.new_empty(c.shape) if is_lstm else values.new_empty(0),
-        values.new_empty(count, total, saved * hidden_size) if save else values.new_empty(0),
+        values.new_empty(count, total, stride) if save else values.new_empty(0),
         values.new_empty(count, total, hidden_size if is_lstm else 0) if save else values.new_empty(0),
     )
 
