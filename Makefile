@@ -16,9 +16,9 @@ help:
 	@echo "make demo    train on the bundled recordings, evaluate, predict"
 	@echo "make test    run the tests"
 	@echo "make check   format, lint, types, layers"
-	@echo "make sanitize run the CPU kernels under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer"
+	@echo "make sanitize  the CPU kernels under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer"
 	@echo "make format  rewrite the files as the formatter wants them"
-	@echo "make bench   measure rl.packing against PyTorch"
+	@echo "make bench   time the layers against PyTorch's, and other engines' where they are installed"
 	@echo "make clean   remove what the targets above made"
 
 setup: $(READY)
@@ -63,7 +63,7 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 
 bench: $(READY)
-	$(BIN)/python benchmarks/packing.py
+	$(BIN)/raglane bench --out runs/bench --overwrite
 
 clean:
 	rm -rf $(VENV) build dist $(RUN) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

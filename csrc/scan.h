@@ -53,16 +53,23 @@ struct Division {
   int slot(int thread) const { return thread / directions / members * directions + thread % directions; }
 };
 
-// How many threads a team needs, so that each one's share of `bytes` of weights stays in its cache.
+// How many rows are alive at a time, on the average, where `teams` share the sequences.
+inline double average_rows(const Call& call, int64_t teams) {
+  return call.longest == 0 ? 0 : (double)call.layer->elements / ((double)call.longest * (double)teams);
+}
+
+// How many threads a team needs. Lanes of its own are the best that a thread can have, as long as it has some: with a row
+// or two it waits for weights, and others may have none. `bytes` of weights are read a step; a wait must be worth it.
 inline int wanted_members(const Call& call, int64_t bytes, int64_t panels) {
   const raglane_layer& layer = *call.layer;
   int64_t most = layer.threads / layer.directions;
   most = most < panels ? most : panels;
   if (layer.projection_size > 0 || most < 2 || (layer.flags & RAGLANE_NO_TEAM)) return 1;
   if (layer.flags & RAGLANE_TEAM) return (int)most;
-  int64_t wanted = 1;
-  while (wanted < most && bytes / wanted > call.cache * 3 / 4) wanted++;
-  return (int)wanted;
+  double rows = average_rows(call, layer.threads / layer.directions);
+  if (rows >= 3 || bytes < 128 * 1024) return 1;
+  int64_t wanted = (int64_t)(6 / (rows > 0.1 ? rows : 0.1));
+  return (int)(wanted < 1 ? 1 : wanted < most ? wanted : most);
 }
 
 // Run scan.work(thread, threads) on all threads.

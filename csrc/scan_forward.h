@@ -93,8 +93,14 @@ template <class Cell, class S> class ForwardScan {
   // ---- before the loop -------------------------------------------------------------------------------------------
 
   void decide(int64_t panel_bytes) {
-    // Folded in, input products cost no memory traffic, but all weights must stay at hand.
-    prepare_first_ = panel_bytes > call_.cache / 2;
+    int64_t hidden_bytes = hidden_[0].size() * (int64_t)sizeof(A);
+    members_ = wanted_members(call_, hidden_bytes, hidden_[0].count());
+    Division division((int)l_.threads, (int)l_.directions, members_);
+    int teams = division.teams(0) > 0 ? division.teams(0) : 1;
+    // Folded in, input products cost no memory traffic, but their weights are read at every step: by few rows that takes
+    // longer than it saves.
+    double rows = average_rows(call_, teams);
+    prepare_first_ = rows < (panel_bytes <= call_.cache / 2 ? 4 : 24);
     if (l_.flags & RAGLANE_FOLD) prepare_first_ = false;
     if (l_.flags & RAGLANE_PREPARE) prepare_first_ = true;
     if constexpr (Cell::saved > 0) {
@@ -102,10 +108,6 @@ template <class Cell, class S> class ForwardScan {
       bool aligned = (uintptr_t)l_.gates % 64 == 0 && row % 64 == 0;
       streams_ = l_.gates && !prepare_first_ && aligned && l_.elements * row > 8 * call_.cache;
     }
-    int64_t step_bytes = prepare_first_ ? hidden_[0].size() * (int64_t)sizeof(A) : panel_bytes;
-    members_ = wanted_members(call_, step_bytes, hidden_[0].count());
-    Division division((int)l_.threads, (int)l_.directions, members_);
-    int teams = division.teams(0) > 0 ? division.teams(0) : 1;
     capacity_ = lane_capacity(call_, teams, (2 * h_stride_ + c_stride_) * (int64_t)sizeof(A));
   }
 

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from raglane.cli.bench import bench
 from raglane.cli.evaluate import evaluate
 from raglane.cli.predict import predict
 from raglane.cli.train import train
@@ -52,6 +53,7 @@ def _raglane(
 app.command()(train)
 app.command()(evaluate)
 app.command()(predict)
+app.command()(bench)
 
 # The root of the errors that Typer raises for wrong usage. Typer does not export it, and brings its own copy of
 # click or imports it, depending on its version; an ancestor of a class that it does export is right in both.

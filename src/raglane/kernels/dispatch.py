@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from raglane.errors import DispatchError, explain
 from raglane.kernels import cpu, reference
 from raglane.kernels import torch as torch_kernels
-from raglane.kernels.contract import Backend, Request, Result, Traits
+from raglane.kernels.contract import Backend, Traits
 from raglane.kernels.tracing import constant_when_traced
 from raglane.schedules import SCHEDULES
 
-__all__ = ["BACKENDS", "Choice", "check_names", "choose", "execute", "using"]
+__all__ = ["BACKENDS", "Choice", "check_names", "choose", "pick", "using"]
 
 AUTO = "auto"
 
@@ -89,7 +89,7 @@ def using(*, schedule: str = AUTO, backend: str = AUTO) -> Iterator[None]:
 
 
 def choose(traits: Traits, schedule: str = AUTO, backend: str = AUTO, *, dense: bool = False) -> Choice:
-    """Pick a backend and a schedule.
+    """Pick a backend and a schedule, and say why.
 
     NOTE (batch invariance): only what ``traits`` holds may decide, never the number of sequences or their lengths,
     so that a sequence gets the same bits whichever batch it comes in.
@@ -104,13 +104,39 @@ def choose(traits: Traits, schedule: str = AUTO, backend: str = AUTO, *, dense: 
     Raises:
         DispatchError: no such schedule, backend or pair, or it cannot run this; the message lists the pairs.
     """
+    passed_over: list[str] = []
+    name, wanted = pick(traits, schedule, backend, dense=dense, passed_over=passed_over)
     origin = "chosen for this layer"
+    if _overridden() != (AUTO, AUTO):
+        (schedule, backend), origin = _overridden(), "chosen by rl.using"
+    return Choice(name, wanted, _reason(schedule, backend, origin, passed_over))
+
+
+def pick(
+    traits: Traits,
+    schedule: str = AUTO,
+    backend: str = AUTO,
+    *,
+    dense: bool = False,
+    passed_over: list[str] | None = None,
+) -> tuple[str, str]:
+    """The backend and the schedule that :func:`choose` explains, without the words, for every call of a layer.
+
+    Args:
+        traits: as there.
+        schedule: as there.
+        backend: as there.
+        dense: as there.
+        passed_over: where given, takes up why the backends before the one picked cannot run this.
+
+    Raises:
+        DispatchError: as there.
+    """
     override = _overridden()
     if override != (AUTO, AUTO):
         schedule, backend = override
-        origin = "chosen by rl.using"
     check_names(schedule, backend)
-    passed_over: list[str] = []
+    refusals = [] if passed_over is None else passed_over
     for name, candidate in BACKENDS.items():
         if backend not in (AUTO, name):
             continue
@@ -119,21 +145,16 @@ def choose(traits: Traits, schedule: str = AUTO, backend: str = AUTO, *, dense: 
             continue
         refusal = candidate.refuses(traits, wanted)
         if refusal is None:
-            return Choice(name, wanted, _reason(schedule, backend, origin, passed_over))
-        passed_over.append(refusal)
+            return name, wanted
+        refusals.append(refusal)
     raise DispatchError(
         explain(
             "schedule, backend",
             f"{schedule!r}, {backend!r}",
-            "; ".join(passed_over) or "no backend runs that schedule",
+            "; ".join(refusals) or "no backend runs that schedule",
             f"choose among {_pairs()}, or leave both at 'auto'",
         )
     )
-
-
-def execute(request: Request, choice: Choice) -> Result:
-    """Run a request on what :func:`choose` picked."""
-    return BACKENDS[choice.backend].run(request, choice.schedule)
 
 
 def _schedule_for(candidate: Backend, schedule: str, dense: bool) -> str | None:

@@ -25,7 +25,7 @@ __all__ = ["Network", "check_state", "prepare", "run", "run_dense", "run_pack"]
 State = Tensor | tuple[Tensor, ...]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Network:
     """What a layer is made of, without the layer.
 
@@ -55,14 +55,7 @@ class Network:
 
     def traits(self, dtype: torch.dtype, device: torch.device, need_states: bool) -> Traits:
         """All that the dispatcher may look at."""
-        return Traits(
-            cell=self.cell,
-            input_size=self.input_size,
-            hidden_size=self.hidden_size,
-            dtype=dtype,
-            device=device,
-            need_states=need_states,
-        )
+        return Traits(self.cell, self.input_size, self.hidden_size, dtype, device, need_states)
 
 
 def prepare(
@@ -108,8 +101,8 @@ def run(network: Network, inputs: FlatInput, request: Request) -> tuple[Any, ...
         has several; and with ``need_states`` a list with one Ragged ``(N, K * size)`` a layer, or a tuple of them.
     """
     traits = network.traits(request.values.dtype, request.values.device, request.need_states)
-    choice = dispatch.choose(traits, network.schedule, network.backend)
-    result = dispatch.execute(request, choice)
+    backend, schedule = dispatch.pick(traits, network.schedule, network.backend)
+    result = dispatch.BACKENDS[backend].run(request, schedule)
     output = None if result.output is None else inputs.restore(result.output)
     final = result.state if inputs.batched else tuple(part.squeeze(1) for part in result.state)
     answer = (output, _one_or_tuple(final))
@@ -218,8 +211,10 @@ def _initial_state(network: Network, inputs: FlatInput, hx: Any) -> tuple[Tensor
 
 def _zeros(network: Network, count: int, values: Tensor) -> tuple[Tensor, ...]:
     """The initial states where none were given, for ``count`` sequences like ``values``."""
-    rows = network.layers * network.directions
-    return tuple(values.new_zeros(rows, count, size) for size in network.state_sizes)
+    rows, sizes = network.layers * network.directions, network.state_sizes
+    first = values.new_zeros(rows, count, sizes[0])
+    # Kernels only read them, so that states of one size can be one tensor.
+    return (first, *(first if size == sizes[0] else values.new_zeros(rows, count, size) for size in sizes[1:]))
 
 
 def check_state(network: Network, hx: Any, count: int | None, values: Tensor) -> tuple[Tensor, ...]:

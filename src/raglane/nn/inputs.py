@@ -22,7 +22,7 @@ from raglane.rows import place_rows, take_rows
 __all__ = ["FlatInput", "flatten"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(slots=True, eq=False)
 class FlatInput:
     """A batch as kernels take it.
 

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import PackedSequence
 from raglane.cells import CELLS
 from raglane.cells.spec import Weights
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
-from raglane.kernels.dispatch import Choice, check_names, choose
+from raglane.kernels.dispatch import Choice, check_names, choose, pick
 from raglane.nn import functional
 from raglane.nn.functional import Network, State
 from raglane.nn.inputs import flatten
@@ -180,8 +180,7 @@ class _Recurrent(torch.nn.RNNBase):
         if values.shape[-1] != self.input_size or values.dtype != self.weight_ih_l0.dtype:
             return False  # the way through the flat layout says what is wrong, or casts
         traits = network.traits(values.dtype, values.device, need_states=False)
-        choice = choose(traits, network.schedule, network.backend, dense=isinstance(input, Tensor))
-        return (choice.backend, choice.schedule) == ("torch", schedule)
+        return pick(traits, network.schedule, network.backend, dense=isinstance(input, Tensor)) == ("torch", schedule)
 
     def _choice(self, values: Tensor, *, dense: bool, need_states: bool = False) -> Choice:
         """What the dispatcher takes for values of this dtype and device."""
@@ -193,17 +192,17 @@ class _Recurrent(torch.nn.RNNBase):
         """The layer's description for the kernels, with the weights as they are now."""
         cell = CELLS[_CELL_OF_MODE[self.mode]]
         return Network(
-            cell=cell,
-            weights=tuple(self._weights()),
-            input_size=self.input_size,
-            hidden_size=self.hidden_size,
-            state_sizes=cell.state_sizes(self.hidden_size, self.proj_size),
-            layers=self.num_layers,
-            directions=2 if self.bidirectional else 1,
-            dropout=self.dropout,
-            training=self.training,
-            schedule=self.schedule,
-            backend=self.backend,
+            cell,
+            tuple(self._weights()),
+            self.input_size,
+            self.hidden_size,
+            cell.state_sizes(self.hidden_size, self.proj_size),
+            self.num_layers,
+            2 if self.bidirectional else 1,
+            self.dropout,
+            self.training,
+            self.schedule,
+            self.backend,
         )
 
     def _weights(self) -> Iterator[Weights]:

@@ -55,13 +55,9 @@ class CpuBackend:
             if index > 0 and request.dropout > 0:
                 values = F.dropout(values, request.dropout, request.training)
             rows = slice(index * count, (index + 1) * count)
-            layer = Layer(
-                request.cell.name,
-                values,
-                request.offsets,
-                tuple(part if request.layers == 1 else part[rows] for part in request.state),
-                tuple(part for weights in request.weights[rows] for part in weights),
-            )
+            initial = request.state if request.layers == 1 else tuple([part[rows] for part in request.state])
+            weights = tuple([part for weights in request.weights[rows] for part in weights])
+            layer = Layer(request.cell.name, values, request.offsets, initial, weights)
             output, final = run_layer(layer, request.need_output or not is_last)
             finals.append(final)
             if output is not None:

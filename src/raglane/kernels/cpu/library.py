@@ -10,6 +10,7 @@ import ctypes
 import os
 import struct
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -118,6 +119,14 @@ def library() -> Library:
     return loaded if not wanted else loaded.with_isa(wanted)
 
 
+def _run(function: Callable[..., int], layer: bytes) -> None:
+    """Call a kernel, and raise what its status stands for."""
+    status = function(layer, None, 0)
+    if status != 0:  # the message is worth a second call only now
+        message = ctypes.create_string_buffer(256)
+        _check(function(layer, message, 256), message)
+
+
 def _check(status: int, message: ctypes.Array[ctypes.c_char]) -> None:
     """Raise what a status stands for."""
     if status == 0:
@@ -157,6 +166,9 @@ class Layer(NamedTuple):
 
     def contiguous(self) -> Layer:
         """The same layer in memory without gaps; what has none is not copied."""
+        parts = (self.values, self.offsets, *self.initial, *self.weights)
+        if all([part is None or part.is_contiguous() for part in parts]):  # noqa: C419 (a list is quicker here)
+            return self
         return Layer(
             self.cell,
             self.values.contiguous(),
@@ -247,16 +259,17 @@ def layer_forward(
         The final states, shaped like the initial ones; what backward needs, if ``save``; the output ``(N, K * P)``,
         or None where it was not needed.
     """
-    head, message = layer.head(), ctypes.create_string_buffer(256)
+    head = layer.head()
     values, count = layer.values, layer.directions
     total, hidden_size, width = values.shape[0], head[10], layer.initial[0].shape[2]
     output = values.new_empty(total, count * width) if need_output or save else None
-    final = tuple(torch.empty_like(part) for part in layer.initial)
+    final = tuple([torch.empty_like(part) for part in layer.initial])
     gates = cells = None
     if save:
         gates = values.new_empty(count, total, gate_stride(layer.cell, hidden_size) if _SAVED[layer.cell] else 0)
         cells = values.new_empty(count, total, hidden_size if len(final) > 1 else 0)
-    status = library().handle.raglane_forward(
+    _run(
+        library().handle.raglane_forward,
         _pack(
             *head,
             0 if output is None else output.data_ptr(),
@@ -266,10 +279,7 @@ def layer_forward(
             0 if cells is None else cells.data_ptr(),
             *_NO_GRADIENTS,
         ),
-        message,
-        256,
     )
-    _check(status, message)
     if output is None or gates is None or cells is None:
         return final, None, output
     return final, Saved(output, gates, cells), output
@@ -292,7 +302,7 @@ def layer_backward(
         grad_final: one a state, shaped like the final states, or None for zeros.
         overwrite: whether the results may take the memory of ``saved``, which is lost then.
     """
-    head, message = layer.head(), ctypes.create_string_buffer(256)
+    head = layer.head()
     values, count = layer.values, layer.directions
     total, hidden_size, width = values.shape[0], head[10], layer.initial[0].shape[2]
     projects = head[11] > 0
@@ -304,7 +314,8 @@ def layer_backward(
     projected = values.new_empty(count, total, width) if projects else None
     unprojected = values.new_empty(count, total, hidden_size) if projects else None
     initial = tuple(torch.empty_like(part) for part in layer.initial)
-    status = library().handle.raglane_backward(
+    _run(
+        library().handle.raglane_backward,
         _pack(
             *head,
             saved.output.data_ptr(),
@@ -322,8 +333,5 @@ def layer_backward(
             *[part.data_ptr() for part in initial],
             *(() if is_lstm else (0,)),
         ),
-        message,
-        256,
     )
-    _check(status, message)
     return Gradients(gates[..., : _SLOTS[layer.cell] * hidden_size], previous, projected, unprojected, initial)

@@ -1,0 +1,111 @@
+"""The numbers of a case: weights, a batch, and the gradient that comes back to it."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from raglane.benchmark.cases import CELLS, Case
+
+__all__ = ["Batch"]
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """A layer's weights and what it is given, in the flat layout.
+
+    Attributes:
+        cell: a key of ``CELLS``.
+        weights: by torch's names: ``weight_ih_l0 (G * H, D)``, ``weight_hh_l0 (G * H, H)``, ``bias_ih_l0 (G * H,)``,
+            ``bias_hh_l0 (G * H,)``.
+        values: ``(N, D)``, sequence after sequence.
+        lengths: ``(B,)`` int64.
+        gradient: ``(N, H)``, of a loss with respect to the outputs.
+    """
+
+    cell: str
+    weights: dict[str, Tensor]
+    values: Tensor
+    lengths: Tensor
+    gradient: Tensor
+
+    @classmethod
+    def of(cls, case: Case) -> Batch:
+        """Fresh numbers for a case: the same ones in every run, whatever the mode, dtype and threads.
+
+        Example:
+            >>> from raglane.benchmark.cases import Size
+            >>> from raglane.benchmark.lengths import LENGTHS
+            >>> batch = Batch.of(Case("grid", "gru", Size(2, 4, 3), LENGTHS["tens"], "train", "bfloat16", 1))
+            >>> batch.values.shape, batch.values.dtype, batch.weights["weight_hh_l0"].shape
+            (torch.Size([20, 3]), torch.bfloat16, torch.Size([12, 4]))
+        """
+        size, rows = case.size, CELLS[case.cell] * case.size.hidden
+        generator = torch.Generator("cpu").manual_seed(zlib.crc32(case.name.encode()))
+        lengths = torch.tensor(case.lengths.draw(size.batch), dtype=torch.int64, device="cpu")
+        total, bound = int(lengths.sum()), size.hidden**-0.5
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator, device="cpu")
+
+        def uniform(*shape: int) -> Tensor:
+            # As torch initialises its layers.
+            return torch.empty(*shape, device="cpu").uniform_(-bound, bound, generator=generator)
+
+        weights = {
+            "weight_ih_l0": uniform(rows, size.input),
+            "weight_hh_l0": uniform(rows, size.hidden),
+            "bias_ih_l0": uniform(rows),
+            "bias_hh_l0": uniform(rows),
+        }
+        batch = cls(case.cell, weights, normal(total, size.input), lengths, normal(total, size.hidden))
+        return batch.to(_DTYPES[case.dtype])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of all but the lengths."""
+        return self.values.dtype
+
+    @property
+    def hidden(self) -> int:
+        """``H``."""
+        return self.gradient.shape[1]
+
+    @property
+    def elements(self) -> int:
+        """``N``."""
+        return self.values.shape[0]
+
+    @property
+    def longest(self) -> int:
+        """``T``, the steps of a padded batch."""
+        return int(self.lengths.max())
+
+    @property
+    def fill(self) -> float:
+        """``N / (B * T)``."""
+        return self.elements / (len(self.lengths) * self.longest)
+
+    def to(self, dtype: torch.dtype) -> Batch:
+        """The same numbers, rounded where the dtype is the coarser."""
+        return replace(
+            self,
+            weights={name: weight.to(dtype) for name, weight in self.weights.items()},
+            values=self.values.to(dtype),
+            gradient=self.gradient.to(dtype),
+        )
+
+    def with_lengths(self, lengths: list[int]) -> Batch:
+        """The first elements, cut into sequences of other lengths."""
+        total = sum(lengths)
+        return replace(
+            self,
+            values=self.values[:total].contiguous(),
+            gradient=self.gradient[:total].contiguous(),
+            lengths=torch.tensor(lengths, dtype=torch.int64, device="cpu"),
+        )

@@ -1,0 +1,68 @@
+"""Who is measured: one file each, and one line in ``COMPETITORS``."""
+
+from __future__ import annotations
+
+from raglane.benchmark.competitors import jax_scan, onnx_engines, ours, pytorch
+from raglane.benchmark.competitors.base import Competitor
+
+__all__ = ["COMPETITORS", "RIVALS", "TORCH"]
+
+_FLOAT32 = ("float32",)
+
+COMPETITORS: dict[str, Competitor] = {
+    competitor.name: competitor
+    for competitor in (
+        Competitor("ours", "rl.nn's layer on a Ragged batch", ours.ragged, "ours"),
+        Competitor("ours-packed", "a layer after rl.accelerate, on a PackedSequence", ours.packed, "ours"),
+        Competitor("ours-padded", "a layer after rl.accelerate, on a padded tensor with lengths", ours.padded, "ours"),
+        Competitor("ours-kernel", "the kernel alone, without the layer around it", ours.kernel, "ours"),
+        Competitor(
+            "ours-equal", "ours on as many elements in sequences of one length", ours.ragged, "ours", view=ours.equal
+        ),
+        Competitor("ours-element", "ours on one element", ours.ragged, "ours", view=ours.one_element),
+        Competitor(
+            "ours-float32",
+            "ours on the same numbers in float32",
+            ours.ragged,
+            "ours",
+            dtypes=("bfloat16",),
+            view=ours.in_float32,
+        ),
+        Competitor("torch-packed", "torch.nn on a PackedSequence of the caller's order", pytorch.packed, "torch"),
+        Competitor("torch-padded", "torch.nn on a padded tensor", pytorch.padded, "torch"),
+        Competitor("torch-sorted", "torch.nn on a batch sorted by length, then packed", pytorch.sorted_first, "torch"),
+        Competitor(
+            "onnxruntime",
+            "ONNX Runtime on a padded batch with lengths; inference in float32",
+            onnx_engines.onnxruntime,
+            "engine",
+            modules=("onnx", "onnxruntime"),
+            modes=("infer",),
+            dtypes=_FLOAT32,
+        ),
+        Competitor(
+            "openvino",
+            "OpenVINO on a padded batch with lengths; inference in float32",
+            onnx_engines.openvino,
+            "engine",
+            modules=("onnx", "openvino"),
+            modes=("infer",),
+            dtypes=_FLOAT32,
+        ),
+        Competitor(
+            "jax",
+            "JAX, a masked scan compiled by XLA; float32",
+            jax_scan.jax,
+            "engine",
+            modules=("jax",),
+            dtypes=_FLOAT32,
+        ),
+    )
+}
+"""Everybody by name: Raglane and its variants, PyTorch, and other engines."""
+
+RIVALS = tuple(name for name, competitor in COMPETITORS.items() if competitor.family != "ours")
+"""Those that are not Raglane's."""
+
+TORCH = tuple(name for name, competitor in COMPETITORS.items() if competitor.family == "torch")
+"""PyTorch's: the fastest of them is what every ratio is taken to."""

@@ -1,0 +1,114 @@
+"""Raglane's layers on a Ragged batch, and variants that show what one circumstance costs."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from raglane.benchmark.batch import Batch
+from raglane.benchmark.competitors import pytorch
+from raglane.benchmark.competitors.base import Answer, Forward, Runner, torch_runner
+from raglane.kernels import dispatch
+from raglane.nn import functional
+from raglane.nn.accelerate import accelerate
+from raglane.nn.explain import explain
+from raglane.nn.inputs import flatten
+from raglane.nn.recurrent import GRU, LSTM, RNN
+from raglane.ragged import Ragged
+
+__all__ = ["choice_of", "equal", "in_float32", "kernel", "one_element", "packed", "padded", "ragged", "reference"]
+
+_LAYERS: dict[str, Any] = {"lstm": LSTM, "gru": GRU, "rnn_tanh": RNN}
+
+
+def ragged(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
+    """``rl.nn``'s layer on a Ragged batch, with whatever ``auto`` takes."""
+    layer = pytorch.load_layer(batch, _LAYERS)
+
+    def bind(data: Tensor) -> Forward:
+        inputs = Ragged.from_flat(data, lengths=batch.lengths)
+
+        def forward() -> tuple[Tensor, tuple[Tensor, ...]]:
+            output, state = layer(inputs)
+            return output.values, pytorch.state_of(state)
+
+        return forward
+
+    return torch_runner(mode, layer, bind, batch.values, batch.gradient, _as_it_is)
+
+
+def packed(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
+    """A layer of torch after ``rl.accelerate``, on a PackedSequence."""
+    return pytorch.packed_runner(batch, mode, _accelerated(batch))
+
+
+def padded(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
+    """A layer of torch after ``rl.accelerate``, on a padded tensor with lengths."""
+    layer = _accelerated(batch)
+
+    def bind(data: Tensor) -> Forward:
+        def forward() -> tuple[Tensor, tuple[Tensor, ...]]:
+            output, state = layer(data, lengths=batch.lengths)
+            return output, pytorch.state_of(state)
+
+        return forward
+
+    return pytorch.padded_runner(batch, mode, layer, bind)
+
+
+def kernel(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
+    """What the layer hands to its backend, without the layer: no checks, no initial state, no Ragged output."""
+    layer = pytorch.load_layer(batch, _LAYERS)
+
+    def bind(data: Tensor) -> Forward:
+        inputs = Ragged.from_flat(data, lengths=batch.lengths)
+        request = functional.prepare(layer._network(), flatten(inputs, None, False), None)
+        choice = explain(layer, inputs)
+
+        def forward() -> tuple[Tensor, tuple[Tensor, ...]]:
+            result = dispatch.BACKENDS[choice.backend].run(request, choice.schedule)
+            return cast(Tensor, result.output), tuple(part[0] for part in result.state)
+
+        return forward
+
+    return torch_runner(mode, layer, bind, batch.values, batch.gradient, _as_it_is)
+
+
+def in_float32(batch: Batch) -> Batch:
+    """The batch's numbers in float32."""
+    return batch.to(torch.float32)
+
+
+def equal(batch: Batch) -> Batch:
+    """The batch's elements in sequences of one length, as many as there are."""
+    count = len(batch.lengths)
+    return batch.with_lengths([batch.elements // count] * count)
+
+
+def one_element(batch: Batch) -> Batch:
+    """One sequence of one element: what remains is the cost of a call."""
+    return batch.with_lengths([1])
+
+
+def choice_of(batch: Batch) -> str:
+    """What runs ``ours``, in a few words."""
+    choice = explain(pytorch.load_layer(batch, _LAYERS), Ragged.from_flat(batch.values, lengths=batch.lengths))
+    return f"backend {choice.backend}, schedule {choice.schedule}"
+
+
+def reference(batch: Batch, mode: str) -> Answer:
+    """What every competitor must find: the kernel ``reference`` on the batch's numbers in float64."""
+    with dispatch.using(backend="reference"):
+        return ragged(batch.to(torch.float64), mode, 1).answer()
+
+
+def _accelerated(batch: Batch) -> torch.nn.Module:
+    layer: torch.nn.Module = pytorch.load_layer(batch)
+    accelerate(layer)
+    return layer
+
+
+def _as_it_is(flat: Tensor) -> Tensor:
+    return flat

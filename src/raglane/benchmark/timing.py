@@ -1,0 +1,118 @@
+"""Time several calls in one run: warm, taking turns, and long enough each time to be timed."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+__all__ = ["gemm", "gemm_rate", "interleave"]
+
+# A sample lasts at least so long: calls that are shorter are repeated.
+_SAMPLE_SECONDS = 0.005
+# Before a sample, so that the threads of the one before have gone to sleep; they wait for more work a while.
+_PAUSE_SECONDS = 0.002
+# A call below this runs once more before its sample, which warms up its caches and threads.
+_SHORT_SECONDS = 0.02
+_LONG_SECONDS = 1.0
+_FEWEST_ROUNDS = 3
+_GEMM = (1024, 256, 1024)
+
+
+def interleave(
+    calls: Mapping[str, Callable[[], object]],
+    rounds: int,
+    *,
+    most_seconds: float = math.inf,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[float]]:
+    """Time calls round by round; in each round all take a turn, and another one goes first.
+
+    Args:
+        calls: what to time, by name; each has run before, at least once.
+        rounds: how many; fewer, but at least three, where they would take longer than ``most_seconds``.
+        most_seconds: after which no round begins.
+        clock: gives the time in seconds.
+
+    Returns:
+        Seconds a call, one for each round, by name.
+
+    Example:
+        >>> samples = interleave({"sum": lambda: sum(range(100)), "nothing": lambda: None}, 3)
+        >>> {name: len(times) for name, times in samples.items()}
+        {'sum': 3, 'nothing': 3}
+    """
+    names = list(calls)
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        estimates = {name: _warm_up(calls[name], clock) for name in names}
+        begun = clock()
+        for number in range(rounds):
+            if number >= _FEWEST_ROUNDS and clock() - begun > most_seconds:
+                break
+            for place in range(len(names)):
+                name = names[(place + number) % len(names)]
+                samples[name].append(_sample(calls[name], estimates[name], clock))
+    finally:
+        if was_enabled:
+            gc.enable()
+    return samples
+
+
+def gemm(dtype: torch.dtype) -> Callable[[], object]:
+    """A matrix product of torch that runs at the machine's rate, for :func:`gemm_rate`.
+
+    Args:
+        dtype: of the matrices.
+    """
+    rows, inner, columns = _GEMM
+    left, right = torch.randn(rows, inner, device="cpu").to(dtype), torch.randn(inner, columns, device="cpu").to(dtype)
+    result = left.new_empty(rows, columns)
+
+    def call() -> object:
+        with torch.no_grad():
+            return torch.mm(left, right, out=result)
+
+    return call
+
+
+def gemm_rate(seconds: float) -> float:
+    """Operations a second of a call of :func:`gemm`.
+
+    Example:
+        >>> gemm_rate(0.001) == 2 * 1024 * 256 * 1024 * 1000
+        True
+    """
+    rows, inner, columns = _GEMM
+    return 2 * rows * inner * columns / seconds
+
+
+def _warm_up(call: Callable[[], object], clock: Callable[[], float]) -> float:
+    """Run a call until it is warm, and estimate its time; a long one is warm after one run."""
+    first = _time(call, 1, clock)
+    if first > _LONG_SECONDS:
+        return first
+    call()
+    return _time(call, 1, clock)
+
+
+def _sample(call: Callable[[], object], estimate: float, clock: Callable[[], float]) -> float:
+    """Seconds a call, over as many calls as a sample needs."""
+    time.sleep(_PAUSE_SECONDS)
+    if estimate < _SHORT_SECONDS:
+        call()
+    repeats = max(1, min(10_000, round(_SAMPLE_SECONDS / max(estimate, 1e-7))))
+    return _time(call, repeats, clock)
+
+
+def _time(call: Callable[[], object], repeats: int, clock: Callable[[], float]) -> float:
+    begun = clock()
+    for _ in range(repeats):
+        call()
+    return (clock() - begun) / repeats
