@@ -9,6 +9,7 @@
  * computed with as float). Unless said otherwise no two arrays of a call may overlap, and inputs are not written.
  *
  * Functions return a raglane_status, and on failure write a message, zero-terminated, of at most `size` bytes.
+ * Scratch of a call: packed weights, at most 96 rows a thread, and in inference at most 256 MB of input products.
  * No function throws, none keeps memory, and there is no state but what the processor is: calls from several
  * threads do not meet. After fork, a child must ask for one thread: OpenMP's threads do not survive a fork.
  */

@@ -10,6 +10,7 @@ template <class Cell, class S> class ForwardScan {
   using V = Vec<A>;
   static constexpr int width = Lanes<A>::width;
   static constexpr int block_rows = 96;  // rows of an input product that are worked on together
+  static constexpr int64_t most_products = int64_t(256) << 20;  // bytes of input products in scratch
 
  public:
   explicit ForwardScan(const Call& call)
@@ -101,6 +102,8 @@ template <class Cell, class S> class ForwardScan {
     // longer than it saves.
     double rows = average_rows(call_, teams);
     prepare_first_ = rows < (panel_bytes <= call_.cache / 2 ? 4 : 24);
+    if (!rests_in_results() && l_.directions * l_.elements * product_stride() * (int64_t)sizeof(A) > most_products)
+      prepare_first_ = false;
     if (l_.flags & RAGLANE_FOLD) prepare_first_ = false;
     if (l_.flags & RAGLANE_PREPARE) prepare_first_ = true;
     if constexpr (Cell::saved > 0) {
@@ -112,16 +115,19 @@ template <class Cell, class S> class ForwardScan {
   }
 
   // Input products rest where the saved gates, or an Elman network's outputs, will replace them one by one.
+  bool rests_in_results() const { return sizeof(S) == sizeof(A) && (Cell::saved > 0 ? l_.gates : l_.output) != nullptr; }
+  int64_t product_stride() const { return row_stride<A>(Cell::slots * hidden_[0].padded_columns()); }
+
   bool place_prepared(bool poison) {
     if (!prepare_first_) return true;
-    if (sizeof(S) == sizeof(A) && Cell::saved > 0 && l_.gates) {
+    if (rests_in_results() && Cell::saved > 0) {
       prepared_stride_ = l_.gate_stride;
       for (int d = 0; d < l_.directions; d++) prepared_[d] = (A*)l_.gates + d * l_.elements * prepared_stride_;
-    } else if (sizeof(S) == sizeof(A) && Cell::saved == 0 && l_.output) {
+    } else if (rests_in_results()) {
       prepared_stride_ = l_.directions * P_;
       for (int d = 0; d < l_.directions; d++) prepared_[d] = (A*)l_.output + d * P_;
     } else {
-      prepared_stride_ = row_stride<A>(Cell::slots * hidden_[0].padded_columns());
+      prepared_stride_ = product_stride();
       if (!products_.reserve(l_.directions * l_.elements * prepared_stride_, poison)) return false;
       for (int d = 0; d < l_.directions; d++) prepared_[d] = products_.get() + d * l_.elements * prepared_stride_;
     }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -64,3 +65,24 @@ def default_device(device: torch.device) -> Iterator[None]:
 def own_randomness(request: pytest.FixtureRequest) -> None:
     """Seed each test by its name: numbers of its own, and the same ones when it runs again alone."""
     torch.manual_seed(zlib.crc32(request.node.nodeid.encode()))
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """Let torch, and with it the cpu kernels, use two threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Set the cpu kernels' instruction set and how they divide the work, for one test."""
+    from cpu_networks import LIBRARY
+
+    def choose(isa: str = LIBRARY.isa, flags: int = 0) -> None:
+        chosen = replace(LIBRARY.with_isa(isa), flags=flags)
+        monkeypatch.setattr("raglane.kernels.cpu.library.library", lambda: chosen)
+
+    return choose

@@ -12,11 +12,12 @@ import torch
 __all__ = ["gemm", "gemm_rate", "interleave"]
 
 # A sample lasts at least so long: calls that are shorter are repeated.
-_SAMPLE_SECONDS = 0.005
+_SAMPLE_SECONDS = 0.01
 # Before a sample, so that the threads of the one before have gone to sleep; they wait for more work a while.
-_PAUSE_SECONDS = 0.002
-# A call below this runs once more before its sample, which warms up its caches and threads.
-_SHORT_SECONDS = 0.02
+_PAUSE_SECONDS = 0.02
+# So long a call that is shorter runs before its sample: caches get warm, and threads that were woken find processors of
+# their own.
+_WARM_SECONDS = 0.015
 _LONG_SECONDS = 1.0
 _FEWEST_ROUNDS = 3
 _GEMM = (1024, 256, 1024)
@@ -105,9 +106,12 @@ def _warm_up(call: Callable[[], object], clock: Callable[[], float]) -> float:
 def _sample(call: Callable[[], object], estimate: float, clock: Callable[[], float]) -> float:
     """Seconds a call, over as many calls as a sample needs."""
     time.sleep(_PAUSE_SECONDS)
-    if estimate < _SHORT_SECONDS:
+    if estimate < _WARM_SECONDS:
+        until = clock() + _WARM_SECONDS
         call()
-    repeats = max(1, min(10_000, round(_SAMPLE_SECONDS / max(estimate, 1e-7))))
+        while clock() < until:
+            call()
+    repeats = max(1, min(10_000, math.ceil(_SAMPLE_SECONDS / max(estimate, 1e-7))))
     return _time(call, repeats, clock)
 
 
