@@ -96,7 +96,7 @@ template <class A> RAGLANE_INLINE Vec<A> below_zero(Vec<A> x) {
   return (Vec<A>)((I)x | sign_bit<A>());
 }
 
-// x[i] = sigmoid(x[i]) for the first SIGMOIDS, tanh(x[i]) for the TANHS after them, in place: they share most of the way.
+// x[i] = sigmoid(x[i]) for the first SIGMOIDS, tanh(x[i]) for the TANHS after them: they share most of the way.
 template <class A, int SIGMOIDS, int TANHS> RAGLANE_INLINE void squash(Vec<A>* x) {
   using R = Reduction<A>;
   using V = Vec<A>;

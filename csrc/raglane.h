@@ -82,7 +82,8 @@ typedef struct raglane_layer {
   void* final_h; /* real (K, B, P); forward alone */
   void* final_c; /* real (K, B, H); forward alone, LSTM alone, else null */
   void* gates;   /* real (K, N, gate_stride), S = 4 for LSTM (i f g o) and GRU (r z n, W_hn h + b_hn), in an order that
-                    the kernels and the instruction set choose; Elman: null. Null in forward where no backward follows. */
+                    the kernels and the instruction set choose; Elman: null. Null in forward where no backward
+                    follows. */
   void* cells;   /* real (K, N, H), an LSTM's c after each element; null where `gates` is, and for other cells */
 
   /* Backward alone. Null gradients are zeros. */
@@ -90,8 +91,9 @@ typedef struct raglane_layer {
   const void* grad_final_h; /* real (K, B, P) or null */
   const void* grad_final_c; /* real (K, B, H) or null */
   void* grad_gates;         /* out, real (K, N, gate_stride), of which the first S * H of a row are written, S = 4 for
-                               LSTM and GRU, 1 for Elman: gradients of the gates' arguments, gate after gate; GRU: r, z, n with respect to the input product, n with respect to
-                               the hidden product. May be `gates` itself. */
+                               LSTM and GRU, 1 for Elman: gradients of the gates' arguments, gate after gate;
+                               GRU: r, z, n with respect to the input product, n with respect to the hidden product.
+                               May be `gates` itself. */
   void* previous_h;         /* out, real (K, N, P): h before each element. May be `cells` itself if P is H. */
   void* grad_h;             /* out, real (K, N, P): the whole gradient of h; with a projection alone, else null */
   void* unprojected;        /* out, real (K, N, H): o * tanh(c); with a projection alone, else null */

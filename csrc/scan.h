@@ -58,8 +58,9 @@ inline double average_rows(const Call& call, int64_t teams) {
   return call.longest == 0 ? 0 : (double)call.layer->elements / ((double)call.longest * (double)teams);
 }
 
-// How many threads a team needs. Lanes of its own are the best that a thread can have, as long as it has some: with a row
-// or two it waits for weights, and others may have none. `bytes` of weights are read a step; a wait must be worth it.
+// How many threads a team needs. Lanes of its own are the best that a thread can have, as long as it has some: with a
+// row or two it waits for weights, and others may have none. `bytes` of weights are read a step; a wait must be worth
+// it.
 inline int wanted_members(const Call& call, int64_t bytes, int64_t panels) {
   const raglane_layer& layer = *call.layer;
   int64_t most = layer.threads / layer.directions;
@@ -81,7 +82,8 @@ template <class Scan> int32_t launch(const Call& call) {
   } else {
 #if defined(RAGLANE_PLAIN_THREADS)  // for ThreadSanitizer, which does not know OpenMP's barriers
     std::vector<std::thread> threads;
-    for (int i = 0; i < call.layer->threads; i++) threads.emplace_back([&, i] { scan.work(i, (int)call.layer->threads); });
+    int count = (int)call.layer->threads;
+    for (int i = 0; i < count; i++) threads.emplace_back([&, i] { scan.work(i, count); });
     for (std::thread& thread : threads) thread.join();
     return RAGLANE_OK;
 #endif

@@ -68,8 +68,8 @@ template <class Cell, class S> class BackwardScan {
   Scratch<Barrier> barriers_;
   Queue queues_[2];
 
-  // A lane's scratch: dh, dc, the gates' gradients of this step and of the last (first those that depend on h), and what
-  // comes out of a projection.
+  // A lane's scratch: dh, dc, the gates' gradients of this step and of the last (first those that depend on h), and
+  // what comes out of a projection.
   int64_t row_size() const {
     return h_stride_ + (Cell::has_c ? c_stride_ : 0) + 2 * gate_stride_ + (l_.projection_size ? c_stride_ : 0);
   }

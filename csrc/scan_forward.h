@@ -98,8 +98,8 @@ template <class Cell, class S> class ForwardScan {
     members_ = wanted_members(call_, hidden_bytes, hidden_[0].count());
     Division division((int)l_.threads, (int)l_.directions, members_);
     int teams = division.teams(0) > 0 ? division.teams(0) : 1;
-    // Folded in, input products cost no memory traffic, but their weights are read at every step: by few rows that takes
-    // longer than it saves.
+    // Folded in, input products cost no memory traffic, but their weights are read at every step: by few rows that
+    // takes longer than it saves.
     double rows = average_rows(call_, teams);
     prepare_first_ = rows < (panel_bytes <= call_.cache / 2 ? 4 : 24);
     if (!rests_in_results() && l_.directions * l_.elements * product_stride() * (int64_t)sizeof(A) > most_products)
@@ -115,7 +115,9 @@ template <class Cell, class S> class ForwardScan {
   }
 
   // Input products rest where the saved gates, or an Elman network's outputs, will replace them one by one.
-  bool rests_in_results() const { return sizeof(S) == sizeof(A) && (Cell::saved > 0 ? l_.gates : l_.output) != nullptr; }
+  bool rests_in_results() const {
+    return sizeof(S) == sizeof(A) && (Cell::saved > 0 ? l_.gates : l_.output) != nullptr;
+  }
   int64_t product_stride() const { return row_stride<A>(Cell::slots * hidden_[0].padded_columns()); }
 
   bool place_prepared(bool poison) {
@@ -239,8 +241,9 @@ template <class Cell, class S> class ForwardScan {
     int64_t bias_stride;
 
     Sums(const ForwardScan& scan, int d, int64_t panel)
-        : unit(panel * scan.hidden_[d].panel_columns()), chunk(unit * Cell::slots), units(scan.hidden_[d].units_in(panel)),
-          bias(scan.bias_[d] + unit), bias_stride(scan.hidden_[d].padded_columns()) {
+        : unit(panel * scan.hidden_[d].panel_columns()), chunk(unit * Cell::slots),
+          units(scan.hidden_[d].units_in(panel)), bias(scan.bias_[d] + unit),
+          bias_stride(scan.hidden_[d].padded_columns()) {
       for (int r = 0; r < tile_rows; r++) row[r] = memory + r * Cell::slots * slot_size, biases[r] = bias;
       for (int v = 0; v < Cell::gates * units; v++) {
         of_bias[v] = v / units * bias_stride + v % units * width;
@@ -251,7 +254,8 @@ template <class Cell, class S> class ForwardScan {
     // The slots that no input reaches.
     void start(A* to, int from_slot) const {
       for (int slot = from_slot; slot < Cell::slots; slot++)
-        for (int u = 0; u < units; u++) store(to + slot * slot_size + u * width, load(bias + slot * bias_stride + u * width));
+        for (int u = 0; u < units; u++)
+          store(to + slot * slot_size + u * width, load(bias + slot * bias_stride + u * width));
     }
   };
 
@@ -373,15 +377,16 @@ template <class Cell, class S> class ForwardScan {
           __builtin_prefetch(step.next_prepared[lane] + sums.chunk + s * sums.slot_size, 1);
   }
 
-  // The cell's arithmetic for one vector of units. Its parts take several rows side by side, because for one row each is a
-  // long chain of operations: first up to the tanh in which every cell ends, then all tanh, then the rest.
+  // The cell's arithmetic for one vector of units. Its parts take several rows side by side, because for one row each is
+  // a long chain of operations: first up to the tanh in which every cell ends, then all tanh, then the rest.
   RAGLANE_INLINE void finish(const Step& step, int first, int size, int u, const Sums& sums, const A* const* prepared) {
     int64_t unit = sums.unit + u * width;
     int count = count_at(unit);
     V last[tile_rows] = {}, save[tile_rows][Cell::saved + 1], c[tile_rows];
     constexpr int together = registers == 32 ? 2 : 1;
     int r = 0;
-    for (; r + together <= size; r += together) open<together>(step, first, r, u, sums, prepared, c + r, save + r, last + r);
+    for (; r + together <= size; r += together)
+      open<together>(step, first, r, u, sums, prepared, c + r, save + r, last + r);
     for (; r < size; r++) open<1>(step, first, r, u, sums, prepared, c + r, save + r, last + r);
     if constexpr (Cell::ends_in_tanh) squash<A, 0, tile_rows>(last);
     for (r = 0; r < size; r++) {

@@ -24,7 +24,8 @@ template <class A> struct Lstm {
     squash<A, 3 * ROWS, ROWS>(gate);
 #pragma GCC unroll 8
     for (int i = 0; i < ROWS; i++) {
-      save[i][0] = gate[i], save[i][1] = gate[ROWS + i], save[i][2] = gate[3 * ROWS + i], save[i][3] = gate[2 * ROWS + i];
+      save[i][0] = gate[i], save[i][1] = gate[ROWS + i];
+      save[i][2] = gate[3 * ROWS + i], save[i][3] = gate[2 * ROWS + i];
       last[i] = c[i] = fma(gate[ROWS + i], c[i], gate[i] * gate[3 * ROWS + i]);
     }
   }
