@@ -99,8 +99,8 @@ def library() -> Library:
     found = [path for folder in folders for path in sorted(Path(folder, "lib").glob("libraglane_cpu.*"))]
     if not found:
         raise MissingExtraError(
-            "the cpu kernels are missing: raglane was installed without them, mostly because there was no C++20 compiler"
-            " with OpenMP. Fix: install g++ or clang++, then install raglane again"
+            "the cpu kernels are missing: raglane was installed without them, mostly because there was no C++20"
+            " compiler with OpenMP. Fix: install g++ or clang++, then install raglane again"
         )
     # torch is imported by now, so the library shares the OpenMP runtime that torch brought.
     handle = ctypes.CDLL(str(found[0]))
