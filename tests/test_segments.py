@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -40,6 +41,7 @@ PER_SEQUENCE: dict[str, tuple[Batch, Single]] = {
     "mean": (lambda r: r.mean(empty=7.0), or_empty(lambda x: x.mean(0))),
     "max": (lambda r: r.max(empty=7.0), or_empty(lambda x: x.amax(0))),
     "min": (lambda r: r.min(empty=7.0), or_empty(lambda x: x.amin(0))),
+    "logsumexp": (lambda r: r.logsumexp(empty=7.0), or_empty(lambda x: x.logsumexp(0))),
 }
 
 PER_ELEMENT: dict[str, tuple[Batch, Single]] = {
@@ -171,10 +173,36 @@ def test_softmax_of_large_numbers() -> None:
     assert rl.Ragged([values]).softmax().values.tolist() == [0.5, 0.5, 0.0]
 
 
+def test_logsumexp_of_large_and_infinite_numbers() -> None:
+    infinite = float("inf")
+    values = torch.tensor([1e4, 1e4, -infinite, -infinite, -infinite, 2.0], requires_grad=True)
+    batch = rl.Ragged.from_flat(values, lengths=[2, 2, 0, 2])
+    assert batch.logsumexp(empty=-infinite).tolist() == [pytest.approx(1e4 + math.log(2)), -infinite, -infinite, 2.0]
+    batch.logsumexp()[[0, 1, 3]].sum().backward()
+    assert values.grad is not None
+    assert values.grad.tolist() == pytest.approx([0.5, 0.5, 0, 0, 0, 1])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_added_up_in_float32(dtype: torch.dtype) -> None:
+    """A sum of ones in bfloat16 stops growing at 256."""
+    ones = torch.ones(1000, dtype=dtype, requires_grad=True)
+    batch = rl.Ragged.from_flat(ones, lengths=[1000])
+    for result, expected in ((batch.sum(), 1000), (batch.mean(), 1), (batch.logsumexp(), 1 + math.log(1000))):
+        assert result.dtype is dtype
+        assert result.item() == pytest.approx(expected, rel=4e-3)
+    assert batch.softmax().values[0].item() == pytest.approx(1e-3, rel=4e-3)
+    one = torch.ones(1, dtype=dtype, requires_grad=True)
+    batch.spread(one).values.sum().backward()
+    assert one.grad is not None
+    assert one.grad.item() == 1000
+
+
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
         (lambda r: r.mean(), ArgumentTypeError, r"r\.to\(torch\.float32\)\.mean\(\)"),
+        (lambda r: r.logsumexp(), ArgumentTypeError, "floating"),
         (lambda r: r.softmax(), ArgumentTypeError, "floating"),
         (lambda r: r.truncate(-1), ArgumentError, "at least 0"),
         (lambda r: r.windows(0), ArgumentError, "size is at least 1"),

@@ -21,6 +21,7 @@ __all__ = [
     "element_index",
     "first",
     "last",
+    "logsumexp",
     "max",
     "mean",
     "min",
@@ -171,11 +172,17 @@ def last(values: Tensor, offsets: Tensor, empty: float = 0.0) -> Tensor:
     return _pick(values, offsets, offsets[1:] - 1, empty)
 
 
+def _widened(values: Tensor) -> Tensor:
+    """Numbers in which to add up: float32 for bfloat16 and float16, which stop growing after a few hundred ones."""
+    return values.float() if values.is_floating_point() and values.element_size() < 4 else values
+
+
 def sum(values: Tensor, offsets: Tensor) -> Tensor:
     """The sum of each sequence; 0 for an empty one.
 
     Args:
-        values: ``(N, *features)``; integers and booleans are summed as int64, as :func:`torch.sum` does.
+        values: ``(N, *features)``; integers and booleans are summed as int64, as :func:`torch.sum` does. Half
+            precision is added up in float32, and so it is in all that is here.
         offsets: ``(B + 1,)`` int64.
 
     Returns:
@@ -187,8 +194,9 @@ def sum(values: Tensor, offsets: Tensor) -> Tensor:
     """
     if not (values.is_floating_point() or values.is_complex()):
         values = values.long()
-    total = values.new_zeros((offsets.shape[0] - 1, *values.shape[1:]))
-    return total.index_add(0, segment_ids(offsets, values.shape[0]), values)
+    wide = _widened(values)
+    total = wide.new_zeros((offsets.shape[0] - 1, *values.shape[1:]))
+    return total.index_add(0, segment_ids(offsets, values.shape[0]), wide).to(values.dtype)
 
 
 def mean(values: Tensor, offsets: Tensor, empty: float = 0.0) -> Tensor:
@@ -206,8 +214,9 @@ def mean(values: Tensor, offsets: Tensor, empty: float = 0.0) -> Tensor:
         >>> mean(torch.tensor([1., 2., 3.]), torch.tensor([0, 2, 2, 3]), empty=-1).tolist()
         [1.5, -1.0, 3.0]
     """
+    wide = _widened(values)
     counts = offsets.diff().clamp(min=1).view((-1,) + (1,) * (values.dim() - 1))
-    return _where_empty(sum(values, offsets) / counts.to(values.dtype), offsets, empty)
+    return _where_empty((sum(wide, offsets) / counts.to(wide.dtype)).to(values.dtype), offsets, empty)
 
 
 def _extreme(values: Tensor, offsets: Tensor, empty: float, reduce: str) -> Tensor:
@@ -261,6 +270,38 @@ def min(values: Tensor, offsets: Tensor, empty: float = 0.0) -> Tensor:
     return _extreme(values, offsets, empty, "amin")
 
 
+def _exponentials(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """``exp(value - largest of its sequence)``, the sums of those and the largest, of a dtype to add up in."""
+    wide = _widened(values)
+    # The largest is subtracted for range alone, so no gradient needs to flow through it; nothing is subtracted where
+    # it is infinite, since that would give NaN.
+    largest = max(wide.detach(), offsets)
+    largest = torch.where(largest.isfinite(), largest, _scalar(0.0, largest.dtype))
+    raised = (wide - spread(largest, offsets, values.shape[0])).exp()
+    return raised, sum(raised, offsets), largest
+
+
+def logsumexp(values: Tensor, offsets: Tensor, empty: float = 0.0) -> Tensor:
+    """The logarithm of the sum of the exponentials of each sequence, feature by feature.
+
+    Args:
+        values: ``(N, *features)`` of a floating-point dtype.
+        offsets: ``(B + 1,)`` int64.
+        empty: what an empty sequence gives; the sum of nothing would give ``-inf``.
+
+    Returns:
+        ``(B, *features)`` of the dtype of ``values``. Elements that are all ``-inf`` give ``-inf`` and get no gradient.
+
+    Example:
+        >>> logsumexp(torch.tensor([0., 0., 3.]), torch.tensor([0, 2, 2, 3])).exp().round().tolist()
+        [2.0, 1.0, 20.0]
+    """
+    _, total, largest = _exponentials(values, offsets)
+    is_zero = total == 0
+    result = total.masked_fill(is_zero, 1).log().masked_fill(is_zero, float("-inf")) + largest
+    return _where_empty(result.to(values.dtype), offsets, empty)
+
+
 # ---------------------------------------------------------------------------------------------------------------
 # One value an element
 # ---------------------------------------------------------------------------------------------------------------
@@ -281,7 +322,9 @@ def spread(per_sequence: Tensor, offsets: Tensor, total: int) -> Tensor:
         >>> spread(torch.tensor([5, 6, 7]), torch.tensor([0, 2, 2, 3]), 3).tolist()
         [5, 5, 7]
     """
-    return per_sequence.index_select(0, segment_ids(offsets, total))
+    # Only the backward pass adds anything up.
+    source = _widened(per_sequence) if per_sequence.requires_grad else per_sequence
+    return source.index_select(0, segment_ids(offsets, total)).to(per_sequence.dtype)
 
 
 def softmax(values: Tensor, offsets: Tensor) -> Tensor:
@@ -298,12 +341,9 @@ def softmax(values: Tensor, offsets: Tensor) -> Tensor:
         >>> softmax(torch.tensor([0., 0., 3.]), torch.tensor([0, 2, 3])).tolist()
         [0.5, 0.5, 1.0]
     """
-    total = values.shape[0]
-    # The largest element is subtracted for range alone, so no gradient needs to flow through it.
-    largest = spread(max(values.detach(), offsets), offsets, total)
-    # A sequence of -inf only: subtracting its largest would give NaN; torch.softmax gives NaN there as well.
-    weights = (values - largest).exp()
-    return weights / spread(sum(weights, offsets), offsets, total)
+    # A sequence of -inf only gives NaN, as it does in torch.softmax.
+    raised, total, _ = _exponentials(values, offsets)
+    return (raised / spread(total, offsets, values.shape[0])).to(values.dtype)
 
 
 class _Cumsum(torch.autograd.Function):

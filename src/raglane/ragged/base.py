@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from raglane import segments
-from raglane.errors import ArgumentTypeError, explain
+from raglane.errors import ArgumentTypeError, ShapeError, explain
 
 __all__ = ["FlatBatch"]
 
@@ -135,6 +135,27 @@ class FlatBatch:
         if self._offsets.device.type == "cpu":
             return self._offsets
         return segments.offsets_from_lengths(self.host_lengths)
+
+    def _needs_lengths_of(self, name: str, other: FlatBatch, whose: str) -> None:
+        """Raise where this batch, an argument called ``name``, has other lengths than the batch that it goes with.
+
+        NOTE (trust): lengths that the host never knew are taken on trust, since to read them would be to wait for a
+        device; and torch.compile cannot trace a question to numbers.
+        """
+        if self._offsets is other._offsets:
+            return
+        if len(self) != len(other):
+            got, rule = f"{len(self)} sequences", f"as many as {whose}, {len(other)}"
+        elif self._values.shape[0] != other._values.shape[0]:
+            got, rule = f"{self._values.shape[0]} elements", f"as many as {whose}, {other._values.shape[0]}"
+        else:
+            mine, theirs = self._host_lengths, other._host_lengths
+            if mine is None or theirs is None or torch.compiler.is_compiling() or torch.equal(mine, theirs):
+                return
+            place = int((mine != theirs).nonzero()[0])
+            got = f"length {int(mine[place])} for sequence {place}"
+            rule = f"the same lengths as {whose}, here {int(theirs[place])}"
+        raise ShapeError(explain(name, got, rule, "build both from the same lengths, or truncate the longer one"))
 
     def _needs_value(self, name: str, value: float) -> None:
         """Raise where the dtype of the values cannot hold a number, which torch would cut off or refuse."""

@@ -69,7 +69,6 @@ _HINTS = {
     "cat": "call a.concat(b) to join sequence by sequence, Ragged([*a, *b]) to join the batches, or pass dim=-1",
     "stack": "call Ragged([*a, *b]) to join batches, or stack the feature dimensions with a.map(...)",
     "matmul": "call torch.nn.functional.linear(r, weight), or r.map(lambda values: values @ matrix)",
-    "cross_entropy": "call it on r.values and targets.values: each real element then counts once, no padding does",
     "pad": "call r.to_padded(padding_value=...)",
 }
 _HINTS["concat"] = _HINTS["concatenate"] = _HINTS["cat"]
@@ -77,9 +76,10 @@ _HINTS["mm"] = _HINTS["bmm"] = _HINTS["einsum"] = _HINTS["__matmul__"] = _HINTS[
 _HINTS["flatten"] = _HINTS["reshape"] = _HINTS["transpose"] = _HINTS["permute"] = (
     "call r.map(f) with an f that reshapes (N, *features) and keeps N"
 )
-for _loss in "nll_loss mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy kl_div".split():
-    _HINTS[_loss] = _HINTS["cross_entropy"]
-_HINTS["binary_cross_entropy_with_logits"] = _HINTS["cross_entropy"]
+for _loss in "cross_entropy nll_loss mse_loss l1_loss huber_loss binary_cross_entropy_with_logits ctc_loss".split():
+    _HINTS[_loss] = f"call rl.nn.losses.{_loss}: each real element counts once, and no padding does"
+for _loss in "smooth_l1_loss binary_cross_entropy kl_div".split():
+    _HINTS[_loss] = "call it on r.values and targets.values: each real element then counts once, no padding does"
 
 
 def _table() -> dict[Callable[..., Any], Kind]:
@@ -235,21 +235,7 @@ def _check_together(name: str, batch: Any, other: Any) -> None:
                 "give the smaller one a dimension, r.map(lambda values: values.unsqueeze(-1))",
             )
         )
-    # The same offsets answer without a look at the lengths, which may be on a device.
-    if batch.offsets is not other.offsets and not torch.equal(batch.host_lengths, other.host_lengths):
-        raise ShapeError(
-            explain(
-                name,
-                f"lengths {_few(batch.host_lengths)} and {_few(other.host_lengths)}",
-                "ragged batches that meet have the same lengths",
-                "truncate or select first, or call a.concat(b) to join them",
-            )
-        )
-
-
-def _few(lengths: Tensor) -> str:
-    shown = ", ".join(map(str, lengths[:6].tolist()))
-    return f"[{shown}, ...]" if len(lengths) > 6 else f"[{shown}]"
+    other._needs_lengths_of(name, batch, "the batch beside it has")
 
 
 def _broadcast_message(name: str, value: Tensor, features: int) -> str:

@@ -104,6 +104,21 @@ class SequenceOperations(FlatBatch):
         self._needs_value("empty", empty)
         return segments.min(self.values, self.offsets, empty)
 
+    def logsumexp(self, empty: float = 0.0) -> Tensor:
+        """The logarithm of the sum of the exponentials of each sequence, feature by feature, ``(B, *features)``.
+
+        A smooth maximum, at most ``log(length)`` above the largest element. An empty sequence gives ``empty``.
+
+        Raises:
+            ArgumentTypeError: integer or boolean values.
+
+        Example:
+            >>> Ragged([torch.zeros(3), torch.empty(0)]).logsumexp(empty=-1).exp().tolist()
+            [3.0, 0.367...]
+        """
+        self._needs_floating("logsumexp")
+        return segments.logsumexp(self.values, self.offsets, empty)
+
     def argsort(self, descending: bool = False) -> Tensor:
         """The index that sorts the sequences by length, ``(B,)`` int64 on the CPU; ties keep their order.
 
