@@ -16,6 +16,7 @@ def test_package() -> None:
         "data",
         "errors",
         "explain",
+        "modify",
         "nn",
         "packing",
         "using",
@@ -24,7 +25,20 @@ def test_package() -> None:
 
 
 def test_layers() -> None:
-    assert sorted(rl.nn.__all__) == ["GRU", "LSTM", "RNN"]
+    assert set(rl.nn.__all__) == set(
+        """AttentionPooling CRF CoupledLSTM GRU IndRNN LSTM LayerNormGRU LayerNormLSTM MinGRU MinLSTM PeepholeLSTM
+        Pooling QRNN RNN Recurrent SRU SequenceEncoder carry init losses""".split()
+    )
+
+
+def test_losses() -> None:
+    assert set(rl.nn.losses.__all__) == set(
+        """binary_cross_entropy_with_logits cross_entropy ctc_loss huber_loss l1_loss mse_loss nll_loss""".split()
+    )
+
+
+def test_initialisation() -> None:
+    assert set(rl.nn.init.__all__) == {"chrono_", "forget_bias_", "orthogonal_", "xavier_"}
 
 
 def test_packing() -> None:
@@ -44,7 +58,7 @@ def test_ragged() -> None:
     public = {name for name in dir(rl.Ragged) if not name.startswith("_")}
     assert public == set(
         """argsort concat cu_seqlens cumsum detach device dtype features fill first from_arrow from_flat from_nested
-        from_packed from_padded host_lengths last lengths map mask max max_length mean min offsets pin_memory positions
-        requires_grad reverse segment_ids select shift softmax spread sum to to_arrow to_list to_nested to_numpy
+        from_packed from_padded host_lengths last lengths logsumexp map mask max max_length mean min offsets
+        pin_memory positions requires_grad reverse segment_ids select shift softmax spread sum to to_arrow to_list to_nested to_numpy
         to_packed to_padded truncate values windows""".split()
     )

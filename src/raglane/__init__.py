@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from raglane import data, errors, nn, packing
     from raglane.data.collate import collate
     from raglane.kernels.dispatch import using
+    from raglane.lens import modify
     from raglane.nn.accelerate import accelerate
     from raglane.nn.explain import explain
     from raglane.planning.cost import Cost, cost
@@ -38,6 +39,7 @@ __all__ = [
     "data",
     "errors",
     "explain",
+    "modify",
     "nn",
     "packing",
     "using",
@@ -50,6 +52,7 @@ _HOMES = {
     "collate": "data.collate",
     "cost": "planning.cost",
     "explain": "nn.explain",
+    "modify": "lens",
     "using": "kernels.dispatch",
 }
 _ROOMS = ("data", "errors", "nn", "packing")

@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
+from raglane.cells.coupled_lstm import CoupledLSTM
 from raglane.cells.elman import Elman
 from raglane.cells.gru import GRU
+from raglane.cells.indrnn import IndRNN
+from raglane.cells.layernorm import LayerNormGRU, LayerNormLSTM
 from raglane.cells.lstm import LSTM
+from raglane.cells.mingru import MinGRU
+from raglane.cells.minlstm import MinLSTM
+from raglane.cells.peephole_lstm import PeepholeLSTM
+from raglane.cells.qrnn import QRNN
 from raglane.cells.spec import CellSpec, Weights
+from raglane.cells.sru import SRU
 
-__all__ = ["CELLS", "CellSpec", "Weights"]
+__all__ = [
+    "CELLS",
+    "GRU",
+    "LSTM",
+    "QRNN",
+    "SRU",
+    "CellSpec",
+    "CoupledLSTM",
+    "Elman",
+    "IndRNN",
+    "LayerNormGRU",
+    "LayerNormLSTM",
+    "MinGRU",
+    "MinLSTM",
+    "PeepholeLSTM",
+    "Weights",
+]
 
 CELLS: dict[str, CellSpec] = {
     cell.name: cell
@@ -15,7 +39,18 @@ CELLS: dict[str, CellSpec] = {
         Elman("tanh"),
         Elman("relu"),
         LSTM(),
+        PeepholeLSTM(),
+        CoupledLSTM(),
+        LayerNormLSTM(),
         GRU(),
+        GRU(reset_after=False),
+        LayerNormGRU(),
+        IndRNN("relu"),
+        IndRNN("tanh"),
+        SRU(),
+        QRNN(),
+        MinGRU(),
+        MinLSTM(),
     )
 }
 """Every cell by its name. A new cell is one file beside this one, and one line here."""

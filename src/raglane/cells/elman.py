@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raglane.cells.spec import CellSpec, Weights, summed_bias
+from raglane.cells.spec import CellSpec, Weights, bounded, clipped, masked, summed_bias
 
 __all__ = ["Elman"]
 
@@ -20,6 +20,7 @@ class Elman(CellSpec):
 
     Args:
         nonlinearity: ``"tanh"`` or ``"relu"``; the cell's name is ``rnn_tanh`` or ``rnn_relu``.
+        clip: hold the activation's argument between ``-clip`` and ``clip``, as the ONNX operator RNN can.
 
     Example:
         >>> cell, weights = Elman("tanh"), Weights(torch.eye(2), torch.zeros(2, 2))
@@ -32,16 +33,19 @@ class Elman(CellSpec):
     gates: ClassVar[tuple[str, ...]] = ("h",)
     states: ClassVar[tuple[str, ...]] = ("h",)
 
-    def __init__(self, nonlinearity: Literal["tanh", "relu"]) -> None:
-        self.name = f"rnn_{nonlinearity}"
+    def __init__(self, nonlinearity: Literal["tanh", "relu"], clip: float | None = None) -> None:
+        self.name = clipped(f"rnn_{nonlinearity}", clip)
+        self._clip = clip
         self._activation = torch.tanh if nonlinearity == "tanh" else torch.relu
 
     def prepare(self, weights: Weights, values: Tensor, offsets: Tensor) -> Tensor:  # noqa: ARG002
         """The input products and both biases: ``(N, D)`` to ``(N, H)``."""
-        return F.linear(values, weights.input, summed_bias(weights))
+        return F.linear(values, weights.input, summed_bias(weights.input_bias, weights.hidden_bias))
 
-    def step(self, weights: Weights, prepared: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def step(
+        self, weights: Weights, prepared: Tensor, state: tuple[Tensor, ...], mask: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """One step: ``(R, H)`` and ``((R, H),)`` to the output ``(R, H)``, which is the new state."""
         (h,) = state
-        h = self._activation(torch.addmm(prepared, h, weights.hidden.t()))
+        h = self._activation(bounded(torch.addmm(prepared, masked(h, mask), weights.hidden.t()), self._clip))
         return h, (h,)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raglane.cells.spec import CellSpec, Weights, summed_bias
+from raglane.cells.spec import CellSpec, Weights, bounded, clipped, masked, summed_bias
 
 __all__ = ["LSTM"]
 
@@ -26,6 +26,10 @@ class LSTM(CellSpec):
         c'      = f * c + i * g
         h'      = o * tanh(c')              or, with a projection, W_hr (o * tanh(c'))
 
+    Args:
+        clip: hold the arguments of all four between ``-clip`` and ``clip``, as the ONNX operator LSTM can. ``tanh(c')``
+            takes the memory as it is.
+
     Example:
         >>> cell, weights = LSTM(), Weights(torch.zeros(8, 3), torch.zeros(8, 2))
         >>> prepared = cell.prepare(weights, torch.zeros(5, 3), torch.tensor([0, 5]))
@@ -34,9 +38,12 @@ class LSTM(CellSpec):
         (torch.Size([5, 2]), [0.5, 0.5])
     """
 
-    name = "lstm"
     gates: ClassVar[tuple[str, ...]] = ("i", "f", "g", "o")
     states: ClassVar[tuple[str, ...]] = ("h", "c")
+
+    def __init__(self, clip: float | None = None) -> None:
+        self.name = clipped("lstm", clip)
+        self._clip = clip
 
     def state_sizes(self, hidden_size: int, proj_size: int = 0) -> tuple[int, ...]:
         """``(P, H)``: ``h`` has the projection's size where there is one, ``c`` always the hidden size."""
@@ -44,12 +51,15 @@ class LSTM(CellSpec):
 
     def prepare(self, weights: Weights, values: Tensor, offsets: Tensor) -> Tensor:  # noqa: ARG002
         """The input products and both biases: ``(N, D)`` to ``(N, 4 * H)``."""
-        return F.linear(values, weights.input, summed_bias(weights))
+        return F.linear(values, weights.input, summed_bias(weights.input_bias, weights.hidden_bias))
 
-    def step(self, weights: Weights, prepared: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def step(
+        self, weights: Weights, prepared: Tensor, state: tuple[Tensor, ...], mask: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """One step: ``(R, 4 * H)`` and ``((R, P), (R, H))`` to the output ``(R, P)`` and the new states."""
         h, c = state
-        i, f, g, o = torch.addmm(prepared, h, weights.hidden.t()).chunk(4, 1)
+        gates = bounded(torch.addmm(prepared, masked(h, mask), weights.hidden.t()), self._clip)
+        i, f, g, o = gates.chunk(4, 1)
         c = f.sigmoid() * c + i.sigmoid() * g.tanh()
         h = o.sigmoid() * c.tanh()
         if weights.projection is not None:

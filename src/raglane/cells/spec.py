@@ -8,11 +8,14 @@ stand in the rows of its weights, which states it carries, what can be computed 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
-__all__ = ["CellSpec", "Weights", "summed_bias"]
+__all__ = ["CellSpec", "Shapes", "Weights", "bounded", "clipped", "masked", "summed_bias"]
+
+Shapes = dict[str, tuple[int, ...] | None]
+"""Parameters by name, with their shapes; None for one that a layer of these sizes does not have."""
 
 
 class Weights(NamedTuple):
@@ -42,7 +45,7 @@ class Weights(NamedTuple):
     projection: Tensor | None = None
 
 
-def summed_bias(weights: Weights) -> Tensor | None:
+def summed_bias(one: Tensor | None, other: Tensor | None) -> Tensor | None:
     """Both biases as one, for cells that only ever add them.
 
     Returns:
@@ -50,12 +53,44 @@ def summed_bias(weights: Weights) -> Tensor | None:
 
     Example:
         >>> import torch
-        >>> summed_bias(Weights(torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1), torch.ones(1))).tolist()
+        >>> summed_bias(torch.ones(1), torch.ones(1)).tolist()
         [2.0]
     """
-    if weights.input_bias is None or weights.hidden_bias is None:
-        return weights.input_bias if weights.hidden_bias is None else weights.hidden_bias
-    return weights.input_bias + weights.hidden_bias
+    if one is None or other is None:
+        return other if one is None else one
+    return one + other
+
+
+def masked(h: Tensor, mask: Tensor | None) -> Tensor:
+    """The state as a cell's weights read it: times its dropout mask, where there is one.
+
+    Example:
+        >>> import torch
+        >>> masked(torch.ones(2), torch.tensor([0.0, 2.0])).tolist()
+        [0.0, 2.0]
+    """
+    return h if mask is None else h * mask
+
+
+def bounded(arguments: Tensor, clip: float | None) -> Tensor:
+    """The arguments of an activation, held between ``-clip`` and ``clip`` where a cell clips them.
+
+    Example:
+        >>> import torch
+        >>> bounded(torch.tensor([-5.0, 0.5]), 2.0).tolist()
+        [-2.0, 0.5]
+    """
+    return arguments if clip is None else arguments.clamp(-clip, clip)
+
+
+def clipped(name: str, clip: float | None) -> str:
+    """A cell's name, which says so where its gates are clipped: no faster kernel may take it for the plain one.
+
+    Example:
+        >>> clipped("gru", 3.0)
+        'gru clipped at 3.0'
+    """
+    return name if clip is None else f"{name} clipped at {clip}"
 
 
 class CellSpec(ABC):
@@ -64,7 +99,12 @@ class CellSpec(ABC):
     Attributes:
         name: the cell's key in :data:`raglane.cells.CELLS`.
         gates: the gates, in the order in which their blocks of ``H`` rows stand in the weights.
-        states: the names of the states, ``h`` first; an initial state is given for each.
+        states: the names of the states; an initial state is given for each.
+        output_is_state: whether the output is the first state, ``h``, as it is for every named cell.
+        weights_type: a NamedTuple of what the equations read, in the order of :meth:`shapes`.
+        reads_state: whether weights meet the state, so that there is something for dropout on states to act on.
+        follows_autocast: whether ``step`` is to run under autocast as it stands. Of other cells all is cast before the
+            first step.
 
     Example:
         >>> from raglane.cells import CELLS
@@ -75,6 +115,32 @@ class CellSpec(ABC):
     name: str
     gates: ClassVar[tuple[str, ...]]
     states: ClassVar[tuple[str, ...]]
+    weights_type: ClassVar[Any] = Weights
+    output_is_state: ClassVar[bool] = True
+    reads_state: ClassVar[bool] = True
+    follows_autocast: ClassVar[bool] = False
+
+    def shapes(self, input_size: int, hidden_size: int, bias: bool = True) -> Shapes:
+        """The parameters of one layer in one direction, in the order in which ``weights_type`` takes them.
+
+        Args:
+            input_size: ``D``.
+            hidden_size: ``H``.
+            bias: whether there are biases.
+
+        Example:
+            >>> from raglane.cells import CELLS
+            >>> CELLS["gru"].shapes(5, 2, bias=False)
+            {'weight_ih': (6, 5), 'weight_hh': (6, 2), 'bias_ih': None, 'bias_hh': None}
+        """
+        rows = len(self.gates) * hidden_size
+        biases = (rows,) if bias else None
+        return {
+            "weight_ih": (rows, input_size),
+            "weight_hh": (rows, hidden_size),
+            "bias_ih": biases,
+            "bias_hh": biases,
+        }
 
     def state_sizes(self, hidden_size: int, proj_size: int = 0) -> tuple[int, ...]:  # noqa: ARG002
         """The size of each state, in the order of ``states``; the first is also the size of the output.
@@ -90,12 +156,39 @@ class CellSpec(ABC):
         """
         return (hidden_size,) * len(self.states)
 
+    def block(self, parameter: str, gate: str, hidden_size: int) -> slice:  # noqa: ARG002
+        """The rows of a parameter that belong to a gate.
+
+        Args:
+            parameter: a name among :meth:`shapes`, of a parameter that has a block for each gate.
+            gate: a name among ``gates``.
+            hidden_size: ``H``.
+
+        Example:
+            >>> from raglane.cells import CELLS
+            >>> CELLS["lstm"].block("bias_ih", "f", 64)
+            slice(64, 128, None)
+        """
+        start = self.gates.index(gate) * hidden_size
+        return slice(start, start + hidden_size)
+
+    def initialise(self, parameter: str, tensor: Tensor, hidden_size: int) -> None:  # noqa: ARG002
+        """Fill a new parameter in place: uniformly from ``-1 / sqrt(H)`` to ``1 / sqrt(H)``, as torch does.
+
+        Args:
+            parameter: a name among :meth:`shapes`.
+            tensor: of the shape there.
+            hidden_size: ``H``.
+        """
+        bound = hidden_size**-0.5
+        nn.init.uniform_(tensor, -bound, bound)
+
     @abstractmethod
-    def prepare(self, weights: Weights, values: Tensor, offsets: Tensor) -> Tensor:
+    def prepare(self, weights: Any, values: Tensor, offsets: Tensor) -> Tensor:
         """What needs no state, for all elements at once: the input products and the biases that go with them.
 
         Args:
-            weights: of one layer in one direction.
+            weights: of one layer in one direction, a ``weights_type``.
             values: ``(N, D)``, the layer's input, in the caller's order of sequences.
             offsets: ``(B + 1,)`` int64 on the same device: for cells whose inputs look at neighbouring steps.
 
@@ -104,13 +197,17 @@ class CellSpec(ABC):
         """
 
     @abstractmethod
-    def step(self, weights: Weights, prepared: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def step(
+        self, weights: Any, prepared: Tensor, state: tuple[Tensor, ...], mask: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """One step of ``R`` rows, each a sequence of its own. Rows must not look at each other.
 
         Args:
-            weights: of one layer in one direction.
+            weights: of one layer in one direction, a ``weights_type``.
             prepared: ``(R, G * H)``, rows of what :meth:`prepare` gave.
             state: one ``(R, size)`` a state, in the order of ``states``.
+            mask: ``(R, size)`` or None: what the state is multiplied by where weights read it, and nowhere else
+                (:func:`masked`). Cells without ``reads_state`` are given none.
 
         Returns:
             The output ``(R, size of the first state)``, and the new state, shaped like ``state``. The tensors

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from raglane.data.collate import collate
 
 if TYPE_CHECKING:
+    from raglane.data.chunks import Chunk, Chunks
     from raglane.data.dataset import SequenceDataset, split
     from raglane.data.formats import FORMATS, Format, japanese_vowels, read
     from raglane.data.preprocess import Preprocessor
@@ -22,6 +23,8 @@ __all__ = [
     "FORMATS",
     "SAMPLERS",
     "BucketBatchSampler",
+    "Chunk",
+    "Chunks",
     "Columns",
     "Format",
     "Preprocessor",
@@ -37,6 +40,8 @@ _HOMES = {
     "FORMATS": "formats",
     "SAMPLERS": "samplers",
     "BucketBatchSampler": "samplers",
+    "Chunk": "chunks",
+    "Chunks": "chunks",
     "Columns": "records",
     "Format": "formats",
     "Preprocessor": "preprocess",

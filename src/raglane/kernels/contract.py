@@ -11,12 +11,12 @@ the weights alone. A NaN in one sequence must not reach another.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from raglane.cells.spec import CellSpec, Weights
+from raglane.cells.spec import CellSpec
 
 __all__ = ["Backend", "LayerResult", "NetworkLike", "Request", "Result", "Traits"]
 
@@ -48,7 +48,7 @@ class NetworkLike(Protocol):
     @property
     def cell(self) -> CellSpec: ...  # noqa: D102
     @property
-    def weights(self) -> tuple[Weights, ...]: ...  # noqa: D102
+    def weights(self) -> tuple[Any, ...]: ...  # noqa: D102
     @property
     def layers(self) -> int: ...  # noqa: D102
     @property
@@ -74,7 +74,8 @@ class Request:
         lengths: ``(B,)`` int64 on the CPU, the host's own copy: nothing need be read back from a device.
         state: the initial state: one ``(L * K, B, size)`` a state of the cell, in the order of ``cell.states``,
             the sequences in the caller's order.
-        weights: ``L * K`` of them in torch's order: layer 0 forward, layer 0 reverse, layer 1 forward ...
+        weights: ``L * K`` of the cell's ``weights_type``, in torch's order: layer 0 forward, layer 0 reverse, layer 1
+            forward ...
         layers: ``L``.
         directions: ``K``, 1 or 2.
         dropout: the probability that an element of a layer's output is zeroed before the next layer reads it.
@@ -88,7 +89,7 @@ class Request:
     offsets: Tensor
     lengths: Tensor
     state: tuple[Tensor, ...]
-    weights: tuple[Weights, ...]
+    weights: tuple[Any, ...]
     layers: int = 1
     directions: int = 1
     dropout: float = 0.0
@@ -99,18 +100,15 @@ class Request:
     def cast(self, dtype: torch.dtype) -> Request:
         """This request in autocast's dtype; tensors of float64 stay, as autocast leaves them everywhere."""
 
-        def convert(tensor: Tensor) -> Tensor:
-            return tensor if tensor.dtype is torch.float64 else tensor.to(dtype)
+        def convert(part: Any) -> Any:
+            if isinstance(part, Tensor):
+                return part if part.dtype is torch.float64 else part.to(dtype)
+            if isinstance(part, tuple):
+                converted = [convert(item) for item in part]
+                return type(part)(*converted) if hasattr(part, "_fields") else tuple(converted)
+            return part
 
-        return replace(
-            self,
-            values=convert(self.values),
-            state=tuple(convert(state) for state in self.state),
-            weights=tuple(
-                Weights(*(None if part is None else convert(part) for part in weights))  # type: ignore[arg-type]
-                for weights in self.weights
-            ),
-        )
+        return replace(self, values=convert(self.values), state=convert(self.state), weights=convert(self.weights))
 
 
 @dataclass(slots=True, eq=False)

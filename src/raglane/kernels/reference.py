@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from raglane.cells.spec import CellSpec, Weights
+from raglane.cells.spec import CellSpec
 from raglane.kernels.contract import LayerResult, Request, Result, Traits
 from raglane.kernels.stack import run_stack
 from raglane.kernels.walk import Moment, Order, Walk, walk
@@ -31,7 +32,7 @@ class ReferenceBackend:
     recurrent layers do: all that comes out has autocast's dtype. float64 is left alone.
 
     Example:
-        >>> from raglane.cells import CELLS
+        >>> from raglane.cells import CELLS, Weights
         >>> from raglane.segments import offsets_from_lengths
         >>> weights = Weights(torch.eye(2), torch.zeros(2, 2))
         >>> lengths = torch.tensor([2, 0, 1])
@@ -70,6 +71,8 @@ class ReferenceBackend:
         rule = SCHEDULES[schedule]
         ready = walk(rule.table(request.lengths), request.lengths, request.directions, device)
         run_layer = partial(_run_layer, ready, rule.holds_state, request.need_states)
+        if request.cell.follows_autocast:
+            return run_stack(request, run_layer)
         # Asking whether it is enabled is an error on a device that has no autocast, such as meta.
         if not (torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)):
             return run_stack(request, run_layer)
@@ -92,7 +95,7 @@ def _run_layer(
     holds_state: bool,
     need_states: bool,
     cell: CellSpec,
-    weights: Weights,
+    weights: Any,
     values: Tensor,
     offsets: Tensor,
     lengths: Tensor,  # noqa: ARG001
@@ -134,7 +137,7 @@ def _run_layer(
 
 
 def _prepare(
-    ready: Walk, order: Order, cell: CellSpec, weights: Weights, values: Tensor, offsets: Tensor
+    ready: Walk, order: Order, cell: CellSpec, weights: Any, values: Tensor, offsets: Tensor
 ) -> tuple[Tensor, ...]:
     """What the cell prepares for all elements, cut into the rows of each time."""
     if ready.has_padding:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raglane.cells.spec import CellSpec, Weights
+from raglane.cells.spec import CellSpec
 from raglane.kernels.contract import LayerResult, Request, Result
 
 __all__ = ["RunLayer", "run_stack"]
@@ -20,7 +20,7 @@ class RunLayer(Protocol):
     def __call__(
         self,
         cell: CellSpec,
-        weights: Weights,
+        weights: Any,
         values: Tensor,
         offsets: Tensor,
         lengths: Tensor,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from raglane.errors import ArgumentTypeError, explain
+from raglane.nn.layer import RecurrentLayer
 from raglane.nn.recurrent import GRU, LSTM, RNN
 
 __all__ = ["Acceleration", "accelerate"]
@@ -103,7 +104,7 @@ def _reason_to_leave(module: torch.nn.Module) -> str | None:
         if "forward" in vars(module):
             return "its forward was replaced on the instance"
         return None
-    if isinstance(module, RNN | LSTM | GRU):
+    if isinstance(module, RecurrentLayer):
         return "it is Raglane's already"
     if isinstance(module, torch.nn.RNNBase):
         base = next(ours for ours in (*_OURS, torch.nn.RNNBase) if isinstance(module, ours))

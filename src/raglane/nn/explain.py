@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from raglane import errors
 from raglane.kernels.dispatch import Choice
-from raglane.nn.recurrent import GRU, LSTM, RNN
+from raglane.nn.layer import RecurrentLayer
 from raglane.ragged import Ragged
 
 __all__ = ["explain"]
@@ -20,7 +20,7 @@ def explain(layer: torch.nn.Module, batch: Any, *, lengths: Any = None, return_s
     """Say which backend and schedule would run a layer on a batch, and why, without running it.
 
     Args:
-        layer: an RNN, LSTM or GRU of ``rl.nn``.
+        layer: a recurrent layer of ``rl.nn``.
         batch: what the layer would be called with: a Ragged, a PackedSequence or a tensor.
         lengths: as in the call.
         return_states: as in the call.
@@ -34,7 +34,7 @@ def explain(layer: torch.nn.Module, batch: Any, *, lengths: Any = None, return_s
         >>> print(explain(rl.nn.LSTM(3, 4, backend="torch"), rl.Ragged([torch.randn(2, 3)])))
         backend torch, schedule packed: backend torch chosen for this layer
     """
-    if not isinstance(layer, RNN | LSTM | GRU):
+    if not isinstance(layer, RecurrentLayer):
         raise errors.ArgumentTypeError(
             errors.explain(
                 "layer",

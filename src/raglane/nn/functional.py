@@ -6,6 +6,7 @@ the request; the dispatcher picks who runs it; :func:`run` hands the result back
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,14 +14,17 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from raglane.cells.spec import CellSpec, Weights
+from raglane.cells.spec import CellSpec
 from raglane.errors import ArgumentTypeError, ShapeError, explain
 from raglane.kernels import dispatch
 from raglane.kernels import torch as torch_kernels
-from raglane.kernels.contract import Request, Traits
+from raglane.kernels.contract import Request, Result, Traits
 from raglane.nn.inputs import FlatInput
+from raglane.nn.regularisation import Regularisation, run_regularised
+from raglane.nn.resets import Pieces
+from raglane.ragged import Ragged
 
-__all__ = ["Network", "check_state", "prepare", "run", "run_dense", "run_pack"]
+__all__ = ["Network", "check_state", "one_or_tuple", "own_state", "prepare", "run", "run_dense", "run_pack"]
 
 State = Tensor | tuple[Tensor, ...]
 
@@ -31,7 +35,8 @@ class Network:
 
     Attributes:
         cell: the equations.
-        weights: one for each layer and direction, in torch's order.
+        weights: one of the cell's ``weights_type`` for each layer and direction, in torch's order.
+        like: a weight, for the dtype and device of all; None where the layer has none.
         input_size: the features of an element.
         hidden_size: the units of a layer.
         state_sizes: the size of each state of the cell.
@@ -39,10 +44,13 @@ class Network:
         dropout: between layers.
         training: whether dropout acts.
         schedule, backend: what the user chose, or ``"auto"``.
+        regularisation: what is dropped and held inside the recurrence.
+        initial: the initial states of a batch for which none are given; None for zeros.
     """
 
     cell: CellSpec
-    weights: tuple[Weights, ...]
+    weights: tuple[Any, ...]
+    like: Tensor | None
     input_size: int
     hidden_size: int
     state_sizes: tuple[int, ...]
@@ -52,14 +60,21 @@ class Network:
     training: bool
     schedule: str
     backend: str
+    regularisation: Regularisation
+    initial: Callable[[Ragged], Any] | None
 
-    def traits(self, dtype: torch.dtype, device: torch.device, need_states: bool) -> Traits:
-        """All that the dispatcher may look at."""
-        return Traits(self.cell, self.input_size, self.hidden_size, dtype, device, need_states)
+    def traits(self, cell: CellSpec, dtype: torch.dtype, device: torch.device, need_states: bool) -> Traits:
+        """All that the dispatcher may look at, for the network's cell or what regularisation makes of it."""
+        return Traits(cell, self.input_size, self.hidden_size, dtype, device, need_states)
 
 
 def prepare(
-    network: Network, inputs: FlatInput, hx: Any, need_output: bool = True, need_states: bool = False
+    network: Network,
+    inputs: FlatInput,
+    hx: Any,
+    pieces: Pieces | None = None,
+    need_output: bool = True,
+    need_states: bool = False,
 ) -> Request:
     """Check an input and its initial state, and put the request together.
 
@@ -67,7 +82,8 @@ def prepare(
         network: the layer.
         inputs: the input, flat.
         hx: the initial state, of torch's shapes, ``(L * K, B, size)``, or ``(L * K, size)`` where the input has no
-            batch; a tuple where the cell has several; None for zeros.
+            batch; a tuple where the cell has several; None for the network's own.
+        pieces: the input cut at its resets, where there are any.
         need_output: False where only the state is read.
         need_states: whether the states of every step are wanted.
 
@@ -75,14 +91,18 @@ def prepare(
         ArgumentTypeError: a state of the wrong kind.
         ShapeError: sizes, dtypes or devices that do not fit.
     """
-    batch = inputs.batch
-    _check_values(network, batch.values)
+    _check_values(network, inputs.batch.values)
+    batch = inputs.batch if pieces is None else pieces.batch
+    given = None if hx is None else _given_state(network, inputs, hx)
+    state = own_state(network, batch) if given is None or pieces is not None else given
+    if given is not None and pieces is not None:
+        state = tuple(pieces.enter(*pair, network.directions) for pair in zip(given, state, strict=True))
     return Request(
         cell=network.cell,
         values=batch.values,
         offsets=batch.offsets,
         lengths=batch.host_lengths,
-        state=_initial_state(network, inputs, hx),
+        state=state,
         weights=network.weights,
         layers=network.layers,
         directions=network.directions,
@@ -93,22 +113,41 @@ def prepare(
     )
 
 
-def run(network: Network, inputs: FlatInput, request: Request) -> tuple[Any, ...]:
+def run(network: Network, inputs: FlatInput, request: Request, pieces: Pieces | None = None) -> tuple[Any, ...]:
     """Let the dispatcher's choice run a request.
+
+    Args:
+        network: the layer.
+        inputs: the input, flat.
+        request: what :func:`prepare` made of them.
+        pieces: as there.
 
     Returns:
         The output, of the input's kind, or None where it was not needed; the final state, a tuple where the cell
         has several; and with ``need_states`` a list with one Ragged ``(N, K * size)`` a layer, or a tuple of them.
     """
-    traits = network.traits(request.values.dtype, request.values.device, request.need_states)
-    backend, schedule = dispatch.pick(traits, network.schedule, network.backend)
-    result = dispatch.BACKENDS[backend].run(request, schedule)
+
+    def execute(request: Request) -> Result:
+        traits = network.traits(request.cell, request.values.dtype, request.values.device, request.need_states)
+        backend, schedule = dispatch.pick(traits, network.schedule, network.backend)
+        execute = dispatch.BACKENDS[backend].run
+        if backend == "reference" and torch.compiler.is_compiling():
+            # Its loop has as many steps as the schedule: traced, it would be compiled anew for every batch.
+            execute = torch.compiler.disable(execute)
+        return execute(request, schedule)
+
+    rule = network.regularisation
+    result = run_regularised(rule, request, execute) if rule.acts(network.training) else execute(request)
     output = None if result.output is None else inputs.restore(result.output)
-    final = result.state if inputs.batched else tuple(part.squeeze(1) for part in result.state)
-    answer = (output, _one_or_tuple(final))
+    final = result.state
+    if pieces is not None:
+        final = tuple(pieces.leave(part, network.directions) for part in final)
+    if not inputs.batched:
+        final = tuple(part.squeeze(1) for part in final)
+    answer = (output, one_or_tuple(final))
     if result.states is None:
         return answer
-    states = [_one_or_tuple(tuple(inputs.batch._like(part) for part in layer)) for layer in result.states]
+    states = [one_or_tuple(tuple(inputs.batch._like(part) for part in layer)) for layer in result.states]
     return (*answer, states)
 
 
@@ -134,7 +173,7 @@ def run_pack(network: Network, packed: PackedSequence, hx: Any) -> tuple[PackedS
     output, final = torch_kernels.call(network, (values, packed.batch_sizes), state)
     if packed.unsorted_indices is not None:
         final = tuple(part.index_select(1, packed.unsorted_indices) for part in final)
-    return packed._replace(data=output), _one_or_tuple(final)
+    return packed._replace(data=output), one_or_tuple(final)
 
 
 def run_dense(network: Network, values: Tensor, hx: Any, batch_first: bool) -> tuple[Tensor, Any]:
@@ -158,15 +197,20 @@ def run_dense(network: Network, values: Tensor, hx: Any, batch_first: bool) -> t
     state = _zeros(network, count or 1, values) if hx is None else check_state(network, hx, count, values)
     if batched:
         output, final = torch_kernels.call(network, (values,), state, batch_first)
-        return output, _one_or_tuple(final)
+        return output, one_or_tuple(final)
     if hx is not None:
         state = tuple(part.unsqueeze(1) for part in state)
     output, final = torch_kernels.call(network, (values.unsqueeze(batch_dim),), state, batch_first)
-    return output.squeeze(batch_dim), _one_or_tuple(tuple(part.squeeze(1) for part in final))
+    return output.squeeze(batch_dim), one_or_tuple(tuple(part.squeeze(1) for part in final))
 
 
-def _one_or_tuple(parts: tuple[Any, ...]) -> Any:
-    """A cell with one state has it as it is, as torch's GRU and RNN do."""
+def one_or_tuple(parts: tuple[Any, ...]) -> Any:
+    """A cell with one state has it as it is, as torch's GRU and RNN do.
+
+    Example:
+        >>> one_or_tuple((1,)), one_or_tuple((1, 2))
+        (1, (1, 2))
+    """
     return parts if len(parts) > 1 else parts[0]
 
 
@@ -180,7 +224,8 @@ def _check_values(network: Network, values: Tensor) -> None:
                 "embed or reshape it, or build the layer with another input_size",
             )
         )
-    _check_fits("input", values, network.weights[0].input)
+    if network.like is not None:
+        _check_fits("input", values, network.like)
 
 
 def _check_fits(name: str, given: Tensor, other: Tensor) -> None:
@@ -200,13 +245,26 @@ def _check_fits(name: str, given: Tensor, other: Tensor) -> None:
         )
 
 
-def _initial_state(network: Network, inputs: FlatInput, hx: Any) -> tuple[Tensor, ...]:
-    """The initial states as kernels want them: one ``(L * K, B, size)`` each."""
-    count, values = len(inputs.batch), inputs.batch.values
-    if hx is None:
-        return _zeros(network, count, values)
-    state = check_state(network, hx, count if inputs.batched else None, values)
+def _given_state(network: Network, inputs: FlatInput, hx: Any) -> tuple[Tensor, ...]:
+    """The initial states that a caller gave, as kernels want them: one ``(L * K, B, size)`` each."""
+    state = check_state(network, hx, len(inputs.batch) if inputs.batched else None, inputs.batch.values)
     return state if inputs.batched else tuple(part.unsqueeze(1) for part in state)
+
+
+def own_state(network: Network, batch: Ragged) -> tuple[Tensor, ...]:
+    """The initial states of a batch for which none are given: one ``(L * K, B, size)`` each.
+
+    Args:
+        network: the layer.
+        batch: its input.
+
+    Raises:
+        ArgumentTypeError: what the network makes of the batch is no state.
+        ShapeError: or none of its sizes.
+    """
+    if network.initial is None:
+        return _zeros(network, len(batch), batch.values)
+    return check_state(network, network.initial(batch), len(batch), batch.values, "initial_state")
 
 
 def _zeros(network: Network, count: int, values: Tensor) -> tuple[Tensor, ...]:
@@ -217,7 +275,9 @@ def _zeros(network: Network, count: int, values: Tensor) -> tuple[Tensor, ...]:
     return (first, *(first if size == sizes[0] else values.new_zeros(rows, count, size) for size in sizes[1:]))
 
 
-def check_state(network: Network, hx: Any, count: int | None, values: Tensor) -> tuple[Tensor, ...]:
+def check_state(
+    network: Network, hx: Any, count: int | None, values: Tensor, argument: str = "hx"
+) -> tuple[Tensor, ...]:
     """Check an initial state.
 
     Args:
@@ -225,6 +285,7 @@ def check_state(network: Network, hx: Any, count: int | None, values: Tensor) ->
         hx: what the caller gave.
         count: the number of sequences, or None where there is no batch.
         values: what the layer reads, for its dtype and device.
+        argument: what the message calls it.
 
     Returns:
         One tensor a state of the cell, as they were given.
@@ -242,7 +303,7 @@ def check_state(network: Network, hx: Any, count: int | None, values: Tensor) ->
     ):
         raise ArgumentTypeError(
             explain(
-                "hx",
+                argument,
                 f"a {type(hx).__name__}",
                 "a tensor" if len(names) == 1 else f"a tuple ({', '.join(names)}) of tensors",
                 "pass what the layer returned as its state, or None for zeros",
@@ -254,11 +315,11 @@ def check_state(network: Network, hx: Any, count: int | None, values: Tensor) ->
         if tuple(part.shape) != wanted:
             raise ShapeError(
                 explain(
-                    f"hx ({name})",
+                    f"{argument} ({name})",
                     f"shape {tuple(part.shape)}",
                     f"{wanted}: layers times directions, {'' if count is None else 'sequences, '}size",
                     "give each sequence its state, in the order of the batch",
                 )
             )
-        _check_fits(f"hx ({name})", part, values)
+        _check_fits(f"{argument} ({name})", part, values)
     return tuple(given)

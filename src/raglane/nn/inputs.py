@@ -19,7 +19,7 @@ from raglane.packing.flat import flat_to_padded, flatten_packed
 from raglane.ragged import Ragged
 from raglane.rows import place_rows, take_rows
 
-__all__ = ["FlatInput", "flatten"]
+__all__ = ["FlatInput", "flatten", "flatten_marks"]
 
 
 @dataclass(slots=True, eq=False)
@@ -82,6 +82,28 @@ def flatten(inputs: Any, lengths: Any, batch_first: bool) -> FlatInput:
         return _flatten_dense(inputs, batch_first)
     batch = Ragged.from_padded(inputs, lengths, batch_first)
     return FlatInput(batch, lambda flat: flat_to_padded(flat, batch.offsets, steps, batch_first))
+
+
+def flatten_marks(marks: Any, lengths: Any, batch_first: bool) -> Ragged:
+    """Bring one number an element, which comes with an input of the same kind, into the flat layout.
+
+    Args:
+        marks: a Ragged ``(N,)``, a PackedSequence, a tensor ``(B, T)`` or ``(T, B)``, or ``(T,)``.
+        lengths: as for :func:`flatten`.
+        batch_first: as for :func:`flatten`.
+
+    Raises:
+        ArgumentTypeError: as for :func:`flatten`.
+        ShapeError: as for :func:`flatten`.
+
+    Example:
+        >>> import torch
+        >>> flatten_marks(torch.tensor([[True, False]]), torch.tensor([1]), batch_first=True).values.tolist()
+        [True]
+    """
+    if isinstance(marks, Tensor) and not marks.is_nested:
+        return flatten(marks.unsqueeze(-1), lengths, batch_first).batch.map(lambda values: values.squeeze(-1))
+    return flatten(marks, None, batch_first).batch
 
 
 def _flatten_dense(inputs: Tensor, batch_first: bool) -> FlatInput:

@@ -7,193 +7,60 @@ They are built on ``torch.nn.RNNBase``, which brings the parameters, their initi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence
 
-from raglane.cells import CELLS
+from raglane import cells
+from raglane.cells import CELLS, CellSpec
 from raglane.cells.spec import Weights
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
-from raglane.kernels.dispatch import Choice, check_names, choose, pick
-from raglane.nn import functional
-from raglane.nn.functional import Network, State
-from raglane.nn.inputs import flatten
+from raglane.errors import ArgumentError, explain
+from raglane.nn.functional import Network
+from raglane.nn.init import forget_bias_
+from raglane.nn.layer import OPTIONS, RecurrentLayer, check_clip
 
 __all__ = ["GRU", "LSTM", "RNN"]
 
 _CELL_OF_MODE = {"LSTM": "lstm", "GRU": "gru", "RNN_TANH": "rnn_tanh", "RNN_RELU": "rnn_relu"}
 
 
-class _Recurrent(torch.nn.RNNBase):
-    """What Raglane's layers have in common.
+class _TorchLayer(RecurrentLayer, torch.nn.RNNBase):
+    """What the three have in common.
 
     Parameters, initialisation and ``state_dict`` are torch's own, so that weights go either way.
     """
 
-    # On the class as well, because ``rl.accelerate`` turns layers that were built without them.
-    schedule: str = "auto"
-    backend: str = "auto"
+    # Torch's equations, where there is none; also for the layers that ``rl.accelerate`` turns.
+    _variant: CellSpec | None = None
 
-    def __init__(self, mode: str, *args: Any, schedule: str = "auto", backend: str = "auto", **kwargs: Any) -> None:
-        check_names(schedule, backend)
+    def __init__(
+        self, mode: str, variant: CellSpec | None, *args: Any, unit_forget_bias: bool = False, **kwargs: Any
+    ) -> None:
+        options = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
         if mode != "LSTM" and "proj_size" in kwargs:
             raise ArgumentError(
                 explain("proj_size", str(kwargs["proj_size"]), "only an LSTM projects its state", "leave it out")
             )
         super().__init__(mode, *args, **kwargs)
-        self.schedule = schedule
-        self.backend = backend
+        self._variant = variant
+        self._set_options(**options)
+        if unit_forget_bias:
+            forget_bias_(self)
 
-    def forward(
-        self,
-        input: Any,
-        hx: State | None = None,
-        *,
-        lengths: Any = None,
-        last_only: bool = False,
-        return_states: bool = False,
-    ) -> Any:
-        """Run the layer on a batch of sequences. Like in, like out.
-
-        Args:
-            input: a Ragged with values ``(N, input_size)``; a PackedSequence; a padded tensor ``(T, B, input_size)``,
-                or ``(B, T, input_size)`` with ``batch_first``; or one sequence ``(T, input_size)``.
-            hx: the initial state of each sequence, in the order of the batch, of the shape of the state returned;
-                zeros by default.
-            lengths: for a padded tensor, ``(B,)`` integers from 0 to T. Without them every element counts.
-            last_only: return None for the output, where only the state is read.
-            return_states: also return every layer's states at every step.
-
-        Returns:
-            The output, of the kind of the input, with ``directions * size`` features, zeros past each length of a
-            padded tensor; and the final state, ``(layers * directions, B, size)``, a pair ``(h, c)`` for an LSTM. A
-            sequence of length 0 keeps its initial state. With ``return_states``, third, a list with the states of
-            each layer, Ragged of ``(N, directions * size)``, a pair of them for an LSTM.
-
-        Raises:
-            ShapeError: sizes, lengths, dtypes or devices that do not fit together.
-            ArgumentTypeError: an input or a state of another kind.
-            DispatchError: the schedule and backend chosen cannot run this.
-        """
-        network = self._network()
-        if self._direct(network, input, lengths, return_states):
-            output, state = (
-                functional.run_pack(network, input, hx)
-                if isinstance(input, PackedSequence)
-                else functional.run_dense(network, input, hx, self.batch_first)
-            )
-            return (None if last_only else output), state
-        inputs = flatten(input, lengths, self.batch_first)
-        request = functional.prepare(network, inputs, hx, not last_only, return_states)
-        return functional.run(network, inputs, request)
-
-    def step(self, x_t: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """Run one step, for streams that arrive element by element.
-
-        Args:
-            x_t: one element a sequence, ``(B, input_size)``, or ``(input_size,)`` for a single stream.
-            state: what the last call returned; None to begin.
-
-        Returns:
-            The output ``(B, size)``, or ``(size,)``, and the new state, ``(layers, B, size)``, or ``(layers, size)``.
-
-        Raises:
-            ArgumentTypeError: a bidirectional layer, whose second direction would need what has not arrived yet.
-
-        Example:
-            >>> layer, state = LSTM(3, 4), None
-            >>> for x_t in torch.randn(5, 2, 3):
-            ...     out, state = layer.step(x_t, state)
-            >>> out.shape, state[0].shape
-            (torch.Size([2, 4]), torch.Size([1, 2, 4]))
-        """
-        if self.bidirectional:
-            raise ArgumentTypeError(
-                explain(
-                    "step",
-                    "a bidirectional layer",
-                    "a stream has one direction: the other would begin at an end that has not arrived",
-                    "build the layer with bidirectional=False",
-                )
-            )
-        if not isinstance(x_t, Tensor) or x_t.dim() not in (1, 2):
-            got = f"shape {tuple(x_t.shape)}" if isinstance(x_t, Tensor) else f"a {type(x_t).__name__}"
-            raise ShapeError(
-                explain("x_t", got, "a tensor (B, input_size) or (input_size,)", "pass one element of each stream")
-            )
-        time = 1 if self.batch_first and x_t.dim() == 2 else 0
-        output, state = self(x_t.unsqueeze(time), state)
-        return output.squeeze(time), state
-
-    def summary(self, out: Any, state: State) -> Tensor:  # noqa: ARG002
-        """One vector a sequence: what the last layer knew after reading the whole of it, in each direction.
-
-        For a bidirectional layer this is the forward direction's state at the last element beside the reverse
-        direction's at the first. ``out.last()`` is not: its second half is the reverse direction's state at the
-        last element, when it has seen that one alone.
-
-        Args:
-            out: the output; not read, so None of ``last_only=True`` will do.
-            state: the final state that came with it.
-
-        Returns:
-            ``(B, directions * size)``; ``(directions * size,)`` for a sequence without a batch.
-
-        Example:
-            >>> from raglane import Ragged
-            >>> layer = GRU(3, 4, bidirectional=True)
-            >>> layer.summary(*layer(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))).shape
-            torch.Size([2, 8])
-        """
-        h = state[0] if isinstance(state, tuple | list) and state else state
-        if not isinstance(h, Tensor):
-            raise ArgumentTypeError(
-                explain("state", f"a {type(state).__name__}", "the final state", "pass what the layer returned second")
-            )
-        return torch.cat((h[-2], h[-1]), -1) if self.bidirectional else h[-1]
-
-    def extra_repr(self) -> str:
-        """The line of torch, with the schedule and backend where they were chosen."""
-        chosen = [
-            f"{name}={getattr(self, name)!r}" for name in ("schedule", "backend") if getattr(self, name) != "auto"
-        ]
-        return ", ".join([super().extra_repr(), *chosen])
-
-    def _direct(self, network: Network, input: Any, lengths: Any, return_states: bool) -> bool:
-        """Whether torch's own kernel is what the dispatcher chooses for this input as it came.
-
-        A pack, or a tensor in which every element is real, needs no way through the flat layout then.
-        """
-        if lengths is not None or return_states or not isinstance(input, Tensor | PackedSequence):
-            return False
-        if isinstance(input, PackedSequence):
-            values, schedule = input.data, "packed"
-            count = input.sorted_indices.shape[0] if input.sorted_indices is not None else None
-            if values.shape[0] == 0 or (count is not None and count != int(input.batch_sizes[0])):
-                return False  # sequences of length 0, which torch's kernels do not know
-        else:
-            values, schedule = input, "padded"
-            if values.is_nested or values.dim() not in (2, 3) or values.numel() == 0:
-                return False
-        if values.shape[-1] != self.input_size or values.dtype != self.weight_ih_l0.dtype:
-            return False  # the way through the flat layout says what is wrong, or casts
-        traits = network.traits(values.dtype, values.device, need_states=False)
-        return pick(traits, network.schedule, network.backend, dense=isinstance(input, Tensor)) == ("torch", schedule)
-
-    def _choice(self, values: Tensor, *, dense: bool, need_states: bool = False) -> Choice:
-        """What the dispatcher takes for values of this dtype and device."""
-        network = self._network()
-        traits = network.traits(values.dtype, values.device, need_states)
-        return choose(traits, network.schedule, network.backend, dense=dense)
+    @property
+    def cell(self) -> CellSpec:
+        """The equations."""
+        return self._variant or CELLS[_CELL_OF_MODE[self.mode]]
 
     def _network(self) -> Network:
         """The layer's description for the kernels, with the weights as they are now."""
-        cell = CELLS[_CELL_OF_MODE[self.mode]]
+        cell = self.cell
+        weights = tuple(self._weights())
         return Network(
             cell,
-            tuple(self._weights()),
+            weights,
+            weights[0].input,
             self.input_size,
             self.hidden_size,
             cell.state_sizes(self.hidden_size, self.proj_size),
@@ -203,6 +70,8 @@ class _Recurrent(torch.nn.RNNBase):
             self.training,
             self.schedule,
             self.backend,
+            self.regularisation,
+            None if self.initial_state == "zeros" else self._own_initial,
         )
 
     def _weights(self) -> Iterator[Weights]:
@@ -213,18 +82,19 @@ class _Recurrent(torch.nn.RNNBase):
             yield Weights(part[0], part[1], input_bias, hidden_bias, part[-1] if self.proj_size > 0 else None)
 
 
-class RNN(_Recurrent):
+class RNN(_TorchLayer):
     """Elman's network on ragged batches: :class:`torch.nn.RNN` with every argument and parameter of it.
 
     ``h_t = tanh(W_ih x_t + b_ih + W_hh h_{t-1} + b_hh)``, or relu in place of tanh.
 
     Args:
         *args: ``input_size, hidden_size, num_layers, nonlinearity, bias, batch_first, dropout, bidirectional``, as
-            torch has them; the rest, and ``device`` and ``dtype``, by name.
-        schedule: a key of ``raglane.schedules.SCHEDULES``, or ``"auto"``.
-        backend: a key of ``raglane.kernels.dispatch.BACKENDS``, or ``"auto"``.
+            torch has them.
+        clip: hold the gates' arguments between ``-clip`` and ``clip``, as the ONNX operator can.
+        **kwargs: the rest of torch's, and the options of every layer, :class:`raglane.nn.layer.RecurrentLayer`.
 
     Raises:
+        ArgumentError: an option out of its range.
         DispatchError: no such schedule, backend or pair.
 
     Example:
@@ -240,28 +110,32 @@ class RNN(_Recurrent):
         input_size: int,
         hidden_size: int,
         num_layers: int = 1,
-        nonlinearity: str = "tanh",
+        nonlinearity: Literal["tanh", "relu"] = "tanh",
         *args: Any,
+        clip: float | None = None,
         **kwargs: Any,
     ) -> None:
         if nonlinearity not in ("tanh", "relu"):
             raise ArgumentError(explain("nonlinearity", repr(nonlinearity), "'tanh' or 'relu'", "choose one of them"))
-        super().__init__(f"RNN_{nonlinearity.upper()}", input_size, hidden_size, num_layers, *args, **kwargs)
+        variant = None if clip is None else cells.Elman(nonlinearity, check_clip(clip))
+        super().__init__(f"RNN_{nonlinearity.upper()}", variant, input_size, hidden_size, num_layers, *args, **kwargs)
         self.nonlinearity = nonlinearity
 
 
-class LSTM(_Recurrent):
+class LSTM(_TorchLayer):
     """Long short-term memory on ragged batches: :class:`torch.nn.LSTM` with every argument and parameter of it.
 
     The equations, with torch's gate order, stand in :mod:`raglane.cells.lstm`.
 
     Args:
         *args: ``input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size``, as
-            torch has them; the rest, and ``device`` and ``dtype``, by name.
-        schedule: a key of ``raglane.schedules.SCHEDULES``, or ``"auto"``.
-        backend: a key of ``raglane.kernels.dispatch.BACKENDS``, or ``"auto"``.
+            torch has them.
+        unit_forget_bias: begin with the forget gate open: its bias is 1 (:func:`raglane.nn.init.forget_bias_`).
+        clip: hold the gates' arguments between ``-clip`` and ``clip``, as the ONNX operator can.
+        **kwargs: the rest of torch's, and the options of every layer, :class:`raglane.nn.layer.RecurrentLayer`.
 
     Raises:
+        ArgumentError: an option out of its range.
         DispatchError: no such schedule, backend or pair.
 
     Example:
@@ -272,22 +146,25 @@ class LSTM(_Recurrent):
         (torch.Size([7, 8]), torch.Size([2, 2, 4]), torch.Size([2, 2, 4]))
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__("LSTM", *args, **kwargs)
+    def __init__(self, *args: Any, clip: float | None = None, **kwargs: Any) -> None:
+        super().__init__("LSTM", None if clip is None else cells.LSTM(check_clip(clip)), *args, **kwargs)
 
 
-class GRU(_Recurrent):
+class GRU(_TorchLayer):
     """Gated recurrent units on ragged batches: :class:`torch.nn.GRU` with every argument and parameter of it.
 
     The equations, with torch's gate order, stand in :mod:`raglane.cells.gru`.
 
     Args:
         *args: ``input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional``, as torch has
-            them; the rest, and ``device`` and ``dtype``, by name.
-        schedule: a key of ``raglane.schedules.SCHEDULES``, or ``"auto"``.
-        backend: a key of ``raglane.kernels.dispatch.BACKENDS``, or ``"auto"``.
+            them.
+        reset_after: False to reset the state before the product, as the paper does (Keras' ``reset_after``,
+            ``linear_before_reset`` of the ONNX operator).
+        clip: hold the gates' arguments between ``-clip`` and ``clip``, as the ONNX operator can.
+        **kwargs: the rest of torch's, and the options of every layer, :class:`raglane.nn.layer.RecurrentLayer`.
 
     Raises:
+        ArgumentError: an option out of its range.
         DispatchError: no such schedule, backend or pair.
 
     Example:
@@ -298,5 +175,6 @@ class GRU(_Recurrent):
         True
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__("GRU", *args, **kwargs)
+    def __init__(self, *args: Any, reset_after: bool = True, clip: float | None = None, **kwargs: Any) -> None:
+        variant = None if reset_after and clip is None else cells.GRU(reset_after, check_clip(clip))
+        super().__init__("GRU", variant, *args, **kwargs)

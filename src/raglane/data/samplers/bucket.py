@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from raglane import interop
-from raglane.errors import ArgumentError, ArgumentTypeError, explain
+from raglane.data.epochs import Epochs, check_least
 
 __all__ = ["BucketBatchSampler"]
 
 
-class BucketBatchSampler(Sampler[list[int]]):
+class BucketBatchSampler(Epochs[list[int]], Sampler[list[int]]):
     """Batches of similar lengths, for a DataLoader's ``batch_sampler``.
 
     The sequences are shuffled and cut into pools of ``bucket_batches`` batches; each pool is sorted by length and cut
@@ -58,48 +58,29 @@ class BucketBatchSampler(Sampler[list[int]]):
         seed: int = 0,
         bucket_batches: int = 50,
     ) -> None:
+        super().__init__()
         self._lengths: npt.NDArray[np.int64] = interop.read_lengths(lengths).numpy()
         for name, value, least in (
             ("batch_size", batch_size, 1),
             ("seed", seed, 0),
             ("bucket_batches", bucket_batches, 1),
         ):
-            _check_least(name, value, least)
+            check_least(name, value, least)
         self.batch_size = batch_size
         self.shuffle = shuffle
         self.drop_last = drop_last
         self.seed = seed
         self.bucket_batches = bucket_batches
-        self.epoch = 0
-        # How many batches of this epoch were handed out, and where the next iteration begins.
-        self._done = 0
-        self._start = 0
-        # Whether the epoch was iterated to its end, so that the next iteration begins another.
-        self._ended = False
 
     def __len__(self) -> int:
         """The number of batches in an epoch."""
         full, rest = divmod(len(self._lengths), self.batch_size)
         return full + (rest > 0 and not self.drop_last)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Say which epoch comes next, from 0; a new epoch begins at its first batch."""
-        _check_least("epoch", epoch, 0)
-        self._ended = False
-        if epoch != self.epoch:
-            self.epoch = epoch
-            self._done = self._start = 0
-
-    def __iter__(self) -> Iterator[list[int]]:
-        """The batches of the epoch: those that remain, right after :meth:`load_state_dict`, else all."""
-        if self._ended:
-            self.set_epoch(self.epoch + 1)
+    def _items(self, start: int) -> Iterator[list[int]]:
         order, starts = self._arrange()
-        self._done, self._start = self._start, 0
-        for start in starts[self._done :].tolist():
-            self._done += 1
-            yield order[start : start + self.batch_size].tolist()
-        self._ended = True
+        for first in starts[start:].tolist():
+            yield order[first : first + self.batch_size].tolist()
 
     def _arrange(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """The epoch's order of sequences, ``(M,)``, and where in it each batch starts, in the order of batches."""
@@ -114,39 +95,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         order = shuffled[np.lexsort((self._lengths[shuffled], pools))]
         return order, random.permutation(starts)
 
-    def state_dict(self, done: int | None = None) -> dict[str, int]:
-        """Where the epoch stands: numbers only.
-
-        Args:
-            done: how many batches of this epoch were used. None takes the number that were handed out, which with
-                DataLoader workers is larger: they fetch ahead.
-
-        Raises:
-            ArgumentError: ``done`` is below 0 or above the number of batches.
-        """
-        done = self._done if done is None else done
-        if not 0 <= done <= len(self):
-            rule = f"from 0 to the number of batches, {len(self)}"
-            raise ArgumentError(explain("done", f"{done}", rule, "pass the batches of this epoch"))
-        return {"epoch": self.epoch, "done": done, **self._identity()}
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Stand where :meth:`state_dict` was called: the next iteration gives exactly the batches that remain.
-
-        Raises:
-            ArgumentError: the state is of a sampler with other sequences or arguments.
-        """
-        for name, mine in {"epoch": None, "done": None, **self._identity()}.items():
-            if name not in state or (mine is not None and state[name] != mine):
-                got = f"{name} = {state.get(name)}"
-                rule = "a state of this sampler" if mine is None else f"this sampler has {name} = {mine}"
-                raise ArgumentError(explain("state", got, rule, "make the sampler with the same arguments"))
-        self.epoch = state["epoch"]
-        self._ended = False
-        self._done = self._start = state["done"]
-
     def _identity(self) -> dict[str, int]:
-        """What must be the same for a state to mean the same batches."""
         return {
             "sequences": len(self._lengths),
             "elements": int(self._lengths.sum()),
@@ -156,11 +105,3 @@ class BucketBatchSampler(Sampler[list[int]]):
             "seed": self.seed,
             "bucket_batches": self.bucket_batches,
         }
-
-
-def _check_least(name: str, value: int, least: int) -> None:
-    """Raise unless ``value`` is an int of at least ``least``."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ArgumentTypeError(explain(name, repr(value), "an int", f"pass {least} or more"))
-    if value < least:
-        raise ArgumentError(explain(name, f"{value}", f"at least {least}", f"pass {least} or more"))

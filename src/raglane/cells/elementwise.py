@@ -1,0 +1,86 @@
+"""What the element-wise cells have in common: no matrix meets the state, so a unit's past is its own alone.
+
+All their products are input products, which need no state and are made for all elements at once. What is left for
+the time loop is a few operations a unit: it runs at the speed of the memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple, cast
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from raglane.cells.spec import CellSpec, Shapes, masked
+
+__all__ = ["ElementwiseSpec", "ElementwiseWeights", "seen"]
+
+
+class ElementwiseWeights(NamedTuple):
+    """The weights of one layer in one direction; ``V`` is the number of gates that look at the state.
+
+    Attributes:
+        input: ``(G * H, D)``.
+        recurrent: ``(V * H,)``, the factors of the state; None where no gate looks at it.
+        bias: ``(G * H,)``, or None.
+        skip: ``(H, D)``, what brings an input of another size to that of the output; None where nothing does.
+
+    Example:
+        >>> import torch
+        >>> ElementwiseWeights(torch.zeros(8, 3)).recurrent is None
+        True
+    """
+
+    input: Tensor
+    recurrent: Tensor | None = None
+    bias: Tensor | None = None
+    skip: Tensor | None = None
+
+
+def seen(weights: ElementwiseWeights, state: Tensor, mask: Tensor | None) -> Tensor:
+    """What the gates that look at the state see of it: ``(R, H)`` to ``(R, V * H)``.
+
+    Example:
+        >>> import torch
+        >>> seen(ElementwiseWeights(torch.zeros(2, 3), torch.tensor([3.0, 4.0])), torch.ones(1, 1), None).tolist()
+        [[3.0, 4.0]]
+    """
+    recurrent, read = cast(Tensor, weights.recurrent), masked(state, mask)
+    return recurrent * read.repeat(1, recurrent.shape[0] // read.shape[1])
+
+
+class ElementwiseSpec(CellSpec):
+    """A cell whose recurrence is element-wise.
+
+    Attributes:
+        recurrent_gates: ``V``, how many gates look at the state.
+        skips: whether the output takes up the input as it is.
+
+    Example:
+        >>> from raglane.cells import CELLS
+        >>> CELLS["sru"].shapes(3, 4)["weight_skip"], CELLS["sru"].shapes(4, 4)["weight_skip"]
+        ((4, 3), None)
+    """
+
+    weights_type: ClassVar[Any] = ElementwiseWeights
+    recurrent_gates: ClassVar[int] = 0
+    skips: ClassVar[bool] = False
+
+    @property
+    def reads_state(self) -> bool:  # type: ignore[override]
+        """Whether any gate looks at the state."""
+        return self.recurrent_gates > 0
+
+    def shapes(self, input_size: int, hidden_size: int, bias: bool = True) -> Shapes:
+        """See :meth:`CellSpec.shapes`."""
+        rows = len(self.gates) * hidden_size
+        return {
+            "weight_ih": (rows, input_size),
+            "weight_hh": (self.recurrent_gates * hidden_size,) if self.recurrent_gates else None,
+            "bias_ih": (rows,) if bias else None,
+            "weight_skip": (hidden_size, input_size) if self.skips and input_size != hidden_size else None,
+        }
+
+    def prepare(self, weights: ElementwiseWeights, values: Tensor, offsets: Tensor) -> Tensor:  # noqa: ARG002
+        """The input products with their bias: ``(N, D)`` to ``(N, G * H)``."""
+        return F.linear(values, weights.input, weights.bias)

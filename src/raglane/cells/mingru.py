@@ -1,0 +1,47 @@
+"""The minimal gated recurrent unit of Feng et al., "Were RNNs all we needed?" (2024, arXiv:2410.01201)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from raglane.cells.elementwise import ElementwiseSpec, ElementwiseWeights
+
+__all__ = ["MinGRU"]
+
+
+class MinGRU(ElementwiseSpec):
+    """A GRU whose gate and candidate look at the input alone::
+
+        z  = sigmoid(W_z x + b_z)
+        n  = W_n x + b_n
+        h' = (1 - z) * h + z * n
+
+    This is the paper's first form. Its second, for parallel scans, has logarithms and an activation on ``n`` that
+    those need; a loop needs neither.
+
+    Example:
+        >>> cell, weights = MinGRU(), ElementwiseWeights(torch.zeros(4, 3))
+        >>> output, (h,) = cell.step(weights, torch.zeros(1, 4), (torch.ones(1, 2),))
+        >>> output.tolist()
+        [[0.5, 0.5]]
+    """
+
+    name = "mingru"
+    gates: ClassVar[tuple[str, ...]] = ("z", "n")
+    states: ClassVar[tuple[str, ...]] = ("h",)
+
+    def step(
+        self,
+        weights: ElementwiseWeights,  # noqa: ARG002
+        prepared: Tensor,
+        state: tuple[Tensor, ...],
+        mask: Tensor | None = None,  # noqa: ARG002
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """One step: ``(R, 2 * H)`` and ``((R, H),)`` to the output ``(R, H)``, which is the new state."""
+        (h,) = state
+        z, n = prepared.chunk(2, 1)
+        h = h + torch.sigmoid(z) * (n - h)
+        return h, (h,)

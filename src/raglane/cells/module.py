@@ -1,0 +1,116 @@
+"""A cell that a user wrote as a module in plain torch."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from raglane.cells.spec import CellSpec
+from raglane.errors import ArgumentTypeError, ShapeError, explain
+
+__all__ = ["ModuleCell"]
+
+
+class ModuleCell(CellSpec):
+    """The equations of a module with ``step(x_t, state) -> (output, state)``; its weights are the module itself.
+
+    Args:
+        module: of the class whose modules are to be run; they may have ``prepare(values, offsets)`` besides.
+        output_size: features of an output.
+        state_sizes: the size of each state.
+        is_tuple: whether the module takes and gives a tuple of states, or one tensor.
+
+    Example:
+        >>> import torch
+        >>> class Sum(nn.Module):
+        ...     def step(self, x_t, state):
+        ...         return x_t + state, x_t + state
+        >>> cell = ModuleCell(Sum(), output_size=2, state_sizes=(2,), is_tuple=False)
+        >>> output, state = cell.step(Sum(), torch.ones(3, 2), (torch.ones(3, 2),))
+        >>> output[0].tolist()
+        [2.0, 2.0]
+    """
+
+    gates: ClassVar[tuple[str, ...]] = ()
+    reads_state: ClassVar[bool] = False
+    output_is_state: ClassVar[bool] = False
+    follows_autocast: ClassVar[bool] = True
+
+    def __init__(self, module: nn.Module, *, output_size: int, state_sizes: tuple[int, ...], is_tuple: bool) -> None:
+        # No name that a faster kernel could take for one that it knows.
+        self.name = f"module {type(module).__name__}"
+        count = len(state_sizes)
+        # Names that parameters can have: a learned initial state is called after them.
+        self.states = ("h",) if count == 1 else tuple(f"state_{index}" for index in range(count))  # type: ignore[misc]
+        self.output_size = output_size
+        self.is_tuple = is_tuple
+        self._sizes = state_sizes
+
+    def state_sizes(self, hidden_size: int, proj_size: int = 0) -> tuple[int, ...]:  # noqa: ARG002
+        """The sizes that the module's own initial state has."""
+        return self._sizes
+
+    def prepare(self, weights: Any, values: Tensor, offsets: Tensor) -> Tensor:
+        """What the module prepares, or the values as they are.
+
+        Raises:
+            ShapeError: not one row an element.
+        """
+        if not hasattr(weights, "prepare"):
+            return values
+        prepared = weights.prepare(values, offsets)
+        if not isinstance(prepared, Tensor) or prepared.shape[:1] != values.shape[:1]:
+            raise ShapeError(
+                explain(
+                    f"{type(weights).__name__}.prepare",
+                    _shape(prepared),
+                    f"one row an element: ({values.shape[0]}, features)",
+                    "return a tensor with a row for each row of values",
+                )
+            )
+        return prepared
+
+    def step(
+        self,
+        weights: Any,
+        prepared: Tensor,
+        state: tuple[Tensor, ...],
+        mask: Tensor | None = None,  # noqa: ARG002
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """One step of the module: its output, and its states as a tuple.
+
+        Raises:
+            ArgumentTypeError: it gives no pair.
+            ShapeError: an output or a state of another shape.
+        """
+        run = weights.step if hasattr(weights, "step") else weights
+        given = run(prepared, state if self.is_tuple else state[0])
+        if run is weights:  # one of torch's cells: it gives its state, the first of which is the output
+            given = (given[0] if self.is_tuple else given, given)
+        where = f"{type(weights).__name__}.step"
+        if not isinstance(given, tuple | list) or len(given) != 2:
+            raise ArgumentTypeError(
+                explain(where, f"a {type(given).__name__}", "a pair (output, state)", "return output, state")
+            )
+        output, new = given
+        new = tuple(new) if self.is_tuple and isinstance(new, tuple | list) else (new,)
+        rows = prepared.shape[0]
+        _check(f"{where}: output", output, (rows, self.output_size), "set output_size if it is not hidden_size")
+        if len(new) != len(state):
+            rule = f"{len(state)} tensors, as the initial state has"
+            raise ShapeError(explain(f"{where}: state", f"{len(new)} tensors", rule, "return them all"))
+        for part, before in zip(new, state, strict=True):
+            _check(f"{where}: state", part, tuple(before.shape), "return a state shaped like the one given")
+        # A state keeps the dtype that it began with: under autocast a step may give another one, and what a batch
+        # returns must not hang on whether it has empty sequences.
+        return output, tuple(part.to(before.dtype) for part, before in zip(new, state, strict=True))
+
+
+def _check(name: str, part: Any, shape: tuple[int, ...], fix: str) -> None:
+    if not isinstance(part, Tensor) or tuple(part.shape) != shape:
+        raise ShapeError(explain(name, _shape(part), f"a tensor of shape {shape}, one row a sequence", fix))
+
+
+def _shape(part: Any) -> str:
+    return f"shape {tuple(part.shape)}" if isinstance(part, Tensor) else f"a {type(part).__name__}"

@@ -1,0 +1,107 @@
+"""Any cell with dropout on its state, or with zoneout, inside the recurrence.
+
+All randomness is drawn before the first step and travels with the batch: the mask of a sequence as one more state
+that never changes, the masks of single elements as more columns of what is prepared. So every schedule and backend
+gives the same result.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from raglane.cells.spec import CellSpec
+
+__all__ = ["Regularised", "RegularisedWeights"]
+
+
+class RegularisedWeights(NamedTuple):
+    """The weights of a regularised cell.
+
+    Attributes:
+        inner: of the cell inside.
+        held: ``(N, sum of the state sizes)``: 1 where zoneout holds a unit at an element, else 0; None without masks.
+
+    Example:
+        >>> RegularisedWeights(inner=()).held is None
+        True
+    """
+
+    inner: Any
+    held: Tensor | None = None
+
+
+class Regularised(CellSpec):
+    """A cell whose state is dropped where weights read it, or held by chance.
+
+    Dropout on the state uses one mask a sequence at all its steps: Gal and Ghahramani (2016, arXiv:1512.05287).
+    Zoneout lets a unit keep the value of the step before: Krueger et al. (2017, arXiv:1606.01305).
+
+    Args:
+        inner: the cell.
+        drops_state: whether a mask ``(B, size of h)`` follows the cell's own states as one more.
+        zoneout: the probability that a unit is held, one a state of the cell; None for no zoneout. Where the
+            weights hold no masks, units take the mean of what chance would give them, as they do in evaluation.
+
+    Example:
+        >>> from raglane.cells import CELLS, Weights
+        >>> cell = Regularised(CELLS["rnn_tanh"], drops_state=False, zoneout=(0.5,))
+        >>> weights = RegularisedWeights(Weights(torch.zeros(2, 3), torch.zeros(2, 2)))
+        >>> output, _ = cell.step(weights, torch.zeros(1, 2), (torch.ones(1, 2),))
+        >>> output.tolist()
+        [[0.5, 0.5]]
+    """
+
+    weights_type: ClassVar[Any] = RegularisedWeights
+
+    def __init__(self, inner: CellSpec, *, drops_state: bool, zoneout: tuple[float, ...] | None) -> None:
+        kinds = [kind for kind, acts in (("state dropout", drops_state), ("zoneout", zoneout is not None)) if acts]
+        self.name = f"{inner.name} with {' and '.join(kinds)}"
+        self.gates = inner.gates  # type: ignore[misc]
+        self.states = (*inner.states, "mask") if drops_state else inner.states  # type: ignore[misc]
+        self._inner = inner
+        self._drops_state = drops_state
+        self._zoneout = zoneout
+
+    def prepare(self, weights: RegularisedWeights, values: Tensor, offsets: Tensor) -> Tensor:
+        """What the inner cell prepares, and beside it the units that are held."""
+        prepared = self._inner.prepare(weights.inner, values, offsets)
+        if weights.held is None:
+            return prepared
+        # A schedule that computes padding adds a row to the values.
+        held = F.pad(weights.held, (0, 0, 0, values.shape[0] - weights.held.shape[0]))
+        return torch.cat([prepared, held], 1)
+
+    def step(
+        self,
+        weights: RegularisedWeights,
+        prepared: Tensor,
+        state: tuple[Tensor, ...],
+        mask: Tensor | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """One step of the inner cell, between the masks."""
+        before = state
+        if self._drops_state:
+            *kept, mask = state
+            before = tuple(kept)
+        width = prepared.shape[1] if weights.held is None else prepared.shape[1] - weights.held.shape[1]
+        output, new = self._inner.step(weights.inner, prepared[:, :width], before, mask)
+        if self._zoneout is not None:
+            new = self._hold(prepared[:, width:], before, new)
+            output = new[0]
+        return output, (new if mask is None or not self._drops_state else (*new, mask))
+
+    def _hold(self, held: Tensor, before: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The new states, with the units of the old ones that are held, or the mean of both."""
+        if not held.shape[1]:
+            return tuple(
+                torch.lerp(after, old, share)
+                for old, after, share in zip(before, new, self._zoneout or (), strict=True)
+            )
+        masks = held.split([part.shape[1] for part in before], 1)
+        return tuple(
+            torch.where(is_held > 0, old, after) for is_held, old, after in zip(masks, before, new, strict=True)
+        )

@@ -1,0 +1,116 @@
+"""Epochs of batches in an order that is drawn anew each time, and that can be taken up again in the middle."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Generic, TypeVar
+
+from raglane.errors import ArgumentError, ArgumentTypeError, explain
+
+__all__ = ["Epochs", "check_least"]
+
+Item = TypeVar("Item")
+
+
+class Epochs(Generic[Item]):
+    """What goes through data epoch after epoch: the place where it stands, and how to come back there.
+
+    The items of an epoch follow from the arguments and the epoch's number alone. Each time that an epoch was iterated
+    to its end, the next iteration is the next epoch; :meth:`set_epoch` chooses another (Lightning calls it).
+    """
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        # How many items of this epoch were handed out, and where the next iteration begins.
+        self._done = 0
+        self._start = 0
+        # Whether the epoch was iterated to its end, so that the next iteration begins another.
+        self._ended = False
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """The number of items in an epoch, the same for every epoch."""
+
+    @abstractmethod
+    def _items(self, start: int) -> Iterator[Item]:
+        """The items of the epoch, from the one numbered ``start``."""
+
+    @abstractmethod
+    def _identity(self) -> dict[str, int]:
+        """What must be the same for a state to mean the same items."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch comes next, from 0; a new epoch begins at its first batch."""
+        check_least("epoch", epoch, 0)
+        self._ended = False
+        if epoch != self.epoch:
+            self.epoch = epoch
+            self._done = self._start = 0
+
+    def __iter__(self) -> Iterator[Item]:
+        """What the epoch holds: all that remains, right after :meth:`load_state_dict`, else all."""
+        if self._ended:
+            self.set_epoch(self.epoch + 1)
+        self._done, self._start = self._start, 0
+        for item in self._items(self._done):
+            self._done += 1
+            yield item
+        self._ended = True
+
+    def state_dict(self, done: int | None = None) -> dict[str, int]:
+        """Where the epoch stands: numbers only.
+
+        Args:
+            done: how many batches of this epoch were used. None takes the number that were handed out, which with
+                DataLoader workers is larger: they fetch ahead.
+
+        Raises:
+            ArgumentError: ``done`` is below 0 or above the number of batches.
+        """
+        done = self._done if done is None else done
+        if not 0 <= done <= len(self):
+            rule = f"from 0 to the number of batches, {len(self)}"
+            raise ArgumentError(explain("done", f"{done}", rule, "pass the batches of this epoch"))
+        return {"epoch": self.epoch, "done": done, **self._identity()}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Stand where :meth:`state_dict` was called: the next iteration gives exactly what remains.
+
+        Raises:
+            ArgumentError: the state is of other sequences or arguments.
+        """
+        kind = type(self).__name__
+        for name, mine in {"epoch": None, "done": None, **self._identity()}.items():
+            if name not in state or (mine is not None and state[name] != mine):
+                got = f"{name} = {state.get(name)}"
+                rule = f"a state of this {kind}" if mine is None else f"this {kind} has {name} = {mine}"
+                raise ArgumentError(explain("state", got, rule, f"make the {kind} with the same arguments"))
+        self.epoch = state["epoch"]
+        self._ended = False
+        self._done = self._start = state["done"]
+
+
+def check_least(name: str, value: int, least: int) -> None:
+    """Check a whole number that a caller gives.
+
+    Args:
+        name: what errors call it.
+        value: what was given.
+        least: the smallest that is allowed.
+
+    Raises:
+        ArgumentTypeError: not an int.
+        ArgumentError: too small.
+
+    Example:
+        >>> check_least("steps", 3, 1)
+        >>> check_least("steps", 0, 1)
+        Traceback (most recent call last):
+        ...
+        raglane.errors.ArgumentError: steps: got 0; the rule: at least 1. Fix: pass 1 or more.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ArgumentTypeError(explain(name, repr(value), "an int", f"pass {least} or more"))
+    if value < least:
+        raise ArgumentError(explain(name, f"{value}", f"at least {least}", f"pass {least} or more"))

@@ -1,0 +1,400 @@
+"""Immutable updates of nested values: a path to the parts to change, a function, and a new value out.
+
+>>> from raglane.ragged import Ragged
+>>> batch = {"inputs": Ragged([[1, 2, 3], [4]]), "labels": [0, 1]}
+>>> modify(batch).inputs.each.using(lambda sequence: sequence[-2:])["inputs"].values.tolist()
+[2, 3, 4]
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import difflib
+import keyword
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from enum import Enum
+from typing import Any, Generic, TypeVar
+
+from torch import Tensor
+
+from raglane.errors import ArgumentError, ArgumentTypeError, explain
+from raglane.ragged import Ragged
+
+__all__ = ["Path", "modify"]
+
+T = TypeVar("T")
+
+
+class _Mark(Enum):
+    """What no key of a dict can be, not even None.
+
+    Attributes:
+        EACH: stands in a path where ``each`` was written; any other step is a name, a key or an index.
+        NOWHERE: the key that a step means where there is none.
+    """
+
+    EACH = "each"
+    NOWHERE = "nowhere"
+
+
+def modify(value: T) -> Path[T]:
+    """Begin a path into ``value``; :meth:`Path.using` ends it with a function and gives the changed value.
+
+    ==========================  ====================================================================================
+    step                        where it leads
+    ==========================  ====================================================================================
+    ``.name``, ``["name"]``     the field of a dataclass or named tuple, the value of that key of a dict, and of a
+                                :class:`~raglane.Ragged` its ``values``
+    ``[key]``                   the value of any other key of a dict
+    ``[index]``                 the item of a list or tuple, the sequence of a Ragged; negative ones count from the end
+    ``.each``                   every item of a list, tuple or named tuple, every value of a dict, every sequence of a
+                                Ragged (their lengths may change); nowhere from None; any other value, such as the
+                                dataclass that might have been None, itself
+    ==========================  ====================================================================================
+
+    Nothing is changed in place. What the path does not touch is shared with the original, and where the function
+    returns the very object that it was given, so is all around it: where that is so everywhere, the result is
+    ``value`` itself.
+
+    Containers keep their type. A dict, a list or a subclass of either is copied by :func:`copy.copy`; a tuple is made
+    by its class from the items; a Ragged is put together anew, and gradients flow through. A dataclass, frozen or not,
+    is made by :func:`dataclasses.replace`: its ``__init__`` and ``__post_init__`` run, so that fields declared with
+    ``init=False`` are worked out anew, and a path cannot lead to them.
+
+    Args:
+        value: a nested structure of the above.
+
+    Raises:
+        ArgumentError: by ``using``: a name, key or index that does not exist, or a field with ``init=False``. The
+            message names the part of the path, what is there and what that has.
+        ArgumentTypeError: by ``using``: a path that goes on through something else, for instance a string; or a
+            function that cannot be called.
+        ShapeError: by ``using``: what became of the sequences or the values of a Ragged does not fit together.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True)
+        ... class Street:
+        ...     name: str
+        >>> @dataclass(frozen=True)
+        ... class Address:
+        ...     street: Street | None
+        >>> @dataclass(frozen=True)
+        ... class Person:
+        ...     addresses: list[Address]
+        >>> person = Person([Address(Street("Mill Lane")), Address(None)])
+        >>> modify(person).addresses.each.street.each.name.using(str.upper)
+        Person(addresses=[Address(street=Street(name='MILL LANE')), Address(street=None)])
+        >>> modify(person).addresses.each.stret.each.name.using(str.upper)
+        Traceback (most recent call last):
+        ...
+        raglane.errors.ArgumentError: modify(<Person>).addresses.each.stret: got Address at .addresses[0]; the rule: \
+its fields are 'street'. Fix: write .street.
+    """
+    return Path(value, ())
+
+
+class Path(Generic[T]):
+    """A path into a value, which :func:`modify` begins. Every step gives a new path, so that one can be kept.
+
+    A field, or a key of a dict, that is called ``each`` or ``using``, or that begins with two underscores, is reached
+    in brackets: ``["each"]``.
+
+    Example:
+        >>> modify({"a b": (1, 2)})["a b"][-1]
+        modify(<dict>)['a b'][-1]
+    """
+
+    __slots__ = ("__root", "__steps")
+
+    def __init__(self, root: T, steps: tuple[Any, ...]) -> None:
+        self.__root = root
+        self.__steps = steps
+
+    def __getattr__(self, name: str) -> Path[T]:
+        # Python itself asks for names of this kind, for instance to copy a path.
+        if name.startswith("__"):
+            raise AttributeError(f"{self!r} does not read {name!r} as a step; write [{name!r}] where it is one")
+        return Path(self.__root, (*self.__steps, name))
+
+    def __getitem__(self, key: Any) -> Path[T]:
+        return Path(self.__root, (*self.__steps, key))
+
+    # Python would make a loop over a path of __getitem__, and it would never end.
+    __iter__ = None
+
+    @property
+    def each(self) -> Path[T]:
+        """The path to every part: see :func:`modify`."""
+        return Path(self.__root, (*self.__steps, _Mark.EACH))
+
+    def using(self, function: Callable[[Any], Any]) -> T:
+        """The value with what the path leads to replaced by what ``function`` makes of it.
+
+        Args:
+            function: is called once for each part, in order, and returns what is to stand in its place; for a
+                sequence of a Ragged, a tensor.
+
+        Raises:
+            ArgumentError: a part of the path that does not exist.
+            ArgumentTypeError: a path through something that has no parts, or ``function`` cannot be called.
+            ShapeError: what became of a Ragged does not fit together.
+
+        Example:
+            >>> modify([1, 2, 3])[-1].using(lambda number: number + 1)
+            [1, 2, 4]
+        """
+        if not callable(function):
+            raise ArgumentTypeError(
+                explain("function", type(function).__name__, "a function of one value", "pass for instance str.upper")
+            )
+        result: T = _Update(self.__root, self.__steps, function).of(self.__root, ())
+        return result
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path, (self.__root, self.__steps)
+
+    def __repr__(self) -> str:
+        return _written(self.__root, self.__steps)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Walking a path
+# ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Update:
+    """A path from ``root``, and the function at its end."""
+
+    root: Any
+    steps: tuple[Any, ...]
+    function: Callable[[Any], Any]
+
+    def of(self, value: Any, where: tuple[Any, ...], depth: int = 0) -> Any:
+        """What becomes of ``value``, to which the first ``depth`` steps led by way of the keys ``where``."""
+        if depth == len(self.steps):
+            return self.function(value)
+        step, opened = self.steps[depth], _open(value)
+        if step is not _Mark.EACH:
+            opened, key = self._find(value, opened, where, depth)
+            keys: Sequence[Any] = (key,)
+        elif value is None:
+            return None
+        elif opened is None or opened.keys is None:
+            return self.of(value, where, depth + 1)
+        else:
+            keys = opened.keys
+        changed = {}
+        for key in keys:
+            part = opened.get(key)
+            new = self.of(part, (*where, key), depth + 1)
+            if new is not part:
+                changed[key] = new
+        return opened.replaced(changed) if changed else value
+
+    def _find(self, value: Any, opened: _Opened | None, where: tuple[Any, ...], depth: int) -> tuple[_Opened, Any]:
+        """What a step leads through, and its key there; or an error that says what there is."""
+        step, path = self.steps[depth], _written(self.root, self.steps[: depth + 1])
+        got = f"{type(value).__name__} at {''.join(map(_step, where)) or 'the start'}"
+        if opened is None:
+            rule = "a path leads through dataclasses, named tuples, dicts, lists, tuples and Ragged batches"
+            fix = "write .each before it where there may be None" if value is None else "end the path before it"
+            raise ArgumentTypeError(explain(path, got, rule, fix))
+        key = opened.find(step)
+        if key is _Mark.NOWHERE:
+            names = [name for name in opened.names if isinstance(name, str)]
+            close = difflib.get_close_matches(step, names, 1) if isinstance(step, str) else []
+            others = "choose one of them" if opened.keys is None else "choose one, or write .each for all of them"
+            raise ArgumentError(explain(path, got, opened.rule(), f"write {_step(close[0])}" if close else others))
+        return opened, key
+
+
+def _step(step: Any) -> str:
+    """A step as one writes it."""
+    if step is _Mark.EACH:
+        return ".each"
+    is_name = isinstance(step, str) and step.isidentifier() and not keyword.iskeyword(step)
+    return f".{step}" if is_name and step not in ("each", "using") and not step.startswith("__") else f"[{step!r}]"
+
+
+def _written(root: Any, steps: tuple[Any, ...]) -> str:
+    return f"modify(<{type(root).__name__}>)" + "".join(map(_step, steps))
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# What a path leads through
+# ---------------------------------------------------------------------------------------------------------------
+
+
+class _Opened(ABC):
+    """A value that has parts.
+
+    Attributes:
+        value: the value.
+        names: what a step may be called, for messages.
+        keys: of the parts that ``each`` goes to; None where it stays at the value.
+    """
+
+    def __init__(self, value: Any, names: Sequence[Any], keys: Sequence[Any] | None) -> None:
+        self.value = value
+        self.names = names
+        self.keys = keys
+
+    @abstractmethod
+    def find(self, step: Any) -> Any:
+        """The key that a step means, or ``_Mark.NOWHERE``."""
+
+    @abstractmethod
+    def get(self, key: Any) -> Any:
+        """The part with that key."""
+
+    @abstractmethod
+    def replaced(self, changed: dict[Any, Any]) -> Any:
+        """The same value with other parts, at least one."""
+
+    @abstractmethod
+    def rule(self) -> str:
+        """What there is, in words."""
+
+
+class _Fields(_Opened):
+    """A dataclass."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(value, [field.name for field in dataclasses.fields(value) if field.init], None)
+
+    def find(self, step: Any) -> Any:
+        return step if isinstance(step, str) and step in self.names else _Mark.NOWHERE
+
+    def get(self, key: Any) -> Any:
+        return getattr(self.value, key)
+
+    def replaced(self, changed: dict[Any, Any]) -> Any:
+        return dataclasses.replace(self.value, **changed)
+
+    def rule(self) -> str:
+        derived = [field.name for field in dataclasses.fields(self.value) if not field.init]
+        return f"its fields are {_few(self.names)}" + (f"; {_few(derived)} with init=False follow" if derived else "")
+
+
+class _Entries(_Opened):
+    """A dict or another mapping."""
+
+    def __init__(self, value: Mapping[Any, Any]) -> None:
+        keys = list(value)
+        super().__init__(value, keys, keys)
+
+    def find(self, step: Any) -> Any:
+        try:
+            # Not by reading it, which would put a missing key into a defaultdict.
+            return step if step in self.value else _Mark.NOWHERE
+        except TypeError:  # what cannot be hashed is no key
+            return _Mark.NOWHERE
+
+    def get(self, key: Any) -> Any:
+        return self.value[key]
+
+    def replaced(self, changed: dict[Any, Any]) -> Any:
+        if not isinstance(self.value, MutableMapping):
+            return type(self.value)({**self.value, **changed})
+        new = copy.copy(self.value)
+        for key, part in changed.items():
+            new[key] = part
+        return new
+
+    def rule(self) -> str:
+        return f"its keys are {_few(self.names)}" if self.names else "it has no keys"
+
+
+class _Items(_Opened):
+    """A list or a tuple; ``noun`` says what its parts are."""
+
+    noun = "items"
+
+    def __init__(self, value: Any, names: Sequence[str] = ()) -> None:
+        self.indexes = range(len(value))
+        super().__init__(value, names or getattr(value, "_fields", ()), self.indexes)
+
+    def find(self, step: Any) -> Any:
+        if isinstance(step, str):
+            return self.names.index(step) if step in self.names else _Mark.NOWHERE
+        try:
+            return self.indexes[operator.index(step)]
+        except (TypeError, IndexError):
+            return _Mark.NOWHERE
+
+    def get(self, key: Any) -> Any:
+        return self.value[key]
+
+    def replaced(self, changed: dict[Any, Any]) -> Any:
+        items = [changed.get(index, part) for index, part in enumerate(self.value)]
+        if isinstance(self.value, list):
+            new = copy.copy(self.value)
+            new[:] = items
+            return new
+        # Not through __new__, which a named tuple may have of its own.
+        make = type(self.value)._make if self.names else type(self.value)
+        return make(items)
+
+    def rule(self) -> str:
+        count = len(self.indexes)
+        return (f"it has {count} {self.noun}, from {-count} to {count - 1}" if count else f"it has no {self.noun}") + (
+            f", and the names {_few(self.names)}" if self.names else ""
+        )
+
+
+class _Sequences(_Items):
+    """A ragged batch: its sequences by index, and its flat values by name."""
+
+    noun = "sequences"
+
+    def __init__(self, value: Ragged) -> None:
+        super().__init__(value, ("values",))
+        self.sequences: list[Tensor] = []
+
+    def find(self, step: Any) -> Any:
+        return step if isinstance(step, str) and step == "values" else super().find(step)
+
+    def get(self, key: Any) -> Any:
+        if key == "values":
+            return self.value.values
+        self.sequences = self.sequences or self.value.to_list()
+        return self.sequences[key]
+
+    def replaced(self, changed: dict[Any, Any]) -> Any:
+        for key, part in changed.items():
+            if not isinstance(part, Tensor):
+                raise ArgumentTypeError(
+                    explain(
+                        "function",
+                        f"a result of type {type(part).__name__} for {_step(key)} of a Ragged",
+                        "a tensor takes the place of a sequence or of the values",
+                        "return torch.as_tensor(...)",
+                    )
+                )
+        if "values" in changed:
+            return self.value.map(lambda _: changed["values"])
+        return type(self.value)([changed.get(index, self.get(index)) for index in self.indexes])
+
+
+def _open(value: Any) -> _Opened | None:
+    """What a path can lead through; None where it has no parts."""
+    if isinstance(value, Ragged):
+        return _Sequences(value)
+    if isinstance(value, Mapping):
+        return _Entries(value)
+    if isinstance(value, list | tuple):
+        return _Items(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _Fields(value)
+    return None
+
+
+def _few(names: Sequence[Any]) -> str:
+    """Names, and that there are more where they are many."""
+    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
+    return ", ".join(map(repr, names[:12])) + more

@@ -1,0 +1,176 @@
+"""The whole recipe in one class: sequences in, one vector a sequence or an element out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
+from raglane.nn.cell_layers import (
+    QRNN,
+    SRU,
+    CoupledLSTM,
+    IndRNN,
+    LayerNormGRU,
+    LayerNormLSTM,
+    MinGRU,
+    MinLSTM,
+    PeepholeLSTM,
+)
+from raglane.nn.layer import RecurrentLayer, check_count, check_dropout
+from raglane.nn.pooling import POOLINGS
+from raglane.nn.recurrent import GRU, LSTM, RNN
+from raglane.ragged import Ragged
+
+__all__ = ["LAYERS", "SequenceEncoder"]
+
+LAYERS: dict[str, Callable[..., RecurrentLayer]] = {
+    "lstm": LSTM,
+    "gru": GRU,
+    "rnn": RNN,
+    "indrnn": IndRNN,
+    "sru": SRU,
+    "qrnn": QRNN,
+    "mingru": MinGRU,
+    "minlstm": MinLSTM,
+    "peephole_lstm": PeepholeLSTM,
+    "coupled_lstm": CoupledLSTM,
+}
+"""The recurrent layers by name."""
+
+_NORMALISED: dict[str, Callable[..., RecurrentLayer]] = {"lstm": LayerNormLSTM, "gru": LayerNormGRU}
+
+
+class SequenceEncoder(nn.Module):
+    """Embed, run a recurrent network, pool: in place of padding, sorting, packing, unpacking, gathering and masking.
+
+    Args:
+        input_size: features of an element or, with ``embedding``, the number of tokens.
+        hidden_size: units of a layer and direction.
+        cell: a key of ``LAYERS``; or what makes a recurrent layer from ``(input_size, hidden_size, **options)``, such
+            as a class of ``rl.nn``.
+        embedding: the size of a token's embedding; None where elements are vectors of floats. No index is kept for
+            padding, for there is none.
+        pooling: a key of ``raglane.nn.pooling.POOLINGS``, one vector a sequence; or None, one vector an element.
+            ``"last"`` is :meth:`~raglane.nn.layer.RecurrentLayer.summary`: what the network knew after reading the
+            whole sequence, in each direction.
+        num_layers: layers on top of each other.
+        bidirectional: also run from the end to the start.
+        dropout: the share of units zeroed between layers, and in what comes out.
+        layer_norm: normalise inside the recurrence; of the named cells ``lstm`` and ``gru`` can.
+        **options: further ones of the layer, such as ``initial_state`` or ``zoneout``.
+
+    Attributes:
+        output_size: features of what comes out.
+
+    Raises:
+        ArgumentError: an argument out of its range.
+
+    Example:
+        >>> encoder = SequenceEncoder(1000, 64, "lstm", embedding=32, pooling="attention", bidirectional=True)
+        >>> batch = Ragged([torch.tensor([5, 17, 3]), torch.tensor([999])])
+        >>> encoder(batch).shape, encoder.output_size
+        (torch.Size([2, 128]), 128)
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        cell: str | Callable[..., RecurrentLayer] = "gru",
+        *,
+        embedding: int | None = None,
+        pooling: str | None = "last",
+        num_layers: int = 1,
+        bidirectional: bool = False,
+        dropout: float = 0.0,
+        layer_norm: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        width = check_count("input_size", input_size)
+        self.embedding = None
+        if embedding is not None:
+            self.embedding = nn.Embedding(width, check_count("embedding", embedding))
+            width = embedding
+        self.recurrent = _layer_class(cell, layer_norm)(
+            width,
+            check_count("hidden_size", hidden_size),
+            num_layers=check_count("num_layers", num_layers),
+            bidirectional=bidirectional,
+            # Between layers: there is no such place in a single one.
+            dropout=check_dropout(dropout) if num_layers != 1 else 0.0,
+            **options,
+        )
+        self.dropout = nn.Dropout(check_dropout(dropout))
+        self.output_size = self.recurrent.output_size
+        if pooling is not None and pooling not in POOLINGS:
+            rule = f"one of {', '.join(POOLINGS)}, or None for one vector an element"
+            raise ArgumentError(explain("pooling", repr(pooling), rule, "choose one of them"))
+        self.pooling = pooling
+        self.pool = None if pooling in (None, "last") else POOLINGS[pooling](self.output_size)
+
+    def forward(self, batch: Ragged) -> Any:
+        """Encode a batch.
+
+        Args:
+            batch: sequences of ``(L, input_size)`` floats, or of ``(L,)`` tokens.
+
+        Returns:
+            ``(B, output_size)``, or without pooling a Ragged ``(N, output_size)``. An empty sequence's vector is
+            zeros; with ``pooling="last"`` it is its initial state.
+
+        Raises:
+            ArgumentTypeError: no Ragged, or elements that are no tokens where tokens belong.
+            ShapeError: elements of another size.
+            ArgumentError: a token out of range; on a GPU, torch's own kernel says so.
+        """
+        embedded = self._embed(batch)
+        if self.pooling == "last":
+            out, state = self.recurrent(embedded, last_only=self.recurrent.cell.output_is_state)
+            summary: Tensor = self.dropout(self.recurrent.summary(out, state))
+            return summary
+        out, _ = self.recurrent(embedded)
+        return out.map(self.dropout) if self.pool is None else self.dropout(self.pool(out))
+
+    def _embed(self, batch: Any) -> Ragged:
+        if not isinstance(batch, Ragged):
+            raise ArgumentTypeError(
+                explain("batch", f"a {type(batch).__name__}", "a Ragged", "wrap it with rl.Ragged(sequences)")
+            )
+        if self.embedding is None:
+            return batch
+        if batch.dtype not in (torch.int64, torch.int32):
+            rule = "tokens, of int64 or int32"
+            raise ArgumentTypeError(
+                explain("batch", f"values of {batch.dtype}", rule, "leave embedding out for elements of floats")
+            )
+        if batch.features:
+            raise ShapeError(
+                explain("batch", f"elements of shape {tuple(batch.features)}", "one token an element", "reshape it")
+            )
+        # Only where to look does not mean to wait for a device.
+        if batch.values.is_cpu and batch.values.numel() and not torch.compiler.is_compiling():
+            lowest, highest = map(int, batch.values.aminmax())
+            if lowest < 0 or highest >= self.embedding.num_embeddings:
+                rule = f"tokens from 0 to input_size - 1 = {self.embedding.num_embeddings - 1}"
+                fix = "map unknown tokens to one that is known, or build the encoder with a larger input_size"
+                raise ArgumentError(explain("batch", f"tokens from {lowest} to {highest}", rule, fix))
+        return batch.map(self.embedding)
+
+
+def _layer_class(cell: Any, layer_norm: bool) -> Callable[..., RecurrentLayer]:
+    """What makes the recurrent layer."""
+    known = _NORMALISED if layer_norm else LAYERS
+    if isinstance(cell, str) and cell in known:
+        return known[cell]
+    if callable(cell) and not layer_norm:
+        return cell  # type: ignore[no-any-return]
+    if layer_norm:
+        rule = f"with layer_norm one of {', '.join(known)}"
+        raise ArgumentError(explain("cell", repr(cell), rule, "choose one of them, or leave layer_norm out"))
+    rule = f"one of {', '.join(known)}, or a class of rl.nn"
+    raise ArgumentError(explain("cell", repr(cell), rule, "choose one of them"))

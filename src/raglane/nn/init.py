@@ -1,0 +1,168 @@
+"""Ways to initialise recurrent layers, gate by gate; for Raglane's layers and for ``torch.nn``'s alike.
+
+Each function fills parameters in place and returns the layer, so that they can be chained::
+
+    layer = init.forget_bias_(init.orthogonal_(rl.nn.LSTM(12, 64)))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from raglane.cells import CELLS, CellSpec
+from raglane.errors import ArgumentError, ArgumentTypeError, explain
+from raglane.nn.layer import RecurrentLayer
+
+__all__ = ["chrono_", "forget_bias_", "orthogonal_", "xavier_"]
+
+L = TypeVar("L", bound=nn.Module)
+
+_TORCH_CELLS: dict[type[nn.Module], str] = {nn.RNN: "rnn_tanh", nn.LSTM: "lstm", nn.GRU: "gru"}
+
+
+def orthogonal_(layer: L, gain: float = 1.0) -> L:
+    """Make each gate's recurrent matrix orthogonal: Saxe et al. (2014, arXiv:1312.6120).
+
+    Args:
+        layer: a recurrent layer whose cell multiplies its state by matrices.
+        gain: the length to which a vector of length one is brought.
+
+    Raises:
+        ArgumentTypeError: no recurrent layer.
+        ArgumentError: its cell has no recurrent matrix.
+
+    Example:
+        >>> import raglane as rl
+        >>> weight = orthogonal_(rl.nn.LSTM(3, 4)).weight_hh_l0[:4]
+        >>> bool(torch.allclose(weight @ weight.t(), torch.eye(4), atol=1e-6))
+        True
+    """
+    for block in _blocks(layer, "weight_hh", dimensions=2):
+        nn.init.orthogonal_(block, gain)
+    return layer
+
+
+def xavier_(layer: L, gain: float = 1.0) -> L:
+    """Draw each gate's input matrix by the rule of Glorot and Bengio (AISTATS 2010), uniformly.
+
+    Args:
+        layer: a recurrent layer.
+        gain: a factor to the bound, ``sqrt(6 / (D + H))``.
+
+    Raises:
+        ArgumentTypeError: no recurrent layer.
+
+    Example:
+        >>> import raglane as rl
+        >>> bool(xavier_(rl.nn.GRU(3, 9)).weight_ih_l0.abs().max() <= (6 / (3 + 9)) ** 0.5)
+        True
+    """
+    for block in _blocks(layer, "weight_ih", dimensions=2):
+        nn.init.xavier_uniform_(block, gain)
+    return layer
+
+
+def forget_bias_(layer: L, value: float = 1.0) -> L:
+    """Open the forget gates: Jozefowicz et al. (ICML 2015). Where a cell has two biases, it is their sum.
+
+    Args:
+        layer: a recurrent layer with biases, whose cell has a gate ``f``.
+        value: the bias.
+
+    Raises:
+        ArgumentTypeError: no recurrent layer.
+        ArgumentError: no such gate, or no bias.
+
+    Example:
+        >>> import raglane as rl
+        >>> forget_bias_(rl.nn.LSTM(3, 2)).bias_ih_l0[2:4].tolist()
+        [1.0, 1.0]
+    """
+    for block in _bias_of(layer, "f"):
+        nn.init.constant_(block, value)
+    return layer
+
+
+def chrono_(layer: L, max_length: int) -> L:
+    """Spread what units remember over times up to a length: Tallec and Ollivier (2018, arXiv:1804.11188).
+
+    The forget gates' biases are ``log(u)`` with ``u`` uniform from 1 to ``max_length - 1``, those of an input gate
+    ``i``, where the cell has one, the negative of that.
+
+    Args:
+        layer: a recurrent layer with biases, whose cell has a gate ``f``.
+        max_length: the longest dependency to expect, in steps; at least 2.
+
+    Raises:
+        ArgumentTypeError: no recurrent layer.
+        ArgumentError: no such gate, no bias, or a length below 2.
+
+    Example:
+        >>> import raglane as rl
+        >>> layer = chrono_(rl.nn.LSTM(3, 2), max_length=100)
+        >>> bool((layer.bias_ih_l0[:2] == -layer.bias_ih_l0[2:4]).all())
+        True
+    """
+    if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 2:
+        raise ArgumentError(explain("max_length", repr(max_length), "a whole number of at least 2", "pass 100, say"))
+    opened = list(_bias_of(layer, "f"))
+    for block in opened:
+        with torch.no_grad():
+            block.uniform_(1, max(max_length - 1, 1)).log_()
+    if "i" in _cell_of(layer).gates:
+        for block, forget in zip(_bias_of(layer, "i"), opened, strict=True):
+            with torch.no_grad():
+                block.copy_(-forget)
+    return layer
+
+
+def _cell_of(layer: nn.Module) -> CellSpec:
+    if isinstance(layer, RecurrentLayer):
+        return layer.cell
+    for kind, name in _TORCH_CELLS.items():
+        if isinstance(layer, kind):
+            return CELLS[name]
+    raise ArgumentTypeError(
+        explain("layer", type(layer).__name__, "a recurrent layer of rl.nn or torch.nn", "pass the layer itself")
+    )
+
+
+def _parameters(layer: Any, name: str) -> Iterator[Tensor]:
+    """A parameter of every layer and direction."""
+    for index in range(layer.num_layers):
+        for suffix in ("", "_reverse")[: 1 + layer.bidirectional]:
+            parameter = getattr(layer, f"{name}_l{index}{suffix}", None)
+            if isinstance(parameter, Tensor):
+                yield parameter
+
+
+def _blocks(layer: Any, name: str, dimensions: int) -> Iterator[Tensor]:
+    """The rows of each gate in a parameter of every layer and direction."""
+    cell, found = _cell_of(layer), False
+    for parameter in _parameters(layer, name):
+        if parameter.dim() != dimensions:
+            continue
+        for gate in cell.gates:
+            found = True
+            yield parameter.detach()[cell.block(name, gate, layer.hidden_size)]
+    if not found:
+        raise ArgumentError(
+            explain("layer", f"cell {cell.name!r}", f"it has no matrix {name}", "leave this initialisation out")
+        )
+
+
+def _bias_of(layer: Any, gate: str) -> Iterator[Tensor]:
+    """A gate's bias in every layer and direction; where there are two biases, the second is set to zero."""
+    cell = _cell_of(layer)
+    if gate not in cell.gates or not layer.bias:
+        got = f"cell {cell.name!r} with gates {', '.join(cell.gates)}, bias={layer.bias}"
+        raise ArgumentError(explain("layer", got, f"a gate {gate!r} with a bias", "choose another initialisation"))
+    rows = cell.block("bias_ih", gate, layer.hidden_size)
+    for second in _parameters(layer, "bias_hh"):
+        nn.init.zeros_(second.detach()[rows])
+    for first in _parameters(layer, "bias_ih"):
+        yield first.detach()[rows]

@@ -1,0 +1,313 @@
+"""What all recurrent layers have in common: how they are called, whatever their cell and wherever their weights are."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from raglane.cells.spec import CellSpec
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
+from raglane.kernels.dispatch import Choice, check_names, choose, pick
+from raglane.nn import functional
+from raglane.nn.functional import Network, State
+from raglane.nn.initial import LengthState
+from raglane.nn.inputs import flatten, flatten_marks
+from raglane.nn.regularisation import Regularisation
+from raglane.nn.resets import check_marks, split
+from raglane.ragged import Ragged
+
+__all__ = ["OPTIONS", "RecurrentLayer", "check_clip", "check_count", "check_dropout"]
+
+OPTIONS = ("schedule", "backend", "initial_state", "input_dropout", "state_dropout", "weight_dropout", "zoneout")
+"""The arguments of every recurrent layer besides torch's; see :class:`RecurrentLayer`."""
+
+
+def check_clip(clip: float | None) -> float | None:
+    """A cell's ``clip`` as it is.
+
+    Raises:
+        ArgumentError: no number above 0.
+
+    Example:
+        >>> check_clip(3.0)
+        3.0
+    """
+    if clip is not None and not (isinstance(clip, float | int) and clip > 0):
+        raise ArgumentError(explain("clip", repr(clip), "a number above 0", "pass 5.0, say, or leave it out"))
+    return clip
+
+
+def check_count(name: str, value: Any) -> int:
+    """A size as it is.
+
+    Raises:
+        ArgumentError: no whole number of at least 1.
+
+    Example:
+        >>> check_count("hidden_size", 3)
+        3
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ArgumentError(explain(name, repr(value), "a whole number of at least 1", "pass 1 or more"))
+    return value
+
+
+def check_dropout(dropout: Any) -> float:
+    """A dropout between layers as it is.
+
+    Raises:
+        ArgumentError: no number from 0 to 1.
+
+    Example:
+        >>> check_dropout(0.5)
+        0.5
+    """
+    if isinstance(dropout, bool) or not isinstance(dropout, float | int) or not 0 <= dropout <= 1:
+        raise ArgumentError(explain("dropout", repr(dropout), "a probability from 0 to 1", "pass 0.2, say"))
+    return float(dropout)
+
+
+class RecurrentLayer(torch.nn.Module):
+    """A recurrent layer on ragged batches; what it computes is its :attr:`cell`'s affair.
+
+    Every layer takes these by name, besides torch's arguments:
+
+    Args:
+        schedule: a key of ``raglane.schedules.SCHEDULES``, or ``"auto"``.
+        backend: a key of ``raglane.kernels.dispatch.BACKENDS``, or ``"auto"``.
+        initial_state: what sequences begin with for which the call gives no state: ``"zeros"``; ``"learned"``, one
+            parameter ``(layers * directions, size)`` a state, ``initial_h``; ``"lengths"``, a learned function of each
+            sequence's length (:class:`raglane.nn.initial.LengthState`); or a module that is given the Ragged
+            batch and returns what would be given as ``hx``, ``(layers * directions, B, size)``.
+        input_dropout, state_dropout, weight_dropout, zoneout: regularisation in training; see
+            :class:`raglane.nn.regularisation.Regularisation`. Where a call has resets, an episode is what is called a
+            sequence there.
+    """
+
+    input_size: int
+    hidden_size: int
+    num_layers: int
+    batch_first: bool
+    bidirectional: bool
+    # On the class as well, because ``rl.accelerate`` turns layers that were built without them.
+    schedule: str = "auto"
+    backend: str = "auto"
+    regularisation: Regularisation = Regularisation()
+    initial_state: str = "zeros"
+
+    @property
+    @abstractmethod
+    def cell(self) -> CellSpec:
+        """The equations."""
+
+    @property
+    def output_size(self) -> int:
+        """The features of an element of the output."""
+        size = self.cell.state_sizes(self.hidden_size, getattr(self, "proj_size", 0))[0]
+        return (2 if self.bidirectional else 1) * size
+
+    @abstractmethod
+    def _network(self) -> Network:
+        """The layer's description for the kernels, with the weights as they are now."""
+
+    def _set_options(
+        self,
+        *,
+        schedule: str = "auto",
+        backend: str = "auto",
+        initial_state: str | torch.nn.Module = "zeros",
+        **regularisation: Any,
+    ) -> None:
+        """Take up the options that torch's layers do not have; the cell and its sizes are known by now."""
+        check_names(schedule, backend)
+        self.schedule, self.backend = schedule, backend
+        self.regularisation = Regularisation(**regularisation)
+        self.regularisation.check_fits(self.cell.states, self.cell.reads_state)
+        if isinstance(initial_state, torch.nn.Module):
+            self.initial_state, self.initial_module = "module", initial_state
+            return
+        if initial_state not in ("zeros", "learned", "lengths"):
+            raise ArgumentError(
+                explain(
+                    "initial_state",
+                    repr(initial_state),
+                    "'zeros', 'learned', 'lengths', or a module from a Ragged batch to its initial state",
+                    "choose one of them, or pass the state of each sequence as hx",
+                )
+            )
+        self.initial_state = initial_state
+        if initial_state == "zeros":
+            return
+        network = self._network()
+        like = torch.empty(0) if network.like is None else network.like
+        rows, sizes = network.layers * network.directions, network.state_sizes
+        if initial_state == "learned":
+            for name, size in zip(network.cell.states, sizes, strict=True):
+                self.register_parameter(f"initial_{name}", torch.nn.Parameter(like.new_zeros(rows, size)))
+        if initial_state == "lengths":
+            self.initial_module = LengthState(rows, sizes, like.device, like.dtype)
+
+    def _own_initial(self, batch: Ragged) -> Any:
+        """The initial state of a batch for which none is given, where it is learned."""
+        if self.initial_state != "learned":
+            return self.initial_module(batch)
+        parts = [getattr(self, f"initial_{name}") for name in self.cell.states]
+        return functional.one_or_tuple(tuple(part.unsqueeze(1).expand(-1, len(batch), -1) for part in parts))
+
+    def forward(
+        self,
+        input: Any,
+        hx: State | None = None,
+        *,
+        lengths: Any = None,
+        resets: Any = None,
+        last_only: bool = False,
+        return_states: bool = False,
+    ) -> Any:
+        """Run the layer on a batch of sequences. Like in, like out.
+
+        Args:
+            input: a Ragged with values ``(N, input_size)``; a PackedSequence; a padded tensor ``(T, B, input_size)``,
+                or ``(B, T, input_size)`` with ``batch_first``; or one sequence ``(T, input_size)``.
+            hx: the initial state of each sequence, in the order of the batch, of the shape of the state returned;
+                by default what ``initial_state`` says.
+            lengths: for a padded tensor, ``(B,)`` integers from 0 to T. Without them every element counts.
+            resets: one bool an element, of the input's kind without features: True where a new episode starts, from the
+                initial state of a sequence for which none is given.
+            last_only: return None for the output, where only the state is read.
+            return_states: also return every layer's states at every step.
+
+        Returns:
+            The output, of the kind of the input, with ``directions * size`` features, zeros past each length of a
+            padded tensor; and the final state, ``(layers * directions, B, size)``, a pair ``(h, c)`` for an LSTM. A
+            sequence of length 0 keeps its initial state. With ``return_states``, third, a list with the states of
+            each layer, Ragged of ``(N, directions * size)``, a pair of them for an LSTM.
+
+        Raises:
+            ShapeError: sizes, lengths, dtypes or devices that do not fit together.
+            ArgumentTypeError: an input, a state or resets of another kind.
+            DispatchError: the schedule and backend chosen cannot run this.
+        """
+        network = self._network()
+        if resets is None and self._direct(network, input, hx, lengths, return_states):
+            output, state = (
+                functional.run_pack(network, input, hx)
+                if isinstance(input, PackedSequence)
+                else functional.run_dense(network, input, hx, self.batch_first)
+            )
+            return (None if last_only else output), state
+        inputs = flatten(input, lengths, self.batch_first)
+        pieces = None
+        if resets is not None:
+            check_marks(resets, input)
+            pieces = split(inputs.batch, flatten_marks(resets, lengths, self.batch_first))
+        request = functional.prepare(network, inputs, hx, pieces, not last_only, return_states)
+        return functional.run(network, inputs, request, pieces)
+
+    def step(self, x_t: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """Run one step, for streams that arrive element by element.
+
+        Args:
+            x_t: one element a sequence, ``(B, input_size)``, or ``(input_size,)`` for a single stream.
+            state: what the last call returned; None to begin.
+
+        Returns:
+            The output ``(B, size)``, or ``(size,)``, and the new state, ``(layers, B, size)``, or ``(layers, size)``.
+
+        Raises:
+            ArgumentTypeError: a bidirectional layer, whose second direction would need what has not arrived yet.
+
+        Example:
+            >>> import raglane as rl
+            >>> layer, state = rl.nn.LSTM(3, 4), None
+            >>> for x_t in torch.randn(5, 2, 3):
+            ...     out, state = layer.step(x_t, state)
+            >>> out.shape, state[0].shape
+            (torch.Size([2, 4]), torch.Size([1, 2, 4]))
+        """
+        if self.bidirectional:
+            raise ArgumentTypeError(
+                explain(
+                    "step",
+                    "a bidirectional layer",
+                    "a stream has one direction: the other would begin at an end that has not arrived",
+                    "build the layer with bidirectional=False",
+                )
+            )
+        if not isinstance(x_t, Tensor) or x_t.dim() not in (1, 2):
+            got = f"shape {tuple(x_t.shape)}" if isinstance(x_t, Tensor) else f"a {type(x_t).__name__}"
+            raise ShapeError(
+                explain("x_t", got, "a tensor (B, input_size) or (input_size,)", "pass one element of each stream")
+            )
+        time = 1 if self.batch_first and x_t.dim() == 2 else 0
+        output, state = self(x_t.unsqueeze(time), state)
+        return output.squeeze(time), state
+
+    def summary(self, out: Any, state: State) -> Tensor:  # noqa: ARG002
+        """One vector a sequence: what the last layer knew after reading the whole of it, in each direction.
+
+        For a bidirectional layer this is the forward direction's state at the last element beside the reverse
+        direction's at the first. ``out.last()`` is not: its second half is the reverse direction's state at the
+        last element, when it has seen that one alone.
+
+        Args:
+            out: the output; not read, so None of ``last_only=True`` will do.
+            state: the final state that came with it.
+
+        Returns:
+            ``(B, directions * size)``; ``(directions * size,)`` for a sequence without a batch.
+
+        Example:
+            >>> import raglane as rl
+            >>> layer = rl.nn.GRU(3, 4, bidirectional=True)
+            >>> layer.summary(*layer(rl.Ragged([torch.randn(5, 3), torch.randn(2, 3)]))).shape
+            torch.Size([2, 8])
+        """
+        h = state[0] if isinstance(state, tuple | list) and state else state
+        if not isinstance(h, Tensor):
+            raise ArgumentTypeError(
+                explain("state", f"a {type(state).__name__}", "the final state", "pass what the layer returned second")
+            )
+        return torch.cat((h[-2], h[-1]), -1) if self.bidirectional else h[-1]
+
+    def extra_repr(self) -> str:
+        """Torch's line, with what was chosen of the rest."""
+        names = ("schedule", "backend", "initial_state")
+        chosen = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(RecurrentLayer, name)}
+        chosen |= {name: value for name, value in vars(self.regularisation).items() if value}
+        parts = [super().extra_repr(), *(f"{name}={value!r}" for name, value in chosen.items())]
+        return ", ".join(part for part in parts if part)
+
+    def _direct(self, network: Network, input: Any, hx: Any, lengths: Any, return_states: bool) -> bool:
+        """Whether torch's own kernel is what the dispatcher chooses for this input as it came.
+
+        A pack, or a tensor in which every element is real, needs no way through the flat layout then.
+        """
+        if lengths is not None or return_states or not isinstance(input, Tensor | PackedSequence):
+            return False
+        if network.regularisation.acts(network.training) or (network.initial is not None and hx is None):
+            return False
+        if isinstance(input, PackedSequence):
+            values, schedule = input.data, "packed"
+            count = input.sorted_indices.shape[0] if input.sorted_indices is not None else None
+            if values.shape[0] == 0 or (count is not None and count != int(input.batch_sizes[0])):
+                return False  # sequences of length 0, which torch's kernels do not know
+        else:
+            values, schedule = input, "padded"
+            if values.is_nested or values.dim() not in (2, 3) or values.numel() == 0:
+                return False
+        if values.shape[-1] != self.input_size or network.like is None or values.dtype != network.like.dtype:
+            return False  # the way through the flat layout says what is wrong, or casts
+        traits = network.traits(network.cell, values.dtype, values.device, need_states=False)
+        return pick(traits, network.schedule, network.backend, dense=isinstance(input, Tensor)) == ("torch", schedule)
+
+    def _choice(self, values: Tensor, *, dense: bool, need_states: bool = False) -> Choice:
+        """What the dispatcher takes for values of this dtype and device."""
+        network = self._network()
+        cell = network.regularisation.cell(network.cell, network.training)
+        traits = network.traits(cell, values.dtype, values.device, need_states)
+        return choose(traits, network.schedule, network.backend, dense=dense)

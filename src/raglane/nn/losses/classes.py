@@ -1,0 +1,185 @@
+"""Losses of classes: cross-entropy of logits, and negative log-likelihood of log-probabilities."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
+from raglane.nn.losses.comparison import Reduction, compare
+from raglane.ragged import Ragged
+
+__all__ = ["cross_entropy", "nll_loss"]
+
+
+def cross_entropy(
+    input: Ragged,
+    target: Ragged | Tensor,
+    weight: Tensor | None = None,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    weights: Ragged | Tensor | None = None,
+    reduction: Reduction = "element",
+) -> Tensor | Ragged:
+    """Cross-entropy of logits with classes, or with probabilities of classes.
+
+    ``-weight[target] * log_softmax(input)[target]``; for probabilities ``-sum(weight * target * log_softmax(input))``.
+
+    Args:
+        input: ``(N, C)``, floating-point: logits, before any softmax.
+        target: classes, of an integer dtype, a Ragged ``(N,)`` of the same lengths or a tensor ``(B,)``; or
+            probabilities, floating-point, ``(N, C)`` or ``(B, C)``.
+        weight: ``(C,)``, one number of at least 0 a class. A mean over elements divides by the weights of their
+            classes; with probabilities, by their number, as in torch.
+        ignore_index: elements of this class do not count. Without effect where ``target`` holds probabilities.
+        label_smoothing: from 0 to 1, the share of a target that goes evenly to all classes (Szegedy et al. 2016,
+            "Rethinking the Inception architecture for computer vision").
+        weights: a Ragged ``(N,)`` or a tensor ``(B,)``; see :mod:`raglane.nn.losses`.
+        reduction: ``"element"``, ``"sequence"`` or ``"none"``; see :mod:`raglane.nn.losses`.
+
+    Returns:
+        A 0-d tensor, or a Ragged ``(N,)`` where the reduction is ``"none"``.
+
+    Raises:
+        ArgumentTypeError: an argument of the wrong kind.
+        ShapeError: lengths, shapes or devices that do not fit.
+        ArgumentError: a class that does not exist (looked for on a CPU), another reduction, or ``label_smoothing``
+            out of range.
+
+    Example:
+        >>> logits = Ragged([torch.zeros(3, 4), torch.zeros(0, 4), torch.zeros(1, 4)])
+        >>> cross_entropy(logits, Ragged([[0, 3, -100], [], [2]])).exp().round().item()
+        4.0
+        >>> cross_entropy(logits, torch.tensor([0, 1, 2]), reduction="none").lengths.tolist()
+        [3, 0, 1]
+    """
+    if not 0 <= label_smoothing <= 1:
+        raise ArgumentError(explain("label_smoothing", repr(label_smoothing), "from 0 to 1", "pass for instance 0.1"))
+    pair = compare(input, target, weights, reduction)
+    logits, targets = pair.predictions, pair.targets
+    _check_scores(logits)
+    scale = _class_weights(weight, logits)
+    if targets.is_floating_point():
+        if targets.shape != logits.shape:
+            raise ShapeError(
+                explain(
+                    "target",
+                    f"floating-point elements of shape {tuple(targets.shape[1:])}",
+                    f"probabilities of the {logits.shape[1]} classes, or one class of an integer dtype",
+                    "call .to(torch.int64) on classes",
+                )
+            )
+        losses = F.cross_entropy(
+            logits, targets.to(logits.dtype), scale, reduction="none", label_smoothing=label_smoothing
+        )
+        return pair.reduce(losses)
+    classes = _classes(targets, logits.shape[1], ignore_index)
+    losses = F.cross_entropy(
+        logits, classes, scale, reduction="none", ignore_index=ignore_index, label_smoothing=label_smoothing
+    )
+    return pair.reduce(losses, _counts(classes, scale, ignore_index, losses))
+
+
+def nll_loss(
+    input: Ragged,
+    target: Ragged | Tensor,
+    weight: Tensor | None = None,
+    *,
+    ignore_index: int = -100,
+    weights: Ragged | Tensor | None = None,
+    reduction: Reduction = "element",
+) -> Tensor | Ragged:
+    """The negative log-likelihood of classes, ``-weight[target] * input[target]``.
+
+    Args:
+        input: ``(N, C)``, floating-point: log-probabilities, for instance ``torch.log_softmax(logits, dim=-1)``.
+        target: classes, of an integer dtype, a Ragged ``(N,)`` of the same lengths or a tensor ``(B,)``.
+        weight: as for :func:`cross_entropy`.
+        ignore_index: as for :func:`cross_entropy`.
+        weights: as for :func:`cross_entropy`.
+        reduction: as for :func:`cross_entropy`.
+
+    Returns:
+        A 0-d tensor, or a Ragged ``(N,)`` where the reduction is ``"none"``.
+
+    Raises:
+        RaglaneError: as :func:`cross_entropy`.
+
+    Example:
+        >>> nll_loss(Ragged([[[-1.0, -2.0], [-3.0, -4.0]]]), Ragged([[1, 0]])).item()
+        2.5
+    """
+    pair = compare(input, target, weights, reduction)
+    _check_scores(pair.predictions)
+    scale = _class_weights(weight, pair.predictions)
+    classes = _classes(pair.targets, pair.predictions.shape[1], ignore_index)
+    losses = F.nll_loss(pair.predictions, classes, scale, reduction="none", ignore_index=ignore_index)
+    return pair.reduce(losses, _counts(classes, scale, ignore_index, losses))
+
+
+def _counts(classes: Tensor, scale: Tensor | None, ignore_index: int, losses: Tensor) -> Tensor:
+    """As how many elements each row counts: 0 where its class is ignored, else the weight of the class."""
+    counted = classes != ignore_index
+    if scale is None:
+        return counted.to(losses.dtype)
+    # The class to ignore need not be an index.
+    return scale.index_select(0, classes.masked_fill(~counted, 0)).masked_fill(~counted, 0)
+
+
+def _check_scores(scores: Tensor) -> None:
+    if scores.dim() != 2 or scores.shape[1] == 0:
+        raise ShapeError(
+            explain(
+                "input",
+                f"elements of shape {tuple(scores.shape[1:])}",
+                "one number a class, (N, C), and at least one class",
+                "put the classes last and nothing beside them, for instance with .map(lambda values: ...)",
+            )
+        )
+
+
+def _class_weights(weight: Tensor | None, scores: Tensor) -> Tensor | None:
+    if weight is None:
+        return None
+    if weight.shape != scores.shape[1:]:
+        raise ShapeError(
+            explain(
+                "weight",
+                f"shape {tuple(weight.shape)}",
+                f"one number for each of the {scores.shape[1]} classes",
+                "pass a tensor (C,); weights=, with an s, is for elements and sequences",
+            )
+        )
+    return weight.to(scores.dtype)
+
+
+def _classes(targets: Tensor, count: int, ignore_index: int) -> Tensor:
+    """Targets as int64 classes, one a row; on a CPU, classes that exist."""
+    if targets.is_floating_point() or targets.is_complex() or targets.dtype is torch.bool:
+        raise ArgumentTypeError(
+            explain("target", str(targets.dtype), "classes of an integer dtype", "call .to(torch.int64)")
+        )
+    if targets.dim() != 1:
+        raise ShapeError(
+            explain(
+                "target",
+                f"elements of shape {tuple(targets.shape[1:])}",
+                "one class an element, (N,)",
+                "drop the dimension with target.map(lambda values: values.squeeze(-1))",
+            )
+        )
+    classes = targets.long()
+    if classes.is_cpu and not torch.compiler.is_compiling():
+        outside = (classes != ignore_index) & ((classes < 0) | (classes >= count))
+        if bool(outside.any()):
+            raise ArgumentError(
+                explain(
+                    "target",
+                    f"class {int(classes[outside][0])}",
+                    f"from 0 to {count - 1}, since input has {count} classes, or ignore_index, {ignore_index}",
+                    "see how the classes were numbered",
+                )
+            )
+    return classes

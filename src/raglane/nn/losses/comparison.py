@@ -1,0 +1,258 @@
+"""What every loss shares: predictions and targets brought together row by row, and their losses weighed and reduced."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from raglane import segments
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
+from raglane.ragged import Ragged
+
+__all__ = [
+    "Comparison",
+    "Reduction",
+    "check_predictions",
+    "check_reduction",
+    "compare",
+    "ratio",
+    "sequence_weights",
+    "wide",
+]
+
+Reduction = Literal["element", "sequence", "none"]
+
+_REDUCTIONS = ("element", "sequence", "none")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Comparison:
+    """Predictions and targets, one row an element, and how the losses of the rows are weighed.
+
+    Attributes:
+        batch: the predictions as they were given.
+        predictions: ``(N, *features)``; zeros in rows of weight 0.
+        targets: ``(N, ...)``; floating-point ones are zeros in rows of weight 0.
+        row_weights: ``(N,)`` of the dtype that losses are added up in, or None for ones.
+        sequence_weights: ``(B,)``, where the means of sequences are weighed; else None.
+        reduction: how the losses become one number.
+    """
+
+    batch: Ragged
+    predictions: Tensor
+    targets: Tensor
+    row_weights: Tensor | None
+    sequence_weights: Tensor | None
+    reduction: Reduction
+
+    def reduce(self, losses: Tensor, counts: Tensor | None = None) -> Tensor | Ragged:
+        """Reduce the losses of the rows.
+
+        Args:
+            losses: ``(N,)``.
+            counts: ``(N,)``, as how many elements each row counts where means are taken; ones by default.
+
+        Returns:
+            A 0-d tensor, or a Ragged ``(N,)`` where the reduction is ``"none"``.
+        """
+        if self.reduction == "none":
+            return self.batch._like(
+                losses if self.row_weights is None else (losses * self.row_weights).to(losses.dtype)
+            )
+        summed = losses.to(wide(losses.dtype))
+        counts = torch.ones_like(summed) if counts is None else counts.to(summed.dtype)
+        if self.row_weights is not None:
+            summed, counts = summed * self.row_weights, counts * self.row_weights
+        if self.reduction == "element":
+            return ratio(summed.sum(), counts.sum()).to(losses.dtype)
+        offsets = self.batch.offsets
+        elements = segments.sum(counts, offsets)
+        means = ratio(segments.sum(summed, offsets), elements)
+        shares = (elements != 0).to(summed.dtype)
+        if self.sequence_weights is not None:
+            shares = shares * self.sequence_weights
+        return ratio((means * shares).sum(), shares.sum()).to(losses.dtype)
+
+
+def compare(predictions: Any, target: Any, weights: Any, reduction: Any) -> Comparison:
+    """Check the arguments of a loss against each other, and bring them together row by row.
+
+    Args:
+        predictions: a Ragged ``(N, *features)`` of a floating-point dtype.
+        target: a Ragged ``(N, ...)`` of the same lengths, or a tensor ``(B, ...)``.
+        weights: a Ragged ``(N,)`` of the same lengths, a tensor ``(B,)``, or None.
+        reduction: ``"element"``, ``"sequence"`` or ``"none"``.
+
+    Raises:
+        ArgumentTypeError: an argument of another kind or dtype.
+        ArgumentError: another reduction.
+        ShapeError: lengths, numbers of sequences or devices that do not fit.
+    """
+    check_reduction(reduction)
+    check_predictions("input", predictions)
+    rows = _rows("target", target, predictions)
+    row_weights, of_sequences, counted = _weigh(weights, predictions, reduction)
+    values = predictions.values
+    if counted is not None:
+        values = _zero_unless(counted, values)
+        # Classes are no numbers that could be NaN, and 0 need not be one of them.
+        rows = _zero_unless(counted, rows) if rows.is_floating_point() else rows
+    return Comparison(predictions, values, rows, row_weights, of_sequences, reduction)
+
+
+def _weigh(weights: Any, batch: Ragged, reduction: Reduction) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The weights of rows and of sequences, and which rows have any; None where there is nothing to say."""
+    if weights is None:
+        return None, None, None
+    if isinstance(weights, Ragged):
+        weights._needs_lengths_of("weights", batch, "the predictions have")
+        given = weights.values
+        if given.dim() != 1:
+            raise ShapeError(
+                explain(
+                    "weights",
+                    f"elements of shape {tuple(weights.features)}",
+                    "one number an element",
+                    "pass a Ragged without features, for instance weights.map(lambda values: values.squeeze(-1))",
+                )
+            )
+        given = _on_device("weights", given, batch)
+        return given.to(wide(batch.dtype)), None, given != 0
+    given = sequence_weights(weights, batch)
+    spread = segments.spread(given, batch.offsets, batch.values.shape[0])
+    if reduction == "sequence":
+        return None, given, spread != 0
+    return spread, None, spread != 0
+
+
+def sequence_weights(weights: Any, batch: Ragged) -> Tensor:
+    """Check weights of sequences.
+
+    Args:
+        weights: a tensor ``(B,)``.
+        batch: what they weigh.
+
+    Returns:
+        ``(B,)`` of the dtype that losses are added up in.
+
+    Raises:
+        ArgumentTypeError: no tensor.
+        ShapeError: not one number a sequence, or on another device.
+    """
+    if not isinstance(weights, Tensor):
+        raise ArgumentTypeError(
+            explain(
+                "weights",
+                type(weights).__name__,
+                "a Ragged has one an element, a tensor one a sequence",
+                "pass for instance torch.tensor(weights)",
+            )
+        )
+    if weights.shape != (len(batch),):
+        raise ShapeError(
+            explain(
+                "weights",
+                f"shape {tuple(weights.shape)}",
+                f"one number a sequence, and the batch has {len(batch)}",
+                "pass a tensor (B,), or a Ragged for one an element",
+            )
+        )
+    return _on_device("weights", weights, batch).to(wide(batch.dtype))
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype to add up losses in: float32 for anything narrower.
+
+    Example:
+        >>> wide(torch.bfloat16), wide(torch.float64)
+        (torch.float32, torch.float64)
+    """
+    return torch.promote_types(dtype, torch.float32)
+
+
+def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """The quotient, and 0 without a gradient where the denominator is 0: nothing was counted there.
+
+    Example:
+        >>> ratio(torch.tensor([6.0, 5.0]), torch.tensor([2.0, 0.0])).tolist()
+        [3.0, 0.0]
+    """
+    # A numerator may be left over: smoothed labels of a class of weight 0 share in the loss of the others.
+    nothing = denominator == 0
+    return numerator.masked_fill(nothing, 0) / denominator.masked_fill(nothing, 1)
+
+
+def check_reduction(reduction: Any) -> None:
+    """Refuse what is no reduction.
+
+    Raises:
+        ArgumentError: not one of the three.
+
+    Example:
+        >>> check_reduction("element")
+    """
+    if reduction not in _REDUCTIONS:
+        raise ArgumentError(
+            explain(
+                "reduction",
+                repr(reduction),
+                f"one of {', '.join(map(repr, _REDUCTIONS))}",
+                "for torch's 'mean' pass 'element'; for its 'sum' pass 'none' and add up the values",
+            )
+        )
+
+
+def check_predictions(name: str, batch: Any) -> None:
+    """Refuse predictions that are no Ragged, or of no floating-point dtype.
+
+    Raises:
+        ArgumentTypeError: they are not.
+    """
+    if not isinstance(batch, Ragged):
+        raise ArgumentTypeError(
+            explain(
+                name,
+                type(batch).__name__,
+                "a Ragged of predictions, one an element",
+                "for one prediction a sequence call torch.nn.functional's own loss; else wrap it with rl.Ragged",
+            )
+        )
+    if not batch.values.is_floating_point():
+        raise ArgumentTypeError(explain(name, str(batch.dtype), "a floating-point dtype", "call .to(torch.float32)"))
+
+
+def _rows(name: str, given: Any, batch: Ragged) -> Tensor:
+    """One row an element: the values of a Ragged, or those of a tensor spread over the elements of its sequences."""
+    if isinstance(given, Ragged):
+        given._needs_lengths_of(name, batch, "the predictions have")
+        return _on_device(name, given.values, batch)
+    if not isinstance(given, Tensor):
+        raise ArgumentTypeError(
+            explain(name, type(given).__name__, "a Ragged, or a tensor of one a sequence", "wrap it with rl.Ragged")
+        )
+    if given.dim() == 0 or given.shape[0] != len(batch):
+        raise ShapeError(
+            explain(
+                name,
+                f"a tensor of shape {tuple(given.shape)}",
+                f"a tensor has one row a sequence, and the batch has {len(batch)}",
+                "for one an element pass a Ragged, rl.Ragged.from_flat(values, lengths=...)",
+            )
+        )
+    return segments.spread(_on_device(name, given, batch), batch.offsets, batch.values.shape[0])
+
+
+def _on_device(name: str, given: Tensor, batch: Ragged) -> Tensor:
+    if given.device != batch.device:
+        raise ShapeError(
+            explain(name, f"a tensor on {given.device}", f"all is on one device, {batch.device}", "move it with .to()")
+        )
+    return given
+
+
+def _zero_unless(counted: Tensor, rows: Tensor) -> Tensor:
+    """Zeros in rows that do not count: multiplying by 0 would leave a NaN, and a NaN in its gradient."""
+    return rows.masked_fill(~counted.view((-1,) + (1,) * (rows.dim() - 1)), 0)

@@ -1,0 +1,181 @@
+"""Regularisation inside the recurrence: what is dropped or held by chance, drawn once before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from raglane import segments
+from raglane.cells import CellSpec
+from raglane.cells.regularised import Regularised, RegularisedWeights
+from raglane.errors import ArgumentError, explain
+from raglane.kernels.contract import Request, Result
+
+__all__ = ["Regularisation", "run_regularised"]
+
+
+@dataclass(frozen=True)
+class Regularisation:
+    """The probabilities of a layer, each at least 0 and below 1.
+
+    Attributes:
+        input_dropout: that a feature of every layer's input is zeroed, for a whole sequence.
+        state_dropout: that a unit of the state is zeroed where weights read it, for a whole sequence.
+        weight_dropout: that a weight between states is zeroed, for a whole batch: DropConnect, as Merity et al.
+            (2017, arXiv:1708.02182) use it.
+        zoneout: that a unit keeps its value for a step; one number for all states, or one for each.
+
+    Raises:
+        ArgumentError: a probability out of range.
+
+    Example:
+        >>> Regularisation(zoneout=(0.1, 0.5))
+        Regularisation(input_dropout=0.0, state_dropout=0.0, weight_dropout=0.0, zoneout=(0.1, 0.5))
+    """
+
+    input_dropout: float = 0.0
+    state_dropout: float = 0.0
+    weight_dropout: float = 0.0
+    zoneout: float | tuple[float, ...] = 0.0
+
+    def __post_init__(self) -> None:
+        for name, given in vars(self).items():
+            for share in given if name == "zoneout" and isinstance(given, tuple) else (given,):
+                if not (isinstance(share, float | int) and 0 <= share < 1):
+                    raise ArgumentError(
+                        explain(name, repr(given), "a probability, at least 0 and below 1", "pass 0.2, say")
+                    )
+
+    def check_fits(self, states: tuple[str, ...], reads_state: bool) -> None:
+        """Raise where a cell has nothing for one of them to act on.
+
+        Args:
+            states: the cell's.
+            reads_state: whether weights meet the cell's state.
+
+        Raises:
+            ArgumentError: so it is.
+        """
+        if isinstance(self.zoneout, tuple) and len(self.zoneout) != len(states):
+            rule = f"one number, or one for each state of the cell, {', '.join(states)}"
+            raise ArgumentError(explain("zoneout", repr(self.zoneout), rule, f"pass {len(states)} numbers"))
+        for name in ("state_dropout", "weight_dropout"):
+            if getattr(self, name) and not reads_state:
+                raise ArgumentError(
+                    explain(
+                        name,
+                        repr(getattr(self, name)),
+                        "no weight of this cell meets the state",
+                        "use input_dropout or zoneout",
+                    )
+                )
+
+    def held(self, states: int) -> tuple[float, ...] | None:
+        """The probability of zoneout for each state, or None where no state has one."""
+        shares = self.zoneout if isinstance(self.zoneout, tuple) else (self.zoneout,) * states
+        return shares if any(shares) else None
+
+    def acts(self, training: bool) -> bool:
+        """Whether anything differs from the plain cell: in evaluation, zoneout's mean alone does."""
+        drops = training and (self.input_dropout or self.state_dropout or self.weight_dropout)
+        return bool(drops) or self.held(1) is not None
+
+    def cell(self, inner: CellSpec, training: bool) -> CellSpec:
+        """What a cell becomes: itself, where nothing is dropped or held inside of it."""
+        drops_state, zoneout = training and self.state_dropout > 0, self.held(len(inner.states))
+        if not drops_state and zoneout is None:
+            return inner
+        return Regularised(inner, drops_state=drops_state, zoneout=zoneout)
+
+
+def run_regularised(rule: Regularisation, request: Request, execute: Callable[[Request], Result]) -> Result:
+    """Run a request with all that a layer drops and holds.
+
+    Args:
+        rule: the probabilities; in evaluation only zoneout's matter.
+        request: of the plain cell.
+        execute: runs a request.
+
+    Returns:
+        The result for the plain cell's request.
+    """
+    states = len(request.cell.states)
+    zoneout = rule.held(states)
+    cell = rule.cell(request.cell, request.training)
+    if request.training and rule.weight_dropout:
+        request = replace(request, weights=tuple(_drop_weights(part, rule.weight_dropout) for part in request.weights))
+    if cell is not request.cell:
+        drops_state = len(cell.states) > states
+        held = [_held(request, zoneout) if zoneout and request.training else None for _ in request.weights]
+        request = replace(
+            request,
+            cell=cell,
+            weights=tuple(RegularisedWeights(*pair) for pair in zip(request.weights, held, strict=True)),
+            state=(*request.state, _mask(request.state[0], rule.state_dropout)) if drops_state else request.state,
+        )
+    # Some backends have a dropout between layers of their own, which draws other numbers than everybody else's.
+    separately = request.training and (rule.input_dropout > 0 or request.dropout > 0)
+    result = _layer_by_layer(rule, request, execute) if separately else execute(request)
+    histories = None if result.states is None else tuple(layer[:states] for layer in result.states)
+    return Result(result.output, result.state[:states], histories)
+
+
+def _mask(like: Tensor, share: float) -> Tensor:
+    """Zeros with this probability, and elsewhere what keeps the mean; one for each number of ``like``."""
+    # Not ones_like: which number goes where must not hang on how the strides of ``like`` are ordered.
+    return F.dropout(like.new_ones(like.shape), share)
+
+
+def _drop_weights(weights: object, share: float) -> object:
+    """A layer's weights with some of those between states zeroed."""
+    name = "recurrent" if hasattr(weights, "recurrent") else "hidden"
+    return weights._replace(**{name: F.dropout(getattr(weights, name), share)})  # type: ignore[attr-defined]
+
+
+def _held(request: Request, shares: tuple[float, ...]) -> Tensor:
+    """One layer and direction's masks of zoneout, ``(N, sum of the state sizes)``."""
+    return torch.cat(
+        [
+            torch.bernoulli(request.values.new_full((request.values.shape[0], part.shape[2]), share))
+            for part, share in zip(request.state, shares, strict=True)
+        ],
+        1,
+    )
+
+
+def _layer_by_layer(rule: Regularisation, request: Request, execute: Callable[[Request], Result]) -> Result:
+    """Run each layer as a request of its own, so that what comes between them is drawn here."""
+    count, parts = request.directions, []
+    values = request.values
+    for layer in range(request.layers):
+        if layer and request.dropout:
+            values = F.dropout(values, request.dropout)
+        if rule.input_dropout:
+            per_sequence = _mask(values.new_empty(request.lengths.shape[0], values.shape[1]), rule.input_dropout)
+            values = values * segments.spread(per_sequence, request.offsets, values.shape[0])
+        rows = slice(layer * count, (layer + 1) * count)
+        is_last = layer == request.layers - 1
+        parts.append(
+            execute(
+                replace(
+                    request,
+                    values=values,
+                    state=tuple(part[rows] for part in request.state),
+                    weights=request.weights[rows],
+                    layers=1,
+                    dropout=0.0,
+                    need_output=request.need_output or not is_last,
+                )
+            )
+        )
+        if parts[-1].output is not None:
+            values = parts[-1].output
+    return Result(
+        parts[-1].output,
+        tuple(torch.cat(states) for states in zip(*(part.state for part in parts), strict=True)),
+        tuple(layer for part in parts for layer in part.states or ()) if request.need_states else None,
+    )

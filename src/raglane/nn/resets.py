@@ -1,0 +1,135 @@
+"""Episodes within a sequence: each reset begins a new sequence, and no kernel need know of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from raglane import segments
+from raglane.errors import ArgumentTypeError, ShapeError, explain
+from raglane.ragged import Ragged
+
+__all__ = ["Pieces", "check_marks", "split"]
+
+
+@dataclass(slots=True, eq=False)
+class Pieces:
+    """A batch cut at its resets, ``M`` pieces of ``B`` sequences. An empty sequence is one empty piece.
+
+    Attributes:
+        batch: the pieces, over the same values.
+        first: ``(B,)``, each sequence's first piece.
+        last: ``(B,)``, each sequence's last.
+        begins_anew: ``(B, 1)`` bool, whether a reset at a sequence's first element leaves its initial state unread.
+    """
+
+    batch: Ragged
+    first: Tensor
+    last: Tensor
+    begins_anew: Tensor
+
+    def enter(self, given: Tensor, fresh: Tensor, directions: int) -> Tensor:
+        """The initial states of the pieces: a sequence's own for the piece that is read first, else fresh ones.
+
+        Args:
+            given: ``(L * K, B, size)``, of the sequences.
+            fresh: ``(L * K, M, size)``, of the pieces.
+            directions: ``K``.
+        """
+        # A module's fresh states may be of autocast's dtype, and what was given of the layer's.
+        dtype = torch.promote_types(given.dtype, fresh.dtype)
+        given, fresh = given.to(dtype), fresh.to(dtype)
+        # The reverse direction enters a sequence at its end, where no reset can stand.
+        entering = torch.where(self.begins_anew, fresh.index_select(1, self.first), given)
+        forward = fresh.index_copy(1, self.first, entering)
+        if directions == 1:
+            return forward
+        reverse = fresh.index_copy(1, self.last, given)
+        return torch.stack([forward[0::2], reverse[1::2]], 1).flatten(0, 1)
+
+    def leave(self, final: Tensor, directions: int) -> Tensor:
+        """The final states of the sequences: those of the piece that is read last.
+
+        Args:
+            final: ``(L * K, M, size)``.
+            directions: ``K``.
+        """
+        if directions == 1:
+            return final.index_select(1, self.last)
+        both = [final[0::2].index_select(1, self.last), final[1::2].index_select(1, self.first)]
+        return torch.stack(both, 1).flatten(0, 1)
+
+
+def check_marks(resets: Any, inputs: Any) -> None:
+    """Raise where resets do not fit the input that they came with, as far as their kinds tell.
+
+    Args:
+        resets: what a layer was given.
+        inputs: the input beside it, of a kind that layers take.
+
+    Raises:
+        ArgumentTypeError: of another kind, or not bool.
+        ShapeError: a tensor of another shape.
+
+    Example:
+        >>> check_marks(torch.tensor([[True, False]]), torch.zeros(1, 2, 3))
+    """
+    is_flat = isinstance(resets, Ragged | PackedSequence)
+    if not is_flat and (not (isinstance(resets, Tensor) and isinstance(inputs, Tensor)) or resets.is_nested):
+        rule = f"bools of the input's kind, which is a {type(inputs).__name__}"
+        raise ArgumentTypeError(
+            explain("resets", f"a {type(resets).__name__}", rule, "wrap a list of sequences with rl.Ragged(sequences)")
+        )
+    dtype = resets.data.dtype if isinstance(resets, PackedSequence) else resets.dtype
+    if dtype is not torch.bool:
+        rule = "bool, True where an episode starts"
+        raise ArgumentTypeError(explain("resets", f"values of {dtype}", rule, "compare them with 0"))
+    if not is_flat and resets.shape != inputs.shape[:-1]:
+        rule = f"one bool an element of the input: {tuple(inputs.shape[:-1])}"
+        raise ShapeError(explain("resets", f"shape {tuple(resets.shape)}", rule, "pass one for each element"))
+
+
+def split(batch: Ragged, resets: Ragged) -> Pieces:
+    """Cut the sequences of a batch before each element that is marked.
+
+    How many pieces there are must be known on the host: resets on a GPU are waited for, resets on the CPU are not.
+
+    Args:
+        batch: ``B`` sequences.
+        resets: of the same lengths, ``(N,)`` bool: True where a new episode starts.
+
+    Raises:
+        ShapeError: other lengths, or elements of several bools.
+
+    Example:
+        >>> batch = Ragged([torch.zeros(3, 1), torch.zeros(2, 1)])
+        >>> pieces = split(batch, Ragged([torch.tensor([True, False, True]), torch.tensor([False, False])]))
+        >>> pieces.batch.lengths.tolist(), pieces.begins_anew.flatten().tolist()
+        ([2, 1, 2], [True, False])
+    """
+    if resets.features or not torch.equal(resets.host_lengths, batch.host_lengths):
+        raise ShapeError(
+            explain(
+                "resets",
+                f"elements of shape {tuple(resets.features)} and lengths {resets.host_lengths.tolist()}",
+                f"one bool an element of the input, whose lengths are {batch.host_lengths.tolist()}",
+                "pass one for each element",
+            )
+        )
+    lengths = batch.host_lengths
+    offsets = segments.offsets_from_lengths(lengths)
+    marked = resets.values.cpu().nonzero().flatten()
+    starts = offsets[:-1]
+    inner = marked[~torch.isin(marked, starts)]
+    bounds = torch.cat([starts, inner]).sort(stable=True).values
+    first = torch.arange(lengths.shape[0], device="cpu") + torch.searchsorted(inner, starts)
+    last = torch.cat([first[1:], torch.tensor([bounds.shape[0]], device="cpu")]) - 1
+    # An empty sequence has no first element; the one that stands there is another's.
+    anew = torch.isin(starts, marked) & (lengths > 0)
+    host_lengths = torch.cat([bounds, offsets[-1:]]).diff()
+    first, last, anew = (part.to(batch.device, non_blocking=True) for part in (first, last[: len(batch)], anew))
+    return Pieces(Ragged._build(batch.values, host_lengths), first, last, anew.unsqueeze(1))

@@ -1,0 +1,281 @@
+"""Every cell once more: one sequence, one step, one gate at a time, as the papers write it.
+
+Slow and obvious on purpose. Nothing here is shared with :mod:`raglane.cells` but the names and the weights' types:
+not the order in which gates are computed, not the rearranged formulas, not what is prepared for all elements at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from raglane.kernels.contract import Request, Result
+
+__all__ = ["NAIVE_STEPS", "Run", "naive_network", "naive_run", "naive_step"]
+
+State = tuple[Tensor, ...]
+
+
+class _Place(NamedTuple):
+    """Where a step is: all that its equations may look at."""
+
+    weights: Any
+    x: Tensor
+    h: Tensor
+    c: Tensor
+    mask: Tensor | None
+    clip: float | None
+
+    def read(self, state: Tensor) -> Tensor:
+        """A state as weights read it."""
+        return state if self.mask is None else self.mask * state
+
+    def rows(self, tensor: Tensor | None, gate: int) -> Tensor | float:
+        """A gate's block of rows; nothing at all where there is no such parameter."""
+        size = self.c.shape[0]
+        return 0.0 if tensor is None else tensor[gate * size : (gate + 1) * size]
+
+    def limit(self, argument: Tensor) -> Tensor:
+        """The argument of an activation, where a cell clips it."""
+        if self.clip is None:
+            return argument
+        return torch.where(argument > self.clip, self.clip, torch.where(argument < -self.clip, -self.clip, argument))
+
+    def from_input(self, gate: int) -> Tensor:
+        """``W x``."""
+        return self.rows(self.weights.input, gate) @ self.x  # type: ignore[operator]
+
+    def from_state(self, gate: int) -> Tensor:
+        """``W h``."""
+        return self.rows(self.weights.hidden, gate) @ self.read(self.h)  # type: ignore[operator]
+
+    def from_both(self, gate: int) -> Tensor:
+        """``W x + b + W h + b``, of the cells that multiply both by a matrix."""
+        biases = self.rows(self.weights.input_bias, gate) + self.rows(self.weights.hidden_bias, gate)
+        return self.from_input(gate) + self.from_state(gate) + biases
+
+    def from_input_alone(self, gate: int) -> Tensor:
+        """``W x + b``, of the element-wise cells."""
+        return self.from_input(gate) + self.rows(self.weights.bias, gate)
+
+
+def _sigmoid(argument: Tensor) -> Tensor:
+    return 1 / (1 + torch.exp(-argument))
+
+
+def _relu(argument: Tensor) -> Tensor:
+    return argument * (argument > 0)
+
+
+def _normalised(argument: Tensor) -> Tensor:
+    mean = argument.sum() / argument.numel()
+    variance = ((argument - mean) ** 2).sum() / argument.numel()
+    return (argument - mean) / torch.sqrt(variance + 1e-5)
+
+
+# -- the cells, in the order of CELLS ---------------------------------------------------------------------------------
+
+
+def _elman(at: _Place, activation: Callable[[Tensor], Tensor]) -> State:
+    return (activation(at.limit(at.from_both(0))),)
+
+
+def _lstm(at: _Place) -> State:
+    i = _sigmoid(at.limit(at.from_both(0)))
+    f = _sigmoid(at.limit(at.from_both(1)))
+    g = torch.tanh(at.limit(at.from_both(2)))
+    o = _sigmoid(at.limit(at.from_both(3)))
+    c = f * at.c + i * g
+    h = o * torch.tanh(c)
+    return (h if at.weights.projection is None else at.weights.projection @ h), c
+
+
+def _peephole_lstm(at: _Place) -> State:
+    peephole_i, peephole_f, peephole_o = (at.rows(at.weights.peephole, index) for index in range(3))
+    i = _sigmoid(at.limit(at.from_both(0) + peephole_i * at.c))
+    f = _sigmoid(at.limit(at.from_both(1) + peephole_f * at.c))
+    g = torch.tanh(at.limit(at.from_both(2)))
+    c = f * at.c + i * g
+    o = _sigmoid(at.limit(at.from_both(3) + peephole_o * c))
+    return o * torch.tanh(c), c
+
+
+def _coupled_lstm(at: _Place) -> State:
+    f = _sigmoid(at.limit(at.from_both(0)))
+    g = torch.tanh(at.limit(at.from_both(1)))
+    o = _sigmoid(at.limit(at.from_both(2)))
+    c = f * at.c + (1 - f) * g
+    return o * torch.tanh(c), c
+
+
+def _layernorm_products(at: _Place) -> tuple[list[Tensor], list[Tensor]]:
+    """What each gate gets from the input and from the state, normalised over all gates together."""
+    weights, count = at.weights, at.weights.input.shape[0] // at.c.shape[0]
+    pairs = [
+        (weights.input_gain, weights.input_bias, _normalised(weights.input @ at.x)),
+        (weights.hidden_gain, weights.hidden_bias, _normalised(weights.hidden @ at.read(at.h))),
+    ]
+    of_input, of_state = (
+        [at.rows(gain * product, gate) + at.rows(bias, gate) for gate in range(count)] for gain, bias, product in pairs
+    )
+    return of_input, of_state  # type: ignore[return-value]
+
+
+def _layernorm_lstm(at: _Place) -> State:
+    of_input, of_state = _layernorm_products(at)
+    i, f, g, o = (own + other for own, other in zip(of_input, of_state, strict=True))
+    c = _sigmoid(f) * at.c + _sigmoid(i) * torch.tanh(g)
+    shown = at.weights.memory_gain * _normalised(c) + at.rows(at.weights.memory_bias, 0)
+    return _sigmoid(o) * torch.tanh(shown), c
+
+
+def _gru(at: _Place) -> State:
+    r = _sigmoid(at.limit(at.from_both(0)))
+    z = _sigmoid(at.limit(at.from_both(1)))
+    of_state = at.from_state(2) + at.rows(at.weights.hidden_bias, 2)
+    n = torch.tanh(at.limit(at.from_input(2) + at.rows(at.weights.input_bias, 2) + r * of_state))
+    return ((1 - z) * n + z * at.h,)
+
+
+def _gru_reset_before(at: _Place) -> State:
+    r = _sigmoid(at.limit(at.from_both(0)))
+    z = _sigmoid(at.limit(at.from_both(1)))
+    of_state = at.rows(at.weights.hidden, 2) @ (r * at.read(at.h))  # type: ignore[operator]
+    biases = at.rows(at.weights.input_bias, 2) + at.rows(at.weights.hidden_bias, 2)
+    n = torch.tanh(at.limit(at.from_input(2) + of_state + biases))
+    return ((1 - z) * n + z * at.h,)
+
+
+def _layernorm_gru(at: _Place) -> State:
+    of_input, of_state = _layernorm_products(at)
+    r = _sigmoid(of_input[0] + of_state[0])
+    z = _sigmoid(of_input[1] + of_state[1])
+    n = torch.tanh(of_input[2] + r * of_state[2])
+    return ((1 - z) * n + z * at.h,)
+
+
+def _indrnn(at: _Place, activation: Callable[[Tensor], Tensor]) -> State:
+    return (activation(at.from_input_alone(0) + at.weights.recurrent * at.read(at.h)),)
+
+
+def _sru(at: _Place) -> State:
+    # n is the first gate and has no bias, so the biases of f and r are the first and the second.
+    f = _sigmoid(at.from_input(1) + at.rows(at.weights.recurrent, 0) * at.read(at.c) + at.rows(at.weights.bias, 0))
+    r = _sigmoid(at.from_input(2) + at.rows(at.weights.recurrent, 1) * at.read(at.c) + at.rows(at.weights.bias, 1))
+    past = at.x if at.weights.skip is None else at.weights.skip @ at.x
+    c = f * at.c + (1 - f) * at.from_input(0)
+    return r * c + (1 - r) * past, c
+
+
+def _qrnn(at: _Place) -> State:
+    n = torch.tanh(at.from_input_alone(0))
+    f = _sigmoid(at.from_input_alone(1))
+    o = _sigmoid(at.from_input_alone(2))
+    c = f * at.c + (1 - f) * n
+    return o * c, c
+
+
+def _mingru(at: _Place) -> State:
+    z = _sigmoid(at.from_input_alone(0))
+    return ((1 - z) * at.h + z * at.from_input_alone(1),)
+
+
+def _minlstm(at: _Place) -> State:
+    f = _sigmoid(at.from_input_alone(0))
+    i = _sigmoid(at.from_input_alone(1))
+    return ((f * at.h + i * at.from_input_alone(2)) / (f + i),)
+
+
+NAIVE_STEPS: dict[str, Callable[[_Place], State]] = {
+    "rnn_tanh": lambda at: _elman(at, torch.tanh),
+    "rnn_relu": lambda at: _elman(at, _relu),
+    "lstm": _lstm,
+    "peephole_lstm": _peephole_lstm,
+    "coupled_lstm": _coupled_lstm,
+    "layernorm_lstm": _layernorm_lstm,
+    "gru": _gru,
+    "gru_reset_before": _gru_reset_before,
+    "layernorm_gru": _layernorm_gru,
+    "indrnn_relu": lambda at: _indrnn(at, _relu),
+    "indrnn_tanh": lambda at: _indrnn(at, torch.tanh),
+    "sru": _sru,
+    "qrnn": _qrnn,
+    "mingru": _mingru,
+    "minlstm": _minlstm,
+}
+"""By the names of :data:`raglane.cells.CELLS`; a new cell is written a second time here."""
+
+
+def naive_step(
+    name: str, weights: Any, x_t: Tensor, state: State, mask: Tensor | None = None, clip: float | None = None
+) -> State:
+    """One step of one sequence: ``(D,)`` and a vector a state to the new states, the first of which is the output.
+
+    Where a cell has the state ``h`` alone, ``c`` stands for it too: its size is the number of units then.
+    """
+    return NAIVE_STEPS[name](_Place(weights, x_t, state[0], state[-1], mask, clip))
+
+
+# -- sequences and networks -------------------------------------------------------------------------------------------
+
+
+class Run(NamedTuple):
+    """One sequence through one layer in one direction, in the sequence's own order."""
+
+    states: State
+    """``(T, size)`` each: after every element. The first are the outputs."""
+    final: State
+    """``(size,)`` each."""
+
+
+def naive_run(
+    name: str, weights: Any, values: Tensor, state: State, reverse: bool = False, clip: float | None = None
+) -> Run:
+    """One sequence ``(T, D)``; an empty one keeps its state."""
+    reached: list[State] = []
+    for x_t in reversed(values.unbind()) if reverse else values.unbind():
+        state = naive_step(name, weights, x_t, state, clip=clip)
+        reached.append(state)
+    if reverse:
+        reached.reverse()
+    return Run(
+        tuple(
+            torch.stack([parts[index] for parts in reached]) if reached else part.new_zeros(0, part.shape[0])
+            for index, part in enumerate(state)
+        ),
+        state,
+    )
+
+
+def naive_network(request: Request, name: str | None = None, clip: float | None = None) -> Result:
+    """All layers and directions of a request, one sequence at a time; dropout is left out."""
+    name = name or request.cell.name
+    bounds = request.offsets.tolist()
+    values, finals, histories = request.values, [], []
+    for layer in range(request.layers):
+        beside: list[list[Tensor]] = [[] for _ in request.state]
+        for direction in range(request.directions):
+            index = layer * request.directions + direction
+            runs = [
+                naive_run(
+                    name,
+                    request.weights[index],
+                    values[begin:end],
+                    tuple(part[index, sequence] for part in request.state),
+                    reverse=direction == 1,
+                    clip=clip,
+                )
+                for sequence, (begin, end) in enumerate(pairwise(bounds))
+            ]
+            for which, part in enumerate(request.state):
+                nothing = part.new_zeros(0, part.shape[2])
+                beside[which].append(torch.cat([nothing, *(run.states[which] for run in runs)]))
+            finals.append([torch.stack(parts) for parts in zip(*(run.final for run in runs), strict=True)])
+        histories.append(tuple(torch.cat(parts, 1) for parts in beside))
+        values = histories[-1][0]
+    final = tuple(torch.stack(parts) for parts in zip(*finals, strict=True)) if len(bounds) > 1 else request.state
+    return Result(values, final, tuple(histories))

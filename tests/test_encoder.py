@@ -1,0 +1,165 @@
+"""The sequence encoder: the whole recipe against the same steps done by hand, one sequence at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from raglane import Ragged
+from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
+from raglane.nn import GRU, Recurrent, SequenceEncoder
+from raglane.nn.encoder import LAYERS
+from raglane.nn.pooling import POOLINGS
+
+LENGTHS = [4, 0, 1, 6, 2]
+D, H, TOKENS = 3, 4, 11
+
+
+def _floats(device: torch.device) -> Ragged:
+    return Ragged([torch.randn(length, D, dtype=torch.float64, device=device) for length in LENGTHS])
+
+
+def _tokens(device: torch.device) -> Ragged:
+    return Ragged([torch.randint(TOKENS, (length,), device=device) for length in LENGTHS])
+
+
+def _by_hand(encoder: SequenceEncoder, sequence: Tensor) -> Tensor:
+    """One sequence, by torch's own modules; the encoder's layer is a GRU of torch's in all but name."""
+    inputs = sequence if encoder.embedding is None else encoder.embedding(sequence)
+    layer: Any = encoder.recurrent
+    twin = nn.GRU(
+        layer.input_size,
+        layer.hidden_size,
+        layer.num_layers,
+        bidirectional=layer.bidirectional,
+        dtype=torch.float64,
+        device=inputs.device,
+    )
+    twin.load_state_dict(layer.state_dict())
+    output, h = twin(inputs)
+    if encoder.pooling is None:
+        return output  # type: ignore[no-any-return]
+    if encoder.pooling == "last":
+        return torch.cat([h[-2], h[-1]]) if layer.bidirectional else h[-1]
+    by_hand: dict[str, Any] = {
+        "first": lambda: output[0],
+        "mean": lambda: output.mean(0),
+        "max": lambda: output.amax(0),
+        "logsumexp": lambda: output.logsumexp(0),
+    }
+    if encoder.pooling in by_hand:
+        return by_hand[encoder.pooling]()  # type: ignore[no-any-return]
+    assert encoder.pool is not None
+    return encoder.pool(Ragged([output]))[0]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("embedding", [None, 5])
+@pytest.mark.parametrize("pooling", [*POOLINGS, None])
+def test_the_recipe_by_hand(pooling: str | None, embedding: int | None, bidirectional: bool, device: Any) -> None:
+    size = D if embedding is None else TOKENS
+    encoder = SequenceEncoder(
+        size, H, embedding=embedding, pooling=pooling, num_layers=2, bidirectional=bidirectional, dtype=torch.float64
+    ).to(device=device, dtype=torch.float64)
+    batch = _floats(device) if embedding is None else _tokens(device)
+    found = encoder(batch)
+    assert encoder.output_size == H * (1 + bidirectional)
+    for number, sequence in enumerate(batch):
+        if len(sequence):
+            torch.testing.assert_close(found[number], _by_hand(encoder, sequence), rtol=0, atol=1e-12)
+        elif pooling is not None:
+            assert torch.equal(found[number], torch.zeros_like(found[number]))
+    if pooling is None:
+        assert found.lengths.tolist() == LENGTHS
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("cell", LAYERS)
+def test_every_cell_learns(cell: str, layer_norm: bool, device: Any) -> None:
+    if layer_norm and cell not in ("lstm", "gru"):
+        with pytest.raises(ArgumentError, match=r"cell: got .*with layer_norm one of lstm, gru"):
+            SequenceEncoder(D, H, cell, layer_norm=True)
+        return
+    encoder = SequenceEncoder(D, H, cell, layer_norm=layer_norm, bidirectional=True, initial_state="learned").double()
+    encoder.to(device)(_floats(device)).square().sum().backward()
+    gradients = {name: parameter.grad for name, parameter in encoder.named_parameters()}
+    assert all(grad is not None and bool(grad.isfinite().all()) for grad in gradients.values())
+    assert any(bool(grad.any()) for name, grad in gradients.items() if grad is not None and "initial" in name)
+
+
+def test_any_layer_will_do(device: Any) -> None:
+    class Twice(nn.Module):
+        output_size = 2 * H
+
+        def __init__(self, input_size: int, hidden_size: int) -> None:
+            super().__init__()
+            self.input_size, self.hidden_size = input_size, hidden_size
+            self.linear = nn.Linear(input_size, hidden_size)
+
+        def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+            state = torch.tanh(state + self.linear(x_t))
+            return torch.cat([state, -state], 1), state
+
+    def recurrent(input_size: int, hidden_size: int, **options: Any) -> Recurrent:
+        return Recurrent(Twice, input_size, hidden_size, **options)
+
+    encoder = SequenceEncoder(D, H, recurrent, bidirectional=True).double().to(device)
+    found = encoder(_floats(device))
+    assert found.shape == (len(LENGTHS), encoder.output_size) == (len(LENGTHS), 4 * H)
+    assert SequenceEncoder(D, H, GRU)(Ragged([torch.randn(2, D)])).shape == (1, H)
+
+
+def test_dropout_is_for_training_only(device: Any) -> None:
+    batch = _floats(device)
+    encoder = SequenceEncoder(D, H, dropout=0.5, num_layers=2, zoneout=0.0, state_dropout=0.3).double().to(device)
+    assert not torch.equal(encoder(batch), encoder(batch))
+    encoder.eval()
+    assert torch.equal(encoder(batch), encoder(batch))
+    shares = [float((SequenceEncoder(D, 500, dropout=0.3).to(device)(batch.to(torch.float32))[0] == 0).float().mean())]
+    assert 0.2 < shares[0] < 0.4
+
+
+def test_only_the_last_state_is_computed_where_it_is_what_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    plain = GRU.forward
+
+    def watch(self: GRU, *args: Any, last_only: bool = False, **kwargs: Any) -> Any:
+        seen.append(last_only)
+        return plain(self, *args, last_only=last_only, **kwargs)
+
+    monkeypatch.setattr(GRU, "forward", watch)
+    batch = Ragged([torch.randn(2, D)])
+    SequenceEncoder(D, H)(batch)
+    SequenceEncoder(D, H, pooling="mean")(batch)
+    assert seen == [True, False]
+
+
+_TOKENS = Ragged([[1, 2], [3]])
+
+
+@pytest.mark.parametrize(
+    ("options", "batch", "kind", "says"),
+    [
+        ({"cell": "foo"}, None, ArgumentError, "cell: got 'foo'"),
+        ({"pooling": "median"}, None, ArgumentError, "pooling: got 'median'"),
+        ({"input_size": 0}, None, ArgumentError, "input_size: got 0"),
+        ({"hidden_size": -1}, None, ArgumentError, "hidden_size: got -1"),
+        ({"hidden_size": 2.5}, None, ArgumentError, "hidden_size: got 2.5"),
+        ({"num_layers": 0}, None, ArgumentError, "num_layers: got 0"),
+        ({"embedding": 0}, None, ArgumentError, "embedding: got 0"),
+        ({"dropout": 1.5}, None, ArgumentError, "dropout: got 1.5"),
+        ({"cell": "mingru", "state_dropout": 0.2}, None, ArgumentError, "state_dropout"),
+        ({"zoneout": 1.0}, None, ArgumentError, "zoneout"),
+        ({}, torch.zeros(2, 3), ArgumentTypeError, "batch: got a Tensor"),
+        ({}, Ragged([torch.zeros(2, 5)]), ShapeError, "input_size = 3"),
+        ({"embedding": 4}, Ragged([torch.zeros(2, 3)]), ArgumentTypeError, "tokens"),
+        ({"embedding": 4}, Ragged([torch.zeros(2, 3).long()]), ShapeError, "one token an element"),
+        ({"embedding": 4, "input_size": 2}, _TOKENS, ArgumentError, "tokens from 1 to 3"),
+    ],
+)
+def test_mistakes(options: dict[str, Any], batch: Any, kind: type[RaglaneError], says: str) -> None:
+    with pytest.raises(kind, match=says):
+        SequenceEncoder(**{"input_size": D, "hidden_size": H} | options)(batch)

@@ -1,0 +1,478 @@
+"""Losses against the obvious padded ones, with their padding masked by hand; reductions against small sums by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import raglane as rl
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
+from raglane.nn import losses
+from strategies import lengths
+from tensor_sizes import largest_tensor
+
+CLASSES = 4
+CLASS_WEIGHTS = torch.tensor([0.5, 2.0, 1.0, 0.0], dtype=torch.float64, device="cpu")
+POSITIVE = torch.tensor([0.5, 3.0, 1.0], dtype=torch.float64, device="cpu")
+IGNORED = 2
+
+
+@dataclass(frozen=True)
+class Case:
+    """A loss, and the loss of each row written out.
+
+    ``rows(predictions (M, ...), targets (M, ...))`` gives ``(M,)`` losses and as how much each row counts in a mean.
+    """
+
+    call: Callable[..., Any]
+    draw: Callable[[int], tuple[Tensor, Tensor]]
+    rows: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def draw_classes(count: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(count, CLASSES, dtype=torch.float64), torch.randint(0, CLASSES, (count,))
+
+
+def draw_probabilities(count: int) -> tuple[Tensor, Tensor]:
+    scores = torch.randn(2, count, CLASSES, dtype=torch.float64)
+    return scores[0], scores[1].softmax(-1)
+
+
+def draw_numbers(*features: int) -> Callable[[int], tuple[Tensor, Tensor]]:
+    def draw(count: int) -> tuple[Tensor, Tensor]:
+        made = 2 * torch.randn(2, count, *features, dtype=torch.float64)
+        return made[0], made[1]
+
+    return draw
+
+
+def draw_labels(count: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(count, 3, dtype=torch.float64), torch.randint(0, 2, (count, 3)).bool()
+
+
+def log_normalised(x: Tensor) -> Tensor:
+    return x - x.exp().sum(-1, keepdim=True).log()
+
+
+def class_rows(
+    log_probabilities: Tensor, target: Tensor, weighted: bool = False, ignore: bool = False, smoothing: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    weight = CLASS_WEIGHTS.to(log_probabilities) if weighted else torch.ones(CLASSES).to(log_probabilities)
+    chosen = torch.nn.functional.one_hot(target, CLASSES).to(log_probabilities)
+    own = -(chosen * weight * log_probabilities).sum(-1)
+    even = -(weight * log_probabilities).sum(-1) / CLASSES
+    kept = (target != IGNORED).to(own) if ignore else torch.ones_like(own)
+    return ((1 - smoothing) * own + smoothing * even) * kept, weight[target] * kept
+
+
+def evenly(rows: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Rows that count once each; features are averaged."""
+
+    def both(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        result = rows(x, y.to(x.dtype))
+        result = result if result.dim() == 1 else result.flatten(1).mean(1)
+        return result, torch.ones_like(result)
+
+    return both
+
+
+def huber(x: Tensor, y: Tensor) -> Tensor:
+    distance = (x - y).abs()
+    return torch.where(distance <= 0.7, distance**2 / 2, 0.7 * (distance - 0.35))
+
+
+def binary(x: Tensor, y: Tensor, positive: Tensor | float = 1.0) -> Tensor:
+    return -(positive * y * x.sigmoid().log() + (1 - y) * (-x).sigmoid().log())
+
+
+CASES: dict[str, Case] = {
+    "cross_entropy": Case(losses.cross_entropy, draw_classes, lambda x, y: class_rows(log_normalised(x), y)),
+    "cross_entropy, everything": Case(
+        lambda x, y, **k: losses.cross_entropy(
+            x, y, CLASS_WEIGHTS.to(x.device), ignore_index=IGNORED, label_smoothing=0.3, **k
+        ),
+        draw_classes,
+        lambda x, y: class_rows(log_normalised(x), y, weighted=True, ignore=True, smoothing=0.3),
+    ),
+    "cross_entropy, probabilities": Case(
+        lambda x, y, **k: losses.cross_entropy(x, y, CLASS_WEIGHTS.to(x.device), **k),
+        draw_probabilities,
+        evenly(lambda x, y: -(CLASS_WEIGHTS.to(x) * y * log_normalised(x)).sum(-1)),
+    ),
+    "nll_loss": Case(losses.nll_loss, draw_classes, class_rows),
+    "nll_loss, everything": Case(
+        lambda x, y, **k: losses.nll_loss(x, y, CLASS_WEIGHTS.to(x.device), ignore_index=IGNORED, **k),
+        draw_classes,
+        lambda x, y: class_rows(x, y, weighted=True, ignore=True),
+    ),
+    "mse_loss": Case(losses.mse_loss, draw_numbers(3), evenly(lambda x, y: (x - y) ** 2)),
+    "mse_loss, no features": Case(losses.mse_loss, draw_numbers(), evenly(lambda x, y: (x - y) ** 2)),
+    "mse_loss, two dimensions": Case(losses.mse_loss, draw_numbers(2, 3), evenly(lambda x, y: (x - y) ** 2)),
+    "l1_loss": Case(losses.l1_loss, draw_numbers(3), evenly(lambda x, y: (x - y).abs())),
+    "huber_loss": Case(lambda x, y, **k: losses.huber_loss(x, y, 0.7, **k), draw_numbers(3), evenly(huber)),
+    "binary_cross_entropy": Case(losses.binary_cross_entropy_with_logits, draw_labels, evenly(binary)),
+    "binary_cross_entropy, weighted": Case(
+        lambda x, y, **k: losses.binary_cross_entropy_with_logits(x, y, POSITIVE.to(x.device), **k),
+        draw_labels,
+        evenly(lambda x, y: binary(x, y, POSITIVE.to(x))),
+    ),
+}
+
+REDUCTIONS = ["element", "sequence", "none"]
+
+
+def padded_loss(
+    case: Case,
+    batch: rl.Ragged,
+    target: rl.Ragged,
+    reduction: str,
+    per_element: Tensor | None,
+    per_sequence: Tensor | None,
+) -> Tensor:
+    """The loss of a padded batch, its padding masked by hand, each sequence reduced in a loop."""
+    x, counted_lengths = batch.to_padded(padding_value=0.3)
+    y, _ = target.to_padded()
+    count, steps = x.shape[:2]
+    own, counts = case.rows(x.flatten(0, 1), y.flatten(0, 1))
+    own, counts = own.view(count, steps), counts.view(count, steps)
+    mask = torch.arange(steps) < counted_lengths.view(-1, 1).to(x.device)
+    weight = mask.to(x.dtype)
+    if per_element is not None:
+        weight = rl.Ragged.from_flat(per_element, lengths=counted_lengths).to_padded()[0].to(x.dtype)
+    shares = torch.ones(count, dtype=x.dtype) if per_sequence is None else per_sequence.to(x.dtype)
+    if reduction != "sequence":
+        weight = weight * shares.view(-1, 1)
+    if reduction == "none":
+        return (own * weight)[mask]
+    total, amount = (own * weight * mask).sum(1), (counts * weight * mask).sum(1)
+    if reduction == "element":
+        return total.sum() / amount.sum() if amount.sum() > 0 else total.sum() * 0
+    above, below = own.sum() * 0, own.new_zeros(())
+    for b in range(count):
+        if amount[b] > 0:
+            above, below = above + shares[b] * total[b] / amount[b], below + shares[b]
+    return above / below if below > 0 else above * 0
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+@pytest.mark.parametrize("name", CASES)
+@given(lengths=lengths(), reduction=st.sampled_from(REDUCTIONS), weighing=st.sampled_from(["", "element", "sequence"]))
+def test_against_a_padded_loss_masked_by_hand(
+    name: str,
+    dtype: torch.dtype,
+    tolerance: float,
+    lengths: list[int],
+    reduction: str,
+    weighing: str,
+    device: torch.device,
+) -> None:
+    case = CASES[name]
+    drawn, target_values = case.draw(sum(lengths))
+    values = drawn.to(dtype).requires_grad_()
+    if target_values.is_floating_point():
+        target_values = target_values.to(dtype)
+    batch = rl.Ragged.from_flat(values, lengths=lengths)
+    target = rl.Ragged.from_flat(target_values, lengths=lengths)
+    size = {"": 0, "element": sum(lengths), "sequence": len(lengths)}[weighing]
+    weights = (2 * torch.rand(size) - 0.5).clamp(min=0)  # a quarter of them 0
+    per_element = weights if weighing == "element" else None
+    per_sequence = weights if weighing == "sequence" else None
+    given_weights = per_sequence if per_element is None else rl.Ragged.from_flat(per_element, lengths=lengths)
+    result = case.call(batch, target, weights=given_weights, reduction=reduction)
+    if isinstance(result, rl.Ragged):
+        assert result.lengths.tolist() == lengths
+        result = result.values
+    if not lengths:
+        assert result.sum() == 0
+        return
+    # The truth in float64, so that the tolerance measures one rounding and not two.
+    exact = values.detach().double().requires_grad_()
+    if target_values.is_floating_point():
+        target = target.to(torch.float64)
+    expected = padded_loss(case, batch._like(exact), target, reduction, per_element, per_sequence)
+    assert result.dtype is dtype
+    torch.testing.assert_close(result.double(), expected, rtol=tolerance, atol=tolerance)
+    upstream = torch.randn_like(expected)
+    (ours,) = torch.autograd.grad(result, values, upstream.to(dtype))
+    (theirs,) = torch.autograd.grad(expected, exact, upstream.to(dtype).double())
+    torch.testing.assert_close(ours.double(), theirs, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("name", CASES)
+def test_gradients(name: str, reduction: str) -> None:
+    case = CASES[name]
+    values, target = case.draw(6)
+    counts = [3, 0, 1, 2]
+
+    def function(values: Tensor) -> Tensor:
+        batch = rl.Ragged.from_flat(values, lengths=counts)
+        result = case.call(batch, rl.Ragged.from_flat(target, lengths=counts), reduction=reduction)
+        result = result.values if isinstance(result, rl.Ragged) else result
+        return result.square()
+
+    assert torch.autograd.gradcheck(function, values.requires_grad_())
+    assert torch.autograd.gradgradcheck(function, values)
+
+
+@pytest.mark.parametrize("reduction", ["element", "sequence"])
+@pytest.mark.parametrize("name", CASES)
+def test_a_nan_stays_in_its_sequence(name: str, reduction: str) -> None:
+    case = CASES[name]
+    counts = [2, 3, 1]
+    clean, target_values = case.draw(6)
+    target = rl.Ragged.from_flat(target_values, lengths=counts)
+    poisoned = clean.clone()
+    poisoned[[0, 1, 5]] = float("nan")
+    gradients, single = [], []
+    for values in (clean, poisoned):
+        batch = rl.Ragged.from_flat(values.requires_grad_(), lengths=counts)
+        gradients.append(torch.autograd.grad(case.call(batch, target, reduction=reduction), values)[0][2:5])
+        single.append(case.call(batch, target, reduction="none")[1])
+    assert torch.equal(*gradients)
+    assert torch.equal(*single)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("per_sequence", [False, True])
+def test_what_has_weight_zero_may_be_nan(name: str, reduction: str, per_sequence: bool) -> None:
+    case = CASES[name]
+    counts = [2, 3]
+    clean, target_values = case.draw(5)
+    poisoned, poisoned_target = clean.clone(), target_values.clone()
+    poisoned[:2] = float("nan")
+    if target_values.is_floating_point():
+        poisoned_target[:2] = float("nan")
+    mask = torch.tensor([False, True]) if per_sequence else rl.Ragged([[False, False], [True, True, True]])
+    results = []
+    for values, target in ((clean, target_values), (poisoned, poisoned_target)):
+        batch = rl.Ragged.from_flat(values.requires_grad_(), lengths=counts)
+        result = case.call(batch, rl.Ragged.from_flat(target, lengths=counts), weights=mask, reduction=reduction)
+        result = result.values if isinstance(result, rl.Ragged) else result
+        results.append([result, torch.autograd.grad(result.sum(), values)[0]])
+    for own, expected in zip(*results, strict=True):
+        assert torch.equal(own, expected)
+    assert torch.equal(results[0][1][:2], torch.zeros_like(clean[:2]))
+
+
+@pytest.mark.parametrize("reduction", ["element", "sequence"])
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("counts", [[], [0], [0, 0], [2, 0, 1]])
+def test_where_nothing_counts_the_loss_is_zero(name: str, reduction: str, counts: list[int]) -> None:
+    """Empty batches, and one whose weights are all 0."""
+    case = CASES[name]
+    values, target = case.draw(sum(counts))
+    batch = rl.Ragged.from_flat(values.requires_grad_(), lengths=counts)
+    result = case.call(
+        batch,
+        rl.Ragged.from_flat(target, lengths=counts),
+        weights=torch.zeros(len(counts)) if sum(counts) else None,
+        reduction=reduction,
+    )
+    assert result.shape == ()
+    assert result.item() == 0
+    assert torch.equal(torch.autograd.grad(result, values)[0], torch.zeros_like(values))
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("weight", [None, torch.ones(CLASSES, device="cpu")])
+@pytest.mark.parametrize("function", [losses.cross_entropy, losses.nll_loss])
+def test_all_ignored_is_zero(function: Callable[..., Any], weight: Tensor | None, reduction: str) -> None:
+    values = torch.randn(3, CLASSES, requires_grad=True)
+    batch = rl.Ragged.from_flat(values, lengths=[2, 0, 1])
+    weight = None if weight is None else weight.to(values.device)
+    result = function(
+        batch, rl.Ragged.from_flat(torch.full((3,), -100), lengths=[2, 0, 1]), weight, reduction=reduction
+    )
+    result = result.values if isinstance(result, rl.Ragged) else result
+    assert torch.equal(result, torch.zeros_like(result))
+    assert torch.equal(torch.autograd.grad(result.sum(), values)[0], torch.zeros_like(values))
+
+
+def test_reductions_by_hand() -> None:
+    """Squared errors 1, 4, 9 in one sequence, 16 in another, none in a third."""
+    batch = rl.Ragged([torch.tensor([1.0, 2.0, 3.0]), torch.empty(0), torch.tensor([4.0])])
+    zeros = batch * 0
+    per_element = rl.Ragged([torch.tensor([1.0, 0.0, 3.0]), torch.empty(0), torch.tensor([2.0])])
+    per_sequence = torch.tensor([1.0, 5.0, 3.0])
+
+    def loss(weights: Any, reduction: Any) -> Any:
+        return losses.mse_loss(batch, zeros, weights=weights, reduction=reduction)
+
+    assert loss(None, "element").item() == pytest.approx(30 / 4)
+    assert loss(None, "sequence").item() == pytest.approx((14 / 3 + 16) / 2)
+    assert loss(None, "none").values.tolist() == [1, 4, 9, 16]
+    assert loss(per_element, "element").item() == pytest.approx((1 + 27 + 32) / 6)
+    assert loss(per_element, "sequence").item() == pytest.approx((28 / 4 + 16) / 2)
+    assert loss(per_element, "none").values.tolist() == [1, 0, 27, 32]
+    assert loss(per_sequence, "element").item() == pytest.approx((14 + 48) / 6)
+    assert loss(per_sequence, "sequence").item() == pytest.approx((14 / 3 + 48) / 4)
+    assert loss(per_sequence, "none").values.tolist() == [1, 4, 9, 48]
+
+
+def test_a_sequence_that_is_ignored_does_not_count_as_one() -> None:
+    logits = rl.Ragged([torch.zeros(2, 3), torch.tensor([[0.0, 100.0, 0.0]]), torch.zeros(2, 3)])
+    target = rl.Ragged([[0, -100], [-100], [2, 1]])
+    assert losses.cross_entropy(logits, target, reduction="sequence").exp().item() == pytest.approx(3)
+
+
+def test_class_weights_by_hand() -> None:
+    """The mean divides by the weights of the classes, as torch's does, within a sequence too."""
+    logits = rl.Ragged.from_flat(torch.randn(3, 2, dtype=torch.float64), lengths=[2, 1])
+    target = rl.Ragged([[0, 1], [1]])
+    weight = torch.tensor([1.0, 3.0], dtype=torch.float64)
+    single = losses.cross_entropy(logits, target, reduction="none")
+    assert isinstance(single, rl.Ragged)
+    a, b, c = single.values.tolist()
+    assert losses.cross_entropy(logits, target, weight).item() == pytest.approx((a + 3 * b + 3 * c) / 7)
+    assert losses.cross_entropy(logits, target, weight).item() == pytest.approx(
+        torch.nn.functional.cross_entropy(logits.values, target.values, weight).item()
+    )
+    sequence = losses.cross_entropy(logits, target, weight, reduction="sequence").item()
+    assert sequence == pytest.approx(((a + 3 * b) / 4 + c) / 2)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("name", CASES)
+def test_one_target_a_sequence(name: str, reduction: str) -> None:
+    case = CASES[name]
+    counts = [2, 0, 3]
+    batch = rl.Ragged.from_flat(case.draw(5)[0], lengths=counts)
+    target = case.draw(3)[1]
+    repeated = rl.Ragged.from_flat(target.repeat_interleave(torch.tensor(counts), dim=0), lengths=counts)
+    own, expected = (case.call(batch, t, reduction=reduction) for t in (target, repeated))
+    own, expected = (r.values if isinstance(r, rl.Ragged) else r for r in (own, expected))
+    assert torch.equal(own, expected)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("name", CASES)
+def test_bfloat16(name: str, reduction: str) -> None:
+    """The result keeps the dtype, and a long sequence is not added up in it."""
+    case = CASES[name]
+    counts = [900, 0, 3]
+    values, target_values = case.draw(903)
+    values = values.bfloat16()
+    target = rl.Ragged.from_flat(target_values, lengths=counts)
+    weights = rl.Ragged.from_flat(torch.rand(903), lengths=counts)
+    narrow = case.call(rl.Ragged.from_flat(values, lengths=counts), target, weights=weights, reduction=reduction)
+    wide = case.call(rl.Ragged.from_flat(values.double(), lengths=counts), target, weights=weights, reduction=reduction)
+    narrow, wide = (r.values if isinstance(r, rl.Ragged) else r for r in (narrow, wide))
+    assert narrow.dtype is torch.bfloat16
+    torch.testing.assert_close(narrow.double(), wide, rtol=0.03, atol=0.03)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_is_padded(name: str, reduction: str) -> None:
+    case = CASES[name]
+    counts = [100, *[1] * 60]
+    values, target_values = case.draw(160)
+    batch = rl.Ragged.from_flat(values.requires_grad_(), lengths=counts)
+    target = rl.Ragged.from_flat(target_values, lengths=counts)
+    weights = rl.Ragged.from_flat(torch.rand(160), lengths=counts)
+
+    def run() -> None:
+        result = case.call(batch, target, weights=weights, reduction=reduction)
+        (result.values if isinstance(result, rl.Ragged) else result).sum().backward()
+
+    assert 0 < largest_tensor(run) <= values.numel() < len(counts) * 100
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("name", CASES)
+def test_never_asks_for_lengths_that_the_host_does_not_know(name: str, reduction: str) -> None:
+    """On a GPU, to ask would be to wait for it."""
+    case = CASES[name]
+    offsets = torch.tensor([0, 2, 2, 5])
+    batch, target = (rl.Ragged._make(part, offsets.clone(), None) for part in case.draw(5))
+    weights = rl.Ragged._make(torch.rand(5), offsets.clone(), None)
+    case.call(batch, target, weights=weights, reduction=reduction)
+    assert [part._host_lengths for part in (batch, target, weights)] == [None] * 3
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+def test_classes_of_any_integer_dtype(dtype: torch.dtype) -> None:
+    logits = rl.Ragged([torch.randn(3, CLASSES)])
+    target = rl.Ragged([[0, 3, 1]])
+    own, expected = (losses.cross_entropy(logits, classes) for classes in (target.to(dtype), target))
+    assert own.item() == expected.item()
+
+
+def test_elements_without_a_feature_lose_nothing() -> None:
+    batch = rl.Ragged([torch.empty(3, 0)])
+    assert losses.mse_loss(batch, batch).item() == 0
+
+
+@pytest.mark.parametrize("name", ["cross_entropy, everything", "mse_loss"])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_compiles_without_a_break(name: str, reduction: str) -> None:
+    case = CASES[name]
+
+    def step(batch: rl.Ragged, target: rl.Ragged, weights: rl.Ragged) -> Any:
+        result = case.call(batch, target, weights=weights, reduction=reduction)
+        return result.values if isinstance(result, rl.Ragged) else result
+
+    compiled = torch.compile(step, backend="eager", fullgraph=True, dynamic=True)
+    for counts in ([3, 0, 2], [1, 4, 2, 5]):
+        parts = [*case.draw(sum(counts)), torch.rand(sum(counts))]
+        arguments = [rl.Ragged.from_flat(part, lengths=counts) for part in parts]
+        torch.testing.assert_close(compiled(*arguments), step(*arguments))
+
+
+LOGITS = rl.Ragged.from_flat(torch.zeros(3, CLASSES, device="cpu"), lengths=[2, 1])
+NUMBERS = rl.Ragged.from_flat(torch.zeros(3, device="cpu"), lengths=[2, 1])
+TARGET = rl.Ragged.from_flat(torch.zeros(3, dtype=torch.int64, device="cpu"), lengths=[2, 1])
+OTHERWISE = rl.Ragged.from_flat(torch.zeros(3, dtype=torch.int64, device="cpu"), lengths=[1, 2])
+ENTROPY, SQUARED, BINARY = losses.cross_entropy, losses.mse_loss, losses.binary_cross_entropy_with_logits
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda: ENTROPY(LOGITS, OTHERWISE), ShapeError, "length 1 for sequence 0.*here 2"),
+        (lambda: ENTROPY(LOGITS, TARGET[:1]), ShapeError, "1 sequences.*as many as the predictions have, 2"),
+        (lambda: ENTROPY(LOGITS, rl.Ragged([[1], [2]])), ShapeError, "2 elements.*predictions have, 3"),
+        (lambda: ENTROPY(LOGITS.values, TARGET), ArgumentTypeError, "torch.nn.functional"),  # type: ignore[arg-type]
+        (lambda: ENTROPY(LOGITS.to(torch.int64), TARGET), ArgumentTypeError, "floating-point"),
+        (lambda: ENTROPY(LOGITS, [0, 1, 2]), ArgumentTypeError, "wrap it with rl.Ragged"),  # type: ignore[arg-type]
+        (lambda: ENTROPY(LOGITS, TARGET.values), ShapeError, "one row a sequence, and the batch has 2"),
+        (lambda: ENTROPY(LOGITS, TARGET.to("meta")), ShapeError, "on meta.*one device"),
+        (lambda: ENTROPY(LOGITS, TARGET + 4), ArgumentError, "class 4.*from 0 to 3"),
+        (lambda: ENTROPY(LOGITS, TARGET - 1), ArgumentError, "class -1"),
+        (lambda: ENTROPY(LOGITS, NUMBERS), ShapeError, r"call \.to\(torch\.int64\)"),
+        (lambda: ENTROPY(LOGITS, TARGET > 0), ArgumentTypeError, "integer dtype"),
+        (lambda: ENTROPY(LOGITS, TARGET.map(lambda v: v.unsqueeze(1))), ShapeError, "one class an element"),
+        (lambda: ENTROPY(NUMBERS, TARGET), ShapeError, "one number a class"),
+        (lambda: ENTROPY(LOGITS, TARGET, torch.ones(3)), ShapeError, "weights=, with an s"),
+        (lambda: ENTROPY(LOGITS, TARGET, label_smoothing=2), ArgumentError, "from 0 to 1"),
+        (lambda: ENTROPY(LOGITS, TARGET, reduction="mean"), ArgumentError, "'mean' pass 'element'"),  # type: ignore[arg-type]
+        (lambda: ENTROPY(LOGITS, TARGET, weights=torch.ones(3)), ShapeError, "one number a sequence"),
+        (lambda: ENTROPY(LOGITS, TARGET, weights=[1, 2]), ArgumentTypeError, "torch.tensor"),  # type: ignore[arg-type]
+        (lambda: ENTROPY(LOGITS, TARGET, weights=LOGITS), ShapeError, "one number an element"),
+        (lambda: ENTROPY(LOGITS, TARGET, weights=OTHERWISE), ShapeError, "weights: got length 1"),
+        (lambda: losses.nll_loss(LOGITS, NUMBERS), ArgumentTypeError, "integer dtype"),
+        (lambda: SQUARED(LOGITS, NUMBERS), ShapeError, "nothing is broadcast"),
+        (lambda: losses.huber_loss(NUMBERS, NUMBERS, 0.0), ArgumentError, "above 0"),
+        (lambda: BINARY(LOGITS, LOGITS, torch.ones(2)), ShapeError, "one weight a label"),
+    ],
+)
+def test_refuses(call: Callable[[], Any], error: type[Exception], says: str) -> None:
+    with torch.device("cpu"), pytest.raises(error, match=says):
+        call()
+
+
+def test_one_weight_for_all_positives() -> None:
+    batch, target = rl.Ragged([torch.zeros(2)]), rl.Ragged([[1.0, 0.0]])
+    result = losses.binary_cross_entropy_with_logits(batch, target, torch.tensor([3.0]), reduction="none")
+    assert isinstance(result, rl.Ragged)
+    assert result.values.tolist() == pytest.approx([3 * math.log(2), math.log(2)])

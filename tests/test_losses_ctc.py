@@ -1,0 +1,270 @@
+"""CTC against torch's on a padded batch, against every path written out, and what torch's does not promise."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo.testing
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import raglane as rl
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
+from raglane.nn.losses import ctc_loss
+from tensor_sizes import largest_tensor
+
+CLASSES = 4
+INFINITE = float("inf")
+
+# Steps and labels of a sequence: none of either, labels that do not fit, and long ones among short ones.
+PAIRS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 4)), min_size=0, max_size=6)
+
+
+def draw(pairs: list[tuple[int, int]], blank: int = 0, kinds: int = CLASSES - 1) -> tuple[Tensor, rl.Ragged]:
+    """Logits ``(N, C)``, and labels of few kinds, so that many repeat."""
+    steps, labels = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    logits = torch.randn(sum(steps), CLASSES, dtype=torch.float64, requires_grad=True)
+    target = torch.randint(0, kinds, (sum(labels),))
+    target = target + (target >= blank)
+    return logits, rl.Ragged.from_flat(target, lengths=labels)
+
+
+def batch_of(logits: Tensor, pairs: list[tuple[int, int]]) -> rl.Ragged:
+    return rl.Ragged.from_flat(logits.log_softmax(-1), lengths=[pair[0] for pair in pairs])
+
+
+def torch_loss(log_probs: rl.Ragged, targets: rl.Ragged, **options: Any) -> Tensor:
+    padded, steps = log_probs.to_padded(batch_first=False)
+    labels, counts = targets.to_padded()
+    return torch.nn.functional.ctc_loss(padded, labels, steps, counts, **options)
+
+
+@pytest.mark.parametrize("blank", [0, 2])
+@given(pairs=PAIRS, kinds=st.integers(1, CLASSES - 1))
+def test_against_torch(pairs: list[tuple[int, int]], kinds: int, blank: int) -> None:
+    """Values and gradients, those of infinite losses included, which torch gives where told to make them 0."""
+    if not any(steps for steps, _ in pairs):
+        return  # torch needs a step
+    logits, targets = draw(pairs, blank, kinds)
+    log_probs = batch_of(logits, pairs)
+    own = ctc_loss(log_probs, targets, blank, reduction="none")
+    expected = torch_loss(log_probs, targets, blank=blank, reduction="none")
+    torch.testing.assert_close(own, expected, rtol=1e-12, atol=1e-12)
+    finite = torch_loss(log_probs, targets, blank=blank, reduction="none", zero_infinity=True)
+    zeroed = ctc_loss(log_probs, targets, blank, reduction="none", zero_infinity=True)
+    torch.testing.assert_close(zeroed, finite, rtol=1e-12, atol=1e-12)
+    upstream = torch.randn_like(own)
+    (theirs,) = torch.autograd.grad(finite, logits, upstream, retain_graph=True)
+    for losses in (own, zeroed):
+        (ours,) = torch.autograd.grad(losses, logits, upstream, retain_graph=True)
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_long_sequences_in_float32() -> None:
+    pairs = [(300, 40), (5, 2), (120, 60), (299, 0)]
+    logits, targets = draw(pairs)
+    exact = batch_of(logits, pairs)
+    narrow = logits.detach().float().requires_grad_()
+    own = ctc_loss(batch_of(narrow, pairs), targets, reduction="none")
+    assert own.dtype is torch.float32
+    expected = ctc_loss(exact, targets, reduction="none")
+    torch.testing.assert_close(own.double(), expected, rtol=1e-5, atol=1e-4)
+    (ours,) = torch.autograd.grad(own.sum(), narrow)
+    (theirs,) = torch.autograd.grad(expected.sum(), logits)
+    torch.testing.assert_close(ours.double(), theirs, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("labels", [[], [1], [1, 1], [1, 2], [2, 1, 2], [1, 1, 1]])
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 4, 5])
+def test_against_every_path(steps: int, labels: list[int]) -> None:
+    """The definition: the sum over all paths that read as the labels once repeats and blanks are dropped."""
+    probabilities = torch.rand(steps, 3, dtype=torch.float64)
+    total = 0.0
+    for path in itertools.product(range(3), repeat=steps):
+        read = [label for label, _ in itertools.groupby(path) if label != 0]
+        if read == labels:
+            total += math.prod(float(probabilities[t, label]) for t, label in enumerate(path))
+    targets = rl.Ragged.from_flat(torch.tensor(labels, dtype=torch.int64), lengths=[len(labels)])
+    own = ctc_loss(rl.Ragged([probabilities.log()]), targets, reduction="none")
+    assert own.item() == pytest.approx(-math.log(total) if total else INFINITE, rel=1e-12)
+
+
+@pytest.mark.parametrize("reduction", ["element", "sequence", "none"])
+def test_gradients(reduction: Any) -> None:
+    """With respect to the log-probabilities themselves, whether they are normalised or not."""
+    pairs = [(3, 1), (0, 0), (5, 2), (2, 0), (4, 2), (1, 3)]
+    values, targets = draw(pairs)
+
+    def function(values: Tensor) -> Tensor:
+        log_probs = rl.Ragged.from_flat(values, lengths=[pair[0] for pair in pairs])
+        return ctc_loss(log_probs, targets, reduction=reduction, zero_infinity=True).square()
+
+    assert torch.autograd.gradcheck(function, values)
+
+
+def test_log_probabilities_may_be_minus_infinity() -> None:
+    """What cannot be takes part in no path, and gets no gradient."""
+    values = torch.tensor([[0.5, 0.5], [0.0, 1.0]], dtype=torch.float64).log().requires_grad_()
+    loss = ctc_loss(rl.Ragged.from_flat(values, lengths=[2]), rl.Ragged([[1]]), reduction="none")
+    assert loss.item() == pytest.approx(0)
+    loss.sum().backward()
+    assert values.grad is not None
+    torch.testing.assert_close(values.grad, torch.tensor([[-0.5, -0.5], [0, -1.0]], dtype=torch.float64))
+
+
+def test_a_nan_stays_in_its_sequence() -> None:
+    pairs = [(4, 1), (5, 2), (4, 2)]
+    clean, targets = draw(pairs)
+    poisoned = clean.detach().clone()
+    poisoned[:4] = poisoned[9:] = float("nan")
+    results = []
+    for values in (clean, poisoned.requires_grad_()):
+        losses = ctc_loss(batch_of(values, pairs), targets, reduction="none")
+        results.append((losses[1], torch.autograd.grad(losses.sum(), values)[0][4:9]))
+    for own, expected in zip(*results, strict=True):
+        assert torch.equal(own, expected)
+
+
+@pytest.mark.parametrize("reduction", ["element", "sequence", "none"])
+def test_what_has_weight_zero_may_be_nan_or_infinite(reduction: Any) -> None:
+    pairs = [(4, 1), (5, 2), (1, 3)]
+    values, targets = draw(pairs)
+    with torch.no_grad():
+        values[:4] = float("nan")
+    log_probs = batch_of(values, pairs)
+    own = ctc_loss(log_probs, targets, weights=torch.tensor([0, 2, 0]), reduction=reduction)
+    alone = ctc_loss(log_probs[1:2], targets[1:2], reduction=reduction)
+    torch.testing.assert_close(own.sum(), alone.sum() * (2 if reduction == "none" else 1))
+    (gradient,) = torch.autograd.grad(own.sum(), values)
+    outside = torch.ones(10, dtype=torch.bool)
+    outside[4:9] = False
+    assert bool(gradient[4:9].isfinite().all())
+    # The rows of NaN still pass through the softmax of this test, which makes NaN of a gradient of 0.
+    assert bool((gradient[outside].nan_to_num() == 0).all())
+
+
+def test_reductions_by_hand() -> None:
+    pairs = [(4, 1), (5, 3), (2, 0), (0, 0)]
+    values, targets = draw(pairs, kinds=3)
+    with torch.no_grad():
+        values[4:9] += 1
+    log_probs = batch_of(values, pairs)
+    a, b, c, d = ctc_loss(log_probs, targets, reduction="none", zero_infinity=True).tolist()
+    assert d == 0
+    weights = torch.tensor([1.0, 2.0, 3.0, 9.0])
+
+    def loss(reduction: Any, weights: Tensor | None = None) -> float:
+        return ctc_loss(log_probs, targets, reduction=reduction, weights=weights, zero_infinity=True).item()
+
+    assert loss("element") == pytest.approx((a + b + c) / 5)
+    assert loss("sequence") == pytest.approx((a + b / 3 + c) / 3)
+    assert loss("element", weights) == pytest.approx((a + 2 * b + 3 * c) / (1 + 6 + 3))
+    assert loss("sequence", weights) == pytest.approx((a + 2 * b / 3 + 3 * c) / 6)
+    mean = torch_loss(log_probs[:3], targets[:3], reduction="mean", zero_infinity=True).item()
+    assert loss("sequence") == pytest.approx(mean)
+
+
+@pytest.mark.parametrize("reduction", ["element", "sequence"])
+@pytest.mark.parametrize("pairs", [[], [(0, 0)], [(0, 0), (0, 0)]])
+def test_where_nothing_counts_the_loss_is_zero(pairs: list[tuple[int, int]], reduction: Any) -> None:
+    values, targets = draw(pairs)
+    result = ctc_loss(batch_of(values, pairs), targets, reduction=reduction)
+    assert (result.shape, result.item()) == ((), 0)
+    assert torch.autograd.grad(result, values)[0].shape == (0, CLASSES)
+
+
+def test_too_few_steps_without_zero_infinity() -> None:
+    values, targets = draw([(1, 2), (0, 1)])
+    losses = ctc_loss(batch_of(values, [(1, 2), (0, 1)]), targets, reduction="none")
+    assert losses.tolist() == [INFINITE, INFINITE]
+    losses.sum().backward()
+    assert values.grad is not None
+    assert torch.equal(values.grad, torch.zeros_like(values))
+
+
+def test_bfloat16_is_computed_in_float32() -> None:
+    pairs = [(60, 12), (5, 2)]
+    values, targets = draw(pairs)
+    log_probs = batch_of(values.detach(), pairs).to(torch.bfloat16)
+    own = ctc_loss(log_probs, targets, reduction="none")
+    assert own.dtype is torch.bfloat16
+    expected = ctc_loss(log_probs.to(torch.float64), targets, reduction="none")
+    torch.testing.assert_close(own.double(), expected, rtol=4e-3, atol=0)
+
+
+def test_nothing_is_padded() -> None:
+    """The largest tensor grows with steps times states of each sequence, not with the longest of each."""
+    pairs = [(200, 1), *[(2, 1)] * 50, (2, 50)]
+    values, targets = draw(pairs)
+    largest = largest_tensor(lambda: ctc_loss(batch_of(values, pairs), targets, zero_infinity=True).backward())
+    # Steps times states, or steps times classes.
+    assert largest == max(200 * 3 + 50 * 2 * 3 + 2 * 101, values.numel())
+    assert largest < len(pairs) * 200
+
+
+def test_cannot_be_differentiated_twice() -> None:
+    pairs = [(4, 1)]
+    values, targets = draw(pairs)
+    (gradient,) = torch.autograd.grad(ctc_loss(batch_of(values, pairs), targets), values, create_graph=True)
+    with pytest.raises(ArgumentError, match="differentiated once"):
+        gradient.square().sum().backward()
+
+
+def test_compiles_without_a_break() -> None:
+    def step(logits: rl.Ragged, targets: rl.Ragged) -> Tensor:
+        return ctc_loss(logits.map(lambda values: values.log_softmax(-1)), targets, zero_infinity=True) * 2
+
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(step, backend=counter, fullgraph=True, dynamic=True)
+    graphs = 0
+    # No two sizes of the first batch are equal by chance, which the compiler would take for a rule.
+    for pairs in ([(4, 1), (3, 2), (5, 3)] * 2, [(4, 1), (0, 0), (5, 2), (7, 3)], [(2, 1), (9, 4)]):
+        values, targets = draw(pairs)
+        results = []
+        for function in (step, compiled):
+            loss = function(rl.Ragged.from_flat(values, lengths=[pair[0] for pair in pairs]), targets)
+            results.append([loss.detach(), torch.autograd.grad(loss, values)[0]])
+        for own, expected in zip(*results, strict=True):
+            torch.testing.assert_close(own, expected)
+        graphs = graphs or counter.frame_count
+        assert counter.frame_count == graphs
+
+
+def test_the_operator_of_compiled_graphs() -> None:
+    pairs = [(4, 1), (0, 0), (5, 2)]
+    values, targets = draw(pairs)
+    log_probs = batch_of(values.detach(), pairs)
+    parts = (log_probs.values.requires_grad_(), log_probs.offsets, log_probs.host_lengths)
+    labels = (targets.values, targets.offsets, targets.host_lengths)
+    torch.library.opcheck(torch.ops.raglane.ctc_align.default, (*parts, *labels, 0, True))
+
+
+LOG_PROBS = rl.Ragged.from_flat(torch.zeros(5, CLASSES, device="cpu"), lengths=[3, 2])
+TARGETS = rl.Ragged.from_flat(torch.ones(3, dtype=torch.int64, device="cpu"), lengths=[1, 2])
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda: ctc_loss(LOG_PROBS.values, TARGETS), ArgumentTypeError, "log_probs"),  # type: ignore[arg-type]
+        (lambda: ctc_loss(LOG_PROBS, TARGETS.values), ArgumentTypeError, "labels"),  # type: ignore[arg-type]
+        (lambda: ctc_loss(LOG_PROBS, TARGETS * 1.0), ArgumentTypeError, "integer"),
+        (lambda: ctc_loss(LOG_PROBS, TARGETS[:1]), ShapeError, "each of the 2"),
+        (lambda: ctc_loss(LOG_PROBS, TARGETS + 3), ArgumentError, "label 4.*from 0 to 3"),
+        (lambda: ctc_loss(LOG_PROBS, TARGETS - 1), ArgumentError, "not the blank"),
+        (lambda: ctc_loss(LOG_PROBS, TARGETS, blank=4), ArgumentError, "blank is one of"),
+        (lambda: ctc_loss(TARGETS * 1.0, TARGETS), ArgumentError, r"\(N, C\)"),
+        (lambda: ctc_loss(LOG_PROBS, TARGETS, reduction="sum"), ArgumentError, "'none'"),  # type: ignore[arg-type]
+        (lambda: ctc_loss(LOG_PROBS, TARGETS, weights=torch.ones(3)), ShapeError, "batch has 2"),
+        (lambda: ctc_loss(LOG_PROBS, TARGETS, weights=LOG_PROBS), ArgumentTypeError, "sequence"),  # type: ignore[arg-type]
+    ],
+)
+def test_refuses(call: Callable[[], Any], error: type[Exception], says: str) -> None:
+    with torch.device("cpu"), pytest.raises(error, match=says):
+        call()

@@ -1,0 +1,165 @@
+"""Poolings against the obvious loop over sequences, and what attention promises."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import raglane as rl
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
+from raglane.nn.pooling import POOLINGS, AttentionPooling, Pooling
+from strategies import lengths
+
+
+def one_sequence(pooling: nn.Module, x: Tensor) -> Tensor:
+    """What a pooling gives for one sequence ``(L, F)`` that is not empty."""
+    if isinstance(pooling, Pooling):
+        single = {
+            "last": lambda: x[-1],
+            "first": lambda: x[0],
+            "mean": lambda: x.mean(0),
+            "max": lambda: x.amax(0),
+            "logsumexp": lambda: x.exp().sum(0).log(),
+        }
+        return single[pooling.name]()
+    assert isinstance(pooling, AttentionPooling)
+    hidden, query = pooling.hidden.weight, pooling.query.weight
+    blocks = []
+    for head, block in enumerate(x.chunk(pooling.heads, dim=1)):
+        scores = torch.stack([query[head] @ torch.tanh(hidden @ element) for element in x])
+        blocks.append(sum((w * e for w, e in zip(scores.softmax(0), block, strict=True)), torch.zeros_like(block[0])))
+    return torch.cat(blocks)
+
+
+def build(name: str) -> nn.Module:
+    if name == "attention, 3 heads":
+        return AttentionPooling(6, heads=3, dtype=torch.float64)
+    return POOLINGS[name](6).double()
+
+
+NAMES = [*POOLINGS, "attention, 3 heads"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(lengths=lengths())
+def test_against_a_loop(name: str, lengths: list[int], device: torch.device) -> None:
+    pooling = build(name)
+    values = torch.randn(sum(lengths), 6, dtype=torch.float64, device=device, requires_grad=True)
+    result = pooling(rl.Ragged.from_flat(values, lengths=lengths))
+    expected = [one_sequence(pooling, x) if len(x) else x.sum(0) * 0 for x in torch.split(values, lengths)]
+    joined = torch.stack(expected) if lengths else values.new_zeros((0, 6))
+    torch.testing.assert_close(result, joined, rtol=1e-12, atol=1e-12)
+    inputs = [values, *pooling.parameters()]
+    weight = torch.randn_like(joined)
+    own = torch.autograd.grad((result * weight).sum() + 0 * values.sum(), inputs, materialize_grads=True)
+    theirs = torch.autograd.grad((joined * weight).sum() + 0 * values.sum(), inputs, materialize_grads=True)
+    for ours, reference in zip(own, theirs, strict=True):
+        torch.testing.assert_close(ours, reference, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients(name: str) -> None:
+    pooling = build(name)
+    values = torch.randn(6, 6, dtype=torch.float64, requires_grad=True)
+
+    def function(values: Tensor, *_: Tensor) -> Tensor:
+        result: Tensor = pooling(rl.Ragged.from_flat(values, lengths=[3, 0, 1, 2]))
+        return result.square()
+
+    inputs = (values, *pooling.parameters())
+    assert torch.autograd.gradcheck(function, inputs)
+    assert torch.autograd.gradgradcheck(function, inputs)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_nan_stays_in_its_sequence(name: str) -> None:
+    pooling = build(name)
+    middle = torch.randn(3, 6, dtype=torch.float64)
+    poison = torch.full((4, 6), float("nan"), dtype=torch.float64)
+
+    def run(sequences: list[Tensor], index: int) -> tuple[Tensor, Tensor]:
+        leaves = [sequence.clone().requires_grad_() for sequence in sequences]
+        own = pooling(rl.Ragged(leaves))
+        own.sum().backward()
+        gradient = leaves[index].grad
+        assert gradient is not None
+        return own[index].detach(), gradient
+
+    for ours, reference in zip(run([poison, middle, poison], 1), run([middle], 0), strict=True):
+        torch.testing.assert_close(ours, reference, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("lengths", [[], [0], [0, 0, 0]])
+def test_empty_batches_give_zeros_and_no_gradient(name: str, lengths: list[int]) -> None:
+    pooling = build(name)
+    values = torch.empty(0, 6, dtype=torch.float64, requires_grad=True)
+    result = pooling(rl.Ragged.from_flat(values, lengths=lengths))
+    assert torch.equal(result, torch.zeros(len(lengths), 6, dtype=torch.float64))
+    for parameter in pooling.parameters():
+        gradient = torch.autograd.grad(result.sum(), parameter, retain_graph=True)[0]
+        assert torch.equal(gradient, torch.zeros_like(parameter))
+
+
+@given(lengths=lengths(), heads=st.sampled_from([1, 2, 4]))
+def test_weights_of_attention_add_up_to_one(lengths: list[int], heads: int) -> None:
+    pooling = AttentionPooling(4, heads)
+    weights = pooling.weights(rl.Ragged.from_flat(torch.randn(sum(lengths), 4), lengths=lengths))
+    assert weights.features == (heads,)
+    assert bool((weights.values >= 0).all())
+    for own in weights:
+        torch.testing.assert_close(own.sum(0), torch.ones(heads) * min(len(own), 1))
+
+
+def test_equal_scores_give_the_mean() -> None:
+    pooling = AttentionPooling(4, heads=2)
+    nn.init.zeros_(pooling.query.weight)
+    batch = rl.Ragged([torch.randn(3, 4), torch.randn(5, 4)])
+    torch.testing.assert_close(pooling(batch), batch.mean())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", POOLINGS)
+def test_keeps_the_dtype(name: str, dtype: torch.dtype) -> None:
+    pooling = POOLINGS[name](4).to(dtype)
+    batch = rl.Ragged([torch.randn(700, 4), torch.empty(0, 4), torch.randn(2, 4)]).to(dtype)
+    result = pooling(batch)
+    assert result.dtype is dtype
+    expected = pooling.double()(batch.to(torch.float64))
+    torch.testing.assert_close(result.double(), expected, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("name", POOLINGS)
+def test_compiles_without_a_break(name: str) -> None:
+    pooling = POOLINGS[name](4)
+    compiled = torch.compile(pooling, backend="eager", fullgraph=True, dynamic=True)
+    for counts in ([3, 0, 2], [1, 4, 2, 5]):
+        batch = rl.Ragged([torch.randn(length, 4) for length in counts])
+        torch.testing.assert_close(compiled(batch), pooling(batch))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda: Pooling("median"), ArgumentError, "one of last, first"),
+        (lambda: Pooling("attention"), ArgumentError, "AttentionPooling"),
+        (lambda: AttentionPooling(6, heads=4), ArgumentError, "divides"),
+        (lambda: AttentionPooling(0), ArgumentError, "at least 1"),
+        (lambda: Pooling("mean")(torch.ones(2, 3, 4)), ArgumentTypeError, "from_padded"),
+        (lambda: AttentionPooling(6)(torch.ones(2, 6)), ArgumentTypeError, "Ragged"),
+        (lambda: AttentionPooling(6)(rl.Ragged([torch.ones(2, 5)])), ShapeError, "6 features"),
+        (lambda: AttentionPooling(6)(rl.Ragged([torch.ones(6)])), ShapeError, "6 features"),
+    ],
+)
+def test_refuses(call: object, error: type[Exception], says: str) -> None:
+    assert callable(call)
+    with pytest.raises(error, match=says):
+        call()
+
+
+def test_shows_itself() -> None:
+    assert repr(Pooling("max")) == "Pooling('max')"
+    assert "4, heads=2" in repr(AttentionPooling(4, heads=2))
