@@ -9,7 +9,19 @@ import pytest
 import torch
 
 from raglane.benchmark.batch import Batch
-from raglane.benchmark.cases import CELLS, DTYPES, MODES, SIZES, SUITES, Case, Size, select
+from raglane.benchmark.cases import (
+    CELLS,
+    DTYPES,
+    ELEMENTWISE,
+    MODES,
+    SIZES,
+    SUITES,
+    TORCH_CELLS,
+    Case,
+    Size,
+    operations,
+    select,
+)
 from raglane.benchmark.competitors import COMPETITORS, RIVALS, TORCH
 from raglane.benchmark.lengths import LENGTHS, QUANTILES, Lengths, draw_like, read_lengths
 from raglane.errors import ArgumentError, DataError
@@ -41,7 +53,7 @@ def test_the_registry_is_complete_and_has_no_case_twice() -> None:
     cases = _everything([1, 2])
     assert len(set(cases)) == len(cases)
     grid = [case for case in cases if case.suite == "grid"]
-    assert len(grid) == len(CELLS) * len(SIZES) * 2 * len(MODES) * len(DTYPES) * 2
+    assert len(grid) == len(TORCH_CELLS) * len(SIZES) * 2 * len(MODES) * len(DTYPES) * 2
     assert {case.suite for case in cases} == set(SUITES)
     assert {case.mode for case in cases if case.suite == "memory"} == {"train"}
 
@@ -49,6 +61,7 @@ def test_the_registry_is_complete_and_has_no_case_twice() -> None:
 def test_what_the_suites_name_exists() -> None:
     for suite in SUITES.values():
         assert set(suite.lengths) <= set(LENGTHS)
+        assert set(suite.cells) <= set(CELLS)
         assert set(suite.competitors) <= set(COMPETITORS) - set(RIVALS)
     assert all(name == competitor.name for name, competitor in COMPETITORS.items())
     assert all(name == lengths.name for name, lengths in LENGTHS.items())
@@ -59,16 +72,23 @@ def test_a_batch_too_small_for_its_lengths_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"lengths fill-0\.1 need at least 32 sequences"):
         select(["fill"], cells=["gru"], sizes=[SIZES[0]], lengths=[], modes=MODES, dtypes=DTYPES, threads=[1])
     with pytest.raises(ArgumentError, match="at least one case"):
+        select(["own-cell"], cells=["lstm"], sizes=None, lengths=[], modes=MODES, dtypes=DTYPES, threads=[1])
+    with pytest.raises(ArgumentError, match="at least one case"):
         select(["memory"], cells=["gru"], sizes=None, lengths=[], modes=["infer"], dtypes=DTYPES, threads=[1])
 
 
-@pytest.mark.parametrize(("cell", "gates"), list(CELLS.items()))
+@pytest.mark.parametrize(("cell", "gates"), [("lstm", 4), ("gru", 3), ("rnn_tanh", 1)])
 def test_operations_are_those_of_the_matrix_products(cell: str, gates: int) -> None:
-    case = _case(cell, "infer")
-    weights = Batch.of(case).weights
+    weights = Batch.of(_case(cell)).weights
     counted = sum(2 * weights[name].numel() for name in ("weight_ih_l0", "weight_hh_l0"))
-    assert case.operations == counted == 2 * gates * 6 * (4 + 6)
-    assert replace(case, mode="train").operations == 3 * counted
+    assert operations(cell, Size(7, 6, 4), "infer") == counted == 2 * gates * 6 * (4 + 6)
+    assert operations(cell, Size(7, 6, 4), "train") == 3 * counted
+
+
+@pytest.mark.parametrize(("cell", "products"), [("indrnn_relu", 1), ("mingru", 2), ("minlstm", 3), ("sru", 4)])
+def test_an_elementwise_cell_has_input_products_alone(cell: str, products: int) -> None:
+    assert cell in ELEMENTWISE
+    assert operations(cell, Size(7, 6, 4), "infer") == 2 * products * 6 * 4
 
 
 # -- lengths ----------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ import raglane as rl
 from raglane.data.records import offsets_of
 
 _EXAMPLES = Path(__file__).parents[1] / "examples"
-_SCRIPTS = ("japanese_vowels", "names", "tag_words")
+_SCRIPTS = {"japanese_vowels": "accuracy", "names": "accuracy", "tag_words": "accuracy", "recurrent_ppo": "mean return"}
 
 
 @pytest.fixture(autouse=True)
@@ -163,6 +163,35 @@ def test_words_as_numbers() -> None:
     }
 
 
+def test_an_agent_learns_to_recall(capsys: pytest.CaptureFixture[str]) -> None:
+    script = _load("recurrent_ppo")
+    assert script.main(["--rollouts", "20"]) > 0.8
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in printed[:4]] == [f"rollout {number}" for number in range(5, 21, 5)]
+    assert float(printed[-2].rsplit(maxsplit=1)[-1]) < 1e-5  # one call of the GRU against steps
+
+
+def test_one_call_with_resets_is_what_the_agent_did() -> None:
+    script = _load("recurrent_ppo")
+    agent, world = script.Agent(), script.Recall(script.ENVIRONMENTS)
+    state = torch.zeros(1, script.ENVIRONMENTS, 32)
+    _, state, _ = script.collect(agent, world, state)
+    rollout, _, _ = script.collect(agent, world, state)
+    starts = rollout["starts"]
+    assert not starts.first().all()  # some go on from the rollout before
+    for resets, is_right in ((starts, True), (starts & False, False)):
+        logits, _ = agent(rollout["observations"], state, resets)
+        found = logits.log_softmax(-1).gather(1, rollout["actions"].values.unsqueeze(1)).squeeze(1)
+        assert torch.allclose(found, rollout["log_probs"].values, atol=1e-5) == is_right
+
+
+def test_advantages_stop_at_the_end_of_an_episode() -> None:
+    rewards, values = torch.tensor([[0.0, 1.0, 0.0]]), torch.tensor([[0.5, 0.25, 0.5, 1.0]])
+    found = _load("recurrent_ppo").estimate_advantages(rewards, values, torch.tensor([[True, False, True]]))
+    # Backwards: 0.99 - 0.5; the episode ends: 1 - 0.25; then 0.99 * 0.25 - 0.5, and 0.99 * 0.95 of the next.
+    assert found.tolist()[0] == pytest.approx([0.2475 - 0.5 + 0.99 * 0.95 * 0.75, 0.75, 0.49])
+
+
 @pytest.mark.parametrize("name", ["names", "tag_words"])
 def test_a_missing_path_is_one_line(tmp_path: Path, name: str) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
@@ -181,12 +210,12 @@ def test_a_missing_path_is_one_line(tmp_path: Path, name: str) -> None:
     assert str(absent) in failed.stderr
 
 
-@pytest.mark.parametrize("name", _SCRIPTS)
-def test_help_tells_what_the_script_reaches(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("name", "figure"), _SCRIPTS.items())
+def test_help_tells_what_the_script_reaches(name: str, figure: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         _load(name).main(["--help"])
     assert stopped.value.code == 0
-    assert "accuracy" in capsys.readouterr().out
+    assert figure in capsys.readouterr().out.lower()
 
 
 @pytest.mark.slow
@@ -206,3 +235,8 @@ def test_names_reach_their_figure() -> None:
 @pytest.mark.slow
 def test_tags_reach_their_figure() -> None:
     assert _load("tag_words").main([_data("ewt")]) >= 0.90
+
+
+@pytest.mark.slow
+def test_the_agent_reaches_its_figure() -> None:
+    assert mean(_load("recurrent_ppo").main(["--seed", str(seed)]) for seed in range(3)) >= 0.97

@@ -305,7 +305,7 @@ def test_damaged_models_are_refused_in_words(tmp_path: Path) -> None:
     _edit(folder / "config.json", model=json.loads(config)["model"] | {"hidden": 6})
     refuses("weights.safetensors.*size mismatch")
     _edit(folder / "config.json", model=json.loads(config)["model"] | {"cell": "other"})
-    refuses("whole and unchanged")
+    refuses("config.json: cell: got 'other'")
     (folder / "config.json").write_bytes(config[:50])
     refuses("config.json")
     (folder / "config.json").write_bytes(b"[]")

@@ -7,8 +7,30 @@ from typing import Any
 import pytest
 
 from raglane.errors import ArgumentError
-from raglane.training.settings import CELLS, DEVICES, MISSING, OPTIMIZERS, TASKS, Settings
+from raglane.nn.encoder import LAYERS, SequenceEncoder
+from raglane.nn.pooling import POOLINGS as POOLINGS_OF_NN
+from raglane.training.settings import (
+    CELLS,
+    DEVICES,
+    INITIAL_STATES,
+    MISSING,
+    NORMALISED_CELLS,
+    OPTIMIZERS,
+    POOLINGS,
+    TASKS,
+    Settings,
+)
 
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "task": TASKS,
+    "cell": CELLS,
+    "pooling": POOLINGS,
+    "initial_state": INITIAL_STATES,
+    "optimizer": OPTIMIZERS,
+    "missing": MISSING,
+    "device": DEVICES,
+}
+_SHARES = ("dropout", "input_dropout", "state_dropout", "weight_dropout", "zoneout", "validation_fraction")
 _BAD: list[tuple[str, Any]] = [
     *((name, value) for name in ("hidden", "layers", "epochs", "batch_size", "embedding") for value in (0, -1)),
     *((name, value) for name in ("threads", "patience") for value in (0, -3)),
@@ -16,10 +38,10 @@ _BAD: list[tuple[str, Any]] = [
     *(("lr", value) for value in (0.0, -1.0, float("nan"), float("inf"))),
     *(("weight_decay", value) for value in (-0.1, float("nan"), float("inf"))),
     *(("clip", value) for value in (0.0, -1.0, float("nan"), float("inf"))),
-    *((name, value) for name in ("dropout", "validation_fraction") for value in (-0.1, 1.0, 2.0, float("nan"))),
+    *((name, value) for name in _SHARES for value in (-0.1, 1.0, 2.0, float("nan"))),
     *(("seed", value) for value in (-1, 2**63)),
     ("workers", -1),
-    *((name, "other") for name in ("task", "cell", "optimizer", "missing", "device")),
+    *((name, "other") for name in _CHOICES),
 ]
 
 
@@ -34,11 +56,30 @@ def test_forecast_runs_forwards_only() -> None:
         Settings(task="forecast", bidirectional=True)
 
 
-@pytest.mark.parametrize(
-    ("name", "choices"),
-    [("task", TASKS), ("cell", CELLS), ("optimizer", OPTIMIZERS), ("missing", MISSING), ("device", DEVICES)],
-)
+@pytest.mark.parametrize(("name", "choices"), _CHOICES.items())
 def test_every_choice_is_accepted_and_kept(name: str, choices: tuple[str, ...]) -> None:
     for choice in choices:
         settings = Settings(**{name: choice})  # type: ignore[arg-type]
         assert getattr(Settings.from_config(settings.to_config()), name) == choice
+
+
+def test_the_names_are_those_of_the_library() -> None:
+    assert set(CELLS) == set(LAYERS)
+    assert set(POOLINGS) == set(POOLINGS_OF_NN)
+    for cell in NORMALISED_CELLS:
+        SequenceEncoder(3, 4, cell, layer_norm=True)
+    for initial_state in INITIAL_STATES:
+        SequenceEncoder(3, 4, initial_state=initial_state)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"layer_norm": True, "cell": "sru"},
+        {"pooling": "mean", "task": "tag"},
+        {"initial_state": "lengths", "task": "forecast"},
+    ],
+)
+def test_what_does_not_go_together_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match=f"^{next(iter(given))}: got .*the rule: .*Fix: "):
+        Settings(**given)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from raglane.benchmark.cases import CELLS, Case
+from raglane import cells
+from raglane.benchmark.cases import Case, Size
 
 __all__ = ["Batch"]
 
@@ -21,8 +22,7 @@ class Batch:
 
     Attributes:
         cell: a key of ``CELLS``.
-        weights: by torch's names: ``weight_ih_l0 (G * H, D)``, ``weight_hh_l0 (G * H, H)``, ``bias_ih_l0 (G * H,)``,
-            ``bias_hh_l0 (G * H,)``.
+        weights: by their layer's names: ``weight_ih_l0 (G * H, D)``, ``weight_hh_l0 (G * H, H)`` and so on.
         values: ``(N, D)``, sequence after sequence.
         lengths: ``(B,)`` int64.
         gradient: ``(N, H)``, of a loss with respect to the outputs.
@@ -45,26 +45,23 @@ class Batch:
             >>> batch.values.shape, batch.values.dtype, batch.weights["weight_hh_l0"].shape
             (torch.Size([20, 3]), torch.bfloat16, torch.Size([12, 4]))
         """
-        size, rows = case.size, CELLS[case.cell] * case.size.hidden
+        size = case.size
         generator = torch.Generator("cpu").manual_seed(zlib.crc32(case.name.encode()))
         lengths = torch.tensor(case.lengths.draw(size.batch), dtype=torch.int64, device="cpu")
-        total, bound = int(lengths.sum()), size.hidden**-0.5
+        total = int(lengths.sum())
 
         def normal(*shape: int) -> Tensor:
             return torch.randn(*shape, generator=generator, device="cpu")
 
-        def uniform(*shape: int) -> Tensor:
-            # As torch initialises its layers.
-            return torch.empty(*shape, device="cpu").uniform_(-bound, bound, generator=generator)
-
-        weights = {
-            "weight_ih_l0": uniform(rows, size.input),
-            "weight_hh_l0": uniform(rows, size.hidden),
-            "bias_ih_l0": uniform(rows),
-            "bias_hh_l0": uniform(rows),
-        }
+        weights = _weights(case.cell, size, generator)
         batch = cls(case.cell, weights, normal(total, size.input), lengths, normal(total, size.hidden))
         return batch.to(_DTYPES[case.dtype])
+
+    def with_cell(self, cell: str) -> Batch:
+        """The same input for another cell of the same sizes, with weights of its own."""
+        size = Size(len(self.lengths), self.hidden, self.values.shape[1])
+        weights = _weights(cell, size, torch.Generator("cpu").manual_seed(zlib.crc32(cell.encode())))
+        return replace(self, cell=cell, weights=weights).to(self.dtype)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -109,3 +106,14 @@ class Batch:
             gradient=self.gradient[:total].contiguous(),
             lengths=torch.tensor(lengths, dtype=torch.int64, device="cpu"),
         )
+
+
+def _weights(cell: str, size: Size, generator: torch.Generator) -> dict[str, Tensor]:
+    """A layer's weights, drawn as torch initialises its layers."""
+    bound = size.hidden**-0.5
+    shapes = cells.CELLS[cell].shapes(size.input, size.hidden)
+    return {
+        f"{name}_l0": torch.empty(shape, device="cpu").uniform_(-bound, bound, generator=generator)
+        for name, shape in shapes.items()
+        if shape is not None
+    }

@@ -9,13 +9,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from raglane import cells
 from raglane.benchmark.lengths import LENGTHS, Lengths
 from raglane.errors import ArgumentError, explain
 
-__all__ = ["CELLS", "DTYPES", "MODES", "SIZES", "SUITES", "Case", "Size", "Suite", "select"]
+__all__ = [
+    "CELLS",
+    "DTYPES",
+    "ELEMENTWISE",
+    "MODES",
+    "SIZES",
+    "SUITES",
+    "TORCH_CELLS",
+    "Case",
+    "Size",
+    "Suite",
+    "operations",
+    "select",
+]
 
-CELLS = {"lstm": 4, "gru": 3, "rnn_tanh": 1}
-"""The cells, and how many blocks of ``H`` rows each has in its weights."""
+TORCH_CELLS = ("lstm", "gru", "rnn_tanh")
+"""The cells that torch and other engines have too."""
+
+ELEMENTWISE = ("indrnn_relu", "mingru", "minlstm", "sru", "qrnn")
+"""Cells without a matrix in the time loop."""
+
+CELLS = (*TORCH_CELLS, *ELEMENTWISE)
+"""All of them, keys of :data:`raglane.cells.CELLS`."""
 
 MODES = ("train", "infer")
 DTYPES = ("float32", "bfloat16")
@@ -73,17 +93,22 @@ class Case:
         """
         return f"{self.cell} {self.size} {self.lengths.name}"
 
-    @property
-    def operations(self) -> int:
-        """Floating-point operations an element of the matrix products: forward, and twice as many backward.
 
-        Example:
-            >>> Case("grid", "gru", SIZES[0], LENGTHS["ewt"], "infer", "float32", 2).operations == 2 * 3 * 64 * 128
-            True
-        """
-        size = self.size
-        forward = 2 * CELLS[self.cell] * size.hidden * (size.input + size.hidden)
-        return forward * (3 if self.mode == "train" else 1)
+def operations(cell: str, size: Size, mode: str) -> int:
+    """Floating-point operations an element of a layer's matrix products: forward, and twice as many backward.
+
+    Args:
+        cell: a key of ``CELLS``.
+        size: of the layer.
+        mode: of ``MODES``.
+
+    Example:
+        >>> operations("gru", Size(8, 64, 32), "infer") == 2 * 3 * 64 * (32 + 64)
+        True
+    """
+    shapes = cells.CELLS[cell].shapes(size.input, size.hidden).values()
+    forward = 2 * sum(shape[0] * shape[1] for shape in shapes if shape is not None and len(shape) == 2)
+    return forward * (3 if mode == "train" else 1)
 
 
 @dataclass(frozen=True)
@@ -92,6 +117,7 @@ class Suite:
 
     Attributes:
         question: what its table shows.
+        cells: those that the question is about.
         lengths: their names; empty where the user chooses.
         sizes: of the cases, unless the user says otherwise.
         competitors: who runs beside :data:`~raglane.benchmark.competitors.RIVALS` and ``ours``: variants of ours.
@@ -100,6 +126,7 @@ class Suite:
     """
 
     question: str
+    cells: tuple[str, ...] = TORCH_CELLS
     lengths: tuple[str, ...] = ()
     sizes: tuple[Size, ...] = SIZES
     competitors: tuple[str, ...] = ()
@@ -128,6 +155,20 @@ SUITES: dict[str, Suite] = {
     "drop-in": Suite(
         "what is left of the gain where rl.accelerate's layers get a PackedSequence, or a padded tensor and lengths",
         competitors=("ours-packed", "ours-padded"),
+    ),
+    "elementwise": Suite(
+        "how fast are the cells without a matrix in the time loop: ours-lstm is our LSTM of the same sizes, "
+        "torch-steps the same cell as a loop in torch over the steps of a pack",
+        cells=ELEMENTWISE,
+        sizes=(Size(64, 256, 256), Size(32, 128, 128)),
+        competitors=("ours-lstm",),
+    ),
+    "own-cell": Suite(
+        "what does a schedule save for a cell that a user wrote, here a GRU in plain torch",
+        cells=("gru",),
+        lengths=("lognormal",),
+        sizes=(Size(64, 128, 128),),
+        competitors=("own-each", "own-packed", "own-lanes"),
     ),
     "memory": Suite(
         "how much memory does a training step hold at its peak, beyond inputs and parameters, in floats of N * H",
@@ -181,6 +222,7 @@ def select(
                 Case(name, cell, size, length, mode, dtype, count)
                 for dtype in (dtypes if not suite.measures_memory else ("float32",))
                 for cell in cells
+                if cell in suite.cells
                 for length in own
                 for size in (suite.sizes if sizes is None else sizes)
                 for mode in modes
@@ -198,6 +240,6 @@ def select(
             )
     if not cases:
         raise ArgumentError(
-            explain("suites", ", ".join(suites), "at least one case is left to run", "add train to the modes")
+            explain("suites", ", ".join(suites), "at least one case is left to run", "add cells or modes")
         )
     return list(dict.fromkeys(cases))

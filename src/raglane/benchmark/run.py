@@ -13,7 +13,7 @@ import torch
 
 from raglane.benchmark import machine, memory
 from raglane.benchmark.batch import Batch
-from raglane.benchmark.cases import SUITES, Case
+from raglane.benchmark.cases import SUITES, Case, operations
 from raglane.benchmark.check import find_fault
 from raglane.benchmark.competitors import COMPETITORS, RIVALS, ours
 from raglane.benchmark.competitors.base import Answer, Competitor, Runner
@@ -170,7 +170,7 @@ class Truths:
             self._answers.clear()
             self._name = case.name
         # By its bits: bfloat16 rounds the numbers of a batch, and its float32 copy has the same.
-        key = (batch.dtype, *batch.lengths.tolist())
+        key = (batch.cell, batch.dtype, *batch.lengths.tolist())
         known = self._answers.get((*key, "train"))
         if case.mode == "infer" and known is not None:
             return replace(known, gradients={})
@@ -186,7 +186,7 @@ def _timed_rows(
     rows: dict[str, Row] = {}
     ready: dict[str, Runner] = {}
     once: dict[str, float] = {}
-    operations: dict[str, int] = {}
+    work: dict[str, int] = {}
     for competitor in competitors:
         name, view = competitor.name, competitor.view(batch)
         try:
@@ -200,7 +200,7 @@ def _timed_rows(
             fault = f"failed: {type(error).__name__}: {' '.join(str(error).split())}"[:_LONGEST_FAULT]
         rows[name] = Row(name, fault=fault or "")
         if fault is None:
-            operations[name] = case.operations * view.elements
+            work[name] = operations(view.cell, case.size, case.mode) * view.elements
             if name not in once:
                 ready[name] = runner
     calls = {name: runner.call for name, runner in ready.items()}
@@ -211,7 +211,7 @@ def _timed_rows(
     samples = interleave(turns, rounds, most_seconds=rounds * _ROUND_SECONDS)
     gemms = samples.pop(_GEMM)
     samples |= {name: [seconds] * len(gemms) for name, seconds in once.items()}
-    for row in rows_of(samples, operations, gemms):
+    for row in rows_of(samples, work, gemms):
         rows[row.competitor] = replace(row, is_once=row.competitor in once)
     return list(rows.values()), gemms
 

@@ -31,11 +31,19 @@ Suites = Annotated[
     str,
     typer.Option(
         metavar="NAME,...|all",
-        help="Suites of cases: grid, and fill, one-long, tiny, drop-in and memory, which ask one question each.",
+        help="Suites of cases: grid, and elementwise, own-cell, fill, one-long, tiny, drop-in and memory, which ask "
+        "one question each.",
         rich_help_panel=_CASES,
     ),
 ]
-Cells = Annotated[str, typer.Option(metavar="lstm,gru,rnn_tanh|all", help="Cells.", rich_help_panel=_CASES)]
+Cells = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME,...|all",
+        help="lstm, gru and rnn_tanh; in the suite elementwise indrnn_relu, mingru, minlstm, sru and qrnn.",
+        rich_help_panel=_CASES,
+    ),
+]
 Sizes = Annotated[
     str | None,
     typer.Option(
@@ -70,7 +78,8 @@ Competitors = Annotated[
     str,
     typer.Option(
         metavar="NAME,...|all",
-        help="Beside ours: torch-packed, torch-padded, torch-sorted, onnxruntime, openvino, jax. all: those installed.",
+        help="Beside ours: torch-packed, torch-padded, torch-sorted, torch-steps, onnxruntime, openvino, jax. "
+        "all: those installed.",
         rich_help_panel=_CASES,
     ),
 ]
@@ -82,7 +91,7 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the result
 
 
 def bench(
-    suites: Suites = "grid",
+    suites: Suites = "grid,elementwise",
     cells: Cells = "all",
     sizes: Sizes = None,
     lengths: LengthsOption = "lognormal,ewt",
@@ -99,7 +108,7 @@ def bench(
     """Time the recurrent layers, against PyTorch's and, where they are installed, other engines'.
 
     Everybody's answer is checked before it is timed. The folder gets a table (results.md, results.csv) and a picture
-    (results.png). As it stands, on two processors, some five minutes.
+    (results.png). As it stands, on two processors, some ten minutes.
 
     For example:
 

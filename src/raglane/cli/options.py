@@ -25,14 +25,57 @@ Task = Annotated[
         rich_help_panel=_MODEL,
     ),
 ]
-Cell = Annotated[str, typer.Option(metavar="lstm|gru|rnn", help="The recurrent cell.", rich_help_panel=_MODEL)]
+Cell = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="The recurrent cell: lstm, gru, rnn, indrnn, sru, qrnn, mingru, minlstm, peephole_lstm or coupled_lstm.",
+        rich_help_panel=_MODEL,
+    ),
+]
 Hidden = Annotated[int, typer.Option(help="Units of a layer and direction.", rich_help_panel=_MODEL)]
 Layers = Annotated[int, typer.Option(help="Layers on top of each other.", rich_help_panel=_MODEL)]
 Bidirectional = Annotated[
     bool, typer.Option("--bidirectional", help="Also run from end to start.", rich_help_panel=_MODEL)
 ]
+LayerNorm = Annotated[
+    bool,
+    typer.Option("--layer-norm", help="Normalise inside the recurrence (lstm and gru).", rich_help_panel=_MODEL),
+]
+InitialState = Annotated[
+    str,
+    typer.Option(
+        metavar="zeros|learned|lengths",
+        help="What a sequence begins with; lengths: a learned function of its length.",
+        rich_help_panel=_MODEL,
+    ),
+]
+Pooling = Annotated[
+    str,
+    typer.Option(
+        metavar="last|first|mean|max|logsumexp|attention",
+        help="How the elements of a sequence become one vector (classify).",
+        rich_help_panel=_MODEL,
+    ),
+]
 Dropout = Annotated[
     float, typer.Option(help="Share of units dropped between layers and before the head.", rich_help_panel=_MODEL)
+]
+InputDropout = Annotated[
+    float,
+    typer.Option(help="Share of a layer's inputs dropped for a whole sequence.", rich_help_panel=_MODEL),
+]
+StateDropout = Annotated[
+    float,
+    typer.Option(
+        help="Share of the state dropped for a whole sequence, where weights read it.", rich_help_panel=_MODEL
+    ),
+]
+WeightDropout = Annotated[
+    float, typer.Option(help="Share of the recurrent weights dropped for a batch.", rich_help_panel=_MODEL)
+]
+Zoneout = Annotated[
+    float, typer.Option(help="Share of units that keep their value for a step.", rich_help_panel=_MODEL)
 ]
 Embedding = Annotated[
     int, typer.Option(help="Size of a token's embedding (token sequences only).", rich_help_panel=_MODEL)

@@ -32,7 +32,14 @@ def train(
     hidden: options.Hidden = 64,
     layers: options.Layers = 1,
     bidirectional: options.Bidirectional = False,
+    layer_norm: options.LayerNorm = False,
+    initial_state: options.InitialState = "zeros",
+    pooling: options.Pooling = "last",
     dropout: options.Dropout = 0.0,
+    input_dropout: options.InputDropout = 0.0,
+    state_dropout: options.StateDropout = 0.0,
+    weight_dropout: options.WeightDropout = 0.0,
+    zoneout: options.Zoneout = 0.0,
     embedding: options.Embedding = 32,
     epochs: options.Epochs = 30,
     batch_size: options.BatchSize = 32,
@@ -69,6 +76,8 @@ def train(
     raglane train --out runs/vowels
 
     raglane train names.csv --id-column row --label-column language --bidirectional
+
+    raglane train --cell indrnn --layers 2 --pooling attention --initial-state learned
 
     raglane train tagged.parquet --task tag --cell lstm --bucket --patience 5
 

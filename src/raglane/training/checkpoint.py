@@ -245,4 +245,5 @@ def describe(model: SequenceModel) -> str:
     weights = sum(parameter.numel() for parameter in model.parameters())
     directions = ", bidirectional" if config.bidirectional else ""
     layers = f"{config.layers} layer" + ("" if config.layers == 1 else "s")
-    return f"{config.cell.upper()}, {config.hidden} units, {layers}{directions}, {weights:,} weights"
+    name = config.cell.upper().replace("_", " ") + (" with layer normalisation" if config.layer_norm else "")
+    return f"{name}, {config.hidden} units, {layers}{directions}, {weights:,} weights"

@@ -1,4 +1,4 @@
-"""The model that ``raglane train`` builds: embedding, recurrent layers, linear head."""
+"""The model that ``raglane train`` builds: an encoder and a linear head."""
 
 from __future__ import annotations
 
@@ -10,14 +10,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import raglane.nn
 from raglane.data.preprocess import Preprocessor
+from raglane.nn import SequenceEncoder
 from raglane.ragged import Ragged
 from raglane.training.stored import build
 
-__all__ = ["LAYERS", "ModelConfig", "SequenceModel"]
+__all__ = ["ModelConfig", "SequenceModel"]
 
-LAYERS = {"lstm": raglane.nn.LSTM, "gru": raglane.nn.GRU, "rnn": raglane.nn.RNN}
+_SAME_IN_ENCODER = (
+    "bidirectional",
+    "dropout",
+    "layer_norm",
+    "initial_state",
+    "input_dropout",
+    "state_dropout",
+    "weight_dropout",
+    "zoneout",
+)
 
 
 @dataclass(frozen=True)
@@ -26,13 +35,15 @@ class ModelConfig:
 
     Args:
         task: ``classify``, ``tag`` or ``forecast``.
-        cell: ``lstm``, ``gru`` or ``rnn``.
+        cell: a key of ``raglane.nn.encoder.LAYERS``.
         input_size: channels of an element; for token sequences the number of tokens in the vocabulary.
         output_size: classes, or the channels to forecast.
         hidden: units of a layer and direction.
         layers: layers on top of each other.
         bidirectional: also run from the end to the start.
+        layer_norm, initial_state, pooling: as :class:`~raglane.nn.SequenceEncoder` has them; the last for ``classify``.
         dropout: share of units zeroed between layers and before the head while training.
+        input_dropout, state_dropout, weight_dropout, zoneout: inside the recurrence while training.
         embedding: size of a token's embedding; None where elements are float channels.
 
     Example:
@@ -47,7 +58,14 @@ class ModelConfig:
     hidden: int = 64
     layers: int = 1
     bidirectional: bool = False
+    layer_norm: bool = False
+    initial_state: str = "zeros"
+    pooling: str = "last"
     dropout: float = 0.0
+    input_dropout: float = 0.0
+    state_dropout: float = 0.0
+    weight_dropout: float = 0.0
+    zoneout: float = 0.0
     embedding: int | None = None
 
     def to_config(self) -> dict[str, Any]:
@@ -114,21 +132,16 @@ class SequenceModel(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.embedding = None
-        width = config.input_size
-        if config.embedding is not None:
-            self.embedding = nn.Embedding(config.input_size, config.embedding)
-            width = config.embedding
-        self.recurrent = LAYERS[config.cell](
-            width,
+        self.encoder = SequenceEncoder(
+            config.input_size,
             config.hidden,
+            config.cell,
+            embedding=config.embedding,
+            pooling=config.pooling if config.task == "classify" else None,
             num_layers=config.layers,
-            bidirectional=config.bidirectional,
-            # Between layers: there is no such place in a single one.
-            dropout=config.dropout if config.layers > 1 else 0.0,
+            **{name: getattr(config, name) for name in _SAME_IN_ENCODER},
         )
-        self.dropout = nn.Dropout(config.dropout)
-        self.head = nn.Linear(config.hidden * (2 if config.bidirectional else 1), config.output_size)
+        self.head = nn.Linear(self.encoder.output_size, config.output_size)
 
     def forward(self, inputs: Ragged) -> Tensor | Ragged:
         """Run a batch.
@@ -140,14 +153,11 @@ class SequenceModel(nn.Module):
             classify: logits ``(B, output_size)``; tag: a Ragged of logits ``(L, output_size)``; forecast: a Ragged
             whose element is the forecast ``(output_size,)`` of the element after it.
         """
-        embedded = inputs if self.embedding is None else inputs.map(self.embedding)
-        # nn.Module gives its members no type of their own.
-        recurrent: Any = self.recurrent
-        out, state = recurrent(embedded)
-        if self.config.task == "classify":
-            logits: Tensor = self.head(self.dropout(recurrent.summary(out, state)))
+        encoded: Tensor | Ragged = self.encoder(inputs)
+        if isinstance(encoded, Tensor):
+            logits: Tensor = self.head(encoded)
             return logits
-        scores: Ragged = out.map(lambda values: self.head(self.dropout(values)))
+        scores = encoded.map(self.head)
         if self.config.task == "forecast":
             known = inputs.values[:, : self.config.output_size]
             scores = scores.map(lambda change: known + change)
@@ -164,15 +174,15 @@ class SequenceModel(nn.Module):
             ``(B, horizon, output_size)``; NaN for an empty sequence, from which nothing follows.
         """
         size = self.config.output_size
-        recurrent: Any = self.recurrent
+        recurrent: Any = self.encoder.recurrent
         out, state = recurrent(inputs)
         known = inputs.last(empty=float("nan"))
-        forecast = known[:, :size] + self.head(self.dropout(out.last()))
+        forecast = known[:, :size] + self.head(self.encoder.dropout(out.last()))
         forecasts = [forecast]
         # What stands beyond the forecast channels says "was missing": a forecast is not missing.
         flags = torch.zeros_like(known[:, size:])
         for _ in range(1, horizon):
             output, state = recurrent.step(torch.cat([forecast, flags], dim=1), state)
-            forecast = forecast + self.head(self.dropout(output))
+            forecast = forecast + self.head(self.encoder.dropout(output))
             forecasts.append(forecast)
         return torch.stack(forecasts, dim=1)

@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -283,16 +283,15 @@ def _model_config(settings: Settings, preprocessor: Preprocessor) -> ModelConfig
         raise DataError(
             explain("task", "'forecast' and token sequences", "a forecast is of numbers", "use classify or tag")
         )
+    chosen = settings.to_config()
+    shared = {part.name: chosen[part.name] for part in fields(ModelConfig) if part.name in chosen}
     return ModelConfig(
-        task=settings.task,
-        cell=settings.cell,
-        input_size=preprocessor.input_size,
-        output_size=preprocessor.class_count or len(preprocessor.channels),
-        hidden=settings.hidden,
-        layers=settings.layers,
-        bidirectional=settings.bidirectional,
-        dropout=settings.dropout,
-        embedding=settings.embedding if preprocessor.is_tokens else None,
+        **shared
+        | {
+            "input_size": preprocessor.input_size,
+            "output_size": preprocessor.class_count or len(preprocessor.channels),
+            "embedding": settings.embedding if preprocessor.is_tokens else None,
+        }
     )
 
 

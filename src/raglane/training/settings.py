@@ -11,10 +11,24 @@ from typing import Any
 from raglane.errors import ArgumentError, explain
 from raglane.training.stored import build
 
-__all__ = ["CELLS", "DEVICES", "MISSING", "OPTIMIZERS", "TASKS", "Settings"]
+__all__ = [
+    "CELLS",
+    "DEVICES",
+    "INITIAL_STATES",
+    "MISSING",
+    "NORMALISED_CELLS",
+    "OPTIMIZERS",
+    "POOLINGS",
+    "TASKS",
+    "Settings",
+]
 
 TASKS = ("classify", "tag", "forecast")
-CELLS = ("lstm", "gru", "rnn")
+# The names in raglane.nn, which is not imported here: that would import torch.
+CELLS = ("lstm", "gru", "rnn", "indrnn", "sru", "qrnn", "mingru", "minlstm", "peephole_lstm", "coupled_lstm")
+NORMALISED_CELLS = ("lstm", "gru")
+POOLINGS = ("last", "first", "mean", "max", "logsumexp", "attention")
+INITIAL_STATES = ("zeros", "learned", "lengths")
 OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop")
 MISSING = ("error", "zero", "forward")
 DEVICES = ("auto", "cpu", "cuda")
@@ -22,9 +36,12 @@ DEVICES = ("auto", "cpu", "cuda")
 # Whole numbers from 1; what is beyond the largest is a slip of the finger, and PyTorch's sizes end at 2**63 - 1.
 _COUNTS = ("hidden", "layers", "epochs", "batch_size", "embedding", "patience", "threads")
 _LARGEST = 2**31 - 1
+_SHARES = ("dropout", "input_dropout", "state_dropout", "weight_dropout", "zoneout")
 _CHOICES = {
     "task": TASKS,
     "cell": CELLS,
+    "pooling": POOLINGS,
+    "initial_state": INITIAL_STATES,
     "optimizer": OPTIMIZERS,
     "missing": MISSING,
     "device": DEVICES,
@@ -37,11 +54,16 @@ class Settings:
 
     Args:
         task: ``classify`` (one label a sequence), ``tag`` (one an element) or ``forecast`` (the next element).
-        cell: ``lstm``, ``gru`` or ``rnn``.
+        cell: one of ``CELLS``.
         hidden: units of a layer and direction.
         layers: layers on top of each other.
         bidirectional: also run from the end to the start; not for ``forecast``, which would see its target.
+        layer_norm: normalise inside the recurrence of an ``lstm`` or a ``gru``.
+        initial_state: ``zeros``, ``learned``, or a learned function of ``lengths``.
+        pooling: how the elements of a sequence become one vector, for ``classify``: one of ``POOLINGS``.
         dropout: share of units that is zeroed between layers and before the head while training.
+        input_dropout, state_dropout, weight_dropout, zoneout: regularisation inside the recurrence while training; see
+            :class:`raglane.nn.regularisation.Regularisation`.
         embedding: size of a token's embedding; for token sequences only.
         missing: what to do with NaN and infinity in the features: ``error``, ``zero`` or ``forward``.
         epochs: passes over the training part.
@@ -74,7 +96,14 @@ class Settings:
     hidden: int = 64
     layers: int = 1
     bidirectional: bool = False
+    layer_norm: bool = False
+    initial_state: str = "zeros"
+    pooling: str = "last"
     dropout: float = 0.0
+    input_dropout: float = 0.0
+    state_dropout: float = 0.0
+    weight_dropout: float = 0.0
+    zoneout: float = 0.0
     embedding: int = 32
     missing: str = "error"
     epochs: int = 30
@@ -113,7 +142,8 @@ class Settings:
             "a number above 0",
             "pass 1.0, say, or leave it out",
         )
-        self._check("dropout", 0 <= self.dropout < 1, "at least 0 and below 1", "pass 0.2, say")
+        for name in _SHARES:
+            self._check(name, 0 <= getattr(self, name) < 1, "at least 0 and below 1", "pass 0.2, say")
         self._check("validation_fraction", 0 <= self.validation_fraction < 1, "at least 0 and below 1", "pass 0.1, say")
         self._check("seed", 0 <= self.seed < 2**63, "a whole number from 0 to 2**63 - 1", "pass 0, say")
         self._check("workers", self.workers >= 0, "at least 0", "pass 0, or the number of processes")
@@ -122,6 +152,24 @@ class Settings:
             not (self.bidirectional and self.task == "forecast"),
             "a forecast runs forwards only; the backward direction would see the element it has to predict",
             "leave it out for the task forecast",
+        )
+        self._check(
+            "layer_norm",
+            not self.layer_norm or self.cell in NORMALISED_CELLS,
+            f"the cells {' and '.join(NORMALISED_CELLS)} can be normalised, and this is {self.cell}",
+            "choose another cell, or leave it out",
+        )
+        self._check(
+            "pooling",
+            self.pooling == "last" or self.task == "classify",
+            f"the task {self.task} has an answer for each element: there is nothing to pool",
+            "leave it out",
+        )
+        self._check(
+            "initial_state",
+            not (self.initial_state == "lengths" and self.task == "forecast"),
+            "a forecast must not know how long its sequence will be",
+            "pass learned or zeros",
         )
 
     def _check(self, name: str, holds: bool, rule: str, fix: str) -> None:

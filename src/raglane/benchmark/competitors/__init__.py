@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from raglane.benchmark.competitors import jax_scan, onnx_engines, ours, pytorch
+from raglane.benchmark.cases import ELEMENTWISE, TORCH_CELLS
+from raglane.benchmark.competitors import jax_scan, onnx_engines, ours, plain_cells, pytorch
 from raglane.benchmark.competitors.base import Competitor
 
 __all__ = ["COMPETITORS", "RIVALS", "TORCH"]
@@ -13,8 +14,16 @@ COMPETITORS: dict[str, Competitor] = {
     competitor.name: competitor
     for competitor in (
         Competitor("ours", "rl.nn's layer on a Ragged batch", ours.ragged, "ours"),
-        Competitor("ours-packed", "a layer after rl.accelerate, on a PackedSequence", ours.packed, "ours"),
-        Competitor("ours-padded", "a layer after rl.accelerate, on a padded tensor with lengths", ours.padded, "ours"),
+        Competitor(
+            "ours-packed", "a layer after rl.accelerate, on a PackedSequence", ours.packed, "ours", cells=TORCH_CELLS
+        ),
+        Competitor(
+            "ours-padded",
+            "a layer after rl.accelerate, on a padded tensor with lengths",
+            ours.padded,
+            "ours",
+            cells=TORCH_CELLS,
+        ),
         Competitor("ours-kernel", "the kernel alone, without the layer around it", ours.kernel, "ours"),
         Competitor(
             "ours-equal", "ours on as many elements in sequences of one length", ours.ragged, "ours", view=ours.equal
@@ -28,15 +37,46 @@ COMPETITORS: dict[str, Competitor] = {
             dtypes=("bfloat16",),
             view=ours.in_float32,
         ),
-        Competitor("torch-packed", "torch.nn on a PackedSequence of the caller's order", pytorch.packed, "torch"),
-        Competitor("torch-padded", "torch.nn on a padded tensor", pytorch.padded, "torch"),
-        Competitor("torch-sorted", "torch.nn on a batch sorted by length, then packed", pytorch.sorted_first, "torch"),
+        Competitor("ours-lstm", "our LSTM of the same sizes on the same input", ours.ragged, "ours", view=ours.lstm),
+        *(
+            Competitor(
+                f"own-{schedule}",
+                f"rl.nn.Recurrent, schedule {schedule}",
+                plain_cells.under(schedule),
+                "ours",
+                cells=("gru",),
+            )
+            for schedule in ("each", "packed", "lanes")
+        ),
+        Competitor(
+            "torch-packed",
+            "torch.nn on a PackedSequence of the caller's order",
+            pytorch.packed,
+            "torch",
+            cells=TORCH_CELLS,
+        ),
+        Competitor("torch-padded", "torch.nn on a padded tensor", pytorch.padded, "torch", cells=TORCH_CELLS),
+        Competitor(
+            "torch-sorted",
+            "torch.nn on a batch sorted by length, then packed",
+            pytorch.sorted_first,
+            "torch",
+            cells=TORCH_CELLS,
+        ),
+        Competitor(
+            "torch-steps",
+            "the cell in plain torch, step by step over a pack; its products are made before the first step",
+            plain_cells.steps,
+            "torch",
+            cells=ELEMENTWISE,
+        ),
         Competitor(
             "onnxruntime",
             "ONNX Runtime on a padded batch with lengths; inference in float32",
             onnx_engines.onnxruntime,
             "engine",
             modules=("onnx", "onnxruntime"),
+            cells=TORCH_CELLS,
             modes=("infer",),
             dtypes=_FLOAT32,
         ),
@@ -46,6 +86,7 @@ COMPETITORS: dict[str, Competitor] = {
             onnx_engines.openvino,
             "engine",
             modules=("onnx", "openvino"),
+            cells=TORCH_CELLS,
             modes=("infer",),
             dtypes=_FLOAT32,
         ),
@@ -55,6 +96,7 @@ COMPETITORS: dict[str, Competitor] = {
             jax_scan.jax,
             "engine",
             modules=("jax",),
+            cells=TORCH_CELLS,
             dtypes=_FLOAT32,
         ),
     )

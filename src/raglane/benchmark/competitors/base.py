@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from raglane.benchmark.batch import Batch
-from raglane.benchmark.cases import DTYPES, MODES, Case
+from raglane.benchmark.cases import CELLS, DTYPES, MODES, Case
 
 __all__ = ["Answer", "Competitor", "Forward", "Runner", "rows_of", "torch_runner"]
 
@@ -57,6 +57,7 @@ class Competitor:
         prepare: from a batch, the mode and the number of threads to what is timed.
         family: ``ours``, ``torch`` or ``engine``.
         modules: what must be installed.
+        cells: those it can run.
         modes: those it can run.
         dtypes: those it can run.
         view: the batch that it runs in place of the case's own.
@@ -67,13 +68,14 @@ class Competitor:
     prepare: Callable[[Batch, str, int], Runner]
     family: str
     modules: tuple[str, ...] = ()
+    cells: tuple[str, ...] = CELLS
     modes: tuple[str, ...] = MODES
     dtypes: tuple[str, ...] = DTYPES
     view: Callable[[Batch], Batch] = lambda batch: batch
 
     def runs(self, case: Case) -> bool:
         """Whether a case is one that it can run."""
-        return case.mode in self.modes and case.dtype in self.dtypes
+        return case.cell in self.cells and case.mode in self.modes and case.dtype in self.dtypes
 
 
 def rows_of(padded: Tensor, lengths: Tensor) -> Tensor:

@@ -13,19 +13,51 @@ from raglane.benchmark.competitors.base import Answer, Forward, Runner, torch_ru
 from raglane.kernels import dispatch
 from raglane.nn import functional
 from raglane.nn.accelerate import accelerate
+from raglane.nn.cell_layers import QRNN, SRU, IndRNN, MinGRU, MinLSTM
 from raglane.nn.explain import explain
 from raglane.nn.inputs import flatten
 from raglane.nn.recurrent import GRU, LSTM, RNN
 from raglane.ragged import Ragged
 
-__all__ = ["choice_of", "equal", "in_float32", "kernel", "one_element", "packed", "padded", "ragged", "reference"]
+__all__ = [
+    "choice_of",
+    "equal",
+    "in_float32",
+    "kernel",
+    "load_layer",
+    "lstm",
+    "one_element",
+    "packed",
+    "padded",
+    "ragged",
+    "ragged_runner",
+    "reference",
+]
 
-_LAYERS: dict[str, Any] = {"lstm": LSTM, "gru": GRU, "rnn_tanh": RNN}
+_LAYERS: dict[str, Any] = {
+    "lstm": LSTM,
+    "gru": GRU,
+    "rnn_tanh": RNN,
+    "indrnn_relu": IndRNN,
+    "mingru": MinGRU,
+    "minlstm": MinLSTM,
+    "sru": SRU,
+    "qrnn": QRNN,
+}
+
+
+def load_layer(batch: Batch) -> Any:
+    """A layer of ``rl.nn`` with the batch's weights."""
+    return pytorch.load_layer(batch, _LAYERS)
 
 
 def ragged(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
     """``rl.nn``'s layer on a Ragged batch, with whatever ``auto`` takes."""
-    layer = pytorch.load_layer(batch, _LAYERS)
+    return ragged_runner(batch, mode, load_layer(batch))
+
+
+def ragged_runner(batch: Batch, mode: str, layer: Any) -> Runner:
+    """Any layer that takes a Ragged batch."""
 
     def bind(data: Tensor) -> Forward:
         inputs = Ragged.from_flat(data, lengths=batch.lengths)
@@ -60,7 +92,7 @@ def padded(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
 
 def kernel(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
     """What the layer hands to its backend, without the layer: no checks, no initial state, no Ragged output."""
-    layer = pytorch.load_layer(batch, _LAYERS)
+    layer = load_layer(batch)
 
     def bind(data: Tensor) -> Forward:
         inputs = Ragged.from_flat(data, lengths=batch.lengths)
@@ -87,6 +119,11 @@ def equal(batch: Batch) -> Batch:
     return batch.with_lengths([batch.elements // count] * count)
 
 
+def lstm(batch: Batch) -> Batch:
+    """The batch's input for an LSTM of the same sizes."""
+    return batch.with_cell("lstm")
+
+
 def one_element(batch: Batch) -> Batch:
     """One sequence of one element: what remains is the cost of a call."""
     return batch.with_lengths([1])
@@ -94,7 +131,7 @@ def one_element(batch: Batch) -> Batch:
 
 def choice_of(batch: Batch) -> str:
     """What runs ``ours``, in a few words."""
-    choice = explain(pytorch.load_layer(batch, _LAYERS), Ragged.from_flat(batch.values, lengths=batch.lengths))
+    choice = explain(load_layer(batch), Ragged.from_flat(batch.values, lengths=batch.lengths))
     return f"backend {choice.backend}, schedule {choice.schedule}"
 
 

@@ -1,0 +1,114 @@
+"""Requests of random numbers for any cell, and how results and gradients are compared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from raglane.cells import CELLS, CellSpec
+from raglane.kernels.contract import Request, Result
+from raglane.schedules import lanes
+from raglane.segments import offsets_from_lengths
+
+__all__ = ["LENGTHS", "few_lanes", "gradients", "largest_error", "leaves_of", "random_request", "random_weights"]
+
+LENGTHS: dict[str, list[int]] = {
+    "no sequences": [],
+    "empty ones only": [0, 0],
+    "one element": [1],
+    "equal": [3, 3, 3, 3],
+    "mixed": [1, 0, 7, 2, 2, 0, 5, 1],
+    "skewed": [2, 1, 1, 19, 1, 2, 1, 1, 0, 1],
+}
+
+
+@pytest.fixture(autouse=True)
+def few_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So few, in the files that import this, that in these small batches rows take one sequence after another."""
+    monkeypatch.setattr(lanes, "DEFAULT_LANES", 3)
+
+
+def random_weights(
+    cell: CellSpec,
+    input_size: int,
+    hidden_size: int,
+    bias: bool = True,
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | None = None,
+) -> Any:
+    """Weights of one layer in one direction that want gradients, of the shapes that the cell names."""
+    return cell.weights_type(
+        *(
+            None
+            if shape is None
+            else torch.randn(shape, dtype=torch.float64, device=device).mul(0.6).to(dtype).requires_grad_()
+            for shape in cell.shapes(input_size, hidden_size, bias).values()
+        )
+    )
+
+
+def random_request(
+    name: str,
+    lengths: list[int],
+    layers: int = 1,
+    directions: int = 1,
+    *,
+    sizes: tuple[int, int, int] = (3, 4, 0),
+    bias: bool = True,
+    weights: tuple[Any, ...] | None = None,
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | None = None,
+    **options: Any,
+) -> Request:
+    """A request for random values and initial states, and random weights where none are given; all want gradients."""
+    cell, (input_size, hidden_size, proj_size) = CELLS[name], sizes
+    states = cell.state_sizes(hidden_size, proj_size)
+    host = torch.tensor(lengths, dtype=torch.int64, device="cpu")
+    if weights is None:
+        widths = [input_size, *[directions * states[0]] * (layers - 1)]
+        weights = tuple(
+            random_weights(cell, width, hidden_size, bias, dtype, device) for width in widths for _ in range(directions)
+        )
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64, device="cpu").to(weights[0].input).requires_grad_()
+
+    return Request(
+        cell,
+        randn(sum(lengths), input_size),
+        offsets_from_lengths(host).to(weights[0].input.device),
+        host,
+        tuple(randn(layers * directions, len(lengths), size) for size in states),
+        weights,
+        layers=layers,
+        directions=directions,
+        **options,
+    )
+
+
+def leaves_of(request: Request) -> list[Tensor]:
+    """All that a request's results depend on: values, initial states, weights."""
+    weights = [part for layer in request.weights for part in layer if part is not None]
+    return [request.values, *request.state, *weights]
+
+
+def gradients(result: Result, leaves: list[Tensor], weighting: list[Tensor]) -> list[Tensor]:
+    """Of a sum that weighs every number of output and final states differently; zeros where nothing depends."""
+    parts = [part for part in (result.output, *result.state) if part is not None]
+    loss = torch.stack([(part * scale).sum() for part, scale in zip(parts, weighting, strict=True)]).sum()
+    found = torch.autograd.grad(loss, leaves, allow_unused=True)
+    return [
+        torch.zeros_like(leaf) if gradient is None else gradient for leaf, gradient in zip(leaves, found, strict=True)
+    ]
+
+
+def largest_error(ours: Tensor, theirs: Tensor) -> float:
+    """The largest difference, relative to the largest value."""
+    assert ours.shape == theirs.shape
+    if not theirs.numel():
+        return 0.0
+    ours, theirs = ours.detach(), theirs.detach()
+    return float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1))
