@@ -1,0 +1,87 @@
+"""Every cell, pooling and option of the model, from the command line."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from raglane.cli import main
+from raglane.training.settings import CELLS, INITIAL_STATES, POOLINGS
+
+_FAST = ["--epochs", "1", "--hidden", "4", "--threads", "1", "--quiet"]
+_REGULARISATION = ["--input-dropout", "0.1", "--state-dropout", "0.2", "--weight-dropout", "0.2", "--zoneout", "0.1"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("cells") / "waves.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["id", "x", "y", "kind"])
+        for number in range(24):
+            for step in range(number % 4 + 1):
+                writer.writerow([f"s{number}", math.sin(number + step), math.cos(step), "ab"[number % 2]])
+    return path
+
+
+def _train(data: Path, out: Path, *options: str) -> int:
+    return main(
+        ["train", str(data), "--out", str(out), "--id-column", "id", "--label-column", "kind", *_FAST, *options]
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *(["--cell", cell, "--bidirectional"] for cell in CELLS),
+        *(["--pooling", pooling, "--layers", "2"] for pooling in POOLINGS),
+        *(["--initial-state", state, "--cell", "lstm"] for state in INITIAL_STATES),
+        ["--layer-norm"],
+        ["--layer-norm", "--cell", "lstm", *_REGULARISATION],
+    ],
+    ids=" ".join,
+)
+def test_a_run_keeps_its_model(data: Path, tmp_path: Path, options: list[str]) -> None:
+    run = tmp_path / "run"
+    assert _train(data, run, *options) == 0
+    settings = json.loads((run / "run.json").read_text())["settings"]
+    for name, value in zip(options, [*options[1:], ""], strict=True):
+        if name.startswith("--"):
+            kept = settings[name[2:].replace("-", "_")]
+            assert str(kept) == value or kept is True
+    assert main(["predict", str(run), str(data), "-o", str(tmp_path / "found.csv"), "--id-column", "id"]) == 0
+    assert len((tmp_path / "found.csv").read_text().splitlines()) == 25
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--cell", "cnn"], "cell: got 'cnn'"),
+        (["--pooling", "median"], "pooling: got 'median'"),
+        (["--initial-state", "ones"], "initial_state: got 'ones'"),
+        (["--layer-norm", "--cell", "sru"], "layer_norm: got True"),
+        (["--zoneout", "1"], "zoneout: got 1.0"),
+        (["--cell", "mingru", "--state-dropout", "0.1"], "state_dropout: got 0.1"),
+        (["--task", "forecast", "--initial-state", "lengths"], "initial_state: got 'lengths'"),
+    ],
+)
+def test_mistakes(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], says: str
+) -> None:
+    assert _train(data, tmp_path / "run", *options) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert says in lines[0]
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [*(["--cell", cell] for cell in CELLS), ["--layer-norm"]], ids=" ".join)
+def test_japanese_vowels(tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]) -> None:
+    assert main(["train", "--out", str(tmp_path / "run"), "--threads", "1", *options]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("test: accuracy"))
+    assert float(line.split()[2].rstrip(",")) >= 0.90
