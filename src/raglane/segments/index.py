@@ -1,0 +1,85 @@
+"""Where the elements of each sequence are: index arithmetic on lengths and offsets."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["element_index", "offsets_from_lengths", "positions", "segment_ids"]
+
+
+def offsets_from_lengths(lengths: Tensor) -> Tensor:
+    """Where each sequence starts, and the end of the last.
+
+    Args:
+        lengths: ``(B,)`` of any integer dtype, each at least 0.
+
+    Returns:
+        ``(B + 1,)`` int64 on the device of ``lengths``.
+
+    Example:
+        >>> offsets_from_lengths(torch.tensor([4, 0, 2])).tolist()
+        [0, 4, 4, 6]
+    """
+    return torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int64), (1, 0))
+
+
+def segment_ids(offsets: Tensor, total: int) -> Tensor:
+    """For each element, the sequence that it belongs to.
+
+    Args:
+        offsets: ``(B + 1,)`` int64.
+        total: ``N``; an argument because reading it from ``offsets`` would wait for a device.
+
+    Returns:
+        ``(N,)`` int64.
+
+    Example:
+        >>> segment_ids(torch.tensor([0, 2, 2, 5]), 5).tolist()
+        [0, 0, 2, 2, 2]
+    """
+    count = offsets.shape[0] - 1
+    sequences = torch.arange(count, device=offsets.device)
+    return torch.repeat_interleave(sequences, offsets.diff(), output_size=total)
+
+
+def positions(offsets: Tensor, total: int) -> Tensor:
+    """For each element, its step: 0 for the first of its sequence.
+
+    Args:
+        offsets: ``(B + 1,)`` int64.
+        total: ``N``.
+
+    Returns:
+        ``(N,)`` int64.
+
+    Example:
+        >>> positions(torch.tensor([0, 2, 2, 5]), 5).tolist()
+        [0, 1, 0, 1, 2]
+    """
+    starts = torch.repeat_interleave(offsets[:-1], offsets.diff(), output_size=total)
+    return torch.arange(total, device=offsets.device) - starts
+
+
+def element_index(starts: Tensor, lengths: Tensor, total: int) -> Tensor:
+    """The elements of slices ``[start, start + length)`` of the flat values, slice after slice.
+
+    Args:
+        starts: ``(M,)`` int64, the first element of each slice.
+        lengths: ``(M,)`` int64, the number of elements of each slice.
+        total: the sum of ``lengths``.
+
+    Returns:
+        ``(total,)`` int64: an index for :func:`take_rows`.
+
+    Example:
+        >>> element_index(torch.tensor([7, 0]), torch.tensor([2, 3]), 5).tolist()
+        [7, 8, 0, 1, 2]
+    """
+    shifts = starts - offsets_from_lengths(lengths)[:-1]
+    return torch.arange(total, device=starts.device) + torch.repeat_interleave(shifts, lengths, output_size=total)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# One value a sequence
+# ---------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,134 @@
+"""Elements that move within their sequence, or add up along it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raglane.rows import take_rows
+from raglane.segments.index import positions
+from raglane.segments.reductions import scalar, spread
+
+__all__ = ["cumsum", "reverse", "reverse_index", "shift"]
+
+
+class _Cumsum(torch.autograd.Function):
+    """A running sum by doubling: after round ``r`` an element holds the sum of the ``2 ** r`` before it.
+
+    One running sum over all values, less what stood at each sequence's start, would be one pass, but it
+    rounds like the sum of the whole batch and lets a NaN reach every later sequence.
+    """
+
+    @staticmethod
+    def forward(values: Tensor, position: Tensor, longest: int, backwards: bool) -> Tensor:
+        result = values.clone()
+        shape = (-1,) + (1,) * (values.dim() - 1)
+        step = 1
+        while step < longest:
+            # Row i takes row i - step where both belong to one sequence, which position >= step says; the sum
+            # from the other end is the transpose of that: row i - step takes row i.
+            mask = (position[step:] >= step).view(shape)
+            if backwards:
+                result[:-step] += torch.where(mask, result[step:], 0)
+            else:
+                result[step:] += torch.where(mask, result[:-step], 0)
+            step *= 2
+        return result
+
+    @staticmethod
+    def setup_context(
+        ctx: Any,
+        inputs: tuple[Tensor, Tensor, int, bool],
+        output: Tensor,  # noqa: ARG004
+    ) -> None:
+        ctx.save_for_backward(inputs[1])
+        ctx.longest, ctx.backwards = inputs[2:]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (position,) = ctx.saved_tensors
+        return _Cumsum.apply(grad, position, ctx.longest, not ctx.backwards), None, None, None  # type: ignore[no-untyped-call]
+
+
+def cumsum(values: Tensor, offsets: Tensor, longest: int) -> Tensor:
+    """The running sum over the steps of each sequence.
+
+    Args:
+        values: ``(N, *features)``; integers and booleans are summed as int64, as :func:`torch.cumsum` does.
+        offsets: ``(B + 1,)`` int64.
+        longest: the largest length, or anything above it.
+
+    Returns:
+        ``(N, *features)``.
+
+    Example:
+        >>> cumsum(torch.tensor([1., 2., 3.]), torch.tensor([0, 2, 3]), 2).tolist()
+        [1.0, 3.0, 3.0]
+    """
+    if not (values.is_floating_point() or values.is_complex()):
+        values = values.long()
+    result: Tensor = _Cumsum.apply(values, positions(offsets, values.shape[0]), longest, False)  # type: ignore[no-untyped-call]
+    return result
+
+
+def reverse_index(offsets: Tensor, total: int) -> Tensor:
+    """The index that turns every sequence around: an index for :func:`take_rows`, its own inverse.
+
+    Args:
+        offsets: ``(B + 1,)`` int64.
+        total: ``N``.
+
+    Returns:
+        ``(N,)`` int64.
+
+    Example:
+        >>> reverse_index(torch.tensor([0, 2, 5]), 5).tolist()
+        [1, 0, 4, 3, 2]
+    """
+    ends = offsets[:-1] + offsets[1:] - 1
+    mirrored = torch.repeat_interleave(ends, offsets.diff(), output_size=total)
+    return mirrored - torch.arange(total, device=offsets.device)
+
+
+def reverse(values: Tensor, offsets: Tensor) -> Tensor:
+    """Every sequence from its end to its start.
+
+    Args:
+        values: ``(N, *features)``, any dtype.
+        offsets: ``(B + 1,)`` int64.
+
+    Returns:
+        ``(N, *features)``.
+
+    Example:
+        >>> reverse(torch.tensor([1, 2, 3]), torch.tensor([0, 2, 3])).tolist()
+        [2, 1, 3]
+    """
+    return take_rows(values, reverse_index(offsets, values.shape[0]))
+
+
+def shift(values: Tensor, offsets: Tensor, steps: int, fill: float = 0.0) -> Tensor:
+    """Move every sequence by ``steps``, and write ``fill`` where nothing moves in; lengths stay.
+
+    Args:
+        values: ``(N, *features)``, any dtype.
+        offsets: ``(B + 1,)`` int64.
+        steps: above 0 moves to later steps (an element gets what stood ``steps`` before it), below 0 to earlier.
+        fill: the value of elements that nothing moves to.
+
+    Returns:
+        ``(N, *features)``.
+
+    Example:
+        >>> shift(torch.tensor([1, 2, 3, 4]), torch.tensor([0, 3, 4]), 1).tolist()
+        [0, 1, 2, 0]
+    """
+    total = values.shape[0]
+    position = positions(offsets, total)
+    remaining = position if steps >= 0 else spread(offsets.diff(), offsets, total) - 1 - position
+    kept = remaining >= abs(steps)
+    moved = values.roll(steps, 0)
+    shape = (-1,) + (1,) * (values.dim() - 1)
+    return torch.where(kept.view(shape), moved, scalar(fill, values.dtype))
