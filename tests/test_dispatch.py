@@ -46,7 +46,7 @@ def test_every_pair_is_of_known_schedules() -> None:
         ({"backend": "torch", "schedule": "padded"}, ("torch", "padded")),
     ],
 )
-def test_naming_one_resolves_the_other(chosen: dict[str, str], expected: tuple[str, str]) -> None:
+def test_naming_one_resolves_the_other(chosen: dict[str, Any], expected: tuple[str, str]) -> None:
     choice = rl.explain(rl.nn.LSTM(5, 4, **chosen), a_batch())
     assert (choice.backend, choice.schedule) == expected
     with rl.using(**chosen):
@@ -82,7 +82,7 @@ def test_kinds_of_input() -> None:
         ({"schedule": "lanes", "backend": "torch"}, r"backend torch runs packed, padded.*\(lanes, reference\)"),
     ],
 )
-def test_what_does_not_exist(chosen: dict[str, str], says: str) -> None:
+def test_what_does_not_exist(chosen: dict[str, Any], says: str) -> None:
     with pytest.raises(DispatchError, match=says):
         rl.nn.LSTM(5, 4, **chosen)
     with pytest.raises(ValueError, match=says), rl.using(**chosen):

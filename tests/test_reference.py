@@ -158,7 +158,7 @@ def test_no_bias(name: str, schedule: str, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@settings(max_examples=25)
+@settings(max_examples=20)
 @given(
     name=st.sampled_from(list(CELLS)),
     lengths=st.lists(st.integers(0, 6), max_size=6),

@@ -62,8 +62,8 @@ class Chunks(Epochs[Chunk]):
             loss = ...
             loss.backward()
 
-    :func:`rl.nn.carry <raglane.nn.carry.carry>` cuts the state off from the graph of the chunk before, and gives the rows that begin
-    the layer's initial state. The outputs are those of whole sequences; of the cpu backend, the same bits.
+    ``rl.nn.carry`` cuts the state off from the graph of the chunk before, and gives the rows that begin the layer's
+    initial state. The outputs are those of whole sequences; of the cpu backend, the same bits.
 
     The sequences are shared out, the longest first, each to the stream that has least to do: so the streams end
     together, and an epoch has as many chunks whichever way it is shuffled. With ``shuffle`` it is left to chance which

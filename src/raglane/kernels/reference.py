@@ -8,7 +8,7 @@ and moves to the device once, as indexes; nothing comes back.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -67,22 +67,31 @@ class ReferenceBackend:
             request: see :class:`~raglane.kernels.contract.Request`.
             schedule: a key of :data:`raglane.schedules.SCHEDULES`.
         """
-        device = request.values.device
-        rule = SCHEDULES[schedule]
-        ready = walk(rule.table(request.lengths), request.lengths, request.directions, device)
-        run_layer = partial(_run_layer, ready, rule.holds_state, request.need_states)
-        if request.cell.follows_autocast:
-            return run_stack(request, run_layer)
-        # Asking whether it is enabled is an error on a device that has no autocast, such as meta.
-        if not (torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)):
-            return run_stack(request, run_layer)
-        request = request.cast(torch.get_autocast_dtype(device.type))
-        with torch.autocast(device.type, enabled=False):
-            return run_stack(request, run_layer)
+        if torch.compiler.is_compiling():
+            # As many steps as the schedule has: traced, the loop would be compiled anew for every batch.
+            untraced: Callable[[Request, str], Result] = torch.compiler.disable(_run)
+            return untraced(request, schedule)
+        return _run(request, schedule)
 
 
 BACKEND = ReferenceBackend()
 """The one instance; it keeps nothing between runs."""
+
+
+def _run(request: Request, schedule: str) -> Result:
+    """See :meth:`ReferenceBackend.run`."""
+    device = request.values.device
+    rule = SCHEDULES[schedule]
+    ready = walk(rule.table(request.lengths), request.lengths, request.directions, device)
+    run_layer = partial(_run_layer, ready, rule.holds_state, request.need_states)
+    if request.cell.follows_autocast:
+        return run_stack(request, run_layer)
+    # Asking whether it is enabled is an error on a device that has no autocast, such as meta.
+    if not (torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)):
+        return run_stack(request, run_layer)
+    request = request.cast(torch.get_autocast_dtype(device.type))
+    with torch.autocast(device.type, enabled=False):
+        return run_stack(request, run_layer)
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -35,7 +35,9 @@ class Recurrent(RecurrentLayer):
       sequences are none of its business, and ``offsets`` may name a sequence more than the batch has;
     - ``output_size``, where outputs do not have ``hidden_size`` features.
 
-    ``torch.nn.LSTMCell``, ``GRUCell`` and ``RNNCell`` fit as they are, and run on the fast kernels.
+    ``torch.nn.LSTMCell``, ``GRUCell`` and ``RNNCell`` fit as they are, and run on the fast kernels. States keep the
+    dtype that they begin with. ``torch.compile`` takes a model with such a layer, and leaves the loop of a cell of
+    one's own out of its graphs.
 
     Args:
         cell: a module, for one layer in one direction; or what makes one from ``(input_size, hidden_size)``, such as
@@ -172,23 +174,10 @@ class Recurrent(RecurrentLayer):
         """The layer's description for the kernels, with the modules as they are now."""
         cell = self._spec
         weights = tuple(module if isinstance(cell, ModuleCell) else _weights_of(module) for module in self.cells)
-        has_own = hasattr(self.cells[0], "initial_state")
-        return Network(
-            cell,
-            weights,
-            next(self.cells.parameters(), None),
-            self.input_size,
-            self.hidden_size,
-            cell.state_sizes(self.hidden_size),
-            self.num_layers,
-            2 if self.bidirectional else 1,
-            self.dropout,
-            self.training,
-            self.schedule,
-            self.backend,
-            self.regularisation,
-            self._own_initial if has_own or self.initial_state != "zeros" else None,
-        )
+        return self._describe(weights, next(self.cells.parameters(), None), cell.state_sizes(self.hidden_size))
+
+    def _has_own_initial(self) -> bool:
+        return super()._has_own_initial() or hasattr(self.cells[0], "initial_state")
 
     def _own_initial(self, batch: Ragged) -> Any:
         if self.initial_state != "zeros":
@@ -261,7 +250,9 @@ def _checked(module: Any) -> Any:
     """A module as it is, if it can be a cell."""
     if isinstance(module, RecurrentLayer | nn.RNNBase):
         rule = "a cell, which runs one step; a layer runs a batch of sequences by itself"
-        raise ArgumentTypeError(explain("cell", f"a {type(module).__name__}", rule, "call the layer, without Recurrent"))
+        raise ArgumentTypeError(
+            explain("cell", f"a {type(module).__name__}", rule, "call the layer, without Recurrent")
+        )
     for name in ("prepare", "initial_state"):
         if hasattr(module, name) and not callable(getattr(module, name)):
             got = f"a {type(getattr(module, name)).__name__}"

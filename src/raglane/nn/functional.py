@@ -130,11 +130,7 @@ def run(network: Network, inputs: FlatInput, request: Request, pieces: Pieces | 
     def execute(request: Request) -> Result:
         traits = network.traits(request.cell, request.values.dtype, request.values.device, request.need_states)
         backend, schedule = dispatch.pick(traits, network.schedule, network.backend)
-        execute = dispatch.BACKENDS[backend].run
-        if backend == "reference" and torch.compiler.is_compiling():
-            # Its loop has as many steps as the schedule: traced, it would be compiled anew for every batch.
-            execute = torch.compiler.disable(execute)
-        return execute(request, schedule)
+        return dispatch.BACKENDS[backend].run(request, schedule)
 
     rule = network.regularisation
     result = run_regularised(rule, request, execute) if rule.acts(network.training) else execute(request)

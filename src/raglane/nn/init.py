@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from raglane.cells import CELLS, CellSpec
 from raglane.errors import ArgumentError, ArgumentTypeError, explain
+from raglane.nn.custom import Recurrent
 from raglane.nn.layer import RecurrentLayer
 
 __all__ = ["chrono_", "forget_bias_", "orthogonal_", "xavier_"]
@@ -112,7 +113,7 @@ def chrono_(layer: L, max_length: int) -> L:
     opened = list(_bias_of(layer, "f"))
     for block in opened:
         with torch.no_grad():
-            block.uniform_(1, max(max_length - 1, 1)).log_()
+            block.uniform_(1, max_length - 1).log_()
     if "i" in _cell_of(layer).gates:
         for block, forget in zip(_bias_of(layer, "i"), opened, strict=True):
             with torch.no_grad():
@@ -121,6 +122,9 @@ def chrono_(layer: L, max_length: int) -> L:
 
 
 def _cell_of(layer: nn.Module) -> CellSpec:
+    if isinstance(layer, Recurrent):
+        got, rule = f"a Recurrent of {type(layer.cells[0]).__name__}", "a layer that makes its parameters itself"
+        raise ArgumentTypeError(explain("layer", got, rule, "initialise the cell's module, where it is made"))
     if isinstance(layer, RecurrentLayer):
         return layer.cell
     for kind, name in _TORCH_CELLS.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from typing import Any
 
@@ -20,7 +21,7 @@ from raglane.nn.regularisation import Regularisation
 from raglane.nn.resets import check_marks, split
 from raglane.ragged import Ragged
 
-__all__ = ["OPTIONS", "RecurrentLayer", "check_clip", "check_count", "check_dropout"]
+__all__ = ["OPTIONS", "RecurrentLayer", "check_clip", "check_count", "check_dropout", "check_flag"]
 
 OPTIONS = ("schedule", "backend", "initial_state", "input_dropout", "state_dropout", "weight_dropout", "zoneout")
 """The arguments of every recurrent layer besides torch's; see :class:`RecurrentLayer`."""
@@ -30,14 +31,14 @@ def check_clip(clip: float | None) -> float | None:
     """A cell's ``clip`` as it is.
 
     Raises:
-        ArgumentError: no number above 0.
+        ArgumentError: no finite number above 0.
 
     Example:
         >>> check_clip(3.0)
         3.0
     """
-    if clip is not None and not (isinstance(clip, float | int) and clip > 0):
-        raise ArgumentError(explain("clip", repr(clip), "a number above 0", "pass 5.0, say, or leave it out"))
+    if clip is not None and not (isinstance(clip, float | int) and clip is not True and 0 < clip < math.inf):
+        raise ArgumentError(explain("clip", repr(clip), "a finite number above 0", "pass 5.0, say, or leave it out"))
     return clip
 
 
@@ -53,6 +54,21 @@ def check_count(name: str, value: Any) -> int:
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ArgumentError(explain(name, repr(value), "a whole number of at least 1", "pass 1 or more"))
+    return value
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """A yes or no as it is.
+
+    Raises:
+        ArgumentError: anything else.
+
+    Example:
+        >>> check_flag("bias", True)
+        True
+    """
+    if not isinstance(value, bool):
+        raise ArgumentError(explain(name, repr(value), "True or False", "choose one of them"))
     return value
 
 
@@ -92,6 +108,7 @@ class RecurrentLayer(torch.nn.Module):
     hidden_size: int
     num_layers: int
     batch_first: bool
+    dropout: float
     bidirectional: bool
     # On the class as well, because ``rl.accelerate`` turns layers that were built without them.
     schedule: str = "auto"
@@ -113,6 +130,29 @@ class RecurrentLayer(torch.nn.Module):
     @abstractmethod
     def _network(self) -> Network:
         """The layer's description for the kernels, with the weights as they are now."""
+
+    def _describe(self, weights: tuple[Any, ...], like: Tensor | None, state_sizes: tuple[int, ...]) -> Network:
+        """The layer's description for the kernels: what differs from kind to kind, and what all layers have."""
+        return Network(
+            self.cell,
+            weights,
+            like,
+            self.input_size,
+            self.hidden_size,
+            state_sizes,
+            self.num_layers,
+            2 if self.bidirectional else 1,
+            self.dropout,
+            self.training,
+            self.schedule,
+            self.backend,
+            self.regularisation,
+            self._own_initial if self._has_own_initial() else None,
+        )
+
+    def _has_own_initial(self) -> bool:
+        """Whether a sequence for which no state is given begins with anything but zeros."""
+        return self.initial_state != "zeros"
 
     def _set_options(
         self,

@@ -18,7 +18,7 @@ from raglane.cells.spec import Weights
 from raglane.errors import ArgumentError, explain
 from raglane.nn.functional import Network
 from raglane.nn.init import forget_bias_
-from raglane.nn.layer import OPTIONS, RecurrentLayer, check_clip
+from raglane.nn.layer import OPTIONS, RecurrentLayer, check_clip, check_flag
 
 __all__ = ["GRU", "LSTM", "RNN"]
 
@@ -45,34 +45,33 @@ class _TorchLayer(RecurrentLayer, torch.nn.RNNBase):
         super().__init__(mode, *args, **kwargs)
         self._variant = variant
         self._set_options(**options)
-        if unit_forget_bias:
+        if check_flag("unit_forget_bias", unit_forget_bias):
             forget_bias_(self)
+
+    def reset_parameters(self) -> None:
+        """Fill all parameters anew as torch does; learned initial states are zeros again."""
+        bound = self.hidden_size**-0.5 if self.hidden_size > 0 else 0.0
+        for name, parameter in self.named_parameters(recurse=False):
+            if name.startswith("initial_"):
+                torch.nn.init.zeros_(parameter)
+            else:
+                torch.nn.init.uniform_(parameter, -bound, bound)
 
     @property
     def cell(self) -> CellSpec:
         """The equations."""
         return self._variant or CELLS[_CELL_OF_MODE[self.mode]]
 
+    def extra_repr(self) -> str:
+        """Torch's line, with what was chosen of the rest."""
+        if self._variant is None:
+            return super().extra_repr()
+        return f"{super().extra_repr()}, cell={self._variant.name!r}"
+
     def _network(self) -> Network:
         """The layer's description for the kernels, with the weights as they are now."""
-        cell = self.cell
         weights = tuple(self._weights())
-        return Network(
-            cell,
-            weights,
-            weights[0].input,
-            self.input_size,
-            self.hidden_size,
-            cell.state_sizes(self.hidden_size, self.proj_size),
-            self.num_layers,
-            2 if self.bidirectional else 1,
-            self.dropout,
-            self.training,
-            self.schedule,
-            self.backend,
-            self.regularisation,
-            None if self.initial_state == "zeros" else self._own_initial,
-        )
+        return self._describe(weights, weights[0].input, self.cell.state_sizes(self.hidden_size, self.proj_size))
 
     def _weights(self) -> Iterator[Weights]:
         """One layer and direction after the other, read by name: parametrizations and functional_call replace them."""
@@ -176,5 +175,6 @@ class GRU(_TorchLayer):
     """
 
     def __init__(self, *args: Any, reset_after: bool = True, clip: float | None = None, **kwargs: Any) -> None:
-        variant = None if reset_after and clip is None else cells.GRU(reset_after, check_clip(clip))
+        plain = check_flag("reset_after", reset_after) and clip is None
+        variant = None if plain else cells.GRU(reset_after, check_clip(clip))
         super().__init__("GRU", variant, *args, **kwargs)

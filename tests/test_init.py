@@ -1,0 +1,248 @@
+"""Ways to initialise recurrent layers: what each parameter holds afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import log, sqrt
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import raglane as rl
+from layer_kinds import KINDS, Kind
+from raglane.cells import CELLS
+from raglane.errors import RaglaneError
+from raglane.nn import init
+
+D, H = 6, 8
+
+THEIRS = [
+    Kind("torch.RNN", "rnn_tanh"),
+    Kind("torch.RNN", "rnn_relu", {"nonlinearity": "relu"}),
+    Kind("torch.LSTM", "lstm"),
+    Kind("torch.LSTM", "lstm", {"proj_size": 3}),
+    Kind("torch.GRU", "gru"),
+]
+ALL = [*KINDS, Kind("LSTM", "lstm", {"proj_size": 3}), *THEIRS]
+WITH_MATRIX = [kind for kind in ALL if len(CELLS[kind.cell].shapes(D, H)["weight_hh"] or ()) == 2]
+WITHOUT_MATRIX = [kind for kind in ALL if kind not in WITH_MATRIX]
+FORGETTING = [kind for kind in ALL if "f" in CELLS[kind.cell].gates]
+NOT_FORGETTING = [kind for kind in ALL if kind not in FORGETTING]
+
+
+def _name(kind: Kind) -> str:
+    return f"{kind.layer}-{kind.cell}{'-projected' if 'proj_size' in kind.options else ''}"
+
+
+def _build(kind: Kind, hidden_size: int = H, **options: Any) -> Any:
+    """Two layers in both directions, in float64."""
+    where, _, name = kind.layer.rpartition(".")
+    arguments = {"num_layers": 2, "bidirectional": True, "dtype": torch.float64, **kind.options, **options}
+    return getattr(nn if where else rl.nn, name)(D, hidden_size, **arguments)
+
+
+def _parameters(layer: Any, name: str) -> Iterator[Tensor]:
+    for suffix in ("_l0", "_l0_reverse", "_l1", "_l1_reverse"):
+        yield getattr(layer, name + suffix).detach()
+
+
+def _gates(kind: Kind, layer: Any, name: str) -> Iterator[Tensor]:
+    """Blocks of a gate's rows, counted without ``CellSpec.block``."""
+    for parameter in _parameters(layer, name):
+        yield from parameter.split(layer.hidden_size)
+
+
+def _changed(layer: Any, before: dict[str, Tensor]) -> set[str]:
+    return {
+        name.partition("_l")[0] for name, value in layer.state_dict().items() if not torch.equal(value, before[name])
+    }
+
+
+def _copy(layer: Any) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in layer.state_dict().items()}
+
+
+# -- matrices ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gain", [1.0, 1.7])
+@pytest.mark.parametrize("kind", WITH_MATRIX, ids=_name)
+def test_orthogonal(kind: Kind, gain: float) -> None:
+    layer = _build(kind)
+    before = _copy(layer)
+    assert init.orthogonal_(layer, gain) is layer
+    blocks = list(_gates(kind, layer, "weight_hh"))
+    assert len(blocks) == 4 * len(CELLS[kind.cell].gates)
+    for block in blocks:
+        # A projected state is shorter: then the columns are orthogonal, and no rows.
+        size = block.shape[1]
+        torch.testing.assert_close(block.t() @ block, gain**2 * torch.eye(size).double(), rtol=0, atol=1e-12)
+    assert len({tuple(block.flatten().tolist()) for block in blocks}) == len(blocks)
+    assert _changed(layer, before) == {"weight_hh"}
+
+
+@pytest.mark.parametrize("gain", [1.0, 0.3])
+@pytest.mark.parametrize("kind", ALL, ids=_name)
+def test_xavier(kind: Kind, gain: float) -> None:
+    size = 64
+    layer = _build(kind, size)
+    before = _copy(layer)
+    assert init.xavier_(layer, gain) is layer
+    for block in _gates(kind, layer, "weight_ih"):
+        bound = gain * sqrt(6 / (block.shape[1] + size))
+        assert bound * 0.95 < float(block.abs().max()) <= bound
+        # Uniform: a variance of bound^2 / 3, the mean within five of its standard deviations.
+        count = block.numel()
+        assert float(block.var()) == pytest.approx(bound**2 / 3, rel=5 / sqrt(count))
+        assert abs(float(block.mean())) < 5 * bound / sqrt(3 * count)
+    assert _changed(layer, before) == {"weight_ih"}
+
+
+@pytest.mark.parametrize("kind", WITHOUT_MATRIX, ids=_name)
+def test_orthogonal_wants_a_matrix(kind: Kind) -> None:
+    layer = _build(kind)
+    before = _copy(layer)
+    with pytest.raises(ValueError, match=f"layer: got cell '{kind.cell}'.*no matrix weight_hh"):
+        init.orthogonal_(layer)
+    assert not _changed(layer, before)
+
+
+# -- biases -----------------------------------------------------------------------------------------------------------
+
+
+def _biases(kind: Kind, layer: Any, gate: str) -> list[Tensor]:
+    """A gate's bias in every layer and direction: the sum, where there are two."""
+    gates = [name for name in CELLS[kind.cell].gates if (kind.cell, name) != ("sru", "n")]  # which has none there
+    row = gates.index(gate) * layer.hidden_size
+    totals = []
+    for suffix in ("_l0", "_l0_reverse", "_l1", "_l1_reverse"):
+        both = [getattr(layer, name + suffix, None) for name in ("bias_ih", "bias_hh")]
+        blocks = [bias.detach()[row : row + layer.hidden_size] for bias in both if bias is not None]
+        totals.append(torch.stack(blocks).sum(0))
+    return totals
+
+
+@pytest.mark.parametrize("kind", FORGETTING, ids=_name)
+def test_forget_bias(kind: Kind) -> None:
+    for value in (1.0, -2.5):
+        layer = _build(kind)
+        before = _copy(layer)
+        assert init.forget_bias_(layer, value) is layer
+        for bias in _biases(kind, layer, "f"):
+            assert bias.tolist() == [value] * H
+        assert _changed(layer, before) <= {"bias_ih", "bias_hh"}
+        # Nothing of another gate moved.
+        for name, old in before.items():
+            if name.startswith("bias"):
+                assert int((layer.state_dict()[name] != old).sum()) <= H
+
+
+def test_forget_bias_of_sru_is_counted_without_the_candidate() -> None:
+    layer: Any = rl.nn.SRU(D, H)
+    with torch.no_grad():
+        layer.bias_ih_l0.zero_()
+    assert init.forget_bias_(layer, 3.0).bias_ih_l0.tolist() == [3.0] * H + [0.0] * H
+
+
+@pytest.mark.parametrize("kind", NOT_FORGETTING, ids=_name)
+@pytest.mark.parametrize("start", [init.forget_bias_, lambda layer: init.chrono_(layer, 10)])
+def test_forgetting_wants_a_forget_gate(kind: Kind, start: Any) -> None:
+    layer = _build(kind)
+    before = _copy(layer)
+    with pytest.raises(ValueError, match=f"layer: got cell '{CELLS[kind.cell].name.split('_')[0]}.*a gate 'f'"):
+        start(layer)
+    assert not _changed(layer, before)
+
+
+@pytest.mark.parametrize("kind", FORGETTING, ids=_name)
+@pytest.mark.parametrize("start", [init.forget_bias_, lambda layer: init.chrono_(layer, 10)])
+def test_forgetting_wants_a_bias(kind: Kind, start: Any) -> None:
+    with pytest.raises(ValueError, match=r"bias=False; the rule: a gate 'f' with a bias"):
+        start(_build(kind, bias=False))
+
+
+@pytest.mark.parametrize("kind", FORGETTING, ids=_name)
+def test_chrono(kind: Kind) -> None:
+    longest, size = 50, 500
+    layer = _build(kind, size)
+    before = _copy(layer)
+    assert init.chrono_(layer, longest) is layer
+    forget = _biases(kind, layer, "f")
+    times = torch.cat(forget).exp()
+    # Uniform from 1 to longest - 1: the ends are reached, a tenth lies in each tenth.
+    assert 1 <= float(times.min()) < 1.2
+    assert longest - 1.2 < float(times.max()) <= longest - 1
+    counts = torch.histc(times.cpu(), bins=10, min=1, max=longest - 1) / times.numel()
+    assert float((counts - 0.1).abs().max()) < 0.03  # four and a half standard deviations
+    assert len({tuple(bias.tolist()) for bias in forget}) == 4  # drawn anew for each layer and direction
+    if "i" in CELLS[kind.cell].gates:
+        for ours, theirs in zip(_biases(kind, layer, "i"), forget, strict=True):
+            assert torch.equal(ours, -theirs)
+    else:
+        moved = torch.cat(
+            [(layer.state_dict()[name] != old) for name, old in before.items() if name.startswith("bias_ih")]
+        )
+        assert int(moved.sum()) == 4 * size
+    assert _changed(layer, before) <= {"bias_ih", "bias_hh"}
+
+
+@pytest.mark.parametrize("longest", [2, 3])
+def test_chrono_of_short_dependencies(longest: int) -> None:
+    layer: Any = init.chrono_(rl.nn.LSTM(D, H), longest)
+    bias = layer.bias_ih_l0[H : 2 * H]
+    assert bool(((bias >= 0) & (bias <= log(longest - 1))).all())
+
+
+@pytest.mark.parametrize("longest", [1, 0, -5, 2.5, True, "10", None])
+def test_chrono_wants_a_length(longest: Any) -> None:
+    with pytest.raises(RaglaneError, match="max_length: got "):
+        init.chrono_(rl.nn.LSTM(D, H), longest)
+
+
+# -- any layer --------------------------------------------------------------------------------------------------------
+
+
+EVERY = {
+    "orthogonal_": init.orthogonal_,
+    "xavier_": init.xavier_,
+    "forget_bias_": init.forget_bias_,
+    "chrono_": lambda layer: init.chrono_(layer, 10),
+}
+
+
+def test_all_of_them_are_tested() -> None:
+    assert set(EVERY) == set(init.__all__)
+
+
+@pytest.mark.parametrize("start", EVERY.values(), ids=list(EVERY))
+@pytest.mark.parametrize("other", [nn.Linear(2, 2), nn.LSTMCell(2, 2), nn.Sequential(nn.LSTM(2, 2)), "lstm", None])
+def test_they_want_a_recurrent_layer(start: Any, other: Any) -> None:
+    with pytest.raises(
+        TypeError, match=r"layer: got \w+; the rule: a recurrent layer of rl\.nn or torch\.nn"
+    ) as caught:
+        start(other)
+    assert isinstance(caught.value, RaglaneError)
+
+
+@pytest.mark.parametrize("start", EVERY.values(), ids=list(EVERY))
+def test_they_can_be_chained_and_leave_gradients_on(start: Any) -> None:
+    layer = init.forget_bias_(init.xavier_(init.orthogonal_(start(rl.nn.LSTM(D, H)))), 2.0)
+    assert all(parameter.requires_grad and parameter.is_leaf for parameter in layer.parameters())
+    out, _ = layer(rl.Ragged([torch.randn(3, D)]))
+    out.values.sum().backward()
+    assert all(parameter.grad is not None for parameter in layer.parameters())
+
+
+def test_what_accelerate_turned_can_be_initialised() -> None:
+    model = nn.Sequential(nn.LSTM(D, H))
+    rl.accelerate(model)
+    layer: Any = model[0]
+    assert init.forget_bias_(layer).bias_ih_l0[H : 2 * H].tolist() == [1.0] * H
+
+
+@pytest.mark.parametrize("start", EVERY.values(), ids=list(EVERY))
+def test_a_users_own_cell_is_the_users_affair(start: Any) -> None:
+    with pytest.raises(RaglaneError, match=r"layer: got a Recurrent of LSTMCell; .* Fix: initialise the cell's module"):
+        start(rl.nn.Recurrent(nn.LSTMCell(D, H)))

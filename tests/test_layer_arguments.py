@@ -1,0 +1,386 @@
+"""Every layer of rl.nn as a module: its arguments, parameters, copies and mistakes."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import raglane as rl
+from cell_requests import largest_error
+from layer_kinds import GATED, KINDS, D, H, Kind, build, parts, random_state
+from raglane.cells import CELLS
+from raglane.errors import RaglaneError
+
+OURS = [kind for kind in KINDS if kind.layer not in ("RNN", "LSTM", "GRU")]
+FORGETTING = [kind for kind in KINDS if "f" in CELLS[kind.cell].gates]
+
+
+def _batch(dtype: torch.dtype = torch.float64) -> rl.Ragged:
+    return rl.Ragged.from_flat(torch.randn(5, D, dtype=dtype), lengths=[2, 0, 3])
+
+
+def _outputs(layer: Any, batch: rl.Ragged) -> list[torch.Tensor]:
+    out, state = layer(batch)
+    return [out.values, *parts(state)]
+
+
+def _same_bits(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return all(torch.equal(mine, wanted) for mine, wanted in zip(one, other, strict=True))
+
+
+# -- arguments and parameters -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_arguments_stand_in_torchs_order(kind: Kind) -> None:
+    # A nonlinearity stands before the bias in torch's RNN, and in what is like it.
+    before = (kind.options.get("nonlinearity", "relu"),) if kind.layer in ("RNN", "IndRNN") else ()
+    options = {} if before else kind.options
+    layer = getattr(rl.nn, kind.layer)(D, H, 2, *before, False, True, 0.25, True, **options)
+    given = (layer.input_size, layer.hidden_size, layer.num_layers, layer.bias, layer.batch_first, layer.dropout)
+    assert given == (D, H, 2, False, True, 0.25)
+    assert layer.bidirectional is True
+    plain = getattr(rl.nn, kind.layer)(D, H)
+    assert (plain.num_layers, plain.bias, plain.batch_first, plain.dropout) == (1, True, False, 0.0)
+    assert plain.bidirectional is False
+    assert layer.training
+    assert layer.weight_ih_l1.shape[1] == 2 * H
+    if kind in OURS:
+        placed = getattr(rl.nn, kind.layer)(
+            D, H, 1, *before, True, False, 0.0, False, "meta", torch.bfloat16, **options
+        )
+        assert {(p.device.type, p.dtype) for p in placed.parameters()} == {("meta", torch.bfloat16)}
+
+
+# What one layer in one direction has, besides the input's weights: by cell, in the order of named_parameters.
+PARAMETERS: dict[str, dict[str, tuple[int, ...]]] = {
+    "rnn_tanh": {"weight_hh": (4, 4), "bias_ih": (4,), "bias_hh": (4,)},
+    "rnn_relu": {"weight_hh": (4, 4), "bias_ih": (4,), "bias_hh": (4,)},
+    "lstm": {"weight_hh": (16, 4), "bias_ih": (16,), "bias_hh": (16,)},
+    "peephole_lstm": {"weight_hh": (16, 4), "bias_ih": (16,), "bias_hh": (16,), "weight_ch": (12,)},
+    "coupled_lstm": {"weight_hh": (12, 4), "bias_ih": (12,), "bias_hh": (12,)},
+    "layernorm_lstm": {
+        "weight_hh": (16, 4),
+        "gain_ih": (16,),
+        "gain_hh": (16,),
+        "bias_ih": (16,),
+        "bias_hh": (16,),
+        "gain_c": (4,),
+        "bias_c": (4,),
+    },
+    "gru": {"weight_hh": (12, 4), "bias_ih": (12,), "bias_hh": (12,)},
+    "gru_reset_before": {"weight_hh": (12, 4), "bias_ih": (12,), "bias_hh": (12,)},
+    "layernorm_gru": {
+        "weight_hh": (12, 4),
+        "gain_ih": (12,),
+        "gain_hh": (12,),
+        "bias_ih": (12,),
+        "bias_hh": (12,),
+    },
+    "indrnn_relu": {"weight_hh": (4,), "bias_ih": (4,)},
+    "indrnn_tanh": {"weight_hh": (4,), "bias_ih": (4,)},
+    "sru": {"weight_hh": (8,), "bias_ih": (8,), "weight_skip": (4, 5)},
+    "qrnn": {"bias_ih": (12,)},
+    "mingru": {"bias_ih": (8,)},
+    "minlstm": {"bias_ih": (12,)},
+}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("both", [True, False])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_parameters_have_torchs_names(kind: Kind, both: bool, bias: bool) -> None:
+    layer = build(kind, 2, bidirectional=both, bias=bias)
+    width, rows = (2 * H if both else H), len(CELLS[kind.cell].gates) * H
+    wanted: dict[str, tuple[int, ...]] = {}
+    for index in range(2):
+        for suffix in ("", "_reverse")[: 2 if both else 1]:
+            wanted[f"weight_ih_l{index}{suffix}"] = (rows, width if index else D)
+            for name, shape in PARAMETERS[kind.cell].items():
+                if name == "weight_skip" and index:
+                    if not both:
+                        continue  # sizes that agree need none
+                    shape = (H, width)
+                if bias or not name.startswith("bias"):
+                    wanted[f"{name}_l{index}{suffix}"] = shape
+    assert {name: tuple(parameter.shape) for name, parameter in layer.named_parameters()} == wanted
+    assert set(layer.state_dict()) == set(wanted)
+    assert all(parameter.requires_grad and bool(parameter.isfinite().all()) for parameter in layer.parameters())
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_the_seed_decides_the_weights(kind: Kind) -> None:
+    torch.manual_seed(5)
+    layer = build(kind, 2)
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    torch.manual_seed(5)
+    assert _same_bits(list(build(kind, 2).state_dict().values()), list(before.values()))
+    layer.reset_parameters()
+    assert all(not torch.equal(value, before[name]) for name, value in layer.state_dict().items() if "weight" in name)
+    torch.manual_seed(5)
+    layer.reset_parameters()
+    assert _same_bits(list(layer.state_dict().values()), list(before.values()))
+
+
+class _Start(nn.Module):
+    """An initial state with parameters whose names look like a layer's."""
+
+    def __init__(self, states: int) -> None:
+        super().__init__()
+        self.states = states
+        self.weight_ih_l0 = nn.Parameter(torch.full((1, 1, H), 7.0, dtype=torch.float64))
+
+    def forward(self, batch: rl.Ragged) -> Any:
+        made = (self.weight_ih_l0.expand(1, len(batch), H),) * self.states
+        return made if self.states > 1 else made[0]
+
+
+@pytest.mark.parametrize("kind", OURS, ids=str)
+def test_reset_parameters_leaves_a_module_for_the_initial_state(kind: Kind) -> None:
+    start = _Start(len(CELLS[kind.cell].states))
+    layer = build(kind, initial_state=start)
+    layer.reset_parameters()
+    assert bool((start.weight_ih_l0 == 7).all())
+    assert bool((parts(layer(_batch())[1])[0][:, 1] == 7).all())  # where the empty sequence stays
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_weights_may_be_parametrized(kind: Kind) -> None:
+    layer, batch = build(kind), _batch()
+    plain = _outputs(layer, batch)
+
+    class Doubled(nn.Module):
+        def forward(self, weight: torch.Tensor) -> torch.Tensor:
+            return 2 * weight
+
+    nn.utils.parametrize.register_parametrization(layer, "weight_ih_l0", Doubled())
+    doubled = _outputs(layer, batch)
+    # Layer norm takes out the scale of its products.
+    assert torch.allclose(doubled[0], plain[0], atol=1e-2) == kind.cell.startswith("layernorm")
+    nn.utils.parametrize.remove_parametrizations(layer, "weight_ih_l0")
+    assert largest_error(_outputs(layer, batch)[0], doubled[0]) < 1e-12
+
+
+# -- copies -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_copies_compute_the_same(kind: Kind) -> None:
+    layer, batch = build(kind, 2, bidirectional=True, schedule="lanes", initial_state="learned"), _batch()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.normal_()
+    wanted = _outputs(layer, batch)
+
+    copies = [copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))]
+    file = io.BytesIO()
+    torch.save(layer.state_dict(), file)
+    file.seek(0)
+    loaded = build(kind, 2, bidirectional=True, schedule="lanes", initial_state="learned")
+    loaded.load_state_dict(torch.load(file, weights_only=True))
+    for other in (*copies, loaded):
+        assert _same_bits(_outputs(other, batch), wanted)
+        assert repr(other) == repr(layer)
+        assert other.cell.name == layer.cell.name
+    with torch.no_grad():
+        copies[0].weight_ih_l0.zero_()
+    assert _same_bits(_outputs(layer, batch), wanted)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_dtypes_and_back(kind: Kind) -> None:
+    layer, batch = build(kind, dtype=torch.float32), _batch(torch.float32)
+    wanted = _outputs(layer, batch)
+    layer.to(torch.float64)
+    assert {parameter.dtype for parameter in layer.parameters()} == {torch.float64}
+    with pytest.raises(ValueError, match=r"\.to\(torch\.float64\)"):
+        layer(batch)
+    assert _same_bits(_outputs(layer.float(), batch), wanted)
+
+
+@pytest.mark.parametrize("kind", OURS, ids=str)
+def test_accelerate_leaves_them(kind: Kind) -> None:
+    model = nn.ModuleDict({"ours": build(kind), "theirs": nn.LSTM(D, H)})
+    before = type(model["ours"])
+    report = rl.accelerate(model)
+    assert report.replaced == ["theirs"]
+    assert report.left == {"ours": "it is Raglane's already"}
+    assert type(model["ours"]) is before
+
+
+# -- what they say of themselves --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_repr(kind: Kind) -> None:
+    assert repr(getattr(rl.nn, kind.layer)(D, H)) == f"{kind.layer}({D}, {H})"
+    everything = build(kind, 2, bias=False, batch_first=True, dropout=0.5, bidirectional=True, zoneout=0.1)
+    for part in ("num_layers=2", "bias=False", "batch_first=True", "dropout=0.5", "bidirectional=True", "zoneout=0.1"):
+        assert part in repr(everything)
+    chosen = repr(build(kind, schedule="packed", backend="reference", initial_state="learned"))
+    assert "schedule='packed', backend='reference', initial_state='learned'" in chosen
+
+
+def test_repr_shows_what_a_layer_has_of_its_own() -> None:
+    assert repr(rl.nn.IndRNN(D, H, 2)) == "IndRNN(5, 4, num_layers=2)"
+    layer = rl.nn.IndRNN(D, H, nonlinearity="tanh", max_length=9)
+    assert repr(layer) == "IndRNN(5, 4, nonlinearity='tanh', max_length=9)"
+    assert repr(rl.nn.PeepholeLSTM(D, H, clip=2.5)) == "PeepholeLSTM(5, 4, clip=2.5)"
+    assert repr(rl.nn.CoupledLSTM(D, H, clip=2.5)) == "CoupledLSTM(5, 4, clip=2.5)"
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_explain_says_the_backend(kind: Kind) -> None:
+    layer, batch = build(kind), _batch()
+    choice = rl.explain(layer, batch)
+    assert choice.backend in ("cpu", "torch", "reference")
+    assert str(choice).startswith(f"backend {choice.backend}, schedule {choice.schedule}: auto takes the fastest")
+    if choice.backend == "reference":
+        assert f"{kind.cell!r}" in choice.reason  # why those before it could not
+    chosen = rl.explain(build(kind, backend="reference", schedule="lanes"), batch)
+    assert (chosen.backend, chosen.schedule) == ("reference", "lanes")
+    with rl.using(backend="reference"):
+        assert rl.explain(layer, batch, return_states=True).backend == "reference"
+
+
+@pytest.mark.parametrize("kind", GATED, ids=str)
+def test_no_fast_kernel_takes_a_clipped_cell_for_the_plain_one(kind: Kind) -> None:
+    choice = rl.explain(build(kind, clip=3.0), _batch())
+    assert choice.backend == "reference"
+    assert f"{kind.cell} clipped at 3.0" in choice.reason
+
+
+@pytest.mark.parametrize("kind", OURS, ids=str)
+def test_torch_has_no_kernel_for_them(kind: Kind) -> None:
+    layer = build(kind, backend="torch")
+    for call in (lambda: layer(_batch()), lambda: rl.explain(layer, _batch())):
+        with pytest.raises(ValueError, match=rf"torch has no kernel for the cell '{kind.cell}'"):
+            call()
+
+
+# -- beginnings -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", FORGETTING, ids=str)
+def test_unit_forget_bias(kind: Kind) -> None:
+    layer = build(kind, 2, bidirectional=True, unit_forget_bias=True)
+    cell = CELLS[kind.cell]
+    for suffix in ("_l0", "_l0_reverse", "_l1", "_l1_reverse"):
+        biases = [value for name, value in layer.named_parameters() if name in (f"bias_ih{suffix}", f"bias_hh{suffix}")]
+        for gate in cell.gates:
+            if (kind.cell, gate) == ("sru", "n"):
+                continue
+            total = sum(bias[cell.block("bias_ih", gate, H)] for bias in biases)
+            assert isinstance(total, torch.Tensor)
+            assert (total.tolist() == [1.0] * H) == (gate == "f")
+    # And where the forget gates are: of a memory of ones, sigmoid(1) is kept where nothing is taken up.
+    with torch.no_grad():
+        for name, parameter in layer.named_parameters():
+            if not name.startswith("bias"):
+                parameter.zero_()
+    hx = random_state(layer, 3)
+    states = layer(_batch(), hx, return_states=True)[2][0]
+    kept = torch.sigmoid(torch.tensor(1.0, dtype=torch.float64))
+    memory: Any = parts(states)[-1]
+    slopes = torch.autograd.grad(memory.values[0, 0], parts(hx)[-1])[0][0, 0, 0]
+    if kind.cell != "minlstm":  # whose gates share one
+        torch.testing.assert_close(slopes, kept)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in FORGETTING], ids=str)
+def test_unit_forget_bias_wants_a_forget_gate(kind: Kind) -> None:
+    with pytest.raises(ValueError, match=r"a gate 'f' with a bias"):
+        build(kind, unit_forget_bias=True)
+
+
+# -- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mistake", "says"),
+    [
+        ({"input_size": 0}, "input_size: got 0"),
+        ({"input_size": 3.0}, r"input_size: got 3\.0"),
+        ({"hidden_size": -1}, "hidden_size: got -1"),
+        ({"hidden_size": "4"}, "hidden_size: got '4'"),
+        ({"num_layers": 0}, "num_layers: got 0"),
+        ({"num_layers": True}, "num_layers: got True"),
+        ({"bias": None}, "bias: got None"),
+        ({"bias": "relu"}, "bias: got 'relu'"),
+        ({"batch_first": 1}, "batch_first: got 1"),
+        ({"bidirectional": "yes"}, "bidirectional: got 'yes'"),
+        ({"dropout": 1.5}, r"dropout: got 1\.5"),
+        ({"dropout": True}, "dropout: got True"),
+        ({"dropout": "0.5"}, r"dropout: got '0\.5'"),
+        ({"dtype": torch.int64}, r"dtype: got torch\.int64"),
+        ({"dtype": "float32"}, "dtype: got 'float32'"),
+        ({"proj_size": 2}, "proj_size: got 2"),
+        ({"unit_forget_bias": 1}, "unit_forget_bias: got 1"),
+        ({"schedule": "sorted"}, "schedule: got 'sorted'"),
+        ({"backend": None}, "backend: got None"),
+        ({"schedule": "each", "backend": "cpu"}, "schedule, backend: got 'each', 'cpu'"),
+        ({"initial_state": "ones"}, "initial_state: got 'ones'"),
+        ({"initial_state": None}, "initial_state: got None"),
+        ({"input_dropout": 1.0}, r"input_dropout: got 1\.0"),
+        ({"weight_dropout": -0.1}, r"weight_dropout: got -0\.1"),
+        ({"zoneout": (0.1,) * 3}, r"zoneout: got \(0\.1, 0\.1, 0\.1\)"),
+    ],
+)
+@pytest.mark.parametrize("kind", OURS, ids=str)
+def test_wrong_arguments_are_named(kind: Kind, mistake: dict[str, Any], says: str) -> None:
+    sizes = {"input_size": D, "hidden_size": H}
+    with pytest.raises(RaglaneError, match=says) as caught:
+        getattr(rl.nn, kind.layer)(**{**sizes, **kind.options, **mistake})
+    assert "Fix: " in str(caught.value)
+
+
+@pytest.mark.parametrize("clip", [0, -1.0, float("nan"), "5", [1.0]])
+@pytest.mark.parametrize("kind", GATED, ids=str)
+def test_wrong_clips_are_named(kind: Kind, clip: Any) -> None:
+    with pytest.raises(RaglaneError, match="clip: got "):
+        build(kind, clip=clip)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in OURS if kind not in GATED], ids=str)
+def test_others_have_no_clip(kind: Kind) -> None:
+    with pytest.raises(TypeError, match=r"clip: got 3\.0"):
+        build(kind, clip=3.0)
+
+
+@pytest.mark.parametrize("max_length", [0, -3, 2.5, True, "10"])
+def test_wrong_max_lengths_are_named(max_length: Any) -> None:
+    with pytest.raises(RaglaneError, match="max_length: got "):
+        rl.nn.IndRNN(D, H, max_length=max_length)
+
+
+@pytest.mark.parametrize("layer", ["RNN", "IndRNN"])
+@pytest.mark.parametrize("nonlinearity", ["sigmoid", None, True])
+def test_wrong_nonlinearities_are_named(layer: str, nonlinearity: Any) -> None:
+    with pytest.raises(RaglaneError, match="nonlinearity: got "):
+        getattr(rl.nn, layer)(D, H, nonlinearity=nonlinearity)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_wrong_inputs_are_named(kind: Kind) -> None:
+    layer, batch = build(kind), _batch()
+    states = len(CELLS[kind.cell].states)
+    wrong = torch.zeros(1, 2, H, dtype=torch.float64)
+    for arguments, says in (
+        ((rl.Ragged([torch.ones(2, D + 1, dtype=torch.float64)]),), f"input_size = {D}"),
+        ((_batch(torch.float32),), r"\.to\(torch\.float64\)"),
+        (([torch.ones(2, D)],), r"rl\.Ragged\(sequences\)"),
+        ((batch, wrong if states == 1 else (wrong,) * states), r"hx \(h\): got shape \(1, 2, 4\)"),
+        ((batch, (wrong,) * (states + 1)), "hx: got a tuple"),
+    ):
+        with pytest.raises(RaglaneError, match=says):
+            layer(*arguments)
+    with pytest.raises(RaglaneError, match="bidirectional=False"):
+        build(kind, bidirectional=True).step(torch.ones(D, dtype=torch.float64))
+    with pytest.raises(RaglaneError, match="x_t"):
+        layer.step([1.0])

@@ -1,0 +1,334 @@
+"""Cells against numbers from elsewhere: what ONNX Runtime gave for the ONNX operators, and what a hand works out."""
+
+from __future__ import annotations
+
+from math import log, sqrt
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+import raglane as rl
+from raglane.cells import CELLS
+from raglane.cells.elementwise import ElementwiseWeights
+from raglane.cells.layernorm import LayerNormWeights
+
+# -- the operators RNN, LSTM and GRU of ONNX --------------------------------------------------------------------------
+
+LENGTHS = [4, 1, 2]
+D = H = 2
+
+
+class Case(NamedTuple):
+    """What ONNX Runtime 1.31 gave in float32 for an operator of opset 22, with the layer that must give the same.
+
+    Its inputs are those of :func:`_inputs`: ``initial_h`` and, of an LSTM, ``initial_c`` were always given, and
+    ``sequence_lens`` 4, 1 and 2. (A sequence of length 0 ends with zeros in ONNX Runtime, with its initial state here.)
+    """
+
+    layer: str
+    options: dict[str, Any]
+    output: str
+    """``Y`` of the elements that exist, sequence after sequence."""
+    final_h: str
+    """``Y_h``."""
+    final_c: str | None = None
+    """``Y_c``."""
+
+
+# By operator and attributes.
+CASES = {
+    "RNN: activations Relu, clip 0.75": Case(
+        "RNN",
+        {"nonlinearity": "relu", "clip": 0.75},
+        "0.000000 0.437500 0.750000 0.750000 0.750000 0.750000 0.750000 0.625000 0.000000 0.750000 "
+        "0.750000 0.562500 0.750000 0.390625",
+        "0.750000 0.625000 0.000000 0.750000 0.750000 0.390625",
+    ),
+    "RNN: bidirectional": Case(
+        "RNN",
+        {"bidirectional": True},
+        "-0.893193 0.411570 0.935881 -0.956195 0.961171 0.961698 -0.483712 -0.844287 0.938048 0.853532 "
+        "-0.527819 -0.684980 0.921350 0.533026 -0.462117 -0.734071 -0.703906 0.829802 0.993655 -0.997661 "
+        "0.984846 0.509830 0.497946 -0.949239 0.816046 0.453294 0.734071 -0.786619",
+        "0.921350 0.533026 -0.703906 0.829802 0.816046 0.453294 0.935881 -0.956195 0.993655 -0.997661 "
+        "0.497946 -0.949239",
+    ),
+    "LSTM: bidirectional": Case(
+        "LSTM",
+        {"bidirectional": True},
+        "-0.155252 0.124423 -0.085925 0.001357 0.035178 0.192971 -0.216323 0.108035 0.068113 0.284135 "
+        "-0.399793 0.104238 0.066433 0.356282 -0.498052 0.026468 0.158912 -0.407919 -0.035721 0.016264 "
+        "0.001982 0.444119 0.156492 0.073868 0.028006 0.370369 0.089756 -0.006552",
+        "0.066433 0.356282 0.158912 -0.407919 0.028006 0.370369 -0.085925 0.001357 -0.035721 0.016264 "
+        "0.156492 0.073868",
+        "0.784400 0.386376 0.201787 -1.144242 0.320869 0.398192 -0.197475 0.025580 -0.547917 1.495112 "
+        "0.255955 0.579243",
+    ),
+    "LSTM: clip 0.75": Case(
+        "LSTM",
+        {"clip": 0.75},
+        "-0.109945 0.215952 0.095547 0.199429 0.175493 0.223680 0.205167 0.272339 0.136512 -0.363571 "
+        "0.038282 0.164612 0.098811 0.257283",
+        "0.205167 0.272339 0.136512 -0.363571 0.098811 0.257283",
+        "0.757336 0.424820 0.203769 -0.922635 0.318328 0.398675",
+    ),
+    "LSTM: P": Case(
+        "PeepholeLSTM",
+        {},
+        "-0.236753 -0.088646 0.009877 0.065944 0.032621 0.218883 0.031028 0.342728 0.152051 -0.227939 "
+        "-0.000286 0.443072 0.019562 0.356098",
+        "0.031028 0.342728 0.152051 -0.227939 0.019562 0.356098",
+        "0.708029 0.367239 0.201787 -1.421542 0.292344 0.379071",
+    ),
+    "LSTM: P, clip 0.75": Case(
+        "PeepholeLSTM",
+        {"clip": 0.75},
+        "-0.141175 0.018290 0.072074 0.062676 0.167394 0.135049 0.201612 0.228658 0.136512 -0.257026 "
+        "0.027198 0.164612 0.092380 0.257027",
+        "0.201612 0.228658 0.136512 -0.257026 0.092380 0.257027",
+        "0.738807 0.350330 0.203769 -1.101814 0.296327 0.398235",
+    ),
+    "LSTM: input_forget 1": Case(
+        "CoupledLSTM",
+        {},
+        "-0.295004 0.038408 0.026539 0.208107 0.058750 0.331968 0.052788 0.470974 0.158912 -0.376280 "
+        "-0.008537 0.351054 0.018134 0.488562",
+        "0.052788 0.470974 0.158912 -0.376280 0.018134 0.488562",
+        "0.583292 0.530904 0.201787 -0.978831 0.205701 0.549044",
+    ),
+    "LSTM: input_forget 1, clip 0.75": Case(
+        "CoupledLSTM",
+        {"clip": 0.75},
+        "-0.180137 0.139245 0.103148 0.165394 0.156206 0.198444 0.171884 0.277397 0.136512 -0.319720 "
+        "-0.000890 0.138225 0.069291 0.271322",
+        "0.171884 0.277397 0.136512 -0.319720 0.069291 0.271322",
+        "0.598194 0.433725 0.203769 -0.757224 0.219435 0.423037",
+    ),
+    "GRU: linear_before_reset 1, bidirectional": Case(
+        "GRU",
+        {"bidirectional": True},
+        "-0.219010 0.423011 -0.029116 0.703517 -0.184730 0.037134 0.096442 0.881652 -0.142783 -0.250215 "
+        "0.381329 0.826371 -0.106662 -0.271464 0.670288 0.564185 0.363307 0.345662 0.367365 -0.556970 "
+        "-0.974404 -0.325925 0.606059 0.869975 -0.896815 -0.369087 0.888555 0.757813",
+        "-0.106662 -0.271464 0.363307 0.345662 -0.896815 -0.369087 -0.029116 0.703517 0.367365 -0.556970 "
+        "0.606059 0.869975",
+    ),
+    "GRU: linear_before_reset 0, bidirectional": Case(
+        "GRU",
+        {"reset_after": False, "bidirectional": True},
+        "-0.254645 0.448882 0.122581 0.748281 -0.254126 0.064236 0.104111 0.894314 -0.242624 -0.195329 "
+        "0.467148 0.844238 -0.223759 -0.177422 0.770977 0.655247 0.346593 0.489530 0.368799 -0.525387 "
+        "-0.995733 -0.196059 0.712854 0.863021 -0.943938 -0.047404 0.980704 0.745086",
+        "-0.223759 -0.177422 0.346593 0.489530 -0.943938 -0.047404 0.122581 0.748281 0.368799 -0.525387 "
+        "0.712854 0.863021",
+    ),
+    "GRU: linear_before_reset 1, clip 0.75": Case(
+        "GRU",
+        {"clip": 0.75},
+        "-0.178749 0.190764 0.033686 -0.074207 0.135505 -0.277607 0.152280 -0.374446 0.429913 0.327495 "
+        "-0.681096 -0.171693 -0.434404 -0.429921",
+        "0.152280 -0.374446 0.429913 0.327495 -0.434404 -0.429921",
+    ),
+    "GRU: linear_before_reset 0, clip 0.75": Case(
+        "GRU",
+        {"reset_after": False, "clip": 0.75},
+        "-0.178749 0.190764 -0.088670 -0.074207 -0.037766 -0.248983 -0.037064 -0.207976 0.429913 0.327495 "
+        "-0.869268 -0.171693 -0.641135 -0.152203",
+        "-0.037064 -0.207976 0.429913 0.327495 -0.641135 -0.152203",
+    ),
+}
+
+# The blocks of ONNX's rows that make up ours, with the factor that they need. ONNX orders gates iofc, zrh and iof.
+BLOCKS: dict[str, list[tuple[int, float]]] = {
+    "RNN": [(0, 1.0)],
+    "LSTM": [(0, 1.0), (2, 1.0), (3, 1.0), (1, 1.0)],
+    "PeepholeLSTM": [(0, 1.0), (2, 1.0), (3, 1.0), (1, 1.0)],
+    # ONNX computes i and takes 1 - i for f, we compute f: sigmoid(-a) is 1 - sigmoid(a).
+    "CoupledLSTM": [(0, -1.0), (3, 1.0), (1, 1.0)],
+    "GRU": [(1, 1.0), (0, 1.0), (2, 1.0)],
+}
+
+
+def _numbers(start: int, *shape: int) -> Tensor:
+    """Quarters from -1.25 to 1.25, exact in every dtype."""
+    count = torch.Size(shape).numel()
+    return ((((torch.arange(count) + start) * 7) % 11 - 5).double() / 4).view(shape)
+
+
+def _inputs(case: Case) -> dict[str, Tensor]:
+    """The operator's inputs, shaped as it has them."""
+    gates = {"RNN": 1, "GRU": 3}.get(case.layer, 4)
+    directions = 2 if case.options.get("bidirectional") else 1
+    return {
+        "X": _numbers(0, max(LENGTHS), len(LENGTHS), D),
+        "W": _numbers(1, directions, gates * H, D),
+        "R": _numbers(2, directions, gates * H, H),
+        "B": _numbers(3, directions, 2 * gates * H),
+        "initial_h": _numbers(4, directions, len(LENGTHS), H),
+        "initial_c": _numbers(5, directions, len(LENGTHS), H),
+        "P": _numbers(6, directions, 3 * H),
+    }
+
+
+def _ours(rows: Tensor, blocks: list[tuple[int, float]]) -> Tensor:
+    return torch.cat([factor * rows[block * H : (block + 1) * H] for block, factor in blocks])
+
+
+def _layer(case: Case, inputs: dict[str, Tensor], backend: str) -> Any:
+    layer = getattr(rl.nn, case.layer)(D, H, dtype=torch.float64, backend=backend, **case.options)
+    blocks = BLOCKS[case.layer]
+    weights: dict[str, Tensor] = {}
+    for direction, suffix in enumerate(["_l0", "_l0_reverse"][: len(inputs["W"])]):
+        input_bias, hidden_bias = inputs["B"][direction].chunk(2)
+        given = {
+            "weight_ih": inputs["W"][direction],
+            "weight_hh": inputs["R"][direction],
+            "bias_ih": input_bias,
+            "bias_hh": hidden_bias,
+        }
+        weights |= {name + suffix: _ours(rows, blocks) for name, rows in given.items()}
+        if case.layer == "PeepholeLSTM":
+            weights["weight_ch" + suffix] = _ours(inputs["P"][direction], [(0, 1.0), (2, 1.0), (1, 1.0)])
+    layer.load_state_dict(weights)
+    return layer
+
+
+def _approximately(numbers: str) -> Any:
+    """ONNX Runtime computes in float32."""
+    return pytest.approx([float(number) for number in numbers.split()], abs=1e-6)
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+def test_onnx_operators(case: Case, backend: str) -> None:
+    inputs = _inputs(case)
+    layer = _layer(case, inputs, backend)
+    batch = rl.Ragged.from_padded(inputs["X"], torch.tensor(LENGTHS), batch_first=False)
+    initial = (inputs["initial_h"], inputs["initial_c"]) if case.final_c else inputs["initial_h"]
+    with torch.no_grad():
+        out, state = layer(batch, initial)
+    h, *memory = state if case.final_c else (state,)
+    assert out.values.flatten().tolist() == _approximately(case.output)
+    assert h.flatten().tolist() == _approximately(case.final_h)
+    if case.final_c:
+        assert memory[0].flatten().tolist() == _approximately(case.final_c)
+
+
+def test_every_attribute_matters() -> None:
+    """No two of the compared cases have an output in common, so that none can pass for another."""
+    assert len({case.output for case in CASES.values()}) == len(CASES)
+
+
+# -- worked out by hand -----------------------------------------------------------------------------------------------
+# sigmoid(log 3) = 3 / 4, sigmoid(-log 3) = 1 / 4, tanh(log 2) = 3 / 5, tanh(log 3) = 4 / 5.
+
+L2, L3 = log(2), log(3)
+
+
+def _column(*rows: float) -> Tensor:
+    return torch.tensor([[row] for row in rows], dtype=torch.float64)
+
+
+def _walk(name: str, weights: Any, inputs: list[float], state: tuple[Tensor, ...]) -> list[list[list[float]]]:
+    """The states after each element of a sequence with one feature."""
+    cell, values = CELLS[name], _column(*inputs)
+    prepared = cell.prepare(weights, values, torch.tensor([0, len(inputs)]))
+    reached = []
+    for row in prepared.split(1):
+        _, state = cell.step(weights, row, state)
+        reached.append([part[0].tolist() for part in state])
+    return reached
+
+
+def _zeros(states: int, size: int = 1) -> tuple[Tensor, ...]:
+    return (torch.zeros(1, size, dtype=torch.float64),) * states
+
+
+def _is(reached: list[list[list[float]]], wanted: list[list[list[float]]], tolerance: float = 1e-14) -> None:
+    for ours, theirs in zip(reached, wanted, strict=True):
+        for mine, hand in zip(ours, theirs, strict=True):
+            assert mine == pytest.approx(hand, abs=tolerance)
+
+
+def _vector(*numbers: float) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
+def test_indrnn_by_hand() -> None:
+    # Unit 1, u = 0.5: relu(1 - 0.5) = 0.5, then relu(2 - 0.5 + 0.5 * 0.5) = 1.75.
+    # Unit 2, u = -2:  relu(2 + 0) = 2, then relu(4 - 2 * 2) = 0.
+    weights = ElementwiseWeights(_column(1.0, 2.0), _vector(0.5, -2.0), _vector(-0.5, 0.0))
+    _is(_walk("indrnn_relu", weights, [1.0, 2.0], _zeros(1, 2)), [[[0.5, 2.0]], [[1.75, 0.0]]])
+    # tanh(log 2) = 0.6, then tanh(log 3 - 0.3 + 0.5 * 0.6) = 0.8.
+    weights = ElementwiseWeights(_column(1.0), _vector(0.5), _vector(0.0))
+    _is(_walk("indrnn_tanh", weights, [L2, L3 - 0.3], _zeros(1)), [[[0.6]], [[0.8]]])
+
+
+def test_sru_by_hand() -> None:
+    # W_n = 2, W_f = W_r = 0, v_f = log 3, v_r = -log 3, no bias.
+    # x = 1: n = 2, f = r = 1/2. c = 0 + 1/2 * 2 = 1,           h = 1/2 * 1 + 1/2 * 1 = 1.
+    # x = 3: n = 6, f = 3/4, r = 1/4. c = 3/4 * 1 + 1/4 * 6 = 2.25, h = 1/4 * 2.25 + 3/4 * 3 = 2.8125.
+    weights = ElementwiseWeights(_column(2.0, 0.0, 0.0), _vector(L3, -L3), _vector(0.0, 0.0))
+    _is(_walk("sru", weights, [1.0, 3.0], _zeros(2)), [[[1.0], [1.0]], [[2.8125], [2.25]]])
+    # With b_f = log 3 and b_r = -log 3 in place of v, and a product of 10 for the input that passes by:
+    # x = 1: c = 3/4 * 0 + 1/4 * 2 = 0.5,     h = 1/4 * 0.5 + 3/4 * 10 = 7.625.
+    # x = 3: c = 3/4 * 0.5 + 1/4 * 6 = 1.875, h = 1/4 * 1.875 + 3/4 * 30 = 22.96875.
+    weights = ElementwiseWeights(_column(2.0, 0.0, 0.0), _vector(0.0, 0.0), _vector(L3, -L3), _column(10.0))
+    _is(_walk("sru", weights, [1.0, 3.0], _zeros(2)), [[[7.625], [0.5]], [[22.96875], [1.875]]])
+
+
+def test_qrnn_by_hand() -> None:
+    # W_n = log 2, W_f = W_o = log 3.
+    # x = 1:  n = 0.6, f = o = 3/4.  c = 1/4 * 0.6 = 0.15,                    h = 3/4 * 0.15 = 0.1125.
+    # x = -1: n = -0.6, f = o = 1/4. c = 1/4 * 0.15 + 3/4 * -0.6 = -0.4125, h = 1/4 * -0.4125 = -0.103125.
+    weights = ElementwiseWeights(_column(L2, L3, L3))
+    _is(_walk("qrnn", weights, [1.0, -1.0], _zeros(2)), [[[0.1125], [0.15]], [[-0.103125], [-0.4125]]])
+
+
+def test_mingru_by_hand() -> None:
+    # z = sigmoid(x log 3), n = 4 x.
+    # x = 1:  h = 3/4 * 4 = 3.   x = -1: h = 3/4 * 3 + 1/4 * -4 = 1.25.
+    _is(_walk("mingru", ElementwiseWeights(_column(L3, 4.0)), [1.0, -1.0], _zeros(1)), [[[3.0]], [[1.25]]])
+
+
+def test_minlstm_by_hand() -> None:
+    # f = sigmoid(x log 3), i = 1/2, n = 10 x.
+    # x = 1: f = 3/4, shares 3/5 and 2/5: h = 2/5 * 10 = 4.   x = 0: f = 1/2, shares 1/2: h = 1/2 * 4 = 2.
+    # x = 1 again: h = 3/5 * 2 + 2/5 * 10 = 5.2.
+    weights = ElementwiseWeights(_column(L3, 0.0, 10.0))
+    _is(_walk("minlstm", weights, [1.0, 0.0, 1.0], _zeros(1)), [[[4.0]], [[2.0]], [[5.2]]])
+
+
+def test_layernorm_gru_by_hand() -> None:
+    # LN(1, 0, -1) = sqrt(1.5) (1, 0, -1), and alike for any multiple; by 1000 its epsilon is too small to see. The
+    # gains take the root away: x_r, x_z, x_n = log 3, 0, log 2 at every step, for W x = 1000 (1, 0, -1).
+    # h = 0: LN(0) = 0. z = 1/2, n = tanh(log 2) = 0.6, h = 1/2 * 0.6 = 0.3.
+    # h = 0.3: W h = 300 (0, 1, -1), h_r, h_z, h_n = 0, log 3, 4/3 (log 3 - log 2).
+    #   r = z = 3/4, n = tanh(log 2 + 3/4 h_n) = tanh(log 3) = 0.8, h = 1/4 * 0.8 + 3/4 * 0.3 = 0.425.
+    scale = 1 / sqrt(1.5)
+    weights = LayerNormWeights(
+        input=_column(1000.0, 0.0, -1000.0),
+        hidden=_column(0.0, 1000.0, -1000.0),
+        input_gain=scale * _vector(L3, 1.0, -L2),
+        hidden_gain=scale * _vector(1.0, L3, -4 / 3 * (L3 - L2)),
+    )
+    _is(_walk("layernorm_gru", weights, [1.0, 1.0], _zeros(1)), [[[0.3]], [[0.425]]], tolerance=1e-8)
+
+
+def test_layernorm_lstm_by_hand() -> None:
+    # Two units, matrices of zeros: gates are their biases. i = 3/4, 1/4; f = 1/2; g = 0.8, -0.8; o = 1/2.
+    # c = (3/4 * 0.8, 1/4 * -0.8) = (0.6, -0.2): normalised (1, -1), by a gain of log 2 and tanh 0.6 and -0.6.
+    # h = (0.3, -0.3). The memory itself goes on: c = 1/2 (0.6, -0.2) + (0.6, -0.2) = (0.9, -0.3), h again (0.3, -0.3).
+    weights = LayerNormWeights(
+        input=torch.zeros(8, 1, dtype=torch.float64),
+        hidden=torch.zeros(8, 2, dtype=torch.float64),
+        input_gain=torch.ones(8, dtype=torch.float64),
+        hidden_gain=torch.ones(8, dtype=torch.float64),
+        input_bias=_vector(L3, -L3, 0.0, 0.0, L3, -L3, 0.0, 0.0),
+        memory_gain=_vector(L2, L2),
+    )
+    reached = _walk("layernorm_lstm", weights, [1.0, -1.0], _zeros(2, 2))
+    # The normalisation's epsilon, 1e-5 beside a variance of 0.16, shows in the fifth digit.
+    _is(reached, [[[0.3, -0.3], [0.6, -0.2]], [[0.3, -0.3], [0.9, -0.3]]], tolerance=2e-5)

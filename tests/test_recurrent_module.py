@@ -1,0 +1,241 @@
+"""``rl.nn.Recurrent`` as a module: its outputs' lives, its names, copies, autocast, torch.compile, and wrong cells."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import weakref
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo.testing
+from torch import Tensor, nn
+
+import raglane as rl
+from every_layer import LENGTHS, D, H, a_batch, assert_same, gradients, results_of
+from own_cells import OWN, Leaky, Whole
+from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
+from raglane.schedules import SCHEDULES
+
+
+def test_last_only_keeps_no_output() -> None:
+    """Not one output outlives its step: they are not gathered and then thrown away."""
+    alive: list[int] = []
+    outputs: weakref.WeakSet[Tensor] = weakref.WeakSet()
+
+    class Watched(Leaky):
+        def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+            output, state = super().step(x_t, state)
+            alive.append(len(outputs))
+            outputs.add(output)
+            return output, state
+
+    layer = rl.nn.Recurrent(Watched, D, H)
+    for schedule in SCHEDULES:
+        with rl.using(schedule=schedule), torch.no_grad():
+            alive.clear()
+            assert layer(a_batch([6, 6]), last_only=True)[0] is None
+            assert max(alive) <= 1
+            alive.clear()
+            layer(a_batch([6, 6]))
+            assert max(alive) == len(alive) - 1
+
+
+# -- as a module ------------------------------------------------------------------------------------------------------
+
+
+def test_names_of_parameters() -> None:
+    layer = rl.nn.Recurrent(Leaky, D, H, num_layers=2, bidirectional=True)
+    assert list(layer.state_dict()) == [f"cells.{i}.linear.{part}" for i in range(4) for part in ("weight", "bias")]
+    assert set(rl.nn.Recurrent(Leaky, D, H, initial_state="learned").state_dict()) == {
+        "initial_h",
+        "cells.0.linear.weight",
+        "cells.0.linear.bias",
+    }
+    whole = rl.nn.Recurrent(Whole, D, H, initial_state="learned")
+    assert [name for name, _ in whole.named_parameters() if name.startswith("initial")] == [
+        "initial_state_0",
+        "initial_state_1",
+    ]
+    assert whole.output_size == H + 1
+    assert layer.output_size == 2 * H
+    assert "num_layers=2, bidirectional=True" in repr(layer)
+
+
+@pytest.mark.parametrize("cell", OWN)
+def test_copies_and_files(cell: Any) -> None:
+    layer, batch = rl.nn.Recurrent(cell, D, H, num_layers=2, initial_state="learned"), a_batch()
+    expected = results_of(layer(batch))
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert_same(results_of(other(batch)), expected, 0.0)
+        with torch.no_grad():
+            next(other.parameters()).add_(1.0)
+            next(other.cells.parameters()).add_(1.0)
+    assert_same(results_of(layer(batch)), expected, 0.0)
+    fresh = rl.nn.Recurrent(cell, D, H, num_layers=2, initial_state="learned")
+    fresh.load_state_dict(layer.state_dict())
+    assert_same(results_of(fresh(batch)), expected, 0.0)
+
+
+class Elman(nn.Module):
+    """In float32, whose state under autocast is bfloat16 after a step."""
+
+    def __init__(self, input_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self.input_size, self.hidden_size = input_size, hidden_size
+        self.linear = nn.Linear(input_size + hidden_size, hidden_size)
+
+    def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        state = self.linear(torch.cat([x_t, state], 1)).tanh()
+        return state, state
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS, [3, 2], [0], []])
+def test_autocast(lengths: list[int], device: torch.device) -> None:
+    """Dtypes hang neither on the schedule nor on whether there are empty sequences."""
+    layer = rl.nn.Recurrent(Elman, D, H, num_layers=2, bidirectional=True)
+    batch = a_batch(lengths, torch.float32)
+    expected = results_of(layer(batch, return_states=True))
+    for schedule in SCHEDULES:
+        with torch.autocast(device.type, dtype=torch.bfloat16), rl.using(schedule=schedule):
+            out, state, states = layer(batch, return_states=True)
+        assert out.dtype is torch.bfloat16
+        assert {state.dtype, *(part.dtype for part in states)} == {torch.float32}
+        assert_same([part.float() for part in results_of((out, state, states))], expected, 0.05)
+        (grad,) = gradients([out.values.float()], [batch.values])
+        assert grad.dtype is torch.float32
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(D, D)
+        self.recurrent = rl.nn.Recurrent(Elman, D, H, num_layers=2, bidirectional=True)
+        self.head = nn.Linear(2 * H, 2)
+
+    def forward(self, batch: Any) -> tuple[Tensor, Tensor]:
+        out, state = self.recurrent(torch.relu(self.embed(batch)))
+        return self.head(self.recurrent.summary(out, state)), self.head(out).values
+
+
+# torch.compile looks at every tensor's .grad and hides the warning, except from those who make it an error.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_a_compiled_model() -> None:
+    """The loop itself is left out of the graphs, so that no number of steps is compiled in."""
+    model = Model()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("eager")
+    compiled = torch.compile(model, backend=counter)
+    compiled_by: list[int] = []
+    # The second batch tells torch.compile which sizes vary; it compiles again for sizes of 0 and 1 alone.
+    for counts in ([2, 4], [3, 0, 1, 5], *([(i * k) % 7 + k % 2 for k in range(1, 4 + i % 3)] for i in range(2, 11))):
+        batch = a_batch(counts, torch.float32)
+        seen = []
+        for network in (compiled, model):
+            results = list(network(batch))
+            seen.append([*results, *gradients(results, [batch.values, *model.parameters()])])
+        assert_same(seen[0], seen[1], 1e-5)
+        compiled_by.append(counter.frame_count)
+    assert len(set(compiled_by[1:])) == 1, compiled_by
+    # A graph before the loop and one after it, and one for what the layer hands back in between.
+    assert compiled_by[0] <= 4
+    assert compiled_by[1] <= 2 * compiled_by[0]
+
+
+# -- cells that are none ----------------------------------------------------------------------------------------------
+
+
+def cell_with(**members: Any) -> Any:
+    """Leaky, with something wrong."""
+    return type("Wrong", (Leaky,), members)
+
+
+@pytest.mark.parametrize(
+    ("cell", "kind", "says"),
+    [
+        (nn.Linear, ArgumentTypeError, r"cell: got a Linear without step\(x_t, state\), input_size, hidden_size"),
+        (nn.LSTM, ArgumentTypeError, "cell: got a LSTM; .* a layer runs a batch of sequences by itself"),
+        (rl.nn.GRU, ArgumentTypeError, "cell: got a GRU; .* a layer runs a batch of sequences by itself"),
+        (lambda *_: 3, ArgumentTypeError, "cell: got a int without"),
+        (3, ArgumentTypeError, "cell: got a int; the rule: a module with step"),
+        (lambda i, h: Leaky(i, h + 1), ArgumentError, "cell: got what makes a Leaky with hidden_size=5; .*=4"),
+        (lambda _, h: Leaky(D, h), ArgumentError, "cell: got what makes a Leaky with input_size=3; .*=8"),
+        (cell_with(step=None), ArgumentTypeError, r"cell: got a Wrong without step\(x_t, state\)"),
+        (cell_with(initial_state=torch.zeros(4)), ArgumentTypeError, r"Wrong.initial_state: got a Tensor; .* a method"),
+        (cell_with(prepare=3), ArgumentTypeError, r"Wrong.prepare: got a int; the rule: a method"),
+        (cell_with(initial_state=lambda *_: None), ArgumentTypeError, r"initial_state\(1\): got a NoneType"),
+        (cell_with(initial_state=lambda *_: ()), ArgumentTypeError, r"initial_state\(1\): got a tuple"),
+        (cell_with(initial_state=lambda *_: torch.zeros(H)), ArgumentTypeError, r"got shape \(4,\)"),
+        (cell_with(initial_state=lambda *_: torch.zeros(9, H)), ArgumentTypeError, r"got shape \(9, 4\)"),
+    ],
+)
+def test_no_cell(cell: Any, kind: type[Exception], says: str) -> None:
+    with pytest.raises(kind, match=says):
+        rl.nn.Recurrent(cell, D, H, num_layers=2, bidirectional=True)
+
+
+def test_cells_of_several_kinds() -> None:
+    kinds = iter([nn.LSTMCell, nn.GRUCell])
+    with pytest.raises(ArgumentError, match=r"cell: got modules with .*GRUCell.* and .*LSTMCell"):
+        rl.nn.Recurrent(lambda *sizes: next(kinds)(*sizes), D, H, num_layers=2)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: rl.nn.Recurrent(Leaky), "input_size: got None"),
+        (lambda: rl.nn.Recurrent(Leaky, D), "hidden_size: got None"),
+        (lambda: rl.nn.Recurrent(Leaky(D, H), num_layers=2), "cell: got a module, with num_layers=2"),
+        (lambda: rl.nn.Recurrent(Leaky(D, H), bidirectional=True), "cell: got a module, .* bidirectional=True"),
+        (lambda: rl.nn.Recurrent(Leaky(D, H), 5), "input_size: got 5; the rule: the cell's own, 3"),
+        (lambda: rl.nn.Recurrent(Leaky, D, H, num_layers=0), "num_layers: got 0"),
+        (lambda: rl.nn.Recurrent(Leaky, D, H, dropout=2.0), "dropout: got 2.0"),
+        (lambda: rl.nn.Recurrent(Leaky, D, H, zoneout=0.1), "zoneout: got 0.1; .* equations"),
+        (lambda: rl.nn.Recurrent(Leaky, D, H, state_dropout=0.1), "state_dropout: got 0.1; .* equations"),
+        (lambda: rl.nn.Recurrent(Leaky, D, H, weight_dropout=0.1), "weight_dropout: got 0.1; .* equations"),
+    ],
+)
+def test_arguments_that_do_not_fit(make: Any, says: str) -> None:
+    with pytest.raises(ArgumentError, match=says):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("members", "kind", "says"),
+    [
+        ({"step": lambda *_: None}, ArgumentTypeError, r"Wrong.step: got a NoneType; .* a pair"),
+        ({"step": lambda _self, _x, s: s}, ArgumentTypeError, r"Wrong.step: got a Tensor; .* a pair"),
+        ({"step": lambda _self, _x, s: (s, s, s)}, ArgumentTypeError, r"Wrong.step: got a tuple; .* a pair"),
+        ({"step": lambda _, x, s: (x, s)}, ShapeError, r"Wrong.step: output: got shape \(3, 3\); .* \(3, 4\)"),
+        ({"step": lambda _, x, s: (s, x)}, ShapeError, r"Wrong.step: state: got shape \(3, 3\); .* \(3, 4\)"),
+        ({"step": lambda _self, _x, s: (s.mean(0, True), s)}, ShapeError, r"output: got shape \(1, 4\); .* one row a"),
+        ({"step": lambda _self, _x, s: (s.t(), s)}, ShapeError, r"output: got shape \(4, 3\); .* one row a sequence"),
+        ({"step": lambda _self, _x, s: (s, s.sum(0))}, ShapeError, r"state: got shape \(4,\); .* one row a sequence"),
+        ({"step": lambda _self, _x, s: (s, (s, s))}, ShapeError, r"state: got a tuple; .* a tensor of shape"),
+        (
+            {"prepare": lambda _self, v, _offsets: v[:2]},
+            ShapeError,
+            r"Wrong.prepare: got shape \(2, 3\); .* one row an element",
+        ),
+        ({"prepare": lambda *_: None}, ShapeError, r"Wrong.prepare: got a NoneType"),
+        (
+            {
+                "initial_state": lambda _, n: (torch.zeros(n, H, dtype=torch.float64),) * 2,
+                "step": lambda _self, _x, s: (s[0], s[:1]),
+            },
+            ShapeError,
+            r"Wrong.step: state: got 1 tensors; the rule: 2 tensors",
+        ),
+        (
+            {"initial_state": lambda _, n: torch.zeros(n, H)},
+            ShapeError,
+            r"initial_state \(h\): got torch.float32; .* torch.float64",
+        ),
+    ],
+)
+def test_wrong_cells(members: dict[str, Any], kind: type[Exception], says: str) -> None:
+    layer = rl.nn.Recurrent(cell_with(**members), D, H)
+    with pytest.raises(kind, match=says) as caught:
+        layer(a_batch([3, 2, 4]))
+    assert isinstance(caught.value, RaglaneError)
+    assert caught.value.__cause__ is None

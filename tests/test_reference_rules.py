@@ -1,0 +1,228 @@
+"""The reference kernel: what holds besides its numbers. Isolation, dtypes, devices, derivatives of second order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cell_requests import LENGTHS, few_lanes, largest_error, leaves_of, random_request  # noqa: F401
+from raglane.cells import CELLS
+from raglane.cells.spec import Weights
+from raglane.kernels.contract import Request
+from raglane.kernels.reference import BACKEND
+from raglane.schedules import SCHEDULES
+
+
+def _converted(request: Request, dtype: torch.dtype) -> Request:
+    """The same numbers in another dtype."""
+
+    def convert(weights: Any) -> Any:
+        return type(weights)(*(None if part is None else part.detach().to(dtype) for part in weights))
+
+    return replace(
+        request,
+        values=request.values.detach().to(dtype),
+        state=tuple(part.detach().to(dtype) for part in request.state),
+        weights=tuple(convert(weights) for weights in request.weights),
+    )
+
+
+def _weights_of(request: Request) -> list[Tensor]:
+    return leaves_of(request)[1 + len(request.state) :]
+
+
+# What is slow is done at length for a few cells: each cell alone is tested in test_cells, and what schedules and layers
+# add to it is the same for all.
+AT_LENGTH = ("rnn_tanh", "rnn_relu", "lstm", "gru")
+TWICE = [
+    (name, schedule)
+    for name in CELLS
+    for schedule in (["masked", "packed", "lanes"] if name in AT_LENGTH else ["lanes"])
+]
+
+
+@pytest.mark.parametrize(("name", "schedule"), TWICE)
+def test_differentiable_twice(name: str, schedule: str, device: torch.device) -> None:
+    request = random_request(name, [2, 0, 1, 3], directions=2, device=device)
+
+    def function(values: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        states, parts = rest[: len(request.state)], iter(rest[len(request.state) :])
+        weights = tuple(type(old)(*(None if part is None else next(parts) for part in old)) for old in request.weights)
+        result = BACKEND.run(replace(request, values=values, state=states, weights=weights), schedule)
+        assert result.output is not None
+        return result.output, *result.state
+
+    inputs = leaves_of(request)
+    assert torch.autograd.gradcheck(function, inputs, fast_mode=True)
+    assert torch.autograd.gradgradcheck(function, inputs, fast_mode=True)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", CELLS)
+def test_nan_stays_in_its_sequence(name: str, schedule: str, device: torch.device) -> None:
+    lengths = [2, 3, 0, 4, 1, 1, 2]
+    request = random_request(name, lengths, 2 if name in AT_LENGTH else 1, 2, device=device)
+    clean = _values_and_gradients(request, schedule, range(len(lengths)))
+    for bad in range(len(lengths)):
+        begin, end = (int(bound) for bound in request.offsets[bad : bad + 2])
+        others = [sequence for sequence in range(len(lengths)) if sequence != bad]
+        values, state = request.values.detach().clone(), [part.detach().clone() for part in request.state]
+        values[begin:end] = torch.nan
+        for part in state:
+            part[:, bad] = torch.nan
+        dirty = replace(
+            request,
+            values=values.requires_grad_(),
+            state=tuple(part.requires_grad_() for part in state),
+        )
+        seen = _values_and_gradients(dirty, schedule, others)
+        for sequence in others:
+            for mine, wanted in zip(seen[sequence], clean[sequence], strict=True):
+                assert bool(mine.isfinite().all())
+                assert largest_error(mine, wanted) < 1e-12
+
+
+def _values_and_gradients(request: Request, schedule: str, counted: Any) -> dict[int, list[Tensor]]:
+    """By sequence: its outputs and states, and its gradients of the sum of squares of those that are counted."""
+    result = BACKEND.run(request, schedule)
+    assert result.output is not None
+    lengths = request.lengths.tolist()
+    outputs = result.output.split(lengths)
+    parts = {sequence: [outputs[sequence], *(part[:, sequence] for part in result.state)] for sequence in counted}
+    loss = torch.stack([part.square().sum() for of_sequence in parts.values() for part in of_sequence]).sum()
+    found = torch.autograd.grad(loss, (request.values, *request.state), allow_unused=True)
+    by_values, *by_state = (
+        torch.zeros_like(leaf) if gradient is None else gradient
+        for leaf, gradient in zip((request.values, *request.state), found, strict=True)
+    )
+    per_sequence = by_values.split(lengths)
+    return {
+        sequence: [*own, per_sequence[sequence], *(part[:, sequence] for part in by_state)]
+        for sequence, own in parts.items()
+    }
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", CELLS)
+def test_float32(name: str, schedule: str, device: torch.device) -> None:
+    exact = random_request(name, LENGTHS["skewed"], 2, 2, device=device)
+    wanted = BACKEND.run(exact, schedule)
+    result = BACKEND.run(_converted(exact, torch.float32), schedule)
+    for mine, theirs in zip((result.output, *result.state), (wanted.output, *wanted.state), strict=True):
+        assert mine is not None
+        assert theirs is not None
+        assert mine.dtype is torch.float32
+        assert largest_error(mine.double(), theirs) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", CELLS)
+def test_half_precision(name: str, dtype: torch.dtype, device: torch.device) -> None:
+    request = random_request(name, LENGTHS["mixed"], directions=2, dtype=dtype, device=device)
+    results = [BACKEND.run(request, schedule) for schedule in SCHEDULES]
+    for result in results:
+        for mine, wanted in zip((result.output, *result.state), (results[0].output, *results[0].state), strict=True):
+            assert mine is not None
+            assert wanted is not None
+            assert mine.dtype is dtype
+            assert largest_error(mine.double(), wanted.double()) < 16 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", CELLS)
+def test_autocast(name: str, schedule: str, device: torch.device) -> None:
+    request = random_request(name, LENGTHS["mixed"], 2, dtype=torch.float32, device=device, need_states=True)
+    plain = BACKEND.run(request, schedule)
+    with torch.autocast(device.type, torch.bfloat16):
+        cast = BACKEND.run(request, schedule)
+    assert cast.output is not None
+    assert plain.output is not None
+    assert cast.states is not None
+    tensors = [cast.output, *cast.state, *(part for layer in cast.states for part in layer)]
+    assert {tensor.dtype for tensor in tensors} == {torch.bfloat16}
+    assert largest_error(cast.output.float(), plain.output) < 0.1
+    by_weights = torch.autograd.grad(cast.output.float().sum(), _weights_of(request))
+    assert {gradient.dtype for gradient in by_weights} == {torch.float32}
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_autocast_leaves_float64_alone(name: str, device: torch.device) -> None:
+    request = random_request(name, [2, 1], device=device)
+    with torch.autocast(device.type, torch.bfloat16):
+        result = BACKEND.run(request, "packed")
+    assert result.output is not None
+    assert result.output.dtype is torch.float64
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", CELLS)
+def test_weights_get_zeros_where_there_is_no_element(name: str, schedule: str, device: torch.device) -> None:
+    request = random_request(name, [0, 0], 2, 2, device=device)
+    result = BACKEND.run(request, schedule)
+    assert result.output is not None
+    for gradient in torch.autograd.grad(result.output.sum(), _weights_of(request)):
+        assert float(gradient.abs().max()) == 0.0
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", CELLS)
+def test_nothing_given_is_changed(name: str, schedule: str, device: torch.device) -> None:
+    request = random_request(name, LENGTHS["mixed"], 2, 2, device=device)
+    given = [*leaves_of(request), request.offsets, request.lengths]
+    before = [tensor.detach().clone() for tensor in given]
+    with torch.no_grad():
+        result = BACKEND.run(request, schedule)
+    assert all(torch.equal(tensor, copy) for tensor, copy in zip(given, before, strict=True))
+    assert result.output is not None
+    assert not result.output.requires_grad
+
+
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=list(LENGTHS))
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_shapes_on_a_device_without_data(schedule: str, lengths: list[int]) -> None:
+    # Nothing can be read back from the meta device, as nothing may be read back from a GPU.
+    request = random_request("lstm", lengths, 2, 2, sizes=(3, 4, 2), weights=_projected())
+    result = BACKEND.run(replace(request, need_states=True), schedule)
+    assert result.output is not None
+    assert result.states is not None
+    assert (result.output.device.type, result.output.shape) == ("meta", (sum(lengths), 4))
+    assert [part.shape for part in result.state] == [part.shape for part in request.state]
+    assert [part.shape for part in result.states[1]] == [(sum(lengths), 4), (sum(lengths), 8)]
+    torch.autograd.grad(result.output.sum(), _weights_of(request))
+
+
+def _projected() -> tuple[Weights, ...]:
+    """Two layers of LSTMs in both directions, of four units projected to two, on the meta device."""
+
+    def empty(*shape: int) -> Tensor:
+        return torch.empty(*shape, dtype=torch.float64, device="meta", requires_grad=True)
+
+    return tuple(Weights(empty(16, width), empty(16, 2), empty(16), empty(16), empty(2, 4)) for width in (3, 3, 4, 4))
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_every_cell_on_a_device_without_data(name: str) -> None:
+    request = random_request(name, [2, 0, 1], directions=2, device=torch.device("meta"), need_states=True)
+    result = BACKEND.run(request, "packed")
+    assert result.output is not None
+    assert (result.output.device.type, result.output.shape) == ("meta", (3, 8))
+    torch.autograd.grad(result.output.sum(), _weights_of(request))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", CELLS)
+def test_nothing_waits_for_a_gpu(name: str, schedule: str, device: torch.device) -> None:
+    if device.type != "cuda":
+        pytest.skip("only a GPU can be waited for")
+    request = random_request(name, LENGTHS["mixed"], 2, 2, device=device)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        result = BACKEND.run(request, schedule)
+        assert result.output is not None
+        torch.autograd.grad(result.output.sum(), _weights_of(request))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
