@@ -45,8 +45,6 @@ template <class A, int N> struct Split {
   }
 };
 
-#define RAGLANE_EACH _Pragma("GCC unroll 16") for (int i = 0; i < N; i++)
-
 // exp(x) = 2^n * (1 + tail) for x between lowest and highest.
 template <class A, int N> RAGLANE_INLINE Split<A, N> split(const Vec<A>* x) {
   using V = Vec<A>;
@@ -122,7 +120,5 @@ template <class A> RAGLANE_INLINE Vec<A> tanh(Vec<A> x) {
   squash<A, 0, 1>(&x);
   return x;
 }
-
-#undef RAGLANE_EACH
 
 }  // namespace raglane::RAGLANE_TARGET

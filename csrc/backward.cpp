@@ -3,6 +3,8 @@
 
 namespace raglane::RAGLANE_TARGET {
 int32_t forward(const Call& call);
+int32_t elementwise_forward(const ElementwiseCall& call);
+int32_t elementwise_backward(const ElementwiseCall& call);
 int32_t backward(const Call& call) { return run<BackwardScan>(call); }
-extern const Kernels kernels = {forward, backward, apply};
+extern const Kernels kernels = {forward, backward, elementwise_forward, elementwise_backward, apply};
 }  // namespace raglane::RAGLANE_TARGET

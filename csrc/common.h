@@ -17,10 +17,28 @@ struct Call {
   int64_t cache;          // bytes of a core's own cache
 };
 
+// Sequences that follow each other, [begin, end), which one thread at a time walks through.
+struct Group {
+  int64_t begin, end;
+  int64_t place;  // among all groups, in the order of the sequences
+};
+
+// A checked element-wise call, with what depends on the lengths alone. No sum reaches over the end of a group, so the
+// groups depend on nothing else: not on the number of threads.
+struct ElementwiseCall {
+  const raglane_elementwise* layer;
+  const Group* group;  // those with the most elements first
+  int64_t groups;
+  int64_t largest;  // elements of the first
+  int64_t cache;    // bytes of a core's own cache
+};
+
 // What each instruction set provides. They return a raglane_status.
 struct Kernels {
   int32_t (*forward)(const Call&);
   int32_t (*backward)(const Call&);
+  int32_t (*elementwise_forward)(const ElementwiseCall&);
+  int32_t (*elementwise_backward)(const ElementwiseCall&);
   int32_t (*apply)(int64_t dtype, int64_t function, const void* in, void* out, int64_t count);
 };
 namespace portable { extern const Kernels kernels; }

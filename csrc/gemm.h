@@ -141,8 +141,8 @@ template <class A> struct Panels {
     return (int)(rest < panel_columns() ? rest / width : units);
   }
 
-  // Pack one panel from weights (gates * columns, depth): columns of the product are rows of the matrix.
-  template <class S> void pack_transposed(const S* matrix, int64_t panel) {
+  // Pack one panel from weights (columns, depth), one matrix a gate: columns of the product are their rows.
+  template <class S> [[gnu::noinline]] void pack_transposed(const S* const* matrices, int64_t panel) {
     int in_panel = units_in(panel);
     int64_t stride = (int64_t)gates * in_panel * width;
     A* to = data + panel * panel_columns() * gates * depth;
@@ -150,7 +150,7 @@ template <class A> struct Panels {
       for (int unit = 0; unit < in_panel; unit++) {
         int64_t first = panel * panel_columns() + unit * width;
         int real = (int)(columns - first < width ? columns - first : width);
-        const S* from = matrix + (gate * columns + first) * depth;
+        const S* from = matrices[gate] + first * depth;
         A* column = to + (gate * in_panel + unit) * width;
         for (int64_t k = 0; k < depth; k += width) {
           int count = (int)(depth - k < width ? depth - k : width);

@@ -16,6 +16,8 @@
 namespace {
 
 using raglane::Call;
+using raglane::ElementwiseCall;
+using raglane::Group;
 using raglane::Kernels;
 
 // An error on its way to the caller's message; it never leaves this file.
@@ -71,9 +73,10 @@ void present(const char* name, const void* pointer) {
   if (!pointer) fail("%s: got a null pointer; the rule: it is needed here", name);
 }
 
-void check_sizes(const raglane_layer& l) {
+// What the two kinds of layers have in common.
+template <class L> void check_common(const L& l, int64_t cells) {
   if (l.abi != RAGLANE_ABI) fail("abi: got %lld; the rule: %d", (long long)l.abi, RAGLANE_ABI);
-  if (l.cell < RAGLANE_RNN_TANH || l.cell > RAGLANE_GRU) fail("cell: got %lld; no such cell", (long long)l.cell);
+  if (l.cell < 0 || l.cell >= cells) fail("cell: got %lld; no such cell", (long long)l.cell);
   if (l.dtype < RAGLANE_FLOAT32 || l.dtype > RAGLANE_BFLOAT16) fail("dtype: got %lld; no such dtype", (long long)l.dtype);
   if (l.directions != 1 && l.directions != 2) fail("directions: got %lld; the rule: 1 or 2", (long long)l.directions);
   at_least("threads", l.threads, 1);
@@ -81,18 +84,24 @@ void check_sizes(const raglane_layer& l) {
   at_least("elements", l.elements, 0);
   at_least("input_size", l.input_size, 1);
   at_least("hidden_size", l.hidden_size, 1);
-  at_least("projection_size", l.projection_size, 0);
   // Beyond these no product below overflows, and no machine has the memory.
   const int64_t most = int64_t(1) << 40;
   if (l.threads > 4096 || l.sequences > most || l.elements > most || l.input_size > (1 << 24) ||
-      l.hidden_size > (1 << 24) || l.projection_size > (1 << 24) || l.gate_stride > (1 << 28))
+      l.hidden_size > (1 << 24))
+    fail("sizes: got more than this kernel was written for");
+}
+
+void check_sizes(const raglane_layer& l) {
+  check_common(l, RAGLANE_GRU + 1);
+  at_least("projection_size", l.projection_size, 0);
+  if (l.projection_size > (1 << 24) || l.gate_stride > (1 << 28))
     fail("sizes: got more than this kernel was written for");
   bool saves = l.cell == RAGLANE_LSTM || l.cell == RAGLANE_GRU;
   at_least("gate_stride", l.gate_stride, saves ? 4 * ((l.hidden_size + 15) / 16 * 16) : l.hidden_size);
   if (l.projection_size > 0 && l.cell != RAGLANE_LSTM) fail("projection_size: got one; the rule: an LSTM alone has it");
 }
 
-void check_offsets(const raglane_layer& l) {
+template <class L> void check_offsets(const L& l) {
   present("offsets", l.offsets);
   if (l.offsets[0] != 0) fail("offsets[0]: got %lld; the rule: 0", (long long)l.offsets[0]);
   for (int64_t b = 0; b < l.sequences; b++)
@@ -121,7 +130,7 @@ void check_pointers(const raglane_layer& l, bool backward) {
   }
   if (l.elements == 0) return;
   if (!backward) present("values", l.values);
-  if (!backward && lstm && (!l.gates != !l.cells)) fail("gates, cells: got one; the rule: both or neither");
+  if (!backward && lstm && l.gates && !l.cells) fail("cells: got none beside gates; the rule: backward needs both");
   if (!backward) return;
   present("output", l.output);
   if (saves) present("gates", l.gates);
@@ -129,6 +138,41 @@ void check_pointers(const raglane_layer& l, bool backward) {
   present("grad_gates", l.grad_gates);
   present("previous_h", l.previous_h);
   if (l.projection_size) present("grad_h", l.grad_h), present("unprojected", l.unprojected);
+}
+
+void check_sizes(const raglane_elementwise& l) {
+  check_common(l, RAGLANE_SRU + 1);
+}
+
+void check_pointers(const raglane_elementwise& l, bool backward) {
+  bool has_c = l.cell >= RAGLANE_QRNN, saves = l.cell >= RAGLANE_MINGRU, reads_state = !saves || l.cell == RAGLANE_SRU;
+  bool skips = l.cell == RAGLANE_SRU && !l.weights[0].skip;
+  if (skips && l.input_size != l.hidden_size) fail("weights.skip: got none; the rule: an SRU has it where D is not H");
+  for (int64_t d = 0; d < l.directions; d++) {
+    const raglane_elementwise_weights& w = l.weights[d];
+    if (!backward) present("weights.input", w.input);
+    if (reads_state) present("weights.recurrent", w.recurrent);
+    if (!w.skip != !l.weights[0].skip) fail("weights.skip: got one in one direction; the rule: both or neither");
+    if (w.skip && l.cell != RAGLANE_SRU) fail("weights.skip: got one; the rule: an SRU alone has it");
+  }
+  if (backward && reads_state) present("grad_recurrent", l.grad_recurrent);
+  if (l.sequences > 0) {
+    present("initial_h", l.initial_h);
+    if (has_c) present("initial_c", l.initial_c);
+    if (!backward) present("final_h", l.final_h);
+    if (!backward && has_c) present("final_c", l.final_c);
+    if (backward) present("grad_initial_h", l.grad_initial_h);
+    if (backward && has_c) present("grad_initial_c", l.grad_initial_c);
+  }
+  if (l.elements == 0) return;
+  if (!backward || skips) present("values", l.values);
+  if (!backward && has_c && l.gates && !l.cells) fail("cells: got none beside gates; the rule: backward needs both");
+  if (!backward) return;
+  if (has_c) present("cells", l.cells);
+  else present("output", l.output);
+  if (saves) present("gates", l.gates);
+  present("grad_gates", l.grad_gates);
+  if (skips) present("grad_skip", l.grad_skip);
 }
 
 // The sequences that are not empty, longest first; of equal ones the earlier first, so that the order is one and the
@@ -142,6 +186,22 @@ std::vector<int64_t> order_of(const raglane_layer& l) {
     return l.offsets[a + 1] - l.offsets[a] > l.offsets[b + 1] - l.offsets[b];
   });
   return order;
+}
+
+// Neighbouring sequences as groups of about as many elements each, at most 129, the largest first. A sequence is never
+// divided.
+std::vector<Group> groups_of(const raglane_elementwise& l) {
+  std::vector<Group> groups;
+  int64_t least = std::max<int64_t>(256, (l.elements + 127) / 128);
+  for (int64_t b = 0, begin = 0; b < l.sequences; b++) {
+    if (b + 1 < l.sequences && l.offsets[b + 1] - l.offsets[begin] < least) continue;
+    groups.push_back({begin, b + 1, (int64_t)groups.size()});
+    begin = b + 1;
+  }
+  std::stable_sort(groups.begin(), groups.end(), [&](const Group& a, const Group& b) {
+    return l.offsets[a.end] - l.offsets[a.begin] > l.offsets[b.end] - l.offsets[b.begin];
+  });
+  return groups;
 }
 
 int32_t report(int32_t status, const char* text, char* message, int64_t size) {
@@ -163,23 +223,47 @@ template <class Body> int32_t guarded(char* message, int64_t size, Body&& body) 
   }
 }
 
-int32_t run(const raglane_layer* layer, bool backward, char* message, int64_t size) {
+// Check a call of either kind, and hand a copy to body(layer, kernels).
+template <class L, class Body>
+int32_t run(const L* layer, bool backward, char* message, int64_t size, Body&& body) {
   return guarded(message, size, [&] {
     present("layer", layer);
     check_sizes(*layer);
     check_offsets(*layer);
     check_pointers(*layer, backward);
-    const Kernels& kernels = kernels_of(layer->isa);
-    std::vector<int64_t> order = order_of(*layer);
-    int64_t longest = order.empty() ? 0 : layer->offsets[order[0] + 1] - layer->offsets[order[0]];
-    raglane_layer mine = *layer;
-    // A thread is worth its start only for so much work; which thread does it changes no bit.
-    int64_t gates = layer->cell == RAGLANE_LSTM ? 4 : layer->cell == RAGLANE_GRU ? 3 : 1;
-    double work = 2.0 * gates * layer->hidden_size * (layer->input_size + layer->hidden_size) * layer->elements;
-    int64_t useful = (int64_t)std::min(4096.0, 1 + work * layer->directions / 4e6);
-    if (mine.flags == 0) mine.threads = std::min(mine.threads, useful);
+    L mine = *layer;
+    return body(mine, kernels_of(layer->isa));
+  });
+}
+
+// A thread is worth its start only for so much work; which thread does it changes no bit.
+int64_t useful_threads(int64_t threads, double operations) {
+  return std::min(threads, (int64_t)std::min(4096.0, 1 + operations / 4e6));
+}
+
+int32_t run_layer(const raglane_layer* layer, bool backward, char* message, int64_t size) {
+  return run(layer, backward, message, size, [&](raglane_layer& mine, const Kernels& kernels) {
+    std::vector<int64_t> order = order_of(mine);
+    int64_t longest = order.empty() ? 0 : mine.offsets[order[0] + 1] - mine.offsets[order[0]];
+    int64_t gates = mine.cell == RAGLANE_LSTM ? 4 : mine.cell == RAGLANE_GRU ? 3 : 1;
+    double work = 2.0 * gates * mine.hidden_size * (mine.input_size + mine.hidden_size) * mine.elements;
+    if (mine.flags == 0) mine.threads = useful_threads(mine.threads, work * mine.directions);
     return (backward ? kernels.backward : kernels.forward)(
         Call{&mine, order.data(), (int64_t)order.size(), longest, cache_bytes()});
+  });
+}
+
+int32_t run_elementwise(const raglane_elementwise* layer, bool backward, char* message, int64_t size) {
+  return run(layer, backward, message, size, [&](raglane_elementwise& mine, const Kernels& kernels) {
+    std::vector<Group> groups = groups_of(mine);
+    int64_t largest = groups.empty() ? 0 : mine.offsets[groups[0].end] - mine.offsets[groups[0].begin];
+    // A number that comes from memory costs as much time as some forty operations.
+    double number = 2.0 * (backward ? 0 : mine.input_size) + 40;
+    if (mine.flags == 0)
+      mine.threads = useful_threads(
+          mine.threads, number * 3 * mine.hidden_size * mine.elements * mine.directions);
+    return (backward ? kernels.elementwise_backward : kernels.elementwise_forward)(
+        ElementwiseCall{&mine, groups.data(), (int64_t)groups.size(), largest, cache_bytes()});
   });
 }
 
@@ -188,11 +272,19 @@ int32_t run(const raglane_layer* layer, bool backward, char* message, int64_t si
 extern "C" {
 
 int32_t raglane_forward(const raglane_layer* layer, char* message, int64_t size) {
-  return run(layer, false, message, size);
+  return run_layer(layer, false, message, size);
 }
 
 int32_t raglane_backward(const raglane_layer* layer, char* message, int64_t size) {
-  return run(layer, true, message, size);
+  return run_layer(layer, true, message, size);
+}
+
+int32_t raglane_elementwise_forward(const raglane_elementwise* layer, char* message, int64_t size) {
+  return run_elementwise(layer, false, message, size);
+}
+
+int32_t raglane_elementwise_backward(const raglane_elementwise* layer, char* message, int64_t size) {
+  return run_elementwise(layer, true, message, size);
 }
 
 int32_t raglane_has_isa(int64_t isa) { return processor_has(isa); }

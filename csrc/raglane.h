@@ -1,15 +1,17 @@
 /* Raglane's CPU kernels: the whole C interface.
  *
  * One call runs one recurrent layer, in one direction or in both at once, on a ragged batch: N elements that lie
- * sequence after sequence, and B + 1 offsets. Letters: B sequences, N elements, D input size, H hidden size,
- * P size of the state h (the projection's where there is one, else H), K directions, G gates.
+ * sequence after sequence, and B + 1 offsets. There are two kinds of layers: those whose weights meet the state as
+ * a matrix, and element-wise ones, where a unit's past is its own alone. Letters: B sequences, N elements, D input
+ * size, H hidden size, P size of the state h (the projection's where there is one, else H), K directions, G gates.
  *
  * Every pointer is owned by the caller and used during the call alone. All matrices are row-major without gaps,
  * except where a row length is given. `real` is the type that `dtype` names: float, double or bfloat16 (16 bits,
  * computed with as float). Unless said otherwise no two arrays of a call may overlap, and inputs are not written.
  *
  * Functions return a raglane_status, and on failure write a message, zero-terminated, of at most `size` bytes.
- * Scratch of a call: packed weights, at most 96 rows a thread, and in inference at most 256 MB of input products.
+ * Scratch of a call: packed weights, at most 96 rows a thread, and in inference at most 256 MB of input products. Of
+ * an element-wise one: packed weights, at most 192 rows of gates a thread, 130 rows of sums a direction.
  * No function throws, none keeps memory, and there is no state but what the processor is: calls from several
  * threads do not meet. After fork, a child must ask for one thread: OpenMP's threads do not survive a fork.
  */
@@ -28,12 +30,20 @@ extern "C" {
 #define RAGLANE_EXPORT __attribute__((visibility("default")))
 #endif
 
-/* Raised whenever the struct below changes; Python refuses a library of another version. */
-#define RAGLANE_ABI 2
+/* Raised whenever a struct below changes; Python refuses a library of another version. */
+#define RAGLANE_ABI 3
 
 enum raglane_status { RAGLANE_OK = 0, RAGLANE_BAD_ARGUMENT = 1, RAGLANE_OUT_OF_MEMORY = 2 };
 enum raglane_dtype { RAGLANE_FLOAT32 = 0, RAGLANE_FLOAT64 = 1, RAGLANE_BFLOAT16 = 2 };
 enum raglane_cell { RAGLANE_RNN_TANH = 0, RAGLANE_RNN_RELU = 1, RAGLANE_LSTM = 2, RAGLANE_GRU = 3 };
+enum raglane_elementwise_cell {
+  RAGLANE_INDRNN_TANH = 0,
+  RAGLANE_INDRNN_RELU = 1,
+  RAGLANE_MINGRU = 2,
+  RAGLANE_MINLSTM = 3,
+  RAGLANE_QRNN = 4,
+  RAGLANE_SRU = 5
+};
 enum raglane_isa { RAGLANE_PORTABLE = 0, RAGLANE_AVX2 = 1, RAGLANE_AVX512 = 2 };
 enum raglane_function { RAGLANE_EXP = 0, RAGLANE_TANH = 1, RAGLANE_SIGMOID = 2 };
 
@@ -42,8 +52,8 @@ enum raglane_flags {
   RAGLANE_POISON = 1,        /* fill scratch with NaN */
   RAGLANE_FOLD = 2,          /* compute input products inside the time loop */
   RAGLANE_PREPARE = 4,       /* compute all input products before it */
-  RAGLANE_TEAM = 8,          /* the threads of a direction share their lanes and divide the hidden units */
-  RAGLANE_NO_TEAM = 16       /* every thread has lanes of its own */
+  RAGLANE_TEAM = 8,          /* the threads of a direction share their rows and divide the hidden units */
+  RAGLANE_NO_TEAM = 16       /* every thread has rows of its own */
 };
 
 /* Weights of one direction, as torch lays them out. Gate blocks stand in torch's order: LSTM i f g o, GRU r z n. */
@@ -84,10 +94,11 @@ typedef struct raglane_layer {
   void* gates;   /* real (K, N, gate_stride), S = 4 for LSTM (i f g o) and GRU (r z n, W_hn h + b_hn), in an order that
                     the kernels and the instruction set choose; Elman: null. Null in forward where no backward
                     follows. */
-  void* cells;   /* real (K, N, H), an LSTM's c after each element; null where `gates` is, and for other cells */
+  void* cells;   /* real (K, N, H), an LSTM's c after each element, else null. May be null where `gates` is. */
 
   /* Backward alone. Null gradients are zeros. */
   const void* grad_output;  /* real (N, K * P) or null */
+  const void* grad_cells;   /* real (K, N, H) or null: LSTM alone */
   const void* grad_final_h; /* real (K, B, P) or null */
   const void* grad_final_c; /* real (K, B, H) or null */
   void* grad_gates;         /* out, real (K, N, gate_stride), of which the first S * H of a row are written, S = 4 for
@@ -107,6 +118,55 @@ RAGLANE_EXPORT int32_t raglane_forward(const raglane_layer* layer, char* message
 /* Walk a layer back in time: gradients of the gates' arguments and of the initial states. What is not sequential
  * (gradients of the values and the weights) are plain matrix products of grad_gates that the caller makes. */
 RAGLANE_EXPORT int32_t raglane_backward(const raglane_layer* layer, char* message, int64_t size);
+
+/* Weights of one direction of an element-wise layer. Gate blocks stand in the order: IndRNN h; minGRU z n; minLSTM
+ * f i n; QRNN n f o; SRU n f r. */
+typedef struct raglane_elementwise_weights {
+  const void* input;     /* real (G * H, D) */
+  const void* recurrent; /* real (V * H), V factors of the state a unit: IndRNN 1, SRU 2 (f r); else null */
+  const void* bias;      /* real (G * H), SRU (2 * H), of f r; or null */
+  const void* skip;      /* real (H, D): SRU where D is not H; else null */
+} raglane_elementwise_weights;
+
+/* An element-wise layer's call. All fields have 8 bytes. S is G, and 4 for an SRU with `skip`. */
+typedef struct raglane_elementwise {
+  int64_t abi, isa, cell, dtype; /* as above; cell: raglane_elementwise_cell */
+  int64_t flags;                 /* RAGLANE_POISON, RAGLANE_TEAM, RAGLANE_NO_TEAM, or 0 */
+  int64_t threads, directions, sequences, elements, input_size, hidden_size; /* as above */
+
+  const int64_t* offsets; /* (B + 1), first 0, last N, never falling */
+  const void* values;     /* real (N, D) */
+  const void* initial_h;  /* real (K, B, H); QRNN and SRU read that of empty sequences alone */
+  const void* initial_c;  /* real (K, B, H); QRNN and SRU, else null */
+  raglane_elementwise_weights weights[2]; /* forward, reverse; the second is not read where K is 1 */
+
+  /* Written by forward, read by backward. */
+  void* output;  /* real (N, K * H), forward then reverse in each row; may be null in forward. Backward: IndRNN, minGRU
+                    and minLSTM, else null */
+  void* final_h; /* real (K, B, H); forward alone */
+  void* final_c; /* real (K, B, H); forward alone, QRNN and SRU, else null */
+  void* gates;   /* real (K, N, S * H), what backward reads of them, gate after gate; IndRNN: null. Null in forward
+                    where no backward follows. */
+  void* cells;   /* real (N, K * H), c after each element; QRNN and SRU. May be null where `gates` is. */
+
+  /* Backward alone. Null gradients are zeros. */
+  const void* grad_output;  /* real (N, K * H) or null */
+  const void* grad_cells;   /* real (N, K * H) or null; QRNN and SRU alone */
+  const void* grad_final_h; /* real (K, B, H) or null */
+  const void* grad_final_c; /* real (K, B, H) or null */
+  void* grad_gates;         /* out, real (K, N, S * H): gradients of the input products. May be `gates` itself. */
+  void* grad_skip;          /* out, real (K, N, H): what reaches the values past all products; an SRU without `skip`,
+                               else null */
+  void* grad_initial_h;     /* out, real (K, B, H) */
+  void* grad_initial_c;     /* out, real (K, B, H); QRNN and SRU, else null */
+  void* grad_recurrent;     /* out, real (K, V * H); null where V is 0 */
+  void* grad_bias;          /* out, real (K, rows of bias); null where nobody wants it */
+} raglane_elementwise;
+
+/* The same as the two above for an element-wise layer. Besides `grad_gates`, backward gives the gradients of biases and
+ * recurrent factors, whose sums come in an order that the lengths alone decide. */
+RAGLANE_EXPORT int32_t raglane_elementwise_forward(const raglane_elementwise* layer, char* message, int64_t size);
+RAGLANE_EXPORT int32_t raglane_elementwise_backward(const raglane_elementwise* layer, char* message, int64_t size);
 
 /* 1 where this library was built with an instruction set and this processor has it, else 0. */
 RAGLANE_EXPORT int32_t raglane_has_isa(int64_t isa);

@@ -1,4 +1,4 @@
-// What both time loops share: how threads form teams, rows of memory in another type, and the start of all threads.
+// What both time loops share: how threads form teams, and the start of all threads.
 #pragma once
 
 #include <omp.h>
@@ -8,26 +8,9 @@
 #include <vector>
 #endif
 
-#include "gemm.h"
-#include "lanes.h"
+#include "products.h"
 
 namespace raglane::RAGLANE_TARGET {
-
-// to[i] = from[i] for i in [begin, end), between a storage type and the type it is computed with.
-template <class To, class From> RAGLANE_INLINE void copy_columns(To* to, const From* from, int64_t begin, int64_t end) {
-  using A = typename Arithmetic<From>::type;
-  constexpr int width = Lanes<A>::width;
-  for (int64_t i = begin; i < end; i += width) {
-    int count = (int)(end - i < width ? end - i : width);
-    store(to + i, load(from + i, count), count);
-  }
-}
-
-// A row length that keeps rows aligned, and rows of a power of two out of each other's cache sets.
-template <class A> int64_t row_stride(int64_t columns) {
-  constexpr int width = Lanes<A>::width;
-  return (columns + width - 1) / width * width + 64 / (int64_t)sizeof(A);
-}
 
 // How the threads of a call are divided: first by direction, then into teams of `members`.
 struct Division {
@@ -74,7 +57,7 @@ inline int wanted_members(const Call& call, int64_t bytes, int64_t panels) {
 }
 
 // Run scan.work(thread, threads) on all threads.
-template <class Scan> int32_t launch(const Call& call) {
+template <class Scan, class C> int32_t launch(const C& call) {
   Scan scan(call);
   if (!scan.reserve()) return RAGLANE_OUT_OF_MEMORY;
   if (call.layer->threads == 1) {

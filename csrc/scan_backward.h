@@ -80,6 +80,7 @@ template <class Cell, class S> class BackwardScan {
     A* dc[most_lanes];
     A* da[most_lanes];           // gradients of the arguments that depend on h
     const S* grad_output[most_lanes];
+    const S* grad_cells[most_lanes];
     const S* output[most_lanes];
     const S* gates[most_lanes];
     const S* cells[most_lanes];
@@ -177,6 +178,7 @@ template <class Cell, class S> class BackwardScan {
       step.h_before[lane] = is_first ? (const S*)l_.initial_h + sequence * P_ : output + back * K * P_;
       if constexpr (Cell::has_c) {
         step.cells[lane] = (const S*)l_.cells + row * H_;
+        step.grad_cells[lane] = l_.grad_cells ? (const S*)l_.grad_cells + row * H_ : nullptr;
         step.c_before[lane] = is_first ? (const S*)l_.initial_c + sequence * H_ : step.cells[lane] + back * H_;
       }
       step.gates[lane] = (const S*)l_.gates + row * l_.gate_stride;
@@ -197,6 +199,7 @@ template <class Cell, class S> class BackwardScan {
     const S* h_before = step.h_before[lane];
     const S* cells = step.cells[lane];
     const S* c_before = step.c_before[lane];
+    const S* grad_cells = step.grad_cells[lane];
     const S* grad_output = l_.projection_size ? nullptr : step.grad_output[lane];
     A *dm = step.dm[lane], *dc = step.dc[lane], *da = step.da[lane];
     S* previous_h = step.previous_h[lane];
@@ -211,6 +214,7 @@ template <class Cell, class S> class BackwardScan {
       if constexpr (Cell::has_c) {
         c = load(cells + unit, count), c_last = load(c_before + unit, count);
         d_c = load(dc + unit, count);
+        if (grad_cells) d_c += load(grad_cells + unit, count);
       }
       if constexpr (Cell::saved == 0) y = load(output + unit, count);
       if (!projects) h = load(h_before + unit, count);

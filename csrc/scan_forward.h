@@ -9,42 +9,36 @@ template <class Cell, class S> class ForwardScan {
   using A = typename Arithmetic<S>::type;
   using V = Vec<A>;
   static constexpr int width = Lanes<A>::width;
-  static constexpr int block_rows = 96;  // rows of an input product that are worked on together
   static constexpr int64_t most_products = int64_t(256) << 20;  // bytes of input products in scratch
 
  public:
   explicit ForwardScan(const Call& call)
       : call_(call), l_(*call.layer), H_(l_.hidden_size), P_(l_.projection_size ? l_.projection_size : H_),
-        h_stride_(row_stride<A>(P_)), c_stride_(row_stride<A>(H_)), x_stride_(row_stride<A>(l_.input_size)) {}
+        h_stride_(row_stride<A>(P_)), c_stride_(row_stride<A>(H_)), input_(l_.values, H_, l_.input_size) {}
 
   bool reserve() {
     bool poison = l_.flags & RAGLANE_POISON;
     int64_t panel_bytes = 0;
     for (int d = 0; d < l_.directions; d++) {
-      input_[d] = {nullptr, H_, l_.input_size, Cell::gates, Cell::unit_vectors};
       hidden_[d] = {nullptr, H_, P_, Cell::gates, Cell::unit_vectors};
       projection_[d] = {nullptr, P_, H_, 1, panel_vectors};
-      panel_bytes = (input_[d].size() + hidden_[d].size()) * (int64_t)sizeof(A);
+      panel_bytes = (input_.panels(d).size() + hidden_[d].size()) * (int64_t)sizeof(A);
     }
     decide(panel_bytes);
     int64_t projected = l_.projection_size ? projection_[0].size() : 0;
-    int64_t weights = input_[0].size() + hidden_[0].size() + projected;
-    int64_t biases = Cell::slots * hidden_[0].padded_columns();
-    if (!weights_.reserve(l_.directions * (weights + biases), poison)) return false;
+    int64_t weights = input_.size() + hidden_[0].size() + projected;
+    if (!weights_.reserve(l_.directions * weights, poison)) return false;
     for (int d = 0; d < l_.directions; d++) {
-      input_[d].data = weights_.get() + d * (weights + biases);
-      hidden_[d].data = input_[d].data + input_[d].size();
+      hidden_[d].data = weights_.get() + d * weights;
       projection_[d].data = hidden_[d].data + hidden_[d].size();
-      bias_[d] = projection_[d].data + projected;
+      input_.place(d, projection_[d].data + projected);
     }
     int64_t rows = l_.threads * capacity_;
     int64_t states = 2 * h_stride_ + (Cell::has_c ? c_stride_ : 0) + (l_.projection_size ? c_stride_ : 0);
     if (!states_.reserve(rows * states, poison)) return false;
     if (!barriers_.reserve(l_.threads + 1, false)) return false;
     for (int64_t i = 0; i <= l_.threads; i++) barriers_.get()[i] = Barrier{};
-    if constexpr (sizeof(S) != sizeof(A))
-      if (!widened_.reserve(l_.threads * block_rows * x_stride_, poison)) return false;
-    return place_prepared(poison);
+    return input_.reserve(l_.threads, poison) && place_prepared(poison);
   }
 
   void work(int thread, int threads) {
@@ -66,15 +60,15 @@ template <class Cell, class S> class ForwardScan {
  private:
   const Call& call_;
   const raglane_layer& l_;
-  const int64_t H_, P_, h_stride_, c_stride_, x_stride_;
-  Panels<A> input_[2], hidden_[2], projection_[2];
-  A* bias_[2] = {};
+  const int64_t H_, P_, h_stride_, c_stride_;
+  InputProducts<Cell, S> input_;
+  Panels<A> hidden_[2], projection_[2];
   A* prepared_[2] = {};
   int64_t prepared_stride_ = 0;
   bool prepare_first_ = false;
   bool streams_ = false;  // whether saved gates go past the caches, which would not hold them until they are read
   int members_ = 1, capacity_ = 1;
-  Scratch<A> weights_, states_, products_, widened_;
+  Scratch<A> weights_, states_, products_;
   Scratch<Barrier> barriers_;
   Queue queues_[2];
 
@@ -102,7 +96,7 @@ template <class Cell, class S> class ForwardScan {
     // takes longer than it saves.
     double rows = average_rows(call_, teams);
     prepare_first_ = rows < (panel_bytes <= call_.cache / 2 ? 4 : 24);
-    if (!rests_in_results() && l_.directions * l_.elements * product_stride() * (int64_t)sizeof(A) > most_products)
+    if (!rests_in_results() && l_.directions * l_.elements * input_.row_size() * (int64_t)sizeof(A) > most_products)
       prepare_first_ = false;
     if (l_.flags & RAGLANE_FOLD) prepare_first_ = false;
     if (l_.flags & RAGLANE_PREPARE) prepare_first_ = true;
@@ -118,7 +112,6 @@ template <class Cell, class S> class ForwardScan {
   bool rests_in_results() const {
     return sizeof(S) == sizeof(A) && (Cell::saved > 0 ? l_.gates : l_.output) != nullptr;
   }
-  int64_t product_stride() const { return row_stride<A>(Cell::slots * hidden_[0].padded_columns()); }
 
   bool place_prepared(bool poison) {
     if (!prepare_first_) return true;
@@ -129,7 +122,7 @@ template <class Cell, class S> class ForwardScan {
       prepared_stride_ = l_.directions * P_;
       for (int d = 0; d < l_.directions; d++) prepared_[d] = (A*)l_.output + d * P_;
     } else {
-      prepared_stride_ = product_stride();
+      prepared_stride_ = input_.row_size();
       if (!products_.reserve(l_.directions * l_.elements * prepared_stride_, poison)) return false;
       for (int d = 0; d < l_.directions; d++) prepared_[d] = products_.get() + d * l_.elements * prepared_stride_;
     }
@@ -139,31 +132,22 @@ template <class Cell, class S> class ForwardScan {
   void pack(int thread, int threads) {
     for (int d = 0; d < l_.directions; d++) {
       const raglane_weights& w = l_.weights[d];
+      const S *of_input[Cell::gates], *of_hidden[Cell::gates], *projection = (const S*)w.projection;
+      for (int gate = 0; gate < Cell::gates; gate++) {
+        of_input[gate] = (const S*)w.input + gate * H_ * l_.input_size;
+        of_hidden[gate] = (const S*)w.hidden + gate * H_ * P_;
+      }
       for (int64_t panel = thread; panel < hidden_[d].count(); panel += threads) {
-        input_[d].pack_transposed((const S*)w.input, panel);
-        hidden_[d].pack_transposed((const S*)w.hidden, panel);
-        pack_bias(d, panel);
+        input_.pack(d, panel, of_input);
+        hidden_[d].pack_transposed(of_hidden, panel);
+        for (int gate = 0; gate < Cell::gates; gate++) {
+          if (w.input_bias) input_.add_bias(d, panel, gate, (const S*)w.input_bias + gate * H_);
+          if (w.hidden_bias) input_.add_bias(d, panel, Cell::hidden_slot(gate), (const S*)w.hidden_bias + gate * H_);
+        }
       }
       if (l_.projection_size)
         for (int64_t panel = thread; panel < projection_[d].count(); panel += threads)
-          projection_[d].pack_transposed((const S*)w.projection, panel);
-    }
-  }
-
-  void pack_bias(int d, int64_t panel) {
-    const S* of_input = (const S*)l_.weights[d].input_bias;
-    const S* of_hidden = (const S*)l_.weights[d].hidden_bias;
-    int64_t padded = hidden_[d].padded_columns();
-    int64_t begin = panel * hidden_[d].panel_columns();
-    int64_t end = begin + hidden_[d].units_in(panel) * width;
-    for (int64_t unit = begin; unit < end; unit += width) {
-      int count = (int)(H_ - unit < width ? H_ - unit : width);
-      V sums[Cell::slots] = {};
-      for (int gate = 0; gate < Cell::gates; gate++) {
-        if (of_input) sums[gate] += load(of_input + gate * H_ + unit, count);
-        if (of_hidden) sums[Cell::hidden_slot(gate)] += load(of_hidden + gate * H_ + unit, count);
-      }
-      for (int slot = 0; slot < Cell::slots; slot++) store(bias_[d] + slot * padded + unit, sums[slot]);
+          projection_[d].pack_transposed(&projection, panel);
     }
   }
 
@@ -186,76 +170,27 @@ template <class Cell, class S> class ForwardScan {
     for (int64_t block = thread; block < blocks; block += threads) {
       int64_t begin = l_.elements * block / blocks, end = l_.elements * (block + 1) / blocks;
       const A* rows[block_rows];
-      for (int64_t i = begin; i < end; i++)
-        rows[i - begin] = input_row(i, widened_.get() + (thread * block_rows + i - begin) * x_stride_);
-      for (int64_t panel = 0; panel < input_[d].count(); panel++)
-        for (int first = 0, size; first < end - begin; first += size) {
-          size = next_tile((int)(end - begin) - first);
-          prepare_tile(d, panel, size, rows + first, prepared_[d] + (begin + first) * prepared_stride_);
-        }
+      for (int64_t i = begin; i < end; i++) rows[i - begin] = input_.row(i, thread, (int)(i - begin));
+      for (int64_t panel = 0; panel < hidden_[d].count(); panel++)
+        input_.multiply(d, panel, (int)(end - begin), rows, prepared_[d] + begin * prepared_stride_, prepared_stride_);
     }
-  }
-
-  void prepare_tile(int d, int64_t panel, int size, const A* const* rows, A* to) {
-    Sums sums(*this, d, panel);
-    A* row[tile_rows];
-    for (int r = 0; r < size; r++) {
-      row[r] = Cell::saved > 0 ? to + r * prepared_stride_ + sums.chunk : sums.row[r];
-      if constexpr (Cell::saved > 0) {
-        for (int slot = 0; slot < Cell::slots; slot++) __builtin_prefetch(row[r] + slot * sums.slot_size, 1);
-        sums.start(row[r], Cell::gates);
-      }
-    }
-    multiply<A>(size, Cell::gates * sums.units,
-                {rows, input_[d].at(panel), input_[d].depth, sums.biases, sums.of_bias, row, sums.of_input});
-    if constexpr (Cell::saved == 0)  // the caller's rows have no room for whole vectors
-      for (int r = 0; r < size; r++)
-        for (int u = 0; u < sums.units; u++) {
-          int64_t column = sums.unit + u * width;
-          store(to + r * prepared_stride_ + column, load(row[r] + u * width), count_at(column));
-        }
-  }
-
-  // The row of the input in the type that is computed with: the values themselves, or a wider copy in `room`.
-  const A* input_row(int64_t element, A* room) {
-    const S* row = (const S*)l_.values + element * l_.input_size;
-    if constexpr (sizeof(S) == sizeof(A)) return row;
-    else return copy_columns(room, row, 0, l_.input_size), room;
   }
 
   int count_at(int64_t column) const { return (int)(H_ - column < width ? H_ - column : width); }
 
   // The gates' arguments of a tile while they are summed: for each row, for each slot, the units of one panel. Prepared
-  // and saved rows have the same layout, panel after panel, so that a tile reads and writes few and whole stretches.
-  struct Sums {
-    static constexpr int slot_size = Cell::unit_vectors * width;
-    alignas(64) A memory[tile_rows * Cell::slots * slot_size];
+  // and saved rows have the same layout, panel after panel.
+  struct Sums : PanelPlace<Cell, A> {
+    using Place = PanelPlace<Cell, A>;
+    alignas(64) A memory[tile_rows * Cell::slots * Place::slot_size];
     A* row[tile_rows];
     const A* biases[tile_rows];
-    int64_t of_input[panel_vectors], of_hidden[panel_vectors];  // where each vector of a panel is added
-    int64_t of_bias[panel_vectors];
-    int64_t unit;   // the panel's first
-    int64_t chunk;  // where the panel's part of a prepared or saved row begins
-    int units;      // vectors of them
-    const A* bias;
-    int64_t bias_stride;
+    int64_t of_hidden[panel_vectors];
 
-    Sums(const ForwardScan& scan, int d, int64_t panel)
-        : unit(panel * scan.hidden_[d].panel_columns()), chunk(unit * Cell::slots),
-          units(scan.hidden_[d].units_in(panel)), bias(scan.bias_[d] + unit),
-          bias_stride(scan.hidden_[d].padded_columns()) {
-      for (int r = 0; r < tile_rows; r++) row[r] = memory + r * Cell::slots * slot_size, biases[r] = bias;
-      for (int v = 0; v < Cell::gates * units; v++) {
-        of_bias[v] = v / units * bias_stride + v % units * width;
-        of_input[v] = v / units * slot_size + v % units * width;
-        of_hidden[v] = Cell::hidden_slot(v / units) * slot_size + v % units * width;
-      }
-    }
-    // The slots that no input reaches.
-    void start(A* to, int from_slot) const {
-      for (int slot = from_slot; slot < Cell::slots; slot++)
-        for (int u = 0; u < units; u++)
-          store(to + slot * slot_size + u * width, load(bias + slot * bias_stride + u * width));
+    explicit Sums(const Place& place) : Place(place) {
+      for (int r = 0; r < tile_rows; r++) row[r] = memory + r * Cell::slots * Place::slot_size, biases[r] = place.bias;
+      for (int v = 0; v < Cell::gates * place.units; v++)
+        of_hidden[v] = Cell::hidden_slot(v / place.units) * Place::slot_size + v % place.units * width;
     }
   };
 
@@ -323,7 +258,7 @@ template <class Cell, class S> class ForwardScan {
         step.prepared[lane] = prepared_[d] + element * prepared_stride_;
         bool more = lanes.left[lane] > 1;
         step.next_prepared[lane] = step.prepared[lane] + (!more ? 0 : d == 0 ? prepared_stride_ : -prepared_stride_);
-      } else step.x[lane] = input_row(element, widened_.get() + (thread * block_rows + lane) * x_stride_);
+      } else step.x[lane] = input_.row(element, thread, lane);
       step.before[lane] = before + lane * h_stride_;
       step.after[lane] = after + lane * (projects ? c_stride_ : h_stride_);
       step.c[lane] = c + lane * c_stride_;
@@ -335,7 +270,7 @@ template <class Cell, class S> class ForwardScan {
 
   // Some rows, the units of one panel: from the products to the new state while all of it is in the nearest cache.
   void tile(const Step& step, int first, int size, int d, int64_t panel) {
-    Sums sums(*this, d, panel);
+    Sums sums(input_.at(d, panel));
     int vectors = Cell::gates * sums.units;
     const A* prepared[tile_rows];  // what the hidden product starts from
     for (int r = 0; r < size; r++) {
@@ -353,8 +288,8 @@ template <class Cell, class S> class ForwardScan {
       }
     }
     if (!prepare_first_)
-      multiply<A>(size, vectors, {step.x + first, input_[d].at(panel), input_[d].depth, sums.biases, sums.of_bias,
-                                  sums.row, sums.of_input});
+      multiply<A>(size, vectors, {step.x + first, input_.panels(d).at(panel), l_.input_size, sums.biases,
+                                  sums.of_bias, sums.row, sums.of_input});
     multiply<A>(size, vectors, {step.before + first, hidden_[d].at(panel), P_, prepared, sums.of_hidden, sums.row,
                                 sums.of_hidden});
     for (int u = 0; u < sums.units; u++) finish(step, first, size, u, sums, prepared);
@@ -369,8 +304,9 @@ template <class Cell, class S> class ForwardScan {
         if (!step.prepared[lane] && !streams_)
           for (int s = 0; s < Cell::saved; s++)
             __builtin_prefetch(step.gates[lane] + sums.chunk + s * sums.slot_size, 1);
-        if constexpr (Cell::has_c) __builtin_prefetch(step.cells[lane] + sums.unit, 1);
       }
+    if constexpr (Cell::has_c)
+      if (step.cells[lane]) __builtin_prefetch(step.cells[lane] + sums.unit, 1);
     if constexpr (Cell::saved > 0)
       if (step.prepared[lane])
         for (int s = 0; s < Cell::slots; s++)
@@ -403,8 +339,9 @@ template <class Cell, class S> class ForwardScan {
             S* to = step.gates[lane] + sums.chunk + s * sums.slot_size + u * width;
             streams_ ? stream(to, save[r][s]) : store(to, save[r][s]);
           }
-          if constexpr (Cell::has_c) store(step.cells[lane] + unit, c[r], count);
         }
+      if constexpr (Cell::has_c)
+        if (step.cells[lane]) store(step.cells[lane] + unit, c[r], count);
     }
   }
 

@@ -23,6 +23,10 @@
 #endif
 
 #define RAGLANE_INLINE inline __attribute__((always_inline))
+#define RAGLANE_INLINE_LAMBDA __attribute__((always_inline))
+
+// The same for N vectors side by side.
+#define RAGLANE_EACH _Pragma("GCC unroll 16") for (int i = 0; i < N; i++)
 
 namespace raglane::RAGLANE_TARGET {
 
@@ -79,23 +83,28 @@ RAGLANE_INLINE F load(const bfloat16* from) {
   return (F)(__builtin_convertvector(bits, Lanes<float>::word) << 16);
 }
 template <class A> RAGLANE_INLINE void store(A* to, Vec<A> v) { memcpy(to, &v, sizeof v); }
-RAGLANE_INLINE void store(bfloat16* to, F v) {
+RAGLANE_INLINE Lanes<float>::half narrow(F v) {
   using Word = Lanes<float>::word;
   Word bits = (Word)v;
   Word rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;  // to nearest, ties to even
   rounded = (Word)(v != v) ? (bits >> 16) | 0x40u : rounded;     // a NaN stays one
-  auto half = __builtin_convertvector(rounded, Lanes<float>::half);
+  return __builtin_convertvector(rounded, Lanes<float>::half);
+}
+RAGLANE_INLINE void store(bfloat16* to, F v) {
+  auto half = narrow(v);
   memcpy(to, &half, sizeof half);
 }
 
-// A store that goes past the caches where the processor has one; `to` is aligned to the vector.
+// A store that goes past the caches where the processor has one; `to` is aligned to the vector as stored.
 template <class S> RAGLANE_INLINE void stream(S* to, Vec<typename Arithmetic<S>::type> v) {
 #if RAGLANE_LEVEL == 3
   if constexpr (sizeof(S) == 4) return _mm512_stream_ps((float*)to, (__m512)v);
   if constexpr (sizeof(S) == 8) return _mm512_stream_pd((double*)to, (__m512d)v);
+  if constexpr (sizeof(S) == 2) return _mm256_stream_si256((__m256i*)to, (__m256i)narrow(v));
 #elif RAGLANE_LEVEL == 2
   if constexpr (sizeof(S) == 4) return _mm256_stream_ps((float*)to, (__m256)v);
   if constexpr (sizeof(S) == 8) return _mm256_stream_pd((double*)to, (__m256d)v);
+  if constexpr (sizeof(S) == 2) return _mm_stream_si128((__m128i*)to, (__m128i)narrow(v));
 #endif
   store(to, v);
 }
@@ -193,23 +202,16 @@ template <class V, int N> RAGLANE_INLINE void quotient(V* numerator, const V* de
   if constexpr (sizeof(numerator[0][0]) == 4) {
     // One Newton step on a 14-bit reciprocal, then one on the quotient: a third of a division's time.
     V r[N], q[N];
-#pragma GCC unroll 16
-    for (int i = 0; i < N; i++) r[i] = (V)_mm512_rcp14_ps((__m512)denominator[i]);
-#pragma GCC unroll 16
-    for (int i = 0; i < N; i++) q[i] = fnma(denominator[i], r[i], splat<V>(1.0f));
-#pragma GCC unroll 16
-    for (int i = 0; i < N; i++) r[i] = fma(r[i], q[i], r[i]);
-#pragma GCC unroll 16
-    for (int i = 0; i < N; i++) q[i] = numerator[i] * r[i];
-#pragma GCC unroll 16
-    for (int i = 0; i < N; i++) numerator[i] = fnma(denominator[i], q[i], numerator[i]);
-#pragma GCC unroll 16
-    for (int i = 0; i < N; i++) numerator[i] = fma(r[i], numerator[i], q[i]);
+    RAGLANE_EACH r[i] = (V)_mm512_rcp14_ps((__m512)denominator[i]);
+    RAGLANE_EACH q[i] = fnma(denominator[i], r[i], splat<V>(1.0f));
+    RAGLANE_EACH r[i] = fma(r[i], q[i], r[i]);
+    RAGLANE_EACH q[i] = numerator[i] * r[i];
+    RAGLANE_EACH numerator[i] = fnma(denominator[i], q[i], numerator[i]);
+    RAGLANE_EACH numerator[i] = fma(r[i], numerator[i], q[i]);
     return;
   }
 #endif
-#pragma GCC unroll 16
-  for (int i = 0; i < N; i++) numerator[i] = numerator[i] / denominator[i];
+  RAGLANE_EACH numerator[i] = numerator[i] / denominator[i];
 }
 
 }  // namespace raglane::RAGLANE_TARGET

@@ -6,22 +6,25 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from raglane.cells import CELLS
-from raglane.cells.spec import CellSpec, Weights
+from raglane.cells.spec import CellSpec
 from raglane.kernels import reference
 from raglane.kernels.contract import Backend, Request
-from raglane.kernels.cpu import missing_kernels
+from raglane.kernels.cpu import elementwise, matrix, missing_kernels
 from raglane.kernels.cpu.library import library
 from raglane.segments import offsets_from_lengths
 
 if missing := missing_kernels():
     pytest.skip(missing, allow_module_level=True)
 LIBRARY = library()
+MATRIX_CELLS = tuple(matrix.CELLS)
+ELEMENTWISE_CELLS = tuple(elementwise.CELLS)
 
 FOLD, PREPARE, TEAM, NO_TEAM, POISON = 2, 4, 8, 16, 1
 DIVISIONS = {"fold": FOLD | NO_TEAM, "prepare": PREPARE | NO_TEAM, "team": PREPARE | TEAM, "team-fold": FOLD | TEAM}
@@ -46,32 +49,34 @@ class Network:
     values: Tensor
     lengths: Tensor
     state: tuple[Tensor, ...]
-    weights: tuple[Weights, ...]
+    weights: tuple[Any, ...]
     layers: int
     directions: int
 
     def map(self, f: Callable[[Tensor], Tensor]) -> Network:
-        weights = tuple(Weights(*(None if p is None else f(p) for p in w)) for w in self.weights)  # type: ignore[arg-type]
+        weights = tuple(type(w)(*(None if p is None else f(p) for p in w)) for w in self.weights)
         return replace(self, values=f(self.values), state=tuple(f(s) for s in self.state), weights=weights)
 
     def tensors(self) -> list[Tensor]:
         return [self.values, *self.state, *(p for w in self.weights for p in w if p is not None)]
 
-    def run(self, backend: Backend, need_output: bool = True) -> list[Tensor]:
-        offsets = offsets_from_lengths(self.lengths)
-        request = Request(
+    def request(self, **options: Any) -> Request:
+        return Request(
             self.cell,
             self.values,
-            offsets,
+            offsets_from_lengths(self.lengths),
             self.lengths,
             self.state,
             self.weights,
             layers=self.layers,
             directions=self.directions,
-            need_output=need_output,
+            **options,
         )
-        result = backend.run(request, "lanes")
-        return [part for part in (result.output, *result.state) if part is not None]
+
+    def run(self, backend: Backend, need_output: bool = True, need_states: bool = False) -> list[Tensor]:
+        result = backend.run(self.request(need_output=need_output, need_states=need_states), "lanes")
+        states = [part for layer in result.states or () for part in layer]
+        return [part for part in (result.output, *result.state, *states) if part is not None]
 
 
 def make(
@@ -87,20 +92,15 @@ def make(
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, dtype=torch.float64) / math.sqrt(shape[-1])
 
-    width, gates = projection or hidden, len(spec.gates) * hidden
+    width = projection or hidden
     weights = []
     for layer in range(layers):
+        shapes = spec.shapes(features if layer == 0 else directions * width, hidden, bias)
         for _ in range(directions):
-            inputs = features if layer == 0 else directions * width
-            weights.append(
-                Weights(
-                    normal(gates, inputs),
-                    normal(gates, width),
-                    normal(gates) if bias else None,
-                    normal(gates) if bias else None,
-                    normal(projection, hidden) if projection else None,
-                )
-            )
+            parts = [None if shape is None else normal(*shape) for shape in shapes.values()]
+            if projection:  # gates read what the projection gives
+                parts = [parts[0], normal(shapes["weight_hh"][0], width), *parts[2:], normal(projection, hidden)]  # type: ignore[index]
+            weights.append(spec.weights_type(*parts))
     state = tuple(
         torch.randn(layers * directions, len(lengths), size, dtype=torch.float64)
         for size in spec.state_sizes(hidden, projection)
@@ -109,12 +109,13 @@ def make(
     return Network(spec, values, torch.tensor(lengths, dtype=torch.int64), state, tuple(weights), layers, directions)
 
 
-def with_gradients(network: Network, backend: Backend) -> list[Tensor]:
-    """Outputs, final states, and the gradients of everything for a fixed loss."""
+def with_gradients(network: Network, backend: Backend, need_states: bool = False) -> list[Tensor]:
+    """Outputs, final states, states where wanted, and the gradients of everything for a fixed loss."""
     network = network.map(lambda t: t.detach().clone().requires_grad_())
-    results = network.run(backend)
+    results = network.run(backend, need_states=need_states)
     pushed = [torch.linspace(-1, 2, max(1, r.numel()))[: r.numel()].view(r.shape).to(r.dtype) for r in results]
-    grads = torch.autograd.grad(results, network.tensors(), pushed)
+    # Where c recurs, the initial h is that of empty sequences alone.
+    grads = torch.autograd.grad(results, network.tensors(), pushed, materialize_grads=True)
     return [r.detach() for r in results] + list(grads)
 
 
@@ -135,13 +136,13 @@ def assert_same_bits(got: list[Tensor], wanted: list[Tensor]) -> None:
 
 @cache
 def truth(
-    cell: str, lengths: str, sizes: tuple[int, int, int], directions: int, rounded: bool
+    cell: str, lengths: str, sizes: tuple[int, int, int], directions: int, rounded: bool, need_states: bool = False
 ) -> tuple[Network, list[Tensor]]:
     """A network and what the reference makes of it, computed once for all instruction sets; ``rounded`` to bfloat16."""
     network = make(cell, LENGTHS[lengths], sizes, directions=directions)
     if rounded:
         network = network.map(lambda t: t.bfloat16().double())
-    return network, with_gradients(network, reference.BACKEND)
+    return network, with_gradients(network, reference.BACKEND, need_states)
 
 
 def leaf_if(chosen: Tensor, tensor: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from cpu_networks import (
     DIVISIONS,
     LENGTHS,
     LIBRARY,
+    MATRIX_CELLS,
     NO_TEAM,
     POISON,
     SIZES,
@@ -24,7 +25,6 @@ from cpu_networks import (
     truth,
     with_gradients,
 )
-from raglane.cells import CELLS
 from raglane.kernels import reference
 from raglane.kernels.cpu import BACKEND
 from raglane.kernels.cpu.library import Library
@@ -36,7 +36,7 @@ from raglane.segments import offsets_from_lengths
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("division", DIVISIONS)
 @pytest.mark.parametrize("isa", LIBRARY.isas)
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", MATRIX_CELLS)
 @pytest.mark.usefixtures("two_threads")
 def test_agrees_with_the_reference(cell: str, isa: str, division: str, dtype: torch.dtype, use: Use) -> None:
     use(isa, DIVISIONS[division] | POISON)
@@ -56,7 +56,7 @@ def test_agrees_with_the_reference(cell: str, isa: str, division: str, dtype: to
 
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("directions", [1, 2])
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", MATRIX_CELLS)
 @pytest.mark.usefixtures("two_threads")
 def test_layers(cell: str, directions: int, lengths: str, use: Use) -> None:
     use(flags=NO_TEAM)
@@ -65,24 +65,35 @@ def test_layers(cell: str, directions: int, lengths: str, use: Use) -> None:
         assert_close(with_gradients(network, BACKEND), with_gradients(network, reference.BACKEND), 1e-11)
 
 
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", MATRIX_CELLS)
 def test_without_output_or_gradients(cell: str) -> None:
     network = make(cell, LENGTHS["mixed"], layers=2, directions=2)
     with torch.no_grad():
         assert_close(network.run(BACKEND, need_output=False), network.run(reference.BACKEND, need_output=False), 1e-11)
 
 
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", MATRIX_CELLS)
 def test_ten_thousand_steps(cell: str) -> None:
     network = make(cell, [10_000, 3], (2, 5, 0))
     assert_close(with_gradients(network, BACKEND), with_gradients(network, reference.BACKEND), 1e-9)
+
+
+@pytest.mark.parametrize("directions", [1, 2])
+@pytest.mark.parametrize("cell", MATRIX_CELLS)
+def test_states_of_every_step(cell: str, directions: int) -> None:
+    for projection in (0, 6) if cell == "lstm" else (0,):
+        network = make(cell, LENGTHS["mixed"], (5, 17, projection), layers=2, directions=directions)
+        got, wanted = [with_gradients(network, backend, need_states=True) for backend in (BACKEND, reference.BACKEND)]
+        assert_close(got, wanted, 1e-11)
+        with torch.no_grad():
+            assert_same_bits(network.run(BACKEND, need_states=True), got[: 1 + len(network.state) * 3])
 
 
 # ---- isolation --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("isa", LIBRARY.isas)
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", MATRIX_CELLS)
 def test_nan_stays_in_its_sequence(cell: str, isa: str, use: Use) -> None:
     use(isa, POISON)
     clean = make(cell, [4, 3, 5, 1, 6], (5, 19, 0), directions=2)
@@ -115,7 +126,7 @@ def test_gradients_of_a_sequence_are_its_own() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("isa", LIBRARY.isas)
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", MATRIX_CELLS)
 def test_batch_invariance(cell: str, isa: str, dtype: torch.dtype, use: Use) -> None:
     """A sequence's outputs and states are the same bits alone, in any company, and however the work is divided."""
     network = make(cell, [9, 1, 30, 0, 5, 5, 14, 2, 2, 2, 21], (9, 37, 0), directions=2).map(lambda t: t.to(dtype))
@@ -144,7 +155,7 @@ def test_batch_invariance(cell: str, isa: str, dtype: torch.dtype, use: Use) -> 
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", MATRIX_CELLS)
 @pytest.mark.usefixtures("two_threads")
 def test_gradients_are_the_same_bits_from_run_to_run(cell: str, use: Use) -> None:
     network = make(cell, torch.randint(1, 20, (60,)).tolist(), (20, 40, 0), directions=2).map(Tensor.float)

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 import raglane as rl
 from cpu_networks import (
     LIBRARY,
+    MATRIX_CELLS,
     NO_TEAM,
     Encoded,
     Use,
@@ -34,15 +35,14 @@ from raglane.cells import CELLS
 from raglane.errors import ArgumentError
 from raglane.kernels import reference
 from raglane.kernels.contract import Backend, Request
-from raglane.kernels.cpu import BACKEND
-from raglane.kernels.cpu import library as loaded
-from raglane.kernels.cpu.library import Layer
+from raglane.kernels.cpu import BACKEND, matrix
+from raglane.kernels.cpu.library import Layer, call
 from raglane.segments import offsets_from_lengths
 
 # ---- PyTorch's machinery ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", MATRIX_CELLS)
 def test_second_derivatives(cell: str) -> None:
     def penalty(backend: Backend) -> list[Tensor]:
         torch.manual_seed(3)
@@ -54,7 +54,7 @@ def test_second_derivatives(cell: str) -> None:
     assert_close(penalty(BACKEND), penalty(reference.BACKEND), 1e-10)
 
 
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", MATRIX_CELLS)
 def test_backward_twice_through_a_kept_graph(cell: str) -> None:
     network = make(cell, [3, 0, 5]).map(lambda t: t.clone().requires_grad_())
     loss = squares(network.run(BACKEND))
@@ -62,7 +62,7 @@ def test_backward_twice_through_a_kept_graph(cell: str) -> None:
     assert_same_bits(list(torch.autograd.grad(loss, network.tensors())), list(first))
 
 
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", MATRIX_CELLS)
 def test_some_gradients_only(cell: str) -> None:
     network = make(cell, [3, 0, 5], directions=2)
     for tensor in network.tensors():
@@ -84,7 +84,7 @@ def test_autocast_takes_bfloat16() -> None:
     assert all(p.grad is not None and p.grad.dtype is torch.float32 for p in layer.parameters())
 
 
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", MATRIX_CELLS)
 def test_compiled_without_breaks_or_recompiling(cell: str) -> None:
     spec_weights = make(cell, [1], (5, 6, 0), directions=2).map(Tensor.float)
     graphs = []
@@ -94,7 +94,7 @@ def test_compiled_without_breaks_or_recompiling(cell: str) -> None:
         return module.forward
 
     def run(values: Tensor, offsets: Tensor, lengths: Tensor, *state: Tensor) -> Tensor:
-        request = Request(CELLS[cell], values, offsets, lengths, state, spec_weights.weights, layers=1, directions=2)
+        request = Request(CELLS[cell], values, offsets, lengths, state, spec_weights.weights, directions=2)
         result = BACKEND.run(request, "lanes")
         return torch.cat([part.reshape(-1) for part in (result.output, *result.state) if part is not None])
 
@@ -118,7 +118,9 @@ def test_operators_are_what_torch_expects() -> None:
     (weights,) = network.weights
     arguments = ("lstm", network.values, offsets_from_lengths(network.lengths), *network.state, *weights, *[None] * 5)
     torch.library.opcheck(
-        torch.ops.raglane.recurrence.default, (*arguments, True, True), test_utils=["test_schema", "test_faketensor"]
+        torch.ops.raglane.recurrence.default,
+        (*arguments, True, True, False),
+        test_utils=["test_schema", "test_faketensor"],
     )
 
 
@@ -258,12 +260,12 @@ def test_too_little_memory_is_an_exception() -> None:
     network = make("lstm", [3, 2])
     (weights,) = network.weights
     layer = Layer("lstm", network.values, offsets_from_lengths(network.lengths), network.state, tuple(weights))
-    head = list(layer.head())
+    head = list(matrix.head(layer))
     head[9:13] = [1 << 22, 1 << 22, 0, 1 << 24]  # D, H, P and the row length of the gates
     some = network.values.data_ptr()
-    call = loaded._pack(*head, some, some, some, 0, 0, *[0] * 9)
+    fields = matrix.pack(*head, some, some, some, 0, 0, *[0] * 10)
     with pytest.raises(MemoryError, match="not enough memory for the kernel's scratch"):
-        loaded._run(LIBRARY.handle.raglane_forward, call)
+        call("raglane_forward", fields)
 
 
 def test_bad_arguments_are_exceptions() -> None:

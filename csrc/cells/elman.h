@@ -10,6 +10,7 @@ template <class A, bool RELU> struct Elman {
   static constexpr int gates = 1, slots = 1, saved = 0;
   static constexpr bool has_c = false;
   static constexpr int unit_vectors = 4;  // one gate alone would leave most registers idle
+  static constexpr bool whole_rows = false;  // products may rest in the output, which has no room for whole vectors
   static constexpr int hidden_slot(int gate) { return gate; }
   static constexpr bool only_input(int /*slot*/) { return false; }
 

@@ -12,6 +12,7 @@ template <class A> struct Gru {
   static constexpr int gates = 3, slots = 4, saved = 4;
   static constexpr bool has_c = false;
   static constexpr int unit_vectors = 1;
+  static constexpr bool whole_rows = true;
   static constexpr int hidden_slot(int gate) { return gate < 2 ? gate : 3; }
   static constexpr bool only_input(int slot) { return slot == 2; }
 

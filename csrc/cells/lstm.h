@@ -10,6 +10,7 @@ template <class A> struct Lstm {
   static constexpr int gates = 4, slots = 4, saved = 4;  // i, f, g, o
   static constexpr bool has_c = true;
   static constexpr int unit_vectors = 1;
+  static constexpr bool whole_rows = true;
   static constexpr int hidden_slot(int gate) { return gate; }
   static constexpr bool only_input(int /*slot*/) { return false; }
 

@@ -16,11 +16,11 @@ namespace {
 
 using Bytes = std::vector<unsigned char>;
 
-struct Case {
-  raglane_layer layer{};
+template <class Layer> struct Case {
+  Layer layer{};
   std::vector<int64_t> offsets;
-  std::vector<Bytes> inputs;  // values, h, c, weights
-  std::vector<Bytes> results; // output, final h, final c, gates, cells, then what backward gives
+  std::vector<Bytes> inputs;   // values, h, c, weights
+  std::vector<Bytes> results;  // output, final h, final c, gates, cells, then what backward gives
 };
 
 int64_t bytes_of(int64_t dtype) { return dtype == RAGLANE_FLOAT64 ? 8 : dtype == RAGLANE_FLOAT32 ? 4 : 2; }
@@ -40,74 +40,135 @@ Bytes random_reals(int64_t dtype, int64_t count, std::mt19937& random) {
   return bytes;
 }
 
-Case draw(std::mt19937& random) {
-  auto below = [&](int n) { return (int64_t)(random() % n); };
-  Case c;
-  raglane_layer& l = c.layer;
-  l.abi = RAGLANE_ABI;
-  do l.isa = below(3); while (!raglane_has_isa(l.isa));
-  l.cell = below(4), l.dtype = below(3), l.directions = 1 + below(2), l.threads = 1 + below(4);
-  l.sequences = below(12), l.input_size = 1 + below(40), l.hidden_size = 1 + below(70);
-  l.projection_size = l.cell == RAGLANE_LSTM && below(3) == 0 ? 1 + below(40) : 0;
-  c.offsets.push_back(0);
-  for (int64_t b = 0; b < l.sequences; b++) c.offsets.push_back(c.offsets.back() + (below(4) ? below(9) : 0));
-  l.elements = c.offsets.back(), l.offsets = c.offsets.data();
+int64_t below(std::mt19937& random, int n) { return (int64_t)(random() % n); }
 
+// What both kinds of layers have; sequences are shorter than `longest`.
+template <class Layer> void draw_common(Case<Layer>& c, int cells, int longest, std::mt19937& random) {
+  Layer& l = c.layer;
+  l.abi = RAGLANE_ABI;
+  do l.isa = below(random, 3); while (!raglane_has_isa(l.isa));
+  l.cell = below(random, cells), l.dtype = below(random, 3);
+  l.directions = 1 + below(random, 2), l.threads = 1 + below(random, 4);
+  l.sequences = below(random, 12), l.input_size = 1 + below(random, 40), l.hidden_size = 1 + below(random, 70);
+  c.offsets.push_back(0);
+  for (int64_t b = 0; b < l.sequences; b++)
+    c.offsets.push_back(c.offsets.back() + (below(random, 4) ? below(random, longest) : 0));
+  l.elements = c.offsets.back(), l.offsets = c.offsets.data();
+  c.inputs.reserve(64), c.results.reserve(64);
+}
+
+// Buffers of their exact size, for as long as the case lives.
+template <class Layer> const void* in(Case<Layer>& c, int64_t count, std::mt19937& random) {
+  return c.inputs.emplace_back(random_reals(c.layer.dtype, count, random)).data();
+}
+template <class Layer> void* out(Case<Layer>& c, int64_t count) {
+  return c.results.emplace_back(count * bytes_of(c.layer.dtype)).data();
+}
+
+Case<raglane_layer> draw(std::mt19937& random) {
+  Case<raglane_layer> c;
+  draw_common(c, 4, 9, random);
+  raglane_layer& l = c.layer;
+  l.projection_size = l.cell == RAGLANE_LSTM && below(random, 3) == 0 ? 1 + below(random, 40) : 0;
   int64_t gates = l.cell == RAGLANE_LSTM ? 4 : l.cell == RAGLANE_GRU ? 3 : 1, saved = l.cell >= RAGLANE_LSTM ? 4 : 0;
   int64_t K = l.directions, N = l.elements, H = l.hidden_size, P = l.projection_size ? l.projection_size : H;
   bool lstm = l.cell == RAGLANE_LSTM;
-  c.inputs.reserve(64), c.results.reserve(64);
-  auto in = [&](int64_t count) { return (const void*)c.inputs.emplace_back(random_reals(l.dtype, count, random)).data(); };
-  auto out = [&](int64_t count) { return (void*)c.results.emplace_back(count * bytes_of(l.dtype)).data(); };
-  l.values = in(N * l.input_size), l.initial_h = in(K * l.sequences * P);
-  l.initial_c = lstm ? in(K * l.sequences * H) : nullptr;
+  l.values = in(c, N * l.input_size, random), l.initial_h = in(c, K * l.sequences * P, random);
+  l.initial_c = lstm ? in(c, K * l.sequences * H, random) : nullptr;
   for (int64_t d = 0; d < K; d++) {
-    l.weights[d] = {in(gates * H * l.input_size), in(gates * H * P), nullptr, nullptr, nullptr};
-    if (below(2)) l.weights[d].input_bias = in(gates * H);
-    if (below(2)) l.weights[d].hidden_bias = in(gates * H);
-    if (l.projection_size) l.weights[d].projection = in(P * H);
+    l.weights[d] = {in(c, gates * H * l.input_size, random), in(c, gates * H * P, random), nullptr, nullptr, nullptr};
+    if (below(random, 2)) l.weights[d].input_bias = in(c, gates * H, random);
+    if (below(random, 2)) l.weights[d].hidden_bias = in(c, gates * H, random);
+    if (l.projection_size) l.weights[d].projection = in(c, P * H, random);
   }
-  l.grad_output = below(3) ? in(N * K * P) : nullptr;
-  l.grad_final_h = below(3) ? in(K * l.sequences * P) : nullptr;
-  l.grad_final_c = lstm && below(3) ? in(K * l.sequences * H) : nullptr;
-  l.output = out(N * K * P), l.final_h = out(K * l.sequences * P);
-  l.final_c = lstm ? out(K * l.sequences * H) : nullptr;
-  l.gate_stride = (saved ? saved : 1) * ((H + 15) / 16 * 16) + below(3);
-  l.gates = out(K * N * (saved ? l.gate_stride : 0)), l.cells = lstm ? out(K * N * H) : nullptr;
-  l.grad_gates = out(K * N * l.gate_stride), l.previous_h = out(K * N * P);
-  l.grad_h = l.projection_size ? out(K * N * P) : nullptr;
-  l.unprojected = l.projection_size ? out(K * N * H) : nullptr;
-  l.grad_initial_h = out(K * l.sequences * P), l.grad_initial_c = lstm ? out(K * l.sequences * H) : nullptr;
+  l.grad_output = below(random, 3) ? in(c, N * K * P, random) : nullptr;
+  l.grad_cells = lstm && below(random, 2) ? in(c, K * N * H, random) : nullptr;
+  l.grad_final_h = below(random, 3) ? in(c, K * l.sequences * P, random) : nullptr;
+  l.grad_final_c = lstm && below(random, 3) ? in(c, K * l.sequences * H, random) : nullptr;
+  l.output = out(c, N * K * P), l.final_h = out(c, K * l.sequences * P);
+  l.final_c = lstm ? out(c, K * l.sequences * H) : nullptr;
+  l.gate_stride = (saved ? saved : 1) * ((H + 15) / 16 * 16) + below(random, 3);
+  l.gates = out(c, K * N * (saved ? l.gate_stride : 0)), l.cells = lstm ? out(c, K * N * H) : nullptr;
+  l.grad_gates = out(c, K * N * l.gate_stride), l.previous_h = out(c, K * N * P);
+  l.grad_h = l.projection_size ? out(c, K * N * P) : nullptr;
+  l.unprojected = l.projection_size ? out(c, K * N * H) : nullptr;
+  l.grad_initial_h = out(c, K * l.sequences * P), l.grad_initial_c = lstm ? out(c, K * l.sequences * H) : nullptr;
   if (!saved) l.gates = nullptr;
   return c;
 }
 
-void run(Case& c) {
+Case<raglane_elementwise> draw_elementwise(std::mt19937& random) {
+  Case<raglane_elementwise> c;
+  draw_common(c, 6, below(random, 3) ? 9 : 300, random);
+  raglane_elementwise& l = c.layer;
+  bool has_c = l.cell >= RAGLANE_QRNN, sru = l.cell == RAGLANE_SRU;
+  if (sru && below(random, 2)) l.input_size = l.hidden_size;
+  bool skips = sru && l.input_size == l.hidden_size;
+  int64_t K = l.directions, N = l.elements, H = l.hidden_size, D = l.input_size, states = K * l.sequences * H;
+  int64_t gates = l.cell <= RAGLANE_INDRNN_RELU ? 1 : l.cell == RAGLANE_MINGRU ? 2 : 3;
+  int64_t recurrent = gates == 1 ? 1 : sru ? 2 : 0, biases = sru ? 2 : gates, slots = gates + (sru && !skips);
+  l.values = in(c, N * D, random), l.initial_h = in(c, states, random);
+  l.initial_c = has_c ? in(c, states, random) : nullptr;
+  bool biased = below(random, 2);
+  for (int64_t d = 0; d < K; d++) {
+    l.weights[d] = {in(c, gates * H * D, random), nullptr, nullptr, nullptr};
+    if (recurrent) l.weights[d].recurrent = in(c, recurrent * H, random);
+    if (biased) l.weights[d].bias = in(c, biases * H, random);
+    if (slots > gates) l.weights[d].skip = in(c, H * D, random);
+  }
+  l.grad_output = below(random, 3) ? in(c, N * K * H, random) : nullptr;
+  l.grad_cells = has_c && below(random, 2) ? in(c, N * K * H, random) : nullptr;
+  l.grad_final_h = below(random, 3) ? in(c, states, random) : nullptr;
+  l.grad_final_c = has_c && below(random, 3) ? in(c, states, random) : nullptr;
+  l.output = out(c, N * K * H), l.final_h = out(c, states), l.final_c = has_c ? out(c, states) : nullptr;
+  l.gates = gates > 1 ? out(c, K * N * slots * H) : nullptr, l.cells = has_c ? out(c, N * K * H) : nullptr;
+  l.grad_gates = l.gates && below(random, 2) ? l.gates : out(c, K * N * slots * H);
+  l.grad_skip = skips ? out(c, K * N * H) : nullptr;
+  l.grad_initial_h = out(c, states), l.grad_initial_c = has_c ? out(c, states) : nullptr;
+  l.grad_recurrent = recurrent ? out(c, K * recurrent * H) : nullptr;
+  l.grad_bias = biased ? out(c, K * biases * H) : nullptr;
+  return c;
+}
+
+int32_t forward(const raglane_layer* l, char* m, int64_t n) { return raglane_forward(l, m, n); }
+int32_t backward(const raglane_layer* l, char* m, int64_t n) { return raglane_backward(l, m, n); }
+int32_t forward(const raglane_elementwise* l, char* m, int64_t n) { return raglane_elementwise_forward(l, m, n); }
+int32_t backward(const raglane_elementwise* l, char* m, int64_t n) { return raglane_elementwise_backward(l, m, n); }
+
+// Run a case and compare its results with those of the first run.
+template <class Layer> void check(Case<Layer>& c, std::vector<Bytes>& wanted, int round, unsigned seed) {
   char message[256] = "";
-  if (raglane_forward(&c.layer, message, sizeof message) != RAGLANE_OK ||
-      raglane_backward(&c.layer, message, sizeof message) != RAGLANE_OK) {
+  for (Bytes& bytes : c.results)
+    if (!bytes.empty()) std::memset(bytes.data(), 0xff, bytes.size());
+  if (forward(&c.layer, message, sizeof message) != RAGLANE_OK ||
+      backward(&c.layer, message, sizeof message) != RAGLANE_OK) {
     std::fprintf(stderr, "failed: %s\n", message);
     std::exit(1);
   }
+  if (wanted.empty()) wanted = c.results;
+  if (c.results == wanted) return;
+  std::fprintf(stderr, "round %d, seed %u: other bits with flags %d, %d threads\n", round, seed, (int)c.layer.flags,
+               (int)c.layer.threads);
+  std::exit(1);
 }
 
 void drive(int rounds, unsigned seed) {
   std::mt19937 random(seed);
   for (int round = 0; round < rounds; round++) {
-    Case c = draw(random);
+    Case<raglane_layer> c = draw(random);
     std::vector<Bytes> wanted;
     for (int64_t flags : {RAGLANE_FOLD | RAGLANE_NO_TEAM, RAGLANE_PREPARE | RAGLANE_NO_TEAM,
                           RAGLANE_PREPARE | RAGLANE_TEAM, RAGLANE_FOLD | RAGLANE_TEAM}) {
       c.layer.flags = RAGLANE_POISON | flags;
-      for (Bytes& bytes : c.results)
-        if (!bytes.empty()) std::memset(bytes.data(), 0xff, bytes.size());
-      run(c);
-      if (wanted.empty()) wanted = c.results;
-      if (c.results != wanted) {
-        std::fprintf(stderr, "round %d, seed %u: other bits with flags %d\n", round, seed, (int)flags);
-        std::exit(1);
-      }
+      check(c, wanted, round, seed);
     }
+    Case<raglane_elementwise> e = draw_elementwise(random);
+    wanted.clear();
+    for (int64_t flags : {RAGLANE_NO_TEAM, RAGLANE_TEAM})
+      for (int64_t threads : {1, 2, 3, 5}) {
+        e.layer.flags = RAGLANE_POISON | flags, e.layer.threads = threads;
+        check(e, wanted, round, seed);
+      }
   }
 }
 

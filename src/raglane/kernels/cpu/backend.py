@@ -8,16 +8,18 @@ from torch import Tensor
 
 from raglane.errors import MissingExtraError
 from raglane.kernels.contract import Request, Result, Traits
+from raglane.kernels.cpu import elementwise, matrix
+from raglane.kernels.cpu.library import Layer, library
 from raglane.kernels.tracing import constant_when_traced
 
 __all__ = ["BACKEND", "CpuBackend", "missing_kernels"]
 
-_CELLS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+_CELLS = (*matrix.CELLS, *elementwise.CELLS)
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 
 class CpuBackend:
-    """Runs RNN, LSTM and GRU in ``lanes`` on a CPU.
+    """Runs RNN, LSTM, GRU and the element-wise cells in ``lanes`` on a CPU.
 
     A sequence's outputs and states are the same bits whichever batch it came in, at any number of threads; gradients
     are the same bits from run to run. Under :func:`torch.autocast` all is cast to its dtype once, before the first
@@ -35,20 +37,18 @@ class CpuBackend:
             return f"the cpu kernels do not run on {traits.device}"
         if _dtype(traits.dtype) not in _DTYPES:
             return f"the cpu kernels do not compute in {traits.dtype}"
-        if traits.need_states:
-            return "the cpu kernels do not give the states of every step"
         return missing_kernels()
 
     def run(self, request: Request, schedule: str) -> Result:  # noqa: ARG002
         """See :class:`~raglane.kernels.contract.Backend`."""
         # Here, because registering operators with torch takes longer than to import the rest of Raglane.
-        from raglane.kernels.cpu.library import Layer
         from raglane.kernels.cpu.recurrence import run_layer
 
         if torch.is_autocast_enabled("cpu"):
             request = request.cast(torch.get_autocast_dtype("cpu"))
         values, count = request.values, request.directions
         finals: list[tuple[Tensor, ...]] = []
+        histories: list[tuple[Tensor, ...]] = []
         output: Tensor | None = None
         for index in range(request.layers):
             is_last = index == request.layers - 1
@@ -58,12 +58,14 @@ class CpuBackend:
             initial = request.state if request.layers == 1 else tuple([part[rows] for part in request.state])
             weights = tuple([part for weights in request.weights[rows] for part in weights])
             layer = Layer(request.cell.name, values, request.offsets, initial, weights)
-            output, final = run_layer(layer, request.need_output or not is_last)
+            output, final, states = run_layer(layer, request.need_output or not is_last, request.need_states)
             finals.append(final)
+            if states is not None:
+                histories.append(states)
             if output is not None:
                 values = output
         state = finals[0] if request.layers == 1 else tuple(torch.cat(parts) for parts in zip(*finals, strict=True))
-        return Result(output, state)
+        return Result(output if request.need_output else None, state, tuple(histories) if request.need_states else None)
 
 
 BACKEND = CpuBackend()
@@ -77,8 +79,6 @@ def missing_kernels() -> str | None:
     Raises:
         ArgumentError: ``RAGLANE_ISA`` names an instruction set that is not there.
     """
-    from raglane.kernels.cpu.library import library
-
     try:
         library()
     except MissingExtraError as missing:

@@ -1,0 +1,154 @@
+"""Layers whose recurrence is element-wise: IndRNN, minGRU, minLSTM, QRNN and SRU.
+
+The input products of the forward pass are the kernels' own, because a library's may round a row differently in another
+batch. So are the time loops, the sums for biases and recurrent factors among them. The large products of the backward
+pass are torch's.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from raglane.cells.elementwise import ElementwiseWeights
+from raglane.kernels.cpu.gradients import Given, Grads, Ran, outer
+from raglane.kernels.cpu.library import Layer, Saved, address, call, preamble
+
+__all__ = ["CELLS", "ElementwiseLayers"]
+
+CELLS = {"indrnn_tanh": 0, "indrnn_relu": 1, "mingru": 2, "minlstm": 3, "qrnn": 4, "sru": 5}
+"""The cells by their numbers in ``raglane.h``."""
+
+# Blocks of H that forward keeps of each element.
+_SAVED = {"indrnn_tanh": 0, "indrnn_relu": 0, "mingru": 2, "minlstm": 3, "qrnn": 3, "sru": 3}
+
+# raglane_elementwise: eleven numbers, then offsets, values, two states, eight weights, five results, ten gradients.
+_pack = struct.Struct("=38q").pack
+_NO_GRADIENTS = (0,) * 10
+_NO_WEIGHTS = (0,) * 4
+
+
+def _head(layer: Layer) -> tuple[int, ...]:
+    """The fields of ``raglane_elementwise`` up to the results."""
+    return (
+        *preamble(CELLS[layer.cell], layer.values.dtype),
+        layer.directions,
+        layer.offsets.shape[0] - 1,
+        *layer.values.shape,
+        layer.initial[0].shape[2],
+        layer.offsets.data_ptr(),
+        layer.values.data_ptr(),
+        layer.initial[0].data_ptr(),
+        layer.initial[1].data_ptr() if len(layer.initial) > 1 else 0,
+        *[0 if part is None else part.data_ptr() for part in layer.weights],
+        *(_NO_WEIGHTS if layer.directions == 1 else ()),
+    )
+
+
+class ElementwiseLayers:
+    """See :class:`~raglane.kernels.cpu.gradients.Kind`."""
+
+    def forward(self, layer: Layer, *, need_output: bool, save: bool, need_cells: bool) -> Ran:
+        """See :class:`~raglane.kernels.cpu.gradients.Kind`."""
+        values, count, size = layer.values, layer.directions, layer.initial[0].shape[2]
+        output = values.new_empty(values.shape[0], count * size) if need_output or save else None
+        final = tuple([torch.empty_like(part) for part in layer.initial])
+        gates_shape, cells_shape = self.saved_shapes(layer)
+        gates = values.new_empty(gates_shape) if save else None
+        cells = values.new_empty(cells_shape) if save or need_cells else None
+        call(
+            "raglane_elementwise_forward",
+            _pack(
+                *_head(layer),
+                address(output),
+                final[0].data_ptr(),
+                final[1].data_ptr() if len(final) > 1 else 0,
+                address(gates),
+                address(cells),
+                *_NO_GRADIENTS,
+            ),
+        )
+        saved = None
+        if save and output is not None and gates is not None and cells is not None:
+            saved = Saved(output, gates, cells, need_cells)
+        return Ran(output, final, saved, cells if need_cells else None)
+
+    def saved_shapes(self, layer: Layer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """See :class:`~raglane.kernels.cpu.gradients.Kind`."""
+        total, count, size = layer.values.shape[0], layer.directions, layer.initial[0].shape[2]
+        saved = _SAVED[layer.cell] + (layer.weights[3] is not None)
+        return (count, total, saved * size), (total, count * size if len(layer.initial) > 1 else 0)
+
+    def states(self, layer: Layer, output: Tensor, cells: Tensor | None) -> tuple[Tensor, ...]:  # noqa: ARG002
+        """See :class:`~raglane.kernels.cpu.gradients.Kind`."""
+        return (output,) if cells is None else (output, cells)
+
+    def backward(self, layer: Layer, saved: Saved, given: Given, wanted: tuple[bool, ...], *, overwrite: bool) -> Grads:
+        """See :class:`~raglane.kernels.cpu.gradients.Kind`."""
+        values, count, states = layer.values, layer.directions, len(layer.initial)
+        weights = [ElementwiseWeights(*layer.weights[4 * d :][:4]) for d in range(count)]  # type: ignore[arg-type]
+        rows, has_c = weights[0].input.shape[0], states > 1
+        skips = layer.cell == "sru" and weights[0].skip is None
+        size = layer.initial[0].shape[2]
+        width = rows if weights[0].skip is None else rows + size
+        keeps = overwrite and saved.gates.numel() > 0
+        gates = saved.gates if keeps else values.new_empty(count, values.shape[0], width)
+        skipped = values.new_empty(count, *values.shape) if skips else None
+        initial = tuple([torch.empty_like(part) for part in layer.initial])
+        recurrent, bias = [
+            None if part is None else values.new_empty(count, part.shape[0])
+            for part in (weights[0].recurrent, weights[0].bias)
+        ]
+        call(
+            "raglane_elementwise_backward",
+            _pack(
+                *_head(layer),
+                saved.output.data_ptr(),
+                0,
+                0,
+                saved.gates.data_ptr(),
+                saved.cells.data_ptr(),
+                address(given.output),
+                address(given.cells),
+                address(given.final[0]),
+                address(given.final[1]) if has_c else 0,
+                gates.data_ptr(),
+                address(skipped),
+                initial[0].data_ptr(),
+                initial[1].data_ptr() if has_c else 0,
+                address(recurrent),
+                address(bias),
+            ),
+        )
+        grad_values: Tensor | None = None
+        found: list[Tensor | None] = []
+        for d, (part, of_input) in enumerate(zip(weights, gates[..., :rows].unbind(), strict=True)):
+            wants = wanted[1 + states + 4 * d :][:4]
+            of_skip = None if part.skip is None else gates[d, :, rows:]
+            if wanted[0]:
+                grad_values = _add_product(grad_values, of_input, part.input)
+                if of_skip is not None:
+                    grad_values = _add_product(grad_values, of_skip, cast(Tensor, part.skip))
+            found += [
+                outer(of_input, values) if wants[0] else None,
+                _of_direction(recurrent, d),
+                _of_direction(bias, d),
+                outer(of_skip, values) if wants[3] and of_skip is not None else None,
+            ]
+        if grad_values is not None and skipped is not None:
+            for part in skipped:
+                grad_values += part
+        return grad_values, *initial, *found
+
+
+def _of_direction(sums: Tensor | None, direction: int) -> Tensor | None:
+    """One direction's row, in memory that it does not share with another's: an operator must not return that."""
+    return None if sums is None else sums[direction] if sums.shape[0] == 1 else sums[direction].clone()
+
+
+def _add_product(total: Tensor | None, gates: Tensor, weight: Tensor) -> Tensor:
+    """The gradients of products x their weights, added to ``total``."""
+    return torch.mm(gates, weight) if total is None else total.addmm_(gates, weight)

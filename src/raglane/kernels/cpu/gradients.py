@@ -1,0 +1,120 @@
+"""What the gradients of both kinds of layers share: products over all elements, and the second derivative."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from raglane.cells import CELLS
+from raglane.kernels import reference
+from raglane.kernels.contract import Request
+from raglane.kernels.cpu.library import Layer, Saved
+
+__all__ = ["Given", "Grads", "Kind", "Ran", "outer", "reference_gradients"]
+
+# How many times as high as wide a matrix must be for outer to begin with its transpose; measured.
+_TALL = 32
+
+Grads = tuple[Tensor | None, ...]
+"""Gradients of ``Layer.tensors()``, in that order; None where there is none."""
+
+
+class Ran(NamedTuple):
+    """What running a layer gives.
+
+    Attributes:
+        output: ``(N, K * P)``, or None where it was not needed.
+        final: the final states, shaped like the initial ones.
+        saved: what backward needs, where one follows.
+        cells: ``c`` after each element as in :class:`Saved`, where the cell has one and it was kept.
+    """
+
+    output: Tensor | None
+    final: tuple[Tensor, ...]
+    saved: Saved | None
+    cells: Tensor | None
+
+
+class Given(NamedTuple):
+    """The gradients of what running a layer gave; None stands for zeros."""
+
+    output: Tensor | None
+    cells: Tensor | None
+    final: Grads
+
+    def contiguous(self) -> Given:
+        """The same in memory without gaps."""
+        output, cells, *final = [
+            None if part is None else part.contiguous() for part in (self.output, self.cells, *self.final)
+        ]
+        return Given(output, cells, tuple(final))
+
+
+class Kind(Protocol):
+    """One kind of layers: what differs between those with matrices on the state and the element-wise ones."""
+
+    def forward(self, layer: Layer, *, need_output: bool, save: bool, need_cells: bool) -> Ran:
+        """Run a layer whose tensors are contiguous."""
+
+    def backward(self, layer: Layer, saved: Saved, given: Given, wanted: tuple[bool, ...], *, overwrite: bool) -> Grads:
+        """All gradients that are wanted. All tensors are contiguous.
+
+        Args:
+            layer: what forward ran.
+            saved: what it saved.
+            given: the gradients that came in.
+            wanted: which of ``layer.tensors()`` want theirs.
+            overwrite: whether results may take the memory of ``saved.gates`` and of ``saved.cells`` that are not
+                shared, which are lost then.
+        """
+
+    def saved_shapes(self, layer: Layer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The shapes of ``Saved.gates`` and ``Saved.cells``."""
+
+    def states(self, layer: Layer, output: Tensor, cells: Tensor | None) -> tuple[Tensor, ...]:
+        """Every state after each element, ``(N, K * size)`` a state."""
+
+
+def outer(gates: Tensor, inputs: Tensor) -> Tensor:
+    """The sum over the elements of the outer products of their rows: ``(N, G)`` and ``(N, D)`` to ``(G, D)``."""
+    if inputs.shape[0] < _TALL * inputs.shape[1]:
+        return torch.mm(gates.t(), inputs)
+    # MKL takes a tall and narrow product a fifth to a third faster from the other side.
+    return torch.mm(inputs.t(), gates).t().contiguous()
+
+
+def reference_gradients(layer: Layer, given: Given) -> Grads:
+    """All gradients by way of the reference kernel, so that they can be differentiated."""
+    # Views, so that a gradient stops here where one of them was computed from another.
+    inputs: list[Any] = [None if part is None else part.view_as(part) for part in layer.tensors()]
+    cell, count, states = CELLS[layer.cell], layer.directions, len(layer.initial)
+    weights = inputs[1 + states :]
+    each = len(weights) // count
+    request = Request(
+        cell,
+        inputs[0],
+        layer.offsets,
+        layer.offsets.diff(),
+        tuple(inputs[1 : 1 + states]),
+        tuple(cell.weights_type(*weights[each * d :][:each]) for d in range(count)),
+        directions=count,
+        need_states=given.cells is not None,
+    )
+    result = reference.BACKEND.run(request, "lanes")
+    cells = None if result.states is None else result.states[0][1]
+    pairs = [
+        (tensor, grad)
+        for tensor, grad in zip(
+            (result.output, cells, *result.state), (given.output, given.cells, *given.final), strict=True
+        )
+        if tensor is not None and grad is not None and tensor.requires_grad
+    ]
+    leaves = [part for part in inputs if part is not None and part.requires_grad]
+    found = iter(
+        torch.autograd.grad(
+            [tensor for tensor, _ in pairs], leaves, [grad for _, grad in pairs], create_graph=True, allow_unused=True
+        )
+    )
+    return tuple(next(found) if part is not None and part.requires_grad else None for part in inputs)

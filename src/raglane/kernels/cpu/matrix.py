@@ -1,0 +1,210 @@
+"""Layers whose weights meet the state as a matrix: RNN, LSTM and GRU.
+
+The time loops are the kernels'. The large products of the backward pass, which are not sequential, are torch's.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from raglane.cells.spec import Weights
+from raglane.kernels.cpu.gradients import Given, Grads, Ran, outer
+from raglane.kernels.cpu.library import Layer, Saved, address, call, preamble
+
+__all__ = ["CELLS", "MatrixLayers", "head", "pack"]
+
+CELLS = {"rnn_tanh": 0, "rnn_relu": 1, "lstm": 2, "gru": 3}
+"""The cells by their numbers in ``raglane.h``."""
+
+_GATES = {"rnn_tanh": 1, "rnn_relu": 1, "lstm": 4, "gru": 3}
+# Blocks of H that forward keeps of each element, and that backward gives for each.
+_SAVED = {"rnn_tanh": 0, "rnn_relu": 0, "lstm": 4, "gru": 4}
+_SLOTS = {"rnn_tanh": 1, "rnn_relu": 1, "lstm": 4, "gru": 4}
+
+# raglane_layer: thirteen numbers, then offsets, values, two states, ten weights, five results, ten gradients.
+pack = struct.Struct("=42q").pack
+_NO_GRADIENTS = (0,) * 10
+_NO_WEIGHTS = (0,) * 5
+
+
+def head(layer: Layer) -> tuple[int, ...]:
+    """The fields of ``raglane_layer`` up to the results."""
+    values, weights = layer.values, layer.weights
+    projection = weights[4]
+    hidden_size = cast(Tensor, weights[1]).shape[0] // _GATES[layer.cell]
+    return (
+        *preamble(CELLS[layer.cell], values.dtype),
+        len(weights) // 5,
+        layer.offsets.shape[0] - 1,
+        values.shape[0],
+        values.shape[1],
+        hidden_size,
+        0 if projection is None else projection.shape[0],
+        _gate_stride(layer.cell, hidden_size),
+        layer.offsets.data_ptr(),
+        values.data_ptr(),
+        layer.initial[0].data_ptr(),
+        layer.initial[1].data_ptr() if len(layer.initial) > 1 else 0,
+        *[0 if part is None else part.data_ptr() for part in weights],
+        *(_NO_WEIGHTS if len(weights) == 5 else ()),
+    )
+
+
+def _gate_stride(cell: str, hidden_size: int) -> int:
+    """The row length of a cell's saved gates and of their gradients, see ``raglane.h``."""
+    stride = _SLOTS[cell] * (-(-hidden_size // 16) * 16)
+    # Rows of whole pages would all meet in the same few sets of a cache.
+    return stride + 16 if stride % 256 == 0 else stride
+
+
+class MatrixLayers:
+    """See :class:`~raglane.kernels.cpu.gradients.Kind`."""
+
+    def forward(self, layer: Layer, *, need_output: bool, save: bool, need_cells: bool) -> Ran:
+        """See :class:`~raglane.kernels.cpu.gradients.Kind`."""
+        fields = head(layer)
+        values, count = layer.values, layer.directions
+        output = None
+        if need_output or save:
+            output = values.new_empty(values.shape[0], count * layer.initial[0].shape[2])
+        final = tuple([torch.empty_like(part) for part in layer.initial])
+        gates_shape, cells_shape = self.saved_shapes(layer)
+        gates = values.new_empty(gates_shape) if save else None
+        cells = values.new_empty(cells_shape) if save or need_cells else None
+        call(
+            "raglane_forward",
+            pack(
+                *fields,
+                address(output),
+                final[0].data_ptr(),
+                final[1].data_ptr() if len(final) > 1 else 0,
+                address(gates),
+                address(cells),
+                *_NO_GRADIENTS,
+            ),
+        )
+        saved = None
+        if save and output is not None and gates is not None and cells is not None:
+            saved = Saved(output, gates, cells, need_cells)
+        return Ran(output, final, saved, cells if need_cells else None)
+
+    def saved_shapes(self, layer: Layer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """See :class:`~raglane.kernels.cpu.gradients.Kind`."""
+        hidden_size = cast(Tensor, layer.weights[1]).shape[0] // _GATES[layer.cell]
+        stride = _gate_stride(layer.cell, hidden_size) if _SAVED[layer.cell] else 0
+        rows = (layer.directions, layer.values.shape[0])
+        return (*rows, stride), (*rows, hidden_size if len(layer.initial) > 1 else 0)
+
+    def states(self, layer: Layer, output: Tensor, cells: Tensor | None) -> tuple[Tensor, ...]:  # noqa: ARG002
+        """See :class:`~raglane.kernels.cpu.gradients.Kind`."""
+        if cells is None:
+            return (output,)
+        return output, cells[0] if cells.shape[0] == 1 else torch.cat(cells.unbind(), 1)
+
+    def backward(self, layer: Layer, saved: Saved, given: Given, wanted: tuple[bool, ...], *, overwrite: bool) -> Grads:
+        """See :class:`~raglane.kernels.cpu.gradients.Kind`."""
+        walked = _walk_back(layer, saved, given, overwrite=overwrite)
+        states = len(layer.initial)
+        grad_values: Tensor | None = None
+        grad_weights: list[Tensor | None] = []
+        for direction in range(layer.directions):
+            begin = 5 * direction
+            weights = Weights(*layer.weights[begin : begin + 5])  # type: ignore[arg-type]
+            gates = walked.gates[direction]
+            if wanted[0]:
+                grad_values = _input_gradient(gates, weights.input, grad_values)
+            first = 1 + states + begin
+            grad_weights += _weight_gradients(layer, walked, direction, weights, wanted[first : first + 5])
+        return grad_values, *walked.initial, *grad_weights
+
+
+class _Walked(NamedTuple):
+    """What the backward time loop gives.
+
+    Attributes:
+        gates: ``(K, N, S * H)``: gradients of the gates' arguments; rows may be apart.
+        previous: ``(K, N, P)``: ``h`` before each element.
+        projected: with a projection, the gradient of ``h`` ``(K, N, P)``; else None.
+        unprojected: with a projection, what it reads, ``(K, N, H)``; else None.
+        initial: ``(K, B, size)`` a state.
+    """
+
+    gates: Tensor
+    previous: Tensor
+    projected: Tensor | None
+    unprojected: Tensor | None
+    initial: tuple[Tensor, ...]
+
+
+def _walk_back(layer: Layer, saved: Saved, given: Given, *, overwrite: bool) -> _Walked:
+    """Walk a layer back in time."""
+    fields = head(layer)
+    values, count = layer.values, layer.directions
+    total, hidden_size, width = values.shape[0], fields[10], layer.initial[0].shape[2]
+    projects = fields[11] > 0
+    is_lstm = len(layer.initial) > 1
+    reuse_gates = overwrite and _SAVED[layer.cell] == _SLOTS[layer.cell]
+    reuse_cells = overwrite and is_lstm and not projects and not saved.is_shared
+    gates = saved.gates if reuse_gates else values.new_empty(count, total, _gate_stride(layer.cell, hidden_size))
+    previous = saved.cells if reuse_cells else values.new_empty(count, total, width)
+    projected = values.new_empty(count, total, width) if projects else None
+    unprojected = values.new_empty(count, total, hidden_size) if projects else None
+    initial = tuple(torch.empty_like(part) for part in layer.initial)
+    call(
+        "raglane_backward",
+        pack(
+            *fields,
+            saved.output.data_ptr(),
+            0,
+            0,
+            saved.gates.data_ptr(),
+            saved.cells.data_ptr(),
+            address(given.output),
+            address(given.cells),
+            *[address(part) for part in given.final],
+            *(() if is_lstm else (0,)),
+            gates.data_ptr(),
+            previous.data_ptr(),
+            address(projected),
+            address(unprojected),
+            *[part.data_ptr() for part in initial],
+            *(() if is_lstm else (0,)),
+        ),
+    )
+    return _Walked(gates[..., : _SLOTS[layer.cell] * hidden_size], previous, projected, unprojected, initial)
+
+
+def _input_gradient(gates: Tensor, weight: Tensor, total: Tensor | None) -> Tensor:
+    """The gates' gradients x ``W_ih``, added to ``total``, the other direction's."""
+    gates = gates[:, : weight.shape[0]]
+    return torch.mm(gates, weight) if total is None else total.addmm_(gates, weight)
+
+
+def _weight_gradients(
+    layer: Layer, walked: _Walked, direction: int, weights: Weights, wanted: tuple[bool, ...]
+) -> list[Tensor | None]:
+    """The gradients of one direction's five weights."""
+    gates, previous = walked.gates[direction], walked.previous[direction]
+    rows, hidden_size = weights.input.shape[0], weights.hidden.shape[0] // _GATES[layer.cell]
+    result: list[Tensor | None] = [None] * 5
+    split = gates.shape[1] > rows  # GRU: the candidate's two products have gradients of their own
+    if wanted[0]:
+        result[0] = outer(gates[:, :rows], layer.values)
+    if wanted[1]:
+        result[1] = (
+            torch.cat([outer(gates[:, : 2 * hidden_size], previous), outer(gates[:, rows:], previous)])
+            if split
+            else outer(gates, previous)
+        )
+    if wanted[2] or wanted[3]:
+        sums = gates.sum(0)
+        result[2] = sums[:rows] if wanted[2] else None
+        if wanted[3]:
+            result[3] = torch.cat([sums[: 2 * hidden_size], sums[rows:]]) if split else sums.clone()
+    if wanted[4] and walked.projected is not None and walked.unprojected is not None:
+        result[4] = torch.mm(walked.projected[direction].t(), walked.unprojected[direction])
+    return result
