@@ -19,7 +19,7 @@ from raglane.benchmark.competitors import COMPETITORS, TORCH, ours
 from raglane.benchmark.competitors.base import Answer, Competitor, Runner
 from raglane.benchmark.lengths import LENGTHS, Lengths
 from raglane.benchmark.results import CaseResult, Row, efficiencies, rows_of, summarize
-from raglane.benchmark.timing import gemm, gemm_rate, interleave
+from raglane.benchmark.timing import YARDSTICKS, interleave
 from raglane.errors import RaglaneError
 
 _MIXED = Lengths("mixed", "unsorted, with ties and a one", lambda count: [3, 1, 5, 3, 7, 1, 5][:count])
@@ -173,10 +173,13 @@ def test_rounds_end_when_time_is_up_but_not_before_the_third() -> None:
     assert gc.isenabled()
 
 
-def test_a_matrix_product_has_the_operations_it_is_said_to() -> None:
-    result = gemm(torch.float32)()
-    assert isinstance(result, torch.Tensor)
-    assert gemm_rate(1.0) == 2 * 256 * result.numel()
+def test_a_yardstick_does_the_work_that_it_is_said_to() -> None:
+    result = {name: yardstick.prepare(torch.float32)() for name, yardstick in YARDSTICKS.items()}
+    product, copy = result["gemm"], result["copy"]
+    assert isinstance(product, torch.Tensor)
+    assert isinstance(copy, torch.Tensor)
+    assert YARDSTICKS["gemm"].rate(1.0) == 2 * 256 * product.numel()
+    assert YARDSTICKS["copy"].rate(1.0) == 2 * 4 * copy.numel()
 
 
 # -- results ----------------------------------------------------------------------------------------------------------
@@ -184,26 +187,26 @@ def test_a_matrix_product_has_the_operations_it_is_said_to() -> None:
 
 def test_ratios_are_those_of_each_round() -> None:
     samples = {"ours": [1.0, 2.0, 4.0], "torch-packed": [3.0, 4.0, 4.0], "torch-padded": [9.0, 9.0, 2.0]}
-    rows = {row.competitor: row for row in rows_of(samples, dict.fromkeys(samples, 100), [1e-3])}
+    rows = {row.competitor: row for row in rows_of(samples, dict.fromkeys(samples, 100), rate=5.0)}
     assert rows["ours"].milliseconds == 2000.0
     # torch-packed is the faster of the two by its median: 3/1, 4/2, 4/4.
     assert rows["ours"].ratio == 2.0
     assert rows["torch-packed"].ratio == 1.0
     assert rows["torch-padded"].ratio == pytest.approx(4 / 9)
     assert rows["torch-padded"].of_ours == pytest.approx(2 / 9)
-    assert rows["ours"].share == pytest.approx(100 / 2.0 / gemm_rate(1e-3))
+    assert rows["ours"].share == pytest.approx(100 / 2.0 / 5.0)
 
 
 def test_without_torch_there_is_no_ratio_and_without_ours_none_to_ours() -> None:
-    (row,) = rows_of({"ours": [1.0]}, {"ours": 1}, [1.0])
+    (row,) = rows_of({"ours": [1.0]}, {"ours": 1}, rate=1.0)
     assert (row.ratio, row.of_ours) == (None, 1.0)
-    (row,) = rows_of({"torch-packed": [1.0]}, {"torch-packed": 1}, [1.0])
+    (row,) = rows_of({"torch-packed": [1.0]}, {"torch-packed": 1}, rate=1.0)
     assert (row.ratio, row.of_ours) == (1.0, None)
 
 
 def _result(case: Case, ratio: float | None, *others: Row, milliseconds: float = 1.0) -> CaseResult:
     mine = Row("ours", fault="wrong") if ratio is None else Row("ours", milliseconds, ratio, 1.0, 0.5)
-    return CaseResult(case, 25, 7, 0.5, (mine, *others), gemm=1e9, rounds=3, load=0.5)
+    return CaseResult(case, 25, 7, 0.5, (mine, *others), rate=1e9, rounds=3, load=0.5)
 
 
 def test_who_is_ahead_of_ours() -> None:
@@ -255,7 +258,7 @@ def test_a_case_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row.competitor for row in result.rows] == ["ours", *rivals]
     assert all(row.milliseconds and row.ratio and row.share and not row.fault for row in result.rows)
     assert (result.rounds, result.elements, result.is_busy) == (2, 25, True)
-    assert result.gemm is not None
+    assert result.rate is not None
     assert min(row.milliseconds or 0.0 for row in result.rows) > 0
 
 
@@ -347,7 +350,7 @@ def test_memory_is_measured_in_a_process_of_its_own() -> None:
         # Outputs and the gradients of input and output are alive at one time, and no step holds thousands.
         assert row.memory is not None, row.fault
         assert 2 < row.memory < 2000
-    assert result.gemm is None
+    assert result.rate is None
 
 
 def test_a_process_that_fails_says_why() -> None:

@@ -26,13 +26,14 @@ __all__ = [
     "Suite",
     "operations",
     "select",
+    "streamed",
 ]
 
 TORCH_CELLS = ("lstm", "gru", "rnn_tanh")
 """The cells that torch and other engines have too."""
 
-ELEMENTWISE = ("indrnn_relu", "mingru", "minlstm", "sru", "qrnn")
-"""Cells without a matrix in the time loop."""
+ELEMENTWISE = ("indrnn_tanh", "mingru", "minlstm", "sru", "qrnn")
+"""Cells without a matrix in the time loop. With tanh, since at the kink of relu float32 and float64 go apart."""
 
 CELLS = (*TORCH_CELLS, *ELEMENTWISE)
 """All of them, keys of :data:`raglane.cells.CELLS`."""
@@ -111,6 +112,26 @@ def operations(cell: str, size: Size, mode: str) -> int:
     return forward * (3 if mode == "train" else 1)
 
 
+def streamed(cell: str, size: Size) -> int:
+    """Floats an element that the backward time loop of an element-wise cell must read or write.
+
+    What forward saved, the state, the output's gradient, the gradients of the input products; and where the output
+    takes up the input, that and its gradient.
+
+    Args:
+        cell: a key of ``ELEMENTWISE``.
+        size: of the layer.
+
+    Example:
+        >>> streamed("indrnn_tanh", Size(8, 64, 32)) == 3 * 64
+        True
+    """
+    gates = len(cells.CELLS[cell].gates)
+    skips = cell == "sru"
+    saved = 0 if cell.startswith("indrnn") else gates + skips
+    return (saved + 1 + 1 + gates + skips) * size.hidden
+
+
 @dataclass(frozen=True)
 class Suite:
     """A question, and the cases that answer it.
@@ -123,6 +144,7 @@ class Suite:
         competitors: who runs beside :data:`~raglane.benchmark.competitors.RIVALS` and ``ours``: variants of ours.
         modes: those that make sense.
         measures_memory: whether it measures memory in place of time.
+        yardstick: what the rates of calls are compared with, a key of ``YARDSTICKS``.
     """
 
     question: str
@@ -132,6 +154,7 @@ class Suite:
     competitors: tuple[str, ...] = ()
     modes: tuple[str, ...] = MODES
     measures_memory: bool = False
+    yardstick: str = "gemm"
 
 
 SUITES: dict[str, Suite] = {
@@ -162,6 +185,17 @@ SUITES: dict[str, Suite] = {
         cells=ELEMENTWISE,
         sizes=(Size(64, 256, 256), Size(32, 128, 128)),
         competitors=("ours-lstm",),
+    ),
+    "loop": Suite(
+        "how near to the memory's speed is the time loop of the cells that have nothing else: ours-loop is the one of "
+        "the backward pass, which is a call of its own",
+        cells=ELEMENTWISE,
+        lengths=("lognormal",),
+        # So many elements that no cache holds them, and so few that the allocator keeps their memory between calls.
+        sizes=(Size(128, 256, 64),),
+        competitors=("ours-loop",),
+        modes=("train",),
+        yardstick="copy",
     ),
     "own-cell": Suite(
         "what does a schedule save for a cell that a user wrote, here a GRU in plain torch",

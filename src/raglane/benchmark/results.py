@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from raglane.benchmark.cases import SUITES, Case
 from raglane.benchmark.competitors import COMPETITORS
-from raglane.benchmark.timing import gemm_rate
+from raglane.benchmark.timing import YARDSTICKS, Yardstick
 
 __all__ = ["OURS", "CaseResult", "Efficiency", "Row", "Summary", "efficiencies", "rows_of", "summarize"]
 
@@ -25,7 +25,7 @@ class Row:
         milliseconds: of a call; the median over the rounds. None where it was not timed.
         ratio: the time of the fastest torch variant over this one's: above 1 this one is faster.
         of_ours: the time of ``ours`` over this one's.
-        share: of the machine's rate of matrix products, counting the elements that exist.
+        share: of the rate of the suite's yardstick, counting the elements that exist.
         memory: floats of N * H held at the peak, where that is what was measured.
         fault: why it was not timed; empty where it was.
         is_once: whether it was so slow that it was timed once, and not in every round.
@@ -49,7 +49,7 @@ class CaseResult:
         case: the case.
         elements, longest, fill: of its batch.
         rows: one for everybody who was asked to run it.
-        gemm: operations a second of a matrix product in the same rounds; None where no time was measured.
+        rate: of the suite's yardstick in the same rounds, a second; None where no time was measured.
         rounds: how many were timed.
         load: the machine's average over the last minute, after the case; NaN where the system does not tell.
         is_busy: whether that was above the number of processors: the times then say more about what else ran.
@@ -60,10 +60,15 @@ class CaseResult:
     longest: int
     fill: float
     rows: tuple[Row, ...]
-    gemm: float | None = None
+    rate: float | None = None
     rounds: int = 0
     load: float = math.nan
     is_busy: bool = False
+
+    @property
+    def yardstick(self) -> Yardstick:
+        """What rates are compared with."""
+        return YARDSTICKS[SUITES[self.case.suite].yardstick]
 
     def row(self, competitor: str) -> Row | None:
         """The row of a competitor, if it was asked."""
@@ -87,32 +92,31 @@ class CaseResult:
         return name if most > 1 else None
 
 
-def rows_of(samples: Mapping[str, Sequence[float]], operations: Mapping[str, int], gemm: Sequence[float]) -> list[Row]:
+def rows_of(samples: Mapping[str, Sequence[float]], work: Mapping[str, int], rate: float) -> list[Row]:
     """The rows of the competitors that were timed.
 
     A ratio is taken in each round, which a busy machine disturbs least, and the median of the rounds is reported.
 
     Args:
         samples: seconds of each round, by competitor.
-        operations: floating-point operations of a call, by competitor.
-        gemm: seconds of a matrix product in each round.
+        work: of a call, by competitor, in the unit of the yardstick; there is no share where it is not given.
+        rate: the yardstick's, a second.
 
     Example:
-        >>> rows = rows_of({"ours": [1.0, 1.0], "torch-packed": [4.0, 2.0]}, {"ours": 1, "torch-packed": 1}, [1.0, 1.0])
+        >>> rows = rows_of({"ours": [1.0, 1.0], "torch-packed": [4.0, 2.0]}, {"ours": 1, "torch-packed": 1}, rate=1.0)
         >>> [(row.competitor, row.milliseconds, row.ratio) for row in rows]
         [('ours', 1000.0, 3.0), ('torch-packed', 3000.0, 1.0)]
     """
     medians = {name: statistics.median(times) for name, times in samples.items()}
     torch = [name for name in samples if COMPETITORS[name].family == "torch"]
     best = samples[min(torch, key=medians.__getitem__)] if torch else None
-    rate = gemm_rate(statistics.median(gemm))
     return [
         Row(
             name,
             milliseconds=1e3 * medians[name],
             ratio=_ratio(best, times),
             of_ours=_ratio(samples.get(OURS), times),
-            share=operations[name] / medians[name] / rate,
+            share=work[name] / medians[name] / rate if name in work else None,
         )
         for name, times in samples.items()
     ]

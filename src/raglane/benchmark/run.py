@@ -13,16 +13,16 @@ import torch
 
 from raglane.benchmark import machine, memory
 from raglane.benchmark.batch import Batch
-from raglane.benchmark.cases import SUITES, Case, operations
+from raglane.benchmark.cases import SUITES, Case, operations, streamed
 from raglane.benchmark.check import find_fault
 from raglane.benchmark.competitors import COMPETITORS, RIVALS, ours
 from raglane.benchmark.competitors.base import Answer, Competitor, Runner
 from raglane.benchmark.results import OURS, CaseResult, Row, rows_of
-from raglane.benchmark.timing import gemm, gemm_rate, interleave
+from raglane.benchmark.timing import YARDSTICKS, interleave
 
 __all__ = ["Report", "Truths", "installed", "measure", "measure_case"]
 
-_GEMM = "matrix product"
+_YARDSTICK = "yardstick"
 # What a fault is cut to, so that a row stays a row.
 _LONGEST_FAULT = 160
 # Who takes longer is timed once, warm, rather than in every round.
@@ -136,13 +136,13 @@ def measure_case(case: Case, competitors: Sequence[str], rounds: int, truths: Tr
         A row for everybody who can run such a case; those who failed have the reason in it.
     """
     batch = Batch.of(case)
-    gemms: list[float] = []
+    rate, taken = None, 0
     if SUITES[case.suite].measures_memory:
         rows = _memory_rows(case, competitors)
     else:
         names = [OURS, *SUITES[case.suite].competitors, *competitors]
         able = [COMPETITORS[name] for name in names if COMPETITORS[name].runs(case)]
-        rows, gemms = _timed_rows(case, batch, able, rounds, Truths() if truths is None else truths)
+        rows, rate, taken = _timed_rows(case, batch, able, rounds, Truths() if truths is None else truths)
     average = machine.load()
     return CaseResult(
         case,
@@ -150,8 +150,8 @@ def measure_case(case: Case, competitors: Sequence[str], rounds: int, truths: Tr
         batch.longest,
         batch.fill,
         tuple(rows),
-        gemm=gemm_rate(statistics.median(gemms)) if gemms else None,
-        rounds=len(gemms),
+        rate=rate,
+        rounds=taken,
         load=average,
         is_busy=machine.is_busy(average),
     )
@@ -181,8 +181,9 @@ class Truths:
 
 def _timed_rows(
     case: Case, batch: Batch, competitors: Sequence[Competitor], rounds: int, truths: Truths
-) -> tuple[list[Row], list[float]]:
-    """Everybody's row, and the seconds of the matrix product in each round."""
+) -> tuple[list[Row], float, int]:
+    """Everybody's row, the rate of the yardstick in the same rounds, and how many there were."""
+    yardstick = YARDSTICKS[SUITES[case.suite].yardstick]
     rows: dict[str, Row] = {}
     ready: dict[str, Runner] = {}
     once: dict[str, float] = {}
@@ -200,20 +201,29 @@ def _timed_rows(
             fault = f"failed: {type(error).__name__}: {' '.join(str(error).split())}"[:_LONGEST_FAULT]
         rows[name] = Row(name, fault=fault or "")
         if fault is None:
-            work[name] = operations(view.cell, case.size, case.mode) * view.elements
+            if (done := _work(case, view, name)) is not None:
+                work[name] = done
             if name not in once:
                 ready[name] = runner
     calls = {name: runner.call for name, runner in ready.items()}
     # Right after ours, so that both meet the same machine: some engines' threads are slow to come to rest.
     first = next(iter(calls), None)
     turns = {name: call for name, call in calls.items() if name == first}
-    turns |= {_GEMM: gemm(batch.dtype), **calls}
+    turns |= {_YARDSTICK: yardstick.prepare(batch.dtype), **calls}
     samples = interleave(turns, rounds, most_seconds=rounds * _ROUND_SECONDS)
-    gemms = samples.pop(_GEMM)
-    samples |= {name: [seconds] * len(gemms) for name, seconds in once.items()}
-    for row in rows_of(samples, work, gemms):
+    lasted = samples.pop(_YARDSTICK)
+    rate = yardstick.rate(statistics.median(lasted))
+    samples |= {name: [seconds] * len(lasted) for name, seconds in once.items()}
+    for row in rows_of(samples, work, rate):
         rows[row.competitor] = replace(row, is_once=row.competitor in once)
-    return list(rows.values()), gemms
+    return list(rows.values()), rate, len(lasted)
+
+
+def _work(case: Case, view: Batch, name: str) -> int | None:
+    """What a competitor's call does, in the unit of the suite's yardstick; None where that says nothing of it."""
+    if SUITES[case.suite].yardstick == "gemm":
+        return operations(view.cell, case.size, case.mode) * view.elements
+    return streamed(view.cell, case.size) * view.dtype.itemsize * view.elements if name == "ours-loop" else None
 
 
 def _clock(call: Callable[[], _Result]) -> tuple[float, _Result]:

@@ -26,7 +26,7 @@ __all__ = ["COLUMNS", "case_line", "csv_text", "heading_line", "markdown", "summ
 
 COLUMNS = (
     "suite cell batch hidden input lengths elements longest fill mode dtype threads competitor milliseconds ratio "
-    "ours_over_this share floats_per_unit gemm_gflops rounds load ahead note"
+    "ours_over_this share floats_per_unit giga_a_second rounds load ahead note"
 ).split()
 """The columns of the CSV file; a row is one competitor on one case."""
 
@@ -46,7 +46,7 @@ def csv_text(report: Report) -> str:
         case, size = result.case, result.case.size
         batch = [case.suite, case.cell, size.batch, size.hidden, size.input, case.lengths.name]
         batch += [result.elements, result.longest, f"{result.fill:.4f}", case.mode, case.dtype, case.threads]
-        rate = "" if result.gemm is None else f"{result.gemm / 1e9:.1f}"
+        rate = "" if result.rate is None else f"{result.rate / 1e9:.1f}"
         load = "" if math.isnan(result.load) else f"{result.load:.2f}"
         for row in result.rows:
             numbers = [row.milliseconds, row.ratio, row.of_ours, row.share, row.memory]
@@ -69,7 +69,7 @@ def csv_text(report: Report) -> str:
 
 def heading_line() -> str:
     """The names of the columns of :func:`case_line`."""
-    return _line("case", "mode", "ours", "ratio", "share of GEMM; the others' time over ours")
+    return _line("case", "mode", "ours", "ratio", "share of the yardstick's rate; the others' time over ours")
 
 
 def case_line(result: CaseResult) -> str:
@@ -168,11 +168,13 @@ def _summary_part(summaries: Sequence[Summary]) -> list[str]:
 
 def _rate_part(results: Sequence[CaseResult]) -> list[str]:
     """The machine's rate while these cases ran."""
-    rates = [result.gemm / 1e9 for result in results if result.gemm is not None]
+    rates = [result.rate / 1e9 for result in results if result.rate is not None]
     if not rates:
         return []
     middle = statistics.median(rates)
-    return [f"torch.mm ran at {middle:,.0f} GF/s meanwhile ({min(rates):,.0f} to {max(rates):,.0f}).", ""]
+    name, unit = results[0].yardstick.name, results[0].yardstick.unit
+    name = name[0].upper() + name[1:] if name[0] == "a" else name
+    return [f"{name} ran at {middle:,.0f} G{unit}/s meanwhile ({min(rates):,.0f} to {max(rates):,.0f}).", ""]
 
 
 def _cases_part(results: Sequence[CaseResult]) -> list[str]:
@@ -204,7 +206,7 @@ def _cases_part(results: Sequence[CaseResult]) -> list[str]:
             )
     amount = "floats of N*H" if is_memory else "ms"
     names = ["cell BxHxD", "lengths (N; fill)", "who", amount, "ratio", "ours over this"]
-    return _table([*names, *([] if is_memory else ["share of GEMM", "rounds"]), ""], rows)
+    return _table([*names, *([] if is_memory else ["share", "rounds"]), ""], rows)
 
 
 def _efficiency_part(found: Sequence[Efficiency]) -> list[str]:
@@ -238,8 +240,9 @@ def _method(report: Report) -> list[str]:
         "forward and backward, with a fixed gradient on the real outputs, to weights and input.",
         "- ratio: the time of the fastest torch variant over this one, the median of the rounds' own ratios. Above 1 "
         "is faster than torch. ours over this: the time of ours over this one's, likewise.",
-        "- share of GEMM: operations of the elements that exist, 2 N G H (D + H) forward and three times that for "
-        "training, a second, over the rate of torch.mm on 1024 x 256 x 1024 of the same dtype in the same rounds.",
+        "- share: operations of the elements that exist in matrix products (for an LSTM 2 N 4 H (D + H) forward) and "
+        "three times that for training, a second, over the rate of torch.mm on 1024 x 256 x 1024 of the same dtype in "
+        "the same rounds. In the suite loop: bytes read and written, over the rate of a copy of 64 MiB.",
         "- Before it was timed, everybody's output, final states and gradients were compared with the kernel "
         "`reference` in float64, on the real elements; allowed, as a share of the largest number: "
         f"{', '.join(tolerances) or '-'}. Who is wrong is not timed. The final states of torch on padding are not "

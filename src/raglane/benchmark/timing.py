@@ -6,10 +6,11 @@ import gc
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 
-__all__ = ["gemm", "gemm_rate", "interleave"]
+__all__ = ["YARDSTICKS", "Yardstick", "interleave"]
 
 # A sample lasts at least so long: calls that are shorter are repeated.
 _SAMPLE_SECONDS = 0.01
@@ -21,6 +22,7 @@ _WARM_SECONDS = 0.015
 _LONG_SECONDS = 1.0
 _FEWEST_ROUNDS = 3
 _GEMM = (1024, 256, 1024)
+_COPY_BYTES = 64 << 20
 
 
 def interleave(
@@ -66,12 +68,33 @@ def interleave(
     return samples
 
 
-def gemm(dtype: torch.dtype) -> Callable[[], object]:
-    """A matrix product of torch that runs at the machine's rate, for :func:`gemm_rate`.
+@dataclass(frozen=True)
+class Yardstick:
+    """Something that torch does at the machine's rate; run in every round, it says what share of that a call reaches.
 
-    Args:
-        dtype: of the matrices.
+    Attributes:
+        name: what it is.
+        work: what a call does, in the unit.
+        unit: floating-point operations or bytes.
+        prepare: from a dtype to the call.
     """
+
+    name: str
+    work: float
+    unit: str
+    prepare: Callable[[torch.dtype], Callable[[], object]]
+
+    def rate(self, seconds: float) -> float:
+        """Work a second, where a call takes so many seconds.
+
+        Example:
+            >>> YARDSTICKS["gemm"].rate(0.001) == 2 * 1024 * 256 * 1024 * 1000
+            True
+        """
+        return self.work / seconds
+
+
+def _gemm(dtype: torch.dtype) -> Callable[[], object]:
     rows, inner, columns = _GEMM
     left, right = torch.randn(rows, inner, device="cpu").to(dtype), torch.randn(inner, columns, device="cpu").to(dtype)
     result = left.new_empty(rows, columns)
@@ -83,15 +106,18 @@ def gemm(dtype: torch.dtype) -> Callable[[], object]:
     return call
 
 
-def gemm_rate(seconds: float) -> float:
-    """Operations a second of a call of :func:`gemm`.
+def _copy(dtype: torch.dtype) -> Callable[[], object]:
+    count = _COPY_BYTES // dtype.itemsize
+    source, target = torch.ones(count, dtype=dtype, device="cpu"), torch.zeros(count, dtype=dtype, device="cpu")
+    return lambda: target.copy_(source)
 
-    Example:
-        >>> gemm_rate(0.001) == 2 * 1024 * 256 * 1024 * 1000
-        True
-    """
-    rows, inner, columns = _GEMM
-    return 2 * rows * inner * columns / seconds
+
+YARDSTICKS = {
+    "gemm": Yardstick("torch.mm on 1024 x 256 x 1024", 2 * math.prod(_GEMM), "F", _gemm),
+    # Read once and written once.
+    "copy": Yardstick("a copy of 64 MiB", 2 * _COPY_BYTES, "B", _copy),
+}
+"""What the rates of calls are compared with, by name."""
 
 
 def _warm_up(call: Callable[[], object], clock: Callable[[], float]) -> float:

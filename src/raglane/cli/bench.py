@@ -31,8 +31,8 @@ Suites = Annotated[
     str,
     typer.Option(
         metavar="NAME,...|all",
-        help="Suites of cases: grid, and elementwise, own-cell, fill, one-long, tiny, drop-in and memory, which ask "
-        "one question each.",
+        help="Suites of cases: grid, and elementwise, loop, own-cell, fill, one-long, tiny, drop-in and memory, which "
+        "ask one question each.",
         rich_help_panel=_CASES,
     ),
 ]
@@ -40,7 +40,7 @@ Cells = Annotated[
     str,
     typer.Option(
         metavar="NAME,...|all",
-        help="lstm, gru and rnn_tanh; in the suite elementwise indrnn_relu, mingru, minlstm, sru and qrnn.",
+        help="lstm, gru and rnn_tanh; in the suite elementwise indrnn_tanh, mingru, minlstm, sru and qrnn.",
         rich_help_panel=_CASES,
     ),
 ]

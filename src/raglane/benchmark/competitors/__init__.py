@@ -37,6 +37,14 @@ COMPETITORS: dict[str, Competitor] = {
             dtypes=("bfloat16",),
             view=ours.in_float32,
         ),
+        Competitor(
+            "ours-loop",
+            "the backward time loop alone, without products",
+            ours.loop,
+            "ours",
+            cells=ELEMENTWISE,
+            modes=("train",),
+        ),
         Competitor("ours-lstm", "our LSTM of the same sizes on the same input", ours.ragged, "ours", view=ours.lstm),
         *(
             Competitor(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -25,6 +26,7 @@ __all__ = [
     "in_float32",
     "kernel",
     "load_layer",
+    "loop",
     "lstm",
     "one_element",
     "packed",
@@ -38,7 +40,7 @@ _LAYERS: dict[str, Any] = {
     "lstm": LSTM,
     "gru": GRU,
     "rnn_tanh": RNN,
-    "indrnn_relu": IndRNN,
+    "indrnn_tanh": partial(IndRNN, nonlinearity="tanh"),
     "mingru": MinGRU,
     "minlstm": MinLSTM,
     "sru": SRU,
@@ -106,6 +108,35 @@ def kernel(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
         return forward
 
     return torch_runner(mode, layer, bind, batch.values, batch.gradient, _as_it_is)
+
+
+def loop(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
+    """The backward time loop of an element-wise cell, without the products before and after it."""
+    from raglane.kernels.cpu.elementwise import ElementwiseLayers
+    from raglane.kernels.cpu.gradients import Given
+    from raglane.kernels.cpu.library import Layer
+
+    network = load_layer(batch)._network()
+    names = [f"{name}_l0" for name in network.cell.shapes(1, 1)]
+    zeros = tuple(batch.values.new_zeros(1, len(batch.lengths), size) for size in network.state_sizes)
+    offsets = Ragged.from_flat(batch.values, lengths=batch.lengths).offsets
+    weights = tuple(None if part is None else part.detach() for part in network.weights[0])
+    layer = Layer(network.cell.name, batch.values, offsets, zeros, weights)
+    kind = ElementwiseLayers()
+    ran = kind.forward(layer, need_output=True, save=True, need_cells=False)
+    given = Given(batch.gradient, None, (None,) * len(zeros))
+    count = len(layer.tensors())
+
+    def walk(wanted: bool) -> tuple[Tensor | None, ...]:
+        return kind.backward(layer, cast(Any, ran.saved), given, (wanted,) * count, overwrite=False)
+
+    def answer() -> Answer:
+        found = walk(wanted=True)
+        pairs = zip(names, found[1 + len(zeros) :], strict=True)
+        gradients = {name: grad for name, grad in pairs if grad is not None} | {"input": cast(Tensor, found[0])}
+        return Answer(cast(Tensor, ran.output), tuple(part[0] for part in ran.final), gradients)
+
+    return Runner(lambda: walk(wanted=False), answer)
 
 
 def in_float32(batch: Batch) -> Batch:
