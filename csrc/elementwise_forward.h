@@ -179,7 +179,7 @@ template <class Cell, class S> class ElementwiseForward {
     if (Cell::has_c && piece.ends) copy_columns((S*)l_.final_c + at, (const A*)state, first, last);
   }
 
-    // `place`: the vector's among those whose products are there.
+  // `place`: the vector's among those whose products are there.
   template <int N> RAGLANE_INLINE void step(const Row& row, int64_t vector, int64_t place, int count) {
     int64_t unit = vector * width;
     V a[Cell::gates * N], u[Cell::recurrent * N + 1], x[N], state[N], y[N];

@@ -235,6 +235,7 @@ def test_inputs_that_want_gradients_get_them() -> None:
         (numbered([1]), {"steps": 0}, ArgumentError, "steps: got 0"),
         (numbered([1]), {"steps": 1.0}, ArgumentTypeError, "steps: got 1.0"),
         (numbered([1]), {"batch_size": 0}, ArgumentError, "batch_size: got 0"),
+        (numbered([1]), {"shuffle": 1}, ArgumentTypeError, "shuffle: got 1"),
         (numbered([1]), {"seed": -1}, ArgumentError, "seed: got -1"),
         ([], {}, ArgumentError, "at least one sample"),
         (torch.ones(3, 2), {}, ArgumentTypeError, "a list of samples"),

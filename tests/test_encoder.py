@@ -112,6 +112,16 @@ def test_any_layer_will_do(device: Any) -> None:
     assert SequenceEncoder(D, H, GRU)(Ragged([torch.randn(2, D)])).shape == (1, H)
 
 
+@pytest.mark.parametrize("pooling", [*POOLINGS, None])
+def test_device_and_dtype_reach_every_part(pooling: str | None) -> None:
+    encoder = SequenceEncoder(D, H, embedding=5, pooling=pooling, device="meta", dtype=torch.float64)
+    assert {(part.device.type, part.dtype) for part in encoder.parameters()} == {("meta", torch.float64)}
+
+
+def test_shows_what_it_pools() -> None:
+    assert "pooling='mean', output_size=8" in repr(SequenceEncoder(D, H, pooling="mean", bidirectional=True))
+
+
 def test_dropout_is_for_training_only(device: Any) -> None:
     batch = _floats(device)
     encoder = SequenceEncoder(D, H, dropout=0.5, num_layers=2, zoneout=0.0, state_dropout=0.3).double().to(device)
@@ -149,6 +159,17 @@ _TOKENS = Ragged([[1, 2], [3]])
         ({"hidden_size": -1}, None, ArgumentError, "hidden_size: got -1"),
         ({"hidden_size": 2.5}, None, ArgumentError, "hidden_size: got 2.5"),
         ({"num_layers": 0}, None, ArgumentError, "num_layers: got 0"),
+        ({"cell": nn.GRU}, None, ArgumentTypeError, r"cell: got what makes a torch\..*GRU; .* a class of rl\.nn"),
+        ({"cell": GRU(D, H)}, None, ArgumentError, r"cell: got GRU\(3, 4\); .* what makes a layer"),
+        ({"cell": lambda size: GRU(size, H)}, None, ArgumentTypeError, r"cell: got <lambda>\(size\), with too many"),
+        ({"cell": lambda *_, **__: 3}, None, ArgumentTypeError, r"cell: got what makes a builtins\.int"),
+        ({"cell": ["gru"]}, None, ArgumentError, r"cell: got \['gru'\]"),
+        ({"pooling": ["last"]}, None, ArgumentError, r"pooling: got \['last'\]"),
+        ({"pooling": {}}, None, ArgumentError, "pooling: got {}"),
+        ({"bidirectional": 1}, None, ArgumentError, "bidirectional: got 1"),
+        ({"layer_norm": "yes"}, None, ArgumentError, "layer_norm: got 'yes'"),
+        ({"dtype": torch.int64}, None, ArgumentError, r"dtype: got torch\.int64"),
+        ({"foo": 1}, None, ArgumentTypeError, "foo: got 1"),
         ({"embedding": 0}, None, ArgumentError, "embedding: got 0"),
         ({"dropout": 1.5}, None, ArgumentError, "dropout: got 1.5"),
         ({"cell": "mingru", "state_dropout": 0.2}, None, ArgumentError, "state_dropout"),

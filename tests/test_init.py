@@ -201,6 +201,19 @@ def test_chrono_wants_a_length(longest: Any) -> None:
         init.chrono_(rl.nn.LSTM(D, H), longest)
 
 
+@pytest.mark.parametrize("number", ["1", True, None, float("nan"), float("inf")])
+def test_they_want_finite_numbers(number: Any) -> None:
+    for start, name in ((init.orthogonal_, "gain"), (init.xavier_, "gain"), (init.forget_bias_, "value")):
+        with pytest.raises(RaglaneError, match=f"{name}: got "):
+            start(rl.nn.LSTM(D, H), number)
+
+
+@pytest.mark.parametrize("start", [init.orthogonal_, init.xavier_])
+def test_gains_are_at_least_zero(start: Any) -> None:
+    with pytest.raises(RaglaneError, match=r"gain: got -1\.0"):
+        start(rl.nn.LSTM(D, H), -1.0)
+
+
 # -- any layer --------------------------------------------------------------------------------------------------------
 
 

@@ -320,7 +320,8 @@ def test_unit_forget_bias_wants_a_forget_gate(kind: Kind) -> None:
         ({"dropout": "0.5"}, r"dropout: got '0\.5'"),
         ({"dtype": torch.int64}, r"dtype: got torch\.int64"),
         ({"dtype": "float32"}, "dtype: got 'float32'"),
-        ({"proj_size": 2}, "proj_size: got 2"),
+        ({"proj_size": 7}, "proj_size: got 7"),
+        ({"foo": 7}, "foo: got 7"),
         ({"unit_forget_bias": 1}, "unit_forget_bias: got 1"),
         ({"schedule": "sorted"}, "schedule: got 'sorted'"),
         ({"backend": None}, "backend: got None"),
@@ -332,12 +333,18 @@ def test_unit_forget_bias_wants_a_forget_gate(kind: Kind) -> None:
         ({"zoneout": (0.1,) * 3}, r"zoneout: got \(0\.1, 0\.1, 0\.1\)"),
     ],
 )
-@pytest.mark.parametrize("kind", OURS, ids=str)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_wrong_arguments_are_named(kind: Kind, mistake: dict[str, Any], says: str) -> None:
     sizes = {"input_size": D, "hidden_size": H}
     with pytest.raises(RaglaneError, match=says) as caught:
         getattr(rl.nn, kind.layer)(**{**sizes, **kind.options, **mistake})
     assert "Fix: " in str(caught.value)
+
+
+@pytest.mark.parametrize("proj_size", [-1, 4, True, 2.0, "2"])
+def test_wrong_projections_are_named(proj_size: Any) -> None:
+    with pytest.raises(RaglaneError, match="proj_size: got "):
+        rl.nn.LSTM(D, H, proj_size=proj_size)
 
 
 @pytest.mark.parametrize("clip", [0, -1.0, float("nan"), "5", [1.0]])
@@ -377,10 +384,34 @@ def test_wrong_inputs_are_named(kind: Kind) -> None:
         (([torch.ones(2, D)],), r"rl\.Ragged\(sequences\)"),
         ((batch, wrong if states == 1 else (wrong,) * states), r"hx \(h\): got shape \(1, 2, 4\)"),
         ((batch, (wrong,) * (states + 1)), "hx: got a tuple"),
+        ((torch.ones(2, 3, D, dtype=torch.float64).to_sparse(),), r"input: .*sparse_coo; .* \.to_dense\(\)"),
+        ((torch.ones(2, 3, D, dtype=torch.float64, device="meta"),), "input: got a tensor on meta"),
     ):
         with pytest.raises(RaglaneError, match=says):
             layer(*arguments)
+    for name in ("last_only", "return_states"):
+        with pytest.raises(RaglaneError, match=f"{name}: got 1"):
+            layer(batch, **{name: 1})
+    for shape in ((2, 3, H), (1, 3, H + 1), (1,), (1, 1, 3, H)):
+        state = torch.zeros(shape, dtype=torch.float64)
+        with pytest.raises(RaglaneError, match=r"state: got shape .*\(1, B, 4\)"):
+            layer.summary(None, state if states == 1 else (state,) * states)
     with pytest.raises(RaglaneError, match="bidirectional=False"):
         build(kind, bidirectional=True).step(torch.ones(D, dtype=torch.float64))
     with pytest.raises(RaglaneError, match="x_t"):
         layer.step([1.0])
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int64, torch.bool, torch.float64])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_autocast_converts_no_other_dtypes(kind: Kind, dtype: torch.dtype) -> None:
+    layer = build(kind, dtype=torch.float32)
+    values = torch.ones(2, 3, D).to(dtype)
+    for given in (values, rl.Ragged.from_flat(values[0], lengths=[1, 0, 2])):
+        with (
+            torch.autocast("cpu", torch.bfloat16),
+            pytest.raises(ValueError, match=r"input: got .*\.to\(torch\.float32"),
+        ):
+            layer(given)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert build(kind)(_batch())[0].dtype is torch.float64

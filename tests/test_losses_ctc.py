@@ -246,6 +246,7 @@ def test_the_operator_of_compiled_graphs() -> None:
 
 
 LOG_PROBS = rl.Ragged.from_flat(torch.zeros(5, CLASSES, device="cpu"), lengths=[3, 2])
+EMPTY = rl.Ragged.from_flat(torch.zeros(0, CLASSES, device="cpu"), lengths=[0])
 TARGETS = rl.Ragged.from_flat(torch.ones(3, dtype=torch.int64, device="cpu"), lengths=[1, 2])
 
 
@@ -258,6 +259,11 @@ TARGETS = rl.Ragged.from_flat(torch.ones(3, dtype=torch.int64, device="cpu"), le
         (lambda: ctc_loss(LOG_PROBS, TARGETS[:1]), ShapeError, "each of the 2"),
         (lambda: ctc_loss(LOG_PROBS, TARGETS + 3), ArgumentError, "label 4.*from 0 to 3"),
         (lambda: ctc_loss(LOG_PROBS, TARGETS - 1), ArgumentError, "not the blank"),
+        (lambda: ctc_loss(LOG_PROBS, TARGETS, blank=0.0), ArgumentTypeError, r"blank: got 0\.0"),  # type: ignore[arg-type]
+        (lambda: ctc_loss(LOG_PROBS, TARGETS, blank=False), ArgumentTypeError, "blank: got False"),
+        (lambda: ctc_loss(LOG_PROBS, TARGETS > 0), ArgumentTypeError, "integer dtype"),
+        (lambda: ctc_loss(EMPTY, TARGETS[:1], weights=torch.tensor([math.nan])), ArgumentError, "weights: got nan"),
+        (lambda: ctc_loss(LOG_PROBS, TARGETS, weights=torch.tensor([1, -2])), ArgumentError, "weights: got -2"),
         (lambda: ctc_loss(LOG_PROBS, TARGETS, blank=4), ArgumentError, "blank is one of"),
         (lambda: ctc_loss(TARGETS * 1.0, TARGETS), ArgumentError, r"\(N, C\)"),
         (lambda: ctc_loss(LOG_PROBS, TARGETS, reduction="sum"), ArgumentError, "'none'"),  # type: ignore[arg-type]

@@ -102,6 +102,7 @@ def test_empty_batches_give_zeros_and_no_gradient(name: str, lengths: list[int])
     for parameter in pooling.parameters():
         gradient = torch.autograd.grad(result.sum(), parameter, retain_graph=True)[0]
         assert torch.equal(gradient, torch.zeros_like(parameter))
+    assert torch.autograd.grad(result.sum(), values)[0].shape == (0, 6)
 
 
 @given(lengths=lengths(), heads=st.sampled_from([1, 2, 4]))
@@ -148,6 +149,12 @@ def test_compiles_without_a_break(name: str) -> None:
         (lambda: Pooling("attention"), ArgumentError, "AttentionPooling"),
         (lambda: AttentionPooling(6, heads=4), ArgumentError, "divides"),
         (lambda: AttentionPooling(0), ArgumentError, "at least 1"),
+        (lambda: AttentionPooling(6.0), ArgumentError, r"features: got 6\.0"),  # type: ignore[arg-type]
+        (lambda: AttentionPooling(6, heads=True), ArgumentError, "heads: got True"),
+        (lambda: AttentionPooling(6, dtype=torch.int64), ArgumentError, r"dtype: got torch\.int64"),
+        (lambda: Pooling(["max"]), ArgumentError, r"name: got \['max'\]"),  # type: ignore[arg-type]
+        (lambda: AttentionPooling(6)(rl.Ragged([torch.ones(2, 6).double()])), ShapeError, r"\.to\(torch\.float32\)"),
+        (lambda: AttentionPooling(6)(rl.Ragged([torch.ones(2, 6)]).to("meta")), ShapeError, "a tensor on meta"),
         (lambda: Pooling("mean")(torch.ones(2, 3, 4)), ArgumentTypeError, "from_padded"),
         (lambda: AttentionPooling(6)(torch.ones(2, 6)), ArgumentTypeError, "Ragged"),
         (lambda: AttentionPooling(6)(rl.Ragged([torch.ones(2, 5)])), ShapeError, "6 features"),

@@ -150,6 +150,12 @@ def cell_with(**members: Any) -> Any:
     return type("Wrong", (Leaky,), members)
 
 
+def resized(module: Any, input_size: int) -> Any:
+    """The module, saying that it is of another size."""
+    module.input_size = input_size
+    return module
+
+
 @pytest.mark.parametrize(
     ("cell", "kind", "says"),
     [
@@ -163,6 +169,10 @@ def cell_with(**members: Any) -> Any:
         (cell_with(step=None), ArgumentTypeError, r"cell: got a Wrong without step\(x_t, state\)"),
         (cell_with(initial_state=torch.zeros(4)), ArgumentTypeError, r"Wrong.initial_state: got a Tensor; .* a method"),
         (cell_with(prepare=3), ArgumentTypeError, r"Wrong.prepare: got a int; the rule: a method"),
+        (lambda size: Leaky(size, H), ArgumentTypeError, r"got <lambda>\(size\), with .*\(input_size, hidden_size\)"),
+        (cell_with(output_size=0), ArgumentError, r"Wrong.output_size: got 0"),
+        (cell_with(output_size=4.0), ArgumentError, r"Wrong.output_size: got 4\.0"),
+        (lambda i, h: resized(Leaky(i, h), -1), ArgumentError, "Leaky.input_size: got -1"),
         (cell_with(initial_state=lambda *_: None), ArgumentTypeError, r"initial_state\(1\): got a NoneType"),
         (cell_with(initial_state=lambda *_: ()), ArgumentTypeError, r"initial_state\(1\): got a tuple"),
         (cell_with(initial_state=lambda *_: torch.zeros(H)), ArgumentTypeError, r"got shape \(4,\)"),
@@ -190,6 +200,8 @@ def test_cells_of_several_kinds() -> None:
         (lambda: rl.nn.Recurrent(Leaky(D, H), 5), "input_size: got 5; the rule: the cell's own, 3"),
         (lambda: rl.nn.Recurrent(Leaky, D, H, num_layers=0), "num_layers: got 0"),
         (lambda: rl.nn.Recurrent(Leaky, D, H, dropout=2.0), "dropout: got 2.0"),
+        (lambda: rl.nn.Recurrent(Leaky, D, H, batch_first=1), "batch_first: got 1"),  # type: ignore[arg-type]
+        (lambda: rl.nn.Recurrent(Leaky, D, H, bidirectional="no"), "bidirectional: got 'no'"),  # type: ignore[arg-type]
         (lambda: rl.nn.Recurrent(Leaky, D, H, zoneout=0.1), "zoneout: got 0.1; .* equations"),
         (lambda: rl.nn.Recurrent(Leaky, D, H, state_dropout=0.1), "state_dropout: got 0.1; .* equations"),
         (lambda: rl.nn.Recurrent(Leaky, D, H, weight_dropout=0.1), "weight_dropout: got 0.1; .* equations"),
@@ -218,6 +230,10 @@ def test_arguments_that_do_not_fit(make: Any, says: str) -> None:
             r"Wrong.prepare: got shape \(2, 3\); .* one row an element",
         ),
         ({"prepare": lambda *_: None}, ShapeError, r"Wrong.prepare: got a NoneType"),
+        ({"prepare": lambda _self, v, _offsets: v[:, 0]}, ShapeError, r"Wrong.prepare: got shape \(9,\)"),
+        ({"prepare": lambda _self, v, _offsets: v.long()}, ArgumentTypeError, r"Wrong.prepare: got torch.int64"),
+        ({"step": lambda _self, _x, s: (s.long(), s)}, ArgumentTypeError, r"step: output: got torch.int64"),
+        ({"step": lambda _self, _x, s: (s, s > 0)}, ArgumentTypeError, r"step: state: got torch.bool"),
         (
             {
                 "initial_state": lambda _, n: (torch.zeros(n, H, dtype=torch.float64),) * 2,

@@ -56,19 +56,16 @@ class ModuleCell(CellSpec):
 
         Raises:
             ShapeError: not one row an element.
+            ArgumentTypeError: no floating-point numbers.
         """
         if not hasattr(weights, "prepare"):
             return values
         prepared = weights.prepare(values, offsets)
-        if not isinstance(prepared, Tensor) or prepared.shape[:1] != values.shape[:1]:
-            raise ShapeError(
-                explain(
-                    f"{type(weights).__name__}.prepare",
-                    _shape(prepared),
-                    f"one row an element: ({values.shape[0]}, features)",
-                    "return a tensor with a row for each row of values",
-                )
-            )
+        where, fix = f"{type(weights).__name__}.prepare", "return a tensor with a row for each row of values"
+        if not isinstance(prepared, Tensor) or prepared.dim() != 2 or prepared.shape[0] != values.shape[0]:
+            rule = f"one row an element: ({values.shape[0]}, features)"
+            raise ShapeError(explain(where, _shape(prepared), rule, fix))
+        _check_dtype(where, prepared)
         return prepared
 
     def step(
@@ -81,7 +78,7 @@ class ModuleCell(CellSpec):
         """One step of the module: its output, and its states as a tuple.
 
         Raises:
-            ArgumentTypeError: it gives no pair.
+            ArgumentTypeError: it gives no pair, or no floating-point numbers.
             ShapeError: an output or a state of another shape.
         """
         run = weights.step if hasattr(weights, "step") else weights
@@ -110,6 +107,13 @@ class ModuleCell(CellSpec):
 def _check(name: str, part: Any, shape: tuple[int, ...], fix: str) -> None:
     if not isinstance(part, Tensor) or tuple(part.shape) != shape:
         raise ShapeError(explain(name, _shape(part), f"a tensor of shape {shape}, one row a sequence", fix))
+    _check_dtype(name, part)
+
+
+def _check_dtype(name: str, part: Tensor) -> None:
+    if not part.is_floating_point():
+        rule = "a floating-point dtype"
+        raise ArgumentTypeError(explain(name, str(part.dtype), rule, "convert it where it is returned"))
 
 
 def _shape(part: Any) -> str:

@@ -78,8 +78,8 @@ Competitors = Annotated[
     str,
     typer.Option(
         metavar="NAME,...|all",
-        help="Beside ours: torch-packed, torch-padded, torch-sorted, torch-steps, onnxruntime, openvino, jax. "
-        "all: those installed.",
+        help="Beside ours: torch-packed, torch-padded, torch-sorted, torch-steps, torch-hoisted, onnxruntime, "
+        "openvino, jax. all: those installed.",
         rich_help_panel=_CASES,
     ),
 ]

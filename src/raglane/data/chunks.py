@@ -83,7 +83,7 @@ class Chunks(Epochs[Chunk]):
         seed: 0 or above.
 
     Raises:
-        ArgumentTypeError: data or targets of another kind.
+        ArgumentTypeError: data or targets of another kind, or ``shuffle`` is no bool.
         ShapeError: targets of other lengths, or samples that do not fit together.
         ArgumentError: ``batch_size``, ``steps`` or ``seed`` is too small, the list is empty, or targets come twice.
 
@@ -109,6 +109,8 @@ class Chunks(Epochs[Chunk]):
         super().__init__()
         for name, value, least in (("batch_size", batch_size, 1), ("steps", steps, 1), ("seed", seed, 0)):
             check_least(name, value, least)
+        if not isinstance(shuffle, bool):
+            raise ArgumentTypeError(explain("shuffle", repr(shuffle), "True or False", "choose one of them"))
         self._inputs, own_targets = _read(data)
         if targets is not None and own_targets is not None:
             got = "targets, and data that has its own"

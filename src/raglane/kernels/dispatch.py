@@ -180,7 +180,7 @@ def check_names(schedule: str, backend: str) -> None:
         backend: a key of ``BACKENDS``, or ``"auto"``.
     """
     for argument, name, known in (("schedule", schedule, SCHEDULES), ("backend", backend, BACKENDS)):
-        if name != AUTO and name not in known:
+        if name != AUTO and not (isinstance(name, str) and name in known):
             raise DispatchError(
                 explain(argument, repr(name), f"one of {', '.join(known)} or auto", f"the pairs are {_pairs()}")
             )

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from raglane.cells import CellSpec
-from raglane.errors import ArgumentError, ArgumentTypeError, explain
+from raglane.nn.arguments import check_count, check_dropout, check_dtype, check_flag
 from raglane.nn.functional import Network
 from raglane.nn.init import forget_bias_
-from raglane.nn.layer import OPTIONS, RecurrentLayer, check_count, check_dropout, check_flag
+from raglane.nn.layer import RecurrentLayer
 
 __all__ = ["CellLayer"]
 
@@ -73,9 +73,8 @@ class CellLayer(RecurrentLayer):
         self.batch_first = check_flag("batch_first", batch_first)
         self.bidirectional = check_flag("bidirectional", bidirectional)
         self.dropout = check_dropout(dropout)
-        _check_dtype(dtype)
+        check_dtype(dtype)
         own = {name: options.pop(name, default) for name, default in self._own.items()}
-        _check_names(options)
         self._cell = cell = self._make_cell(**own)
         for name, value in own.items():
             setattr(self, name, value)
@@ -127,16 +126,3 @@ class CellLayer(RecurrentLayer):
         for index in range(self.num_layers):
             for suffix in ("", "_reverse")[: 2 if self.bidirectional else 1]:
                 yield self._cell.weights_type(*[getattr(self, f"{name}_l{index}{suffix}") for name in names])
-
-
-def _check_dtype(dtype: Any) -> None:
-    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        rule = "a floating-point dtype, or None for torch's default"
-        raise ArgumentError(explain("dtype", repr(dtype), rule, "pass torch.float32, say"))
-
-
-def _check_names(options: dict[str, Any]) -> None:
-    for name, value in options.items():
-        if name not in OPTIONS:
-            rule = f"this layer takes torch's arguments and {', '.join(OPTIONS)}"
-            raise ArgumentTypeError(explain(name, repr(value), rule, "leave it out"))

@@ -12,8 +12,8 @@ from raglane import cells
 from raglane.cells import CELLS, CellSpec
 from raglane.cells.elementwise import ElementwiseWeights
 from raglane.errors import ArgumentError, explain
+from raglane.nn.arguments import check_clip, check_count
 from raglane.nn.cell_layer import CellLayer
-from raglane.nn.layer import check_clip, check_count
 
 __all__ = [
     "QRNN",

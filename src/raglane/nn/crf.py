@@ -9,6 +9,7 @@ from torch import Tensor
 
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
 from raglane.nn import chain
+from raglane.nn.arguments import check_count, check_dtype
 from raglane.nn.losses.comparison import Reduction, check_reduction, wide
 from raglane.ragged import Ragged
 
@@ -45,7 +46,7 @@ class CRF(torch.nn.Module):
     The parameters begin at 0: then every element's tag follows the softmax of its emissions.
 
     Raises:
-        ArgumentError: ``num_tags`` below 1.
+        ArgumentError: ``num_tags`` is no whole number of at least 1, or ``dtype`` not floating-point.
 
     Example:
         >>> from raglane import Ragged
@@ -64,11 +65,8 @@ class CRF(torch.nn.Module):
         self, num_tags: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__()
-        if not isinstance(num_tags, int) or num_tags < 1:
-            raise ArgumentError(
-                explain("num_tags", repr(num_tags), "a whole number, at least 1", "pass how many tags there are")
-            )
-        self.num_tags = num_tags
+        self.num_tags = check_count("num_tags", num_tags)
+        check_dtype(dtype)
         self.transitions = torch.nn.Parameter(torch.empty(num_tags, num_tags, device=device, dtype=dtype))
         self.start = torch.nn.Parameter(torch.empty(num_tags, device=device, dtype=dtype))
         self.end = torch.nn.Parameter(torch.empty(num_tags, device=device, dtype=dtype))

@@ -13,9 +13,10 @@ from raglane.cells import CELLS, CellSpec
 from raglane.cells.module import ModuleCell
 from raglane.cells.spec import Weights
 from raglane.errors import ArgumentError, ArgumentTypeError, explain
+from raglane.nn.arguments import check_count, check_dropout, check_flag, check_signature
 from raglane.nn.functional import Network, State, one_or_tuple
 from raglane.nn.inputs import flatten
-from raglane.nn.layer import RecurrentLayer, check_count, check_dropout
+from raglane.nn.layer import RecurrentLayer
 from raglane.ragged import Ragged
 
 __all__ = ["Recurrent"]
@@ -83,7 +84,8 @@ class Recurrent(RecurrentLayer):
     ) -> None:
         super().__init__()
         self.num_layers = check_count("num_layers", num_layers)
-        self.batch_first, self.bidirectional = batch_first, bidirectional
+        self.batch_first = check_flag("batch_first", batch_first)
+        self.bidirectional = check_flag("bidirectional", bidirectional)
         self.dropout = check_dropout(dropout)
         modules = list(self._modules_of(cell, input_size, hidden_size))
         self.cells = nn.ModuleList(modules)
@@ -113,6 +115,7 @@ class Recurrent(RecurrentLayer):
             rule = "a module with step(x_t, state), or what makes one from (input_size, hidden_size)"
             raise ArgumentTypeError(explain("cell", f"a {type(cell).__name__}", rule, "pass one of the two"))
         width, size = check_count("input_size", input_size), check_count("hidden_size", hidden_size)
+        check_signature("cell", cell, "what makes a module from (input_size, hidden_size)", width, size)
         modules: list[Any] = []
         for _ in range(self.num_layers):
             layer = [_made(cell, width, size) for _ in range(2 if self.bidirectional else 1)]
@@ -219,7 +222,8 @@ def _weights_of(module: Any) -> Weights:
 
 
 def _output_size(module: Any) -> int:
-    return int(getattr(module, "output_size", module.hidden_size))
+    size: int = getattr(module, "output_size", module.hidden_size)
+    return size
 
 
 def _state_of(module: Any, count: int) -> tuple[Tensor, ...]:
@@ -264,4 +268,7 @@ def _checked(module: Any) -> Any:
         got = f"a {type(module).__name__} without {', '.join([*filter(None, [lacking]), *missing])}"
         rule = "a module with input_size, hidden_size and step(x_t, state) -> (output, state)"
         raise ArgumentTypeError(explain("cell", got, rule, "give it what is missing"))
+    for name in ("input_size", "hidden_size", "output_size"):
+        if hasattr(module, name):
+            check_count(f"{type(module).__name__}.{name}", getattr(module, name))
     return module

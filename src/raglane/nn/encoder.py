@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
+from raglane.nn.arguments import check_count, check_dropout, check_dtype, check_flag, check_signature
 from raglane.nn.cell_layers import (
     QRNN,
     SRU,
@@ -20,7 +21,7 @@ from raglane.nn.cell_layers import (
     MinLSTM,
     PeepholeLSTM,
 )
-from raglane.nn.layer import RecurrentLayer, check_count, check_dropout
+from raglane.nn.layer import RecurrentLayer
 from raglane.nn.pooling import POOLINGS
 from raglane.nn.recurrent import GRU, LSTM, RNN
 from raglane.ragged import Ragged
@@ -61,6 +62,7 @@ class SequenceEncoder(nn.Module):
         bidirectional: also run from the end to the start.
         dropout: the share of units zeroed between layers, and in what comes out.
         layer_norm: normalise inside the recurrence; of the named cells ``lstm`` and ``gru`` can.
+        device, dtype: of the parameters.
         **options: further ones of the layer, such as ``initial_state`` or ``zoneout``.
 
     Attributes:
@@ -68,6 +70,7 @@ class SequenceEncoder(nn.Module):
 
     Raises:
         ArgumentError: an argument out of its range.
+        ArgumentTypeError: a ``cell`` that makes no recurrent layer of Raglane's, or an option that it does not take.
 
     Example:
         >>> encoder = SequenceEncoder(1000, 64, "lstm", embedding=32, pooling="attention", bidirectional=True)
@@ -88,30 +91,39 @@ class SequenceEncoder(nn.Module):
         bidirectional: bool = False,
         dropout: float = 0.0,
         layer_norm: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
         width = check_count("input_size", input_size)
+        check_dtype(dtype)
+        # Only what was given: what makes layers without parameters of its own need not know of the two.
+        placed: dict[str, Any] = {
+            name: value for name, value in (("device", device), ("dtype", dtype)) if value is not None
+        }
         self.embedding = None
         if embedding is not None:
-            self.embedding = nn.Embedding(width, check_count("embedding", embedding))
+            self.embedding = nn.Embedding(width, check_count("embedding", embedding), **placed)
             width = embedding
-        self.recurrent = _layer_class(cell, layer_norm)(
+        self.recurrent = _made(
+            _layer_class(cell, check_flag("layer_norm", layer_norm)),
             width,
             check_count("hidden_size", hidden_size),
             num_layers=check_count("num_layers", num_layers),
-            bidirectional=bidirectional,
+            bidirectional=check_flag("bidirectional", bidirectional),
             # Between layers: there is no such place in a single one.
             dropout=check_dropout(dropout) if num_layers != 1 else 0.0,
+            **placed,
             **options,
         )
         self.dropout = nn.Dropout(check_dropout(dropout))
         self.output_size = self.recurrent.output_size
-        if pooling is not None and pooling not in POOLINGS:
+        if pooling is not None and not (isinstance(pooling, str) and pooling in POOLINGS):
             rule = f"one of {', '.join(POOLINGS)}, or None for one vector an element"
             raise ArgumentError(explain("pooling", repr(pooling), rule, "choose one of them"))
         self.pooling = pooling
-        self.pool = None if pooling in (None, "last") else POOLINGS[pooling](self.output_size)
+        self.pool = None if pooling in (None, "last") else POOLINGS[pooling](self.output_size, **placed)
 
     def forward(self, batch: Ragged) -> Any:
         """Encode a batch.
@@ -135,6 +147,10 @@ class SequenceEncoder(nn.Module):
             return summary
         out, _ = self.recurrent(embedded)
         return out.map(self.dropout) if self.pool is None else self.dropout(self.pool(out))
+
+    def extra_repr(self) -> str:
+        """What the modules within do not show."""
+        return f"pooling={self.pooling!r}, output_size={self.output_size}"
 
     def _embed(self, batch: Any) -> Ragged:
         if not isinstance(batch, Ragged):
@@ -167,10 +183,21 @@ def _layer_class(cell: Any, layer_norm: bool) -> Callable[..., RecurrentLayer]:
     known = _NORMALISED if layer_norm else LAYERS
     if isinstance(cell, str) and cell in known:
         return known[cell]
-    if callable(cell) and not layer_norm:
+    if callable(cell) and not layer_norm and not isinstance(cell, nn.Module):
         return cell  # type: ignore[no-any-return]
     if layer_norm:
         rule = f"with layer_norm one of {', '.join(known)}"
         raise ArgumentError(explain("cell", repr(cell), rule, "choose one of them, or leave layer_norm out"))
-    rule = f"one of {', '.join(known)}, or a class of rl.nn"
+    rule = f"one of {', '.join(known)}, or what makes a layer, such as a class of rl.nn"
     raise ArgumentError(explain("cell", repr(cell), rule, "choose one of them"))
+
+
+def _made(make: Callable[..., Any], width: int, hidden_size: int, **options: Any) -> RecurrentLayer:
+    """The recurrent layer."""
+    rule = "what makes a layer of rl.nn from (input_size, hidden_size, **options)"
+    check_signature("cell", make, rule, width, hidden_size, **options)
+    layer = make(width, hidden_size, **options)
+    if not isinstance(layer, RecurrentLayer):
+        got = f"what makes a {type(layer).__module__}.{type(layer).__name__}"
+        raise ArgumentTypeError(explain("cell", got, rule, f"choose one of {', '.join(LAYERS)}, or a class of rl.nn"))
+    return layer

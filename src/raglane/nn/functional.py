@@ -19,14 +19,27 @@ from raglane.errors import ArgumentTypeError, ShapeError, explain
 from raglane.kernels import dispatch
 from raglane.kernels import torch as torch_kernels
 from raglane.kernels.contract import Request, Result, Traits
+from raglane.nn.arguments import check_dense
 from raglane.nn.inputs import FlatInput
 from raglane.nn.regularisation import Regularisation, run_regularised
 from raglane.nn.resets import Pieces
 from raglane.ragged import Ragged
 
-__all__ = ["Network", "check_state", "one_or_tuple", "own_state", "prepare", "run", "run_dense", "run_pack"]
+__all__ = [
+    "Network",
+    "check_fits",
+    "check_state",
+    "one_or_tuple",
+    "own_state",
+    "prepare",
+    "run",
+    "run_dense",
+    "run_pack",
+]
 
 State = Tensor | tuple[Tensor, ...]
+
+_CAST_BY_AUTOCAST = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(slots=True, eq=False)
@@ -221,24 +234,38 @@ def _check_values(network: Network, values: Tensor) -> None:
             )
         )
     if network.like is not None:
-        _check_fits("input", values, network.like)
+        check_fits("input", values, network.like)
 
 
-def _check_fits(name: str, given: Tensor, other: Tensor) -> None:
-    """Raise where a tensor is of another dtype or device than what it meets; autocast converts dtypes itself."""
+def check_fits(name: str, given: Tensor, other: Tensor) -> None:
+    """Refuse a tensor of another dtype, device or layout than what it meets.
+
+    Autocast converts float32, bfloat16 and float16 into each other by itself, and nothing else.
+
+    Args:
+        name: what the caller calls it.
+        given: what was given.
+        other: what it meets.
+
+    Raises:
+        ShapeError: they do not fit.
+
+    Example:
+        >>> check_fits("input", torch.zeros(2), torch.zeros(3))
+    """
+    check_dense(name, given)
     if given.device != other.device:
         raise ShapeError(
             explain(name, f"a tensor on {given.device}", f"all is on one device, {other.device}", "move it with .to()")
         )
-    if given.dtype != other.dtype and not torch.is_autocast_enabled(given.device.type):
-        raise ShapeError(
-            explain(
-                name,
-                str(given.dtype),
-                f"one dtype for weights, input and state, {other.dtype}",
-                f"convert it with .to({other.dtype}), or the layer with .to({given.dtype})",
-            )
-        )
+    if given.dtype == other.dtype:
+        return
+    casts = given.dtype in _CAST_BY_AUTOCAST and other.dtype in _CAST_BY_AUTOCAST
+    if not (casts and torch.is_autocast_enabled(given.device.type)):
+        rule, fix = f"one dtype for weights, input and state, {other.dtype}", f"convert it with .to({other.dtype})"
+        if given.is_floating_point():
+            fix = f"{fix}, or the layer with .to({given.dtype})"
+        raise ShapeError(explain(name, str(given.dtype), rule, fix))
 
 
 def _given_state(network: Network, inputs: FlatInput, hx: Any) -> tuple[Tensor, ...]:
@@ -317,5 +344,5 @@ def check_state(
                     "give each sequence its state, in the order of the batch",
                 )
             )
-        _check_fits(f"{argument} ({name})", part, values)
+        check_fits(f"{argument} ({name})", part, values)
     return tuple(given)

@@ -7,6 +7,7 @@ Each function fills parameters in place and returns the layer, so that they can 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from raglane.cells import CELLS, CellSpec
 from raglane.errors import ArgumentError, ArgumentTypeError, explain
+from raglane.nn.arguments import check_number
 from raglane.nn.custom import Recurrent
 from raglane.nn.layer import RecurrentLayer
 
@@ -34,7 +36,7 @@ def orthogonal_(layer: L, gain: float = 1.0) -> L:
 
     Raises:
         ArgumentTypeError: no recurrent layer.
-        ArgumentError: its cell has no recurrent matrix.
+        ArgumentError: its cell has no recurrent matrix, or a gain that is no finite number of at least 0.
 
     Example:
         >>> import raglane as rl
@@ -42,6 +44,7 @@ def orthogonal_(layer: L, gain: float = 1.0) -> L:
         >>> bool(torch.allclose(weight @ weight.t(), torch.eye(4), atol=1e-6))
         True
     """
+    _check_gain(gain)
     for block in _blocks(layer, "weight_hh", dimensions=2):
         nn.init.orthogonal_(block, gain)
     return layer
@@ -56,12 +59,14 @@ def xavier_(layer: L, gain: float = 1.0) -> L:
 
     Raises:
         ArgumentTypeError: no recurrent layer.
+        ArgumentError: a gain that is no finite number of at least 0.
 
     Example:
         >>> import raglane as rl
         >>> bool(xavier_(rl.nn.GRU(3, 9)).weight_ih_l0.abs().max() <= (6 / (3 + 9)) ** 0.5)
         True
     """
+    _check_gain(gain)
     for block in _blocks(layer, "weight_ih", dimensions=2):
         nn.init.xavier_uniform_(block, gain)
     return layer
@@ -76,13 +81,14 @@ def forget_bias_(layer: L, value: float = 1.0) -> L:
 
     Raises:
         ArgumentTypeError: no recurrent layer.
-        ArgumentError: no such gate, or no bias.
+        ArgumentError: no such gate, no bias, or a value that is no finite number.
 
     Example:
         >>> import raglane as rl
         >>> forget_bias_(rl.nn.LSTM(3, 2)).bias_ih_l0[2:4].tolist()
         [1.0, 1.0]
     """
+    check_number("value", value, "a finite number", math.isfinite)
     for block in _bias_of(layer, "f"):
         nn.init.constant_(block, value)
     return layer
@@ -119,6 +125,10 @@ def chrono_(layer: L, max_length: int) -> L:
             with torch.no_grad():
                 block.copy_(-forget)
     return layer
+
+
+def _check_gain(gain: Any) -> None:
+    check_number("gain", gain, "a finite number of at least 0", lambda number: 0 <= number < math.inf)
 
 
 def _cell_of(layer: nn.Module) -> CellSpec:

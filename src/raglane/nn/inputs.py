@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from raglane.errors import ArgumentTypeError, ShapeError, explain
+from raglane.nn.arguments import check_dense
 from raglane.packing.flat import flat_to_padded, flatten_packed
 from raglane.ragged import Ragged
 from raglane.rows import place_rows, take_rows
@@ -47,7 +48,7 @@ def flatten(inputs: Any, lengths: Any, batch_first: bool) -> FlatInput:
 
     Raises:
         ArgumentTypeError: another kind of input, or lengths with an input that has its own.
-        ShapeError: a tensor of other dimensions.
+        ShapeError: a tensor of other dimensions, or a sparse one.
     """
     if isinstance(inputs, Ragged | PackedSequence):
         if lengths is not None:
@@ -66,6 +67,7 @@ def flatten(inputs: Any, lengths: Any, batch_first: bool) -> FlatInput:
                 "wrap a list of sequences with rl.Ragged(sequences), a nested tensor with rl.Ragged.from_nested",
             )
         )
+    check_dense("input", inputs)
     if inputs.dim() == 2 and lengths is None:
         return FlatInput(Ragged.from_flat(inputs, lengths=[inputs.shape[0]]), lambda flat: flat, batched=False)
     if inputs.dim() != 3:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from typing import Any
 
@@ -14,6 +13,7 @@ from raglane.cells.spec import CellSpec
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
 from raglane.kernels.dispatch import Choice, check_names, choose, pick
 from raglane.nn import functional
+from raglane.nn.arguments import check_flag
 from raglane.nn.functional import Network, State
 from raglane.nn.initial import LengthState
 from raglane.nn.inputs import flatten, flatten_marks
@@ -21,70 +21,10 @@ from raglane.nn.regularisation import Regularisation
 from raglane.nn.resets import check_marks, split
 from raglane.ragged import Ragged
 
-__all__ = ["OPTIONS", "RecurrentLayer", "check_clip", "check_count", "check_dropout", "check_flag"]
+__all__ = ["OPTIONS", "RecurrentLayer"]
 
 OPTIONS = ("schedule", "backend", "initial_state", "input_dropout", "state_dropout", "weight_dropout", "zoneout")
 """The arguments of every recurrent layer besides torch's; see :class:`RecurrentLayer`."""
-
-
-def check_clip(clip: float | None) -> float | None:
-    """A cell's ``clip`` as it is.
-
-    Raises:
-        ArgumentError: no finite number above 0.
-
-    Example:
-        >>> check_clip(3.0)
-        3.0
-    """
-    if clip is not None and not (isinstance(clip, float | int) and clip is not True and 0 < clip < math.inf):
-        raise ArgumentError(explain("clip", repr(clip), "a finite number above 0", "pass 5.0, say, or leave it out"))
-    return clip
-
-
-def check_count(name: str, value: Any) -> int:
-    """A size as it is.
-
-    Raises:
-        ArgumentError: no whole number of at least 1.
-
-    Example:
-        >>> check_count("hidden_size", 3)
-        3
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ArgumentError(explain(name, repr(value), "a whole number of at least 1", "pass 1 or more"))
-    return value
-
-
-def check_flag(name: str, value: Any) -> bool:
-    """A yes or no as it is.
-
-    Raises:
-        ArgumentError: anything else.
-
-    Example:
-        >>> check_flag("bias", True)
-        True
-    """
-    if not isinstance(value, bool):
-        raise ArgumentError(explain(name, repr(value), "True or False", "choose one of them"))
-    return value
-
-
-def check_dropout(dropout: Any) -> float:
-    """A dropout between layers as it is.
-
-    Raises:
-        ArgumentError: no number from 0 to 1.
-
-    Example:
-        >>> check_dropout(0.5)
-        0.5
-    """
-    if isinstance(dropout, bool) or not isinstance(dropout, float | int) or not 0 <= dropout <= 1:
-        raise ArgumentError(explain("dropout", repr(dropout), "a probability from 0 to 1", "pass 0.2, say"))
-    return float(dropout)
 
 
 class RecurrentLayer(torch.nn.Module):
@@ -163,6 +103,10 @@ class RecurrentLayer(torch.nn.Module):
         **regularisation: Any,
     ) -> None:
         """Take up the options that torch's layers do not have; the cell and its sizes are known by now."""
+        for name, value in regularisation.items():
+            if name not in OPTIONS:
+                rule = f"this layer takes torch's arguments and {', '.join(OPTIONS)}"
+                raise ArgumentTypeError(explain(name, repr(value), rule, "leave it out"))
         check_names(schedule, backend)
         self.schedule, self.backend = schedule, backend
         self.regularisation = Regularisation(**regularisation)
@@ -230,8 +174,11 @@ class RecurrentLayer(torch.nn.Module):
         Raises:
             ShapeError: sizes, lengths, dtypes or devices that do not fit together.
             ArgumentTypeError: an input, a state or resets of another kind.
+            ArgumentError: ``last_only`` or ``return_states`` is no bool.
             DispatchError: the schedule and backend chosen cannot run this.
         """
+        check_flag("last_only", last_only)
+        check_flag("return_states", return_states)
         network = self._network()
         if resets is None and self._direct(network, input, hx, lengths, return_states):
             output, state = (
@@ -301,6 +248,10 @@ class RecurrentLayer(torch.nn.Module):
         Returns:
             ``(B, directions * size)``; ``(directions * size,)`` for a sequence without a batch.
 
+        Raises:
+            ArgumentTypeError: no state.
+            ShapeError: not a state of this layer.
+
         Example:
             >>> import raglane as rl
             >>> layer = rl.nn.GRU(3, 4, bidirectional=True)
@@ -312,6 +263,11 @@ class RecurrentLayer(torch.nn.Module):
             raise ArgumentTypeError(
                 explain("state", f"a {type(state).__name__}", "the final state", "pass what the layer returned second")
             )
+        rows = self.num_layers * (2 if self.bidirectional else 1)
+        size = self.cell.state_sizes(self.hidden_size, getattr(self, "proj_size", 0))[0]
+        if h.dim() not in (2, 3) or h.shape[0] != rows or h.shape[-1] != size:
+            rule = f"({rows}, B, {size}), or ({rows}, {size}) without a batch: layers times directions, sequences, size"
+            raise ShapeError(explain("state", f"shape {tuple(h.shape)}", rule, "pass what this layer returned second"))
         return torch.cat((h[-2], h[-1]), -1) if self.bidirectional else h[-1]
 
     def extra_repr(self) -> str:
@@ -340,8 +296,11 @@ class RecurrentLayer(torch.nn.Module):
             values, schedule = input, "padded"
             if values.is_nested or values.dim() not in (2, 3) or values.numel() == 0:
                 return False
-        if values.shape[-1] != self.input_size or network.like is None or values.dtype != network.like.dtype:
-            return False  # the way through the flat layout says what is wrong, or casts
+        like = network.like
+        if like is None or values.shape[-1] != self.input_size or values.layout is not torch.strided:
+            return False  # the way through the flat layout says what is wrong
+        if values.dtype != like.dtype or values.device != like.device:
+            return False  # or casts
         traits = network.traits(network.cell, values.dtype, values.device, need_states=False)
         return pick(traits, network.schedule, network.backend, dense=isinstance(input, Tensor)) == ("torch", schedule)
 

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from raglane import segments
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
+from raglane.nn.arguments import check_count, check_dtype
+from raglane.nn.functional import check_fits
 from raglane.ragged import Ragged
 
 __all__ = ["POOLINGS", "AttentionPooling", "Pooling"]
@@ -60,7 +62,7 @@ class Pooling(nn.Module):
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        if name not in _PLAIN:
+        if not isinstance(name, str) or name not in _PLAIN:
             raise ArgumentError(
                 explain("name", repr(name), f"one of {', '.join(_PLAIN)}", 'for "attention" build an AttentionPooling')
             )
@@ -106,7 +108,8 @@ class AttentionPooling(nn.Module):
         query: a linear layer without bias, weight ``(heads, F)``.
 
     Raises:
-        ArgumentError: ``features`` or ``heads`` below 1, or heads that do not divide the features.
+        ArgumentError: ``features`` or ``heads`` is no whole number of at least 1, heads do not divide the features, or
+            ``dtype`` is not floating-point.
 
     Example:
         >>> pooling = AttentionPooling(6, heads=2)
@@ -126,17 +129,12 @@ class AttentionPooling(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if features < 1 or heads < 1 or features % heads != 0:
-            raise ArgumentError(
-                explain(
-                    "features, heads",
-                    f"{features}, {heads}",
-                    "both are at least 1 and heads divides features, since each head weighs a block of them",
-                    f"pass a divisor of {features}" if features > 0 else "pass the size of an element",
-                )
-            )
-        self.features = features
-        self.heads = heads
+        self.features = check_count("features", features)
+        self.heads = check_count("heads", heads)
+        check_dtype(dtype)
+        if features % heads != 0:
+            rule = f"a number that divides features, {features}, since each head weighs a block of them"
+            raise ArgumentError(explain("heads", f"{heads}", rule, f"pass a divisor of {features}"))
         self.hidden = nn.Linear(features, features, bias=False, device=device, dtype=dtype)
         self.query = nn.Linear(features, heads, bias=False, device=device, dtype=dtype)
 
@@ -148,7 +146,7 @@ class AttentionPooling(nn.Module):
 
         Raises:
             ArgumentTypeError: not a Ragged.
-            ShapeError: elements of another size.
+            ShapeError: elements of another size, dtype or device.
         """
         _check_batch(batch)
         if tuple(batch.features) != (self.features,):
@@ -160,6 +158,7 @@ class AttentionPooling(nn.Module):
                     "build the pooling with the features of its input",
                 )
             )
+        check_fits("batch", batch.values, self.hidden.weight)
         return batch.map(lambda values: self.query(torch.tanh(self.hidden(values)))).softmax()
 
     def forward(self, batch: Ragged) -> Tensor:
@@ -173,7 +172,7 @@ class AttentionPooling(nn.Module):
 
         Raises:
             ArgumentTypeError: not a Ragged.
-            ShapeError: elements of another size.
+            ShapeError: elements of another size, dtype or device.
         """
         weights = self.weights(batch).values.unsqueeze(-1)
         blocks = batch.values.unflatten(-1, (self.heads, self.features // self.heads))
@@ -184,12 +183,13 @@ class AttentionPooling(nn.Module):
         return f"{self.features}, heads={self.heads}"
 
 
-def _plain(name: str, features: int) -> Pooling:  # noqa: ARG001
+def _plain(name: str, features: int, *, device: Any = None, dtype: Any = None) -> Pooling:  # noqa: ARG001
     return Pooling(name)
 
 
-POOLINGS: dict[str, Callable[[int], nn.Module]] = {
+POOLINGS: dict[str, Callable[..., nn.Module]] = {
     **{name: partial(_plain, name) for name in _PLAIN},
     "attention": AttentionPooling,
 }
-"""From the name of each pooling to what builds it for elements of F features: ``(N, F)`` in, ``(B, F)`` out."""
+"""From the name of each pooling to what builds it for elements of F features, and for a ``device`` and ``dtype``:
+``(N, F)`` in, ``(B, F)`` out."""

@@ -16,9 +16,10 @@ from raglane import cells
 from raglane.cells import CELLS, CellSpec
 from raglane.cells.spec import Weights
 from raglane.errors import ArgumentError, explain
+from raglane.nn.arguments import check_clip, check_count, check_dropout, check_dtype, check_flag
 from raglane.nn.functional import Network
 from raglane.nn.init import forget_bias_
-from raglane.nn.layer import OPTIONS, RecurrentLayer, check_clip, check_flag
+from raglane.nn.layer import RecurrentLayer
 
 __all__ = ["GRU", "LSTM", "RNN"]
 
@@ -35,14 +36,37 @@ class _TorchLayer(RecurrentLayer, torch.nn.RNNBase):
     _variant: CellSpec | None = None
 
     def __init__(
-        self, mode: str, variant: CellSpec | None, *args: Any, unit_forget_bias: bool = False, **kwargs: Any
+        self,
+        mode: str,
+        variant: CellSpec | None,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        unit_forget_bias: bool = False,
+        **options: Any,
     ) -> None:
-        options = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
-        if mode != "LSTM" and "proj_size" in kwargs:
-            raise ArgumentError(
-                explain("proj_size", str(kwargs["proj_size"]), "only an LSTM projects its state", "leave it out")
-            )
-        super().__init__(mode, *args, **kwargs)
+        check_dtype(dtype)
+        super().__init__(
+            mode,
+            check_count("input_size", input_size),
+            check_count("hidden_size", hidden_size),
+            check_count("num_layers", num_layers),
+            check_flag("bias", bias),
+            check_flag("batch_first", batch_first),
+            check_dropout(dropout),
+            check_flag("bidirectional", bidirectional),
+            _check_proj_size(proj_size, hidden_size, mode),
+            device,
+            dtype,
+        )
         self._variant = variant
         self._set_options(**options)
         if check_flag("unit_forget_bias", unit_forget_bias):
@@ -81,6 +105,16 @@ class _TorchLayer(RecurrentLayer, torch.nn.RNNBase):
             yield Weights(part[0], part[1], input_bias, hidden_bias, part[-1] if self.proj_size > 0 else None)
 
 
+def _check_proj_size(proj_size: Any, hidden_size: int, mode: str) -> int:
+    """A projection's size as it is."""
+    if mode != "LSTM" and proj_size != 0:
+        raise ArgumentError(explain("proj_size", repr(proj_size), "only an LSTM projects its state", "leave it out"))
+    if isinstance(proj_size, bool) or not isinstance(proj_size, int) or not 0 <= proj_size < hidden_size:
+        rule = f"a whole number below hidden_size, {hidden_size}, and 0 for no projection"
+        raise ArgumentError(explain("proj_size", repr(proj_size), rule, "pass a smaller one, or leave it out"))
+    return proj_size
+
+
 class RNN(_TorchLayer):
     """Elman's network on ragged batches: :class:`torch.nn.RNN` with every argument and parameter of it.
 
@@ -93,7 +127,8 @@ class RNN(_TorchLayer):
         **kwargs: the rest of torch's, and the options of every layer, :class:`raglane.nn.layer.RecurrentLayer`.
 
     Raises:
-        ArgumentError: an option out of its range.
+        ArgumentError: an argument out of its range.
+        ArgumentTypeError: one that the layer does not have.
         DispatchError: no such schedule, backend or pair.
 
     Example:
@@ -134,7 +169,8 @@ class LSTM(_TorchLayer):
         **kwargs: the rest of torch's, and the options of every layer, :class:`raglane.nn.layer.RecurrentLayer`.
 
     Raises:
-        ArgumentError: an option out of its range.
+        ArgumentError: an argument out of its range.
+        ArgumentTypeError: one that the layer does not have.
         DispatchError: no such schedule, backend or pair.
 
     Example:
@@ -163,7 +199,8 @@ class GRU(_TorchLayer):
         **kwargs: the rest of torch's, and the options of every layer, :class:`raglane.nn.layer.RecurrentLayer`.
 
     Raises:
-        ArgumentError: an option out of its range.
+        ArgumentError: an argument out of its range.
+        ArgumentTypeError: one that the layer does not have.
         DispatchError: no such schedule, backend or pair.
 
     Example:

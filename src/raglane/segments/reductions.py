@@ -30,7 +30,8 @@ def _where_empty(per_sequence: Tensor, offsets: Tensor, empty: float) -> Tensor:
 def _pick(values: Tensor, offsets: Tensor, index: Tensor, empty: float) -> Tensor:
     """Rows of ``values`` at ``index``, one a sequence, and ``empty`` for the sequences that have none."""
     if values.shape[0] == 0:
-        return values.new_full((offsets.shape[0] - 1, *values.shape[1:]), empty)
+        # A sum of nothing is zeros that hang on the graph, so that a backward pass goes through.
+        return _where_empty(sum(values, offsets).to(values.dtype), offsets, empty)
     # The index of an empty sequence points at a neighbour's element, or past the end: clamp, take, then replace.
     # index_select, not take_rows: an empty sequence's index may repeat another's.
     rows = values.index_select(0, index.clamp(0, values.shape[0] - 1))

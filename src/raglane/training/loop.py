@@ -206,11 +206,13 @@ class _Bookkeeper(pl.Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         row = self._row()
         watched = row.get("validation_loss", row["train_loss"])
-        if not math.isfinite(row["train_loss"]):
+        # The one that is watched comes after the last step of the epoch, which may have been the first wrong one.
+        wrong = [loss for loss in (row["train_loss"], watched) if not math.isfinite(loss)]
+        if wrong:
             raise ArgumentError(
                 explain(
                     "lr",
-                    f"{self.module.settings.lr}, and a loss of {row['train_loss']} in epoch {self.state.epoch + 1}",
+                    f"{self.module.settings.lr}, and a loss of {wrong[0]} in epoch {self.state.epoch + 1}",
                     "the loss must stay finite",
                     "lower --lr, or limit the gradient with --clip 1",
                 )

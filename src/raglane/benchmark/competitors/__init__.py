@@ -73,8 +73,15 @@ COMPETITORS: dict[str, Competitor] = {
         ),
         Competitor(
             "torch-steps",
-            "the cell in plain torch, step by step over a pack; its products are made before the first step",
-            plain_cells.steps,
+            "the cell in plain torch, step by step over a pack",
+            plain_cells.steps(hoists=False),
+            "torch",
+            cells=ELEMENTWISE,
+        ),
+        Competitor(
+            "torch-hoisted",
+            "the same, with the input products of all steps made before the first",
+            plain_cells.steps(hoists=True),
             "torch",
             cells=ELEMENTWISE,
         ),

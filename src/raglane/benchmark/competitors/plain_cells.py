@@ -17,17 +17,26 @@ from raglane.nn.custom import Recurrent
 __all__ = ["steps", "under"]
 
 
-def steps(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
-    """What one writes without Raglane: the input products of a whole pack, then one step after the other."""
-    return pytorch.packed_runner(batch, mode, _PackedLoop(ours.load_layer(batch)))
+def steps(hoists: bool) -> Callable[[Batch, str, int], Runner]:
+    """What one writes without Raglane: a loop over the steps of a pack.
+
+    Args:
+        hoists: whether the input products of the whole pack are made before the first step.
+    """
+
+    def prepare(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
+        return pytorch.packed_runner(batch, mode, _PackedLoop(ours.load_layer(batch), hoists))
+
+    return prepare
 
 
 class _PackedLoop(nn.Module):
     """A layer of one cell that takes a PackedSequence, as a loop in plain torch."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, hoists: bool) -> None:
         super().__init__()
         self._layer = [layer]  # in a list, so that its parameters keep their names
+        self._hoists = hoists
         for name, parameter in layer.named_parameters():
             self.register_parameter(name, parameter)
 
@@ -35,16 +44,22 @@ class _PackedLoop(nn.Module):
         """Outputs as a pack, and the final states, ``(1, B, H)`` each."""
         network = self._layer[0]._network()
         cell, weights = network.cell, network.weights[0]
-        offsets = torch.tensor([0, packed.data.shape[0]], device=packed.data.device)
-        prepared = cell.prepare(weights, packed.data, offsets)
+
+        def prepare(rows: Tensor) -> Tensor:
+            offsets = torch.tensor([0, rows.shape[0]], device=rows.device)
+            prepared: Tensor = cell.prepare(weights, rows, offsets)
+            return prepared
+
+        inputs = prepare(packed.data) if self._hoists else packed.data
         counts = packed.batch_sizes.tolist()
         state = tuple(packed.data.new_zeros(counts[0], size) for size in network.state_sizes)
         outputs: list[Tensor] = []
         ended: list[tuple[Tensor, ...]] = []
-        for count, rows in zip(counts, prepared.split(counts), strict=True):
+        for count, rows in zip(counts, inputs.split(counts), strict=True):
             if count < state[0].shape[0]:
                 ended.append(tuple(part[count:] for part in state))
-            output, state = cell.step(weights, rows, tuple(part[:count] for part in state))
+            ready = rows if self._hoists else prepare(rows)
+            output, state = cell.step(weights, ready, tuple(part[:count] for part in state))
             outputs.append(output)
         final = tuple(torch.cat(parts) for parts in zip(state, *ended[::-1], strict=True))
         if packed.unsorted_indices is not None:

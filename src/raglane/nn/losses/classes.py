@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
-from raglane.nn.losses.comparison import Reduction, compare
+from raglane.nn.arguments import check_number, check_whole
+from raglane.nn.losses.comparison import Comparison, Reduction, check_numbers, check_tensor, compare
 from raglane.ragged import Ragged
 
 __all__ = ["cross_entropy", "nll_loss"]
@@ -45,8 +48,8 @@ def cross_entropy(
     Raises:
         ArgumentTypeError: an argument of the wrong kind.
         ShapeError: lengths, shapes or devices that do not fit.
-        ArgumentError: a class that does not exist (looked for on a CPU), another reduction, or ``label_smoothing``
-            out of range.
+        ArgumentError: a class that does not exist or a weight that is no finite number of at least 0 (looked for on a
+            CPU), another reduction, or ``label_smoothing`` out of range.
 
     Example:
         >>> logits = Ragged([torch.zeros(3, 4), torch.zeros(0, 4), torch.zeros(1, 4)])
@@ -55,12 +58,11 @@ def cross_entropy(
         >>> cross_entropy(logits, torch.tensor([0, 1, 2]), reduction="none").lengths.tolist()
         [3, 0, 1]
     """
-    if not 0 <= label_smoothing <= 1:
-        raise ArgumentError(explain("label_smoothing", repr(label_smoothing), "from 0 to 1", "pass for instance 0.1"))
+    check_number("label_smoothing", label_smoothing, "from 0 to 1", lambda share: 0 <= share <= 1)
     pair = compare(input, target, weights, reduction)
     logits, targets = pair.predictions, pair.targets
     _check_scores(logits)
-    scale = _class_weights(weight, logits)
+    scale = _class_weights(weight, pair)
     if targets.is_floating_point():
         if targets.shape != logits.shape:
             raise ShapeError(
@@ -113,7 +115,7 @@ def nll_loss(
     """
     pair = compare(input, target, weights, reduction)
     _check_scores(pair.predictions)
-    scale = _class_weights(weight, pair.predictions)
+    scale = _class_weights(weight, pair)
     classes = _classes(pair.targets, pair.predictions.shape[1], ignore_index)
     losses = F.nll_loss(pair.predictions, classes, scale, reduction="none", ignore_index=ignore_index)
     return pair.reduce(losses, _counts(classes, scale, ignore_index, losses))
@@ -140,23 +142,29 @@ def _check_scores(scores: Tensor) -> None:
         )
 
 
-def _class_weights(weight: Tensor | None, scores: Tensor) -> Tensor | None:
+def _class_weights(weight: Any, pair: Comparison) -> Tensor | None:
     if weight is None:
         return None
-    if weight.shape != scores.shape[1:]:
+    scores = pair.predictions
+    given = check_tensor(
+        "weight", weight, pair.batch, "pass a tensor (C,); weights=, with an s, is for elements and sequences"
+    )
+    if given.shape != scores.shape[1:]:
         raise ShapeError(
             explain(
                 "weight",
-                f"shape {tuple(weight.shape)}",
+                f"shape {tuple(given.shape)}",
                 f"one number for each of the {scores.shape[1]} classes",
                 "pass a tensor (C,); weights=, with an s, is for elements and sequences",
             )
         )
-    return weight.to(scores.dtype)
+    check_numbers("weight", given)
+    return given.to(scores.dtype)
 
 
 def _classes(targets: Tensor, count: int, ignore_index: int) -> Tensor:
     """Targets as int64 classes, one a row; on a CPU, classes that exist."""
+    check_whole("ignore_index", ignore_index)
     if targets.is_floating_point() or targets.is_complex() or targets.dtype is torch.bool:
         raise ArgumentTypeError(
             explain("target", str(targets.dtype), "classes of an integer dtype", "call .to(torch.int64)")

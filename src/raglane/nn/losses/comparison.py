@@ -15,8 +15,10 @@ from raglane.ragged import Ragged
 __all__ = [
     "Comparison",
     "Reduction",
+    "check_numbers",
     "check_predictions",
     "check_reduction",
+    "check_tensor",
     "compare",
     "ratio",
     "sequence_weights",
@@ -119,7 +121,8 @@ def _weigh(weights: Any, batch: Ragged, reduction: Reduction) -> tuple[Tensor | 
                     "pass a Ragged without features, for instance weights.map(lambda values: values.squeeze(-1))",
                 )
             )
-        given = _on_device("weights", given, batch)
+        check_tensor("weights", given, batch, "pass real numbers")
+        check_numbers("weights", given)
         return given.to(wide(batch.dtype)), None, given != 0
     given = sequence_weights(weights, batch)
     spread = segments.spread(given, batch.offsets, batch.values.shape[0])
@@ -139,28 +142,22 @@ def sequence_weights(weights: Any, batch: Ragged) -> Tensor:
         ``(B,)`` of the dtype that losses are added up in.
 
     Raises:
-        ArgumentTypeError: no tensor.
+        ArgumentTypeError: no tensor of real numbers.
         ShapeError: not one number a sequence, or on another device.
+        ArgumentError: a number (looked for on a CPU) that is no finite one of at least 0.
     """
-    if not isinstance(weights, Tensor):
-        raise ArgumentTypeError(
-            explain(
-                "weights",
-                type(weights).__name__,
-                "a Ragged has one an element, a tensor one a sequence",
-                "pass for instance torch.tensor(weights)",
-            )
-        )
-    if weights.shape != (len(batch),):
+    given = check_tensor("weights", weights, batch, "pass one number a sequence, such as torch.tensor(weights)")
+    if given.shape != (len(batch),):
         raise ShapeError(
             explain(
                 "weights",
-                f"shape {tuple(weights.shape)}",
+                f"shape {tuple(given.shape)}",
                 f"one number a sequence, and the batch has {len(batch)}",
                 "pass a tensor (B,), or a Ragged for one an element",
             )
         )
-    return _on_device("weights", weights, batch).to(wide(batch.dtype))
+    check_numbers("weights", given)
+    return given.to(wide(batch.dtype))
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -228,11 +225,8 @@ def _rows(name: str, given: Any, batch: Ragged) -> Tensor:
     """One row an element: the values of a Ragged, or those of a tensor spread over the elements of its sequences."""
     if isinstance(given, Ragged):
         given._needs_lengths_of(name, batch, "the predictions have")
-        return _on_device(name, given.values, batch)
-    if not isinstance(given, Tensor):
-        raise ArgumentTypeError(
-            explain(name, type(given).__name__, "a Ragged, or a tensor of one a sequence", "wrap it with rl.Ragged")
-        )
+        return check_tensor(name, given.values, batch, "pass real numbers")
+    check_tensor(name, given, batch, "wrap it with rl.Ragged, for one an element, or pass a tensor, one a sequence")
     if given.dim() == 0 or given.shape[0] != len(batch):
         raise ShapeError(
             explain(
@@ -242,15 +236,48 @@ def _rows(name: str, given: Any, batch: Ragged) -> Tensor:
                 "for one an element pass a Ragged, rl.Ragged.from_flat(values, lengths=...)",
             )
         )
-    return segments.spread(_on_device(name, given, batch), batch.offsets, batch.values.shape[0])
+    return segments.spread(given, batch.offsets, batch.values.shape[0])
 
 
-def _on_device(name: str, given: Tensor, batch: Ragged) -> Tensor:
+def check_tensor(name: str, given: Any, batch: Ragged, fix: str) -> Tensor:
+    """A tensor as it is.
+
+    Args:
+        name: what the caller calls it.
+        given: what was given.
+        batch: the predictions that it meets.
+        fix: what to do where it is none.
+
+    Raises:
+        ArgumentTypeError: no tensor, or a nested or a sparse one, or complex.
+        ShapeError: on another device.
+    """
+    if not isinstance(given, Tensor):
+        raise ArgumentTypeError(explain(name, f"a {type(given).__name__}", "a tensor", fix))
+    if given.is_nested or given.layout is not torch.strided or given.is_complex():
+        got = "a nested tensor" if given.is_nested else f"a tensor of {given.layout} and {given.dtype}"
+        raise ArgumentTypeError(explain(name, got, "a dense tensor of real numbers", fix))
     if given.device != batch.device:
         raise ShapeError(
             explain(name, f"a tensor on {given.device}", f"all is on one device, {batch.device}", "move it with .to()")
         )
     return given
+
+
+def check_numbers(name: str, numbers: Tensor) -> None:
+    """Refuse weights that are no finite numbers of at least 0; they are looked at on a CPU alone.
+
+    Raises:
+        ArgumentError: there is one.
+
+    Example:
+        >>> check_numbers("weights", torch.tensor([0.0, 2.0]))
+    """
+    if numbers.is_cpu and not torch.compiler.is_compiling():
+        wrong = ~((numbers >= 0) & numbers.isfinite())
+        if bool(wrong.any()):
+            got = f"{numbers[wrong][0].item()} among them"
+            raise ArgumentError(explain(name, got, "finite numbers of at least 0", "see where it comes from"))
 
 
 def _zero_unless(counted: Tensor, rows: Tensor) -> Tensor:

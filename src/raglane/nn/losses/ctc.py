@@ -20,6 +20,7 @@ from torch import Tensor
 
 from raglane import segments
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
+from raglane.nn.arguments import check_whole
 from raglane.nn.losses.comparison import Reduction, check_predictions, check_reduction, ratio, sequence_weights, wide
 from raglane.packing.layouts import conjugate
 from raglane.ragged import Ragged
@@ -64,7 +65,8 @@ def ctc_loss(
     Raises:
         ArgumentTypeError: an argument of the wrong kind or dtype.
         ShapeError: shapes, numbers of sequences or devices that do not fit.
-        ArgumentError: a blank or (looked for on a CPU) a label that does not exist, or another reduction.
+        ArgumentError: a blank that does not exist, another reduction; or, looked for on a CPU, a label that does not
+            exist or a weight that is no finite number of at least 0.
 
     Example:
         >>> even = Ragged([torch.full((2, 2), 0.5).log(), torch.full((1, 2), 0.5).log()])
@@ -108,7 +110,8 @@ def ctc_loss(
     return ratio(means.sum(), (labels.clamp(max=1) * shares).sum()).to(log_probs.dtype)
 
 
-def _check_targets(log_probs: Ragged, targets: Any, blank: int) -> None:
+def _check_targets(log_probs: Ragged, targets: Any, blank: Any) -> None:
+    check_whole("blank", blank)
     if log_probs.values.dim() != 2 or not 0 <= blank < log_probs.values.shape[1]:
         raise ArgumentError(
             explain(
@@ -118,7 +121,8 @@ def _check_targets(log_probs: Ragged, targets: Any, blank: int) -> None:
                 "put the labels last and nothing beside them, and pass a blank from 0 to C - 1",
             )
         )
-    if not isinstance(targets, Ragged) or targets.values.is_floating_point() or targets.values.is_complex():
+    is_labels = isinstance(targets, Ragged) and not (targets.dtype.is_floating_point or targets.dtype.is_complex)
+    if not is_labels or targets.dtype is torch.bool:
         got = str(targets.dtype) if isinstance(targets, Ragged) else type(targets).__name__
         raise ArgumentTypeError(
             explain(

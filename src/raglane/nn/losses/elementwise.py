@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from raglane.errors import ArgumentError, ShapeError, explain
-from raglane.nn.losses.comparison import Reduction, compare
+from raglane.nn.arguments import check_number
+from raglane.nn.losses.comparison import Reduction, check_numbers, check_tensor, compare
 from raglane.ragged import Ragged
 
 __all__ = ["binary_cross_entropy_with_logits", "huber_loss", "l1_loss", "mse_loss"]
@@ -106,8 +109,7 @@ def huber_loss(
         >>> huber_loss(Ragged([[1., 4.]]), Ragged([[2., 1.]]), reduction="none").values.tolist()
         [0.5, 2.5]
     """
-    if not delta > 0:
-        raise ArgumentError(explain("delta", repr(delta), "above 0", "pass the error from which on it is linear"))
+    check_number("delta", delta, "above 0", lambda number: number > 0)
     return _elementwise(partial(F.huber_loss, reduction="none", delta=delta), input, target, weights, reduction)
 
 
@@ -137,6 +139,8 @@ def binary_cross_entropy_with_logits(
 
     Raises:
         ShapeError: a ``pos_weight`` of another shape.
+        ArgumentError: a ``pos_weight`` that is no finite number of at least 0, or a target below 0 or above 1; both are
+            looked for on a CPU.
         RaglaneError: as :func:`mse_loss`.
 
     Example:
@@ -146,27 +150,39 @@ def binary_cross_entropy_with_logits(
     """
 
     def function(logits: Tensor, targets: Tensor) -> Tensor:
-        scale = None if pos_weight is None else _label_weights(pos_weight, logits)
+        scale = None if pos_weight is None else _label_weights(pos_weight, logits, input)
+        _check_labels(targets)
         return F.binary_cross_entropy_with_logits(logits, targets, pos_weight=scale, reduction="none")
 
     return _elementwise(function, input, target, weights, reduction)
 
 
-def _label_weights(pos_weight: Tensor, logits: Tensor) -> Tensor:
+def _check_labels(targets: Tensor) -> None:
+    """Refuse, on a CPU, labels below 0 or above 1. A NaN stays in its sequence, as everywhere."""
+    if targets.is_cpu and not torch.compiler.is_compiling():
+        wrong = (targets < 0) | (targets > 1)
+        if bool(wrong.any()):
+            got = f"{targets[wrong][0].item()} among them"
+            raise ArgumentError(explain("target", got, "from 0 to 1", "divide by the largest, or compare with it"))
+
+
+def _label_weights(pos_weight: Any, logits: Tensor, batch: Ragged) -> Tensor:
     """``pos_weight`` as it meets the features of each row."""
-    pos_weight = pos_weight.to(logits.dtype)
-    if pos_weight.numel() == 1:
-        return pos_weight.reshape(())
-    if pos_weight.shape != logits.shape[1:]:
+    given = check_tensor("pos_weight", pos_weight, batch, "pass a tensor: one number, or one a label")
+    check_numbers("pos_weight", given)
+    given = given.to(logits.dtype)
+    if given.numel() == 1:
+        return given.reshape(())
+    if given.shape != logits.shape[1:]:
         raise ShapeError(
             explain(
                 "pos_weight",
-                f"shape {tuple(pos_weight.shape)}",
+                f"shape {tuple(given.shape)}",
                 f"one number, or the shape of an element, {tuple(logits.shape[1:])}",
                 "pass one weight a label",
             )
         )
-    return pos_weight
+    return given
 
 
 def _elementwise(

@@ -1,0 +1,173 @@
+"""Checks of arguments that many functions take: each gives the argument as it is, or an error that teaches."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
+
+__all__ = [
+    "check_clip",
+    "check_count",
+    "check_dense",
+    "check_dropout",
+    "check_dtype",
+    "check_flag",
+    "check_number",
+    "check_signature",
+    "check_whole",
+]
+
+
+def check_number(name: str, value: Any, rule: str, holds: Callable[[float], bool]) -> Any:
+    """A number as it is.
+
+    Args:
+        name: what the caller calls it.
+        value: what was given.
+        rule: what must hold, in words.
+        holds: the same as a function.
+
+    Raises:
+        ArgumentError: no number, or one for which the rule does not hold.
+
+    Example:
+        >>> check_number("delta", 0.5, "above 0", lambda number: number > 0)
+        0.5
+    """
+    if isinstance(value, bool) or not isinstance(value, float | int) or not holds(value):
+        raise ArgumentError(explain(name, repr(value), rule, "pass such a number"))
+    return value
+
+
+def check_whole(name: str, value: Any) -> int:
+    """A whole number as it is.
+
+    Raises:
+        ArgumentTypeError: anything else.
+
+    Example:
+        >>> check_whole("ignore_index", -100)
+        -100
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ArgumentTypeError(explain(name, repr(value), "a whole number", "pass an int"))
+    return value
+
+
+def check_clip(clip: float | None) -> float | None:
+    """A cell's ``clip`` as it is.
+
+    Raises:
+        ArgumentError: no finite number above 0.
+
+    Example:
+        >>> check_clip(3.0)
+        3.0
+    """
+    if clip is not None:
+        check_number("clip", clip, "a finite number above 0", lambda number: 0 < number < math.inf)
+    return clip
+
+
+def check_count(name: str, value: Any) -> int:
+    """A size as it is.
+
+    Raises:
+        ArgumentError: no whole number of at least 1.
+
+    Example:
+        >>> check_count("hidden_size", 3)
+        3
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ArgumentError(explain(name, repr(value), "a whole number of at least 1", "pass 1 or more"))
+    return value
+
+
+def check_dense(name: str, given: Tensor) -> None:
+    """Refuse a sparse tensor.
+
+    Raises:
+        ShapeError: it is one.
+
+    Example:
+        >>> check_dense("input", torch.zeros(2))
+    """
+    if given.layout is not torch.strided:
+        raise ShapeError(explain(name, f"a tensor of layout {given.layout}", "dense tensors", "call .to_dense() on it"))
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """A yes or no as it is.
+
+    Raises:
+        ArgumentError: anything else.
+
+    Example:
+        >>> check_flag("bias", True)
+        True
+    """
+    if not isinstance(value, bool):
+        raise ArgumentError(explain(name, repr(value), "True or False", "choose one of them"))
+    return value
+
+
+def check_dropout(dropout: Any) -> float:
+    """A dropout between layers as it is.
+
+    Raises:
+        ArgumentError: no number from 0 to 1.
+
+    Example:
+        >>> check_dropout(0.5)
+        0.5
+    """
+    return float(check_number("dropout", dropout, "a probability from 0 to 1", lambda share: 0 <= share <= 1))
+
+
+def check_dtype(dtype: Any) -> None:
+    """Refuse what parameters cannot be of.
+
+    Raises:
+        ArgumentError: no floating-point dtype, nor None.
+
+    Example:
+        >>> check_dtype(torch.float64)
+    """
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        rule = "a floating-point dtype, or None for torch's default"
+        raise ArgumentError(explain("dtype", repr(dtype), rule, "pass torch.float32, say"))
+
+
+def check_signature(name: str, function: Callable[..., Any], rule: str, *args: Any, **kwargs: Any) -> None:
+    """Refuse a function of the caller's that does not take what it will be called with.
+
+    Args:
+        name: what the caller calls it.
+        function: what was given.
+        rule: what it is called with, in words.
+        *args: what it is called with.
+        **kwargs: the same, by name.
+
+    Raises:
+        ArgumentTypeError: its signature does not take them.
+
+    Example:
+        >>> check_signature("cell", lambda size: size, "one that takes a size", 3)
+    """
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return  # one that does not say what it takes
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        got = f"{getattr(function, '__name__', type(function).__name__)}{signature}, with {error}"
+        raise ArgumentTypeError(explain(name, got, rule, "let it take these arguments")) from None
