@@ -63,7 +63,7 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 
 bench: $(READY)
-	$(BIN)/raglane bench --out runs/bench --overwrite
+	$(BIN)/raglane bench --suites grid,elementwise,loop,own-cell --out runs/bench --overwrite
 
 clean:
 	rm -rf $(VENV) build dist $(RUN) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

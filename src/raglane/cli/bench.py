@@ -91,7 +91,7 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the result
 
 
 def bench(
-    suites: Suites = "grid,elementwise,loop,own-cell",
+    suites: Suites = "grid,elementwise",
     cells: Cells = "all",
     sizes: Sizes = None,
     lengths: LengthsOption = "lognormal,ewt",
