@@ -7,6 +7,7 @@ import io
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -415,3 +416,10 @@ def test_autocast_converts_no_other_dtypes(kind: Kind, dtype: torch.dtype) -> No
             layer(given)
     with torch.autocast("cpu", torch.bfloat16):
         assert build(kind)(_batch())[0].dtype is torch.float64
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_numbers_of_numpy_are_numbers(kind: Kind) -> None:
+    layer = getattr(rl.nn, kind.layer)(np.int64(D), np.int32(H), np.int64(2), dropout=np.float32(0.5), **kind.options)
+    assert (type(layer.input_size), type(layer.hidden_size), type(layer.num_layers)) == (int, int, int)
+    assert layer(rl.Ragged([torch.randn(2, D)]))[0].values.shape == (2, H)

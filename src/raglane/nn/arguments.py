@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -41,7 +42,8 @@ def check_number(name: str, value: Any, rule: str, holds: Callable[[float], bool
         >>> check_number("delta", 0.5, "above 0", lambda number: number > 0)
         0.5
     """
-    if isinstance(value, bool) or not isinstance(value, float | int) or not holds(value):
+    # NumPy's numbers are such numbers too, which is what sizes and shares often come from.
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not holds(float(value)):
         raise ArgumentError(explain(name, repr(value), rule, "pass such a number"))
     return value
 
@@ -56,9 +58,9 @@ def check_whole(name: str, value: Any) -> int:
         >>> check_whole("ignore_index", -100)
         -100
     """
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise ArgumentTypeError(explain(name, repr(value), "a whole number", "pass an int"))
-    return value
+    return int(value)
 
 
 def check_clip(clip: float | None) -> float | None:
@@ -86,9 +88,9 @@ def check_count(name: str, value: Any) -> int:
         >>> check_count("hidden_size", 3)
         3
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
         raise ArgumentError(explain(name, repr(value), "a whole number of at least 1", "pass 1 or more"))
-    return value
+    return int(value)
 
 
 def check_dense(name: str, given: Tensor) -> None:
