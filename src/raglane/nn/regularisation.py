@@ -82,7 +82,7 @@ class Regularisation:
     def acts(self, training: bool) -> bool:
         """Whether anything differs from the plain cell: in evaluation, zoneout's mean alone does."""
         drops = training and (self.input_dropout or self.state_dropout or self.weight_dropout)
-        return bool(drops) or self.held(1) is not None
+        return bool(drops) or (bool(self.zoneout) and self.held(1) is not None)
 
     def cell(self, inner: CellSpec, training: bool) -> CellSpec:
         """What a cell becomes: itself, where nothing is dropped or held inside of it."""
