@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from raglane.cells.elementwise import ElementwiseWeights
-from raglane.kernels.cpu.gradients import Given, Grads, Ran, outer
+from raglane.kernels.cpu.gradients import Given, Grads, Kind, outer
 from raglane.kernels.cpu.library import Layer, Saved, address, call, preamble
 
 __all__ = ["CELLS", "ElementwiseLayers"]
@@ -27,54 +27,30 @@ _SAVED = {"indrnn_tanh": 0, "indrnn_relu": 0, "mingru": 2, "minlstm": 3, "qrnn":
 
 # raglane_elementwise: eleven numbers, then offsets, values, two states, eight weights, five results, ten gradients.
 _pack = struct.Struct("=38q").pack
-_NO_GRADIENTS = (0,) * 10
 _NO_WEIGHTS = (0,) * 4
 
 
-def _head(layer: Layer) -> tuple[int, ...]:
-    """The fields of ``raglane_elementwise`` up to the results."""
-    return (
-        *preamble(CELLS[layer.cell], layer.values.dtype),
-        layer.directions,
-        layer.offsets.shape[0] - 1,
-        *layer.values.shape,
-        layer.initial[0].shape[2],
-        layer.offsets.data_ptr(),
-        layer.values.data_ptr(),
-        layer.initial[0].data_ptr(),
-        layer.initial[1].data_ptr() if len(layer.initial) > 1 else 0,
-        *[0 if part is None else part.data_ptr() for part in layer.weights],
-        *(_NO_WEIGHTS if layer.directions == 1 else ()),
-    )
-
-
-class ElementwiseLayers:
+class ElementwiseLayers(Kind):
     """See :class:`~raglane.kernels.cpu.gradients.Kind`."""
 
-    def forward(self, layer: Layer, *, need_output: bool, save: bool, need_cells: bool) -> Ran:
+    function = "raglane_elementwise_forward"
+    pack = staticmethod(_pack)
+
+    def head(self, layer: Layer) -> tuple[int, ...]:
         """See :class:`~raglane.kernels.cpu.gradients.Kind`."""
-        values, count, size = layer.values, layer.directions, layer.initial[0].shape[2]
-        output = values.new_empty(values.shape[0], count * size) if need_output or save else None
-        final = tuple([torch.empty_like(part) for part in layer.initial])
-        gates_shape, cells_shape = self.saved_shapes(layer)
-        gates = values.new_empty(gates_shape) if save else None
-        cells = values.new_empty(cells_shape) if save or need_cells else None
-        call(
-            "raglane_elementwise_forward",
-            _pack(
-                *_head(layer),
-                address(output),
-                final[0].data_ptr(),
-                final[1].data_ptr() if len(final) > 1 else 0,
-                address(gates),
-                address(cells),
-                *_NO_GRADIENTS,
-            ),
+        return (
+            *preamble(CELLS[layer.cell], layer.values.dtype),
+            layer.directions,
+            layer.offsets.shape[0] - 1,
+            *layer.values.shape,
+            layer.initial[0].shape[2],
+            layer.offsets.data_ptr(),
+            layer.values.data_ptr(),
+            layer.initial[0].data_ptr(),
+            layer.initial[1].data_ptr() if len(layer.initial) > 1 else 0,
+            *[0 if part is None else part.data_ptr() for part in layer.weights],
+            *(_NO_WEIGHTS if layer.directions == 1 else ()),
         )
-        saved = None
-        if save and output is not None and gates is not None and cells is not None:
-            saved = Saved(output, gates, cells, need_cells)
-        return Ran(output, final, saved, cells if need_cells else None)
 
     def saved_shapes(self, layer: Layer) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """See :class:`~raglane.kernels.cpu.gradients.Kind`."""
@@ -105,7 +81,7 @@ class ElementwiseLayers:
         call(
             "raglane_elementwise_backward",
             _pack(
-                *_head(layer),
+                *self.head(layer),
                 saved.output.data_ptr(),
                 0,
                 0,

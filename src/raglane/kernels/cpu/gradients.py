@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,12 +12,14 @@ from torch import Tensor
 from raglane.cells import CELLS
 from raglane.kernels import reference
 from raglane.kernels.contract import Request
-from raglane.kernels.cpu.library import Layer, Saved
+from raglane.kernels.cpu.library import Layer, Saved, address, call
 
 __all__ = ["Given", "Grads", "Kind", "Ran", "outer", "reference_gradients"]
 
 # How many times as high as wide a matrix must be for outer to begin with its transpose; measured.
 _TALL = 32
+# What a forward call says of the ten gradients.
+_NO_GRADIENTS = (0,) * 10
 
 Grads = tuple[Tensor | None, ...]
 """Gradients of ``Layer.tensors()``, in that order; None where there is none."""
@@ -52,12 +56,51 @@ class Given(NamedTuple):
         return Given(output, cells, tuple(final))
 
 
-class Kind(Protocol):
-    """One kind of layers: what differs between those with matrices on the state and the element-wise ones."""
+class Kind(ABC):
+    """One kind of layers: what differs between those with matrices on the state and the element-wise ones.
+
+    Attributes:
+        function: the name of the kernels' forward function.
+        pack: makes its argument of the numbers of its fields.
+    """
+
+    function: ClassVar[str]
+    pack: Callable[..., bytes]
+
+    @abstractmethod
+    def head(self, layer: Layer) -> tuple[int, ...]:
+        """The fields of the argument up to the results."""
 
     def forward(self, layer: Layer, *, need_output: bool, save: bool, need_cells: bool) -> Ran:
         """Run a layer whose tensors are contiguous."""
+        # First, for it says what is wrong with a layer.
+        fields = self.head(layer)
+        values, count = layer.values, layer.directions
+        output = None
+        if need_output or save:
+            output = values.new_empty(values.shape[0], count * layer.initial[0].shape[2])
+        final = tuple([torch.empty_like(part) for part in layer.initial])
+        gates_shape, cells_shape = self.saved_shapes(layer)
+        gates = values.new_empty(gates_shape) if save else None
+        cells = values.new_empty(cells_shape) if save or need_cells else None
+        call(
+            self.function,
+            self.pack(
+                *fields,
+                address(output),
+                final[0].data_ptr(),
+                final[1].data_ptr() if len(final) > 1 else 0,
+                address(gates),
+                address(cells),
+                *_NO_GRADIENTS,
+            ),
+        )
+        saved = None
+        if save and output is not None and gates is not None and cells is not None:
+            saved = Saved(output, gates, cells, need_cells)
+        return Ran(output, final, saved, cells if need_cells else None)
 
+    @abstractmethod
     def backward(self, layer: Layer, saved: Saved, given: Given, wanted: tuple[bool, ...], *, overwrite: bool) -> Grads:
         """All gradients that are wanted. All tensors are contiguous.
 
@@ -70,9 +113,11 @@ class Kind(Protocol):
                 shared, which are lost then.
         """
 
+    @abstractmethod
     def saved_shapes(self, layer: Layer) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The shapes of ``Saved.gates`` and ``Saved.cells``."""
 
+    @abstractmethod
     def states(self, layer: Layer, output: Tensor, cells: Tensor | None) -> tuple[Tensor, ...]:
         """Every state after each element, ``(N, K * size)`` a state."""
 

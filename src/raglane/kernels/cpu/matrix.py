@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from raglane.cells.spec import Weights
-from raglane.kernels.cpu.gradients import Given, Grads, Ran, outer
+from raglane.kernels.cpu.gradients import Given, Grads, Kind, outer
 from raglane.kernels.cpu.library import Layer, Saved, address, call, preamble
 
 __all__ = ["CELLS", "MatrixLayers", "head", "pack"]
@@ -27,7 +27,6 @@ _SLOTS = {"rnn_tanh": 1, "rnn_relu": 1, "lstm": 4, "gru": 4}
 
 # raglane_layer: thirteen numbers, then offsets, values, two states, ten weights, five results, ten gradients.
 pack = struct.Struct("=42q").pack
-_NO_GRADIENTS = (0,) * 10
 _NO_WEIGHTS = (0,) * 5
 
 
@@ -61,36 +60,15 @@ def _gate_stride(cell: str, hidden_size: int) -> int:
     return stride + 16 if stride % 256 == 0 else stride
 
 
-class MatrixLayers:
+class MatrixLayers(Kind):
     """See :class:`~raglane.kernels.cpu.gradients.Kind`."""
 
-    def forward(self, layer: Layer, *, need_output: bool, save: bool, need_cells: bool) -> Ran:
+    function = "raglane_forward"
+    pack = staticmethod(pack)
+
+    def head(self, layer: Layer) -> tuple[int, ...]:
         """See :class:`~raglane.kernels.cpu.gradients.Kind`."""
-        fields = head(layer)
-        values, count = layer.values, layer.directions
-        output = None
-        if need_output or save:
-            output = values.new_empty(values.shape[0], count * layer.initial[0].shape[2])
-        final = tuple([torch.empty_like(part) for part in layer.initial])
-        gates_shape, cells_shape = self.saved_shapes(layer)
-        gates = values.new_empty(gates_shape) if save else None
-        cells = values.new_empty(cells_shape) if save or need_cells else None
-        call(
-            "raglane_forward",
-            pack(
-                *fields,
-                address(output),
-                final[0].data_ptr(),
-                final[1].data_ptr() if len(final) > 1 else 0,
-                address(gates),
-                address(cells),
-                *_NO_GRADIENTS,
-            ),
-        )
-        saved = None
-        if save and output is not None and gates is not None and cells is not None:
-            saved = Saved(output, gates, cells, need_cells)
-        return Ran(output, final, saved, cells if need_cells else None)
+        return head(layer)
 
     def saved_shapes(self, layer: Layer) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """See :class:`~raglane.kernels.cpu.gradients.Kind`."""
