@@ -9,14 +9,16 @@ JOBS ?= 2
 # How many random calls make sanitize draws, and from which seed.
 ROUNDS ?= 300
 SEED ?= 1
+CMAKE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
 
-.PHONY: help setup demo test check sanitize format bench clean
+.PHONY: help setup demo test check sanitize emulate format bench clean
 
 help:
 	@echo "make demo    train on the bundled recordings, evaluate, predict"
 	@echo "make test    run the tests"
 	@echo "make check   format, lint, types, layers"
 	@echo "make sanitize  the CPU kernels under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer"
+	@echo "make emulate   the CPU kernels for AMX and AVX512-BF16, on any processor with AVX-512"
 	@echo "make format  rewrite the files as the formatter wants them"
 	@echo "make bench   time the layers against PyTorch's, and other engines' where they are installed"
 	@echo "make clean   remove what the targets above made"
@@ -48,15 +50,23 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# A driver draws random calls; each sanitizer watches the kernels of every instruction set here.
+# A driver draws random calls; each sanitizer watches the kernels of every instruction set here, and of those that are
+# emulated.
 sanitize: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt cmake ninja
 	for kind in address,undefined thread; do \
-		$(BIN)/cmake -S . -B build/sanitize-$$kind -G Ninja -DRAGLANE_SANITIZE=$$kind \
-			-DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja && \
+		$(CMAKE) -B build/sanitize-$$kind -DRAGLANE_EMULATE=ON -DRAGLANE_SANITIZE=$$kind && \
 		$(BIN)/cmake --build build/sanitize-$$kind --target drive && \
 		build/sanitize-$$kind/drive $(ROUNDS) $(SEED) || exit 1; \
 	done
+
+emulate: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt cmake ninja
+	$(CMAKE) -B build/emulate -DRAGLANE_EMULATE=ON
+	$(BIN)/cmake --build build/emulate
+	$(BIN)/cmake --install build/emulate --prefix build/emulate/installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --quiet \
+		--kernels build/emulate/installed/raglane/kernels/cpu tests/test_cpu_kernels.py tests/test_cpu_elementwise.py
 
 format: $(READY)
 	$(BIN)/ruff format .

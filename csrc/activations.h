@@ -70,7 +70,7 @@ template <class A> RAGLANE_INLINE Vec<A> power_of_two(typename Lanes<A>::integer
 
 // exp(x), down into the denormal numbers.
 template <class A, int N> RAGLANE_INLINE Vec<A> whole(const Split<A, N>& s, int i) {
-#if RAGLANE_LEVEL == 3
+#if RAGLANE_LEVEL >= 3
   if constexpr (sizeof(A) == 4) return (Vec<A>)_mm512_scalef_ps((__m512)(s.tail[i] + 1.0f), (__m512)s.n[i]);
 #endif
   auto n = s.integer(i), half = n >> 1;  // 2^n alone may be no normal number; the second product rounds

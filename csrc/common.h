@@ -44,5 +44,7 @@ struct Kernels {
 namespace portable { extern const Kernels kernels; }
 namespace avx2 { extern const Kernels kernels; }
 namespace avx512 { extern const Kernels kernels; }
+namespace avx512bf16 { extern const Kernels kernels; }
+namespace amx { extern const Kernels kernels; }
 
 }  // namespace raglane

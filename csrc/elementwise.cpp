@@ -26,8 +26,10 @@ template <template <class, class> class Loop, class S> int32_t run_cell(const El
 
 template <template <class, class> class Loop> int32_t run(const ElementwiseCall& call) {
   switch (call.layer->dtype) {
+#if RAGLANE_LEVEL <= 3  // as in kernels.h
     case RAGLANE_FLOAT32: return run_cell<Loop, float>(call);
     case RAGLANE_FLOAT64: return run_cell<Loop, double>(call);
+#endif
     case RAGLANE_BFLOAT16: return run_cell<Loop, bfloat16>(call);
   }
   return RAGLANE_BAD_ARGUMENT;

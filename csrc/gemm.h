@@ -6,18 +6,35 @@
 // NOTE (order of sums): a sum starts from its first value and takes k = 0, 1, 2 ... one fused multiply-add at a time,
 // whatever the number of rows beside it, and whether it stays in a register or rests in memory between two parts of
 // k. So the bits of a row depend on that row and the weights alone. All divisions of work rely on this.
+//
+// NOTE (words): some processors multiply pairs of bfloat16 and add both products to a float. Operands are therefore
+// made of words of the size of a sum, and a word holds one number, or two that follow each other in k. An operand of
+// pairs is filled up with zeros where its last word, or its last tile, is not whole.
 #pragma once
 
 #include "simd.h"
 
 namespace raglane::RAGLANE_TARGET {
 
-// Rows a tile holds at most: sums, weights and one broadcast value must fit the registers.
-inline constexpr int tile_rows = registers == 32 ? 6 : 3;
+// Rows a tile holds at most: sums, weights and one broadcast value must fit the registers, or the tile registers.
+inline constexpr int tile_rows = RAGLANE_LEVEL == 5 ? 16 : registers == 32 ? 6 : 3;
 inline constexpr int panel_vectors = 4;
 
+// Whether products of a storage type are made of pairs, and what their operands are stored as.
+template <class S> inline constexpr bool in_pairs = RAGLANE_LEVEL >= 4 && sizeof(S) == 2;
+template <class S, bool PAIRS = in_pairs<S>> struct Operand { using type = typename Arithmetic<S>::type; };
+template <class S> struct Operand<S, true> { using type = S; };
+
+// Words of an operand of so many numbers.
+template <class S> inline int64_t words(int64_t numbers) {
+  if (!in_pairs<S>) return numbers;
+  constexpr int64_t filled = RAGLANE_LEVEL == 5 ? 16 : 1;
+  return (numbers + 2 * filled - 1) / (2 * filled) * filled;
+}
+
 // A product of a few rows: to[r][to_at[v] ...] = start[r][start_at[v] ...] + the sum over k < depth of
-// rows[r][k] * panel[k][v]. `start` may be `to`; the sums are read before the first k and written after the last.
+// rows[r][k] * panel[k][v], all in words. `start` may be `to`; the sums are read before the first k and written after
+// the last. Rows that are multiplied lie evenly spaced in memory, and so do those of `to`.
 template <class A> struct Product {
   const A* const* rows;
   const A* panel;
@@ -28,7 +45,23 @@ template <class A> struct Product {
   const int64_t* to_at;
 };
 
-template <int ROWS, int VECTORS, class A> void multiply_tile(const Product<A>& product) {
+}  // namespace raglane::RAGLANE_TARGET
+
+#if RAGLANE_LEVEL == 5
+#include "tiles.h"
+#endif
+
+namespace raglane::RAGLANE_TARGET {
+
+template <class S, class V> RAGLANE_INLINE V multiply_add(V a, V b, V c) {
+#if RAGLANE_LEVEL >= 4
+  if constexpr (in_pairs<S>) return dot(a, b, c);
+#endif
+  return fma(a, b, c);
+}
+
+template <int ROWS, int VECTORS, class S> void multiply_tile(const Product<typename Arithmetic<S>::type>& product) {
+  using A = typename Arithmetic<S>::type;
   using V = Vec<A>;
   constexpr int width = Lanes<A>::width;
   constexpr int ahead = 8;  // k's: what a core's second cache needs to deliver
@@ -54,7 +87,7 @@ template <int ROWS, int VECTORS, class A> void multiply_tile(const Product<A>& p
       for (int r = 0; r < ROWS; r++) {
         V x = splat_at(row[r] + k);
 #pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; v++) sums[r][v] = fma(x, weight[v], sums[r][v]);
+        for (int v = 0; v < VECTORS; v++) sums[r][v] = multiply_add<S>(x, weight[v], sums[r][v]);
       }
     } else {  // fewer registers: hold the rows' values, and one weight at a time
       V x[ROWS];
@@ -74,12 +107,15 @@ template <int ROWS, int VECTORS, class A> void multiply_tile(const Product<A>& p
     for (int v = 0; v < VECTORS; v++) store(product.to[r] + product.to_at[v], sums[r][v]);
 }
 
-// The same for 1 to tile_rows rows and 1 to panel_vectors vectors, known at run time.
-template <class A> inline void multiply(int rows, int vectors, const Product<A>& product) {
-  using Kernel = void (*)(const Product<A>&);
+// The same for 1 to tile_rows rows and 1 to panel_vectors vectors, known at run time; S is what the operands hold.
+template <class S> inline void multiply(int rows, int vectors, const Product<typename Arithmetic<S>::type>& product) {
+#if RAGLANE_LEVEL == 5
+  return multiply_in_tiles(rows, vectors, product);
+#else
+  using Kernel = void (*)(const Product<typename Arithmetic<S>::type>&);
   static constexpr Kernel kernels[6][panel_vectors] = {
 #define RAGLANE_ROW(n) \
-  { multiply_tile<n, 1, A>, multiply_tile<n, 2, A>, multiply_tile<n, 3, A>, multiply_tile<n, 4, A> }
+  { multiply_tile<n, 1, S>, multiply_tile<n, 2, S>, multiply_tile<n, 3, S>, multiply_tile<n, 4, S> }
       RAGLANE_ROW(1), RAGLANE_ROW(2), RAGLANE_ROW(3),
 #if RAGLANE_REGISTERS == 32
       RAGLANE_ROW(4), RAGLANE_ROW(5), RAGLANE_ROW(6),
@@ -87,6 +123,7 @@ template <class A> inline void multiply(int rows, int vectors, const Product<A>&
 #undef RAGLANE_ROW
   };
   kernels[rows - 1][vectors - 1](product);
+#endif
 }
 
 // 0, 1, ... N - 1 as a type.
@@ -123,18 +160,33 @@ template <class A> RAGLANE_INLINE void transpose(Vec<A>* rows) {
   if constexpr (Lanes<A>::width > 8) exchange<8, A>(rows, All{});
 }
 
-// A matrix cut into panels of up to `units` vectors of columns, each with all gates of those columns.
-template <class A> struct Panels {
+// Words from memory of so many numbers, with zeros after them.
+template <class S> RAGLANE_INLINE Vec<typename Arithmetic<S>::type> load_words(const S* from, int64_t numbers) {
+  constexpr int width = Lanes<typename Arithmetic<S>::type>::width;
+  if constexpr (!in_pairs<S>) return load(from, (int)(numbers < width ? numbers : width));
+  else {
+    F v = {};
+    memcpy(&v, from, numbers < 2 * width ? numbers * sizeof(S) : sizeof v);
+    return v;
+  }
+}
+
+// A matrix cut into panels of up to `units` vectors of columns, each with all gates of those columns; S is what the
+// matrix is stored as, and a panel is made of words.
+template <class S> struct Panels {
+  using A = typename Arithmetic<S>::type;
   A* data = nullptr;
   int64_t columns = 0, depth = 0;
   int gates = 1, units = panel_vectors;
 
   static constexpr int width = Lanes<A>::width;
+  static constexpr int in_word = in_pairs<S> ? 2 : 1;
   int64_t panel_columns() const { return (int64_t)units * width; }
   int64_t count() const { return (columns + panel_columns() - 1) / panel_columns(); }
   int64_t padded_columns() const { return (columns + width - 1) / width * width; }
-  int64_t size() const { return padded_columns() * gates * depth; }
-  const A* at(int64_t panel) const { return data + panel * panel_columns() * gates * depth; }
+  int64_t steps() const { return words<S>(depth); }
+  int64_t size() const { return padded_columns() * gates * steps(); }
+  const A* at(int64_t panel) const { return data + panel * panel_columns() * gates * steps(); }
   // Vectors of columns in a panel: fewer in the last.
   int units_in(int64_t panel) const {
     int64_t rest = padded_columns() - panel * panel_columns();
@@ -142,20 +194,21 @@ template <class A> struct Panels {
   }
 
   // Pack one panel from weights (columns, depth), one matrix a gate: columns of the product are their rows.
-  template <class S> [[gnu::noinline]] void pack_transposed(const S* const* matrices, int64_t panel) {
+  [[gnu::noinline]] void pack_transposed(const S* const* matrices, int64_t panel) {
     int in_panel = units_in(panel);
     int64_t stride = (int64_t)gates * in_panel * width;
-    A* to = data + panel * panel_columns() * gates * depth;
+    A* to = data + panel * panel_columns() * gates * steps();
     for (int gate = 0; gate < gates; gate++)
       for (int unit = 0; unit < in_panel; unit++) {
         int64_t first = panel * panel_columns() + unit * width;
         int real = (int)(columns - first < width ? columns - first : width);
         const S* from = matrices[gate] + first * depth;
         A* column = to + (gate * in_panel + unit) * width;
-        for (int64_t k = 0; k < depth; k += width) {
-          int count = (int)(depth - k < width ? depth - k : width);
+        for (int64_t k = 0; k < steps(); k += width) {
+          int count = (int)(steps() - k < width ? steps() - k : width);
+          int64_t begin = k * in_word, numbers = depth > begin ? depth - begin : 0;
           Vec<A> square[width] = {};
-          for (int lane = 0; lane < real; lane++) square[lane] = load(from + lane * depth + k, count);
+          for (int lane = 0; lane < real; lane++) square[lane] = load_words(from + lane * depth + begin, numbers);
           transpose<A>(square);
           for (int i = 0; i < count; i++, column += stride) store(column, square[i]);
         }
@@ -163,28 +216,40 @@ template <class A> struct Panels {
   }
 
   // Pack one panel from a matrix (depth, columns), for one gate.
-  template <class S> void pack_straight(const S* matrix, int64_t panel) {
+  void pack_straight(const S* matrix, int64_t panel) {
     int in_panel = units_in(panel);
-    A* to = data + panel * panel_columns() * depth;
+    A* to = data + panel * panel_columns() * steps();
     int64_t first = panel * panel_columns();
-    for (int64_t k = 0; k < depth; k++)
+    for (int64_t k = 0; k < steps(); k++)
       for (int unit = 0; unit < in_panel; unit++, to += width) {
         int64_t column = first + unit * width;
-        store(to, load(matrix + k * columns + column, (int)(columns - column < width ? columns - column : width)));
+        int count = (int)(columns - column < width ? columns - column : width);
+        Vec<A> row[in_word];
+#pragma GCC unroll 2
+        for (int i = 0; i < in_word; i++) {
+          int64_t number = k * in_word + i;
+          row[i] = number < depth ? load(matrix + number * columns + column, count) : Vec<A>{};
+        }
+        if constexpr (in_word == 2) {  // the wider number has the narrow one's bits in its upper half
+          using Word = Lanes<float>::word;
+          row[0] = (F)((Word)row[1] | (Word)row[0] >> 16);
+        }
+        store(to, row[0]);
       }
   }
 };
 
 // to[row] += rows[row] x one panel of a plain product. Rows of `to` have room for whole vectors.
-template <class A>
-void multiply_panel(const Panels<A>& panels, int64_t panel, int rows, A* const* from, A* const* to) {
+template <class S, class A>
+void multiply_panel(const Panels<S>& panels, int64_t panel, int rows, A* const* from, A* const* to) {
   int64_t offsets[panel_vectors];
   for (int v = 0; v < panel_vectors; v++) offsets[v] = panel * panels.panel_columns() + v * Lanes<A>::width;
   for (int first = 0, size; first < rows; first += size) {
     size = next_tile(rows - first);
-    multiply<A>(size, panels.units_in(panel),
-                {(const A* const*)from + first, panels.at(panel), panels.depth, (const A* const*)to + first, offsets,
-                 to + first, offsets});
+    multiply<typename Operand<S>::type>(
+        size, panels.units_in(panel),
+        {(const A* const*)from + first, panels.at(panel), panels.steps(), (const A* const*)to + first, offsets,
+         to + first, offsets});
   }
 }
 

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 
 #include "common.h"
-#include "simd.h"
+#include "gemm.h"
 
 namespace raglane::RAGLANE_TARGET {
 
@@ -72,6 +72,7 @@ struct Team {
 };
 
 inline constexpr int most_lanes = 48;
+inline constexpr int even_lanes = tile_rows == 3 ? 6 : tile_rows;  // so many lanes, or a multiple, leave no tile half empty
 
 // How many lanes a team should hold: so many that the work is done when the longest sequence is, with some to spare,
 // and no more, so that the rows are used evenly.
@@ -79,9 +80,9 @@ inline int lane_capacity(const Call& call, int64_t teams, int64_t row_bytes) {
   if (call.ordered == 0) return 1;
   int64_t needed = (int64_t)(1.15 * (double)call.layer->elements / (double)(teams * call.longest)) + 1;
   int64_t share = (call.ordered + teams - 1) / teams;
-  int64_t most = call.cache / 2 / row_bytes / 6 * 6;
+  int64_t most = call.cache / 2 / row_bytes / even_lanes * even_lanes;
   most = most < 12 ? 12 : most > most_lanes ? most_lanes : most;
-  int64_t lanes = (needed + 5) / 6 * 6;
+  int64_t lanes = (needed + even_lanes - 1) / even_lanes * even_lanes;
   lanes = lanes < most ? lanes : most;
   return (int)(lanes < share ? lanes : share);
 }

@@ -19,6 +19,11 @@ template <class To, class From> RAGLANE_INLINE void copy_columns(To* to, const F
   }
 }
 
+// Zeros in the words of an operand that its numbers do not fill.
+template <class S> RAGLANE_INLINE void clear_rest(void* row, int64_t numbers) {
+  if constexpr (in_pairs<S>) memset((S*)row + numbers, 0, (2 * words<S>(numbers) - numbers) * sizeof(S));
+}
+
 // A row length that keeps rows aligned, and rows of a power of two out of each other's cache sets.
 template <class A> int64_t row_stride(int64_t columns) {
   constexpr int width = Lanes<A>::width;
@@ -36,7 +41,7 @@ template <class Cell, class A> struct PanelPlace {
   int64_t bias_stride;
   int64_t of_input[panel_vectors], of_bias[panel_vectors];  // where each vector of the panel is added; its bias
 
-  PanelPlace(const Panels<A>& panels, const A* biases, int64_t panel)
+  template <class S> PanelPlace(const Panels<S>& panels, const A* biases, int64_t panel)
       : unit(panel * panels.panel_columns()), chunk(unit * Cell::slots), units(panels.units_in(panel)),
         bias(biases + unit), bias_stride(panels.padded_columns()) {
     for (int v = 0; v < Cell::gates * units; v++) {
@@ -63,8 +68,8 @@ template <class Cell, class S> class InputProducts {
 
   InputProducts(const void* values, int64_t hidden_size, int64_t input_size)
       : values_((const S*)values), hidden_size_(hidden_size), input_size_(input_size),
-        x_stride_(row_stride<A>(input_size)) {
-    for (Panels<A>& panels : panels_) panels = {nullptr, hidden_size, input_size, Cell::gates, Cell::unit_vectors};
+        x_stride_(row_stride<A>(words<S>(input_size))) {
+    for (Panels<S>& panels : panels_) panels = {nullptr, hidden_size, input_size, Cell::gates, Cell::unit_vectors};
   }
 
   // Reals that a direction's weights and biases take, and where they are to be.
@@ -73,12 +78,12 @@ template <class Cell, class S> class InputProducts {
     panels_[d].data = memory;
     bias_[d] = memory + panels_[d].size();
   }
-  // Room for rows in a wider type, where the values cannot be read as they are.
+  // Room for rows in words, where the values cannot be read as they are.
   bool reserve(int64_t threads, bool poison) {
-    return sizeof(S) == sizeof(A) || widened_.reserve(threads * block_rows * x_stride_, poison);
+    return sizeof(S) == sizeof(A) || copies_.reserve(threads * block_rows * x_stride_, poison);
   }
 
-  const Panels<A>& panels(int d) const { return panels_[d]; }
+  const Panels<S>& panels(int d) const { return panels_[d]; }
   const A* bias(int d) const { return bias_[d]; }
   Place at(int d, int64_t panel) const { return Place(panels_[d], bias_[d], panel); }
   // Reals of a prepared row.
@@ -102,14 +107,15 @@ template <class Cell, class S> class InputProducts {
     }
   }
 
-  // An element's input in the type that is computed with: the values themselves, or a wider copy in the `place`-th
-  // row of the thread's room.
+  // An element's input in words: the values themselves, or a copy in the `place`-th row of the thread's room.
   const A* row(int64_t element, int thread, int place) const {
     const S* row = values_ + element * input_size_;
     if constexpr (sizeof(S) == sizeof(A)) return row;
     else {
-      A* room = widened_.get() + (thread * block_rows + place) * x_stride_;
-      return copy_columns(room, row, 0, input_size_), room;
+      A* room = copies_.get() + (thread * block_rows + place) * x_stride_;
+      copy_columns((typename Operand<S>::type*)room, row, 0, input_size_);
+      clear_rest<S>(room, input_size_);
+      return room;
     }
   }
 
@@ -127,9 +133,9 @@ template <class Cell, class S> class InputProducts {
  private:
   const S* values_;
   const int64_t hidden_size_, input_size_, x_stride_;
-  Panels<A> panels_[2];
+  Panels<S> panels_[2];
   A* bias_[2] = {};
-  Scratch<A> widened_;
+  Scratch<A> copies_;
 
   int count_at(int64_t unit) const { return (int)(hidden_size_ - unit < width ? hidden_size_ - unit : width); }
 
@@ -145,9 +151,9 @@ template <class Cell, class S> class InputProducts {
         place.start(row[r], Cell::gates);
       }
     }
-    raglane::RAGLANE_TARGET::multiply<A>(size, Cell::gates * place.units,
-                                         {from, panels_[d].at(panel), panels_[d].depth, biases, place.of_bias, row,
-                                          place.of_input});
+    raglane::RAGLANE_TARGET::multiply<typename Operand<S>::type>(
+        size, Cell::gates * place.units,
+        {from, panels_[d].at(panel), panels_[d].steps(), biases, place.of_bias, row, place.of_input});
     if constexpr (!Cell::whole_rows)  // the caller's rows have no room for whole vectors
       for (int r = 0; r < size; r++)
         for (int u = 0; u < place.units; u++) {

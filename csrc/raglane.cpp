@@ -8,7 +8,11 @@
 #include <vector>
 
 #if defined(__linux__)
+#include <sys/syscall.h>
 #include <unistd.h>
+#endif
+#if defined(RAGLANE_X86)
+#include <cpuid.h>
 #endif
 
 #include "common.h"
@@ -35,24 +39,66 @@ struct Failure {
   throw failure;
 }
 
+#if defined(RAGLANE_X86)
+bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma");
+}
+#endif
+
+#if defined(RAGLANE_PAIRS)
+bool has_avx512_bfloat16() {
+#if defined(RAGLANE_EMULATE)
+  return has_avx512();
+#else
+  unsigned a, b, c, d;
+  return has_avx512() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
+#endif
+}
+
+// Tile registers are 8 KB a thread, so a process has to ask Linux for them, once.
+bool has_tiles() {
+#if defined(RAGLANE_EMULATE)
+  return has_avx512();
+#elif defined(__linux__)
+  unsigned a, b, c, d;
+  if (!has_avx512_bfloat16() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+  if (!(d >> 22 & 1) || !(d >> 24 & 1)) return false;  // AMX-BF16, AMX-TILE
+  const long request_permission = 0x1023, tile_data = 18;
+  static const bool granted = syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+  return granted;
+#else
+  return false;
+#endif
+}
+#endif
+
 bool processor_has(int64_t isa) {
   switch (isa) {
     case RAGLANE_PORTABLE: return true;
 #if defined(RAGLANE_X86)
     case RAGLANE_AVX2: return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    case RAGLANE_AVX512:
-      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma");
+    case RAGLANE_AVX512: return has_avx512();
+#endif
+#if defined(RAGLANE_PAIRS)
+    case RAGLANE_AVX512_BF16: return has_avx512_bfloat16();
+    case RAGLANE_AMX: return has_tiles();
 #endif
   }
   return false;
 }
 
-const Kernels& kernels_of(int64_t isa) {
+const Kernels& kernels_of(int64_t isa, int64_t dtype) {
   if (!processor_has(isa)) fail("isa: got %lld; this processor or this build does not have it", (long long)isa);
+#if defined(RAGLANE_PAIRS)
+  if (dtype == RAGLANE_BFLOAT16 && isa == RAGLANE_AVX512_BF16) return raglane::avx512bf16::kernels;
+  if (dtype == RAGLANE_BFLOAT16 && isa == RAGLANE_AMX) return raglane::amx::kernels;
+#else
+  (void)dtype;
+#endif
 #if defined(RAGLANE_X86)
   if (isa == RAGLANE_AVX2) return raglane::avx2::kernels;
-  if (isa == RAGLANE_AVX512) return raglane::avx512::kernels;
+  if (isa >= RAGLANE_AVX512) return raglane::avx512::kernels;
 #endif
   return raglane::portable::kernels;
 }
@@ -232,7 +278,7 @@ int32_t run(const L* layer, bool backward, char* message, int64_t size, Body&& b
     check_offsets(*layer);
     check_pointers(*layer, backward);
     L mine = *layer;
-    return body(mine, kernels_of(layer->isa));
+    return body(mine, kernels_of(layer->isa, layer->dtype));
   });
 }
 
@@ -296,7 +342,7 @@ int32_t raglane_apply(int64_t isa, int64_t dtype, int64_t function, const void* 
   return guarded(message, size, [&] {
     at_least("count", count, 0);
     if (count > 0) present("in", in), present("out", out);
-    int32_t status = kernels_of(isa).apply(dtype, function, in, out, count);
+    int32_t status = kernels_of(isa, dtype).apply(dtype, function, in, out, count);
     if (status != RAGLANE_OK) fail("dtype, function: got %lld, %lld; no such pair", (long long)dtype, (long long)function);
     return status;
   });

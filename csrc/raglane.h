@@ -44,7 +44,14 @@ enum raglane_elementwise_cell {
   RAGLANE_QRNN = 4,
   RAGLANE_SRU = 5
 };
-enum raglane_isa { RAGLANE_PORTABLE = 0, RAGLANE_AVX2 = 1, RAGLANE_AVX512 = 2 };
+/* The last two add to AVX-512 what multiplies bfloat16; other dtypes run on AVX-512 under their name. */
+enum raglane_isa {
+  RAGLANE_PORTABLE = 0,
+  RAGLANE_AVX2 = 1,
+  RAGLANE_AVX512 = 2,
+  RAGLANE_AVX512_BF16 = 3,
+  RAGLANE_AMX = 4
+};
 enum raglane_function { RAGLANE_EXP = 0, RAGLANE_TANH = 1, RAGLANE_SIGMOID = 2 };
 
 /* How the work is divided. The results are the same bits either way; 0 lets the kernel choose. For tests. */

@@ -56,22 +56,30 @@ inline int wanted_members(const Call& call, int64_t bytes, int64_t panels) {
   return (int)(wanted < 1 ? 1 : wanted < most ? wanted : most);
 }
 
+// One thread's part of a call.
+template <class Scan> void work(Scan& scan, int thread, int threads) {
+#if RAGLANE_LEVEL == 5
+  TileRegisters registers;
+#endif
+  scan.work(thread, threads);
+}
+
 // Run scan.work(thread, threads) on all threads.
 template <class Scan, class C> int32_t launch(const C& call) {
   Scan scan(call);
   if (!scan.reserve()) return RAGLANE_OUT_OF_MEMORY;
   if (call.layer->threads == 1) {
-    scan.work(0, 1);
+    work(scan, 0, 1);
   } else {
 #if defined(RAGLANE_PLAIN_THREADS)  // for ThreadSanitizer, which does not know OpenMP's barriers
     std::vector<std::thread> threads;
     int count = (int)call.layer->threads;
-    for (int i = 0; i < count; i++) threads.emplace_back([&, i] { scan.work(i, count); });
+    for (int i = 0; i < count; i++) threads.emplace_back([&, i] { work(scan, i, count); });
     for (std::thread& thread : threads) thread.join();
     return RAGLANE_OK;
 #endif
 #pragma omp parallel num_threads((int)call.layer->threads)
-    scan.work(omp_get_thread_num(), omp_get_num_threads());
+    work(scan, omp_get_thread_num(), omp_get_num_threads());
   }
   return RAGLANE_OK;
 }

@@ -11,12 +11,14 @@ namespace raglane::RAGLANE_TARGET {
 template <class Cell, class S> class BackwardScan {
   using A = typename Arithmetic<S>::type;
   using V = Vec<A>;
+  using X = typename Operand<S>::type;  // what products read
   static constexpr int width = Lanes<A>::width;
 
  public:
   explicit BackwardScan(const Call& call)
       : call_(call), l_(*call.layer), H_(l_.hidden_size), P_(l_.projection_size ? l_.projection_size : H_),
-        h_stride_(row_stride<A>(P_)), c_stride_(row_stride<A>(H_)), gate_stride_(row_stride<A>(Cell::slots * H_)) {}
+        h_stride_(row_stride<A>(P_)), c_stride_(row_stride<A>(H_)),
+        gate_stride_(row_stride<A>(words<S>(Cell::gates * H_) + (Cell::slots > Cell::gates ? words<S>(H_) : 0))) {}
 
   bool reserve() {
     bool poison = l_.flags & RAGLANE_POISON;
@@ -35,6 +37,8 @@ template <class Cell, class S> class BackwardScan {
       projection_[d].data = hidden_[d].data + hidden_[0].size();
     }
     if (!rows_.reserve(l_.threads * capacity_ * row_size(), poison)) return false;
+    // What numbers do not fill stays zero.
+    if (in_pairs<S>) memset((void*)rows_.get(), 0, l_.threads * capacity_ * row_size() * sizeof(A));
     if (!barriers_.reserve(l_.threads + 1, false)) return false;
     for (int64_t i = 0; i <= l_.threads; i++) barriers_.get()[i] = Barrier{};
     return true;
@@ -62,23 +66,25 @@ template <class Cell, class S> class BackwardScan {
   const Call& call_;
   const raglane_layer& l_;
   const int64_t H_, P_, h_stride_, c_stride_, gate_stride_;
-  Panels<A> hidden_[2], projection_[2];
+  Panels<S> hidden_[2], projection_[2];
   int members_ = 1, capacity_ = 1;
   Scratch<A> weights_, rows_;
   Scratch<Barrier> barriers_;
   Queue queues_[2];
 
   // A lane's scratch: dh, dc, the gates' gradients of this step and of the last (first those that depend on h), and
-  // what comes out of a projection.
+  // what comes out of a projection and what goes into it.
   int64_t row_size() const {
-    return h_stride_ + (Cell::has_c ? c_stride_ : 0) + 2 * gate_stride_ + (l_.projection_size ? c_stride_ : 0);
+    int64_t projected = c_stride_ + (in_pairs<S> ? h_stride_ : 0);
+    return h_stride_ + (Cell::has_c ? c_stride_ : 0) + 2 * gate_stride_ + (l_.projection_size ? projected : 0);
   }
 
   struct Step {
     A* dh[most_lanes];           // gradient of h, P wide
     A* dm[most_lanes];           // gradient of what the cell gives out, H wide: dh where there is no projection
     A* dc[most_lanes];
-    A* da[most_lanes];           // gradients of the arguments that depend on h
+    A* da[most_lanes];           // gradients of the arguments that depend on h, as products read them
+    A* projected[most_lanes];    // dh as products read it, where there is a projection
     const S* grad_output[most_lanes];
     const S* grad_cells[most_lanes];
     const S* output[most_lanes];
@@ -141,7 +147,7 @@ template <class Cell, class S> class BackwardScan {
     lanes.fill(start);
     Step step;
     for (bool backwards = false; lanes.active > 0; backwards = !backwards) {
-      point(step, lanes, d, dh, dc, da, l_.projection_size ? dm : dh);
+      point(step, lanes, d, {dh, l_.projection_size ? dm : dh, dc, da, in_pairs<S> ? dm + capacity_ * c_stride_ : dh});
       if (l_.projection_size) unproject(step, lanes.active, d);
       for (int lane = 0; lane < lanes.active; lane++) gates(step, lane, begin, end);
       // All of a row's gate gradients are needed now: dh of the step before is what passed the products by, plus the
@@ -162,17 +168,23 @@ template <class Cell, class S> class BackwardScan {
     else if (end > begin) memset((void*)(to + begin), 0, (end - begin) * sizeof(A));
   }
 
-  void point(Step& step, const LaneSet& lanes, int d, A* dh, A* dc, A* da, A* dm) {
+  // Where the first lane's rows begin.
+  struct Rows {
+    A *dh, *dm, *dc, *da, *projected;
+  };
+
+  void point(Step& step, const LaneSet& lanes, int d, const Rows& rows) {
     int64_t K = l_.directions, back = d == 0 ? -1 : 1;
     for (int lane = 0; lane < lanes.active; lane++) {
       int64_t element = lanes.element[lane], row = d * l_.elements + element;
       int64_t sequence = d * l_.sequences + lanes.sequence[lane];
       bool is_first = lanes.left[lane] == 1;
       const S* output = (const S*)l_.output + element * K * P_ + d * P_;
-      step.dh[lane] = dh + lane * h_stride_;
-      step.dm[lane] = dm + lane * (l_.projection_size ? c_stride_ : h_stride_);
-      step.dc[lane] = dc + lane * c_stride_;
-      step.da[lane] = da + lane * gate_stride_;
+      step.dh[lane] = rows.dh + lane * h_stride_;
+      step.dm[lane] = rows.dm + lane * (l_.projection_size ? c_stride_ : h_stride_);
+      step.dc[lane] = rows.dc + lane * c_stride_;
+      step.da[lane] = rows.da + lane * gate_stride_;
+      step.projected[lane] = rows.projected + lane * h_stride_;
       step.grad_output[lane] = l_.grad_output ? (const S*)l_.grad_output + element * K * P_ + d * P_ : nullptr;
       step.output[lane] = output;
       step.h_before[lane] = is_first ? (const S*)l_.initial_h + sequence * P_ : output + back * K * P_;
@@ -201,7 +213,8 @@ template <class Cell, class S> class BackwardScan {
     const S* c_before = step.c_before[lane];
     const S* grad_cells = step.grad_cells[lane];
     const S* grad_output = l_.projection_size ? nullptr : step.grad_output[lane];
-    A *dm = step.dm[lane], *dc = step.dc[lane], *da = step.da[lane];
+    A *dm = step.dm[lane], *dc = step.dc[lane];
+    X* da = (X*)step.da[lane];
     S* previous_h = step.previous_h[lane];
     bool projects = l_.projection_size > 0;
     for (int64_t unit = begin; unit < end; unit += width) {
@@ -220,7 +233,7 @@ template <class Cell, class S> class BackwardScan {
       if (!projects) h = load(h_before + unit, count);
       V direct = Cell::backward(save, y, h, c_last, c, d_h, d_c, argument);
 #pragma GCC unroll 8
-      for (int s = 0; s < Cell::slots; s++) store(da + block(s) * H_ + unit, argument[s], count);
+      for (int s = 0; s < Cell::slots; s++) store(da + at_slot(s) + unit, argument[s], count);
       if constexpr (Cell::has_c) store(dc + unit, d_c, count);
       if (!projects) {
         store(dm + unit, direct, count);
@@ -238,10 +251,13 @@ template <class Cell, class S> class BackwardScan {
     return Cell::gates;
   }
   static_assert(Cell::slots <= Cell::gates + 1, "one slot at most that no hidden product reaches");
+  int64_t at_slot(int slot) const {
+    return block(slot) < Cell::gates ? block(slot) * H_ : words<S>(Cell::gates * H_) * (int64_t)(sizeof(A) / sizeof(X));
+  }
 
   void give_gates(const Step& step, int lane, int64_t begin, int64_t end) {
     for (int slot = 0; slot < Cell::slots; slot++)
-      copy_columns(step.grad_gates[lane] + slot * H_, step.da[lane] + block(slot) * H_, begin, end);
+      copy_columns(step.grad_gates[lane] + slot * H_, (const X*)step.da[lane] + at_slot(slot), begin, end);
   }
 
   // What comes before the cell's own gradients where h is a projection: h = W_hr m, so dm = dh W_hr.
@@ -251,14 +267,14 @@ template <class Cell, class S> class BackwardScan {
         int count = (int)(P_ - column < width ? P_ - column : width);
         V sum = load(step.dh[lane] + column, count);
         if (step.grad_output[lane]) sum += load(step.grad_output[lane] + column, count);
-        store(step.dh[lane] + column, sum, count);
+        store((X*)step.projected[lane] + column, sum, count);
         store(step.grad_h[lane] + column, sum, count);
       }
       copy_columns(step.previous_h[lane], step.h_before[lane], 0, P_);
     }
     for (int lane = 0; lane < active; lane++) memset((void*)step.dm[lane], 0, c_stride_ * sizeof(A));
     for (int64_t panel = 0; panel < projection_[d].count(); panel++)
-      multiply_panel(projection_[d], panel, active, step.dh, step.dm);
+      multiply_panel(projection_[d], panel, active, step.projected, step.dm);
     // The product through W_hh starts from zero.
     for (int lane = 0; lane < active; lane++) memset((void*)step.dh[lane], 0, P_ * sizeof(A));
   }

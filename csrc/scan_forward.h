@@ -8,13 +8,19 @@ namespace raglane::RAGLANE_TARGET {
 template <class Cell, class S> class ForwardScan {
   using A = typename Arithmetic<S>::type;
   using V = Vec<A>;
+  using X = typename Operand<S>::type;  // what products read
   static constexpr int width = Lanes<A>::width;
+  static constexpr int finished_rows = tile_rows < 6 ? tile_rows : 6;  // whose arithmetic is done together
   static constexpr int64_t most_products = int64_t(256) << 20;  // bytes of input products in scratch
 
  public:
   explicit ForwardScan(const Call& call)
       : call_(call), l_(*call.layer), H_(l_.hidden_size), P_(l_.projection_size ? l_.projection_size : H_),
-        h_stride_(row_stride<A>(P_)), c_stride_(row_stride<A>(H_)), input_(l_.values, H_, l_.input_size) {}
+        h_stride_(row_stride<A>(P_)), c_stride_(row_stride<A>(H_)),
+        operand_stride_(in_pairs<S> ? row_stride<A>(words<S>(P_)) : h_stride_),
+        state_size_(2 * h_stride_ + (Cell::has_c ? c_stride_ : 0) + (l_.projection_size ? c_stride_ : 0)),
+        operand_size_(in_pairs<S> ? 2 * operand_stride_ + (l_.projection_size ? c_stride_ : 0) : 0),
+        input_(l_.values, H_, l_.input_size) {}
 
   bool reserve() {
     bool poison = l_.flags & RAGLANE_POISON;
@@ -34,8 +40,8 @@ template <class Cell, class S> class ForwardScan {
       input_.place(d, projection_[d].data + projected);
     }
     int64_t rows = l_.threads * capacity_;
-    int64_t states = 2 * h_stride_ + (Cell::has_c ? c_stride_ : 0) + (l_.projection_size ? c_stride_ : 0);
-    if (!states_.reserve(rows * states, poison)) return false;
+    if (!states_.reserve(rows * state_size_, poison) || !operands_.reserve(rows * operand_size_, false)) return false;
+    memset((void*)operands_.get(), 0, rows * operand_size_ * sizeof(A));  // what numbers do not fill stays zero
     if (!barriers_.reserve(l_.threads + 1, false)) return false;
     for (int64_t i = 0; i <= l_.threads; i++) barriers_.get()[i] = Barrier{};
     return input_.reserve(l_.threads, poison) && place_prepared(poison);
@@ -60,15 +66,16 @@ template <class Cell, class S> class ForwardScan {
  private:
   const Call& call_;
   const raglane_layer& l_;
-  const int64_t H_, P_, h_stride_, c_stride_;
+  const int64_t H_, P_, h_stride_, c_stride_, operand_stride_;
+  const int64_t state_size_, operand_size_;  // a lane's scratch
   InputProducts<Cell, S> input_;
-  Panels<A> hidden_[2], projection_[2];
+  Panels<S> hidden_[2], projection_[2];
   A* prepared_[2] = {};
   int64_t prepared_stride_ = 0;
   bool prepare_first_ = false;
   bool streams_ = false;  // whether saved gates go past the caches, which would not hold them until they are read
   int members_ = 1, capacity_ = 1;
-  Scratch<A> weights_, states_, products_;
+  Scratch<A> weights_, states_, operands_, products_;
   Scratch<Barrier> barriers_;
   Queue queues_[2];
 
@@ -79,6 +86,8 @@ template <class Cell, class S> class ForwardScan {
     const A* next_prepared[most_lanes];  // of the element that the lane will probably compute next
     const A* before[most_lanes];
     A* after[most_lanes];
+    const A* operand[most_lanes];  // h before, as products read it
+    A* next_operand[most_lanes];   // what is `after`, as products will read it
     A* c[most_lanes];
     S* output[most_lanes];
     S* gates[most_lanes];
@@ -199,13 +208,14 @@ template <class Cell, class S> class ForwardScan {
   void scan(int d, int thread, const Division& division) {
     Team team = division.team(thread, d, barriers_.get());
     bool ascending = d == 0;
-    // A team's scratch: h twice, c, and what a projection reads.
-    int64_t states = 2 * h_stride_ + (Cell::has_c ? c_stride_ : 0) + (l_.projection_size ? c_stride_ : 0);
-    A* room = states_.get() + division.slot(thread) * capacity_ * states;
-    A* before = room;
+    // A team's scratch: h twice, c, and what a projection reads; in pairs, h twice and what a projection reads again.
+    A* before = states_.get() + division.slot(thread) * capacity_ * state_size_;
     A* after = before + capacity_ * h_stride_;
     A* c = after + capacity_ * h_stride_;
     A* unprojected = c + (Cell::has_c ? capacity_ * c_stride_ : 0);
+    A* operand = in_pairs<S> ? operands_.get() + division.slot(thread) * capacity_ * operand_size_ : before;
+    A* next_operand = in_pairs<S> ? operand + capacity_ * operand_stride_ : after;
+    A* projected = in_pairs<S> ? next_operand + capacity_ * operand_stride_ : unprojected;
     // This member's share of the panels, and their columns.
     int64_t first_panel = hidden_[d].count() * team.member / team.members;
     int64_t end_panel = hidden_[d].count() * (team.member + 1) / team.members;
@@ -217,6 +227,7 @@ template <class Cell, class S> class ForwardScan {
     auto start = [&](int lane) {
       int64_t row = d * l_.sequences + lanes.sequence[lane];
       copy_columns(before + lane * h_stride_, (const S*)l_.initial_h + row * P_, h_begin, h_end);
+      if (in_pairs<S>) copy_columns(in_row(operand, lane), (const S*)l_.initial_h + row * P_, h_begin, h_end);
       if (Cell::has_c) copy_columns(c + lane * c_stride_, (const S*)l_.initial_c + row * H_, begin, end);
     };
     auto finish = [&](int lane) {
@@ -226,6 +237,7 @@ template <class Cell, class S> class ForwardScan {
     };
     auto move = [&](int from, int to) {
       copy_columns(before + to * h_stride_, before + from * h_stride_, h_begin, h_end);
+      if (in_pairs<S>) copy_columns(in_row(operand, to), (const X*)in_row(operand, from), h_begin, h_end);
       if (Cell::has_c) copy_columns(c + to * c_stride_, c + from * c_stride_, begin, end);
     };
 
@@ -233,23 +245,35 @@ template <class Cell, class S> class ForwardScan {
     team.barrier->wait(team.members);
     Step step;
     for (bool backwards = false; lanes.active > 0; backwards = !backwards) {
-      point(step, lanes, d, thread, before, l_.projection_size ? unprojected : after, c);
+      bool projects = l_.projection_size > 0;
+      point(step, lanes, d, thread,
+            {before, projects ? unprojected : after, operand, projects ? projected : next_operand, c});
       // Back and forth over the panels: what was read last is still in the cache when it is read next.
       for (int64_t i = first_panel; i < end_panel; i++)
         for (int first = 0, size; first < lanes.active; first += size) {
           size = next_tile(lanes.active - first);
           tile(step, first, size, d, backwards ? first_panel + end_panel - 1 - i : i);
         }
-      if (l_.projection_size) project(step, lanes.active, d, after);
+      if (projects) project(step, lanes.active, d, after, next_operand);
       A* swap = before;
       before = after, after = swap;
+      swap = operand;
+      operand = next_operand, next_operand = swap;
       lanes.advance(finish, start, move);
       team.barrier->wait(team.members);
     }
     finish_streams();
   }
 
-  void point(Step& step, const LaneSet& lanes, int d, int thread, const A* before, A* after, A* c) {
+  // A lane's row of h as products read it.
+  X* in_row(A* operand, int lane) const { return (X*)(operand + lane * operand_stride_); }
+
+  // Where the first lane's rows begin.
+  struct Rows {
+    A *before, *after, *operand, *next_operand, *c;
+  };
+
+  void point(Step& step, const LaneSet& lanes, int d, int thread, const Rows& rows) {
     bool projects = l_.projection_size > 0;
     for (int lane = 0; lane < lanes.active; lane++) {
       int64_t element = lanes.element[lane], row = d * l_.elements + element;
@@ -259,9 +283,11 @@ template <class Cell, class S> class ForwardScan {
         bool more = lanes.left[lane] > 1;
         step.next_prepared[lane] = step.prepared[lane] + (!more ? 0 : d == 0 ? prepared_stride_ : -prepared_stride_);
       } else step.x[lane] = input_.row(element, thread, lane);
-      step.before[lane] = before + lane * h_stride_;
-      step.after[lane] = after + lane * (projects ? c_stride_ : h_stride_);
-      step.c[lane] = c + lane * c_stride_;
+      step.before[lane] = rows.before + lane * h_stride_;
+      step.after[lane] = rows.after + lane * (projects ? c_stride_ : h_stride_);
+      step.operand[lane] = rows.operand + lane * operand_stride_;
+      step.next_operand[lane] = rows.next_operand + lane * (projects ? c_stride_ : operand_stride_);
+      step.c[lane] = rows.c + lane * c_stride_;
       step.output[lane] = l_.output ? (S*)l_.output + element * l_.directions * P_ + d * P_ : nullptr;
       step.gates[lane] = Cell::saved && l_.gates ? (S*)l_.gates + row * l_.gate_stride : nullptr;
       step.cells[lane] = Cell::has_c && l_.cells ? (S*)l_.cells + row * H_ : nullptr;
@@ -288,11 +314,14 @@ template <class Cell, class S> class ForwardScan {
       }
     }
     if (!prepare_first_)
-      multiply<A>(size, vectors, {step.x + first, input_.panels(d).at(panel), l_.input_size, sums.biases,
+      multiply<X>(size, vectors, {step.x + first, input_.panels(d).at(panel), input_.panels(d).steps(), sums.biases,
                                   sums.of_bias, sums.row, sums.of_input});
-    multiply<A>(size, vectors, {step.before + first, hidden_[d].at(panel), P_, prepared, sums.of_hidden, sums.row,
-                                sums.of_hidden});
-    for (int u = 0; u < sums.units; u++) finish(step, first, size, u, sums, prepared);
+    multiply<X>(size, vectors, {step.operand + first, hidden_[d].at(panel), hidden_[d].steps(), prepared,
+                                sums.of_hidden, sums.row, sums.of_hidden});
+    for (int begin = 0; begin < size; begin += finished_rows)
+      for (int u = 0; u < sums.units; u++)
+        finish(step, first + begin, size - begin < finished_rows ? size - begin : finished_rows, u, sums,
+               sums.row + begin, prepared + begin);
   }
 
   // Bring what the tile will write into the cache while it is multiplied, and what the next panel's tile starts from:
@@ -315,21 +344,24 @@ template <class Cell, class S> class ForwardScan {
 
   // The cell's arithmetic for one vector of units. Its parts take several rows side by side, because for one row each is
   // a long chain of operations: first up to the tanh in which every cell ends, then all tanh, then the rest.
-  RAGLANE_INLINE void finish(const Step& step, int first, int size, int u, const Sums& sums, const A* const* prepared) {
+  RAGLANE_INLINE void finish(const Step& step, int first, int size, int u, const Sums& sums, const A* const* summed,
+                             const A* const* prepared) {
     int64_t unit = sums.unit + u * width;
     int count = count_at(unit);
-    V last[tile_rows] = {}, save[tile_rows][Cell::saved + 1], c[tile_rows];
+    V last[finished_rows] = {}, save[finished_rows][Cell::saved + 1], c[finished_rows];
     constexpr int together = registers == 32 ? 2 : 1;
     int r = 0;
     for (; r + together <= size; r += together)
-      open<together>(step, first, r, u, sums, prepared, c + r, save + r, last + r);
-    for (; r < size; r++) open<1>(step, first, r, u, sums, prepared, c + r, save + r, last + r);
-    if constexpr (Cell::ends_in_tanh) squash<A, 0, tile_rows>(last);
+      open<together>(step, first + r, u, sums, summed + r, prepared + r, c + r, save + r, last + r);
+    for (; r < size; r++)
+      open<1>(step, first + r, u, sums, summed + r, prepared + r, c + r, save + r, last + r);
+    if constexpr (Cell::ends_in_tanh) squash<A, 0, finished_rows>(last);
     for (r = 0; r < size; r++) {
       int lane = first + r;
       V h = Cell::close(last[r], load(step.before[lane] + unit), save[r]);
       // Scratch rows and saved rows have room for whole vectors; the caller's memory does not.
       store(step.after[lane] + unit, h);
+      if constexpr (in_pairs<S>) store((X*)step.next_operand[lane] + unit, h, count);
       if constexpr (Cell::has_c) store(step.c[lane] + unit, c[r]);
       if (step.output[lane] && l_.projection_size == 0) store(step.output[lane] + unit, h, count);
       if constexpr (Cell::saved > 0)
@@ -346,33 +378,35 @@ template <class Cell, class S> class ForwardScan {
   }
 
   template <int ROWS>
-  RAGLANE_INLINE void open(const Step& step, int first, int r, int u, const Sums& sums, const A* const* prepared, V* c,
-                           V (*save)[Cell::saved + 1], V* last) {
+  RAGLANE_INLINE void open(const Step& step, int first, int u, const Sums& sums, const A* const* summed,
+                           const A* const* prepared, V* c, V (*save)[Cell::saved + 1], V* last) {
     V arguments[ROWS][Cell::slots];
 #pragma GCC unroll 8
     for (int i = 0; i < ROWS; i++) {
 #pragma GCC unroll 8
       for (int slot = 0; slot < Cell::slots; slot++) {
         // A slot that the hidden product does not reach stands where it was prepared.
-        const A* from = Cell::only_input(slot) ? prepared[r + i] : sums.row[r + i];
+        const A* from = Cell::only_input(slot) ? prepared[i] : summed[i];
         arguments[i][slot] = load(from + slot * sums.slot_size + u * width);
       }
-      if constexpr (Cell::has_c) c[i] = load(step.c[first + r + i] + sums.unit + u * width);
+      if constexpr (Cell::has_c) c[i] = load(step.c[first + i] + sums.unit + u * width);
     }
     Cell::template open<ROWS>(arguments, c, save, last);
   }
 
   // h = W_hr m, for all lanes.
-  void project(Step& step, int active, int d, A* after) {
+  void project(Step& step, int active, int d, A* after, A* next_operand) {
     A* to[most_lanes];
     for (int lane = 0; lane < active; lane++) {
       to[lane] = after + lane * h_stride_;
       memset((void*)to[lane], 0, h_stride_ * sizeof(A));
     }
     for (int64_t panel = 0; panel < projection_[d].count(); panel++)
-      multiply_panel(projection_[d], panel, active, step.after, to);
-    if (l_.output)
-      for (int lane = 0; lane < active; lane++) copy_columns(step.output[lane], to[lane], 0, P_);
+      multiply_panel(projection_[d], panel, active, in_pairs<S> ? step.next_operand : step.after, to);
+    for (int lane = 0; lane < active; lane++) {
+      if (in_pairs<S>) copy_columns(in_row(next_operand, lane), (const A*)to[lane], 0, P_);
+      if (l_.output) copy_columns(step.output[lane], (const A*)to[lane], 0, P_);
+    }
   }
 };
 

@@ -9,6 +9,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#define RAGLANE_TARGET_amx 5
+#define RAGLANE_TARGET_avx512bf16 4
 #define RAGLANE_TARGET_avx512 3
 #define RAGLANE_TARGET_avx2 2
 #define RAGLANE_TARGET_portable 1
@@ -30,7 +32,7 @@
 
 namespace raglane::RAGLANE_TARGET {
 
-#if RAGLANE_LEVEL == 3
+#if RAGLANE_LEVEL >= 3
 #define RAGLANE_REGISTERS 32
 inline constexpr int vector_bytes = 64;
 #elif RAGLANE_LEVEL == 2
@@ -97,7 +99,7 @@ RAGLANE_INLINE void store(bfloat16* to, F v) {
 
 // A store that goes past the caches where the processor has one; `to` is aligned to the vector as stored.
 template <class S> RAGLANE_INLINE void stream(S* to, Vec<typename Arithmetic<S>::type> v) {
-#if RAGLANE_LEVEL == 3
+#if RAGLANE_LEVEL >= 3
   if constexpr (sizeof(S) == 4) return _mm512_stream_ps((float*)to, (__m512)v);
   if constexpr (sizeof(S) == 8) return _mm512_stream_pd((double*)to, (__m512d)v);
   if constexpr (sizeof(S) == 2) return _mm256_stream_si256((__m256i*)to, (__m256i)narrow(v));
@@ -119,7 +121,7 @@ RAGLANE_INLINE void finish_streams() {
 template <class S> RAGLANE_INLINE Vec<typename Arithmetic<S>::type> load(const S* from, int count) {
   using A = typename Arithmetic<S>::type;
   if (count == Lanes<A>::width) return load(from);
-#if RAGLANE_LEVEL == 3
+#if RAGLANE_LEVEL >= 3
   if constexpr (sizeof(S) == 4) return (F)_mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), from);
   if constexpr (sizeof(S) == 8) return (D)_mm512_maskz_loadu_pd((__mmask8)((1u << count) - 1), from);
 #endif
@@ -130,20 +132,20 @@ template <class S> RAGLANE_INLINE Vec<typename Arithmetic<S>::type> load(const S
 template <class S> RAGLANE_INLINE void store(S* to, Vec<typename Arithmetic<S>::type> v, int count) {
   using A = typename Arithmetic<S>::type;
   if (count == Lanes<A>::width) return store(to, v);
-#if RAGLANE_LEVEL == 3
+#if RAGLANE_LEVEL >= 3
   if constexpr (sizeof(S) == 4) return _mm512_mask_storeu_ps(to, (__mmask16)((1u << count) - 1), (__m512)v);
   if constexpr (sizeof(S) == 8) return _mm512_mask_storeu_pd(to, (__mmask8)((1u << count) - 1), (__m512d)v);
 #endif
   S part[Lanes<A>::width];
   store(part, v);
-  for (int i = 0; i < count; i++) to[i] = part[i];
+  memcpy(to, part, count * sizeof(S));
 }
 
 // ---- arithmetic -------------------------------------------------------------------------------------------------
 
 template <class V, class A> RAGLANE_INLINE V splat(A a) { return V{} + a; }
 
-#if RAGLANE_LEVEL == 3
+#if RAGLANE_LEVEL >= 3
 RAGLANE_INLINE F splat_at(const float* a) { return (F)_mm512_set1_ps(*a); }
 RAGLANE_INLINE D splat_at(const double* a) { return (D)_mm512_set1_pd(*a); }
 // a * b + c, rounded once where the processor can; c - a * b.
@@ -172,9 +174,22 @@ RAGLANE_INLINE F fnma(F a, F b, F c) { return fma(-a, b, c); }
 RAGLANE_INLINE D fnma(D a, D b, D c) { return fma(-a, b, c); }
 #endif
 
+#if RAGLANE_LEVEL >= 4
+// c plus the products of two pairs of bfloat16, in each entry: the later number of a pair first, rounded twice.
+RAGLANE_INLINE F dot(F a, F b, F c) {
+#if defined(RAGLANE_EMULATE)  // where no processor has the instruction: the same but for denormals, which it takes for 0
+  using Word = Lanes<float>::word;
+  c = fma((F)((Word)a & 0xffff0000u), (F)((Word)b & 0xffff0000u), c);
+  return fma((F)((Word)a << 16), (F)((Word)b << 16), c);
+#else
+  return (F)_mm512_dpbf16_ps((__m512)c, (__m512bh)a, (__m512bh)b);
+#endif
+}
+#endif
+
 // The larger of a bound and x, the smaller; a NaN in x stays.
 template <class A> RAGLANE_INLINE Vec<A> at_least(A bound, Vec<A> x) {
-#if RAGLANE_LEVEL == 3
+#if RAGLANE_LEVEL >= 3
   if constexpr (sizeof(A) == 4) return (Vec<A>)_mm512_max_ps(_mm512_set1_ps(bound), (__m512)x);
   else return (Vec<A>)_mm512_max_pd(_mm512_set1_pd(bound), (__m512d)x);
 #elif RAGLANE_LEVEL == 2
@@ -185,7 +200,7 @@ template <class A> RAGLANE_INLINE Vec<A> at_least(A bound, Vec<A> x) {
 #endif
 }
 template <class A> RAGLANE_INLINE Vec<A> at_most(A bound, Vec<A> x) {
-#if RAGLANE_LEVEL == 3
+#if RAGLANE_LEVEL >= 3
   if constexpr (sizeof(A) == 4) return (Vec<A>)_mm512_min_ps(_mm512_set1_ps(bound), (__m512)x);
   else return (Vec<A>)_mm512_min_pd(_mm512_set1_pd(bound), (__m512d)x);
 #elif RAGLANE_LEVEL == 2
@@ -198,7 +213,7 @@ template <class A> RAGLANE_INLINE Vec<A> at_most(A bound, Vec<A> x) {
 
 // numerator = numerator / denominator, N vectors side by side, for denominators in [1, 4].
 template <class V, int N> RAGLANE_INLINE void quotient(V* numerator, const V* denominator) {
-#if RAGLANE_LEVEL == 3
+#if RAGLANE_LEVEL >= 3
   if constexpr (sizeof(numerator[0][0]) == 4) {
     // One Newton step on a 14-bit reciprocal, then one on the quotient: a third of a division's time.
     V r[N], q[N];

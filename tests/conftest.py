@@ -5,10 +5,13 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+import raglane.kernels.cpu
 
 settings.register_profile(
     "raglane",
@@ -22,6 +25,13 @@ settings.load_profile("raglane")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="cpu", help="where the tensors of the tests live: cpu, cuda, cuda:1")
     parser.addoption("--slow", action="store_true", help="run the tests marked slow as well")
+    parser.addoption("--kernels", help="a folder whose lib/ holds another build of the cpu kernels: test that one")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if (folder := config.getoption("--kernels")) is not None:
+        assert any(Path(folder, "lib").glob("libraglane_cpu.*")), f"--kernels: no build of the kernels in {folder}/lib"
+        raglane.kernels.cpu.__path__.insert(0, folder)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

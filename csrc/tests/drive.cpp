@@ -46,7 +46,7 @@ int64_t below(std::mt19937& random, int n) { return (int64_t)(random() % n); }
 template <class Layer> void draw_common(Case<Layer>& c, int cells, int longest, std::mt19937& random) {
   Layer& l = c.layer;
   l.abi = RAGLANE_ABI;
-  do l.isa = below(random, 3); while (!raglane_has_isa(l.isa));
+  do l.isa = below(random, RAGLANE_AMX + 1); while (!raglane_has_isa(l.isa));
   l.cell = below(random, cells), l.dtype = below(random, 3);
   l.directions = 1 + below(random, 2), l.threads = 1 + below(random, 4);
   l.sequences = below(random, 12), l.input_size = 1 + below(random, 40), l.hidden_size = 1 + below(random, 70);

@@ -24,7 +24,7 @@ __all__ = ["Layer", "Library", "Saved", "address", "call", "library", "preamble"
 
 _ABI = 3
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
-_ISAS = {"avx512": 2, "avx2": 1, "portable": 0}
+_ISAS = {"amx": 4, "avx512bf16": 3, "avx512": 2, "avx2": 1, "portable": 0}
 _FUNCTIONS = {"exp": 0, "tanh": 1, "sigmoid": 2}
 _OUT_OF_MEMORY = 2
 
