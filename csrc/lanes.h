@@ -72,7 +72,7 @@ struct Team {
 };
 
 inline constexpr int most_lanes = 48;
-inline constexpr int even_lanes = tile_rows == 3 ? 6 : tile_rows;  // so many lanes, or a multiple, leave no tile half empty
+inline constexpr int even_lanes = tile_rows == 3 ? 6 : tile_rows;  // as many, or a multiple, leave no tile half full
 
 // How many lanes a team should hold: so many that the work is done when the longest sequence is, with some to spare,
 // and no more, so that the rows are used evenly.

@@ -177,7 +177,7 @@ RAGLANE_INLINE D fnma(D a, D b, D c) { return fma(-a, b, c); }
 #if RAGLANE_LEVEL >= 4
 // c plus the products of two pairs of bfloat16, in each entry: the later number of a pair first, rounded twice.
 RAGLANE_INLINE F dot(F a, F b, F c) {
-#if defined(RAGLANE_EMULATE)  // where no processor has the instruction: the same but for denormals, which it takes for 0
+#if defined(RAGLANE_EMULATE)  // where no processor has the instruction; it takes denormal numbers for 0
   using Word = Lanes<float>::word;
   c = fma((F)((Word)a & 0xffff0000u), (F)((Word)b & 0xffff0000u), c);
   return fma((F)((Word)a << 16), (F)((Word)b << 16), c);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from operator import methodcaller
 
 import numpy as np
 import pytest
@@ -70,7 +71,7 @@ def test_layers(cell: str, directions: int, lengths: str, use: Use) -> None:
             continue  # rounding turns units on and off, and with them their gradients
         use(isa, NO_TEAM | POISON)
         network, wanted = cases[index % 2]
-        assert_close(with_gradients(network.map(lambda t, to=dtype: t.to(to)), BACKEND), wanted, tolerance)
+        assert_close(with_gradients(network.map(methodcaller("to", dtype)), BACKEND), wanted, tolerance)
 
 
 @pytest.mark.parametrize("cell", MATRIX_CELLS)
