@@ -44,7 +44,8 @@ enum raglane_elementwise_cell {
   RAGLANE_QRNN = 4,
   RAGLANE_SRU = 5
 };
-/* The last two add to AVX-512 what multiplies bfloat16; other dtypes run on AVX-512 under their name. */
+/* The last two add to AVX-512 what multiplies bfloat16, sums and states staying float; other dtypes run on AVX-512
+ * under their name. */
 enum raglane_isa {
   RAGLANE_PORTABLE = 0,
   RAGLANE_AVX2 = 1,

@@ -17,6 +17,9 @@ struct alignas(64) TileShapes {
   uint8_t rows[16];
 };
 
+// GCC's intrinsics do not say what memory they read: let all be written to memory by now, `from` among it.
+RAGLANE_INLINE void flush(const void* from) { asm volatile("" ::"r"(from) : "memory"); }
+
 #if defined(RAGLANE_EMULATE)
 // Where no processor has the instructions. The same but for denormal numbers, which they take for 0.
 
@@ -55,7 +58,10 @@ template <int SUMS, int WEIGHTS> void multiply_tiles() {
   }
 }
 #else
-RAGLANE_INLINE void configure_tiles(const TileShapes& shapes) { _tile_loadconfig(&shapes); }
+RAGLANE_INLINE void configure_tiles(const TileShapes& shapes) {
+  flush(&shapes);
+  _tile_loadconfig(&shapes);
+}
 RAGLANE_INLINE void release_tiles() { _tile_release(); }
 // The intrinsics want a tile's number written out.
 #define RAGLANE_TILES(WITH) WITH(0) WITH(1) WITH(2) WITH(3) WITH(4) WITH(5) WITH(6) WITH(7)
@@ -133,8 +139,7 @@ template <int VECTORS> void multiply_vectors(int rows, const Product<float>& pro
   if (start_stride < 0)
     for (int r = 0; r < rows; r++)
       for (int v = 0; v < VECTORS; v++) store(gathered[v][r], load(product.start[r] + product.start_at[v]));
-  // GCC's intrinsics do not say that they read memory.
-  asm volatile("" ::: "memory");
+  flush(gathered);
   each_tile<VECTORS>([&]<int V>() RAGLANE_INLINE_LAMBDA {
     if (start_stride < 0) load_tile<V>(gathered[V], 4 * tile_words);
     else load_tile<V>(product.start[0] + product.start_at[V], start_stride);
@@ -150,7 +155,6 @@ template <int VECTORS> void multiply_vectors(int rows, const Product<float>& pro
   each_tile<VECTORS>([&]<int V>() RAGLANE_INLINE_LAMBDA {
     store_tile<V>(product.to[0] + product.to_at[V], to_stride);
   });
-  asm volatile("" ::: "memory");
 }
 
 inline void multiply_in_tiles(int rows, int vectors, const Product<float>& product) {
