@@ -56,7 +56,9 @@ class CpuBackend:
                 values = F.dropout(values, request.dropout, request.training)
             rows = slice(index * count, (index + 1) * count)
             initial = request.state if request.layers == 1 else tuple([part[rows] for part in request.state])
-            weights = tuple([part for weights in request.weights[rows] for part in weights])
+            weights = request.weights[rows.start]
+            if count > 1:
+                weights = (*weights, *request.weights[rows.start + 1])
             layer = Layer(request.cell.name, values, request.offsets, initial, weights)
             output, final, states = run_layer(layer, request.need_output or not is_last, request.need_states)
             finals.append(final)

@@ -37,7 +37,7 @@ def run_layer(
         state after each element, ``(N, K * size)`` each, or None where they were not wanted.
     """
     tensors, kind = layer.tensors(), _KINDS[layer.cell]
-    needs_grad = torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in tensors)
+    needs_grad = torch.is_grad_enabled() and any([part is not None and part.requires_grad for part in tensors])  # noqa: C419 (a list is quicker here)
     need_output, need_cells, cells = need_output or need_states, need_states and len(layer.initial) > 1, None
     if torch.compiler.is_compiling():
         output, h, c, _, kept = _forward_op(
@@ -46,7 +46,8 @@ def run_layer(
         final = (h, c)[: len(layer.initial)]
         cells = kept if need_cells else None
     elif needs_grad:
-        output, *rest = _Recurrence.apply(layer.cell, layer.offsets, len(layer.initial), need_cells, *tensors)  # type: ignore[no-untyped-call]
+        apply = _Recurrence.apply if _may_be_transformed(layer.values) else _apply
+        output, *rest = apply(layer.cell, layer.offsets, len(layer.initial), need_cells, *tensors)  # type: ignore[no-untyped-call]
         if need_cells:
             cells = rest.pop()
         final = tuple(rest)
@@ -65,6 +66,9 @@ def run_layer(
 
 class _Recurrence(torch.autograd.Function):
     """One layer in all directions; inputs are (cell, offsets, number of states, whether c is wanted, *tensors)."""
+
+    # Torch asks for it in every backward pass, and looks through all bases where it is not here.
+    boxed_grads_call = False
 
     @staticmethod
     def forward(
@@ -94,6 +98,15 @@ class _Recurrence(torch.autograd.Function):
             overwrite=_is_last_use(),
         )
         return None, None, None, None, *found
+
+
+# What Function.apply calls once it has looked through all arguments for what torch.func's transforms leave behind.
+_apply = super(torch.autograd.Function, _Recurrence).apply
+
+
+def _may_be_transformed(values: Tensor) -> bool:
+    """Whether torch.func has a hand in this, so that Function.apply must look."""
+    return torch._C._are_functorch_transforms_active() or torch._C._functorch.is_dead_tensor_wrapper(values)  # type: ignore[attr-defined]
 
 
 def _is_last_use() -> bool:
