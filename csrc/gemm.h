@@ -17,7 +17,7 @@ inline constexpr int tile_rows = registers == 32 ? 6 : 3;
 inline constexpr int panel_vectors = 4;
 
 // A product of a few rows: to[r][to_at[v] ...] = start[r][start_at[v] ...] + the sum over k < depth of
-// rows[r][k] * panel[k][v]. `start` may be `to`; the sums are read before the first k and written after the last.
+// rows[r][k * step] * panel[k][v]. `start` may be `to`; the sums are read before the first k and written after the last.
 template <class A> struct Product {
   const A* const* rows;
   const A* panel;
@@ -26,6 +26,7 @@ template <class A> struct Product {
   const int64_t* start_at;
   A* const* to;
   const int64_t* to_at;
+  int64_t step = 1;
 };
 
 template <int ROWS, int VECTORS, class A> void multiply_tile(const Product<A>& product) {
@@ -41,7 +42,7 @@ template <int ROWS, int VECTORS, class A> void multiply_tile(const Product<A>& p
     for (int v = 0; v < VECTORS; v++) sums[r][v] = load(product.start[r] + product.start_at[v]);
   }
   const A* panel = product.panel;
-  const int64_t depth = product.depth;
+  const int64_t depth = product.depth, step = product.step;
   for (int64_t k = 0; k < depth; k++, panel += VECTORS * width) {
     if constexpr (registers == 32) {
       V weight[VECTORS];
@@ -52,14 +53,14 @@ template <int ROWS, int VECTORS, class A> void multiply_tile(const Product<A>& p
       }
 #pragma GCC unroll 8
       for (int r = 0; r < ROWS; r++) {
-        V x = splat_at(row[r] + k);
+        V x = splat_at(row[r] + k * step);
 #pragma GCC unroll 8
         for (int v = 0; v < VECTORS; v++) sums[r][v] = fma(x, weight[v], sums[r][v]);
       }
     } else {  // fewer registers: hold the rows' values, and one weight at a time
       V x[ROWS];
 #pragma GCC unroll 8
-      for (int r = 0; r < ROWS; r++) x[r] = splat_at(row[r] + k);
+      for (int r = 0; r < ROWS; r++) x[r] = splat_at(row[r] + k * step);
 #pragma GCC unroll 8
       for (int v = 0; v < VECTORS; v++) {
         V weight = load(panel + v * width);
