@@ -33,8 +33,9 @@ template <class S> inline int64_t words(int64_t numbers) {
 }
 
 // A product of a few rows: to[r][to_at[v] ...] = start[r][start_at[v] ...] + the sum over k < depth of
-// rows[r][k] * panel[k][v], all in words. `start` may be `to`; the sums are read before the first k and written after
-// the last. Rows that are multiplied lie evenly spaced in memory, and so do those of `to`.
+// rows[r][k * step] * panel[k][v], all in words. `start` may be `to`; the sums are read before the first k and written
+// after the last. In AMX's tiles rows that are multiplied lie evenly spaced in memory, those of `to` as well, and `step`
+// is 1.
 template <class A> struct Product {
   const A* const* rows;
   const A* panel;
@@ -43,6 +44,7 @@ template <class A> struct Product {
   const int64_t* start_at;
   A* const* to;
   const int64_t* to_at;
+  int64_t step = 1;
 };
 
 }  // namespace raglane::RAGLANE_TARGET
@@ -74,7 +76,7 @@ template <int ROWS, int VECTORS, class S> void multiply_tile(const Product<typen
     for (int v = 0; v < VECTORS; v++) sums[r][v] = load(product.start[r] + product.start_at[v]);
   }
   const A* panel = product.panel;
-  const int64_t depth = product.depth;
+  const int64_t depth = product.depth, step = product.step;
   for (int64_t k = 0; k < depth; k++, panel += VECTORS * width) {
     if constexpr (registers == 32) {
       V weight[VECTORS];
@@ -85,14 +87,14 @@ template <int ROWS, int VECTORS, class S> void multiply_tile(const Product<typen
       }
 #pragma GCC unroll 8
       for (int r = 0; r < ROWS; r++) {
-        V x = splat_at(row[r] + k);
+        V x = splat_at(row[r] + k * step);
 #pragma GCC unroll 8
         for (int v = 0; v < VECTORS; v++) sums[r][v] = multiply_add<S>(x, weight[v], sums[r][v]);
       }
     } else {  // fewer registers: hold the rows' values, and one weight at a time
       V x[ROWS];
 #pragma GCC unroll 8
-      for (int r = 0; r < ROWS; r++) x[r] = splat_at(row[r] + k);
+      for (int r = 0; r < ROWS; r++) x[r] = splat_at(row[r] + k * step);
 #pragma GCC unroll 8
       for (int v = 0; v < VECTORS; v++) {
         V weight = load(panel + v * width);

@@ -166,13 +166,9 @@ void check_pointers(const raglane_layer& l, bool backward) {
     present("weights.hidden", l.weights[d].hidden);
     if (l.projection_size) present("weights.projection", l.weights[d].projection);
   }
-  if (l.sequences > 0) {
-    present("initial_h", l.initial_h);
-    if (lstm) present("initial_c", l.initial_c);
-    if (!backward) present("final_h", l.final_h);
-    if (!backward && lstm) present("final_c", l.final_c);
-    if (backward) present("grad_initial_h", l.grad_initial_h);
-    if (backward && lstm) present("grad_initial_c", l.grad_initial_c);
+  if (l.sequences > 0 && !backward) {
+    present("final_h", l.final_h);
+    if (lstm) present("final_c", l.final_c);
   }
   if (l.elements == 0) return;
   if (!backward) present("values", l.values);
@@ -184,6 +180,12 @@ void check_pointers(const raglane_layer& l, bool backward) {
   present("grad_gates", l.grad_gates);
   present("previous_h", l.previous_h);
   if (l.projection_size) present("grad_h", l.grad_h), present("unprojected", l.unprojected);
+  for (int64_t d = 0; d < l.directions; d++) {
+    if (l.grad_values) present("weights.input", l.weights[d].input);
+    if (l.grad_weights[d].input) present("values", l.values);
+    if (l.grad_weights[d].projection && !l.projection_size)
+      fail("grad_weights.projection: got one; the rule: a layer with a projection alone has it");
+  }
 }
 
 void check_sizes(const raglane_elementwise& l) {
@@ -202,13 +204,9 @@ void check_pointers(const raglane_elementwise& l, bool backward) {
     if (w.skip && l.cell != RAGLANE_SRU) fail("weights.skip: got one; the rule: an SRU alone has it");
   }
   if (backward && reads_state) present("grad_recurrent", l.grad_recurrent);
-  if (l.sequences > 0) {
-    present("initial_h", l.initial_h);
-    if (has_c) present("initial_c", l.initial_c);
-    if (!backward) present("final_h", l.final_h);
-    if (!backward && has_c) present("final_c", l.final_c);
-    if (backward) present("grad_initial_h", l.grad_initial_h);
-    if (backward && has_c) present("grad_initial_c", l.grad_initial_c);
+  if (l.sequences > 0 && !backward) {
+    present("final_h", l.final_h);
+    if (has_c) present("final_c", l.final_c);
   }
   if (l.elements == 0) return;
   if (!backward || skips) present("values", l.values);
@@ -269,6 +267,27 @@ template <class Body> int32_t guarded(char* message, int64_t size, Body&& body) 
   }
 }
 
+int64_t size_of_h(const raglane_layer& l) { return l.projection_size ? l.projection_size : l.hidden_size; }
+int64_t size_of_h(const raglane_elementwise& l) { return l.hidden_size; }
+bool has_c(const raglane_layer& l) { return l.cell == RAGLANE_LSTM; }
+bool has_c(const raglane_elementwise& l) { return l.cell >= RAGLANE_QRNN; }
+
+// Give the kernels what a call leaves out: initial states that are zeros, and room for gradients of them that nobody
+// wants. Returns the memory that they are in.
+template <class L> std::vector<unsigned char> complete(L& l, bool backward) {
+  int64_t rows = l.directions * l.sequences * (l.dtype == RAGLANE_FLOAT64 ? 8 : l.dtype == RAGLANE_FLOAT32 ? 4 : 2);
+  int64_t h = rows * size_of_h(l), c = has_c(l) ? rows * l.hidden_size : 0;
+  bool reads = !l.initial_h || (c > 0 && !l.initial_c);
+  bool writes = backward && (!l.grad_initial_h || (c > 0 && !l.grad_initial_c));
+  std::vector<unsigned char> memory((reads ? std::max(h, c) : 0) + (writes ? h + c : 0));
+  unsigned char* room = memory.data() + (reads ? std::max(h, c) : 0);
+  if (!l.initial_h) l.initial_h = memory.data();
+  if (!l.initial_c) l.initial_c = memory.data();
+  if (!l.grad_initial_h) l.grad_initial_h = room;
+  if (!l.grad_initial_c) l.grad_initial_c = room + h;
+  return memory;
+}
+
 // Check a call of either kind, and hand a copy to body(layer, kernels).
 template <class L, class Body>
 int32_t run(const L* layer, bool backward, char* message, int64_t size, Body&& body) {
@@ -278,6 +297,7 @@ int32_t run(const L* layer, bool backward, char* message, int64_t size, Body&& b
     check_offsets(*layer);
     check_pointers(*layer, backward);
     L mine = *layer;
+    std::vector<unsigned char> memory = complete(mine, backward);
     return body(mine, kernels_of(layer->isa, layer->dtype));
   });
 }

@@ -10,7 +10,8 @@
  * computed with as float). Unless said otherwise no two arrays of a call may overlap, and inputs are not written.
  *
  * Functions return a raglane_status, and on failure write a message, zero-terminated, of at most `size` bytes.
- * Scratch of a call: packed weights, at most 96 rows a thread, and in inference at most 256 MB of input products. Of
+ * Scratch of a call: packed weights, at most 96 rows a thread, in inference at most 256 MB of input products, and
+ * copies of what gradients of values and weights are made of (in bfloat16, wider ones). Of
  * an element-wise one: packed weights, at most 192 rows of gates a thread, 130 rows of sums a direction.
  * No function throws, none keeps memory, and there is no state but what the processor is: calls from several
  * threads do not meet. After fork, a child must ask for one thread: OpenMP's threads do not survive a fork.
@@ -31,7 +32,7 @@ extern "C" {
 #endif
 
 /* Raised whenever a struct below changes; Python refuses a library of another version. */
-#define RAGLANE_ABI 3
+#define RAGLANE_ABI 4
 
 enum raglane_status { RAGLANE_OK = 0, RAGLANE_BAD_ARGUMENT = 1, RAGLANE_OUT_OF_MEMORY = 2 };
 enum raglane_dtype { RAGLANE_FLOAT32 = 0, RAGLANE_FLOAT64 = 1, RAGLANE_BFLOAT16 = 2 };
@@ -73,6 +74,11 @@ typedef struct raglane_weights {
   const void* projection;  /* real (P, H); null where P is H because there is none */
 } raglane_weights;
 
+/* Gradients of one direction's weights, of their shapes; null where nobody wants them. */
+typedef struct raglane_weight_gradients {
+  void *input, *hidden, *input_bias, *hidden_bias, *projection;
+} raglane_weight_gradients;
+
 /* A layer's call. All fields have 8 bytes, so that the layout is the same everywhere. */
 typedef struct raglane_layer {
   int64_t abi;       /* RAGLANE_ABI */
@@ -91,8 +97,8 @@ typedef struct raglane_layer {
 
   const int64_t* offsets;     /* (B + 1), first 0, last N, never falling */
   const void* values;         /* real (N, D) */
-  const void* initial_h;      /* real (K, B, P) */
-  const void* initial_c;      /* real (K, B, H); LSTM alone, else null */
+  const void* initial_h;      /* real (K, B, P); null for zeros */
+  const void* initial_c;      /* real (K, B, H); LSTM alone; null for zeros */
   raglane_weights weights[2]; /* forward, reverse; the second is not read where K is 1 */
 
   /* Written by forward, read by backward. */
@@ -116,15 +122,18 @@ typedef struct raglane_layer {
   void* previous_h;         /* out, real (K, N, P): h before each element. May be `cells` itself if P is H. */
   void* grad_h;             /* out, real (K, N, P): the whole gradient of h; with a projection alone, else null */
   void* unprojected;        /* out, real (K, N, H): o * tanh(c); with a projection alone, else null */
-  void* grad_initial_h;     /* out, real (K, B, P) */
-  void* grad_initial_c;     /* out, real (K, B, H); LSTM alone, else null */
+  void* grad_initial_h;     /* out, real (K, B, P); null where nobody wants it */
+  void* grad_initial_c;     /* out, real (K, B, H); LSTM alone; null where nobody wants it */
+  void* grad_values;        /* out, real (N, D), the sum over the directions; null where nobody wants it here */
+  raglane_weight_gradients grad_weights[2]; /* out */
 } raglane_layer;
 
 /* Run a layer: outputs and final states, and with `gates` what the backward pass reads. */
 RAGLANE_EXPORT int32_t raglane_forward(const raglane_layer* layer, char* message, int64_t size);
 
 /* Walk a layer back in time: gradients of the gates' arguments and of the initial states. What is not sequential
- * (gradients of the values and the weights) are plain matrix products of grad_gates that the caller makes. */
+ * (gradients of the values, weights and biases) are plain products and sums of grad_gates, made here where the call asks
+ * for them. A library's products are faster where there is much to do. Here a sum's terms come in the order of memory. */
 RAGLANE_EXPORT int32_t raglane_backward(const raglane_layer* layer, char* message, int64_t size);
 
 /* Weights of one direction of an element-wise layer. Gate blocks stand in the order: IndRNN h; minGRU z n; minLSTM
@@ -144,8 +153,8 @@ typedef struct raglane_elementwise {
 
   const int64_t* offsets; /* (B + 1), first 0, last N, never falling */
   const void* values;     /* real (N, D) */
-  const void* initial_h;  /* real (K, B, H); QRNN and SRU read that of empty sequences alone */
-  const void* initial_c;  /* real (K, B, H); QRNN and SRU, else null */
+  const void* initial_h;  /* real (K, B, H); QRNN and SRU read that of empty sequences alone; null for zeros */
+  const void* initial_c;  /* real (K, B, H); QRNN and SRU; null for zeros */
   raglane_elementwise_weights weights[2]; /* forward, reverse; the second is not read where K is 1 */
 
   /* Written by forward, read by backward. */
@@ -165,8 +174,8 @@ typedef struct raglane_elementwise {
   void* grad_gates;         /* out, real (K, N, S * H): gradients of the input products. May be `gates` itself. */
   void* grad_skip;          /* out, real (K, N, H): what reaches the values past all products; an SRU without `skip`,
                                else null */
-  void* grad_initial_h;     /* out, real (K, B, H) */
-  void* grad_initial_c;     /* out, real (K, B, H); QRNN and SRU, else null */
+  void* grad_initial_h;     /* out, real (K, B, H); null where nobody wants it */
+  void* grad_initial_c;     /* out, real (K, B, H); QRNN and SRU; null where nobody wants it */
   void* grad_recurrent;     /* out, real (K, V * H); null where V is 0 */
   void* grad_bias;          /* out, real (K, rows of bias); null where nobody wants it */
 } raglane_elementwise;

@@ -259,11 +259,12 @@ def test_too_little_memory_is_an_exception() -> None:
     """The kernels ask for their scratch before they touch anything, so nothing here need be as large as it says."""
     network = make("lstm", [3, 2])
     (weights,) = network.weights
-    layer = Layer("lstm", network.values, offsets_from_lengths(network.lengths), network.state, tuple(weights))
+    offsets = offsets_from_lengths(network.lengths)
+    layer = Layer("lstm", network.values, offsets, network.state, tuple(weights), (17, 17), 1)
     head = list(matrix.head(layer))
     head[9:13] = [1 << 22, 1 << 22, 0, 1 << 24]  # D, H, P and the row length of the gates
     some = network.values.data_ptr()
-    fields = matrix.pack(*head, some, some, some, 0, 0, *[0] * 10)
+    fields = matrix.pack(*head, some, some, some, 0, 0)
     with pytest.raises(MemoryError, match="not enough memory for the kernel's scratch"):
         call("raglane_forward", fields)
 

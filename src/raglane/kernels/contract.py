@@ -18,7 +18,7 @@ from torch import Tensor
 
 from raglane.cells.spec import CellSpec
 
-__all__ = ["Backend", "LayerResult", "NetworkLike", "Request", "Result", "Traits"]
+__all__ = ["Backend", "LayerResult", "NetworkLike", "Request", "Result", "Traits", "zero_state"]
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +73,7 @@ class Request:
         offsets: ``(B + 1,)`` int64 on the device of ``values``.
         lengths: ``(B,)`` int64 on the CPU, the host's own copy: nothing need be read back from a device.
         state: the initial state: one ``(L * K, B, size)`` a state of the cell, in the order of ``cell.states``,
-            the sequences in the caller's order.
+            the sequences in the caller's order. Empty for zeros, see :meth:`initial`.
         weights: ``L * K`` of the cell's ``weights_type``, in torch's order: layer 0 forward, layer 0 reverse, layer 1
             forward ...
         layers: ``L``.
@@ -82,6 +82,7 @@ class Request:
         training: whether dropout acts.
         need_output: False where nobody reads the outputs of the last layer, so that they need not be built.
         need_states: whether every layer's states at every step are wanted.
+        state_sizes: the size of each state, where ``state`` does not tell.
     """
 
     cell: CellSpec
@@ -96,6 +97,13 @@ class Request:
     training: bool = False
     need_output: bool = True
     need_states: bool = False
+    state_sizes: tuple[int, ...] = ()
+
+    def initial(self) -> tuple[Tensor, ...]:
+        """The initial state, for a backend that must have zeros where there is none."""
+        if self.state:
+            return self.state
+        return zero_state(self.values, self.layers * self.directions, self.lengths.shape[0], self.state_sizes)
 
     def cast(self, dtype: torch.dtype) -> Request:
         """This request in autocast's dtype; tensors of float64 stay, as autocast leaves them everywhere."""
@@ -142,6 +150,23 @@ class LayerResult:
     output: Tensor | None
     state: tuple[Tensor, ...]
     states: tuple[Tensor, ...] | None = None
+
+
+def zero_state(like: Tensor, rows: int, count: int, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Initial states of zeros; those of one size are one tensor, since nobody writes to them.
+
+    Args:
+        like: of their dtype, on their device.
+        rows: layers times directions.
+        count: the number of sequences.
+        sizes: of the states.
+
+    Example:
+        >>> [tuple(part.shape) for part in zero_state(torch.zeros(1), 2, 5, (3, 4))]
+        [(2, 5, 3), (2, 5, 4)]
+    """
+    first = like.new_zeros(rows, count, sizes[0])
+    return (first, *(first if size == sizes[0] else like.new_zeros(rows, count, size) for size in sizes[1:]))
 
 
 class Backend(Protocol):

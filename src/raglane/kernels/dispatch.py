@@ -135,7 +135,8 @@ def pick(
     override = _overridden()
     if override != (AUTO, AUTO):
         schedule, backend = override
-    check_names(schedule, backend)
+    if schedule != AUTO or backend != AUTO:
+        check_names(schedule, backend)
     refusals = [] if passed_over is None else passed_over
     for name, candidate in BACKENDS.items():
         if backend not in (AUTO, name):

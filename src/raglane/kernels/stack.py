@@ -56,7 +56,7 @@ def run_stack(request: Request, run_layer: RunLayer) -> Result:
     Returns:
         The result for ``request``. Dropout acts on the output of every layer but the last, in training.
     """
-    values = request.values
+    values, initial = request.values, request.initial()
     finals: list[tuple[Tensor, ...]] = []
     histories: list[tuple[Tensor, ...]] = []
     output: Tensor | None = None
@@ -74,7 +74,7 @@ def run_stack(request: Request, run_layer: RunLayer) -> Result:
                     values,
                     request.offsets,
                     request.lengths,
-                    tuple(state[index] for state in request.state),
+                    tuple(state[index] for state in initial),
                     direction == 1,
                     request.need_output or not is_last,
                 )

@@ -99,15 +99,15 @@ def _run_packed(request: Request) -> Result:
     data = take_rows(request.values, layout.index)
     # Empty sequences are the last in the order of length: torch never sees them.
     running = layout.sorted_indices[: int(layout.batch_sizes[0])]
-    state = tuple(part.index_select(1, running) for part in request.state)
+    initial = request.initial()
+    state = tuple(part.index_select(1, running) for part in initial)
     packed, final = call(request, (data, layout.batch_sizes), state)
     output = place_rows(packed, layout.index, data.shape[0]) if request.need_output else None
     # The final state of an empty sequence is its initial one, which index_copy leaves where it is.
     return Result(
         output,
         tuple(
-            before.to(after.dtype).index_copy(1, running, after)
-            for before, after in zip(request.state, final, strict=True)
+            before.to(after.dtype).index_copy(1, running, after) for before, after in zip(initial, final, strict=True)
         ),
     )
 
@@ -116,7 +116,7 @@ def _run_equal(request: Request) -> Result:
     """Run sequences of one length: a padded tensor without padding, over the same memory."""
     count = request.lengths.shape[0]
     batch = request.values.reshape(count, -1, request.values.shape[1])
-    output, final = call(request, (batch,), request.state, True)
+    output, final = call(request, (batch,), request.initial(), True)
     return Result(output.flatten(0, 1) if request.need_output else None, final)
 
 
@@ -147,8 +147,8 @@ def _run_padded_layer(
         # Rows of the gates in torch's order: input, forget, cell, output.
         hold = weights.input.new_tensor([-_SHUT, _SHUT, 0.0, 0.0]).repeat_interleave(hidden).unsqueeze(1)
         weights = weights._replace(input=torch.cat([weights.input, hold], 1))
-    request = Request(cell, values, offsets, lengths, tuple(part.unsqueeze(0) for part in state), (weights,))
-    output, final = call(request, (padded,), request.state, False)
+    initial = tuple(part.unsqueeze(0) for part in state)
+    output, final = call(Request(cell, values, offsets, lengths, initial, (weights,)), (padded,), initial, False)
     flat = padded_to_flat(output, lengths)[0]
     is_empty = (offsets.diff() == 0).unsqueeze(1)
     h = torch.where(is_empty, state[0].to(flat.dtype), segments.last(flat, offsets))

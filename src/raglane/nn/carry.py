@@ -50,12 +50,12 @@ def carry(layer: RecurrentLayer, input: Ragged, hx: State | None, begins: Tensor
     """
     _check(layer, input, begins)
     network, inputs = layer._network(), flatten(input, None, layer.batch_first)
-    fresh = prepare(network, inputs, None).state
+    fresh = prepare(network, inputs, None).initial()
     if hx is None:
         _check_all_begin(input, begins)
         return one_or_tuple(fresh)
     is_fresh = begins.to(input.device, non_blocking=True).unsqueeze(1)
-    given = prepare(network, inputs, hx).state
+    given = prepare(network, inputs, hx).initial()
     kept = (torch.where(is_fresh, new, old.detach()) for new, old in zip(fresh, given, strict=True))
     return one_or_tuple(tuple(kept))
 

@@ -18,7 +18,7 @@ from raglane.cells.spec import CellSpec
 from raglane.errors import ArgumentTypeError, ShapeError, explain
 from raglane.kernels import dispatch
 from raglane.kernels import torch as torch_kernels
-from raglane.kernels.contract import Request, Result, Traits
+from raglane.kernels.contract import Request, Result, Traits, zero_state
 from raglane.nn.arguments import check_dense
 from raglane.nn.inputs import FlatInput
 from raglane.nn.regularisation import Regularisation, run_regularised
@@ -106,10 +106,12 @@ def prepare(
     """
     _check_values(network, inputs.batch.values)
     batch = inputs.batch if pieces is None else pieces.batch
-    given = None if hx is None else _given_state(network, inputs, hx)
-    state = own_state(network, batch) if given is None or pieces is not None else given
-    if given is not None and pieces is not None:
-        state = tuple(pieces.enter(*pair, network.directions) for pair in zip(given, state, strict=True))
+    state = () if hx is None else _given_state(network, inputs, hx)
+    if hx is None and network.initial is not None:
+        state = own_state(network, batch)
+    elif hx is not None and pieces is not None:
+        pairs = zip(state, own_state(network, batch), strict=True)
+        state = tuple(pieces.enter(*pair, network.directions) for pair in pairs)
     return Request(
         cell=network.cell,
         values=batch.values,
@@ -123,6 +125,7 @@ def prepare(
         training=network.training,
         need_output=need_output,
         need_states=need_states,
+        state_sizes=network.state_sizes,
     )
 
 
@@ -292,10 +295,7 @@ def own_state(network: Network, batch: Ragged) -> tuple[Tensor, ...]:
 
 def _zeros(network: Network, count: int, values: Tensor) -> tuple[Tensor, ...]:
     """The initial states where none were given, for ``count`` sequences like ``values``."""
-    rows, sizes = network.layers * network.directions, network.state_sizes
-    first = values.new_zeros(rows, count, sizes[0])
-    # Kernels only read them, so that states of one size can be one tensor.
-    return (first, *(first if size == sizes[0] else values.new_zeros(rows, count, size) for size in sizes[1:]))
+    return zero_state(values, network.layers * network.directions, count, network.state_sizes)
 
 
 def check_state(

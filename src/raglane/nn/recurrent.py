@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from raglane import cells
 from raglane.cells import CELLS, CellSpec
@@ -99,8 +98,10 @@ class _TorchLayer(RecurrentLayer, torch.nn.RNNBase):
 
     def _weights(self) -> Iterator[Weights]:
         """One layer and direction after the other, read by name: parametrizations and functional_call replace them."""
+        # A parameter is found there sooner than by getattr; what took the place of one, by getattr alone.
+        parameters = self._parameters
         for names in self._all_weights:
-            part: list[Tensor] = [getattr(self, name) for name in names]
+            part: list[Any] = [parameters[name] if name in parameters else getattr(self, name) for name in names]
             input_bias, hidden_bias = part[2:4] if self.bias else (None, None)
             yield Weights(part[0], part[1], input_bias, hidden_bias, part[-1] if self.proj_size > 0 else None)
 

@@ -103,7 +103,8 @@ def run_regularised(rule: Regularisation, request: Request, execute: Callable[[R
     Returns:
         The result for the plain cell's request.
     """
-    states = len(request.cell.states)
+    states, initial = len(request.cell.states), request.initial()
+    request = replace(request, state=initial)
     zoneout = rule.held(states)
     cell = rule.cell(request.cell, request.training)
     if request.training and rule.weight_dropout:
@@ -115,7 +116,7 @@ def run_regularised(rule: Regularisation, request: Request, execute: Callable[[R
             request,
             cell=cell,
             weights=tuple(RegularisedWeights(*pair) for pair in zip(request.weights, held, strict=True)),
-            state=(*request.state, _mask(request.state[0], rule.state_dropout)) if drops_state else request.state,
+            state=(*initial, _mask(initial[0], rule.state_dropout)) if drops_state else initial,
         )
     # Some backends have a dropout between layers of their own, which draws other numbers than everybody else's.
     separately = request.training and (rule.input_dropout > 0 or request.dropout > 0)
@@ -141,7 +142,7 @@ def _held(request: Request, shares: tuple[float, ...]) -> Tensor:
     return torch.cat(
         [
             torch.bernoulli(request.values.new_full((request.values.shape[0], part.shape[2]), share))
-            for part, share in zip(request.state, shares, strict=True)
+            for part, share in zip(request.initial(), shares, strict=True)
         ],
         1,
     )
@@ -164,7 +165,7 @@ def _layer_by_layer(rule: Regularisation, request: Request, execute: Callable[[R
                 replace(
                     request,
                     values=values,
-                    state=tuple(part[rows] for part in request.state),
+                    state=tuple(part[rows] for part in request.initial()),
                     weights=request.weights[rows],
                     layers=1,
                     dropout=0.0,

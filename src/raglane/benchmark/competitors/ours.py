@@ -118,13 +118,12 @@ def loop(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
 
     network = load_layer(batch)._network()
     names = [f"{name}_l0" for name in network.cell.shapes(1, 1)]
-    zeros = tuple(batch.values.new_zeros(1, len(batch.lengths), size) for size in network.state_sizes)
     offsets = Ragged.from_flat(batch.values, lengths=batch.lengths).offsets
     weights = tuple(None if part is None else part.detach() for part in network.weights[0])
-    layer = Layer(network.cell.name, batch.values, offsets, zeros, weights)
+    layer = Layer(network.cell.name, batch.values, offsets, (), weights, network.state_sizes, 1)
     kind = ElementwiseLayers()
     ran = kind.forward(layer, need_output=True, save=True, need_cells=False)
-    given = Given(batch.gradient, None, (None,) * len(zeros))
+    given = Given(batch.gradient, None, (None,) * len(network.state_sizes))
     count = len(layer.tensors())
 
     def walk(wanted: bool) -> tuple[Tensor | None, ...]:
@@ -132,7 +131,7 @@ def loop(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
 
     def answer() -> Answer:
         found = walk(wanted=True)
-        pairs = zip(names, found[1 + len(zeros) :], strict=True)
+        pairs = zip(names, found[1:], strict=True)
         gradients = {name: grad for name, grad in pairs if grad is not None} | {"input": cast(Tensor, found[0])}
         return Answer(cast(Tensor, ran.output), tuple(part[0] for part in ran.final), gradients)
 

@@ -46,7 +46,8 @@ class CpuBackend:
 
         if torch.is_autocast_enabled("cpu"):
             request = request.cast(torch.get_autocast_dtype("cpu"))
-        values, count = request.values, request.directions
+        values, count, state = request.values, request.directions, request.state
+        sizes = tuple([part.shape[2] for part in state]) or request.state_sizes
         finals: list[tuple[Tensor, ...]] = []
         histories: list[tuple[Tensor, ...]] = []
         output: Tensor | None = None
@@ -55,17 +56,19 @@ class CpuBackend:
             if index > 0 and request.dropout > 0:
                 values = F.dropout(values, request.dropout, request.training)
             rows = slice(index * count, (index + 1) * count)
-            initial = request.state if request.layers == 1 else tuple([part[rows] for part in request.state])
-            weights = tuple([part for weights in request.weights[rows] for part in weights])
-            layer = Layer(request.cell.name, values, request.offsets, initial, weights)
+            initial = state if request.layers == 1 else tuple([part[rows] for part in state])
+            weights = request.weights[rows.start]
+            if count > 1:
+                weights = (*weights, *request.weights[rows.start + 1])
+            layer = Layer(request.cell.name, values, request.offsets, initial, weights, sizes, count)
             output, final, states = run_layer(layer, request.need_output or not is_last, request.need_states)
             finals.append(final)
             if states is not None:
                 histories.append(states)
             if output is not None:
                 values = output
-        state = finals[0] if request.layers == 1 else tuple(torch.cat(parts) for parts in zip(*finals, strict=True))
-        return Result(output if request.need_output else None, state, tuple(histories) if request.need_states else None)
+        final = finals[0] if request.layers == 1 else tuple(torch.cat(parts) for parts in zip(*finals, strict=True))
+        return Result(output if request.need_output else None, final, tuple(histories) if request.need_states else None)
 
 
 BACKEND = CpuBackend()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from raglane.cells.elementwise import ElementwiseWeights
 from raglane.kernels.cpu.gradients import Given, Grads, Kind, outer
-from raglane.kernels.cpu.library import Layer, Saved, address, call, preamble
+from raglane.kernels.cpu.library import Layer, Saved, address, addresses, call, preamble
 
 __all__ = ["CELLS", "ElementwiseLayers"]
 
@@ -26,8 +26,8 @@ CELLS = {"indrnn_tanh": 0, "indrnn_relu": 1, "mingru": 2, "minlstm": 3, "qrnn": 
 _SAVED = {"indrnn_tanh": 0, "indrnn_relu": 0, "mingru": 2, "minlstm": 3, "qrnn": 3, "sru": 3}
 
 # raglane_elementwise: eleven numbers, then offsets, values, two states, eight weights, five results, ten gradients.
-_pack = struct.Struct("=38q").pack
-_NO_WEIGHTS = (0,) * 4
+_pack = struct.Struct("=28q80x").pack
+_pack_backward = struct.Struct("=38q").pack
 
 
 class ElementwiseLayers(Kind):
@@ -43,20 +43,18 @@ class ElementwiseLayers(Kind):
             layer.directions,
             layer.offsets.shape[0] - 1,
             *layer.values.shape,
-            layer.initial[0].shape[2],
+            layer.sizes[0],
             layer.offsets.data_ptr(),
             layer.values.data_ptr(),
-            layer.initial[0].data_ptr(),
-            layer.initial[1].data_ptr() if len(layer.initial) > 1 else 0,
-            *[0 if part is None else part.data_ptr() for part in layer.weights],
-            *(_NO_WEIGHTS if layer.directions == 1 else ()),
+            *addresses(layer.initial, 2),
+            *addresses(layer.weights, 8),
         )
 
     def saved_shapes(self, layer: Layer) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """See :class:`~raglane.kernels.cpu.gradients.Kind`."""
-        total, count, size = layer.values.shape[0], layer.directions, layer.initial[0].shape[2]
+        total, count, size = layer.values.shape[0], layer.directions, layer.sizes[0]
         saved = _SAVED[layer.cell] + (layer.weights[3] is not None)
-        return (count, total, saved * size), (total, count * size if len(layer.initial) > 1 else 0)
+        return (count, total, saved * size), (total, count * size if len(layer.sizes) > 1 else 0)
 
     def states(self, layer: Layer, output: Tensor, cells: Tensor | None) -> tuple[Tensor, ...]:  # noqa: ARG002
         """See :class:`~raglane.kernels.cpu.gradients.Kind`."""
@@ -66,9 +64,9 @@ class ElementwiseLayers(Kind):
         """See :class:`~raglane.kernels.cpu.gradients.Kind`."""
         values, count, states = layer.values, layer.directions, len(layer.initial)
         weights = [ElementwiseWeights(*layer.weights[4 * d :][:4]) for d in range(count)]  # type: ignore[arg-type]
-        rows, has_c = weights[0].input.shape[0], states > 1
+        rows = weights[0].input.shape[0]
         skips = layer.cell == "sru" and weights[0].skip is None
-        size = layer.initial[0].shape[2]
+        size = layer.sizes[0]
         width = rows if weights[0].skip is None else rows + size
         keeps = overwrite and saved.gates.numel() > 0
         gates = saved.gates if keeps else values.new_empty(count, values.shape[0], width)
@@ -80,7 +78,7 @@ class ElementwiseLayers(Kind):
         ]
         call(
             "raglane_elementwise_backward",
-            _pack(
+            _pack_backward(
                 *self.head(layer),
                 saved.output.data_ptr(),
                 0,
@@ -89,12 +87,10 @@ class ElementwiseLayers(Kind):
                 saved.cells.data_ptr(),
                 address(given.output),
                 address(given.cells),
-                address(given.final[0]),
-                address(given.final[1]) if has_c else 0,
+                *addresses(given.final, 2),
                 gates.data_ptr(),
                 address(skipped),
-                initial[0].data_ptr(),
-                initial[1].data_ptr() if has_c else 0,
+                *addresses(initial, 2),
                 address(recurrent),
                 address(bias),
             ),

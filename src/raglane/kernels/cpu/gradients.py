@@ -12,14 +12,12 @@ from torch import Tensor
 from raglane.cells import CELLS
 from raglane.kernels import reference
 from raglane.kernels.contract import Request
-from raglane.kernels.cpu.library import Layer, Saved, address, call
+from raglane.kernels.cpu.library import Layer, Saved, address, addresses, call
 
 __all__ = ["Given", "Grads", "Kind", "Ran", "outer", "reference_gradients"]
 
 # How many times as high as wide a matrix must be for outer to begin with its transpose; measured.
 _TALL = 32
-# What a forward call says of the ten gradients.
-_NO_GRADIENTS = (0,) * 10
 
 Grads = tuple[Tensor | None, ...]
 """Gradients of ``Layer.tensors()``, in that order; None where there is none."""
@@ -30,7 +28,7 @@ class Ran(NamedTuple):
 
     Attributes:
         output: ``(N, K * P)``, or None where it was not needed.
-        final: the final states, shaped like the initial ones.
+        final: the final states, ``(K, B, size)`` each.
         saved: what backward needs, where one follows.
         cells: ``c`` after each element as in :class:`Saved`, where the cell has one and it was kept.
     """
@@ -61,7 +59,7 @@ class Kind(ABC):
 
     Attributes:
         function: the name of the kernels' forward function.
-        pack: makes its argument of the numbers of its fields.
+        pack: makes its argument of the numbers of its fields; those of backward alone are zeros.
     """
 
     function: ClassVar[str]
@@ -75,11 +73,11 @@ class Kind(ABC):
         """Run a layer whose tensors are contiguous."""
         # First, for it says what is wrong with a layer.
         fields = self.head(layer)
-        values, count = layer.values, layer.directions
+        values, count, sequences = layer.values, layer.directions, layer.offsets.shape[0] - 1
         output = None
         if need_output or save:
-            output = values.new_empty(values.shape[0], count * layer.initial[0].shape[2])
-        final = tuple([torch.empty_like(part) for part in layer.initial])
+            output = values.new_empty(values.shape[0], count * layer.sizes[0])
+        final = tuple([values.new_empty(count, sequences, size) for size in layer.sizes])
         gates_shape, cells_shape = self.saved_shapes(layer)
         gates = values.new_empty(gates_shape) if save else None
         cells = values.new_empty(cells_shape) if save or need_cells else None
@@ -88,11 +86,9 @@ class Kind(ABC):
             self.pack(
                 *fields,
                 address(output),
-                final[0].data_ptr(),
-                final[1].data_ptr() if len(final) > 1 else 0,
+                *addresses(final, 2),
                 address(gates),
                 address(cells),
-                *_NO_GRADIENTS,
             ),
         )
         saved = None
@@ -146,6 +142,7 @@ def reference_gradients(layer: Layer, given: Given) -> Grads:
         tuple(cell.weights_type(*weights[each * d :][:each]) for d in range(count)),
         directions=count,
         need_states=given.cells is not None,
+        state_sizes=layer.sizes,
     )
     result = reference.BACKEND.run(request, "lanes")
     cells = None if result.states is None else result.states[0][1]

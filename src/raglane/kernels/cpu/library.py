@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -20,9 +21,9 @@ from torch import Tensor
 
 from raglane.errors import ArgumentError, MissingExtraError, explain
 
-__all__ = ["Layer", "Library", "Saved", "address", "call", "library", "preamble"]
+__all__ = ["Layer", "Library", "Saved", "address", "addresses", "call", "library", "preamble"]
 
-_ABI = 3
+_ABI = 4
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 _ISAS = {"amx": 4, "avx512bf16": 3, "avx512": 2, "avx2": 1, "portable": 0}
 _FUNCTIONS = {"exp": 0, "tanh": 1, "sigmoid": 2}
@@ -145,8 +146,10 @@ class Layer(NamedTuple):
         cell: a key of ``CELLS``.
         values: ``(N, D)``.
         offsets: ``(B + 1,)`` int64.
-        initial: ``(K, B, size)`` a state.
+        initial: ``(K, B, size)`` a state, or nothing where all begin with zeros.
         weights: those of the cell's ``weights_type``, direction after direction.
+        sizes: of the states.
+        directions: ``K``.
     """
 
     cell: str
@@ -154,11 +157,8 @@ class Layer(NamedTuple):
     offsets: Tensor
     initial: tuple[Tensor, ...]
     weights: tuple[Tensor | None, ...]
-
-    @property
-    def directions(self) -> int:
-        """``K``."""
-        return self.initial[0].shape[0]
+    sizes: tuple[int, ...]
+    directions: int
 
     def tensors(self) -> tuple[Tensor | None, ...]:
         """All that may have a gradient, in the order in which gradients are given."""
@@ -169,12 +169,11 @@ class Layer(NamedTuple):
         parts = (self.offsets, *self.tensors())
         if all([part is None or part.is_contiguous() for part in parts]):  # noqa: C419 (a list is quicker here)
             return self
-        return Layer(
-            self.cell,
-            self.values.contiguous(),
-            self.offsets.contiguous(),
-            tuple(part.contiguous() for part in self.initial),
-            tuple(None if part is None else part.contiguous() for part in self.weights),
+        return self._replace(
+            values=self.values.contiguous(),
+            offsets=self.offsets.contiguous(),
+            initial=tuple(part.contiguous() for part in self.initial),
+            weights=tuple(None if part is None else part.contiguous() for part in self.weights),
         )
 
 
@@ -204,3 +203,9 @@ def preamble(cell: int, dtype: torch.dtype) -> tuple[int, ...]:
 def address(tensor: Tensor | None) -> int:
     """Where a tensor lies, and the null pointer where there is none."""
     return 0 if tensor is None else tensor.data_ptr()
+
+
+def addresses(tensors: Sequence[Tensor | None], count: int) -> list[int]:
+    """Where tensors lie, and null pointers where there are none, and for those that are missing of ``count``."""
+    found = [0 if part is None else part.data_ptr() for part in tensors]
+    return found + [0] * (count - len(found))

@@ -1,6 +1,7 @@
 """Layers whose weights meet the state as a matrix: RNN, LSTM and GRU.
 
-The time loops are the kernels'. The large products of the backward pass, which are not sequential, are torch's.
+The time loops are the kernels'. The products of the backward pass, which are not sequential, are torch's where they are
+large.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from raglane.cells.spec import Weights
 from raglane.kernels.cpu.gradients import Given, Grads, Kind, outer
-from raglane.kernels.cpu.library import Layer, Saved, address, call, preamble
+from raglane.kernels.cpu.library import Layer, Saved, address, addresses, call, preamble
 
 __all__ = ["CELLS", "MatrixLayers", "head", "pack"]
 
@@ -25,9 +26,13 @@ _GATES = {"rnn_tanh": 1, "rnn_relu": 1, "lstm": 4, "gru": 3}
 _SAVED = {"rnn_tanh": 0, "rnn_relu": 0, "lstm": 4, "gru": 4}
 _SLOTS = {"rnn_tanh": 1, "rnn_relu": 1, "lstm": 4, "gru": 4}
 
-# raglane_layer: thirteen numbers, then offsets, values, two states, ten weights, five results, ten gradients.
-pack = struct.Struct("=42q").pack
-_NO_WEIGHTS = (0,) * 5
+# raglane_layer: thirteen numbers, then offsets, values, two states, ten weights, five results; then what is backward's
+# alone, ten gradients of the time loop and eleven that are made after it.
+pack = struct.Struct("=32q168x").pack
+_pack_backward = struct.Struct("=53q").pack
+# Up to so many, with so many weights in a direction, gradients are made by the kernels in place of torch's products.
+_FEW_ELEMENTS = 640
+_FEW_WEIGHTS = 100_000
 
 
 def head(layer: Layer) -> tuple[int, ...]:
@@ -37,7 +42,7 @@ def head(layer: Layer) -> tuple[int, ...]:
     hidden_size = cast(Tensor, weights[1]).shape[0] // _GATES[layer.cell]
     return (
         *preamble(CELLS[layer.cell], values.dtype),
-        len(weights) // 5,
+        layer.directions,
         layer.offsets.shape[0] - 1,
         values.shape[0],
         values.shape[1],
@@ -46,10 +51,8 @@ def head(layer: Layer) -> tuple[int, ...]:
         _gate_stride(layer.cell, hidden_size),
         layer.offsets.data_ptr(),
         values.data_ptr(),
-        layer.initial[0].data_ptr(),
-        layer.initial[1].data_ptr() if len(layer.initial) > 1 else 0,
-        *[0 if part is None else part.data_ptr() for part in weights],
-        *(_NO_WEIGHTS if len(weights) == 5 else ()),
+        *addresses(layer.initial, 2),
+        *addresses(weights, 10),
     )
 
 
@@ -75,7 +78,7 @@ class MatrixLayers(Kind):
         hidden_size = cast(Tensor, layer.weights[1]).shape[0] // _GATES[layer.cell]
         stride = _gate_stride(layer.cell, hidden_size) if _SAVED[layer.cell] else 0
         rows = (layer.directions, layer.values.shape[0])
-        return (*rows, stride), (*rows, hidden_size if len(layer.initial) > 1 else 0)
+        return (*rows, stride), (*rows, hidden_size if len(layer.sizes) > 1 else 0)
 
     def states(self, layer: Layer, output: Tensor, cells: Tensor | None) -> tuple[Tensor, ...]:  # noqa: ARG002
         """See :class:`~raglane.kernels.cpu.gradients.Kind`."""
@@ -85,26 +88,44 @@ class MatrixLayers(Kind):
 
     def backward(self, layer: Layer, saved: Saved, given: Given, wanted: tuple[bool, ...], *, overwrite: bool) -> Grads:
         """See :class:`~raglane.kernels.cpu.gradients.Kind`."""
-        walked = _walk_back(layer, saved, given, overwrite=overwrite)
-        states = len(layer.initial)
-        grad_values: Tensor | None = None
-        grad_weights: list[Tensor | None] = []
-        for direction in range(layer.directions):
-            begin = 5 * direction
-            weights = Weights(*layer.weights[begin : begin + 5])  # type: ignore[arg-type]
-            gates = walked.gates[direction]
-            if wanted[0]:
-                grad_values = _input_gradient(gates, weights.input, grad_values)
-            first = 1 + states + begin
-            grad_weights += _weight_gradients(layer, walked, direction, weights, wanted[first : first + 5])
-        return grad_values, *walked.initial, *grad_weights
+        within: list[Tensor | None] = []
+        if _is_small(layer):
+            after = 1 + len(layer.initial)
+            tensors, wants = (layer.values, *layer.weights), (wanted[0], *wanted[after:])
+            within = [torch.empty_like(part) if want else None for part, want in zip(tensors, wants, strict=True)]  # type: ignore[arg-type]
+        walked = _walk_back(layer, saved, given, within, wanted[1 : 1 + len(layer.initial)], overwrite=overwrite)
+        return (within[0], *walked.initial, *within[1:]) if within else _by_products(layer, walked, wanted)
+
+
+def _is_small(layer: Layer) -> bool:
+    """Whether the kernels make the gradients of values and weights as well.
+
+    Torch's products take longer to call than to compute where there is little to do, and are faster where there is
+    much. Measured with one thread and with two.
+    """
+    weights = cast(Tensor, layer.weights[0]).numel() + cast(Tensor, layer.weights[1]).numel()
+    return layer.values.shape[0] <= _FEW_ELEMENTS and weights <= _FEW_WEIGHTS
+
+
+def _by_products(layer: Layer, walked: _Walked, wanted: tuple[bool, ...]) -> Grads:
+    """The gradients of values and weights by torch's products, and those of the initial states."""
+    grad_values: Tensor | None = None
+    grad_weights: list[Tensor | None] = []
+    for direction in range(layer.directions):
+        begin = 5 * direction
+        weights = Weights(*layer.weights[begin : begin + 5])  # type: ignore[arg-type]
+        if wanted[0]:
+            grad_values = _input_gradient(walked.gates[direction], weights.input, grad_values)
+        first = 1 + len(layer.initial) + begin
+        grad_weights += _weight_gradients(layer, walked, direction, weights, wanted[first : first + 5])
+    return grad_values, *walked.initial, *grad_weights
 
 
 class _Walked(NamedTuple):
     """What the backward time loop gives.
 
     Attributes:
-        gates: ``(K, N, S * H)``: gradients of the gates' arguments; rows may be apart.
+        gates: gradients of the gates' arguments, ``(K, N, S * H)`` and more columns that say nothing.
         previous: ``(K, N, P)``: ``h`` before each element.
         projected: with a projection, the gradient of ``h`` ``(K, N, P)``; else None.
         unprojected: with a projection, what it reads, ``(K, N, H)``; else None.
@@ -115,26 +136,37 @@ class _Walked(NamedTuple):
     previous: Tensor
     projected: Tensor | None
     unprojected: Tensor | None
-    initial: tuple[Tensor, ...]
+    initial: Grads
 
 
-def _walk_back(layer: Layer, saved: Saved, given: Given, *, overwrite: bool) -> _Walked:
-    """Walk a layer back in time."""
+def _walk_back(
+    layer: Layer,
+    saved: Saved,
+    given: Given,
+    within: list[Tensor | None],
+    wanted: tuple[bool, ...],
+    *,
+    overwrite: bool,
+) -> _Walked:
+    """Walk a layer back in time, and fill what there is of ``within``, the gradients of the values and all weights.
+
+    ``wanted`` says which initial states want theirs, the rest is as for :meth:`MatrixLayers.backward`.
+    """
     fields = head(layer)
     values, count = layer.values, layer.directions
-    total, hidden_size, width = values.shape[0], fields[10], layer.initial[0].shape[2]
+    total, hidden_size, width = values.shape[0], fields[10], layer.sizes[0]
     projects = fields[11] > 0
-    is_lstm = len(layer.initial) > 1
+    is_lstm = len(layer.sizes) > 1
     reuse_gates = overwrite and _SAVED[layer.cell] == _SLOTS[layer.cell]
     reuse_cells = overwrite and is_lstm and not projects and not saved.is_shared
-    gates = saved.gates if reuse_gates else values.new_empty(count, total, _gate_stride(layer.cell, hidden_size))
+    gates = saved.gates if reuse_gates else values.new_empty(count, total, fields[12])
     previous = saved.cells if reuse_cells else values.new_empty(count, total, width)
     projected = values.new_empty(count, total, width) if projects else None
     unprojected = values.new_empty(count, total, hidden_size) if projects else None
-    initial = tuple(torch.empty_like(part) for part in layer.initial)
+    initial = [torch.empty_like(part) if want else None for part, want in zip(layer.initial, wanted, strict=True)]
     call(
         "raglane_backward",
-        pack(
+        _pack_backward(
             *fields,
             saved.output.data_ptr(),
             0,
@@ -143,17 +175,16 @@ def _walk_back(layer: Layer, saved: Saved, given: Given, *, overwrite: bool) -> 
             saved.cells.data_ptr(),
             address(given.output),
             address(given.cells),
-            *[address(part) for part in given.final],
-            *(() if is_lstm else (0,)),
+            *addresses(given.final, 2),
             gates.data_ptr(),
             previous.data_ptr(),
             address(projected),
             address(unprojected),
-            *[part.data_ptr() for part in initial],
-            *(() if is_lstm else (0,)),
+            *addresses(initial, 2),
+            *addresses(within, 11),
         ),
     )
-    return _Walked(gates[..., : _SLOTS[layer.cell] * hidden_size], previous, projected, unprojected, initial)
+    return _Walked(gates, previous, projected, unprojected, tuple(initial))
 
 
 def _input_gradient(gates: Tensor, weight: Tensor, total: Tensor | None) -> Tensor:
@@ -166,8 +197,9 @@ def _weight_gradients(
     layer: Layer, walked: _Walked, direction: int, weights: Weights, wanted: tuple[bool, ...]
 ) -> list[Tensor | None]:
     """The gradients of one direction's five weights."""
-    gates, previous = walked.gates[direction], walked.previous[direction]
     rows, hidden_size = weights.input.shape[0], weights.hidden.shape[0] // _GATES[layer.cell]
+    gates = walked.gates[direction, :, : _SLOTS[layer.cell] * hidden_size]
+    previous = walked.previous[direction]
     result: list[Tensor | None] = [None] * 5
     split = gates.shape[1] > rows  # GRU: the candidate's two products have gradients of their own
     if wanted[0]:

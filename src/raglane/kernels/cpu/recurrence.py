@@ -5,11 +5,13 @@ A second derivative goes through the reference kernel.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
+from raglane.kernels.contract import zero_state
 from raglane.kernels.cpu import elementwise, matrix
 from raglane.kernels.cpu.gradients import Given, Kind, reference_gradients
 from raglane.kernels.cpu.library import Layer, Saved
@@ -37,16 +39,18 @@ def run_layer(
         state after each element, ``(N, K * size)`` each, or None where they were not wanted.
     """
     tensors, kind = layer.tensors(), _KINDS[layer.cell]
-    needs_grad = torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in tensors)
-    need_output, need_cells, cells = need_output or need_states, need_states and len(layer.initial) > 1, None
+    needs_grad = torch.is_grad_enabled() and any([part is not None and part.requires_grad for part in tensors])  # noqa: C419 (a list is quicker here)
+    need_output, need_cells, cells = need_output or need_states, need_states and len(layer.sizes) > 1, None
     if torch.compiler.is_compiling():
         output, h, c, _, kept = _forward_op(
             layer.cell, layer.values, layer.offsets, *_padded(layer), need_output, needs_grad, need_cells
         )
-        final = (h, c)[: len(layer.initial)]
+        final = (h, c)[: len(layer.sizes)]
         cells = kept if need_cells else None
     elif needs_grad:
-        output, *rest = _Recurrence.apply(layer.cell, layer.offsets, len(layer.initial), need_cells, *tensors)  # type: ignore[no-untyped-call]
+        apply = _Recurrence.apply if _may_be_transformed(layer.values) else _apply
+        form = _Form(layer.cell, len(layer.initial), layer.sizes, layer.directions)
+        output, *rest = apply(form, layer.offsets, need_cells, *tensors)  # type: ignore[no-untyped-call]
         if need_cells:
             cells = rest.pop()
         final = tuple(rest)
@@ -63,17 +67,32 @@ def run_layer(
 # ---------------------------------------------------------------------------------------------------------------
 
 
+class _Form(NamedTuple):
+    """A layer without its tensors: what it is besides, and how many of the tensors are initial states."""
+
+    cell: str
+    states: int
+    sizes: tuple[int, ...]
+    directions: int
+
+    def layer(self, offsets: Tensor, tensors: Sequence[Any]) -> Layer:
+        """With its tensors, in the order of ``Layer.tensors()``."""
+        initial, weights = tensors[1 : 1 + self.states], tensors[1 + self.states :]
+        return Layer(self.cell, tensors[0], offsets, tuple(initial), tuple(weights), self.sizes, self.directions)
+
+
 class _Recurrence(torch.autograd.Function):
-    """One layer in all directions; inputs are (cell, offsets, number of states, whether c is wanted, *tensors)."""
+    """One layer in all directions; inputs are (form, offsets, whether c is wanted, *tensors)."""
+
+    # Torch asks for it in every backward pass, and looks through all bases where it is not here.
+    boxed_grads_call = False
 
     @staticmethod
-    def forward(
-        ctx: Any, cell: str, offsets: Tensor, states: int, need_cells: bool, *tensors: Any
-    ) -> tuple[Tensor, ...]:
-        layer = Layer(cell, tensors[0], offsets, tensors[1 : 1 + states], tensors[1 + states :])
-        ran = _KINDS[cell].forward(layer.contiguous(), need_output=True, save=True, need_cells=need_cells)
+    def forward(ctx: Any, form: _Form, offsets: Tensor, need_cells: bool, *tensors: Any) -> tuple[Tensor, ...]:
+        layer = form.layer(offsets, tensors).contiguous()
+        ran = _KINDS[form.cell].forward(layer, need_output=True, save=True, need_cells=need_cells)
         saved = cast(Saved, ran.saved)
-        ctx.cell, ctx.states, ctx.need_cells = cell, states, need_cells
+        ctx.form, ctx.need_cells = form, need_cells
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(offsets, saved.output, saved.gates, saved.cells, *tensors)
         return (saved.output, *ran.final, saved.cells) if need_cells else (saved.output, *ran.final)
@@ -81,19 +100,28 @@ class _Recurrence(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor | None, *grads: Tensor | None) -> tuple[Any, ...]:
         offsets, output, gates, cells, *tensors = ctx.saved_tensors
-        states = ctx.states
-        layer = Layer(ctx.cell, tensors[0], offsets, tuple(tensors[1 : 1 + states]), tuple(tensors[1 + states :]))
+        form: _Form = ctx.form
+        layer, states = form.layer(offsets, tensors), len(form.sizes)
         given = Given(grad_output, grads[states] if ctx.need_cells else None, grads[:states])
         if torch.is_grad_enabled():  # create_graph: the gradient is to be differentiated again
-            return None, None, None, None, *reference_gradients(layer, given)
-        found = _KINDS[ctx.cell].backward(
+            return None, None, None, *reference_gradients(layer, given)
+        found = _KINDS[form.cell].backward(
             layer.contiguous(),
             Saved(output, gates, cells, ctx.need_cells),
             given.contiguous(),
-            ctx.needs_input_grad[4:],
+            ctx.needs_input_grad[3:],
             overwrite=_is_last_use(),
         )
-        return None, None, None, None, *found
+        return None, None, None, *found
+
+
+# What Function.apply calls once it has looked through all arguments for what torch.func's transforms leave behind.
+_apply = super(torch.autograd.Function, _Recurrence).apply
+
+
+def _may_be_transformed(values: Tensor) -> bool:
+    """Whether torch.func has a hand in this, so that Function.apply must look."""
+    return torch._C._are_functorch_transforms_active() or torch._C._functorch.is_dead_tensor_wrapper(values)  # type: ignore[attr-defined]
 
 
 def _is_last_use() -> bool:
@@ -114,7 +142,10 @@ _TENSORS = "Tensor h, Tensor? c, " + ", ".join(f"Tensor? w{index}" for index in 
 
 def _padded(layer: Layer) -> tuple[Tensor | None, ...]:
     """States and weights, with None for those that the layer does not have."""
-    states = (*layer.initial, None)[:2]
+    initial = layer.initial
+    if not initial:
+        initial = zero_state(layer.values, layer.directions, layer.offsets.shape[0] - 1, layer.sizes)
+    states = (*initial, None)[:2]
     return (*states, *layer.weights, *([None] * (_WEIGHTS - len(layer.weights))))
 
 
@@ -122,7 +153,9 @@ def _layer_of(cell: str, values: Tensor, offsets: Tensor, padded: tuple[Tensor |
     """What :func:`_padded` took apart."""
     each = 5 if cell in matrix.CELLS else 4
     states, weights = tuple(part for part in padded[:2] if part is not None), padded[2:]
-    return Layer(cell, values, offsets, states, weights[: each if weights[each] is None else 2 * each])
+    weights = weights[: each if weights[each] is None else 2 * each]
+    sizes = tuple(part.shape[2] for part in states)
+    return Layer(cell, values, offsets, states, weights, sizes, states[0].shape[0])
 
 
 @torch.library.custom_op(
