@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from operator import methodcaller
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from cpu_networks import (
     DIVISIONS,
+    ELEMENTWISE_CELLS,
     LENGTHS,
     LIBRARY,
     MATRIX_CELLS,
@@ -24,11 +26,12 @@ from cpu_networks import (
     assert_close,
     assert_same_bits,
     make,
+    squares,
     truth,
     with_gradients,
 )
 from raglane.kernels import reference
-from raglane.kernels.cpu import BACKEND
+from raglane.kernels.cpu import BACKEND, matrix
 from raglane.kernels.cpu.library import Library
 from raglane.segments import offsets_from_lengths
 
@@ -54,6 +57,39 @@ def test_agrees_with_the_reference(cell: str, isa: str, division: str, dtype: to
                 got = with_gradients(network.map(lambda t: t.to(dtype)), BACKEND)
                 assert {part.dtype for part in got} == {dtype}
                 assert_close(got, wanted, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("cell", MATRIX_CELLS)
+def test_gradients_by_torchs_products(cell: str, lengths: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What makes the gradients of values and weights where there is much to do; all other tests have little."""
+    monkeypatch.setattr(matrix, "_FEW_ELEMENTS", -1)
+    for sizes in ((5, 17, 0), (7, 100, 0), (5, 17, 6)):
+        if sizes[2] and cell != "lstm":
+            continue
+        for directions in (1, 2):
+            for dtype, tolerance in TOLERANCE.items():
+                if dtype is torch.bfloat16 and cell == "rnn_relu":
+                    continue  # rounding turns units on and off
+                network, wanted = truth(cell, lengths, sizes, directions, dtype is torch.bfloat16)
+                assert_close(with_gradients(network.map(partial(Tensor.to, dtype=dtype)), BACKEND), wanted, tolerance)
+
+
+@pytest.mark.parametrize("directions", [1, 2])
+@pytest.mark.parametrize("cell", [*MATRIX_CELLS, *ELEMENTWISE_CELLS])
+def test_states_that_nobody_gave_are_zeros(cell: str, directions: int) -> None:
+    network = make(cell, LENGTHS["mixed"], layers=2, directions=directions)
+    sizes = tuple(part.shape[2] for part in network.state)
+    for create_graph in (False, True):
+        results = []
+        for state in (tuple(torch.zeros_like(part) for part in network.state), ()):
+            leaves = replace(network, state=state).map(lambda t: t.clone().requires_grad_())
+            result = BACKEND.run(leaves.request(state_sizes=sizes), "lanes")
+            assert result.output is not None
+            found = [result.output, *result.state]
+            wanted = [leaves.values, *(part for weights in leaves.weights for part in weights if part is not None)]
+            results.append([*found, *torch.autograd.grad(squares(found), wanted, create_graph=create_graph)])
+        assert_same_bits(*results)
 
 
 @pytest.mark.parametrize("lengths", LENGTHS)
@@ -175,6 +211,25 @@ def test_gradients_are_the_same_bits_from_run_to_run(cell: str, use: Use) -> Non
     first = with_gradients(network, BACKEND)
     for _ in range(5):
         assert_same_bits(with_gradients(network, BACKEND), first)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("isa", LIBRARY.isas)
+@pytest.mark.parametrize("cell", MATRIX_CELLS)
+def test_gradients_of_a_small_layer_are_the_same_bits_at_any_number_of_threads(
+    cell: str, isa: str, dtype: torch.dtype, use: Use
+) -> None:
+    network = make(cell, [9, 1, 30, 0, 5, 5, 14, 2, 2, 2, 21], (9, 37, 0), directions=2).map(lambda t: t.to(dtype))
+    use(isa, NO_TEAM)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = with_gradients(network, BACKEND)
+        for threads in (2, 3, 4):
+            torch.set_num_threads(threads)
+            assert_same_bits(with_gradients(network, BACKEND), alone)
+    finally:
+        torch.set_num_threads(before)
 
 
 # ---- exp, tanh, sigmoid -----------------------------------------------------------------------------------------

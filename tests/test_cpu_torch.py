@@ -35,7 +35,7 @@ from raglane.cells import CELLS
 from raglane.errors import ArgumentError
 from raglane.kernels import reference
 from raglane.kernels.contract import Backend, Request
-from raglane.kernels.cpu import BACKEND, matrix
+from raglane.kernels.cpu import BACKEND, matrix, operators
 from raglane.kernels.cpu.library import Layer, call
 from raglane.segments import offsets_from_lengths
 
@@ -118,10 +118,31 @@ def test_operators_are_what_torch_expects() -> None:
     (weights,) = network.weights
     arguments = ("lstm", network.values, offsets_from_lengths(network.lengths), *network.state, *weights, *[None] * 5)
     torch.library.opcheck(
-        torch.ops.raglane.recurrence.default,
+        operators.recurrence,
         (*arguments, True, True, False),
         test_utils=["test_schema", "test_faketensor"],
     )
+
+
+def test_torch_func() -> None:
+    """Its transforms are refused in torch's words; what they leave behind is a tensor like any other."""
+    layer, values = rl.nn.LSTM(5, 7, backend="cpu"), torch.randn(4, 5)
+    left: list[Tensor] = []
+
+    def loss(given: Tensor) -> Tensor:
+        out: Tensor = layer(rl.Ragged.from_flat(given, lengths=[3, 1]))[0].values.sum()
+        return out
+
+    def leave(given: Tensor) -> Tensor:
+        left.append(given)
+        return given.sum()
+
+    with pytest.raises(RuntimeError, match="functorch transforms"):
+        torch.func.grad(loss)(values)
+    with pytest.raises(RuntimeError, match="functorch transforms"):
+        torch.vmap(loss)(values.expand(2, 4, 5))
+    torch.func.grad(leave)(values)
+    assert torch.equal(loss(left[0]), loss(values))
 
 
 # ---- what people do with layers -----------------------------------------------------------------------------------

@@ -73,8 +73,9 @@ Case<raglane_layer> draw(std::mt19937& random) {
   int64_t gates = l.cell == RAGLANE_LSTM ? 4 : l.cell == RAGLANE_GRU ? 3 : 1, saved = l.cell >= RAGLANE_LSTM ? 4 : 0;
   int64_t K = l.directions, N = l.elements, H = l.hidden_size, P = l.projection_size ? l.projection_size : H;
   bool lstm = l.cell == RAGLANE_LSTM;
-  l.values = in(c, N * l.input_size, random), l.initial_h = in(c, K * l.sequences * P, random);
-  l.initial_c = lstm ? in(c, K * l.sequences * H, random) : nullptr;
+  l.values = in(c, N * l.input_size, random);
+  l.initial_h = below(random, 3) ? in(c, K * l.sequences * P, random) : nullptr;
+  l.initial_c = lstm && below(random, 3) ? in(c, K * l.sequences * H, random) : nullptr;
   for (int64_t d = 0; d < K; d++) {
     l.weights[d] = {in(c, gates * H * l.input_size, random), in(c, gates * H * P, random), nullptr, nullptr, nullptr};
     if (below(random, 2)) l.weights[d].input_bias = in(c, gates * H, random);
@@ -92,8 +93,18 @@ Case<raglane_layer> draw(std::mt19937& random) {
   l.grad_gates = out(c, K * N * l.gate_stride), l.previous_h = out(c, K * N * P);
   l.grad_h = l.projection_size ? out(c, K * N * P) : nullptr;
   l.unprojected = l.projection_size ? out(c, K * N * H) : nullptr;
-  l.grad_initial_h = out(c, K * l.sequences * P), l.grad_initial_c = lstm ? out(c, K * l.sequences * H) : nullptr;
+  l.grad_initial_h = below(random, 3) ? out(c, K * l.sequences * P) : nullptr;
+  l.grad_initial_c = lstm && below(random, 3) ? out(c, K * l.sequences * H) : nullptr;
   if (!saved) l.gates = nullptr;
+  l.grad_values = below(random, 2) ? out(c, N * l.input_size) : nullptr;
+  for (int64_t d = 0; d < K; d++) {
+    raglane_weight_gradients& wanted = l.grad_weights[d];
+    if (below(random, 2)) wanted.input = out(c, gates * H * l.input_size);
+    if (below(random, 2)) wanted.hidden = out(c, gates * H * P);
+    if (below(random, 2)) wanted.input_bias = out(c, gates * H);
+    if (below(random, 2)) wanted.hidden_bias = out(c, gates * H);
+    if (l.projection_size && below(random, 2)) wanted.projection = out(c, P * H);
+  }
   return c;
 }
 
@@ -107,8 +118,8 @@ Case<raglane_elementwise> draw_elementwise(std::mt19937& random) {
   int64_t K = l.directions, N = l.elements, H = l.hidden_size, D = l.input_size, states = K * l.sequences * H;
   int64_t gates = l.cell <= RAGLANE_INDRNN_RELU ? 1 : l.cell == RAGLANE_MINGRU ? 2 : 3;
   int64_t recurrent = gates == 1 ? 1 : sru ? 2 : 0, biases = sru ? 2 : gates, slots = gates + (sru && !skips);
-  l.values = in(c, N * D, random), l.initial_h = in(c, states, random);
-  l.initial_c = has_c ? in(c, states, random) : nullptr;
+  l.values = in(c, N * D, random), l.initial_h = below(random, 3) ? in(c, states, random) : nullptr;
+  l.initial_c = has_c && below(random, 3) ? in(c, states, random) : nullptr;
   bool biased = below(random, 2);
   for (int64_t d = 0; d < K; d++) {
     l.weights[d] = {in(c, gates * H * D, random), nullptr, nullptr, nullptr};
@@ -159,7 +170,7 @@ void drive(int rounds, unsigned seed) {
     std::vector<Bytes> wanted;
     for (int64_t flags : {RAGLANE_FOLD | RAGLANE_NO_TEAM, RAGLANE_PREPARE | RAGLANE_NO_TEAM,
                           RAGLANE_PREPARE | RAGLANE_TEAM, RAGLANE_FOLD | RAGLANE_TEAM}) {
-      c.layer.flags = RAGLANE_POISON | flags;
+      c.layer.flags = RAGLANE_POISON | flags, c.layer.threads = 1 + below(random, 4);
       check(c, wanted, round, seed);
     }
     Case<raglane_elementwise> e = draw_elementwise(random);

@@ -139,7 +139,7 @@ def pick(
         check_names(schedule, backend)
     refusals = [] if passed_over is None else passed_over
     for name, candidate in BACKENDS.items():
-        if backend not in (AUTO, name):
+        if backend != AUTO and backend != name:
             continue
         wanted = _schedule_for(candidate, schedule, dense)
         if wanted is None:
@@ -164,7 +164,11 @@ def _schedule_for(candidate: Backend, schedule: str, dense: bool) -> str | None:
         return schedule if schedule in candidate.schedules else None
     if dense and "padded" in candidate.schedules:
         return "padded"
-    return next(name for name in _PREFERRED_SCHEDULES if name in candidate.schedules)
+    known = candidate.schedules
+    for name in _PREFERRED_SCHEDULES:
+        if name in known:
+            return name
+    return None
 
 
 def _reason(schedule: str, backend: str, origin: str, passed_over: list[str]) -> str:

@@ -61,7 +61,7 @@ class FlatBatch:
     @property
     def host_lengths(self) -> Tensor:
         """The lengths, ``(B,)`` int64, on the CPU. Waits for a GPU if the host never knew them."""
-        if self._host_lengths is None or self._host_lengths.device.type != "cpu":
+        if self._host_lengths is None or not self._host_lengths.is_cpu:
             self._host_lengths = self._offsets.diff().cpu()
         return self._host_lengths
 

@@ -8,13 +8,13 @@ from torch import Tensor
 
 from raglane.errors import MissingExtraError
 from raglane.kernels.contract import Request, Result, Traits
-from raglane.kernels.cpu import elementwise, matrix
+from raglane.kernels.cpu.kinds import KINDS
 from raglane.kernels.cpu.library import Layer, library
+from raglane.kernels.cpu.recurrence import run_layer
 from raglane.kernels.tracing import constant_when_traced
 
 __all__ = ["BACKEND", "CpuBackend", "missing_kernels"]
 
-_CELLS = (*matrix.CELLS, *elementwise.CELLS)
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 
@@ -31,7 +31,7 @@ class CpuBackend:
 
     def refuses(self, traits: Traits, schedule: str) -> str | None:  # noqa: ARG002
         """See :class:`~raglane.kernels.contract.Backend`."""
-        if traits.cell.name not in _CELLS:
+        if traits.cell.name not in KINDS:
             return f"the cpu kernels do not know the cell {traits.cell.name!r}"
         if traits.device.type != "cpu":
             return f"the cpu kernels do not run on {traits.device}"
@@ -41,9 +41,6 @@ class CpuBackend:
 
     def run(self, request: Request, schedule: str) -> Result:  # noqa: ARG002
         """See :class:`~raglane.kernels.contract.Backend`."""
-        # Here, because registering operators with torch takes longer than to import the rest of Raglane.
-        from raglane.kernels.cpu.recurrence import run_layer
-
         if torch.is_autocast_enabled("cpu"):
             request = request.cast(torch.get_autocast_dtype("cpu"))
         values, count, state = request.values, request.directions, request.state

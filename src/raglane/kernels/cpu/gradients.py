@@ -48,9 +48,10 @@ class Given(NamedTuple):
 
     def contiguous(self) -> Given:
         """The same in memory without gaps."""
-        output, cells, *final = [
-            None if part is None else part.contiguous() for part in (self.output, self.cells, *self.final)
-        ]
+        parts = (self.output, self.cells, *self.final)
+        if all([part is None or part.is_contiguous() for part in parts]):  # noqa: C419 (a list is quicker here)
+            return self
+        output, cells, *final = [None if part is None else part.contiguous() for part in parts]
         return Given(output, cells, tuple(final))
 
 
@@ -79,8 +80,9 @@ class Kind(ABC):
             output = values.new_empty(values.shape[0], count * layer.sizes[0])
         final = tuple([values.new_empty(count, sequences, size) for size in layer.sizes])
         gates_shape, cells_shape = self.saved_shapes(layer)
-        gates = values.new_empty(gates_shape) if save else None
-        cells = values.new_empty(cells_shape) if save or need_cells else None
+        # Torch reads sizes one by one in half the time that it takes for a tuple of them.
+        gates = values.new_empty(*gates_shape) if save else None
+        cells = values.new_empty(*cells_shape) if save or need_cells else None
         call(
             self.function,
             self.pack(

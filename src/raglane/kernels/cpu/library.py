@@ -166,8 +166,10 @@ class Layer(NamedTuple):
 
     def contiguous(self) -> Layer:
         """The same layer in memory without gaps; what has none is not copied."""
-        parts = (self.offsets, *self.tensors())
-        if all([part is None or part.is_contiguous() for part in parts]):  # noqa: C419 (a list is quicker here)
+        for part in (self.offsets, *self.tensors()):
+            if part is not None and not part.is_contiguous():
+                break
+        else:
             return self
         return self._replace(
             values=self.values.contiguous(),

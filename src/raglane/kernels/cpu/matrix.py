@@ -21,7 +21,6 @@ __all__ = ["CELLS", "MatrixLayers", "head", "pack"]
 CELLS = {"rnn_tanh": 0, "rnn_relu": 1, "lstm": 2, "gru": 3}
 """The cells by their numbers in ``raglane.h``."""
 
-_GATES = {"rnn_tanh": 1, "rnn_relu": 1, "lstm": 4, "gru": 3}
 # Blocks of H that forward keeps of each element, and that backward gives for each.
 _SAVED = {"rnn_tanh": 0, "rnn_relu": 0, "lstm": 4, "gru": 4}
 _SLOTS = {"rnn_tanh": 1, "rnn_relu": 1, "lstm": 4, "gru": 4}
@@ -37,21 +36,18 @@ _FEW_WEIGHTS = 100_000
 
 def head(layer: Layer) -> tuple[int, ...]:
     """The fields of ``raglane_layer`` up to the results."""
-    values, weights = layer.values, layer.weights
-    projection = weights[4]
-    hidden_size = cast(Tensor, weights[1]).shape[0] // _GATES[layer.cell]
+    cell, values, offsets, initial, weights, sizes, directions = layer
     return (
-        *preamble(CELLS[layer.cell], values.dtype),
-        layer.directions,
-        layer.offsets.shape[0] - 1,
-        values.shape[0],
-        values.shape[1],
-        hidden_size,
-        0 if projection is None else projection.shape[0],
-        _gate_stride(layer.cell, hidden_size),
-        layer.offsets.data_ptr(),
+        *preamble(CELLS[cell], values.dtype),
+        directions,
+        offsets.shape[0] - 1,
+        *values.shape,
+        sizes[-1],
+        0 if weights[4] is None else sizes[0],
+        _gate_stride(cell, sizes[-1]),
+        offsets.data_ptr(),
         values.data_ptr(),
-        *addresses(layer.initial, 2),
+        *addresses(initial, 2),
         *addresses(weights, 10),
     )
 
@@ -75,10 +71,9 @@ class MatrixLayers(Kind):
 
     def saved_shapes(self, layer: Layer) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """See :class:`~raglane.kernels.cpu.gradients.Kind`."""
-        hidden_size = cast(Tensor, layer.weights[1]).shape[0] // _GATES[layer.cell]
-        stride = _gate_stride(layer.cell, hidden_size) if _SAVED[layer.cell] else 0
-        rows = (layer.directions, layer.values.shape[0])
-        return (*rows, stride), (*rows, hidden_size if len(layer.sizes) > 1 else 0)
+        count, total, sizes = layer.directions, layer.values.shape[0], layer.sizes
+        stride = _gate_stride(layer.cell, sizes[-1]) if _SAVED[layer.cell] else 0
+        return (count, total, stride), (count, total, sizes[1] if len(sizes) > 1 else 0)
 
     def states(self, layer: Layer, output: Tensor, cells: Tensor | None) -> tuple[Tensor, ...]:  # noqa: ARG002
         """See :class:`~raglane.kernels.cpu.gradients.Kind`."""
@@ -197,7 +192,7 @@ def _weight_gradients(
     layer: Layer, walked: _Walked, direction: int, weights: Weights, wanted: tuple[bool, ...]
 ) -> list[Tensor | None]:
     """The gradients of one direction's five weights."""
-    rows, hidden_size = weights.input.shape[0], weights.hidden.shape[0] // _GATES[layer.cell]
+    rows, hidden_size = weights.input.shape[0], layer.sizes[-1]
     gates = walked.gates[direction, :, : _SLOTS[layer.cell] * hidden_size]
     previous = walked.previous[direction]
     result: list[Tensor | None] = [None] * 5

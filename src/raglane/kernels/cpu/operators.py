@@ -1,0 +1,137 @@
+"""The same as :mod:`raglane.kernels.cpu.recurrence` as operators, for ``torch.compile``.
+
+Apart from it, because to register operators with torch takes longer than to import the rest of Raglane.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raglane.kernels.contract import zero_state
+from raglane.kernels.cpu import matrix
+from raglane.kernels.cpu.gradients import Given
+from raglane.kernels.cpu.kinds import KINDS
+from raglane.kernels.cpu.library import Layer, Saved
+
+__all__ = ["recurrence", "run"]
+
+# An operator's arguments are fixed in number: two states, and two directions of five weights at most.
+_WEIGHTS = 10
+_PADDED = 2 + _WEIGHTS
+_TENSORS = "Tensor h, Tensor? c, " + ", ".join(f"Tensor? w{index}" for index in range(_WEIGHTS))
+
+
+def _padded(layer: Layer) -> tuple[Tensor | None, ...]:
+    """States and weights, with None for those that the layer does not have."""
+    initial = layer.initial
+    if not initial:
+        initial = zero_state(layer.values, layer.directions, layer.offsets.shape[0] - 1, layer.sizes)
+    states = (*initial, None)[:2]
+    return (*states, *layer.weights, *([None] * (_WEIGHTS - len(layer.weights))))
+
+
+def _layer_of(cell: str, values: Tensor, offsets: Tensor, padded: tuple[Tensor | None, ...]) -> Layer:
+    """What :func:`_padded` took apart."""
+    each = 5 if cell in matrix.CELLS else 4
+    states, weights = tuple(part for part in padded[:2] if part is not None), padded[2:]
+    weights = weights[: each if weights[each] is None else 2 * each]
+    sizes = tuple(part.shape[2] for part in states)
+    return Layer(cell, values, offsets, states, weights, sizes, states[0].shape[0])
+
+
+@torch.library.custom_op(
+    "raglane::recurrence",
+    mutates_args=(),
+    schema=f"(str cell, Tensor values, Tensor offsets, {_TENSORS}, bool need_output, bool save, bool need_cells)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+def recurrence(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    """Output, final h, final c, saved gates, c after each element; what there is not is empty."""
+    *padded, need_output, save, need_cells = rest
+    layer = _layer_of(cell, values, offsets, tuple(padded)).contiguous()
+    ran = KINDS[cell].forward(layer, need_output=need_output, save=save, need_cells=need_cells)
+    nothing = [values.new_empty(0) for _ in range(4)]
+    output = nothing.pop() if ran.output is None else ran.output
+    c = ran.final[1] if len(ran.final) > 1 else nothing.pop()
+    gates = nothing.pop() if ran.saved is None else ran.saved.gates
+    cells = ran.cells if ran.saved is None else ran.saved.cells
+    return output, ran.final[0], c, gates, nothing.pop() if cells is None else cells
+
+
+@recurrence.register_fake
+def _(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    *padded, need_output, save, need_cells = rest
+    layer = _layer_of(cell, values, offsets, tuple(padded))
+    h, c = layer.initial[0], layer.initial[1] if len(layer.initial) > 1 else None
+    gates, cells = KINDS[cell].saved_shapes(layer)
+    return (
+        values.new_empty(values.shape[0], h.shape[0] * h.shape[2]) if need_output or save else values.new_empty(0),
+        h.new_empty(h.shape),
+        values.new_empty(0) if c is None else c.new_empty(c.shape),
+        values.new_empty(gates) if save else values.new_empty(0),
+        values.new_empty(cells) if save or need_cells else values.new_empty(0),
+    )
+
+
+@torch.library.custom_op(
+    "raglane::recurrence_backward",
+    mutates_args=(),
+    schema=f"(str cell, Tensor values, Tensor offsets, {_TENSORS}, Tensor output, Tensor gates, Tensor cells,"
+    " Tensor? grad_output, Tensor? grad_cells, Tensor? grad_h, Tensor? grad_c, bool[] wanted) -> Tensor[]",
+)
+def _backward_op(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> list[Tensor]:
+    """The gradients of (values, h, c, ten weights); those not wanted are empty."""
+    padded, (output, gates, cells, grad_output, grad_cells, *grad_final, wanted) = rest[:_PADDED], rest[_PADDED:]
+    layer = _layer_of(cell, values, offsets, padded)
+    states, weights = len(layer.initial), len(layer.weights)
+    given = Given(grad_output, grad_cells, tuple(grad_final[:states])).contiguous()
+    kept = (wanted[0], *wanted[1 : 1 + states], *wanted[3 : 3 + weights])
+    found = KINDS[cell].backward(
+        layer.contiguous(), Saved(output, gates, cells, is_shared=True), given, kept, overwrite=False
+    )
+    by_place: list[Tensor | None] = [*found[: 1 + states], *([None] * (2 - states)), *found[1 + states :]]
+    by_place += [None] * (_WEIGHTS - weights)
+    return [
+        values.new_empty(0) if grad is None or not want else grad for grad, want in zip(by_place, wanted, strict=True)
+    ]
+
+
+@_backward_op.register_fake
+def _(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> list[Tensor]:  # noqa: ARG001
+    parts, wanted = (values, *rest[:_PADDED]), rest[-1]
+    return [
+        part.new_empty(part.shape) if want and part is not None else values.new_empty(0)
+        for part, want in zip(parts, wanted, strict=True)
+    ]
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    cell, values, offsets, *rest = inputs
+    padded = rest[:_PADDED]
+    ctx.cell, ctx.need_cells = cell, rest[-1]
+    ctx.wanted = [part is not None and part.requires_grad for part in (values, *padded)]
+    ctx.save_for_backward(values, offsets, *padded, output[0], output[3], output[4])
+
+
+def _op_backward(ctx: Any, grad_output: Any, grad_h: Any, grad_c: Any, _: Any, grad_cells: Any) -> tuple[Any, ...]:
+    values, offsets, *rest = ctx.saved_tensors
+    given = grad_output, grad_cells if ctx.need_cells else None, grad_h, grad_c if rest[1] is not None else None
+    found = _backward_op(ctx.cell, values, offsets, *rest, *given, ctx.wanted)
+    grads = [grad if want else None for grad, want in zip(found, ctx.wanted, strict=True)]
+    return None, grads[0], None, *grads[1:], None, None, None
+
+
+recurrence.register_autograd(_op_backward, setup_context=_setup_context)
+
+
+def run(
+    layer: Layer, *, need_output: bool, save: bool, need_cells: bool
+) -> tuple[Tensor, tuple[Tensor, ...], Tensor | None]:
+    """Run a layer by the operator: the output, the final states, and ``c`` after each element where it is needed."""
+    output, h, c, _, cells = recurrence(
+        layer.cell, layer.values, layer.offsets, *_padded(layer), need_output, save, need_cells
+    )
+    return output, (h, c)[: len(layer.sizes)], cells if need_cells else None
