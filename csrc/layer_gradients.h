@@ -159,8 +159,8 @@ template <class S> class LayerGradients {
         for (int r = 0; r < count; r++) rows[r] = task.left[term] + (begin + r) * task.row_step + k * task.step;
         for (int r = 0, size; r < count; r += size) {
           size = next_tile(count - r);
-          multiply<A>(size, vectors, {rows + r, right.at(panel) + k * vectors * width, depth, to + r, places, to + r, places,
-                                      task.step});
+          multiply<A>(size, vectors, {rows + r, right.at(panel) + k * vectors * width, depth, to + r, places, to + r,
+                                      places, task.step});
         }
       }
     }
@@ -176,7 +176,7 @@ template <class S> class LayerGradients {
     const raglane_weight_gradients& wanted = l_.grad_weights[d];
     if (!wanted.input_bias && !wanted.hidden_bias) return;
     alignas(64) A sums[panel_vectors * width];
-    const int64_t columns = slots_ * H_, end = first + panel_vectors * width < columns ? first + panel_vectors * width : columns;
+    const int64_t columns = slots_ * H_, next = first + panel_vectors * width, end = next < columns ? next : columns;
     for (int64_t column = first; column < end; column += width) {
       V sum = {};
       int count = (int)(end - column < width ? end - column : width);
@@ -196,8 +196,8 @@ template <class S> class LayerGradients {
 // The gradients that a call asks for, if it does for any.
 int32_t layer_gradients(const Call& call) {
   bool wanted = call.layer->grad_values;
-  for (const raglane_weight_gradients& weights : call.layer->grad_weights)
-    wanted = wanted || weights.input || weights.hidden || weights.input_bias || weights.hidden_bias || weights.projection;
+  for (const raglane_weight_gradients& w : call.layer->grad_weights)
+    wanted = wanted || w.input || w.hidden || w.input_bias || w.hidden_bias || w.projection;
   if (!wanted) return RAGLANE_OK;
   switch (call.layer->dtype) {
     case RAGLANE_FLOAT32: return launch<LayerGradients<float>>(call);
