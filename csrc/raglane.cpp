@@ -2,9 +2,6 @@
 #include "raglane.h"
 
 #include <algorithm>
-#include <cstdarg>
-#include <cstdio>
-#include <new>
 #include <vector>
 
 #if defined(__linux__)
@@ -16,6 +13,7 @@
 #endif
 
 #include "common.h"
+#include "failure.h"
 
 namespace {
 
@@ -23,21 +21,10 @@ using raglane::Call;
 using raglane::ElementwiseCall;
 using raglane::Group;
 using raglane::Kernels;
-
-// An error on its way to the caller's message; it never leaves this file.
-struct Failure {
-  int32_t status;
-  char text[256];
-};
-
-[[noreturn]] [[gnu::format(printf, 1, 2)]] void fail(const char* format, ...) {
-  Failure failure{RAGLANE_BAD_ARGUMENT, {}};
-  va_list arguments;
-  va_start(arguments, format);
-  std::vsnprintf(failure.text, sizeof failure.text, format, arguments);
-  va_end(arguments);
-  throw failure;
-}
+using raglane::at_least;
+using raglane::fail;
+using raglane::guarded;
+using raglane::present;
 
 #if defined(RAGLANE_X86)
 bool has_avx512() {
@@ -109,14 +96,6 @@ int64_t cache_bytes() {
   if (bytes > 0) return bytes;
 #endif
   return 512 * 1024;
-}
-
-void at_least(const char* name, int64_t value, int64_t least) {
-  if (value < least) fail("%s: got %lld; the rule: at least %lld", name, (long long)value, (long long)least);
-}
-
-void present(const char* name, const void* pointer) {
-  if (!pointer) fail("%s: got a null pointer; the rule: it is needed here", name);
 }
 
 // What the two kinds of layers have in common.
@@ -246,25 +225,6 @@ std::vector<Group> groups_of(const raglane_elementwise& l) {
     return l.offsets[a.end] - l.offsets[a.begin] > l.offsets[b.end] - l.offsets[b.begin];
   });
   return groups;
-}
-
-int32_t report(int32_t status, const char* text, char* message, int64_t size) {
-  if (message && size > 0) std::snprintf(message, size, "%s", text);
-  return status;
-}
-
-template <class Body> int32_t guarded(char* message, int64_t size, Body&& body) {
-  try {
-    int32_t status = body();
-    if (status == RAGLANE_OUT_OF_MEMORY) throw std::bad_alloc();
-    return status;
-  } catch (const Failure& failure) {
-    return report(failure.status, failure.text, message, size);
-  } catch (const std::bad_alloc&) {
-    return report(RAGLANE_OUT_OF_MEMORY, "not enough memory for the kernel's scratch", message, size);
-  } catch (...) {
-    return report(RAGLANE_BAD_ARGUMENT, "an unknown failure", message, size);
-  }
 }
 
 int64_t size_of_h(const raglane_layer& l) { return l.projection_size ? l.projection_size : l.hidden_size; }

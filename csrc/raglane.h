@@ -2,7 +2,8 @@
  *
  * One call runs one recurrent layer, in one direction or in both at once, on a ragged batch: N elements that lie
  * sequence after sequence, and B + 1 offsets. There are two kinds of layers: those whose weights meet the state as
- * a matrix, and element-wise ones, where a unit's past is its own alone. Letters: B sequences, N elements, D input
+ * a matrix, and element-wise ones, where a unit's past is its own alone. Besides, rows are moved between that layout and
+ * those of padded tensors and packs. Letters: B sequences, N elements, D input
  * size, H hidden size, P size of the state h (the projection's where there is one, else H), K directions, G gates.
  *
  * Every pointer is owned by the caller and used during the call alone. All matrices are row-major without gaps,
@@ -32,7 +33,7 @@ extern "C" {
 #endif
 
 /* Raised whenever a struct below changes; Python refuses a library of another version. */
-#define RAGLANE_ABI 4
+#define RAGLANE_ABI 5
 
 enum raglane_status { RAGLANE_OK = 0, RAGLANE_BAD_ARGUMENT = 1, RAGLANE_OUT_OF_MEMORY = 2 };
 enum raglane_dtype { RAGLANE_FLOAT32 = 0, RAGLANE_FLOAT64 = 1, RAGLANE_BFLOAT16 = 2 };
@@ -184,6 +185,30 @@ typedef struct raglane_elementwise {
  * recurrent factors, whose sums come in an order that the lengths alone decide. */
 RAGLANE_EXPORT int32_t raglane_elementwise_forward(const raglane_elementwise* layer, char* message, int64_t size);
 RAGLANE_EXPORT int32_t raglane_elementwise_backward(const raglane_elementwise* layer, char* message, int64_t size);
+
+/* Where the rows of a batch are in another layout: a padded tensor, or the data of a pack. Rows are bytes. */
+typedef struct raglane_rows {
+  int64_t abi;       /* RAGLANE_ABI */
+  int64_t threads;   /* at least 1 */
+  int64_t is_pack;   /* 1 for a pack, 0 for a padded tensor */
+  int64_t row_bytes; /* of one element; the features of a row have no gaps */
+  int64_t sequences, steps, elements; /* B, T, N */
+  int64_t sequence_stride, step_stride; /* in a padded tensor, the bytes from one row to that of the next sequence, and
+                                           of the next step; not read of a pack */
+  const int64_t* sizes; /* a padded tensor: (B), the lengths. A pack: (T), the number of sequences that have each step */
+  const int64_t* order; /* a pack: (B), its sequences, longest first; null where they stand in that order */
+  int64_t* lengths;     /* (B): written by raglane_flatten, else read */
+  int64_t* offsets;     /* (B + 1): written by raglane_flatten, else read */
+  void* flat;           /* (N), sequence after sequence */
+  void* table;          /* a padded tensor (T, B) or (B, T), or a pack (N) */
+} raglane_rows;
+
+/* Checks sizes and order, writes lengths and offsets, and does what raglane_gather does. */
+RAGLANE_EXPORT int32_t raglane_flatten(const raglane_rows* rows, char* message, int64_t size);
+/* From the table to `flat`. Lengths and offsets are those that raglane_flatten wrote: they are not checked again. */
+RAGLANE_EXPORT int32_t raglane_gather(const raglane_rows* rows, char* message, int64_t size);
+/* From `flat` to the table, zeros where a padded tensor has no element. Otherwise as raglane_gather. */
+RAGLANE_EXPORT int32_t raglane_scatter(const raglane_rows* rows, char* message, int64_t size);
 
 /* 1 where this library was built with an instruction set and this processor has it, else 0. */
 RAGLANE_EXPORT int32_t raglane_has_isa(int64_t isa);

@@ -1,14 +1,8 @@
 // What both time loops share: how threads form teams, and the start of all threads.
 #pragma once
 
-#include <omp.h>
-
-#if defined(RAGLANE_PLAIN_THREADS)
-#include <thread>
-#include <vector>
-#endif
-
 #include "products.h"
+#include "threads.h"
 
 namespace raglane::RAGLANE_TARGET {
 
@@ -68,19 +62,7 @@ template <class Scan> void work(Scan& scan, int thread, int threads) {
 template <class Scan, class C> int32_t launch(const C& call) {
   Scan scan(call);
   if (!scan.reserve()) return RAGLANE_OUT_OF_MEMORY;
-  if (call.layer->threads == 1) {
-    work(scan, 0, 1);
-  } else {
-#if defined(RAGLANE_PLAIN_THREADS)  // for ThreadSanitizer, which does not know OpenMP's barriers
-    std::vector<std::thread> threads;
-    int count = (int)call.layer->threads;
-    for (int i = 0; i < count; i++) threads.emplace_back([&, i] { work(scan, i, count); });
-    for (std::thread& thread : threads) thread.join();
-    return RAGLANE_OK;
-#endif
-#pragma omp parallel num_threads((int)call.layer->threads)
-    work(scan, omp_get_thread_num(), omp_get_num_threads());
-  }
+  on_threads((int)call.layer->threads, [&](int thread, int threads) { work(scan, thread, threads); });
   return RAGLANE_OK;
 }
 

@@ -13,6 +13,7 @@ from threading import Thread
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
@@ -122,6 +123,25 @@ def test_operators_are_what_torch_expects() -> None:
         (*arguments, True, True, False),
         test_utils=["test_schema", "test_faketensor"],
     )
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, when the first dual tensor is made
+@pytest.mark.parametrize("cell", ["lstm", "mingru"])
+@pytest.mark.parametrize("trained", [False, True])
+def test_derivatives_forward(cell: str, trained: bool) -> None:
+    """They are the reference kernel's, whether or not somebody wants them backward as well."""
+    network = make(cell, [3, 0, 2]).map(lambda t: t.clone().requires_grad_(trained))
+    direction, epsilon = torch.randn_like(network.values), 1e-6
+    moved = [network.map(partial(_moved_if, network.values, sign * epsilon * direction)) for sign in (1, -1)]
+    slope = [(a - b).detach() / (2 * epsilon) for a, b in zip(*(there.run(BACKEND) for there in moved), strict=True)]
+    with forward_ad.dual_level():
+        dual = network.map(lambda t: forward_ad.make_dual(t, direction) if t is network.values else t)
+        tangents = [forward_ad.unpack_dual(part).tangent for part in dual.run(BACKEND)]
+    assert_close(tangents, slope, 1e-7)
+
+
+def _moved_if(wanted: Tensor, step: Tensor, tensor: Tensor) -> Tensor:
+    return tensor.detach() + step if tensor is wanted else tensor
 
 
 def test_torch_func() -> None:

@@ -3,6 +3,7 @@
 // a second implementation: that results are finite, and the same bits however the work is divided.
 //
 //   drive [rounds] [seed]
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -163,9 +164,50 @@ template <class Layer> void check(Case<Layer>& c, std::vector<Bytes>& wanted, in
   std::exit(1);
 }
 
+// Rows to a padded tensor or a pack and back, with any number of threads: what comes back is what went.
+void check_rows(std::mt19937& random, int round, unsigned seed) {
+  raglane_rows r{};
+  r.abi = RAGLANE_ABI, r.is_pack = below(random, 2);
+  // Often a few bytes, sometimes so many that threads divide them.
+  r.row_bytes = below(random, 4) ? below(random, 40) : 20000;
+  r.sequences = below(random, 12);
+  std::vector<int64_t> drawn(r.sequences), order(r.sequences), sizes;
+  int64_t longest = 0;
+  for (int64_t b = 0; b < r.sequences; b++) {
+    drawn[b] = below(random, 4) ? below(random, 9) : 0, order[b] = b;
+    longest = std::max(longest, drawn[b]), r.elements += drawn[b];
+  }
+  std::shuffle(order.begin(), order.end(), random);
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return drawn[a] > drawn[b]; });
+  for (int64_t t = 0; t < longest; t++)
+    sizes.push_back(std::count_if(drawn.begin(), drawn.end(), [&](int64_t length) { return length > t; }));
+  r.steps = r.is_pack ? longest : longest + below(random, 3);
+  bool by_step = below(random, 2);
+  r.sequence_stride = r.row_bytes * (by_step ? 1 : r.steps), r.step_stride = r.row_bytes * (by_step ? r.sequences : 1);
+  r.sizes = r.is_pack ? sizes.data() : drawn.data(), r.order = r.is_pack ? order.data() : nullptr;
+  std::vector<int64_t> lengths(r.sequences, -7), offsets(r.sequences + 1, -7);
+  r.lengths = lengths.data(), r.offsets = offsets.data();
+  int64_t room = r.is_pack ? r.elements : r.sequences * r.steps;
+  Bytes table(room * r.row_bytes), flat(r.elements * r.row_bytes), back(flat.size()), again(table.size(), 0xff);
+  for (unsigned char& byte : table) byte = (unsigned char)random();
+  char message[256] = "";
+  auto run = [&](auto function, Bytes& there, Bytes& here) {
+    r.threads = 1 + below(random, 4), r.table = there.data(), r.flat = here.data();
+    if (function(&r, message, sizeof message) != RAGLANE_OK) std::fprintf(stderr, "failed: %s\n", message), std::exit(1);
+  };
+  run(raglane_flatten, table, flat);
+  run(raglane_scatter, again, flat);
+  run(raglane_gather, again, back);
+  bool kept = !r.is_pack || again == table;
+  if (lengths == drawn && offsets.back() == r.elements && back == flat && kept) return;
+  std::fprintf(stderr, "round %d, seed %u: rows came back changed\n", round, seed);
+  std::exit(1);
+}
+
 void drive(int rounds, unsigned seed) {
   std::mt19937 random(seed);
   for (int round = 0; round < rounds; round++) {
+    check_rows(random, round, seed);
     Case<raglane_layer> c = draw(random);
     std::vector<Bytes> wanted;
     for (int64_t flags : {RAGLANE_FOLD | RAGLANE_NO_TEAM, RAGLANE_PREPARE | RAGLANE_NO_TEAM,

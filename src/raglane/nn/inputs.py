@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from raglane.errors import ArgumentTypeError, ShapeError, explain
+from raglane.kernels.cpu import layouts
 from raglane.nn.arguments import check_dense
-from raglane.packing.flat import flat_to_padded, flatten_packed
+from raglane.packing.flat import find_packed, find_padded, flat_to_padded
 from raglane.ragged import Ragged
 from raglane.rows import place_rows, take_rows
 
@@ -82,8 +83,7 @@ def flatten(inputs: Any, lengths: Any, batch_first: bool) -> FlatInput:
     steps = inputs.shape[1] if batch_first else inputs.shape[0]
     if lengths is None:
         return _flatten_dense(inputs, batch_first)
-    batch = Ragged.from_padded(inputs, lengths, batch_first)
-    return FlatInput(batch, lambda flat: flat_to_padded(flat, batch.offsets, steps, batch_first))
+    return _flatten_padded(inputs, lengths, batch_first, steps)
 
 
 def flatten_marks(marks: Any, lengths: Any, batch_first: bool) -> Ragged:
@@ -122,13 +122,29 @@ def _flatten_dense(inputs: Tensor, batch_first: bool) -> FlatInput:
     return FlatInput(batch, restore)
 
 
+def _flatten_padded(inputs: Tensor, lengths: Any, batch_first: bool, steps: int) -> FlatInput:
+    """A padded tensor with lengths; its own index leads back where the tensor lies in memory as its shape says."""
+    moved = layouts.flatten_padded(inputs, lengths, batch_first)
+    if moved is not None:
+        values, layout = moved
+        return FlatInput(Ragged._make(values, layout.offsets, layout.lengths), layout.from_flat)
+    found = find_padded(inputs, lengths, batch_first)
+
+    def restore(flat: Tensor) -> Tensor:
+        if not inputs.is_contiguous():
+            return flat_to_padded(flat, found.offsets, steps, batch_first)
+        return place_rows(flat, found.index, found.rows.shape[0]).view(*inputs.shape[:2], flat.shape[1])
+
+    return FlatInput(Ragged._make(take_rows(found.rows, found.index), found.offsets, found.lengths), restore)
+
+
 def _flatten_packed(packed: PackedSequence) -> FlatInput:
     """A pack, whichever way it broke ties when it was sorted: its own index leads there and back."""
-    total = packed.data.shape[0]
-    numbers = torch.arange(total, device=packed.data.device)
-    place, lengths = flatten_packed(packed._replace(data=numbers))
-
-    def restore(flat: Tensor) -> PackedSequence:
-        return packed._replace(data=place_rows(flat, place, total))
-
-    return FlatInput(Ragged._build(take_rows(packed.data, place), lengths), restore)
+    moved = layouts.flatten_packed(packed)
+    if moved is not None:
+        values, layout = moved
+        batch = Ragged._make(values, layout.offsets, layout.lengths)
+        return FlatInput(batch, lambda flat: packed._replace(data=layout.from_flat(flat)))
+    found = find_packed(packed)
+    batch = Ragged._make(take_rows(found.rows, found.index), found.offsets, found.lengths)
+    return FlatInput(batch, lambda flat: packed._replace(data=place_rows(flat, found.index, found.rows.shape[0])))

@@ -287,22 +287,21 @@ class RecurrentLayer(torch.nn.Module):
             return False
         if network.regularisation.acts(network.training) or (network.initial is not None and hx is None):
             return False
+        values, schedule = (input, "padded") if isinstance(input, Tensor) else (input.data, "packed")
+        traits = network.traits(network.cell, values.dtype, values.device, need_states=False)
+        picked = pick(traits, network.schedule, network.backend, dense=isinstance(input, Tensor))
+        if picked != ("torch", schedule):
+            return False
         if isinstance(input, PackedSequence):
-            values, schedule = input.data, "packed"
             count = input.sorted_indices.shape[0] if input.sorted_indices is not None else None
             if values.shape[0] == 0 or (count is not None and count != int(input.batch_sizes[0])):
                 return False  # sequences of length 0, which torch's kernels do not know
-        else:
-            values, schedule = input, "padded"
-            if values.is_nested or values.dim() not in (2, 3) or values.numel() == 0:
-                return False
+        elif values.is_nested or values.dim() not in (2, 3) or values.numel() == 0:
+            return False
         like = network.like
         if like is None or values.shape[-1] != self.input_size or values.layout is not torch.strided:
             return False  # the way through the flat layout says what is wrong
-        if values.dtype != like.dtype or values.device != like.device:
-            return False  # or casts
-        traits = network.traits(network.cell, values.dtype, values.device, need_states=False)
-        return pick(traits, network.schedule, network.backend, dense=isinstance(input, Tensor)) == ("torch", schedule)
+        return values.dtype == like.dtype and values.device == like.device  # or it casts
 
     def _choice(self, values: Tensor, *, dense: bool, need_states: bool = False) -> Choice:
         """What the dispatcher takes for values of this dtype and device."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from raglane.errors import MissingExtraError
+from raglane.kernels import reference
 from raglane.kernels.contract import Request, Result, Traits
 from raglane.kernels.cpu.kinds import KINDS
 from raglane.kernels.cpu.library import Layer, library
@@ -23,7 +27,7 @@ class CpuBackend:
 
     A sequence's outputs and states are the same bits whichever batch it came in, at any number of threads; gradients
     are the same bits from run to run. Under :func:`torch.autocast` all is cast to its dtype once, before the first
-    layer; float64 is left alone.
+    layer; float64 is left alone. Derivatives that are taken forward are the reference kernel's affair.
     """
 
     name = "cpu"
@@ -39,10 +43,12 @@ class CpuBackend:
             return f"the cpu kernels do not compute in {traits.dtype}"
         return missing_kernels()
 
-    def run(self, request: Request, schedule: str) -> Result:  # noqa: ARG002
+    def run(self, request: Request, schedule: str) -> Result:
         """See :class:`~raglane.kernels.contract.Backend`."""
         if torch.is_autocast_enabled("cpu"):
             request = request.cast(torch.get_autocast_dtype("cpu"))
+        if _has_tangent(request):
+            return reference.BACKEND.run(request, schedule)
         values, count, state = request.values, request.directions, request.state
         sizes = tuple([part.shape[2] for part in state]) or request.state_sizes
         finals: list[tuple[Tensor, ...]] = []
@@ -91,3 +97,11 @@ def _dtype(dtype: torch.dtype) -> torch.dtype:
     if dtype is not torch.float64 and torch.is_autocast_enabled("cpu"):
         return torch.get_autocast_dtype("cpu")
     return dtype
+
+
+def _has_tangent(request: Request) -> bool:
+    """Whether a tensor of a request carries a derivative forward, :mod:`torch.autograd.forward_ad`."""
+    if forward_ad._current_level < 0:
+        return False
+    tensors = (request.values, *request.state, *chain.from_iterable(request.weights))
+    return any(part is not None and forward_ad.unpack_dual(part).tangent is not None for part in tensors)

@@ -14,7 +14,7 @@ from raglane.kernels import reference
 from raglane.kernels.contract import Request
 from raglane.kernels.cpu.library import Layer, Saved, address, addresses, call
 
-__all__ = ["Given", "Grads", "Kind", "Ran", "outer", "reference_gradients"]
+__all__ = ["Given", "Grads", "Kind", "Ran", "is_transformed", "outer", "reference_gradients"]
 
 # How many times as high as wide a matrix must be for outer to begin with its transpose; measured.
 _TALL = 32
@@ -126,6 +126,11 @@ def outer(gates: Tensor, inputs: Tensor) -> Tensor:
         return torch.mm(gates.t(), inputs)
     # MKL takes a tall and narrow product a fifth to a third faster from the other side.
     return torch.mm(inputs.t(), gates).t().contiguous()
+
+
+def is_transformed(values: Tensor) -> bool:
+    """Whether torch.func has a hand in a tensor, so that ``Function.apply`` must look and no pointer can be taken."""
+    return torch._C._are_functorch_transforms_active() or torch._C._functorch.is_dead_tensor_wrapper(values)  # type: ignore[attr-defined]
 
 
 def reference_gradients(layer: Layer, given: Given) -> Grads:

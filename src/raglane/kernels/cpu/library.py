@@ -21,9 +21,9 @@ from torch import Tensor
 
 from raglane.errors import ArgumentError, MissingExtraError, explain
 
-__all__ = ["Layer", "Library", "Saved", "address", "addresses", "call", "library", "preamble"]
+__all__ = ["ABI", "Layer", "Library", "Saved", "address", "addresses", "call", "library", "preamble"]
 
-_ABI = 4
+ABI = 5
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 _ISAS = {"amx": 4, "avx512bf16": 3, "avx512": 2, "avx2": 1, "portable": 0}
 _FUNCTIONS = {"exp": 0, "tanh": 1, "sigmoid": 2}
@@ -99,15 +99,14 @@ def library() -> Library:
         )
     # torch is imported by now, so the library shares the OpenMP runtime that torch brought.
     handle = ctypes.CDLL(str(found[0]))
-    if handle.raglane_abi() != _ABI:
+    if handle.raglane_abi() != ABI:
         raise MissingExtraError(
             f"the cpu kernels at {found[0]} are of another version of raglane. Fix: reinstall raglane."
         )
     handle.raglane_has_isa.argtypes = [ctypes.c_int64]
     text, integer, pointer = ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p
-    for kind in ("", "elementwise_"):
-        for way in ("forward", "backward"):
-            getattr(handle, f"raglane_{kind}{way}").argtypes = [text, text, integer]
+    for name in ("forward", "backward", "elementwise_forward", "elementwise_backward", "flatten", "gather", "scatter"):
+        getattr(handle, f"raglane_{name}").argtypes = [text, text, integer]
     handle.raglane_apply.argtypes = [integer, integer, integer, pointer, pointer, integer, text, integer]
     isas = tuple(name for name, number in _ISAS.items() if handle.raglane_has_isa(number))
     loaded = Library(handle, isas, isas[0], process=os.getpid())
@@ -199,7 +198,7 @@ class Saved(NamedTuple):
 def preamble(cell: int, dtype: torch.dtype) -> tuple[int, ...]:
     """The first fields of both structs: ABI, instruction set, cell, dtype, flags, threads."""
     kernels = library()
-    return _ABI, _ISAS[kernels.isa], cell, _DTYPES[dtype], kernels.flags, kernels.threads()
+    return ABI, _ISAS[kernels.isa], cell, _DTYPES[dtype], kernels.flags, kernels.threads()
 
 
 def address(tensor: Tensor | None) -> int:

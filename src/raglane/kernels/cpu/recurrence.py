@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from raglane.kernels.cpu.gradients import Given, reference_gradients
+from raglane.kernels.cpu.gradients import Given, is_transformed, reference_gradients
 from raglane.kernels.cpu.kinds import KINDS
 from raglane.kernels.cpu.library import Layer, Saved
 
@@ -41,7 +41,7 @@ def run_layer(
 
         output, final, cells = operators.run(layer, need_output=need_output, save=needs_grad, need_cells=need_cells)
     elif needs_grad:
-        apply = _Recurrence.apply if _may_be_transformed(layer.values) else _apply
+        apply = _Recurrence.apply if is_transformed(layer.values) else _apply
         form = _Form(layer.cell, len(layer.initial), layer.sizes, layer.directions)
         output, *rest = apply(form, layer.offsets, need_cells, *tensors)  # type: ignore[no-untyped-call]
         if need_cells:
@@ -117,11 +117,6 @@ class _Recurrence(torch.autograd.Function):
 
 # What Function.apply calls once it has looked through all arguments for what torch.func's transforms leave behind.
 _apply = super(torch.autograd.Function, _Recurrence).apply
-
-
-def _may_be_transformed(values: Tensor) -> bool:
-    """Whether torch.func has a hand in this, so that Function.apply must look."""
-    return torch._C._are_functorch_transforms_active() or torch._C._functorch.is_dead_tensor_wrapper(values)  # type: ignore[attr-defined]
 
 
 _keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)

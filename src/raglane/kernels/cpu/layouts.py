@@ -1,0 +1,233 @@
+"""Padded tensors and packs to flat values and back, a call of the kernels each way.
+
+What :mod:`raglane.packing.flat` does for every device by index arithmetic, some fifty operations of NumPy and torch,
+which for a small batch take as long as the layer itself.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn.utils.rnn import PackedSequence
+
+from raglane.errors import ArgumentError
+from raglane.kernels.cpu.backend import missing_kernels
+from raglane.kernels.cpu.gradients import is_transformed
+from raglane.kernels.cpu.library import ABI, address, call, library
+
+__all__ = ["Layout", "flatten_packed", "flatten_padded"]
+
+# raglane_rows: nine numbers, then sizes, order, lengths, offsets, flat, table.
+_pack = struct.Struct("=15q").pack
+_PLAIN = (Tensor, torch.nn.Parameter)
+_MOST = 1 << 40
+_FEW = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """Where a padded tensor or a pack has the elements of a batch.
+
+    Attributes:
+        shape: of the tensor, without features.
+        batch_dim: the dimension of the sequences in a padded tensor; None for a pack.
+        sizes: int64: a pack's batch sizes ``(T,)``; a padded tensor's lengths ``(B,)`` as the caller gave them, which
+            are read once, for the caller may change them.
+        order: ``(B,)`` int64, a pack's sequences, longest first; None where they stand in that order.
+        lengths: ``(B,)`` int64.
+        offsets: ``(B + 1,)`` int64.
+    """
+
+    shape: tuple[int, ...]
+    batch_dim: int | None
+    sizes: Tensor
+    order: Tensor | None
+    lengths: Tensor
+    offsets: Tensor
+
+    def to_flat(self, table: Tensor, total: int) -> Tensor:
+        """The elements, ``(N, *features)``, of a tensor of this layout."""
+        if table.requires_grad and torch.is_grad_enabled():
+            return _to_flat(table, self, total, "raglane_gather")
+        return self._gather(table, total, "raglane_gather")
+
+    def from_flat(self, flat: Tensor) -> Tensor:
+        """A tensor of this layout with elements ``(N, *features)``; zeros where there is none."""
+        if flat.requires_grad and torch.is_grad_enabled():
+            return _from_flat(flat, self)
+        return self._scatter(flat)
+
+    def _gather(self, table: Tensor, total: int, function: str) -> Tensor:
+        features = table.shape[len(self.shape) :]
+        flat = table.new_empty(total, *features)
+        self._move(function, flat, table, math.prod(features))
+        return flat
+
+    def _scatter(self, flat: Tensor) -> Tensor:
+        features = flat.shape[1:]
+        table = flat.new_empty(*self.shape, *features)
+        self._move("raglane_scatter", flat.contiguous(), table, math.prod(features))
+        return table
+
+    def _move(self, function: str, flat: Tensor, table: Tensor, features: int) -> None:
+        size, strides, steps = table.element_size(), (0, 0), self.sizes.shape[0]
+        if self.batch_dim is None:
+            table = table.contiguous()
+        else:
+            # Sequences and steps may lie anyhow, features side by side.
+            if table.stride()[2:] != (1,):
+                table = table.contiguous()
+            stride, batch_dim = table.stride(), self.batch_dim
+            strides, steps = (stride[batch_dim] * size, stride[1 - batch_dim] * size), table.shape[1 - batch_dim]
+        call(
+            function,
+            _pack(
+                ABI,
+                library().threads(),
+                self.batch_dim is None,
+                features * size,
+                self.lengths.shape[0],
+                steps,
+                flat.shape[0],
+                *strides,
+                self.sizes.data_ptr(),
+                address(self.order),
+                self.lengths.data_ptr(),
+                self.offsets.data_ptr(),
+                flat.data_ptr(),
+                table.data_ptr(),
+            ),
+        )
+
+
+class _ToFlat(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, layout: Layout, total: int, function: str) -> Tensor:
+        ctx.layout = layout
+        return layout._gather(table, total, function)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.layout.from_flat(grad), None, None, None
+
+
+class _FromFlat(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, flat: Tensor, layout: Layout) -> Tensor:
+        ctx.layout, ctx.total = layout, flat.shape[0]
+        return layout._scatter(flat)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.layout.to_flat(grad, ctx.total), None
+
+
+# What Function.apply calls once it has looked for torch.func's transforms, under which nobody comes here.
+_to_flat: Callable[..., Tensor] = super(torch.autograd.Function, _ToFlat).apply
+_from_flat: Callable[..., Tensor] = super(torch.autograd.Function, _FromFlat).apply
+
+
+def flatten_padded(padded: Tensor, lengths: Any, batch_first: bool) -> tuple[Tensor, Layout] | None:
+    """The elements of a padded tensor, and where they stood.
+
+    Args:
+        padded: ``(T, B, D)``, or ``(B, T, D)`` with ``batch_first``; any dtype.
+        lengths: what the caller gave; not changed, and copied.
+        batch_first: which of the two shapes.
+
+    Returns:
+        ``(N, D)`` and the layout; None where this is not for the kernels: no plain tensor on a CPU, lengths other than
+        a tensor of int64 there, or lengths that do not fit, of which ``packing.flat.find_padded`` says what is wrong.
+
+    Example:
+        >>> values, layout = flatten_padded(torch.tensor([[[1.0], [2.0]], [[3.0], [0.0]]]), torch.tensor([2, 1]), True)
+        >>> values.tolist(), layout.from_flat(-values).tolist()
+        ([[1.0], [2.0], [3.0]], [[[-1.0], [-2.0]], [[-3.0], [0.0]]])
+    """
+    batch_dim = 0 if batch_first else 1
+    count, steps = padded.shape[batch_dim], padded.shape[1 - batch_dim]
+    if not (_is_ours(padded) and _is_list(lengths, count)):
+        return None
+    # Few numbers are added in Python in less time than it takes to call anything.
+    total = sum(lengths.tolist()) if count < _FEW else int(lengths.sum())
+    if not 0 <= total <= count * steps:
+        return None
+    return _flatten(padded, _layout(padded.shape[:2], batch_dim, lengths, None, count), total)
+
+
+def flatten_packed(packed: PackedSequence) -> tuple[Tensor, Layout] | None:
+    """The elements of a pack in the caller's order, and where they stood.
+
+    Args:
+        packed: with data ``(N, *features)``.
+
+    Returns:
+        ``(N, *features)`` and the layout; None where this is not for the kernels: no plain tensors on a CPU, or parts
+        that do not fit together, of which ``packing.flat.find_packed`` says what is wrong.
+
+    Example:
+        >>> packed = torch.nn.utils.rnn.pack_sequence([torch.tensor([3.0]), torch.tensor([1.0, 2.0])], False)
+        >>> values, layout = flatten_packed(packed)
+        >>> values.tolist(), layout.from_flat(-values).tolist()
+        ([3.0, 1.0, 2.0], [-1.0, -3.0, -2.0])
+    """
+    data, sizes, order, places = packed
+    if data.dim() == 0 or not (_is_ours(data) and _is_list(sizes, None)):
+        return None
+    if order is None:
+        if places is not None or sizes.shape[0] == 0:
+            return None
+        count = int(sizes[0])
+    else:
+        count = order.shape[0]
+        if not _is_list(order, count):
+            return None
+    if not 0 <= count <= _MOST:
+        return None
+    total = data.shape[0]
+    return _flatten(data, _layout((total,), None, sizes, order, count), total)
+
+
+def _layout(shape: tuple[int, ...], batch_dim: int | None, sizes: Tensor, order: Tensor | None, count: int) -> Layout:
+    """A layout of ``count`` sequences whose lengths and offsets are still to be written."""
+    return Layout(shape, batch_dim, sizes, order, sizes.new_empty(count), sizes.new_empty(count + 1))
+
+
+def _flatten(table: Tensor, layout: Layout, total: int) -> tuple[Tensor, Layout] | None:
+    try:
+        if table.requires_grad and torch.is_grad_enabled():
+            return _to_flat(table, layout, total, "raglane_flatten"), layout
+        return layout._gather(table, total, "raglane_flatten"), layout
+    except ArgumentError:
+        return None
+
+
+def _is_ours(table: Tensor) -> bool:
+    """Whether the memory of a tensor can be read, and nobody follows what happens to it but PyTorch's autograd."""
+    return (
+        not torch.compiler.is_compiling()
+        and table.is_cpu
+        and type(table) in _PLAIN
+        and forward_ad._current_level < 0
+        and not is_transformed(table)
+        and missing_kernels() is None
+    )
+
+
+def _is_list(numbers: Any, count: int | None) -> bool:
+    """Whether this is a row of ``count`` integers that lie side by side in the host's memory."""
+    return (
+        type(numbers) is Tensor
+        and numbers.dtype is torch.int64
+        and numbers.is_cpu
+        and numbers.dim() == 1
+        and (count is None or numbers.shape[0] == count)
+        and numbers.is_contiguous()
+    )
