@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from raglane.cells.elementwise import ElementwiseWeights
-from raglane.kernels.cpu.gradients import Given, Grads, Kind, outer
+from raglane.kernels.cpu.gradients import Given, Grads, Kind, outer, product_dtype, to_dtype
 from raglane.kernels.cpu.library import Layer, Saved, address, addresses, call, preamble
 
 __all__ = ["CELLS", "ElementwiseLayers"]
@@ -95,15 +95,17 @@ class ElementwiseLayers(Kind):
                 address(bias),
             ),
         )
+        wide = product_dtype(values.dtype)
+        values, gates = values.to(wide), gates.to(wide)
         grad_values: Tensor | None = None
         found: list[Tensor | None] = []
         for d, (part, of_input) in enumerate(zip(weights, gates[..., :rows].unbind(), strict=True)):
             wants = wanted[1 + states + 4 * d :][:4]
             of_skip = None if part.skip is None else gates[d, :, rows:]
             if wanted[0]:
-                grad_values = _add_product(grad_values, of_input, part.input)
+                grad_values = _add_product(grad_values, of_input, part.input.to(wide))
                 if of_skip is not None:
-                    grad_values = _add_product(grad_values, of_skip, cast(Tensor, part.skip))
+                    grad_values = _add_product(grad_values, of_skip, cast(Tensor, part.skip).to(wide))
             found += [
                 outer(of_input, values) if wants[0] else None,
                 _of_direction(recurrent, d),
@@ -113,7 +115,7 @@ class ElementwiseLayers(Kind):
         if grad_values is not None and skipped is not None:
             for part in skipped:
                 grad_values += part
-        return grad_values, *initial, *found
+        return to_dtype((grad_values, *initial, *found), layer.values.dtype)
 
 
 def _of_direction(sums: Tensor | None, direction: int) -> Tensor | None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from raglane.cells.spec import Weights
-from raglane.kernels.cpu.gradients import Given, Grads, Kind, outer
+from raglane.kernels.cpu.gradients import Given, Grads, Kind, outer, product_dtype, to_dtype
 from raglane.kernels.cpu.library import Layer, Saved, address, addresses, call, preamble
 
 __all__ = ["CELLS", "MatrixLayers", "head", "pack"]
@@ -104,6 +104,12 @@ def _is_small(layer: Layer) -> bool:
 
 def _by_products(layer: Layer, walked: _Walked, wanted: tuple[bool, ...]) -> Grads:
     """The gradients of values and weights by torch's products, and those of the initial states."""
+    dtype = layer.values.dtype
+    wide = product_dtype(dtype)
+    if wide is not dtype:
+        layer = layer._replace(values=layer.values.to(wide), weights=to_dtype(layer.weights, wide))
+        walked = _Walked(*to_dtype(walked[:4], wide), walked.initial)  # type: ignore[arg-type,call-arg]
+        return to_dtype(_by_products(layer, walked, wanted), dtype)
     grad_values: Tensor | None = None
     grad_weights: list[Tensor | None] = []
     for direction in range(layer.directions):
