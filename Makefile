@@ -11,7 +11,7 @@ ROUNDS ?= 300
 SEED ?= 1
 CMAKE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
 
-.PHONY: help setup demo test check sanitize emulate format bench clean
+.PHONY: help setup demo test check sanitize emulate ulps format bench clean
 
 help:
 	@echo "make demo    train on the bundled recordings, evaluate, predict"
@@ -19,6 +19,7 @@ help:
 	@echo "make check   format, lint, types, layers"
 	@echo "make sanitize  the CPU kernels under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer"
 	@echo "make emulate   the CPU kernels for AMX and AVX512-BF16, on any processor with AVX-512"
+	@echo "make ulps    every float through the kernels' exp, tanh and sigmoid, on every instruction set here"
 	@echo "make format  rewrite the files as the formatter wants them"
 	@echo "make bench   time the layers against PyTorch's, and other engines' where they are installed"
 	@echo "make clean   remove what the targets above made"
@@ -67,6 +68,12 @@ emulate: $(READY)
 	$(BIN)/cmake --install build/emulate --prefix build/emulate/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --quiet \
 		--kernels build/emulate/installed/raglane/kernels/cpu tests/test_cpu_kernels.py tests/test_cpu_elementwise.py
+
+ulps: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt cmake ninja
+	$(CMAKE) -B build/ulps
+	$(BIN)/cmake --build build/ulps --target ulps
+	build/ulps/ulps
 
 format: $(READY)
 	$(BIN)/ruff format .

@@ -259,6 +259,7 @@ def floats(first: int, last: int, step: int) -> Tensor:
 @pytest.mark.parametrize("isa", LIBRARY.isas)
 @pytest.mark.parametrize("function", TRUTH)
 def test_within_four_ulp(function: str, isa: str) -> None:
+    """Of some floats; ``make ulps`` takes all of them."""
     kernels = LIBRARY.with_isa(isa)
     assert ulps(function, floats(0, 1 << 32, 9973), kernels) <= 4
     special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1e-45, -1e-45, 3e38, -3e38, 88.72, -103.9])
@@ -268,12 +269,3 @@ def test_within_four_ulp(function: str, isa: str) -> None:
     truth = TRUTH[function](wide)
     normal = truth.abs() > 1e-300
     assert torch.allclose(kernels.apply(function, wide)[normal], truth[normal], rtol=2e-15, atol=0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("isa", LIBRARY.isas)
-@pytest.mark.parametrize("function", TRUTH)
-def test_within_four_ulp_nearly_everywhere(function: str, isa: str) -> None:
-    kernels, block = LIBRARY.with_isa(isa), 1 << 26
-    worst = max(ulps(function, floats(begin, begin + block, 7), kernels) for begin in range(0, 1 << 32, block))
-    assert worst <= 4, worst

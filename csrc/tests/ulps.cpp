@@ -1,0 +1,91 @@
+// Every float through exp, tanh and sigmoid of every instruction set here: how far from the true value, which is
+// computed in double, in units in the last place of the nearest float. Fails where that is more than four.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "../raglane.h"
+
+namespace {
+
+constexpr int64_t block = 1 << 14;
+constexpr int64_t blocks = (int64_t(1) << 32) / block;
+const char* const functions[] = {"exp", "tanh", "sigmoid"};  // by raglane_function
+const char* const sets[] = {"portable", "avx2", "avx512"};   // by raglane_isa; those for bfloat16 have AVX-512's
+
+double truth(int function, double x) {
+  switch (function) {
+    case RAGLANE_EXP: return std::exp(x);
+    case RAGLANE_TANH: return std::tanh(x);
+    default: return 1 / (1 + std::exp(-x));
+  }
+}
+
+// From one float to the next, as far from zero as x.
+double spacing(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  uint64_t exponent = bits >> 23 & 255, power = (exponent > 1 ? exponent : 1) - 150 + 1023;
+  power <<= 52;
+  double space;
+  std::memcpy(&space, &power, 8);
+  return space;
+}
+
+// The error of one value in units in the last place, infinite where it is no such thing.
+double error(float x, float got, double wanted) {
+  const double wrong = std::numeric_limits<double>::infinity();
+  if (std::isnan(x) || std::isnan(got)) return std::isnan(x) && std::isnan(got) ? 0 : wrong;
+  float nearest = (float)wanted;
+  if (got == nearest && std::isinf(got)) return 0;
+  // Where one of the two overflows the other must be next to it.
+  if (std::isinf(got) || std::isinf(nearest)) return wanted > 3.4028e38 ? 0 : wrong;
+  return std::abs((double)got - wanted) / spacing(nearest);
+}
+
+// The largest error of a function over all floats, for each instruction set.
+std::vector<double> worst_of(int function, const std::vector<int64_t>& isas) {
+  std::vector<double> worst(isas.size(), 0);
+#pragma omp parallel
+  {
+    std::vector<float> x(block), got(block);
+    std::vector<double> wanted(block), mine(isas.size(), 0);
+#pragma omp for schedule(dynamic, 64)
+    for (int64_t b = 0; b < blocks; b++) {
+      for (int64_t i = 0; i < block; i++) {
+        uint32_t bits = (uint32_t)(b * block + i);
+        std::memcpy(&x[i], &bits, 4);
+        wanted[i] = truth(function, x[i]);
+      }
+      for (size_t s = 0; s < isas.size(); s++) {
+        if (raglane_apply(isas[s], RAGLANE_FLOAT32, function, x.data(), got.data(), block, nullptr, 0) != RAGLANE_OK)
+          mine[s] = std::numeric_limits<double>::infinity();
+        for (int64_t i = 0; i < block; i++) mine[s] = std::max(mine[s], error(x[i], got[i], wanted[i]));
+      }
+    }
+#pragma omp critical
+    for (size_t s = 0; s < isas.size(); s++) worst[s] = std::max(worst[s], mine[s]);
+  }
+  return worst;
+}
+
+}  // namespace
+
+int main() {
+  std::vector<int64_t> isas;
+  for (int64_t isa = RAGLANE_PORTABLE; isa <= RAGLANE_AVX512; isa++)
+    if (raglane_has_isa(isa)) isas.push_back(isa);
+  bool fails = false;
+  for (int function = RAGLANE_EXP; function <= RAGLANE_SIGMOID; function++) {
+    std::vector<double> worst = worst_of(function, isas);
+    for (size_t s = 0; s < isas.size(); s++) {
+      std::printf("%s, %s: %.3f ulp at most\n", functions[function], sets[isas[s]], worst[s]);
+      fails = fails || !(worst[s] <= 4);
+    }
+    std::fflush(stdout);
+  }
+  return fails;
+}
