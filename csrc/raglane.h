@@ -205,7 +205,8 @@ typedef struct raglane_rows {
 
 /* Checks sizes and order, writes lengths and offsets, and does what raglane_gather does. */
 RAGLANE_EXPORT int32_t raglane_flatten(const raglane_rows* rows, char* message, int64_t size);
-/* From the table to `flat`. Lengths and offsets are those that raglane_flatten wrote: they are not checked again. */
+/* From the table to `flat`, with the lengths and offsets that raglane_flatten wrote, which fails where they are others.
+ * The sizes of a padded tensor are not read again. */
 RAGLANE_EXPORT int32_t raglane_gather(const raglane_rows* rows, char* message, int64_t size);
 /* From `flat` to the table, zeros where a padded tensor has no element. Otherwise as raglane_gather. */
 RAGLANE_EXPORT int32_t raglane_scatter(const raglane_rows* rows, char* message, int64_t size);

@@ -1,6 +1,7 @@
 // Rows between the flat layout of a batch and a padded tensor or a pack. Rows are bytes: no dtype, no instruction set.
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "failure.h"
 #include "threads.h"
@@ -26,17 +27,21 @@ void check(const raglane_rows& rows) {
   present("offsets", rows.offsets);
   if (rows.elements > 0 && rows.row_bytes > 0) present("flat", rows.flat), present("table", rows.table);
   if (rows.sequences > 0) present("lengths", rows.lengths);
-  if (rows.sequences > 0 && !rows.is_pack) present("sizes", rows.sizes);
-  if (rows.steps > 0 && rows.is_pack) present("sizes", rows.sizes);
+  if ((rows.is_pack ? rows.steps : rows.sequences) > 0) present("sizes", rows.sizes);
 }
 
+// Lengths and offsets, as they are written or were.
+struct Measures {
+  int64_t *lengths, *offsets;
+};
+
 // The lengths of a padded tensor's sequences are its sizes.
-void measure_padded(const raglane_rows& rows) {
+void measure_padded(const raglane_rows& rows, const int64_t* sizes, int64_t* lengths) {
   for (int64_t b = 0; b < rows.sequences; b++) {
-    if (rows.sizes[b] < 0 || rows.sizes[b] > rows.steps)
-      fail("lengths[%lld]: got %lld; the rule: from 0 to the %lld steps", (long long)b, (long long)rows.sizes[b],
+    if (sizes[b] < 0 || sizes[b] > rows.steps)
+      fail("lengths[%lld]: got %lld; the rule: from 0 to the %lld steps", (long long)b, (long long)sizes[b],
            (long long)rows.steps);
-    rows.lengths[b] = rows.sizes[b];
+    lengths[b] = sizes[b];
   }
 }
 
@@ -44,17 +49,17 @@ void measure_padded(const raglane_rows& rows) {
 int64_t sequence_at(const raglane_rows& rows, int64_t place) { return rows.order ? rows.order[place] : place; }
 
 // A pack's sizes say how many sequences have each step: none more than the step before it.
-void measure_pack(const raglane_rows& rows) {
-  std::fill_n(rows.lengths, rows.sequences, int64_t(-1));
+void measure_pack(const raglane_rows& rows, int64_t* lengths) {
+  std::fill_n(lengths, rows.sequences, int64_t(-1));
   int64_t running = rows.steps > 0 ? rows.sizes[0] : 0;
   if (running > rows.sequences) fail("batch_sizes[0]: got %lld; the rule: at most the sequences", (long long)running);
   for (int64_t place = rows.sequences - 1, step = 0; place >= 0; place--) {
     // From the shortest on: its length is the number of steps that more sequences have than stand before it.
     while (step < rows.steps && rows.sizes[step] > place) step++;
     int64_t sequence = sequence_at(rows, place);
-    if (sequence < 0 || sequence >= rows.sequences || rows.lengths[sequence] >= 0)
+    if (sequence < 0 || sequence >= rows.sequences || lengths[sequence] >= 0)
       fail("sorted_indices[%lld]: got %lld; the rule: each sequence once", (long long)place, (long long)sequence);
-    rows.lengths[sequence] = step;
+    lengths[sequence] = step;
   }
   for (int64_t step = 0; step < rows.steps; step++)
     if (rows.sizes[step] < 1 || (step > 0 && rows.sizes[step] > rows.sizes[step - 1]))
@@ -62,14 +67,25 @@ void measure_pack(const raglane_rows& rows) {
            (long long)rows.sizes[step]);
 }
 
-// Lengths and offsets, checked.
-void measure(const raglane_rows& rows) {
-  if (rows.is_pack) measure_pack(rows);
-  else measure_padded(rows);
-  int64_t total = rows.offsets[0] = 0;
-  for (int64_t b = 0; b < rows.sequences && total <= rows.elements; b++) rows.offsets[b + 1] = total += rows.lengths[b];
+// Lengths and offsets of a pack, or of a padded tensor with these lengths, checked.
+void measure(const raglane_rows& rows, const int64_t* padded_lengths, const Measures& to) {
+  if (rows.is_pack) measure_pack(rows, to.lengths);
+  else measure_padded(rows, padded_lengths, to.lengths);
+  int64_t total = to.offsets[0] = 0;
+  for (int64_t b = 0; b < rows.sequences && total <= rows.elements; b++) to.offsets[b + 1] = total += to.lengths[b];
   if (total != rows.elements)
     fail("elements: got %lld; the rule: the sum of the lengths", (long long)rows.elements);
+}
+
+// Whether lengths and offsets are still what they were measured to be: nothing else keeps a caller who changed his
+// tensors between two calls from reaching memory that is not his.
+void check_measures(const raglane_rows& rows) {
+  std::vector<int64_t> memory(2 * rows.sequences + 1);
+  Measures again{memory.data(), memory.data() + rows.sequences};
+  measure(rows, rows.lengths, again);
+  if (!std::equal(rows.lengths, rows.lengths + rows.sequences, again.lengths) ||
+      !std::equal(rows.offsets, rows.offsets + rows.sequences + 1, again.offsets))
+    fail("lengths, offsets: they changed since raglane_flatten wrote them");
 }
 
 // Copies one way or the other.
@@ -77,6 +93,7 @@ template <bool into_flat> struct Mover {
   const raglane_rows& rows;
 
   void copy(char* flat, char* table, int64_t count) const {
+    if (count == 0) return;  // where there may be no memory either
     if (into_flat) std::memcpy(flat, table, count * rows.row_bytes);
     else std::memcpy(table, flat, count * rows.row_bytes);
   }
@@ -159,16 +176,22 @@ extern "C" {
 
 int32_t raglane_flatten(const raglane_rows* rows, char* message, int64_t size) {
   return run(rows, message, size, [](const raglane_rows& checked) {
-    measure(checked);
+    measure(checked, checked.sizes, {checked.lengths, checked.offsets});
     move<true>(checked);
   });
 }
 
 int32_t raglane_gather(const raglane_rows* rows, char* message, int64_t size) {
-  return run(rows, message, size, move<true>);
+  return run(rows, message, size, [](const raglane_rows& checked) {
+    check_measures(checked);
+    move<true>(checked);
+  });
 }
 
 int32_t raglane_scatter(const raglane_rows* rows, char* message, int64_t size) {
-  return run(rows, message, size, move<false>);
+  return run(rows, message, size, [](const raglane_rows& checked) {
+    check_measures(checked);
+    move<false>(checked);
+  });
 }
 }

@@ -9,6 +9,7 @@ from torch.autograd import forward_ad
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import raglane as rl
+from raglane.errors import ArgumentError
 from raglane.kernels.cpu import layouts, missing_kernels
 from raglane.packing import flat
 
@@ -147,6 +148,20 @@ def test_lengths_that_change_after_the_call_change_nothing() -> None:
     lengths.fill_(1)
     assert layout.from_flat(values).equal(before)
     assert layout.lengths.tolist() == [2, 3]
+
+
+def test_a_pack_that_changes_after_the_call_reaches_no_memory() -> None:
+    for part in ("batch_sizes", "sorted_indices"):
+        packed = _pack([3, 0, 5, 1])
+        values, layout = layouts.flatten_packed(packed) or pytest.fail("not taken")
+        getattr(packed, part).fill_(9)
+        with pytest.raises(ArgumentError, match=part):
+            layout.from_flat(values)
+    padded, lengths = _padded([3, 2], False), torch.tensor([3, 2])
+    values, layout = layouts.flatten_padded(padded, lengths, False) or pytest.fail("not taken")
+    layout.offsets.fill_(1 << 40)
+    with pytest.raises(ArgumentError, match="changed since"):
+        layout.from_flat(values)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, when the first dual tensor is made

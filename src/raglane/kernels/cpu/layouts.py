@@ -108,6 +108,8 @@ class Layout:
 
 
 class _ToFlat(torch.autograd.Function):
+    boxed_grads_call = False  # as in recurrence.py
+
     @staticmethod
     def forward(ctx: Any, table: Tensor, layout: Layout, total: int, function: str) -> Tensor:
         ctx.layout = layout
@@ -119,6 +121,8 @@ class _ToFlat(torch.autograd.Function):
 
 
 class _FromFlat(torch.autograd.Function):
+    boxed_grads_call = False
+
     @staticmethod
     def forward(ctx: Any, flat: Tensor, layout: Layout) -> Tensor:
         ctx.layout, ctx.total = layout, flat.shape[0]
