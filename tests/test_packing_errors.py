@@ -123,6 +123,14 @@ MISTAKES: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], type[Exception],
     "two dimensions to invert": ("invert_permutation", (torch.tensor([[1, 0]]),), {}, ValueError, r"\(1, 2\)"),
     "a hole to invert": ("invert_permutation", (torch.tensor([0, 2]),), {}, ValueError, "each of 0 to 1 once"),
     "twice the same to invert": ("invert_permutation", (torch.tensor([1, 1]),), {}, ValueError, "each of 0 to 1 once"),
+    "far above to invert": ("invert_permutation", (torch.tensor([0, 1 << 40]),), {}, ValueError, "each of 0 to 1 once"),
+    "a pack whose order was changed": (
+        "unpack_sequence",
+        (PackedSequence(torch.zeros(3), torch.tensor([2, 1]), torch.tensor([0, 0]), torch.tensor([0, 1])),),
+        {},
+        ValueError,
+        r"sorted_indices: got \[0, 0\]",
+    ),
     "below 0 to invert": ("invert_permutation", (torch.tensor([0, -1]),), {}, ValueError, "each of 0 to 1 once"),
 }
 

@@ -20,6 +20,7 @@ from raglane.errors import DimensionError, KindError, ShapeError, explain
 from raglane.packing.layouts import IntArray, inverse
 
 __all__ = [
+    "check_permutation",
     "check_range",
     "raise_unsorted",
     "read_host_lengths",
@@ -335,11 +336,29 @@ def read_permutation(permutation: Any) -> Tensor:
         raise DimensionError(explain(name, f"shape {tuple(permutation.shape)}", "one dimension, (B,)", fix))
     if permutation.dtype not in _INTEGERS:
         raise ShapeError(explain(name, f"dtype {permutation.dtype}", "integers", fix))
-    count = permutation.shape[0]
-    if permutation.is_cpu and count:
-        array = permutation.numpy().astype(np.int64, copy=False)
-        # As many numbers as there are, none below 0, the highest count - 1, none missing: each is there once.
-        counts = np.bincount(array) if array[array.argmin()] >= 0 else array
-        if counts.shape[0] != count or np.count_nonzero(counts) != count:
-            raise ShapeError(explain(name, f"{array.tolist()!r:.80}", f"each of 0 to {count - 1} once", fix))
+    if permutation.is_cpu:
+        check_permutation(permutation.numpy().astype(np.int64, copy=False), name, fix)
     return permutation
+
+
+def check_permutation(array: IntArray, argument: str, fix: str) -> None:
+    """Check that each of ``0 ... B - 1`` is there once.
+
+    Args:
+        array: ``(B,)`` int64.
+        argument: what errors call it.
+        fix: what they advise.
+
+    Raises:
+        ShapeError: it is not.
+
+    Example:
+        >>> check_permutation(np.array([2, 0, 1]), "order", "sort again")
+    """
+    count = array.shape[0]
+    if count == 0:
+        return
+    # As many numbers as there are, none below 0, the highest count - 1, none missing: each is there once.
+    counts = np.bincount(array) if array.min() >= 0 and array.max() < count else array[:0]
+    if counts.shape[0] != count or np.count_nonzero(counts) != count:
+        raise ShapeError(explain(argument, f"{array.tolist()!r:.80}", f"each of 0 to {count - 1} once", fix))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from raglane.packing.arguments import read_host_lengths, read_packed, read_padded, read_padding_side
+from raglane.packing.arguments import check_permutation, read_host_lengths, read_packed, read_padded, read_padding_side
 from raglane.packing.layouts import (
     IntArray,
     conjugate,
@@ -95,6 +95,7 @@ def find_packed(packed: PackedSequence, argument: str = "packed") -> Elements:
     ranks: IntArray = np.arange(count, dtype=np.int64)
     if sorted_indices is not None:
         order: IntArray = sorted_indices.cpu().numpy()
+        check_permutation(order, f"{argument}.sorted_indices", "make the pack anew: one of its tensors was changed")
         longest_first, in_order = lengths, ranks
         lengths, ranks = np.empty_like(lengths), np.empty_like(ranks)
         lengths[order] = longest_first
