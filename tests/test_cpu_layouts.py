@@ -69,6 +69,13 @@ def test_a_pack_there_and_back(lengths: list[int], dtype: torch.dtype) -> None:
     assert layout.from_flat(values).equal(packed.data)
 
 
+def test_a_pack_without_an_order_and_of_too_many_sequences() -> None:
+    packed = PackedSequence(torch.randn(3, 2), torch.tensor([2, 1]))
+    for running in (1 << 40, -1):
+        packed.batch_sizes[0] = running
+        assert layouts.flatten_packed(packed) is None
+
+
 def test_a_pack_without_an_order() -> None:
     packed = pack_padded_sequence(torch.randn(5, 3, 2), torch.tensor([5, 2, 2]))
     values, layout = layouts.flatten_packed(packed) or pytest.fail("not taken")

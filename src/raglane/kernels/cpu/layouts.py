@@ -27,7 +27,7 @@ __all__ = ["Layout", "flatten_packed", "flatten_padded"]
 # raglane_rows: nine numbers, then sizes, order, lengths, offsets, flat, table.
 _pack = struct.Struct("=15q").pack
 _PLAIN = (Tensor, torch.nn.Parameter)
-_MOST = 1 << 40
+# Fewer numbers than these are added in Python in less time than it takes to call anything.
 _FEW = 64
 
 
@@ -159,7 +159,6 @@ def flatten_padded(padded: Tensor, lengths: Any, batch_first: bool) -> tuple[Ten
     count, steps = padded.shape[batch_dim], padded.shape[1 - batch_dim]
     if not (_is_ours(padded) and _is_list(lengths, count)):
         return None
-    # Few numbers are added in Python in less time than it takes to call anything.
     total = sum(lengths.tolist()) if count < _FEW else int(lengths.sum())
     if not 0 <= total <= count * steps:
         return None
@@ -185,17 +184,15 @@ def flatten_packed(packed: PackedSequence) -> tuple[Tensor, Layout] | None:
     data, sizes, order, places = packed
     if data.dim() == 0 or not (_is_ours(data) and _is_list(sizes, None)):
         return None
+    total = data.shape[0]
     if order is None:
-        if places is not None or sizes.shape[0] == 0:
+        count = int(sizes[0]) if sizes.shape[0] else 0
+        if places is not None or not 0 < count <= total:
             return None
-        count = int(sizes[0])
     else:
         count = order.shape[0]
         if not _is_list(order, count):
             return None
-    if not 0 <= count <= _MOST:
-        return None
-    total = data.shape[0]
     return _flatten(data, _layout((total,), None, sizes, order, count), total)
 
 
