@@ -30,7 +30,7 @@ void check(const raglane_rows& rows) {
   if ((rows.is_pack ? rows.steps : rows.sequences) > 0) present("sizes", rows.sizes);
 }
 
-// Lengths and offsets, as they are written or were.
+// Where lengths and offsets are written.
 struct Measures {
   int64_t *lengths, *offsets;
 };
@@ -128,10 +128,10 @@ template <bool into_flat> struct Mover {
           copy(flat(b, t), table + b * rows.sequence_stride, 1);
           continue;
         }
-        int64_t begin = b;
+        int64_t first = b;  // of neighbours that have ended
         if (rows.sequence_stride == rows.row_bytes)
           while (b + 1 < rows.sequences && t >= rows.lengths[b + 1]) b++;
-        fill(table + begin * rows.sequence_stride, b + 1 - begin);
+        fill(table + first * rows.sequence_stride, b + 1 - first);
       }
     }
   }
