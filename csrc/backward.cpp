@@ -7,9 +7,6 @@ namespace raglane::RAGLANE_TARGET {
 int32_t forward(const Call& call);
 int32_t elementwise_forward(const ElementwiseCall& call);
 int32_t elementwise_backward(const ElementwiseCall& call);
-int32_t backward(const Call& call) {
-  int32_t status = run<BackwardScan>(call);
-  return status == RAGLANE_OK ? layer_gradients(call) : status;
-}
+int32_t backward(const Call& call) { return walk_and_gradients(call, run<BackwardScan>); }
 extern const Kernels kernels = {forward, backward, elementwise_forward, elementwise_backward, apply};
 }  // namespace raglane::RAGLANE_TARGET

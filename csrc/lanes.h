@@ -36,10 +36,11 @@ template <class T> class Scratch {
   T* data_ = nullptr;
 };
 
-// Where the threads of a team wait for each other, once a step.
-struct alignas(64) Barrier {
-  int arrived = 0;
-  int round = 0;
+// Where the threads of a team wait for each other, once a step. Those that wait read one line of the cache, those that
+// arrive write another.
+struct Barrier {
+  alignas(64) int arrived = 0;
+  alignas(64) int round = 0;
 
   void wait(int members) {
     if (members == 1) return;

@@ -12,10 +12,10 @@
 #if RAGLANE_LEVEL >= 4
 // Its sums over the elements have no pairs to multiply.
 namespace raglane::avx512 {
-int32_t layer_gradients(const Call& call);
+int32_t walk_and_gradients(const Call& call, int32_t (*walk)(const Call&));
 }
 namespace raglane::RAGLANE_TARGET {
-using avx512::layer_gradients;
+using avx512::walk_and_gradients;
 }
 #else
 
@@ -193,16 +193,25 @@ template <class S> class LayerGradients {
   }
 };
 
-// The gradients that a call asks for, if it does for any.
-int32_t layer_gradients(const Call& call) {
+template <class S> int32_t walk_and_gradients_of(const Call& call, int32_t (*walk)(const Call&)) {
+  LayerGradients<S> gradients(call);
+  if (!gradients.reserve()) return RAGLANE_OUT_OF_MEMORY;
+  int32_t status = walk(call);
+  if (status == RAGLANE_OK) start(gradients, call);
+  return status;
+}
+
+// Walk the layer back, and make the gradients that the call asks for, if it does for any. Their scratch is reserved
+// first: the walk may replace the saved gates, and a call that fails must leave them as they were.
+int32_t walk_and_gradients(const Call& call, int32_t (*walk)(const Call&)) {
   bool wanted = call.layer->grad_values;
   for (const raglane_weight_gradients& w : call.layer->grad_weights)
     wanted = wanted || w.input || w.hidden || w.input_bias || w.hidden_bias || w.projection;
-  if (!wanted) return RAGLANE_OK;
+  if (!wanted) return walk(call);
   switch (call.layer->dtype) {
-    case RAGLANE_FLOAT32: return launch<LayerGradients<float>>(call);
-    case RAGLANE_FLOAT64: return launch<LayerGradients<double>>(call);
-    case RAGLANE_BFLOAT16: return launch<LayerGradients<bfloat16>>(call);
+    case RAGLANE_FLOAT32: return walk_and_gradients_of<float>(call, walk);
+    case RAGLANE_FLOAT64: return walk_and_gradients_of<double>(call, walk);
+    case RAGLANE_BFLOAT16: return walk_and_gradients_of<bfloat16>(call, walk);
   }
   return RAGLANE_BAD_ARGUMENT;
 }

@@ -15,6 +15,9 @@
 #include "common.h"
 #include "failure.h"
 
+// Python builds these structs number by number: as many of 8 bytes as it counts.
+static_assert(sizeof(raglane_layer) == 53 * 8 && sizeof(raglane_elementwise) == 38 * 8 && sizeof(raglane_rows) == 15 * 8);
+
 namespace {
 
 using raglane::Call;
@@ -52,15 +55,14 @@ bool has_tiles() {
   if (!has_avx512_bfloat16() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
   if (!(d >> 22 & 1) || !(d >> 24 & 1)) return false;  // AMX-BF16, AMX-TILE
   const long request_permission = 0x1023, tile_data = 18;
-  static const bool granted = syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
-  return granted;
+  return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
 #else
   return false;
 #endif
 }
 #endif
 
-bool processor_has(int64_t isa) {
+bool ask_processor(int64_t isa) {
   switch (isa) {
     case RAGLANE_PORTABLE: return true;
 #if defined(RAGLANE_X86)
@@ -73,6 +75,16 @@ bool processor_has(int64_t isa) {
 #endif
   }
   return false;
+}
+
+// Asked once: on a virtual machine the instruction that asks is the hypervisor's to answer, which takes microseconds.
+bool processor_has(int64_t isa) {
+  static const uint64_t known = [] {
+    uint64_t sets = 0;
+    for (int64_t i = RAGLANE_PORTABLE; i <= RAGLANE_AMX; i++) sets |= (uint64_t)ask_processor(i) << i;
+    return sets;
+  }();
+  return isa >= RAGLANE_PORTABLE && isa <= RAGLANE_AMX && (known >> isa & 1);
 }
 
 const Kernels& kernels_of(int64_t isa, int64_t dtype) {
@@ -126,16 +138,20 @@ void check_sizes(const raglane_layer& l) {
   if (l.projection_size > 0 && l.cell != RAGLANE_LSTM) fail("projection_size: got one; the rule: an LSTM alone has it");
 }
 
-template <class L> void check_offsets(const L& l) {
+// The offsets of a call, checked. They are a copy: what another thread writes into the caller's after the check cannot
+// lead a kernel out of its memory.
+template <class L> std::vector<int64_t> checked_offsets(const L& l) {
   present("offsets", l.offsets);
-  if (l.offsets[0] != 0) fail("offsets[0]: got %lld; the rule: 0", (long long)l.offsets[0]);
+  std::vector<int64_t> offsets(l.offsets, l.offsets + l.sequences + 1);
+  if (offsets[0] != 0) fail("offsets[0]: got %lld; the rule: 0", (long long)offsets[0]);
   for (int64_t b = 0; b < l.sequences; b++)
-    if (l.offsets[b + 1] < l.offsets[b])
+    if (offsets[b + 1] < offsets[b])
       fail("offsets[%lld]: got %lld after %lld; the rule: offsets never fall", (long long)b + 1,
-           (long long)l.offsets[b + 1], (long long)l.offsets[b]);
-  if (l.offsets[l.sequences] != l.elements)
-    fail("offsets[-1]: got %lld; the rule: the number of elements, %lld", (long long)l.offsets[l.sequences],
+           (long long)offsets[b + 1], (long long)offsets[b]);
+  if (offsets[l.sequences] != l.elements)
+    fail("offsets[-1]: got %lld; the rule: the number of elements, %lld", (long long)offsets[l.sequences],
          (long long)l.elements);
+  return offsets;
 }
 
 void check_pointers(const raglane_layer& l, bool backward) {
@@ -253,12 +269,13 @@ template <class L, class Body>
 int32_t run(const L* layer, bool backward, char* message, int64_t size, Body&& body) {
   return guarded(message, size, [&] {
     present("layer", layer);
-    check_sizes(*layer);
-    check_offsets(*layer);
-    check_pointers(*layer, backward);
     L mine = *layer;
+    check_sizes(mine);
+    check_pointers(mine, backward);
+    std::vector<int64_t> offsets = checked_offsets(mine);
+    mine.offsets = offsets.data();
     std::vector<unsigned char> memory = complete(mine, backward);
-    return body(mine, kernels_of(layer->isa, layer->dtype));
+    return body(mine, kernels_of(mine.isa, mine.dtype));
   });
 }
 
@@ -316,6 +333,15 @@ int32_t raglane_elementwise_backward(const raglane_elementwise* layer, char* mes
 int32_t raglane_has_isa(int64_t isa) { return processor_has(isa); }
 
 int32_t raglane_abi(void) { return RAGLANE_ABI; }
+
+int64_t raglane_size_of(int32_t what) {
+  switch (what) {
+    case RAGLANE_LAYER: return sizeof(raglane_layer);
+    case RAGLANE_ELEMENTWISE: return sizeof(raglane_elementwise);
+    case RAGLANE_ROWS: return sizeof(raglane_rows);
+  }
+  return 0;
+}
 
 int32_t raglane_apply(int64_t isa, int64_t dtype, int64_t function, const void* in, void* out, int64_t count,
                       char* message, int64_t size) {

@@ -9,13 +9,17 @@
  * Every pointer is owned by the caller and used during the call alone. All matrices are row-major without gaps,
  * except where a row length is given. `real` is the type that `dtype` names: float, double or bfloat16 (16 bits,
  * computed with as float). Unless said otherwise no two arrays of a call may overlap, and inputs are not written.
+ * Integers that say where something lies (offsets, sizes, order) are copied and the copies checked, so that a caller who
+ * writes them meanwhile gets an error or other numbers, never other memory.
  *
  * Functions return a raglane_status, and on failure write a message, zero-terminated, of at most `size` bytes.
  * Scratch of a call: packed weights, at most 96 rows a thread, in inference at most 256 MB of input products, and
  * copies of what gradients of values and weights are made of (in bfloat16, wider ones). Of
  * an element-wise one: packed weights, at most 192 rows of gates a thread, 130 rows of sums a direction.
+ * All of it is reserved before anything is written in place: a call that fails leaves its arguments as they were.
  * No function throws, none keeps memory, and there is no state but what the processor is: calls from several
- * threads do not meet. After fork, a child must ask for one thread: OpenMP's threads do not survive a fork.
+ * threads do not meet. All threads of a call round as the caller's does, and take denormal numbers for 0 where it does.
+ * After fork, a child must ask for one thread: OpenMP's threads do not survive a fork.
  */
 #ifndef RAGLANE_H
 #define RAGLANE_H
@@ -33,7 +37,7 @@ extern "C" {
 #endif
 
 /* Raised whenever a struct below changes; Python refuses a library of another version. */
-#define RAGLANE_ABI 5
+#define RAGLANE_ABI 6
 
 enum raglane_status { RAGLANE_OK = 0, RAGLANE_BAD_ARGUMENT = 1, RAGLANE_OUT_OF_MEMORY = 2 };
 enum raglane_dtype { RAGLANE_FLOAT32 = 0, RAGLANE_FLOAT64 = 1, RAGLANE_BFLOAT16 = 2 };
@@ -195,18 +199,21 @@ typedef struct raglane_rows {
   int64_t sequences, steps, elements; /* B, T, N */
   int64_t sequence_stride, step_stride; /* in a padded tensor, the bytes from one row to that of the next sequence, and
                                            of the next step; not read of a pack */
-  const int64_t* sizes; /* a padded tensor: (B), the lengths. A pack: (T), the number of sequences that have each step */
-  const int64_t* order; /* a pack: (B), its sequences, longest first; null where they stand in that order */
-  int64_t* lengths;     /* (B): written by raglane_flatten, else read */
-  int64_t* offsets;     /* (B + 1): written by raglane_flatten, else read */
+  const int64_t* sizes; /* read by raglane_flatten alone. A padded tensor: (B), the lengths. A pack: (T), the number of
+                           sequences that have each step */
+  const int64_t* order; /* read by raglane_flatten alone. A pack: (B), its sequences, longest first; null where they
+                           stand in that order */
+  int64_t* offsets;     /* (B + 1), written by raglane_flatten alone, for whoever wants to know */
+  int64_t* plan;        /* (B + 1), of a pack (2 * B + 1 + T): written by raglane_flatten, read by the other two: the
+                           offsets, and of a pack order and sizes, so that the way back is the way there whatever became
+                           of the caller's arrays. Nobody else is to know it. */
   void* flat;           /* (N), sequence after sequence */
   void* table;          /* a padded tensor (T, B) or (B, T), or a pack (N) */
 } raglane_rows;
 
-/* Checks sizes and order, writes lengths and offsets, and does what raglane_gather does. */
+/* Checks sizes and order, writes offsets and plan, and does what raglane_gather does. */
 RAGLANE_EXPORT int32_t raglane_flatten(const raglane_rows* rows, char* message, int64_t size);
-/* From the table to `flat`, with the lengths and offsets that raglane_flatten wrote, which fails where they are others.
- * The sizes of a padded tensor are not read again. */
+/* From the table to `flat`, by the plan that raglane_flatten wrote. */
 RAGLANE_EXPORT int32_t raglane_gather(const raglane_rows* rows, char* message, int64_t size);
 /* From `flat` to the table, zeros where a padded tensor has no element. Otherwise as raglane_gather. */
 RAGLANE_EXPORT int32_t raglane_scatter(const raglane_rows* rows, char* message, int64_t size);
@@ -216,6 +223,10 @@ RAGLANE_EXPORT int32_t raglane_has_isa(int64_t isa);
 
 /* RAGLANE_ABI of the library. */
 RAGLANE_EXPORT int32_t raglane_abi(void);
+
+/* The bytes of a struct in the library, for callers that build it by themselves. */
+enum raglane_struct { RAGLANE_LAYER = 0, RAGLANE_ELEMENTWISE = 1, RAGLANE_ROWS = 2 };
+RAGLANE_EXPORT int64_t raglane_size_of(int32_t what);
 
 /* out[i] = function(in[i]), real (count) both, float or double: what the cells compute with, for tests. They may
  * be the same array. */

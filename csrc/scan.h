@@ -16,7 +16,6 @@ struct Division {
   }
   // Teams that serve a direction first of all.
   int teams(int direction) const { return (threads - direction + directions - 1) / directions / members; }
-  int most_teams() const { return teams(0) * directions > 0 ? teams(0) * directions : 1; }
 
   // The team of a thread in a direction. In its home direction it gets a share dealt out; in another it helps.
   Team team(int thread, int direction, Barrier* barriers) const {
@@ -26,7 +25,7 @@ struct Division {
             barriers + slot(thread)};
   }
   bool idle(int thread) const { return thread / directions / members >= teams(thread % directions); }
-  // A number of the thread's team among all teams, below most_teams().
+  // A number of the thread's team among all teams, below the number of threads.
   int slot(int thread) const { return thread / directions / members * directions + thread % directions; }
 };
 
@@ -59,10 +58,15 @@ template <class Scan> void work(Scan& scan, int thread, int threads) {
 }
 
 // Run scan.work(thread, threads) on all threads.
+template <class Scan, class C> void start(Scan& scan, const C& call) {
+  on_threads((int)call.layer->threads, [&](int thread, int threads) { work(scan, thread, threads); });
+}
+
+// The same for a scan that is made for one call.
 template <class Scan, class C> int32_t launch(const C& call) {
   Scan scan(call);
   if (!scan.reserve()) return RAGLANE_OUT_OF_MEMORY;
-  on_threads((int)call.layer->threads, [&](int thread, int threads) { work(scan, thread, threads); });
+  start(scan, call);
   return RAGLANE_OK;
 }
 

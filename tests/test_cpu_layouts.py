@@ -1,6 +1,7 @@
 """Padded tensors and packs to flat values and back by the kernels, against the index arithmetic that does the same."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -45,9 +46,8 @@ def test_a_padded_tensor_there_and_back(lengths: list[int], batch_first: bool, d
     found = layouts.flatten_padded(padded, given, batch_first)
     assert found is not None
     values, layout = found
-    wanted, host, offsets = flat.padded_to_flat(padded, given, batch_first)
+    wanted, _, offsets = flat.padded_to_flat(padded, given, batch_first)
     assert values.equal(wanted)
-    assert layout.lengths.equal(host)
     assert layout.offsets.equal(offsets)
     output = torch.randn(sum(lengths), 4).to(dtype)
     back = layout.from_flat(output)
@@ -64,7 +64,7 @@ def test_a_pack_there_and_back(lengths: list[int], dtype: torch.dtype) -> None:
     values, layout = found
     wanted, host = flat.flatten_packed(packed)
     assert values.equal(wanted)
-    assert layout.lengths.equal(host)
+    assert layout.offsets.diff().equal(host)
     assert layout.offsets.equal(torch.tensor([0, *lengths]).cumsum(0))
     assert layout.from_flat(values).equal(packed.data)
 
@@ -147,27 +147,55 @@ def test_gradients_of_a_pack() -> None:
     assert torch.autograd.gradgradcheck(through, (data,))
 
 
-def test_lengths_that_change_after_the_call_change_nothing() -> None:
-    lengths = torch.tensor([2, 3])
-    padded = _padded([2, 3], True)
-    values, layout = layouts.flatten_padded(padded, lengths, True) or pytest.fail("not taken")
-    before = layout.from_flat(values)
-    lengths.fill_(1)
-    assert layout.from_flat(values).equal(before)
-    assert layout.lengths.tolist() == [2, 3]
+def test_what_a_caller_changes_after_the_call_changes_nothing() -> None:
+    """The way back is the way there: by copies that nobody else has."""
+    changes: list[Callable[[Tensor], Any]] = [
+        lambda x: x.fill_(9),
+        lambda x: x.resize_(0),
+        lambda x: x.set_(torch.UntypedStorage()),
+    ]
+    for change in changes:
+        for name in ("batch_sizes", "sorted_indices"):
+            packed = _pack([3, 0, 5, 1])
+            values, layout = layouts.flatten_packed(packed) or pytest.fail("not taken")
+            before = layout.from_flat(values)
+            change(getattr(packed, name))
+            change(layout.offsets)
+            assert before.equal(packed.data)
+            assert layout.from_flat(values).equal(before)
+        padded, lengths = _padded([3, 2], False), torch.tensor([3, 2])
+        values, layout = layouts.flatten_padded(padded, lengths, False) or pytest.fail("not taken")
+        before = layout.from_flat(values)
+        change(lengths)
+        change(layout.offsets)
+        assert layout.from_flat(values).equal(before)
 
 
-def test_a_pack_that_changes_after_the_call_reaches_no_memory() -> None:
-    for part in ("batch_sizes", "sorted_indices"):
-        packed = _pack([3, 0, 5, 1])
-        values, layout = layouts.flatten_packed(packed) or pytest.fail("not taken")
-        getattr(packed, part).fill_(9)
-        with pytest.raises(ArgumentError, match=part):
-            layout.from_flat(values)
-    padded, lengths = _padded([3, 2], False), torch.tensor([3, 2])
-    values, layout = layouts.flatten_padded(padded, lengths, False) or pytest.fail("not taken")
-    layout.offsets.fill_(1 << 40)
-    with pytest.raises(ArgumentError, match="changed since"):
+def test_sequences_of_one_length_that_change_places_after_the_call() -> None:
+    """Lengths and offsets stay the same then, and gradients would go to another sequence."""
+    packed = _pack([2, 2])
+    data = packed.data.detach().requires_grad_()
+    values, _ = layouts.flatten_packed(packed._replace(data=data)) or pytest.fail("not taken")
+    order = packed.sorted_indices
+    assert order is not None
+    order.copy_(order.flip(0))
+    weights = torch.randn(4, 1, dtype=values.dtype)
+    (grad,) = torch.autograd.grad((values * weights).sum(), data)
+    assert grad.equal(weights[[0, 2, 1, 3]].expand_as(grad))
+
+
+def test_a_plan_that_changes_reaches_no_memory() -> None:
+    for values, layout in (
+        layouts.flatten_packed(_pack([3, 0, 5, 1])) or pytest.fail("not taken"),
+        layouts.flatten_padded(_padded([3, 2], False), torch.tensor([3, 2]), False) or pytest.fail("not taken"),
+    ):
+        for place in range(layout.plan.shape[0]):
+            for number in (-1, 1 << 40, -(1 << 63), (1 << 63) - 1):
+                kept = int(layout.plan[place])
+                layout.plan[place] = number
+                with pytest.raises(ArgumentError, match=r"the rule|changed since"):
+                    layout.from_flat(values)
+                layout.plan[place] = kept
         layout.from_flat(values)
 
 

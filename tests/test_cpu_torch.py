@@ -37,7 +37,8 @@ from raglane.errors import ArgumentError
 from raglane.kernels import reference
 from raglane.kernels.contract import Backend, Request
 from raglane.kernels.cpu import BACKEND, matrix, operators
-from raglane.kernels.cpu.library import Layer, call
+from raglane.kernels.cpu.library import call
+from raglane.kernels.cpu.memory import Layer
 from raglane.segments import offsets_from_lengths
 
 # ---- PyTorch's machinery ----------------------------------------------------------------------------------------
@@ -252,21 +253,6 @@ def test_several_python_threads_at_once(use: Use) -> None:
     assert len(found) == 6
     for results in found:
         assert_same_bits(results, wanted)
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-@pytest.mark.usefixtures("two_threads")
-def test_after_fork(use: Use) -> None:
-    network = make("lstm", [30, 2, 9, 9], (8, 40, 0)).map(Tensor.float)
-    with torch.no_grad():
-        wanted = network.run(BACKEND)
-        child = os.fork()
-        if child == 0:
-            try:
-                os._exit(0 if all(map(torch.equal, network.run(BACKEND), wanted)) else 1)
-            finally:
-                os._exit(2)
-        assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])

@@ -90,7 +90,7 @@ def _values_and_gradients(request: Request, schedule: str, counted: Any) -> dict
     """By sequence: its outputs and states, and its gradients of the sum of squares of those that are counted."""
     result = BACKEND.run(request, schedule)
     assert result.output is not None
-    lengths = request.lengths.tolist()
+    lengths = request.host_lengths.tolist()
     outputs = result.output.split(lengths)
     parts = {sequence: [outputs[sequence], *(part[:, sequence] for part in result.state)] for sequence in counted}
     loss = torch.stack([part.square().sum() for of_sequence in parts.values() for part in of_sequence]).sum()
@@ -172,7 +172,7 @@ def test_weights_get_zeros_where_there_is_no_element(name: str, schedule: str, d
 @pytest.mark.parametrize("name", CELLS)
 def test_nothing_given_is_changed(name: str, schedule: str, device: torch.device) -> None:
     request = random_request(name, LENGTHS["mixed"], 2, 2, device=device)
-    given = [*leaves_of(request), request.offsets, request.lengths]
+    given = [*leaves_of(request), request.offsets, request.host_lengths]
     before = [tensor.detach().clone() for tensor in given]
     with torch.no_grad():
         result = BACKEND.run(request, schedule)

@@ -89,7 +89,7 @@ def read_integers(data: Any, name: str) -> Tensor:
         return tensor.new_empty(0, dtype=torch.int64)
     if tensor.dtype is torch.bool or tensor.is_floating_point() or tensor.is_complex():
         raise ArgumentTypeError(explain(name, f"{tensor.dtype}", "integers", "convert with .to(torch.int64)"))
-    return tensor.detach().to(torch.int64)
+    return tensor.detach().resolve_neg().to(torch.int64)
 
 
 def read_lengths(data: Any) -> Tensor:
@@ -413,7 +413,7 @@ def to_arrow(values: Tensor, offsets: Tensor) -> Any:
                 "values", f"elements of shape {tuple(values.shape[1:])}", "Arrow has no empty features", "leave them"
             )
         )
-    flat = pyarrow.array(values.detach().cpu().contiguous().view(-1).numpy())
+    flat = pyarrow.array(values.detach().cpu().resolve_neg().contiguous().view(-1).numpy())
     for size in reversed(values.shape[1:]):
         flat = pyarrow.FixedSizeListArray.from_arrays(flat, size)
     return pyarrow.LargeListArray.from_arrays(pyarrow.array(offsets.cpu().numpy()), flat)

@@ -85,7 +85,7 @@ def _wants_a_function(values: Tensor) -> bool:
 def _place(values: Tensor, index: Tensor, size: int, fill: float) -> Tensor:
     shape = (size, *values.shape[1:])
     if values.is_cpu and values.numel() > _FEW and not torch.compiler.is_compiling():
-        values = values.contiguous()
+        values = values.resolve_neg().resolve_conj().contiguous()
         wide = _widest(values)
         if wide is not values.dtype and not _is_differentiated(values):
             return _place_wide(values, index, size, fill, wide).view(shape)

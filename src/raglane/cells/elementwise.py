@@ -71,7 +71,7 @@ class ElementwiseSpec(CellSpec):
         """Whether any gate looks at the state."""
         return self.recurrent_gates > 0
 
-    def shapes(self, input_size: int, hidden_size: int, bias: bool = True) -> Shapes:
+    def shapes(self, input_size: int, hidden_size: int, bias: bool = True, proj_size: int = 0) -> Shapes:  # noqa: ARG002
         """See :meth:`CellSpec.shapes`."""
         rows = len(self.gates) * hidden_size
         return {

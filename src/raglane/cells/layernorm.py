@@ -46,9 +46,9 @@ class _LayerNormSpec(CellSpec):
 
     weights_type: ClassVar[Any] = LayerNormWeights
 
-    def shapes(self, input_size: int, hidden_size: int, bias: bool = True) -> Shapes:
+    def shapes(self, input_size: int, hidden_size: int, bias: bool = True, proj_size: int = 0) -> Shapes:
         """See :meth:`CellSpec.shapes`."""
-        shapes = super().shapes(input_size, hidden_size, bias)
+        shapes = super().shapes(input_size, hidden_size, bias, proj_size)
         gain = (len(self.gates) * hidden_size,)
         memory = (hidden_size,) if "c" in self.states else None
         return {

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raglane.cells.spec import CellSpec, Weights, bounded, clipped, masked, summed_bias
+from raglane.cells.spec import CellSpec, Shapes, Weights, bounded, clipped, masked, summed_bias
 
 __all__ = ["LSTM"]
 
@@ -44,6 +44,13 @@ class LSTM(CellSpec):
     def __init__(self, clip: float | None = None) -> None:
         self.name = clipped("lstm", clip)
         self._clip = clip
+
+    def shapes(self, input_size: int, hidden_size: int, bias: bool = True, proj_size: int = 0) -> Shapes:
+        """See :meth:`CellSpec.shapes`; a projection has one weight more, and the gates read what it gives."""
+        shapes = super().shapes(input_size, hidden_size, bias)
+        if proj_size:
+            shapes |= {"weight_hh": (4 * hidden_size, proj_size), "weight_hr": (proj_size, hidden_size)}
+        return shapes
 
     def state_sizes(self, hidden_size: int, proj_size: int = 0) -> tuple[int, ...]:
         """``(P, H)``: ``h`` has the projection's size where there is one, ``c`` always the hidden size."""

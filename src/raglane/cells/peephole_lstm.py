@@ -65,9 +65,9 @@ class PeepholeLSTM(CellSpec):
         self.name = clipped("peephole_lstm", clip)
         self._clip = clip
 
-    def shapes(self, input_size: int, hidden_size: int, bias: bool = True) -> Shapes:
+    def shapes(self, input_size: int, hidden_size: int, bias: bool = True, proj_size: int = 0) -> Shapes:
         """See :meth:`CellSpec.shapes`."""
-        return {**super().shapes(input_size, hidden_size, bias), "weight_ch": (3 * hidden_size,)}
+        return {**super().shapes(input_size, hidden_size, bias, proj_size), "weight_ch": (3 * hidden_size,)}
 
     def prepare(self, weights: PeepholeWeights, values: Tensor, offsets: Tensor) -> Tensor:  # noqa: ARG002
         """The input products and both biases: ``(N, D)`` to ``(N, 4 * H)``."""

@@ -62,13 +62,13 @@ class Regularised(CellSpec):
         self.name = f"{inner.name} with {' and '.join(kinds)}"
         self.gates = inner.gates  # type: ignore[misc]
         self.states = (*inner.states, "mask") if drops_state else inner.states  # type: ignore[misc]
-        self._inner = inner
+        self.inner = inner
         self._drops_state = drops_state
         self._zoneout = zoneout
 
     def prepare(self, weights: RegularisedWeights, values: Tensor, offsets: Tensor) -> Tensor:
         """What the inner cell prepares, and beside it the units that are held."""
-        prepared = self._inner.prepare(weights.inner, values, offsets)
+        prepared = self.inner.prepare(weights.inner, values, offsets)
         if weights.held is None:
             return prepared
         # A schedule that computes padding adds a row to the values.
@@ -88,7 +88,7 @@ class Regularised(CellSpec):
             *kept, mask = state
             before = tuple(kept)
         width = prepared.shape[1] if weights.held is None else prepared.shape[1] - weights.held.shape[1]
-        output, new = self._inner.step(weights.inner, prepared[:, :width], before, mask)
+        output, new = self.inner.step(weights.inner, prepared[:, :width], before, mask)
         if self._zoneout is not None:
             new = self._hold(prepared[:, width:], before, new)
             output = new[0]

@@ -120,13 +120,14 @@ class CellSpec(ABC):
     reads_state: ClassVar[bool] = True
     follows_autocast: ClassVar[bool] = False
 
-    def shapes(self, input_size: int, hidden_size: int, bias: bool = True) -> Shapes:
+    def shapes(self, input_size: int, hidden_size: int, bias: bool = True, proj_size: int = 0) -> Shapes:  # noqa: ARG002
         """The parameters of one layer in one direction, in the order in which ``weights_type`` takes them.
 
         Args:
             input_size: ``D``.
             hidden_size: ``H``.
             bias: whether there are biases.
+            proj_size: ``P``, or 0 where there is no projection. Cells that have none ignore it.
 
         Example:
             >>> from raglane.cells import CELLS

@@ -39,9 +39,9 @@ class SRU(ElementwiseSpec):
     recurrent_gates: ClassVar[int] = 2
     skips: ClassVar[bool] = True
 
-    def shapes(self, input_size: int, hidden_size: int, bias: bool = True) -> Shapes:
+    def shapes(self, input_size: int, hidden_size: int, bias: bool = True, proj_size: int = 0) -> Shapes:
         """See :meth:`CellSpec.shapes`; ``n`` has no bias."""
-        shapes = super().shapes(input_size, hidden_size, bias)
+        shapes = super().shapes(input_size, hidden_size, bias, proj_size)
         return {**shapes, "bias_ih": (2 * hidden_size,) if bias else None}
 
     def block(self, parameter: str, gate: str, hidden_size: int) -> slice:

@@ -1,8 +1,9 @@
 """What a backend gets, and what it gives back.
 
-A kernel sees tensors, offsets, a cell and the name of a schedule; never a Ragged batch or a layer. Whoever
-builds a :class:`Request` has checked it: shapes and dtypes fit, all tensors but ``lengths`` are on one
-device, and there is a state for every sequence. A backend allocates what it returns and changes nothing it was given.
+A kernel sees tensors, offsets, a cell and the name of a schedule; never a Ragged batch or a layer. A backend checks a
+:class:`Request` before it computes with it, for its tensors are anybody's to change (:mod:`raglane.kernels.checks`):
+shapes and dtypes fit, all tensors but ``lengths`` are on one device, and there is a state for every sequence. It
+allocates what it returns and changes nothing it was given.
 
 NOTE (isolation): a sequence's outputs, states and gradients depend on its own values, its initial state and
 the weights alone. A NaN in one sequence must not reach another.
@@ -71,7 +72,8 @@ class Request:
         cell: the equations.
         values: ``(N, D)`` of a floating-point dtype.
         offsets: ``(B + 1,)`` int64 on the device of ``values``.
-        lengths: ``(B,)`` int64 on the CPU, the host's own copy: nothing need be read back from a device.
+        lengths: ``(B,)`` int64 on the CPU, the host's own copy: nothing need be read back from a device. None where the
+            offsets are on the CPU themselves: they say it.
         state: the initial state: one ``(L * K, B, size)`` a state of the cell, in the order of ``cell.states``,
             the sequences in the caller's order. Empty for zeros, see :meth:`initial`.
         weights: ``L * K`` of the cell's ``weights_type``, in torch's order: layer 0 forward, layer 0 reverse, layer 1
@@ -88,7 +90,7 @@ class Request:
     cell: CellSpec
     values: Tensor
     offsets: Tensor
-    lengths: Tensor
+    lengths: Tensor | None
     state: tuple[Tensor, ...]
     weights: tuple[Any, ...]
     layers: int = 1
@@ -99,11 +101,21 @@ class Request:
     need_states: bool = False
     state_sizes: tuple[int, ...] = ()
 
+    @property
+    def count(self) -> int:
+        """``B``."""
+        return self.offsets.shape[0] - 1
+
+    @property
+    def host_lengths(self) -> Tensor:
+        """The lengths on the CPU, wherever they come from; no device is waited for."""
+        return self.offsets.diff() if self.lengths is None else self.lengths
+
     def initial(self) -> tuple[Tensor, ...]:
         """The initial state, for a backend that must have zeros where there is none."""
         if self.state:
             return self.state
-        return zero_state(self.values, self.layers * self.directions, self.lengths.shape[0], self.state_sizes)
+        return zero_state(self.values, self.layers * self.directions, self.count, self.state_sizes)
 
     def cast(self, dtype: torch.dtype) -> Request:
         """This request in autocast's dtype; tensors of float64 stay, as autocast leaves them everywhere."""

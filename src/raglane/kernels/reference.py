@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from raglane.cells.spec import CellSpec
+from raglane.kernels.checks import check
 from raglane.kernels.contract import LayerResult, Request, Result, Traits
 from raglane.kernels.stack import run_stack
 from raglane.kernels.walk import Moment, Order, Walk, walk
@@ -80,9 +81,11 @@ BACKEND = ReferenceBackend()
 
 def _run(request: Request, schedule: str) -> Result:
     """See :meth:`ReferenceBackend.run`."""
+    request = check(request)
     device = request.values.device
     rule = SCHEDULES[schedule]
-    ready = walk(rule.table(request.lengths), request.lengths, request.directions, device)
+    lengths = request.host_lengths
+    ready = walk(rule.table(lengths), lengths, request.directions, device)
     run_layer = partial(_run_layer, ready, rule.holds_state, request.need_states)
     if request.cell.follows_autocast:
         return run_stack(request, run_layer)

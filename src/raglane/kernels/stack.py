@@ -56,7 +56,7 @@ def run_stack(request: Request, run_layer: RunLayer) -> Result:
     Returns:
         The result for ``request``. Dropout acts on the output of every layer but the last, in training.
     """
-    values, initial = request.values, request.initial()
+    values, initial, lengths = request.values, request.initial(), request.host_lengths
     finals: list[tuple[Tensor, ...]] = []
     histories: list[tuple[Tensor, ...]] = []
     output: Tensor | None = None
@@ -73,7 +73,7 @@ def run_stack(request: Request, run_layer: RunLayer) -> Result:
                     request.weights[index],
                     values,
                     request.offsets,
-                    request.lengths,
+                    lengths,
                     tuple(state[index] for state in initial),
                     direction == 1,
                     request.need_output or not is_last,

@@ -15,6 +15,7 @@ from torch import Tensor
 from raglane import segments
 from raglane.cells.spec import CellSpec, Weights
 from raglane.kernels import reference
+from raglane.kernels.checks import check
 from raglane.kernels.contract import LayerResult, NetworkLike, Request, Result, Traits
 from raglane.kernels.stack import run_stack
 from raglane.packing.flat import flat_to_padded, padded_to_flat
@@ -51,11 +52,13 @@ class TorchBackend:
 
     def run(self, request: Request, schedule: str) -> Result:
         """See :class:`~raglane.kernels.contract.Backend`."""
+        request = check(request)
         if request.values.shape[0] == 0:  # torch's kernels refuse a batch without a single element
             return reference.BACKEND.run(request, schedule)
         if schedule == "packed":
             return _run_packed(request)
-        if bool((request.lengths == request.lengths[0]).all()):
+        lengths = request.host_lengths
+        if bool((lengths == lengths[0]).all()):
             return _run_equal(request)
         return run_stack(request, _run_padded_layer)
 
@@ -95,7 +98,7 @@ def call(
 
 def _run_packed(request: Request) -> Result:
     """Interleave the sequences step by step, longest first, and let torch shrink the batch as they end."""
-    layout = packed_layout(request.lengths, request.offsets)
+    layout = packed_layout(request.host_lengths, request.offsets)
     data = take_rows(request.values, layout.index)
     # Empty sequences are the last in the order of length: torch never sees them.
     running = layout.sorted_indices[: int(layout.batch_sizes[0])]
@@ -114,8 +117,7 @@ def _run_packed(request: Request) -> Result:
 
 def _run_equal(request: Request) -> Result:
     """Run sequences of one length: a padded tensor without padding, over the same memory."""
-    count = request.lengths.shape[0]
-    batch = request.values.reshape(count, -1, request.values.shape[1])
+    batch = request.values.reshape(request.count, -1, request.values.shape[1])
     output, final = call(request, (batch,), request.initial(), True)
     return Result(output.flatten(0, 1) if request.need_output else None, final)
 

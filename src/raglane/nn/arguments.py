@@ -9,14 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
+from raglane.errors import ArgumentError, ArgumentTypeError, explain
 
 __all__ = [
     "check_clip",
     "check_count",
-    "check_dense",
     "check_dropout",
     "check_dtype",
     "check_flag",
@@ -91,19 +89,6 @@ def check_count(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
         raise ArgumentError(explain(name, repr(value), "a whole number of at least 1", "pass 1 or more"))
     return int(value)
-
-
-def check_dense(name: str, given: Tensor) -> None:
-    """Refuse a sparse tensor.
-
-    Raises:
-        ShapeError: it is one.
-
-    Example:
-        >>> check_dense("input", torch.zeros(2))
-    """
-    if given.layout is not torch.strided:
-        raise ShapeError(explain(name, f"a tensor of layout {given.layout}", "dense tensors", "call .to_dense() on it"))
 
 
 def check_flag(name: str, value: Any) -> bool:

@@ -79,10 +79,13 @@ class CellLayer(RecurrentLayer):
         for name, value in own.items():
             setattr(self, name, value)
         directions = 2 if bidirectional else 1
+        self._all_weights: list[list[str]] = []  # as torch's layers have it
         for index in range(num_layers):
             width = input_size if index == 0 else directions * cell.state_sizes(hidden_size)[0]
             for suffix in ("", "_reverse")[:directions]:
-                for name, shape in cell.shapes(width, hidden_size, bias).items():
+                shapes = cell.shapes(width, hidden_size, bias)
+                self._all_weights.append([f"{name}_l{index}{suffix}" for name in shapes])
+                for name, shape in shapes.items():
                     parameter = None if shape is None else nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
                     self.register_parameter(f"{name}_l{index}{suffix}", parameter)
         self.reset_parameters()
@@ -122,7 +125,5 @@ class CellLayer(RecurrentLayer):
 
     def _weights(self) -> Iterator[Any]:
         """One layer and direction after the other, read by name: parametrizations and functional_call replace them."""
-        names = tuple(self._cell.shapes(1, 1))
-        for index in range(self.num_layers):
-            for suffix in ("", "_reverse")[: 2 if self.bidirectional else 1]:
-                yield self._cell.weights_type(*[getattr(self, f"{name}_l{index}{suffix}") for name in names])
+        for names in self._all_weights:
+            yield self._cell.weights_type(*[getattr(self, name) for name in names])

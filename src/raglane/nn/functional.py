@@ -18,8 +18,8 @@ from raglane.cells.spec import CellSpec
 from raglane.errors import ArgumentTypeError, ShapeError, explain
 from raglane.kernels import dispatch
 from raglane.kernels import torch as torch_kernels
+from raglane.kernels.checks import check_fits, check_stack, check_storage
 from raglane.kernels.contract import Request, Result, Traits, zero_state
-from raglane.nn.arguments import check_dense
 from raglane.nn.inputs import FlatInput
 from raglane.nn.regularisation import Regularisation, run_regularised
 from raglane.nn.resets import Pieces
@@ -27,7 +27,6 @@ from raglane.ragged import Ragged
 
 __all__ = [
     "Network",
-    "check_fits",
     "check_state",
     "one_or_tuple",
     "own_state",
@@ -38,8 +37,6 @@ __all__ = [
 ]
 
 State = Tensor | tuple[Tensor, ...]
-
-_CAST_BY_AUTOCAST = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(slots=True, eq=False)
@@ -116,7 +113,7 @@ def prepare(
         cell=network.cell,
         values=batch.values,
         offsets=batch.offsets,
-        lengths=batch.host_lengths,
+        lengths=None if batch.offsets.is_cpu else batch.host_lengths,
         state=state,
         weights=network.weights,
         layers=network.layers,
@@ -179,6 +176,7 @@ def run_pack(network: Network, packed: PackedSequence, hx: Any) -> tuple[PackedS
         ShapeError: sizes, dtypes or devices that do not fit.
     """
     count, values = int(packed.batch_sizes[0]), packed.data
+    _check_weights(network, values)
     state = _zeros(network, count, values) if hx is None else check_state(network, hx, count, values)
     if packed.sorted_indices is not None and hx is not None:
         state = tuple(part.index_select(1, packed.sorted_indices) for part in state)
@@ -206,6 +204,7 @@ def run_dense(network: Network, values: Tensor, hx: Any, batch_first: bool) -> t
     """
     batch_dim, batched = 0 if batch_first else 1, values.dim() == 3
     count = values.shape[batch_dim] if batched else None
+    _check_weights(network, values)
     state = _zeros(network, count or 1, values) if hx is None else check_state(network, hx, count, values)
     if batched:
         output, final = torch_kernels.call(network, (values,), state, batch_first)
@@ -226,6 +225,11 @@ def one_or_tuple(parts: tuple[Any, ...]) -> Any:
     return parts if len(parts) > 1 else parts[0]
 
 
+def _check_weights(network: Network, values: Tensor) -> None:
+    """What a backend does by itself, for torch's kernels when they are called without one."""
+    check_stack(network.cell, network.weights, network.input_size, network.state_sizes, network.directions, values)
+
+
 def _check_values(network: Network, values: Tensor) -> None:
     if values.dim() != 2 or values.shape[1] != network.input_size:
         raise ShapeError(
@@ -236,39 +240,9 @@ def _check_values(network: Network, values: Tensor) -> None:
                 "embed or reshape it, or build the layer with another input_size",
             )
         )
-    if network.like is not None:
+    # What is no tensor at all the backend will find, and name.
+    if isinstance(network.like, Tensor):
         check_fits("input", values, network.like)
-
-
-def check_fits(name: str, given: Tensor, other: Tensor) -> None:
-    """Refuse a tensor of another dtype, device or layout than what it meets.
-
-    Autocast converts float32, bfloat16 and float16 into each other by itself, and nothing else.
-
-    Args:
-        name: what the caller calls it.
-        given: what was given.
-        other: what it meets.
-
-    Raises:
-        ShapeError: they do not fit.
-
-    Example:
-        >>> check_fits("input", torch.zeros(2), torch.zeros(3))
-    """
-    check_dense(name, given)
-    if given.device != other.device:
-        raise ShapeError(
-            explain(name, f"a tensor on {given.device}", f"all is on one device, {other.device}", "move it with .to()")
-        )
-    if given.dtype == other.dtype:
-        return
-    casts = given.dtype in _CAST_BY_AUTOCAST and other.dtype in _CAST_BY_AUTOCAST
-    if not (casts and torch.is_autocast_enabled(given.device.type)):
-        rule, fix = f"one dtype for weights, input and state, {other.dtype}", f"convert it with .to({other.dtype})"
-        if given.is_floating_point():
-            fix = f"{fix}, or the layer with .to({given.dtype})"
-        raise ShapeError(explain(name, str(given.dtype), rule, fix))
 
 
 def _given_state(network: Network, inputs: FlatInput, hx: Any) -> tuple[Tensor, ...]:
@@ -345,4 +319,5 @@ def check_state(
                 )
             )
         check_fits(f"{argument} ({name})", part, values)
+        check_storage(f"{argument} ({name})", part)
     return tuple(given)

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from raglane.errors import ArgumentTypeError, ShapeError, explain
+from raglane.kernels.checks import check_dense, check_storage
 from raglane.kernels.cpu import layouts
-from raglane.nn.arguments import check_dense
 from raglane.packing.flat import find_packed, find_padded, flat_to_padded
 from raglane.ragged import Ragged
 from raglane.rows import place_rows, take_rows
@@ -69,6 +69,7 @@ def flatten(inputs: Any, lengths: Any, batch_first: bool) -> FlatInput:
             )
         )
     check_dense("input", inputs)
+    check_storage("input", inputs)
     if inputs.dim() == 2 and lengths is None:
         return FlatInput(Ragged.from_flat(inputs, lengths=[inputs.shape[0]]), lambda flat: flat, batched=False)
     if inputs.dim() != 3:
@@ -127,7 +128,7 @@ def _flatten_padded(inputs: Tensor, lengths: Any, batch_first: bool, steps: int)
     moved = layouts.flatten_padded(inputs, lengths, batch_first)
     if moved is not None:
         values, layout = moved
-        return FlatInput(Ragged._make(values, layout.offsets, layout.lengths), layout.from_flat)
+        return FlatInput(Ragged._make(values, layout.offsets, None), layout.from_flat)
     found = find_padded(inputs, lengths, batch_first)
 
     def restore(flat: Tensor) -> Tensor:
@@ -143,8 +144,9 @@ def _flatten_packed(packed: PackedSequence) -> FlatInput:
     moved = layouts.flatten_packed(packed)
     if moved is not None:
         values, layout = moved
-        batch = Ragged._make(values, layout.offsets, layout.lengths)
+        batch = Ragged._make(values, layout.offsets, None)
         return FlatInput(batch, lambda flat: packed._replace(data=layout.from_flat(flat)))
+    check_storage("packed.data", packed.data)
     found = find_packed(packed)
     batch = Ragged._make(take_rows(found.rows, found.index), found.offsets, found.lengths)
     return FlatInput(batch, lambda flat: packed._replace(data=place_rows(flat, found.index, found.rows.shape[0])))

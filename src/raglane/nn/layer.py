@@ -13,7 +13,7 @@ from raglane.cells.spec import CellSpec
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
 from raglane.kernels.dispatch import Choice, check_names, choose, pick
 from raglane.nn import functional
-from raglane.nn.arguments import check_flag
+from raglane.nn.arguments import check_count, check_flag
 from raglane.nn.functional import Network, State
 from raglane.nn.initial import LengthState
 from raglane.nn.inputs import flatten, flatten_marks
@@ -73,6 +73,13 @@ class RecurrentLayer(torch.nn.Module):
 
     def _describe(self, weights: tuple[Any, ...], like: Tensor | None, state_sizes: tuple[int, ...]) -> Network:
         """The layer's description for the kernels: what differs from kind to kind, and what all layers have."""
+        directions = 2 if self.bidirectional else 1
+        if (
+            len(weights) != self.num_layers * directions
+            or type(self.hidden_size) is not int
+            or type(self.input_size) is not int
+        ):
+            self._check_sizes(len(weights))
         return Network(
             self.cell,
             weights,
@@ -81,7 +88,7 @@ class RecurrentLayer(torch.nn.Module):
             self.hidden_size,
             state_sizes,
             self.num_layers,
-            2 if self.bidirectional else 1,
+            directions,
             self.dropout,
             self.training,
             self.schedule,
@@ -89,6 +96,20 @@ class RecurrentLayer(torch.nn.Module):
             self.regularisation,
             self._own_initial if self._has_own_initial() else None,
         )
+
+    def _check_sizes(self, count: int) -> None:
+        """Raise where an attribute was changed to what this layer cannot be; ``count`` weights is what it has."""
+        for name in ("input_size", "hidden_size", "num_layers"):
+            check_count(name, getattr(self, name))
+        if count != self.num_layers * (2 if self.bidirectional else 1):
+            raise ArgumentError(
+                explain(
+                    "num_layers, bidirectional",
+                    f"{self.num_layers!r}, {self.bidirectional!r}",
+                    f"the layer was built with weights for {count}: layers times directions",
+                    "build a layer of the size that you need",
+                )
+            )
 
     def _has_own_initial(self) -> bool:
         """Whether a sequence for which no state is given begins with anything but zeros."""

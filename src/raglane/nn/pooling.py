@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from raglane import segments
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
+from raglane.kernels.checks import check_fits
 from raglane.nn.arguments import check_count, check_dtype
-from raglane.nn.functional import check_fits
 from raglane.ragged import Ragged
 
 __all__ = ["POOLINGS", "AttentionPooling", "Pooling"]

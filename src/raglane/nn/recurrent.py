@@ -83,7 +83,13 @@ class _TorchLayer(RecurrentLayer, torch.nn.RNNBase):
     @property
     def cell(self) -> CellSpec:
         """The equations."""
-        return self._variant or CELLS[_CELL_OF_MODE[self.mode]]
+        if self._variant is not None:
+            return self._variant
+        if self.mode not in _CELL_OF_MODE:
+            raise ArgumentError(
+                explain("mode", repr(self.mode), f"one of {', '.join(_CELL_OF_MODE)}", "leave it alone")
+            )
+        return CELLS[_CELL_OF_MODE[self.mode]]
 
     def extra_repr(self) -> str:
         """Torch's line, with what was chosen of the rest."""
@@ -102,6 +108,9 @@ class _TorchLayer(RecurrentLayer, torch.nn.RNNBase):
         parameters = self._parameters
         for names in self._all_weights:
             part: list[Any] = [parameters[name] if name in parameters else getattr(self, name) for name in names]
+            if self.bias and len(part) < 4:
+                rule = "the layer was built without biases"
+                raise ArgumentError(explain("bias", repr(self.bias), rule, "build a layer that has them"))
             input_bias, hidden_bias = part[2:4] if self.bias else (None, None)
             yield Weights(part[0], part[1], input_bias, hidden_bias, part[-1] if self.proj_size > 0 else None)
 

@@ -156,7 +156,7 @@ def _layer_by_layer(rule: Regularisation, request: Request, execute: Callable[[R
         if layer and request.dropout:
             values = F.dropout(values, request.dropout)
         if rule.input_dropout:
-            per_sequence = _mask(values.new_empty(request.lengths.shape[0], values.shape[1]), rule.input_dropout)
+            per_sequence = _mask(values.new_empty(request.count, values.shape[1]), rule.input_dropout)
             values = values * segments.spread(per_sequence, request.offsets, values.shape[0])
         rows = slice(layer * count, (layer + 1) * count)
         is_last = layer == request.layers - 1

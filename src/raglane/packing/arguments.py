@@ -120,7 +120,7 @@ def read_lengths(lengths: Any, count: int, batch_first: bool) -> IntArray | Tens
         )
     if not tensor.is_cpu:
         return tensor.long()
-    array: IntArray = tensor.numpy().astype(np.int64, copy=False)
+    array: IntArray = tensor.resolve_neg().numpy().astype(np.int64, copy=False)
     return array
 
 
@@ -231,7 +231,10 @@ def read_packed(packed: PackedSequence, argument: str) -> tuple[IntArray, Tensor
         raise ShapeError(explain(f"{argument}.batch_sizes", got, "int64 of shape (T,)", _MAKE_A_PACK))
     if order is None and places is not None:
         order = inverse(places)
-    array: IntArray = sizes.numpy()
+    if order is not None:
+        order = order.resolve_neg()
+    # A copy: what is checked here must be what is used, whoever writes to the pack meanwhile.
+    array: IntArray = sizes.resolve_neg().numpy().copy()
     running = int(array[0]) if array.shape[0] else 0
     count = running if order is None else order.shape[0]
     fits = data.dim() > 0 and running <= count and int(array.sum()) == data.shape[0]
@@ -336,9 +339,10 @@ def read_permutation(permutation: Any) -> Tensor:
         raise DimensionError(explain(name, f"shape {tuple(permutation.shape)}", "one dimension, (B,)", fix))
     if permutation.dtype not in _INTEGERS:
         raise ShapeError(explain(name, f"dtype {permutation.dtype}", "integers", fix))
-    if permutation.is_cpu:
-        check_permutation(permutation.numpy().astype(np.int64, copy=False), name, fix)
-    return permutation
+    plain: Tensor = permutation.resolve_neg()
+    if plain.is_cpu:
+        check_permutation(plain.numpy().astype(np.int64, copy=False), name, fix)
+    return plain
 
 
 def check_permutation(array: IntArray, argument: str, fix: str) -> None:

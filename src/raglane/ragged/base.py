@@ -16,8 +16,9 @@ __all__ = ["FlatBatch"]
 class FlatBatch:
     """Values that lie flat, their offsets, and the lengths as the host knows them: the base of ``Ragged``.
 
-    NOTE (host lengths): ``_host_lengths`` is a CPU tensor, or None where the lengths only ever were on a device; then
-    the first property that needs them waits for it, once.
+    NOTE (host lengths): on a CPU the offsets alone say where the sequences are, so that nothing can contradict them,
+    and ``_host_lengths`` is None. For offsets on a device it is a CPU tensor, or None where the lengths only ever were
+    on the device; then the first property that needs them waits for it, once.
     """
 
     __slots__ = ("_host_lengths", "_offsets", "_values")
@@ -31,7 +32,8 @@ class FlatBatch:
         batch = cls.__new__(cls)
         batch._values = values
         batch._offsets = offsets
-        batch._host_lengths = host_lengths
+        # What takes a batch's place while torch handles pytrees may be no tensor.
+        batch._host_lengths = None if getattr(offsets, "is_cpu", False) else host_lengths
         return batch
 
     @classmethod
@@ -61,9 +63,15 @@ class FlatBatch:
     @property
     def host_lengths(self) -> Tensor:
         """The lengths, ``(B,)`` int64, on the CPU. Waits for a GPU if the host never knew them."""
+        if self._offsets.is_cpu:
+            return self._offsets.diff()
         if self._host_lengths is None or not self._host_lengths.is_cpu:
             self._host_lengths = self._offsets.diff().cpu()
         return self._host_lengths
+
+    def _known_lengths(self) -> Tensor | None:
+        """The lengths on the host, or None where that would wait for a device."""
+        return self._offsets.diff() if self._offsets.is_cpu else self._host_lengths
 
     @property
     def lengths(self) -> Tensor:
@@ -149,8 +157,10 @@ class FlatBatch:
         elif self._values.shape[0] != other._values.shape[0]:
             got, rule = f"{self._values.shape[0]} elements", f"as many as {whose}, {other._values.shape[0]}"
         else:
-            mine, theirs = self._host_lengths, other._host_lengths
-            if mine is None or theirs is None or torch.compiler.is_compiling() or torch.equal(mine, theirs):
+            if torch.compiler.is_compiling():
+                return
+            mine, theirs = self._known_lengths(), other._known_lengths()
+            if mine is None or theirs is None or torch.equal(mine, theirs):
                 return
             place = int((mine != theirs).nonzero()[0])
             got = f"length {int(mine[place])} for sequence {place}"

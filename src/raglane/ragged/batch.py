@@ -53,8 +53,8 @@ class Ragged(SequenceOperations, Conversions):
     ``(B + 1,)`` says where each starts. A Ragged is immutable: operations return a new one, which shares what
     did not change. Gradients flow through ``values``. Lengths of 0 and batches of 0 sequences are legal.
 
-    The lengths are kept a second time on the host, as a CPU tensor, wherever they were known there, so that
-    nothing has to wait for a GPU to learn them. Only a batch built from offsets or lengths that were on a GPU
+    Of a batch on a GPU the lengths are kept a second time on the host, as a CPU tensor, wherever they were known there,
+    so that nothing has to wait for the GPU to learn them. Only a batch built from offsets or lengths that were on a GPU
     lacks that copy; what needs it then (``host_lengths``, ``max_length``, ``fill``, indexing, ``truncate``,
     ``to_padded`` and the other conversions) waits for the device.
 
@@ -84,7 +84,7 @@ class Ragged(SequenceOperations, Conversions):
         values, lengths = interop.from_list(sequences)
         self._values = values
         self._offsets = segments.offsets_from_lengths(lengths).to(values.device, non_blocking=True)
-        self._host_lengths = lengths
+        self._host_lengths = None if self._offsets.is_cpu else lengths
 
     # -- as a container -----------------------------------------------------------------------------------------------
 
@@ -174,7 +174,7 @@ class Ragged(SequenceOperations, Conversions):
         """
         values = self._values.to(*args, **kwargs)
         offsets = self._offsets.to(values.device, non_blocking=bool(kwargs.get("non_blocking", False)))
-        return self._make(values, offsets, self._host_lengths)
+        return self._make(values, offsets, self._known_lengths())
 
     def pin_memory(self) -> Self:
         """A copy in page-locked memory, from which a GPU copies without the host waiting.
@@ -260,7 +260,7 @@ class Ragged(SequenceOperations, Conversions):
         return _rebuild, (self._values, self._offsets, self._host_lengths)
 
     def __repr__(self) -> str:
-        lengths = self._host_lengths
+        lengths = self._known_lengths()
         shape = f"({', '.join(map(str, (len(self), '*', *self.features)))})"
         return display.describe(
             shape,
@@ -271,7 +271,8 @@ class Ragged(SequenceOperations, Conversions):
         )
 
     def _repr_html_(self) -> str:
-        return display.picture(repr(self), [] if self._host_lengths is None else self._host_lengths.tolist())
+        lengths = self._known_lengths()
+        return display.picture(repr(self), [] if lengths is None else lengths.tolist())
 
 
 def _rebuild(values: Tensor, offsets: Tensor, host_lengths: Tensor | None) -> Ragged:
@@ -279,20 +280,22 @@ def _rebuild(values: Tensor, offsets: Tensor, host_lengths: Tensor | None) -> Ra
     return Ragged._make(values, offsets, host_lengths)
 
 
-def _flatten(batch: Ragged) -> tuple[list[Tensor | None], None]:
-    # NOTE: the lengths are a tensor among the children, never integers in the context: torch.compile would take
-    # integers for constants and compile anew for every batch.
-    return [batch._values, batch._offsets, batch._host_lengths], None
+def _flatten(batch: Ragged) -> tuple[list[Tensor], None]:
+    # NOTE: the lengths, where the host has them for itself, are a tensor among the children, never integers in the
+    # context: torch.compile would take integers for constants and compile anew for every batch.
+    host = [] if batch._host_lengths is None else [batch._host_lengths]
+    return [batch._values, batch._offsets, *host], None
 
 
 def _flatten_with_keys(batch: Ragged) -> tuple[list[tuple[Any, Any]], None]:
     children, context = _flatten(batch)
-    names = ("values", "offsets", "host_lengths")
+    names = ("values", "offsets", "host_lengths")[: len(children)]
     return [(pytree.GetAttrKey(name), child) for name, child in zip(names, children, strict=True)], context
 
 
 def _unflatten(children: Iterable[Any], context: None) -> Ragged:  # noqa: ARG001
-    return Ragged._make(*children)
+    values, offsets, *host = children
+    return Ragged._make(values, offsets, host[0] if host else None)
 
 
 pytree.register_pytree_node(

@@ -261,7 +261,7 @@ class Conversions(FlatBatch):
             >>> values.tolist(), offsets.tolist()
             ([1, 2, 3], [0, 2, 3])
         """
-        return self._values.detach().cpu().numpy(), self._offsets.cpu().numpy()
+        return self._values.numpy(force=True), self._offsets.numpy(force=True)
 
     def to_arrow(self) -> Any:
         """A ``pyarrow`` LargeListArray; features become fixed-size lists. Waits for a device.

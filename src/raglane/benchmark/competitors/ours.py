@@ -113,8 +113,7 @@ def kernel(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
 def loop(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
     """The backward time loop of an element-wise cell, without the products before and after it."""
     from raglane.kernels.cpu.elementwise import ElementwiseLayers
-    from raglane.kernels.cpu.gradients import Given
-    from raglane.kernels.cpu.library import Layer
+    from raglane.kernels.cpu.memory import Given, Layer
 
     network = load_layer(batch)._network()
     names = [f"{name}_l0" for name in network.cell.shapes(1, 1)]

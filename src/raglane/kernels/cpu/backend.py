@@ -11,9 +11,11 @@ from torch.autograd import forward_ad
 
 from raglane.errors import MissingExtraError
 from raglane.kernels import reference
+from raglane.kernels.checks import check
 from raglane.kernels.contract import Request, Result, Traits
 from raglane.kernels.cpu.kinds import KINDS
-from raglane.kernels.cpu.library import Layer, library
+from raglane.kernels.cpu.library import leave_lost_threads, library
+from raglane.kernels.cpu.memory import Layer
 from raglane.kernels.cpu.recurrence import run_layer
 from raglane.kernels.tracing import constant_when_traced
 
@@ -46,9 +48,10 @@ class CpuBackend:
     def run(self, request: Request, schedule: str) -> Result:
         """See :class:`~raglane.kernels.contract.Backend`."""
         if torch.is_autocast_enabled("cpu"):
-            request = request.cast(torch.get_autocast_dtype("cpu"))
+            request = check(request).cast(torch.get_autocast_dtype("cpu"))
         if _has_tangent(request):
             return reference.BACKEND.run(request, schedule)
+        leave_lost_threads()
         values, count, state = request.values, request.directions, request.state
         sizes = tuple([part.shape[2] for part in state]) or request.state_sizes
         finals: list[tuple[Tensor, ...]] = []
@@ -63,7 +66,7 @@ class CpuBackend:
             weights = request.weights[rows.start]
             if count > 1:
                 weights = (*weights, *request.weights[rows.start + 1])
-            layer = Layer(request.cell.name, values, request.offsets, initial, weights, sizes, count)
+            layer = Layer(request.cell.name, values, request.offsets, initial, weights, sizes, count, index)
             output, final, states = run_layer(layer, request.need_output or not is_last, request.need_states)
             finals.append(final)
             if states is not None:

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from raglane.cells.elementwise import ElementwiseWeights
-from raglane.kernels.cpu.gradients import Given, Grads, Kind, outer, product_dtype, to_dtype
-from raglane.kernels.cpu.library import Layer, Saved, address, addresses, call, preamble
+from raglane.kernels.cpu.gradients import Grads, Kind, call_layer, outer, product_dtype, spend, to_dtype
+from raglane.kernels.cpu.library import preamble
+from raglane.kernels.cpu.memory import Given, Layer, Saved, address, addresses
 
 __all__ = ["CELLS", "ElementwiseLayers"]
 
@@ -60,7 +61,9 @@ class ElementwiseLayers(Kind):
         """See :class:`~raglane.kernels.cpu.gradients.Kind`."""
         return (output,) if cells is None else (output, cells)
 
-    def backward(self, layer: Layer, saved: Saved, given: Given, wanted: tuple[bool, ...], *, overwrite: bool) -> Grads:
+    def _backward(
+        self, layer: Layer, saved: Saved, given: Given, wanted: tuple[bool, ...], *, overwrite: bool
+    ) -> Grads:
         """See :class:`~raglane.kernels.cpu.gradients.Kind`."""
         values, count, states = layer.values, layer.directions, len(layer.initial)
         weights = [ElementwiseWeights(*layer.weights[4 * d :][:4]) for d in range(count)]  # type: ignore[arg-type]
@@ -72,11 +75,13 @@ class ElementwiseLayers(Kind):
         gates = saved.gates if keeps else values.new_empty(count, values.shape[0], width)
         skipped = values.new_empty(count, *values.shape) if skips else None
         initial = tuple([torch.empty_like(part) for part in layer.initial])
+        # One direction alone may have a bias: the kernels give the sums of both or of none.
         recurrent, bias = [
-            None if part is None else values.new_empty(count, part.shape[0])
-            for part in (weights[0].recurrent, weights[0].bias)
+            next((values.new_empty(count, part.shape[0]) for part in parts if part is not None), None)
+            for parts in ([part.recurrent for part in weights], [part.bias for part in weights])
         ]
-        call(
+        call_layer(
+            layer,
             "raglane_elementwise_backward",
             _pack_backward(
                 *self.head(layer),
@@ -95,6 +100,8 @@ class ElementwiseLayers(Kind):
                 address(bias),
             ),
         )
+        if keeps:
+            spend(saved.gates)
         wide = product_dtype(values.dtype)
         values, gates = values.to(wide), gates.to(wide)
         grad_values: Tensor | None = None
@@ -109,7 +116,7 @@ class ElementwiseLayers(Kind):
             found += [
                 outer(of_input, values) if wants[0] else None,
                 _of_direction(recurrent, d),
-                _of_direction(bias, d),
+                None if part.bias is None else _of_direction(bias, d),
                 outer(of_skip, values) if wants[3] and of_skip is not None else None,
             ]
         if grad_values is not None and skipped is not None:

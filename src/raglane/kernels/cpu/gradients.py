@@ -10,19 +10,23 @@ import torch
 from torch import Tensor
 
 from raglane.cells import CELLS
+from raglane.errors import ArgumentError
 from raglane.kernels import reference
+from raglane.kernels.checks import check_offsets
 from raglane.kernels.contract import Request
-from raglane.kernels.cpu.library import Layer, Saved, address, addresses, call, library
+from raglane.kernels.cpu.library import call, library
+from raglane.kernels.cpu.memory import Given, Layer, Saved, address, addresses
 
 __all__ = [
-    "Given",
     "Grads",
     "Kind",
     "Ran",
+    "call_layer",
     "is_transformed",
     "outer",
     "product_dtype",
     "reference_gradients",
+    "spend",
     "to_dtype",
 ]
 
@@ -49,22 +53,6 @@ class Ran(NamedTuple):
     cells: Tensor | None
 
 
-class Given(NamedTuple):
-    """The gradients of what running a layer gave; None stands for zeros."""
-
-    output: Tensor | None
-    cells: Tensor | None
-    final: Grads
-
-    def contiguous(self) -> Given:
-        """The same in memory without gaps."""
-        parts = (self.output, self.cells, *self.final)
-        if all([part is None or part.is_contiguous() for part in parts]):  # noqa: C419 (a list is quicker here)
-            return self
-        output, cells, *final = [None if part is None else part.contiguous() for part in parts]
-        return Given(output, cells, tuple(final))
-
-
 class Kind(ABC):
     """One kind of layers: what differs between those with matrices on the state and the element-wise ones.
 
@@ -81,8 +69,12 @@ class Kind(ABC):
         """The fields of the argument up to the results."""
 
     def forward(self, layer: Layer, *, need_output: bool, save: bool, need_cells: bool) -> Ran:
-        """Run a layer whose tensors are contiguous."""
-        # First, for it says what is wrong with a layer.
+        """Run a layer.
+
+        Raises:
+            ArgumentTypeError, ShapeError, ArgumentError: as :meth:`~raglane.kernels.cpu.memory.Layer.checked`.
+        """
+        layer = layer.checked()
         fields = self.head(layer)
         values, count, sequences = layer.values, layer.directions, layer.offsets.shape[0] - 1
         output = None
@@ -93,7 +85,8 @@ class Kind(ABC):
         # Torch reads sizes one by one in half the time that it takes for a tuple of them.
         gates = values.new_empty(*gates_shape) if save else None
         cells = values.new_empty(*cells_shape) if save or need_cells else None
-        call(
+        call_layer(
+            layer,
             self.function,
             self.pack(
                 *fields,
@@ -108,9 +101,8 @@ class Kind(ABC):
             saved = Saved(output, gates, cells, need_cells)
         return Ran(output, final, saved, cells if need_cells else None)
 
-    @abstractmethod
     def backward(self, layer: Layer, saved: Saved, given: Given, wanted: tuple[bool, ...], *, overwrite: bool) -> Grads:
-        """All gradients that are wanted. All tensors are contiguous.
+        """All gradients that are wanted.
 
         Args:
             layer: what forward ran.
@@ -118,8 +110,22 @@ class Kind(ABC):
             given: the gradients that came in.
             wanted: which of ``layer.tensors()`` want theirs.
             overwrite: whether results may take the memory of ``saved.gates`` and of ``saved.cells`` that are not
-                shared, which are lost then.
+                shared, which are lost then: autograd refuses to read them again.
+
+        Raises:
+            ArgumentTypeError, ShapeError, ArgumentError: what forward ran or saved has changed since.
         """
+        layer = layer.checked()
+        output = (layer.values.shape[0], layer.directions * layer.sizes[0])
+        gates, cells = self.saved_shapes(layer)
+        given = given.checked(layer, output, cells)
+        return self._backward(layer, saved.checked(layer, (output, gates, cells)), given, wanted, overwrite=overwrite)
+
+    @abstractmethod
+    def _backward(
+        self, layer: Layer, saved: Saved, given: Given, wanted: tuple[bool, ...], *, overwrite: bool
+    ) -> Grads:
+        """What :meth:`backward` gives, of tensors that are checked."""
 
     @abstractmethod
     def saved_shapes(self, layer: Layer) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -128,6 +134,30 @@ class Kind(ABC):
     @abstractmethod
     def states(self, layer: Layer, output: Tensor, cells: Tensor | None) -> tuple[Tensor, ...]:
         """Every state after each element, ``(N, K * size)`` a state."""
+
+
+def call_layer(layer: Layer, function: str, fields: bytes) -> None:
+    """Call a kernel on a layer.
+
+    Args:
+        layer: what ``fields`` say where it lies.
+        function: the kernel's name.
+        fields: of its struct.
+
+    Raises:
+        ArgumentError: the offsets are wrong, which the kernel alone has looked at.
+        MemoryError: there was not enough for its scratch; nothing was written.
+    """
+    try:
+        call(function, fields)
+    except ArgumentError:
+        check_offsets(layer.offsets, layer.values.shape[0], layer.values.device)  # in the words of all backends
+        raise
+
+
+def spend(*tensors: Tensor) -> None:
+    """Let autograd know that saved tensors were overwritten, so that no later pass reads them."""
+    torch.autograd.graph.increment_version(tensors)
 
 
 def product_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -17,14 +17,16 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.utils.rnn import PackedSequence
 
-from raglane.errors import ArgumentError
+from raglane.errors import ArgumentError, ShapeError
+from raglane.kernels.checks import check_storage, check_tensor
 from raglane.kernels.cpu.backend import missing_kernels
 from raglane.kernels.cpu.gradients import is_transformed
-from raglane.kernels.cpu.library import ABI, address, call, library
+from raglane.kernels.cpu.library import ABI, call, library
+from raglane.kernels.cpu.memory import address, lies_well
 
 __all__ = ["Layout", "flatten_packed", "flatten_padded"]
 
-# raglane_rows: nine numbers, then sizes, order, lengths, offsets, flat, table.
+# raglane_rows: nine numbers, then sizes, order, offsets, plan, flat, table.
 _pack = struct.Struct("=15q").pack
 _PLAIN = (Tensor, torch.nn.Parameter)
 # Fewer numbers than these are added in Python in less time than it takes to call anything.
@@ -35,28 +37,27 @@ _FEW = 64
 class Layout:
     """Where a padded tensor or a pack has the elements of a batch.
 
+    NOTE (plan): the way back must be the way there, whatever became of the caller's lengths or ``sorted_indices`` and
+    of the offsets that others were given. So ``plan`` has copies of its own, and is for this class and C alone.
+
     Attributes:
         shape: of the tensor, without features.
         batch_dim: the dimension of the sequences in a padded tensor; None for a pack.
-        sizes: int64: a pack's batch sizes ``(T,)``; a padded tensor's lengths ``(B,)`` as the caller gave them, which
-            are read once, for the caller may change them.
-        order: ``(B,)`` int64, a pack's sequences, longest first; None where they stand in that order.
-        lengths: ``(B,)`` int64.
-        offsets: ``(B + 1,)`` int64.
+        count, steps: ``B`` and ``T``.
+        offsets: ``(B + 1,)`` int64, for whoever wants to know.
+        plan: int64, written when the elements are first read.
     """
 
     shape: tuple[int, ...]
     batch_dim: int | None
-    sizes: Tensor
-    order: Tensor | None
-    lengths: Tensor
+    count: int
+    steps: int
     offsets: Tensor
+    plan: Tensor
 
     def to_flat(self, table: Tensor, total: int) -> Tensor:
         """The elements, ``(N, *features)``, of a tensor of this layout."""
-        if table.requires_grad and torch.is_grad_enabled():
-            return _to_flat(table, self, total, "raglane_gather")
-        return self._gather(table, total, "raglane_gather")
+        return self._read(table, total, ())
 
     def from_flat(self, flat: Tensor) -> Tensor:
         """A tensor of this layout with elements ``(N, *features)``; zeros where there is none."""
@@ -64,56 +65,80 @@ class Layout:
             return _from_flat(flat, self)
         return self._scatter(flat)
 
-    def _gather(self, table: Tensor, total: int, function: str) -> Tensor:
+    def _read(self, table: Tensor, total: int, given: tuple[Tensor, ...]) -> Tensor:
+        """The elements of a tensor; ``given``, where there is any, says for the first time where they are."""
+        if table.requires_grad and torch.is_grad_enabled():
+            return _to_flat(table, self, total, given)
+        return self._gather(table, total, given)
+
+    def _gather(self, table: Tensor, total: int, given: tuple[Tensor, ...]) -> Tensor:
         features = table.shape[len(self.shape) :]
         flat = table.new_empty(total, *features)
-        self._move(function, flat, table, math.prod(features))
+        self._move("raglane_flatten" if given else "raglane_gather", flat, table, features, given)
         return flat
 
     def _scatter(self, flat: Tensor) -> Tensor:
         features = flat.shape[1:]
         table = flat.new_empty(*self.shape, *features)
-        self._move("raglane_scatter", flat.contiguous(), table, math.prod(features))
+        flat = _resolved("output", flat, (flat.shape[0], *features))
+        self._move("raglane_scatter", flat, table, features, ())
         return table
 
-    def _move(self, function: str, flat: Tensor, table: Tensor, features: int) -> None:
-        size, strides, steps = table.element_size(), (0, 0), self.sizes.shape[0]
+    def _move(
+        self, function: str, flat: Tensor, table: Tensor, features: torch.Size, given: tuple[Tensor, ...]
+    ) -> None:
+        """Let C move rows; one of the two tensors is new."""
+        size, strides = table.element_size(), (0, 0)
         if self.batch_dim is None:
-            table = table.contiguous()
+            table = _resolved("packed.data", table, (*self.shape, *features))
         else:
             # Sequences and steps may lie anyhow, features side by side.
-            if table.stride()[2:] != (1,):
-                table = table.contiguous()
+            if table.stride()[2:] != (1,) or table.is_neg() or table.is_conj() or table.shape[:2] != self.shape:
+                table = _resolved("input", table, (*self.shape, *features))
+            check_storage("input", table)
             stride, batch_dim = table.stride(), self.batch_dim
-            strides, steps = (stride[batch_dim] * size, stride[1 - batch_dim] * size), table.shape[1 - batch_dim]
+            strides = stride[batch_dim] * size, stride[1 - batch_dim] * size
+        sizes, order = (*given, None, None)[:2]
         call(
             function,
             _pack(
                 ABI,
                 library().threads(),
                 self.batch_dim is None,
-                features * size,
-                self.lengths.shape[0],
-                steps,
+                math.prod(features) * size,
+                self.count,
+                self.steps,
                 flat.shape[0],
                 *strides,
-                self.sizes.data_ptr(),
-                address(self.order),
-                self.lengths.data_ptr(),
-                self.offsets.data_ptr(),
+                address(sizes),
+                address(order),
+                self.offsets.data_ptr() if given else 0,
+                self.plan.data_ptr(),
                 flat.data_ptr(),
                 table.data_ptr(),
             ),
         )
 
 
+def _resolved(name: str, part: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A tensor in memory that C can read row by row.
+
+    Raises:
+        ShapeError: of another shape, or with less memory than its shape needs.
+    """
+    if lies_well(part, shape, part.dtype, part.element_size()) and not part.is_conj():
+        return part
+    check_tensor(name, part, shape, part)
+    return part.resolve_conj().resolve_neg().contiguous()
+
+
 class _ToFlat(torch.autograd.Function):
     boxed_grads_call = False  # as in recurrence.py
 
     @staticmethod
-    def forward(ctx: Any, table: Tensor, layout: Layout, total: int, function: str) -> Tensor:
+    def forward(ctx: Any, table: Tensor, layout: Layout, total: int, given: tuple[Tensor, ...]) -> Tensor:
         ctx.layout = layout
-        return layout._gather(table, total, function)
+        return layout._gather(table, total, given)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
@@ -162,7 +187,7 @@ def flatten_padded(padded: Tensor, lengths: Any, batch_first: bool) -> tuple[Ten
     total = sum(lengths.tolist()) if count < _FEW else int(lengths.sum())
     if not 0 <= total <= count * steps:
         return None
-    return _flatten(padded, _layout(padded.shape[:2], batch_dim, lengths, None, count), total)
+    return _flatten(padded, _layout(padded.shape[:2], batch_dim, count, steps), total, (lengths,))
 
 
 def flatten_packed(packed: PackedSequence) -> tuple[Tensor, Layout] | None:
@@ -189,23 +214,25 @@ def flatten_packed(packed: PackedSequence) -> tuple[Tensor, Layout] | None:
         count = int(sizes[0]) if sizes.shape[0] else 0
         if places is not None or not 0 < count <= total:
             return None
-    else:
-        count = order.shape[0]
-        if not _is_list(order, count):
-            return None
-    return _flatten(data, _layout((total,), None, sizes, order, count), total)
+        return _flatten(data, _layout((total,), None, count, sizes.shape[0]), total, (sizes,))
+    count = order.shape[0] if order.dim() == 1 else 0
+    if not _is_list(order, count):
+        return None
+    return _flatten(data, _layout((total,), None, count, sizes.shape[0]), total, (sizes, order))
 
 
-def _layout(shape: tuple[int, ...], batch_dim: int | None, sizes: Tensor, order: Tensor | None, count: int) -> Layout:
-    """A layout of ``count`` sequences whose lengths and offsets are still to be written."""
-    return Layout(shape, batch_dim, sizes, order, sizes.new_empty(count), sizes.new_empty(count + 1))
+def _layout(shape: tuple[int, ...], batch_dim: int | None, count: int, steps: int) -> Layout:
+    """A layout of ``count`` sequences whose offsets and plan are still to be written."""
+    offsets = torch.empty(count + 1, dtype=torch.int64, device="cpu")
+    plan = offsets.new_empty(count + 1 if batch_dim is not None else 2 * count + 1 + steps)
+    return Layout(shape, batch_dim, count, steps, offsets, plan)
 
 
-def _flatten(table: Tensor, layout: Layout, total: int) -> tuple[Tensor, Layout] | None:
+def _flatten(table: Tensor, layout: Layout, total: int, given: tuple[Tensor, ...]) -> tuple[Tensor, Layout] | None:
     try:
-        if table.requires_grad and torch.is_grad_enabled():
-            return _to_flat(table, layout, total, "raglane_flatten"), layout
-        return layout._gather(table, total, "raglane_flatten"), layout
+        return layout._read(table, total, given), layout
+    except ShapeError:
+        raise  # of the tensor itself
     except ArgumentError:
         return None
 
@@ -226,9 +253,6 @@ def _is_list(numbers: Any, count: int | None) -> bool:
     """Whether this is a row of ``count`` integers that lie side by side in the host's memory."""
     return (
         type(numbers) is Tensor
-        and numbers.dtype is torch.int64
-        and numbers.is_cpu
         and numbers.dim() == 1
-        and (count is None or numbers.shape[0] == count)
-        and numbers.is_contiguous()
+        and lies_well(numbers, (numbers.shape[0] if count is None else count,), torch.int64, 8)
     )

@@ -1,8 +1,8 @@
 """The CPU kernels in ``csrc``: the ``lanes`` schedule at the speed of the machine. The only file with ctypes.
 
-A layer is one call, whatever its directions. Tensors go down as pointers; what each must be stands in
-``csrc/raglane.h``. The calls of the two kinds of layers are in :mod:`raglane.kernels.cpu.matrix` and
-:mod:`raglane.kernels.cpu.elementwise`.
+A layer is one call, whatever its directions. Tensors go down as addresses; what each must be stands in
+``csrc/raglane.h``, and :mod:`raglane.kernels.cpu.memory` holds them against it. The calls of the two kinds of layers
+are in :mod:`raglane.kernels.cpu.matrix` and :mod:`raglane.kernels.cpu.elementwise`.
 """
 
 from __future__ import annotations
@@ -10,24 +10,53 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Sequence
+import threading
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from raglane.errors import ArgumentError, MissingExtraError, explain
 
-__all__ = ["ABI", "Layer", "Library", "Saved", "address", "addresses", "call", "library", "preamble"]
+__all__ = ["ABI", "DTYPES", "Library", "call", "leave_lost_threads", "library", "preamble"]
 
-ABI = 5
-_DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
+ABI = 6
+DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
+"""What the kernels compute in, by its number in ``raglane.h``."""
+
 _ISAS = {"amx": 4, "avx512bf16": 3, "avx512": 2, "avx2": 1, "portable": 0}
 _FUNCTIONS = {"exp": 0, "tanh": 1, "sigmoid": 2}
 _OUT_OF_MEMORY = 2
+_MESSAGE = 256
+
+# The structs in the order of raglane_struct, as Python's struct module builds them.
+_SIZES = {"layer": 53 * 8, "elementwise": 38 * 8, "rows": 15 * 8}
+
+# OpenMP's threads do not survive a fork. Torch may have started some before anybody asked for the kernels, so what
+# counts is how many torch had when this process was forked; None where it was not, since the import.
+_threads_before_fork: int | None = None
+
+
+def _note_fork() -> None:
+    global _threads_before_fork
+    _threads_before_fork = torch.get_num_threads()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_fork)
+
+
+def leave_lost_threads() -> None:
+    """In a process that was forked, have torch use one thread, unless it was told otherwise since.
+
+    An operation on more would wait for ever for those that the fork has left behind, and what surrounds the kernels in
+    a network is torch's. Torch's own DataLoader does the same in its workers. To be called before anything is computed.
+    """
+    if _threads_before_fork not in (None, 1) and torch.get_num_threads() == _threads_before_fork:
+        torch.set_num_threads(1)
 
 
 @dataclass(frozen=True)
@@ -39,14 +68,12 @@ class Library:
         isas: the instruction sets that this build and this processor have, best first.
         isa: the one in use.
         flags: how the work is divided, ``raglane_flags`` in ``raglane.h``; 0 outside of tests.
-        process: the process that loaded it. OpenMP's threads do not survive a fork, so a child uses one thread.
     """
 
     handle: ctypes.CDLL
     isas: tuple[str, ...]
     isa: str
     flags: int = 0
-    process: int = 0
 
     def with_isa(self, isa: str) -> Library:
         """The same kernels for another instruction set.
@@ -61,23 +88,27 @@ class Library:
         return replace(self, isa=isa)
 
     def threads(self) -> int:
-        """How many threads a call may use: as many as torch."""
-        return torch.get_num_threads() if os.getpid() == self.process else 1
+        """How many threads a call may use: as many as torch, and one in a process that was forked from another."""
+        return torch.get_num_threads() if _threads_before_fork is None else 1
 
     def apply(self, function: str, values: Tensor) -> Tensor:
         """``exp``, ``tanh`` or ``sigmoid`` as the cells compute it, for tests: float32 or float64, contiguous."""
-        result, message = torch.empty_like(values), ctypes.create_string_buffer(256)
+        if values.dtype not in (torch.float32, torch.float64) or not values.is_contiguous() or not values.is_cpu:
+            got = f"{values.dtype} on {values.device}, strides {values.stride()}"
+            raise ArgumentError(explain("values", got, "contiguous float32 or float64 on the CPU", "convert them"))
+        result, message = torch.empty_like(values), _messages.buffer
         status = self.handle.raglane_apply(
             _ISAS[self.isa],
-            _DTYPES[values.dtype],
+            DTYPES[values.dtype],
             _FUNCTIONS[function],
             values.data_ptr(),
             result.data_ptr(),
             values.numel(),
             message,
-            256,
+            _MESSAGE,
         )
-        _check(status, message)
+        if status != 0:
+            _raise(status, message)
         return result
 
 
@@ -103,110 +134,56 @@ def library() -> Library:
         raise MissingExtraError(
             f"the cpu kernels at {found[0]} are of another version of raglane. Fix: reinstall raglane."
         )
+    handle.raglane_size_of.restype = ctypes.c_int64
+    for number, (name, size) in enumerate(_SIZES.items()):
+        if handle.raglane_size_of(number) != size:
+            raise MissingExtraError(
+                f"the cpu kernels at {found[0]} have a struct {name} of {handle.raglane_size_of(number)} bytes, where"
+                f" this version of raglane builds {size}. Fix: reinstall raglane."
+            )
     handle.raglane_has_isa.argtypes = [ctypes.c_int64]
     text, integer, pointer = ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p
     for name in ("forward", "backward", "elementwise_forward", "elementwise_backward", "flatten", "gather", "scatter"):
         getattr(handle, f"raglane_{name}").argtypes = [text, text, integer]
     handle.raglane_apply.argtypes = [integer, integer, integer, pointer, pointer, integer, text, integer]
     isas = tuple(name for name, number in _ISAS.items() if handle.raglane_has_isa(number))
-    loaded = Library(handle, isas, isas[0], process=os.getpid())
+    loaded = Library(handle, isas, isas[0])
     wanted = os.environ.get("RAGLANE_ISA")
     return loaded if not wanted else loaded.with_isa(wanted)
 
 
+class _Messages(threading.local):
+    """Where a failed call leaves its message: each thread's own, for calls let go of Python's lock."""
+
+    def __init__(self) -> None:
+        self.buffer = ctypes.create_string_buffer(_MESSAGE)
+
+
+_messages = _Messages()
+
+
 def call(name: str, fields: bytes) -> None:
-    """Call one of the kernels with the fields of its struct, and raise what its status stands for."""
-    function = getattr(library().handle, name)
-    status = function(fields, None, 0)
-    if status != 0:  # the message is worth a second call only now
-        message = ctypes.create_string_buffer(256)
-        _check(function(fields, message, 256), message)
+    """Call one of the kernels with the fields of its struct, and raise what its status stands for.
+
+    Raises:
+        ArgumentError: the kernel refused its arguments.
+        MemoryError: there was not enough for its scratch; nothing was written.
+    """
+    message = _messages.buffer
+    status = getattr(library().handle, name)(fields, message, _MESSAGE)
+    if status != 0:
+        _raise(status, message)
 
 
-def _check(status: int, message: ctypes.Array[ctypes.c_char]) -> None:
+def _raise(status: int, message: ctypes.Array[ctypes.c_char]) -> NoReturn:
     """Raise what a status stands for."""
-    if status == 0:
-        return
     text = message.value.decode(errors="replace")
     if status == _OUT_OF_MEMORY:
         raise MemoryError(f"raglane's cpu kernels: {text}. Fix: a smaller batch, or shorter sequences.")
     raise ArgumentError(f"raglane's cpu kernels: {text}.")
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# One layer
-# ---------------------------------------------------------------------------------------------------------------
-
-
-class Layer(NamedTuple):
-    """A layer and its batch: what forward and backward both read. ``K`` directions, other letters as in ``Request``.
-
-    Attributes:
-        cell: a key of ``CELLS``.
-        values: ``(N, D)``.
-        offsets: ``(B + 1,)`` int64.
-        initial: ``(K, B, size)`` a state, or nothing where all begin with zeros.
-        weights: those of the cell's ``weights_type``, direction after direction.
-        sizes: of the states.
-        directions: ``K``.
-    """
-
-    cell: str
-    values: Tensor
-    offsets: Tensor
-    initial: tuple[Tensor, ...]
-    weights: tuple[Tensor | None, ...]
-    sizes: tuple[int, ...]
-    directions: int
-
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        """All that may have a gradient, in the order in which gradients are given."""
-        return (self.values, *self.initial, *self.weights)
-
-    def contiguous(self) -> Layer:
-        """The same layer in memory without gaps; what has none is not copied."""
-        for part in (self.offsets, *self.tensors()):
-            if part is not None and not part.is_contiguous():
-                break
-        else:
-            return self
-        return self._replace(
-            values=self.values.contiguous(),
-            offsets=self.offsets.contiguous(),
-            initial=tuple(part.contiguous() for part in self.initial),
-            weights=tuple(None if part is None else part.contiguous() for part in self.weights),
-        )
-
-
-class Saved(NamedTuple):
-    """What backward needs of forward besides the layer; tensors without numbers where there is nothing.
-
-    Attributes:
-        output: ``(N, K * P)``.
-        gates: ``(K, N, ...)``, as the kernels lay them out.
-        cells: ``c`` after each element, where the cell has one: ``(K, N, H)`` of an LSTM, ``(N, K * H)`` of an
-            element-wise cell.
-        is_shared: whether the caller has got ``cells`` as well.
-    """
-
-    output: Tensor
-    gates: Tensor
-    cells: Tensor
-    is_shared: bool = False
-
-
 def preamble(cell: int, dtype: torch.dtype) -> tuple[int, ...]:
     """The first fields of both structs: ABI, instruction set, cell, dtype, flags, threads."""
     kernels = library()
-    return ABI, _ISAS[kernels.isa], cell, _DTYPES[dtype], kernels.flags, kernels.threads()
-
-
-def address(tensor: Tensor | None) -> int:
-    """Where a tensor lies, and the null pointer where there is none."""
-    return 0 if tensor is None else tensor.data_ptr()
-
-
-def addresses(tensors: Sequence[Tensor | None], count: int) -> list[int]:
-    """Where tensors lie, and null pointers where there are none, and for those that are missing of ``count``."""
-    found = [0 if part is None else part.data_ptr() for part in tensors]
-    return found + [0] * (count - len(found))
+    return ABI, _ISAS[kernels.isa], cell, DTYPES[dtype], kernels.flags, kernels.threads()

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from raglane.cells.spec import Weights
-from raglane.kernels.cpu.gradients import Given, Grads, Kind, outer, product_dtype, to_dtype
-from raglane.kernels.cpu.library import Layer, Saved, address, addresses, call, preamble
+from raglane.kernels.cpu.gradients import Grads, Kind, call_layer, outer, product_dtype, spend, to_dtype
+from raglane.kernels.cpu.library import preamble
+from raglane.kernels.cpu.memory import Given, Layer, Saved, address, addresses
 
 __all__ = ["CELLS", "MatrixLayers", "head", "pack"]
 
@@ -36,7 +37,7 @@ _FEW_WEIGHTS = 100_000
 
 def head(layer: Layer) -> tuple[int, ...]:
     """The fields of ``raglane_layer`` up to the results."""
-    cell, values, offsets, initial, weights, sizes, directions = layer
+    cell, values, offsets, initial, weights, sizes, directions, _ = layer
     return (
         *preamble(CELLS[cell], values.dtype),
         directions,
@@ -81,7 +82,9 @@ class MatrixLayers(Kind):
             return (output,)
         return output, cells[0] if cells.shape[0] == 1 else torch.cat(cells.unbind(), 1)
 
-    def backward(self, layer: Layer, saved: Saved, given: Given, wanted: tuple[bool, ...], *, overwrite: bool) -> Grads:
+    def _backward(
+        self, layer: Layer, saved: Saved, given: Given, wanted: tuple[bool, ...], *, overwrite: bool
+    ) -> Grads:
         """See :class:`~raglane.kernels.cpu.gradients.Kind`."""
         within: list[Tensor | None] = []
         if _is_small(layer):
@@ -165,7 +168,8 @@ def _walk_back(
     projected = values.new_empty(count, total, width) if projects else None
     unprojected = values.new_empty(count, total, hidden_size) if projects else None
     initial = [torch.empty_like(part) if want else None for part, want in zip(layer.initial, wanted, strict=True)]
-    call(
+    call_layer(
+        layer,
         "raglane_backward",
         _pack_backward(
             *fields,
@@ -185,6 +189,10 @@ def _walk_back(
             *addresses(within, 11),
         ),
     )
+    if reuse_gates:
+        spend(saved.gates)
+    if reuse_cells:
+        spend(saved.cells)
     return _Walked(gates, previous, projected, unprojected, tuple(initial))
 
 

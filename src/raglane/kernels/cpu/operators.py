@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raglane.cells import CELLS
+from raglane.errors import ArgumentError, ShapeError, explain
 from raglane.kernels.contract import zero_state
-from raglane.kernels.cpu import matrix
-from raglane.kernels.cpu.gradients import Given
 from raglane.kernels.cpu.kinds import KINDS
-from raglane.kernels.cpu.library import Layer, Saved
+from raglane.kernels.cpu.memory import Given, Layer, Saved
 
 __all__ = ["recurrence", "run"]
 
@@ -34,12 +34,20 @@ def _padded(layer: Layer) -> tuple[Tensor | None, ...]:
 
 
 def _layer_of(cell: str, values: Tensor, offsets: Tensor, padded: tuple[Tensor | None, ...]) -> Layer:
-    """What :func:`_padded` took apart."""
-    each = 5 if cell in matrix.CELLS else 4
-    states, weights = tuple(part for part in padded[:2] if part is not None), padded[2:]
-    weights = weights[: each if weights[each] is None else 2 * each]
-    sizes = tuple(part.shape[2] for part in states)
-    return Layer(cell, values, offsets, states, weights, sizes, states[0].shape[0])
+    """What :func:`_padded` took apart. The operator can be called by anybody, with anything."""
+    if cell not in KINDS:
+        raise ArgumentError(explain("cell", repr(cell), f"one of {', '.join(KINDS)}", "choose one of them"))
+    states = tuple(part for part in padded[:2] if part is not None)
+    for name, part in zip("hc", states, strict=False):
+        if part.dim() != 3:
+            rule = "(directions, sequences, size)"
+            raise ShapeError(explain(name, f"shape {tuple(part.shape)}", rule, "pass one state per sequence"))
+    directions, each = states[0].shape[0], len(CELLS[cell].weights_type._fields)
+    weights, rest = padded[2:][: each * directions], padded[2:][each * directions :]
+    if any(part is not None for part in rest):
+        got, rule = f"{directions} directions, and weights for more", f"{each} weights for each direction of h"
+        raise ArgumentError(explain("weights", got, rule, "pass a state for both directions"))
+    return Layer(cell, values, offsets, states, weights, tuple(part.shape[2] for part in states), directions)
 
 
 @torch.library.custom_op(
@@ -51,7 +59,7 @@ def _layer_of(cell: str, values: Tensor, offsets: Tensor, padded: tuple[Tensor |
 def recurrence(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     """Output, final h, final c, saved gates, c after each element; what there is not is empty."""
     *padded, need_output, save, need_cells = rest
-    layer = _layer_of(cell, values, offsets, tuple(padded)).contiguous()
+    layer = _layer_of(cell, values, offsets, tuple(padded))
     ran = KINDS[cell].forward(layer, need_output=need_output, save=save, need_cells=need_cells)
     nothing = [values.new_empty(0) for _ in range(4)]
     output = nothing.pop() if ran.output is None else ran.output
@@ -87,11 +95,12 @@ def _backward_op(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> list
     padded, (output, gates, cells, grad_output, grad_cells, *grad_final, wanted) = rest[:_PADDED], rest[_PADDED:]
     layer = _layer_of(cell, values, offsets, padded)
     states, weights = len(layer.initial), len(layer.weights)
-    given = Given(grad_output, grad_cells, tuple(grad_final[:states])).contiguous()
+    given = Given(grad_output, grad_cells, tuple(grad_final[:states]))
     kept = (wanted[0], *wanted[1 : 1 + states], *wanted[3 : 3 + weights])
-    found = KINDS[cell].backward(
-        layer.contiguous(), Saved(output, gates, cells, is_shared=True), given, kept, overwrite=False
-    )
+    if len(wanted) != 1 + _PADDED:
+        rule = f"{1 + _PADDED} bools: of the values, two states and {_WEIGHTS} weights"
+        raise ArgumentError(explain("wanted", f"{len(wanted)} bools", rule, "pass one for each"))
+    found = KINDS[cell].backward(layer, Saved(output, gates, cells, is_shared=True), given, kept, overwrite=False)
     by_place: list[Tensor | None] = [*found[: 1 + states], *([None] * (2 - states)), *found[1 + states :]]
     by_place += [None] * (_WEIGHTS - weights)
     return [

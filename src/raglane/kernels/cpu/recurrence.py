@@ -11,9 +11,10 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from raglane.kernels.cpu.gradients import Given, is_transformed, reference_gradients
+from raglane.kernels.cpu.gradients import is_transformed, reference_gradients
 from raglane.kernels.cpu.kinds import KINDS
-from raglane.kernels.cpu.library import Layer, Saved
+from raglane.kernels.cpu.library import leave_lost_threads
+from raglane.kernels.cpu.memory import Given, Layer, Saved
 
 __all__ = ["run_layer"]
 
@@ -42,15 +43,13 @@ def run_layer(
         output, final, cells = operators.run(layer, need_output=need_output, save=needs_grad, need_cells=need_cells)
     elif needs_grad:
         apply = _Recurrence.apply if is_transformed(layer.values) else _apply
-        form = _Form(layer.cell, len(layer.initial), layer.sizes, layer.directions)
+        form = _Form(layer.cell, len(layer.initial), layer.sizes, layer.directions, layer.depth)
         output, *rest = apply(form, layer.offsets, need_cells, *tensors)  # type: ignore[no-untyped-call]
         if need_cells:
             cells = rest.pop()
         final = tuple(rest)
     else:
-        output, final, _, cells = kind.forward(
-            layer.contiguous(), need_output=need_output, save=False, need_cells=need_cells
-        )
+        output, final, _, cells = kind.forward(layer, need_output=need_output, save=False, need_cells=need_cells)
     states = kind.states(layer, output, cells) if need_states and output is not None else None
     return (output if need_output else None), final, states
 
@@ -74,11 +73,12 @@ class _Form(NamedTuple):
     states: int
     sizes: tuple[int, ...]
     directions: int
+    depth: int
 
     def layer(self, offsets: Tensor, tensors: Sequence[Any]) -> Layer:
         """With its tensors, in the order of ``Layer.tensors()``."""
         initial, weights = tensors[1 : 1 + self.states], tensors[1 + self.states :]
-        return Layer(self.cell, tensors[0], offsets, tuple(initial), tuple(weights), self.sizes, self.directions)
+        return Layer(self.cell, tensors[0], offsets, tuple(initial), tuple(weights), *self[2:])
 
 
 class _Recurrence(torch.autograd.Function):
@@ -89,8 +89,7 @@ class _Recurrence(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, form: _Form, offsets: Tensor, need_cells: bool, *tensors: Any) -> tuple[Tensor, ...]:
-        layer = form.layer(offsets, tensors).contiguous()
-        ran = KINDS[form.cell].forward(layer, need_output=True, save=True, need_cells=need_cells)
+        ran = KINDS[form.cell].forward(form.layer(offsets, tensors), need_output=True, save=True, need_cells=need_cells)
         saved = cast(Saved, ran.saved)
         ctx.form, ctx.need_cells = form, need_cells
         ctx.set_materialize_grads(False)
@@ -105,13 +104,9 @@ class _Recurrence(torch.autograd.Function):
         given = Given(grad_output, grads[states] if ctx.need_cells else None, grads[:states])
         if torch.is_grad_enabled():  # create_graph: the gradient is to be differentiated again
             return None, None, None, *reference_gradients(layer, given)
-        found = KINDS[form.cell].backward(
-            layer.contiguous(),
-            Saved(output, gates, cells, ctx.need_cells),
-            given.contiguous(),
-            ctx.needs_input_grad[3:],
-            overwrite=_is_last_use(),
-        )
+        saved, wanted = Saved(output, gates, cells, ctx.need_cells), ctx.needs_input_grad[3:]
+        leave_lost_threads()
+        found = KINDS[form.cell].backward(layer, saved, given, wanted, overwrite=_is_last_use())
         return None, None, None, *found
 
 

@@ -1,0 +1,323 @@
+"""What must hold of the tensors of a call before anybody computes with them.
+
+A layer's parameters and attributes, and the offsets of a batch, are their owner's to change at any time. So every
+backend checks what it is given in every call, and a mistake gets the same words from each: by :func:`check` for a whole
+request, and by :meth:`raglane.kernels.cpu.memory.Layer.checked` for the cpu kernels, which read memory by its address.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raglane.cells.module import ModuleCell
+from raglane.cells.regularised import Regularised
+from raglane.cells.spec import CellSpec
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
+from raglane.kernels.contract import Request
+
+__all__ = [
+    "check",
+    "check_dense",
+    "check_fits",
+    "check_offsets",
+    "check_stack",
+    "check_storage",
+    "check_tensor",
+    "check_weights",
+    "weight_shapes",
+]
+
+_CAST_BY_AUTOCAST = (torch.float32, torch.bfloat16, torch.float16)
+
+Shapes = tuple[tuple[str, tuple[int, ...] | None, bool], ...]
+"""What a cell's weights must be, in the order of its ``weights_type``: the name, the shape (None where there must be no
+such weight), and whether it may be left out."""
+
+
+def check_dense(name: str, given: Tensor) -> None:
+    """Refuse a sparse tensor.
+
+    Raises:
+        ShapeError: it is one.
+
+    Example:
+        >>> check_dense("input", torch.zeros(2))
+    """
+    if given.layout is not torch.strided:
+        raise ShapeError(explain(name, f"a tensor of layout {given.layout}", "dense tensors", "call .to_dense() on it"))
+
+
+def check_fits(name: str, given: Tensor, other: Tensor) -> None:
+    """Refuse a tensor of another dtype, device or layout than what it meets.
+
+    Autocast converts float32, bfloat16 and float16 into each other by itself, and nothing else.
+
+    Args:
+        name: what the caller calls it.
+        given: what was given.
+        other: what it meets.
+
+    Raises:
+        ShapeError: they do not fit.
+
+    Example:
+        >>> check_fits("input", torch.zeros(2), torch.zeros(3))
+    """
+    check_dense(name, given)
+    if given.device != other.device:
+        raise ShapeError(
+            explain(name, f"a tensor on {given.device}", f"all is on one device, {other.device}", "move it with .to()")
+        )
+    if given.dtype == other.dtype:
+        return
+    casts = given.dtype in _CAST_BY_AUTOCAST and other.dtype in _CAST_BY_AUTOCAST
+    if not (casts and torch.is_autocast_enabled(given.device.type)):
+        rule, fix = f"one dtype for weights, input and state, {other.dtype}", f"convert it with .to({other.dtype})"
+        if given.is_floating_point():
+            fix = f"{fix}, or the layer with .to({given.dtype})"
+        raise ShapeError(explain(name, str(given.dtype), rule, fix))
+
+
+def check_tensor(name: str, given: Any, shape: tuple[int, ...], like: Tensor) -> None:
+    """Refuse what a kernel cannot compute with in a place.
+
+    Args:
+        name: what the caller calls it.
+        given: what was given.
+        shape: what it must have.
+        like: what it must go with in dtype and device.
+
+    Raises:
+        ArgumentTypeError: no tensor.
+        ShapeError: of another layout, shape, dtype or device, or with less memory than its shape needs.
+
+    Example:
+        >>> check_tensor("weight_hh_l0", torch.zeros(4, 2), (4, 2), torch.zeros(1))
+    """
+    if not isinstance(given, Tensor):
+        raise ArgumentTypeError(explain(name, f"a {type(given).__name__}", f"a tensor {shape}", "set it to one"))
+    check_dense(name, given)
+    if tuple(given.shape) != shape:
+        raise ShapeError(
+            explain(
+                name,
+                f"shape {tuple(given.shape)}",
+                f"{shape}, from the layer's cell and its sizes as they are now",
+                "give it a tensor of that shape, or build a layer of the sizes that you need",
+            )
+        )
+    check_fits(name, given, like)
+    check_storage(name, given)
+
+
+def check_storage(name: str, given: Tensor) -> None:
+    """Refuse a tensor whose storage was made smaller than what the tensor shows of it.
+
+    Args:
+        name: what the caller calls it.
+        given: what was given, of any strides.
+
+    Raises:
+        ShapeError: it was.
+
+    Example:
+        >>> freed = torch.zeros(3)
+        >>> _ = freed.untyped_storage().resize_(0)
+        >>> check_storage("input", freed)
+        Traceback (most recent call last):
+        ...
+        raglane.errors.ShapeError: input: got a storage of 0 bytes; ...
+    """
+    if torch.compiler.is_compiling() or given.numel() == 0:
+        return
+    try:
+        there = given.untyped_storage().nbytes()
+    except (NotImplementedError, RuntimeError):
+        return  # a tensor that others compute with, and which has no memory of its own
+    last = sum([(size - 1) * stride for size, stride in zip(given.shape, given.stride(), strict=True)])
+    needed = (given.storage_offset() + last + 1) * given.element_size()
+    if there < needed:
+        raise ShapeError(
+            explain(
+                name,
+                f"a storage of {there} bytes",
+                f"{needed} bytes, which its shape {tuple(given.shape)} needs",
+                "do not shrink or free the storage of a tensor that is still used",
+            )
+        )
+
+
+def weight_shapes(cell: CellSpec, input_size: int, state_sizes: tuple[int, ...]) -> Shapes | None:
+    """What the weights of one layer in one direction must be.
+
+    Args:
+        cell: the equations.
+        input_size: ``D``, of this layer.
+        state_sizes: the size of each state of the cell.
+
+    Returns:
+        None for a cell whose weights are its own affair.
+
+    Example:
+        >>> from raglane.cells import CELLS
+        >>> weight_shapes(CELLS["lstm"], 3, (2, 4))[1::2]
+        (('weight_hh', (16, 2), False), ('bias_hh', (16,), True))
+    """
+    if isinstance(cell, ModuleCell):
+        return None
+    return _weight_shapes(cell, input_size, state_sizes)
+
+
+@lru_cache(maxsize=512)
+def _weight_shapes(cell: CellSpec, input_size: int, state_sizes: tuple[int, ...]) -> Shapes:
+    hidden_size = state_sizes[-1]
+    projection = 0 if state_sizes[0] == hidden_size else state_sizes[0]
+    shapes = cell.shapes(input_size, hidden_size, True, projection)
+    needed = cell.shapes(input_size, hidden_size, False, projection)
+    rules = [(name, shape, needed[name] is None) for name, shape in shapes.items()]
+    # The last field of Weights is a projection's, which few layers have.
+    missing = len(cell.weights_type._fields) - len(rules)
+    return (*rules, *[("weight_hr", None, True)] * missing)
+
+
+def check_weights(
+    cell: CellSpec,
+    weights: tuple[Any, ...],
+    input_size: int,
+    state_sizes: tuple[int, ...],
+    like: Tensor,
+    place: tuple[int, int] = (0, 0),
+) -> None:
+    """Refuse weights of one layer in one direction that do not fit its cell and sizes.
+
+    Args:
+        cell: the equations.
+        weights: what its ``weights_type`` holds.
+        input_size: ``D``, of this layer.
+        state_sizes: the size of each state of the cell.
+        like: a tensor of the dtype and on the device that they must have.
+        place: which layer, and which direction, for the names in messages.
+
+    Raises:
+        ArgumentTypeError: no tensor where there must be one, or one where there must be none.
+        ShapeError: of another layout, shape, dtype or device, or with less memory than its shape needs.
+
+    Example:
+        >>> from raglane.cells import CELLS, Weights
+        >>> weights = Weights(torch.zeros(8, 3), torch.zeros(8, 2))
+        >>> check_weights(CELLS["lstm"], weights, 3, (2, 2), torch.zeros(1))
+    """
+    shapes = weight_shapes(cell, input_size, state_sizes)
+    if shapes is None:
+        return
+    for (kind, shape, optional), part in zip(shapes, weights, strict=True):
+        name = f"{kind}_l{place[0]}{'_reverse' if place[1] else ''}"
+        if shape is None:
+            if part is not None:
+                rule = "there is no such weight in a layer of this cell and these sizes"
+                raise ArgumentTypeError(explain(name, f"a {type(part).__name__}", rule, "build the layer anew"))
+        elif part is not None or not optional:
+            check_tensor(name, part, shape, like)
+
+
+def check_offsets(offsets: Any, total: int, device: torch.device) -> None:
+    """Refuse offsets that do not say where the sequences of a batch are. Numbers on a device are taken on trust.
+
+    Args:
+        offsets: ``(B + 1,)`` int64.
+        total: ``N``.
+        device: where they must be.
+
+    Raises:
+        ArgumentTypeError: no tensor.
+        ShapeError: of another shape, dtype or device, or with less memory than that needs.
+        ArgumentError: they do not begin with 0, fall, or do not end in ``total``.
+
+    Example:
+        >>> check_offsets(torch.tensor([0, 2, 2, 5]), 5, torch.device("cpu"))
+    """
+    if not isinstance(offsets, Tensor):
+        raise ArgumentTypeError(explain("offsets", f"a {type(offsets).__name__}", "a tensor (B + 1,)", "pass one"))
+    check_dense("offsets", offsets)
+    got = f"shape {tuple(offsets.shape)}, {offsets.dtype}, on {offsets.device}"
+    if offsets.dim() != 1 or not offsets.shape[0] or offsets.dtype is not torch.int64 or offsets.device != device:
+        rule = f"(B + 1,), torch.int64, on {device}, where the values are"
+        raise ShapeError(explain("offsets", got, rule, "build the batch anew"))
+    check_storage("offsets", offsets)
+    if not offsets.is_cpu or torch.compiler.is_compiling():
+        return
+    fix = "build the batch anew: its offsets were changed"
+    falls = offsets.diff() < 0
+    if int(offsets[0]) != 0:
+        raise ArgumentError(explain("offsets[0]", str(int(offsets[0])), "offsets begin with 0", fix))
+    if bool(falls.any()):
+        place = 1 + int(falls.nonzero()[0])
+        got = f"{int(offsets[place])} after {int(offsets[place - 1])}"
+        raise ArgumentError(explain(f"offsets[{place}]", got, "offsets never fall", fix))
+    if int(offsets[-1]) != total:
+        raise ArgumentError(explain("offsets[-1]", str(int(offsets[-1])), f"the number of elements, {total}", fix))
+
+
+def check_stack(
+    cell: CellSpec,
+    weights: tuple[Any, ...],
+    input_size: int,
+    state_sizes: tuple[int, ...],
+    directions: int,
+    like: Tensor,
+) -> None:
+    """Refuse weights of a stack of layers that do not fit its cell and sizes.
+
+    Args:
+        cell: the equations, with or without what regularises them.
+        weights: one of the cell's ``weights_type`` for each layer and direction, in torch's order.
+        input_size: ``D`` of the first layer.
+        state_sizes: the size of each state of the cell.
+        directions: ``K``.
+        like: a tensor of the dtype and on the device that they must have.
+
+    Raises:
+        ArgumentTypeError, ShapeError: as :func:`check_weights`.
+
+    Example:
+        >>> from raglane.cells import CELLS, Weights
+        >>> weights = Weights(torch.zeros(8, 3), torch.zeros(8, 2))
+        >>> check_stack(CELLS["lstm"], (weights,), 3, (2, 2), 1, torch.zeros(1))
+    """
+    if isinstance(cell, Regularised):
+        cell, weights = cell.inner, tuple(part.inner for part in weights)
+    state_sizes = state_sizes[: len(cell.states)]
+    for index, part in enumerate(weights):
+        layer, direction = divmod(index, directions)
+        width = directions * state_sizes[0] if layer else input_size
+        check_weights(cell, part, width, state_sizes, like, (layer, direction))
+
+
+def check(request: Request) -> Request:
+    """Check the tensors of a request.
+
+    Returns:
+        The same request, with offsets and lengths that nobody else can write to where they are on a CPU.
+
+    Raises:
+        ArgumentTypeError, ShapeError, ArgumentError: a tensor that no backend can compute with.
+    """
+    values, offsets = request.values, request.offsets
+    if values.dim() != 2:
+        raise ShapeError(explain("input", f"shape {tuple(values.shape)}", "(N, D)", "pass the flat values"))
+    check_tensor("input", values, tuple(values.shape), values)
+    if isinstance(offsets, Tensor) and offsets.is_cpu and not torch.compiler.is_compiling():
+        check_storage("offsets", offsets)
+        offsets = offsets.clone()
+    check_offsets(offsets, values.shape[0], values.device)
+    sizes = tuple(part.shape[-1] for part in request.state) or request.state_sizes
+    rows = (request.layers * request.directions, offsets.shape[0] - 1)
+    for name, size, part in zip(request.cell.states, sizes, request.state, strict=False):
+        check_tensor(f"hx ({name})", part, (*rows, size), values)
+    check_stack(request.cell, request.weights, values.shape[1], sizes, request.directions, values)
+    return replace(request, offsets=offsets, lengths=offsets.diff() if offsets.is_cpu else request.lengths)

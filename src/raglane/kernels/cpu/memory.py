@@ -1,0 +1,277 @@
+"""What goes down to C by its address, held against what C will read and write there.
+
+C takes an address at its word. Whatever a caller can reach may have changed since it was last looked at: by
+``.data =``, ``set_``, ``resize_``, ``functional_call``, a parametrization, a hook on saved tensors, an attribute of the
+layer. So nothing is remembered from call to call, and every tensor is looked at between the last line of the caller's
+code and the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from raglane.cells import CELLS
+from raglane.errors import ArgumentError, ShapeError, explain
+from raglane.kernels.checks import check_offsets, check_tensor, check_weights, weight_shapes
+from raglane.kernels.cpu.library import DTYPES
+
+__all__ = ["Given", "Layer", "Saved", "address", "addresses", "lies_well"]
+
+_WRONG = (RuntimeError, AttributeError, ValueError, IndexError, TypeError, KeyError)
+"""What is raised where a quick look meets no tensor, or one without memory."""
+
+
+class Layer(NamedTuple):
+    """A layer and its batch: what forward and backward both read. ``K`` directions, other letters as in ``Request``.
+
+    Attributes:
+        cell: a key of ``CELLS``.
+        values: ``(N, D)``.
+        offsets: ``(B + 1,)`` int64.
+        initial: ``(K, B, size)`` per state, or nothing where all begin with zeros.
+        weights: those of the cell's ``weights_type``, direction after direction.
+        sizes: of the states.
+        directions: ``K``.
+        depth: which layer of a stack this is, for messages.
+    """
+
+    cell: str
+    values: Tensor
+    offsets: Tensor
+    initial: tuple[Tensor, ...]
+    weights: tuple[Tensor | None, ...]
+    sizes: tuple[int, ...]
+    directions: int
+    depth: int = 0
+
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """All that may have a gradient, in the order in which gradients are given."""
+        return (self.values, *self.initial, *self.weights)
+
+    def checked(self) -> Layer:
+        """The same layer, all of it in memory that C can read; what lies well is not copied.
+
+        Raises:
+            ArgumentTypeError, ShapeError, ArgumentError: as :func:`raglane.kernels.checks.check` for a request.
+        """
+        try:
+            if self._lies_well():
+                return self
+        except _WRONG:
+            pass  # the words follow
+        self._explain()
+        return self._replace(
+            values=_plain(self.values),
+            offsets=_plain(self.offsets),
+            initial=tuple(_plain(part) for part in self.initial),
+            weights=tuple(None if part is None else _plain(part) for part in self.weights),
+        )
+
+    def _lies_well(self) -> bool:
+        """A quick look at everything. What is asked of a tensor stands here in a row: a call for each takes longer."""
+        cell, values, offsets, initial, weights, sizes, directions, _ = self
+        dtype, (_, width), (count,) = values.dtype, values.shape, offsets.shape
+        size, rules = _rules(cell, width, sizes, directions, dtype)
+        for part, (shape, room, optional) in zip(weights, rules, strict=True):
+            if part is None:
+                if not optional:
+                    return False
+            elif (
+                part.shape != shape
+                or part.dtype is not dtype
+                or not part.is_cpu
+                or not part.is_contiguous()
+                or part.is_neg()
+                or part.untyped_storage().nbytes() < room + part.storage_offset() * size
+            ):
+                return False
+        if (
+            not values.is_cpu
+            or not values.is_contiguous()
+            or values.is_neg()
+            or values.untyped_storage().nbytes() < values.nbytes + values.storage_offset() * size
+            or count == 0
+            or offsets.dtype is not torch.int64
+            or not offsets.is_cpu
+            or not offsets.is_contiguous()
+            or offsets.is_neg()
+            or offsets.untyped_storage().nbytes() < 8 * (count + offsets.storage_offset())
+        ):
+            return False
+        if initial:
+            for part, each in zip(initial, sizes, strict=True):
+                if not _fits(part, (directions, count - 1, each), dtype, size):
+                    return False
+        return True
+
+    def _explain(self) -> None:
+        """Raise where something is wrong, with the words that every backend has for it."""
+        if self.cell not in CELLS:
+            raise ArgumentError(explain("cell", repr(self.cell), f"one of {', '.join(CELLS)}", "choose one of them"))
+        cell, values = CELLS[self.cell], self.values
+        if values.dim() != 2:
+            raise ShapeError(explain("input", f"shape {tuple(values.shape)}", "(N, D)", "pass the flat values"))
+        check_tensor("input", values, tuple(values.shape), values)
+        if not values.is_cpu or values.dtype not in DTYPES:
+            rule = f"the cpu kernels compute in {', '.join(map(str, DTYPES))}"
+            raise ShapeError(explain("input", f"{values.dtype} on {values.device}", rule, "convert it with .to()"))
+        check_offsets(self.offsets, values.shape[0], values.device)
+        each = len(cell.weights_type._fields)
+        if self.directions not in (1, 2) or len(self.weights) != each * self.directions:
+            got = f"{len(self.weights)} weights for {self.directions} directions"
+            raise ShapeError(explain("weights", got, f"{each} for each of one or two directions", "pass all of them"))
+        if len(self.sizes) != len(cell.states) or (self.initial and len(self.initial) != len(self.sizes)):
+            got = f"{len(self.initial)} of sizes {self.sizes}"
+            raise ShapeError(explain("hx", got, f"the states {', '.join(cell.states)}", "pass one tensor for each"))
+        rows = (self.directions, self.offsets.shape[0] - 1)
+        for name, size, part in zip(cell.states, self.sizes, self.initial, strict=False):
+            check_tensor(f"hx ({name})", part, (*rows, size), values)
+        for direction in range(self.directions):
+            own = self.weights[each * direction :][:each]
+            check_weights(cell, own, values.shape[1], self.sizes, values, (self.depth, direction))
+
+
+class Saved(NamedTuple):
+    """What backward needs of forward besides the layer; tensors without numbers where there is nothing.
+
+    Attributes:
+        output: ``(N, K * P)``.
+        gates: ``(K, N, ...)``, as the kernels lay them out.
+        cells: ``c`` after each element, where the cell has one: ``(K, N, H)`` of an LSTM, ``(N, K * H)`` of an
+            element-wise cell.
+        is_shared: whether the caller has got ``cells`` as well.
+    """
+
+    output: Tensor
+    gates: Tensor
+    cells: Tensor
+    is_shared: bool = False
+
+    def checked(self, layer: Layer, shapes: tuple[tuple[int, ...], ...]) -> Saved:
+        """The same in memory that C can read.
+
+        Args:
+            layer: the layer, checked.
+            shapes: what the three must have.
+
+        Raises:
+            ArgumentTypeError, ShapeError: a hook on saved tensors gave back something else than was saved.
+        """
+        names = ("saved output", "saved gates", "saved cells")
+        output, gates, cells = _all_checked(names, self[:3], shapes, layer.values)
+        return Saved(output, gates, cells, self.is_shared)  # type: ignore[arg-type]
+
+
+class Given(NamedTuple):
+    """The gradients of what running a layer gave; None stands for zeros."""
+
+    output: Tensor | None
+    cells: Tensor | None
+    final: tuple[Tensor | None, ...]
+
+    def checked(self, layer: Layer, output: tuple[int, ...], cells: tuple[int, ...]) -> Given:
+        """The same in memory that C can read.
+
+        Args:
+            layer: the layer, checked.
+            output: the output's shape.
+            cells: that of ``Saved.cells``.
+
+        Raises:
+            ArgumentTypeError, ShapeError: a gradient that does not fit what it is of.
+        """
+        rows = (layer.directions, layer.offsets.shape[0] - 1)
+        shapes = (output, cells, *[(*rows, size) for size in layer.sizes])
+        names = ("gradient of the output", "gradient of c", *[f"gradient of the final {n}" for n in ("h", "c")])
+        found = _all_checked(names, (self.output, self.cells, *self.final), shapes, layer.values)
+        return Given(found[0], found[1], tuple(found[2:]))
+
+
+class _Rule(NamedTuple):
+    """What a weight must be: its shape, None where there must be none; its bytes; whether it may be left out."""
+
+    shape: tuple[int, ...] | None
+    room: int
+    optional: bool
+
+
+@lru_cache(maxsize=512)
+def _rules(
+    cell: str, input_size: int, sizes: tuple[int, ...], directions: int, dtype: torch.dtype
+) -> tuple[int, tuple[_Rule, ...]]:
+    """The bytes of a number, and the rules for a layer's weights, direction after direction."""
+    size = dtype.itemsize
+    if dtype not in DTYPES or len(sizes) != len(CELLS[cell].states) or directions not in (1, 2):
+        raise ValueError
+    rules = []
+    for _, shape, optional in weight_shapes(CELLS[cell], input_size, sizes) or ():
+        room = 0 if shape is None else size * torch.Size(shape).numel()
+        rules.append(_Rule(shape, room, optional or shape is None))
+    return size, tuple(rules) * directions
+
+
+def _fits(part: Tensor, shape: tuple[int, ...], dtype: torch.dtype, size: int) -> bool:
+    """Whether a tensor is what C will take it for, of numbers of so many bytes."""
+    return (
+        part.shape == shape
+        and part.dtype is dtype
+        and part.is_cpu
+        and part.is_contiguous()
+        and not part.is_neg()
+        and part.untyped_storage().nbytes() >= part.nbytes + part.storage_offset() * size
+    )
+
+
+def _all_checked(
+    names: Sequence[str], parts: Sequence[Any], shapes: Sequence[tuple[int, ...]], like: Tensor
+) -> list[Tensor | None]:
+    """Tensors in memory that C can read, None for None."""
+    dtype, size = like.dtype, like.element_size()
+    found: list[Tensor | None] = []
+    for name, part, shape in zip(names, parts, shapes, strict=False):
+        if part is not None and not lies_well(part, shape, dtype, size):
+            check_tensor(name, part, shape, like)
+            part = _plain(part)
+        found.append(part)
+    return found
+
+
+def lies_well(part: Any, shape: tuple[int, ...], dtype: torch.dtype, size: int) -> bool:
+    """Whether C can read a tensor as it is: side by side in the host's memory, and all of it there.
+
+    Args:
+        part: what may be no tensor.
+        shape: what it must have.
+        dtype: what it must be of, no complex one.
+        size: the bytes of a number.
+
+    Example:
+        >>> part = torch.zeros(3, 2)
+        >>> lies_well(part, (3, 2), torch.float32, 4), lies_well(part.t(), (2, 3), torch.float32, 4)
+        (True, False)
+    """
+    try:
+        return _fits(part, shape, dtype, size)
+    except _WRONG:
+        return False
+
+
+def _plain(part: Tensor) -> Tensor:
+    """A tensor whose numbers stand in memory as they are, side by side."""
+    return part.resolve_neg().contiguous()
+
+
+def address(tensor: Tensor | None) -> int:
+    """Where a tensor that was checked lies, and the null pointer where there is none."""
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def addresses(tensors: Sequence[Tensor | None], count: int) -> list[int]:
+    """Where tensors lie, and null pointers where there are none, and for those that are missing of ``count``."""
+    found = [0 if part is None else part.data_ptr() for part in tensors]
+    return found + [0] * (count - len(found))

@@ -1,0 +1,1 @@
+"""Attacks on the library: random calls of a careless or hostile caller. ``python -m attacks.NAME --help``."""
