@@ -22,6 +22,7 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import PackedSequence
 
 import raglane as rl
+import raglane.kernels.cpu
 from attacks.guarded import guarded, guarded_allocations, release
 from raglane.errors import RaglaneError
 from raglane.kernels.cpu import library as library_module
@@ -126,7 +127,6 @@ class Round:
         batch: the batch of the truth.
         kind: of input.
         leaf: the tensor of the input that holds the elements: flat values, a pack's data or a padded tensor.
-        lengths: of a padded tensor, and of all.
         state: the initial states, or nothing.
         names: of the parameters.
     """
@@ -136,17 +136,18 @@ class Round:
     batch: rl.Ragged
     kind: str
     leaf: Tensor
-    lengths: Tensor
     state: tuple[Tensor, ...]
     names: list[str]
 
     def input(self, leaf: Tensor) -> tuple[Any, dict[str, Any]]:
-        """The input of the round's kind around a leaf, and what is given beside it."""
+        """The input of the round's kind around a leaf, and what is given beside it; all of it is guarded."""
         if self.kind == "ragged":
-            return rl.Ragged.from_flat(leaf, lengths=self.lengths), {}
+            return rl.Ragged._make(leaf, guarded(self.batch.offsets), None), {}
         if self.kind == "packed":
-            return self.batch.to_packed()._replace(data=leaf), {}
-        return leaf, {"lengths": self.lengths}
+            packed = self.batch.to_packed()
+            sizes, order = guarded(packed.batch_sizes), guarded(packed.sorted_indices)  # type: ignore[arg-type]
+            return packed._replace(data=leaf, batch_sizes=sizes, sorted_indices=order), {}
+        return leaf, {"lengths": guarded(self.batch.host_lengths)}
 
 
 def draw(chance: random.Random) -> Round:
@@ -181,7 +182,7 @@ def draw(chance: random.Random) -> Round:
         state = tuple(guarded(torch.randn(*rows, size).to(dtype)).requires_grad_() for size in network.state_sizes)
     leaf = guarded(leaf, before=chance.random() < 0.3).requires_grad_()
     names = [name for name, _ in layer.named_parameters()]
-    return Round(layer, truth, batch, kind, leaf, guarded(torch.tensor(lengths)), state, names)
+    return Round(layer, truth, batch, kind, leaf, state, names)
 
 
 def run(layer: Any, this: Round, leaf: Tensor, state: tuple[Tensor, ...], between: Callable[[], None]) -> list[Tensor]:
@@ -246,6 +247,10 @@ def play(seed: int) -> str | None:
         tuple(part.detach().double().requires_grad_() for part in this.state),
         lambda: None,
     )
+    counted = guarded(torch.randn(chance.randint(1, 40), dtype=chance.choice([torch.float32, torch.float64])))
+    for function in ("exp", "tanh", "sigmoid"):
+        with guarded_allocations():
+            chosen.apply(function, counted)
     original = library_module.library
     library_module.library = lambda: chosen  # type: ignore[assignment]
     try:
@@ -346,4 +351,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
-    sys.exit(min(1, main(**vars(parser.parse_args()))))
+    parser.add_argument("--kernels", help="a folder whose lib/ holds another build of the cpu kernels, sanitized say")
+    given = parser.parse_args()
+    if given.kernels is not None:
+        raglane.kernels.cpu.__path__.insert(0, given.kernels)
+    sys.exit(min(1, main(given.rounds, given.seed)))
