@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations, parametrize
 
 import raglane as rl
 from raglane.errors import ArgumentTypeError, DispatchError
@@ -143,7 +144,10 @@ def test_accelerate_keeps_the_model() -> None:
     model.encoder.register_forward_hook(lambda *_: calls.append(1))
     inputs, lengths = torch.randn(6, 3, 5), torch.tensor([4, 6, 1])
     expected = model(inputs, lengths)
-    report = rl.accelerate(model)
+    before = rl.acceleration(model)
+    assert (before.replaced, list(before.left)) == ([], ["cell"])
+    assert rl.accelerate(model) is model
+    report = rl.acceleration(model)
     assert report.replaced == ["encoder", "decoder"]
     assert list(report.left) == ["cell"]
     assert "2 layers replaced: encoder, decoder" in str(report)
@@ -156,26 +160,42 @@ def test_accelerate_keeps_the_model() -> None:
     assert len(calls) == 2
     ragged = rl.Ragged.from_padded(inputs, lengths, batch_first=False)
     assert isinstance(model.encoder(ragged)[0], rl.Ragged)
-    assert rl.accelerate(model).replaced == []
+    assert rl.acceleration(rl.accelerate(model)) == report
+    assert rl.restore(model) is model
+    assert model.encoder is encoder
+    assert (type(model.encoder), type(model.decoder)) == (nn.LSTM, nn.GRU)
+    assert model.encoder.weight_ih_l0 is weight
+    assert set(vars(model.encoder)) == set(vars(nn.LSTM(5, 4)))
+    torch.testing.assert_close(model(inputs, lengths), expected)
+    assert len(calls) == 4
 
 
 def test_accelerate_a_layer_itself_and_leaves_subclasses() -> None:
     class Own(nn.LSTM):
         pass
 
-    layer = nn.LSTM(5, 4)
-    assert rl.accelerate(layer).replaced == [""]
+    layer = rl.accelerate(nn.LSTM(5, 4))
     assert isinstance(layer, rl.nn.LSTM)
-    assert "the model itself" in str(rl.accelerate(layer))
+    assert str(rl.acceleration(layer)) == "1 layer replaced: the model itself"
     own = Own(5, 4)
-    report = rl.accelerate(own)
+    with pytest.warns(
+        UserWarning, match=r"left a layer as it is\. the model itself: Own, a subclass of torch\.nn\.LSTM"
+    ):
+        rl.accelerate(own)
     assert type(own) is Own
-    assert "a subclass of torch.nn.LSTM" in report.left[""]
     patched = nn.GRU(5, 4)
     patched.forward = lambda *_: None  # type: ignore[method-assign,assignment]
-    assert "replaced on the instance" in rl.accelerate(patched).left[""]
-    with pytest.raises(ArgumentTypeError, match=r"torch\.nn\.Module"):
-        rl.accelerate([nn.LSTM(5, 4)])  # type: ignore[arg-type]
+    with pytest.warns(UserWarning, match="replaced on the instance"):
+        rl.accelerate(nn.Sequential(patched))
+    functions: list[Any] = [rl.accelerate, rl.acceleration, rl.restore]
+    for function in functions:
+        with pytest.raises(ArgumentTypeError, match=r"torch\.nn\.Module"):
+            function([nn.LSTM(5, 4)])
+    parametrizations.weight_norm(layer, "weight_hh_l0")
+    with pytest.raises(ArgumentTypeError, match="remove_parametrizations"):
+        rl.restore(layer)
+    parametrize.remove_parametrizations(layer, "weight_hh_l0")
+    assert type(rl.restore(layer)) is nn.LSTM
 
 
 @pytest.mark.parametrize(("dtype", "rounding"), [(torch.float32, 1e-4), (torch.float64, 1e-11)])

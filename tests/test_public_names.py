@@ -11,6 +11,7 @@ def test_package() -> None:
         "Ragged",
         "__version__",
         "accelerate",
+        "acceleration",
         "collate",
         "cost",
         "data",
@@ -19,6 +20,7 @@ def test_package() -> None:
         "modify",
         "nn",
         "packing",
+        "restore",
         "using",
     ]
     assert all(hasattr(rl, name) for name in rl.__all__)

@@ -17,12 +17,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import raglane.forks  # noqa: F401 (watches for forks from here on)
+
 if TYPE_CHECKING:
     from raglane import data, errors, nn, packing
     from raglane.data.collate import collate
     from raglane.kernels.dispatch import using
     from raglane.lens import modify
-    from raglane.nn.accelerate import accelerate
+    from raglane.nn.accelerate import accelerate, acceleration, restore
     from raglane.nn.explain import explain
     from raglane.planning.cost import Cost, cost
     from raglane.ragged import Ragged
@@ -34,6 +36,7 @@ __all__ = [
     "Ragged",
     "__version__",
     "accelerate",
+    "acceleration",
     "collate",
     "cost",
     "data",
@@ -42,6 +45,7 @@ __all__ = [
     "modify",
     "nn",
     "packing",
+    "restore",
     "using",
 ]
 
@@ -49,10 +53,12 @@ _HOMES = {
     "Cost": "planning.cost",
     "Ragged": "ragged",
     "accelerate": "nn.accelerate",
+    "acceleration": "nn.accelerate",
     "collate": "data.collate",
     "cost": "planning.cost",
     "explain": "nn.explain",
     "modify": "lens",
+    "restore": "nn.accelerate",
     "using": "kernels.dispatch",
 }
 _ROOMS = ("data", "errors", "nn", "packing")

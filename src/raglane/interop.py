@@ -17,6 +17,7 @@ from torch import Tensor
 
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain, require
 from raglane.segments import element_index, offsets_from_lengths
+from raglane.tracing import index_arithmetic
 
 __all__ = [
     "as_tensor",
@@ -51,6 +52,7 @@ def as_tensor(data: Any) -> Tensor:
     return torch.as_tensor(data)
 
 
+@index_arithmetic
 def read_integers(data: Any, name: str) -> Tensor:
     """What a caller gives as lengths or offsets, as integers in one dimension; on the device where they are.
 
@@ -92,6 +94,7 @@ def read_integers(data: Any, name: str) -> Tensor:
     return tensor.detach().resolve_neg().to(torch.int64)
 
 
+@index_arithmetic
 def read_lengths(data: Any) -> Tensor:
     """What a caller gives as lengths, on the CPU, each at least 0; lengths on a device are waited for.
 

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from raglane.tracing import index_arithmetic, is_transformed
+
 __all__ = ["place_joined_rows", "place_rows", "take_rows"]
 
 # Up to this many numbers, what counts is how long an operation takes to start, and PyTorch's own backward pass starts
@@ -71,15 +73,28 @@ class _PlaceJoinedRows(torch.autograd.Function):
 def _place_joined(parts: tuple[Tensor, ...], index: Tensor, size: int, fill: float) -> Tensor:
     # What fills the rest is one more row, so that a single pass writes every row of the result: it looks up which
     # row of the joined values it shows.
-    total = index.shape[0]
     joined = torch.cat((*parts, parts[0].new_full((1, *parts[0].shape[1:]), fill)))
-    shown = index.new_full((size,), total).index_copy_(0, index, torch.arange(total, device=index.device))
-    return joined.index_select(0, shown)
+    return joined.index_select(0, _shown(index, size))
+
+
+@index_arithmetic
+def _shown(index: Tensor, size: int) -> Tensor:
+    """Which row each row of a result shows: the one past the last where none goes."""
+    total = index.shape[0]
+    return index.new_full((size,), total).index_copy_(0, index, torch.arange(total, device=index.device))
 
 
 def _wants_a_function(values: Tensor) -> bool:
-    """Whether there will be a backward pass, and one of more work than calling it takes."""
-    return values.requires_grad and torch.is_grad_enabled() and (values.numel() > _FEW or not values.is_cpu)
+    """Whether there will be a backward pass, and one of more work than calling it takes.
+
+    The transformations of :mod:`torch.func` know PyTorch's own functions, and not those here.
+    """
+    return (
+        values.requires_grad
+        and torch.is_grad_enabled()
+        and (values.numel() > _FEW or not values.is_cpu)
+        and not is_transformed(values)
+    )
 
 
 def _place(values: Tensor, index: Tensor, size: int, fill: float) -> Tensor:
@@ -100,7 +115,9 @@ def _place(values: Tensor, index: Tensor, size: int, fill: float) -> Tensor:
 
 def _is_differentiated(values: Tensor) -> bool:
     """Whether PyTorch follows what happens to values, so that they cannot be read as another dtype."""
-    return (values.requires_grad and torch.is_grad_enabled()) or forward_ad.unpack_dual(values).tangent is not None
+    if (values.requires_grad and torch.is_grad_enabled()) or is_transformed(values):
+        return True
+    return forward_ad.unpack_dual(values).tangent is not None
 
 
 def _widest(rows: Tensor) -> torch.dtype:
@@ -174,6 +191,8 @@ def place_rows(values: Tensor, index: Tensor, size: int, fill: float = 0.0) -> T
     if _wants_a_function(values):
         placed: Tensor = _PlaceRows.apply(values, index, size, fill)  # type: ignore[no-untyped-call]
         return placed
+    if is_transformed(values):  # torch.vmap knows how to take rows, and not how to place them
+        return _place_joined((values,), index, size, fill)
     return _place(values, index, size, fill)
 
 
@@ -199,7 +218,7 @@ def place_joined_rows(parts: tuple[Tensor, ...], index: Tensor, size: int, fill:
     features = math.prod(parts[0].shape[1:])
     if parts[0].is_cpu and (features < _WIDE or features * size <= _FEW):
         return place_rows(torch.cat(parts), index, size, fill)
-    if torch.is_grad_enabled() and any(part.requires_grad for part in parts):
+    if torch.is_grad_enabled() and any(part.requires_grad for part in parts) and not is_transformed(parts[0]):
         placed: Tensor = _PlaceJoinedRows.apply(index, size, fill, *parts)  # type: ignore[no-untyped-call]
         return placed
     return _place_joined(parts, index, size, fill)

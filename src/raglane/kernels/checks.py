@@ -19,6 +19,8 @@ from raglane.cells.regularised import Regularised
 from raglane.cells.spec import CellSpec
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
 from raglane.kernels.contract import Request
+from raglane.segments import lengths_from_offsets
+from raglane.tracing import index_arithmetic, records_operators
 
 __all__ = [
     "check",
@@ -133,7 +135,7 @@ def check_storage(name: str, given: Tensor) -> None:
         ...
         raglane.errors.ShapeError: input: got a storage of 0 bytes; ...
     """
-    if torch.compiler.is_compiling() or given.numel() == 0:
+    if records_operators() or given.numel() == 0:
         return
     try:
         there = given.untyped_storage().nbytes()
@@ -249,8 +251,12 @@ def check_offsets(offsets: Any, total: int, device: torch.device) -> None:
         rule = f"(B + 1,), torch.int64, on {device}, where the values are"
         raise ShapeError(explain("offsets", got, rule, "build the batch anew"))
     check_storage("offsets", offsets)
-    if not offsets.is_cpu or torch.compiler.is_compiling():
-        return
+    if offsets.is_cpu and not records_operators():
+        _check_numbers(offsets, total)
+
+
+@index_arithmetic
+def _check_numbers(offsets: Tensor, total: int) -> None:
     fix = "build the batch anew: its offsets were changed"
     falls = offsets.diff() < 0
     if int(offsets[0]) != 0:
@@ -311,13 +317,15 @@ def check(request: Request) -> Request:
     if values.dim() != 2:
         raise ShapeError(explain("input", f"shape {tuple(values.shape)}", "(N, D)", "pass the flat values"))
     check_tensor("input", values, tuple(values.shape), values)
-    if isinstance(offsets, Tensor) and offsets.is_cpu and not torch.compiler.is_compiling():
+    if isinstance(offsets, Tensor) and offsets.is_cpu and not records_operators():
         check_storage("offsets", offsets)
-        offsets = offsets.clone()
+        offsets = index_arithmetic(Tensor.clone)(offsets)
     check_offsets(offsets, values.shape[0], values.device)
     sizes = tuple(part.shape[-1] for part in request.state) or request.state_sizes
     rows = (request.layers * request.directions, offsets.shape[0] - 1)
     for name, size, part in zip(request.cell.states, sizes, request.state, strict=False):
         check_tensor(f"hx ({name})", part, (*rows, size), values)
     check_stack(request.cell, request.weights, values.shape[1], sizes, request.directions, values)
-    return replace(request, offsets=offsets, lengths=offsets.diff() if offsets.is_cpu else request.lengths)
+    return replace(
+        request, offsets=offsets, lengths=lengths_from_offsets(offsets) if offsets.is_cpu else request.lengths
+    )

@@ -11,6 +11,7 @@ the weights alone. A NaN in one sequence must not reach another.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from raglane.cells.spec import CellSpec
+from raglane.segments import lengths_from_offsets
 
 __all__ = ["Backend", "LayerResult", "NetworkLike", "Request", "Result", "Traits", "zero_state"]
 
@@ -109,7 +111,15 @@ class Request:
     @property
     def host_lengths(self) -> Tensor:
         """The lengths on the CPU, wherever they come from; no device is waited for."""
-        return self.offsets.diff() if self.lengths is None else self.lengths
+        return lengths_from_offsets(self.offsets) if self.lengths is None else self.lengths
+
+    def tensors(self) -> Iterator[Tensor | None]:
+        """All that may have a derivative; of weights that are no tuple of tensors nothing."""
+        yield self.values
+        yield from self.state
+        for weights in self.weights:
+            if isinstance(weights, tuple):
+                yield from (part for part in weights if not isinstance(part, tuple))
 
     def initial(self) -> tuple[Tensor, ...]:
         """The initial state, for a backend that must have zeros where there is none."""

@@ -11,8 +11,8 @@ from raglane.errors import DispatchError, explain
 from raglane.kernels import cpu, reference
 from raglane.kernels import torch as torch_kernels
 from raglane.kernels.contract import Backend, Traits
-from raglane.kernels.tracing import constant_when_traced
 from raglane.schedules import SCHEDULES
+from raglane.tracing import are_transforms_active, constant_when_traced
 
 __all__ = ["BACKENDS", "Choice", "check_names", "choose", "pick", "using"]
 
@@ -137,6 +137,8 @@ def pick(
         schedule, backend = override
     if schedule != AUTO or backend != AUTO:
         check_names(schedule, backend)
+    if are_transforms_active():
+        backend = "reference"  # it is plain torch, all of which torch.func knows
     refusals = [] if passed_over is None else passed_over
     for name, candidate in BACKENDS.items():
         if backend != AUTO and backend != name:

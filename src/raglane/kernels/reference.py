@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 
 from raglane.cells.spec import CellSpec
+from raglane.errors import DispatchError, explain
 from raglane.kernels.checks import check
 from raglane.kernels.contract import LayerResult, Request, Result, Traits
 from raglane.kernels.stack import run_stack
 from raglane.kernels.walk import Moment, Order, Walk, walk
 from raglane.rows import take_rows
 from raglane.schedules import SCHEDULES
+from raglane.tracing import index_arithmetic
 
 __all__ = ["BACKEND", "ReferenceBackend"]
 
@@ -68,7 +70,11 @@ class ReferenceBackend:
             request: see :class:`~raglane.kernels.contract.Request`.
             schedule: a key of :data:`raglane.schedules.SCHEDULES`.
         """
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_exporting():
+            rule = "a graph has no loop over as many steps as a batch happens to have"
+            fix = "export a layer that the cpu kernels run, see rl.explain(layer, batch)"
+            raise DispatchError(explain("torch.export", f"cell {request.cell.name!r} in plain torch", rule, fix))
+        if torch.compiler.is_dynamo_compiling():
             # As many steps as the schedule has: traced, the loop would be compiled anew for every batch.
             untraced: Callable[[Request, str], Result] = torch.compiler.disable(_run)
             return untraced(request, schedule)
@@ -84,8 +90,7 @@ def _run(request: Request, schedule: str) -> Result:
     request = check(request)
     device = request.values.device
     rule = SCHEDULES[schedule]
-    lengths = request.host_lengths
-    ready = walk(rule.table(lengths), lengths, request.directions, device)
+    ready = _plan(schedule, request.host_lengths, request.directions, device)
     run_layer = partial(_run_layer, ready, rule.holds_state, request.need_states)
     if request.cell.follows_autocast:
         return run_stack(request, run_layer)
@@ -95,6 +100,12 @@ def _run(request: Request, schedule: str) -> Result:
     request = request.cast(torch.get_autocast_dtype(device.type))
     with torch.autocast(device.type, enabled=False):
         return run_stack(request, run_layer)
+
+
+@index_arithmetic
+def _plan(schedule: str, lengths: Tensor, directions: int, device: torch.device) -> Walk:
+    """What depends on the lengths alone."""
+    return walk(SCHEDULES[schedule].table(lengths), lengths, directions, device)
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from raglane import segments
 from raglane.cells.spec import CellSpec, Weights
+from raglane.errors import DispatchError, explain
 from raglane.kernels import reference
 from raglane.kernels.checks import check
 from raglane.kernels.contract import LayerResult, NetworkLike, Request, Result, Traits
@@ -21,6 +22,7 @@ from raglane.kernels.stack import run_stack
 from raglane.packing.flat import flat_to_padded, padded_to_flat
 from raglane.packing.layouts import packed_layout
 from raglane.rows import place_rows, take_rows
+from raglane.tracing import has_tangent
 
 __all__ = ["BACKEND", "TorchBackend", "call"]
 
@@ -52,8 +54,13 @@ class TorchBackend:
 
     def run(self, request: Request, schedule: str) -> Result:
         """See :class:`~raglane.kernels.contract.Backend`."""
+        if torch.compiler.is_exporting():
+            rule = "a graph cannot hold the order of a batch that only its lengths say"
+            fix = "export it with a tensor without lengths, or on a machine with the cpu kernels"
+            raise DispatchError(explain("torch.export", "torch's kernels on sequences of any length", rule, fix))
         request = check(request)
-        if request.values.shape[0] == 0:  # torch's kernels refuse a batch without a single element
+        # Torch's kernels refuse a batch without a single element, and have no rule for some derivatives taken forward.
+        if request.values.shape[0] == 0 or has_tangent(request.tensors()):
             return reference.BACKEND.run(request, schedule)
         if schedule == "packed":
             return _run_packed(request)

@@ -20,6 +20,7 @@ from raglane.kernels.cpu import layouts
 from raglane.packing.flat import find_packed, find_padded, flat_to_padded
 from raglane.ragged import Ragged
 from raglane.rows import place_rows, take_rows
+from raglane.tracing import index_arithmetic, records_operators
 
 __all__ = ["FlatInput", "flatten", "flatten_marks"]
 
@@ -65,13 +66,15 @@ def flatten(inputs: Any, lengths: Any, batch_first: bool) -> FlatInput:
                 "input",
                 "a nested tensor" if isinstance(inputs, Tensor) else f"a {type(inputs).__name__}",
                 "a Ragged, a PackedSequence, or a tensor",
-                "wrap a list of sequences with rl.Ragged(sequences), a nested tensor with rl.Ragged.from_nested",
+                "wrap a list of sequences with rl.Ragged(sequences), a nested tensor with rl.Ragged.from_nested"
+                if not isinstance(inputs, torch.fx.Proxy)
+                else "let the tracer of torch.fx say in is_leaf_module that the layer is one",
             )
         )
     check_dense("input", inputs)
     check_storage("input", inputs)
     if inputs.dim() == 2 and lengths is None:
-        return FlatInput(Ragged.from_flat(inputs, lengths=[inputs.shape[0]]), lambda flat: flat, batched=False)
+        return FlatInput(_even(inputs, 1, inputs.shape[0]), lambda flat: flat, batched=False)
     if inputs.dim() != 3:
         raise ShapeError(
             explain(
@@ -109,12 +112,22 @@ def flatten_marks(marks: Any, lengths: Any, batch_first: bool) -> Ragged:
     return flatten(marks, None, batch_first).batch
 
 
+def _even(values: Tensor, count: int, steps: int) -> Ragged:
+    """A batch of so many sequences of one length."""
+    lengths = None if values.is_cpu else torch.full((count,), steps, dtype=torch.int64, device="cpu")
+    return Ragged._make(values, _even_offsets(count, steps, values.device), lengths)
+
+
+@index_arithmetic
+def _even_offsets(count: int, steps: int, device: torch.device) -> Tensor:
+    return torch.arange(count + 1, device=device) * steps
+
+
 def _flatten_dense(inputs: Tensor, batch_first: bool) -> FlatInput:
     """A tensor in which every element is real."""
     batch_major = inputs if batch_first else inputs.transpose(0, 1)
     count, steps, size = batch_major.shape
-    lengths = torch.full((count,), steps, dtype=torch.int64, device="cpu")
-    batch = Ragged._build(batch_major.reshape(count * steps, size), lengths)
+    batch = _even(batch_major.reshape(count * steps, size), count, steps)
 
     def restore(flat: Tensor) -> Tensor:
         padded = flat.view(count, steps, flat.shape[1])
@@ -125,6 +138,12 @@ def _flatten_dense(inputs: Tensor, batch_first: bool) -> FlatInput:
 
 def _flatten_padded(inputs: Tensor, lengths: Any, batch_first: bool, steps: int) -> FlatInput:
     """A padded tensor with lengths; its own index leads back where the tensor lies in memory as its shape says."""
+    if records_operators():
+        from raglane.kernels.cpu import layout_operators as operators
+
+        values, offsets = operators.padded_to_flat(inputs, torch.as_tensor(lengths), batch_first)
+        batch = Ragged._make(values, offsets, None)
+        return FlatInput(batch, lambda flat: operators.padded_from_flat(flat, offsets, batch_first, steps))
     moved = layouts.flatten_padded(inputs, lengths, batch_first)
     if moved is not None:
         values, layout = moved

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn.utils.rnn import PackedSequence
 
 from raglane.cells.spec import CellSpec
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
+from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError, ShapeError, explain
 from raglane.kernels.dispatch import Choice, check_names, choose, pick
 from raglane.nn import functional
 from raglane.nn.arguments import check_count, check_flag
@@ -20,6 +21,7 @@ from raglane.nn.inputs import flatten, flatten_marks
 from raglane.nn.regularisation import Regularisation
 from raglane.nn.resets import check_marks, split
 from raglane.ragged import Ragged
+from raglane.tracing import is_jit_traced, never_traced
 
 __all__ = ["OPTIONS", "RecurrentLayer"]
 
@@ -200,6 +202,13 @@ class RecurrentLayer(torch.nn.Module):
         """
         check_flag("last_only", last_only)
         check_flag("return_states", return_states)
+        if isinstance(input, PackedSequence) and torch.compiler.is_compiling():
+            if torch.compiler.is_exporting():
+                rule, fix = "a graph cannot hold one", "pass a Ragged, or a padded tensor with lengths"
+                raise DispatchError(explain("input", "a PackedSequence under torch.export", rule, fix))
+            # NOTE: a pack that is made within a graph of torch.compile comes out of it empty.
+            options = {"lengths": lengths, "resets": resets, "last_only": last_only, "return_states": return_states}
+            return _outside_of_graphs(self, input, hx, **options)
         network = self._network()
         if resets is None and self._direct(network, input, hx, lengths, return_states):
             output, state = (
@@ -208,6 +217,10 @@ class RecurrentLayer(torch.nn.Module):
                 else functional.run_dense(network, input, hx, self.batch_first)
             )
             return (None if last_only else output), state
+        if is_jit_traced():
+            rule = "a trace holds PyTorch's own operators and the sizes of one batch: it could not run another"
+            fix = "use torch.export.export or torch.compile, or backend='torch' with a tensor without lengths"
+            raise DispatchError(explain("torch.jit.trace", f"a layer {type(self).__name__}", rule, fix))
         inputs = flatten(input, lengths, self.batch_first)
         pieces = None
         if resets is not None:
@@ -215,6 +228,10 @@ class RecurrentLayer(torch.nn.Module):
             pieces = split(inputs.batch, flatten_marks(resets, lengths, self.batch_first))
         request = functional.prepare(network, inputs, hx, pieces, not last_only, return_states)
         return functional.run(network, inputs, request, pieces)
+
+    def __prepare_scriptable__(self) -> Any:
+        rule, fix = "TorchScript cannot compile it", "use torch.compile or torch.export.export"
+        raise ArgumentTypeError(explain("torch.jit.script", f"a layer {type(self).__name__}", rule, fix))
 
     def step(self, x_t: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Run one step, for streams that arrive element by element.
@@ -306,6 +323,8 @@ class RecurrentLayer(torch.nn.Module):
         """
         if lengths is not None or return_states or not isinstance(input, Tensor | PackedSequence):
             return False
+        if forward_ad._current_level >= 0:
+            return False
         if network.regularisation.acts(network.training) or (network.initial is not None and hx is None):
             return False
         values, schedule = (input, "padded") if isinstance(input, Tensor) else (input.data, "packed")
@@ -330,3 +349,9 @@ class RecurrentLayer(torch.nn.Module):
         cell = network.regularisation.cell(network.cell, network.training)
         traits = network.traits(cell, values.dtype, values.device, need_states)
         return choose(traits, network.schedule, network.backend, dense=dense)
+
+
+@never_traced
+def _outside_of_graphs(layer: RecurrentLayer, *args: Any, **options: Any) -> Any:
+    """A layer's call as it is without ``torch.compile``; hooks are called around it already."""
+    return layer.forward(*args, **options)

@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from raglane.errors import DimensionError, KindError, ShapeError, explain
 from raglane.packing.layouts import IntArray, inverse
+from raglane.tracing import index_arithmetic
 
 __all__ = [
     "check_permutation",
@@ -79,6 +80,7 @@ def read_padded(padded: Tensor, argument: str, batch_first: bool) -> tuple[int, 
     return (first, second) if batch_first else (second, first)
 
 
+@index_arithmetic
 def read_lengths(lengths: Any, count: int, batch_first: bool) -> IntArray | Tensor:
     """Check everything about lengths but their values, without waiting for a device.
 
@@ -231,10 +233,7 @@ def read_packed(packed: PackedSequence, argument: str) -> tuple[IntArray, Tensor
         raise ShapeError(explain(f"{argument}.batch_sizes", got, "int64 of shape (T,)", _MAKE_A_PACK))
     if order is None and places is not None:
         order = inverse(places)
-    if order is not None:
-        order = order.resolve_neg()
-    # A copy: what is checked here must be what is used, whoever writes to the pack meanwhile.
-    array: IntArray = sizes.resolve_neg().numpy().copy()
+    order, array = _read_numbers(order, sizes)
     running = int(array[0]) if array.shape[0] else 0
     count = running if order is None else order.shape[0]
     fits = data.dim() > 0 and running <= count and int(array.sum()) == data.shape[0]
@@ -243,6 +242,12 @@ def read_packed(packed: PackedSequence, argument: str) -> tuple[IntArray, Tensor
         rule = f"above 0, none above the one before it, the first at most {count}, their sum the number of elements"
         raise ShapeError(explain(f"{argument}.batch_sizes", got, rule, _MAKE_A_PACK))
     return array, order, count
+
+
+@index_arithmetic
+def _read_numbers(order: Tensor | None, sizes: Tensor) -> tuple[Tensor | None, IntArray]:
+    """A pack's order, and a copy of its batch sizes: what is checked must be what is used, whoever writes meanwhile."""
+    return None if order is None else order.resolve_neg(), sizes.resolve_neg().numpy().copy()
 
 
 def read_padding_value(value: Any) -> float:
@@ -317,6 +322,7 @@ def read_total_length(total_length: Any, steps: int) -> int:
     return wanted
 
 
+@index_arithmetic
 def read_permutation(permutation: Any) -> Tensor:
     """Check a permutation; its values on a CPU only, since on a device that would wait.
 

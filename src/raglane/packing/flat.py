@@ -14,6 +14,7 @@ from raglane.packing.layouts import (
     IntArray,
     conjugate,
     inverse,
+    on_host,
     packed_layout,
     padded_rows,
     rows_of,
@@ -21,6 +22,8 @@ from raglane.packing.layouts import (
     unpacked_rows,
 )
 from raglane.rows import place_rows, take_rows
+from raglane.segments import lengths_from_offsets
+from raglane.tracing import never_traced
 
 __all__ = [
     "Elements",
@@ -33,6 +36,7 @@ __all__ = [
 ]
 
 
+@never_traced
 def pack_flat(values: Tensor, offsets: Tensor, lengths: Tensor) -> PackedSequence:
     """Flat values as a PackedSequence. Does not wait for a device; gradients flow through ``values``.
 
@@ -69,6 +73,7 @@ class Elements(NamedTuple):
     offsets: Tensor
 
 
+@never_traced
 def find_packed(packed: PackedSequence, argument: str = "packed") -> Elements:
     """The elements of a PackedSequence in the caller's order; its data is the table, of which no row is left out.
 
@@ -94,13 +99,13 @@ def find_packed(packed: PackedSequence, argument: str = "packed") -> Elements:
     lengths = conjugate(batch_sizes, count)
     ranks: IntArray = np.arange(count, dtype=np.int64)
     if sorted_indices is not None:
-        order: IntArray = sorted_indices.cpu().numpy()
+        order = on_host(sorted_indices)
         check_permutation(order, f"{argument}.sorted_indices", "make the pack anew: one of its tensors was changed")
         longest_first, in_order = lengths, ranks
         lengths, ranks = np.empty_like(lengths), np.empty_like(ranks)
         lengths[order] = longest_first
         ranks[order] = in_order
-    index = unpacked_rows(ranks, lengths, batch_sizes, data.shape[0], data)
+    index = unpacked_rows(ranks, lengths, batch_sizes, data.shape[0], data.device)
     return Elements(data, index, torch.from_numpy(lengths), send(_offsets(lengths), data.device))
 
 
@@ -157,10 +162,12 @@ def flat_to_padded(
     count = offsets.shape[0] - 1
     left = read_padding_side(padding_side)
     shape, strides = ((count, longest), (longest, 1)) if batch_first else ((longest, count), (1, count))
-    index = padded_rows(offsets.diff(), values.shape[0], strides, longest if left else None)
+    lengths = lengths_from_offsets(offsets)
+    index = padded_rows(lengths, values.shape[0], strides, longest if left else None)
     return place_rows(values, index, count * longest, padding_value).view(*shape, *values.shape[1:])
 
 
+@never_traced
 def find_padded(
     padded: Tensor,
     lengths: Any,
@@ -194,7 +201,7 @@ def find_padded(
     left = read_padding_side(padding_side)
     offsets = _offsets(host)
     rows, strides = rows_of(padded, batch_first)
-    index = padded_rows(host, int(offsets[-1]), strides, steps if left else None, padded)
+    index = padded_rows(host, int(offsets[-1]), strides, steps if left else None, padded.device)
     # A copy, because the caller may change the lengths that were given.
     return Elements(rows, index, torch.from_numpy(host.copy()), send(offsets, padded.device))
 

@@ -25,12 +25,14 @@ from raglane.packing.layouts import (
     IntArray,
     conjugate,
     inverse,
+    on_host,
     packed_rows,
     rows_of,
     send,
 )
 from raglane.packing.lists import join, read_sequences, stack
 from raglane.rows import place_rows, take_rows
+from raglane.tracing import never_traced
 
 __all__ = [
     "invert_permutation",
@@ -95,7 +97,7 @@ def _pack(
     sorted_indices: Tensor | None,
 ) -> PackedSequence:
     """Take the elements from rows, given where each sequence starts, longest first."""
-    index = packed_rows(starts, batch_sizes, strides, rows)
+    index = packed_rows(starts, batch_sizes, strides, rows.device)
     unsorted_indices = None if sorted_indices is None else inverse(sorted_indices)
     # _make leaves out the checks of the constructor, which hold here and take a while in a small batch.
     return PackedSequence._make(
@@ -129,6 +131,7 @@ def invert_permutation(permutation: Tensor | None) -> Tensor | None:
 # ---------------------------------------------------------------------------------------------------------------
 
 
+@never_traced
 def pack_padded_sequence(
     input: Tensor,
     lengths: Tensor | Iterable[int],
@@ -174,6 +177,7 @@ def pack_padded_sequence(
     return _pack(rows, None if order is None else order * strides[0], strides, batch_sizes, sorted_indices)
 
 
+@never_traced
 def pad_packed_sequence(
     sequence: PackedSequence,
     batch_first: bool = False,
@@ -212,11 +216,11 @@ def pad_packed_sequence(
     lengths = conjugate(batch_sizes, count)
     starts: IntArray | Tensor | None = None
     if sorted_indices is not None:
-        order: IntArray = sorted_indices.cpu().numpy()
+        order = on_host(sorted_indices)
         starts = (order if data.is_cpu else sorted_indices) * strides[0]
         longest_first, lengths = lengths, np.empty_like(lengths)
         lengths[order] = longest_first
-    index = packed_rows(starts, batch_sizes, strides, data)
+    index = packed_rows(starts, batch_sizes, strides, data.device)
     padded = place_rows(data, index, count * steps, fill).view(*shape, *data.shape[1:])
     return padded, torch.from_numpy(lengths)
 
@@ -226,6 +230,7 @@ def pad_packed_sequence(
 # ---------------------------------------------------------------------------------------------------------------
 
 
+@never_traced
 def pad_sequence(
     sequences: Tensor | Iterable[Tensor],
     batch_first: bool = False,
@@ -265,6 +270,7 @@ def _split(values: Tensor, lengths: Tensor) -> list[Tensor]:
     return list(values.unsafe_split_with_sizes(lengths.tolist())) if lengths.shape[0] else []
 
 
+@never_traced
 def unpad_sequence(
     padded_sequences: Tensor, lengths: Tensor | Iterable[int], batch_first: bool = False
 ) -> list[Tensor]:
@@ -292,6 +298,7 @@ def unpad_sequence(
     return _split(values, host)
 
 
+@never_traced
 def pack_sequence(sequences: Tensor | Iterable[Tensor], enforce_sorted: bool = True) -> PackedSequence:
     """Pack sequences of different lengths. Does not wait for a device.
 
@@ -321,6 +328,7 @@ def pack_sequence(sequences: Tensor | Iterable[Tensor], enforce_sorted: bool = T
     return _pack(flat, starts[order], (0, 1), batch_sizes, send(order, flat.device))
 
 
+@never_traced
 def unpack_sequence(packed_sequences: PackedSequence) -> list[Tensor]:
     """Cut a pack into its sequences. On a device this waits once, as :func:`pad_packed_sequence` does.
 

@@ -28,11 +28,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from raglane.tracing import index_arithmetic
+
 __all__ = [
     "IntArray",
     "PackedLayout",
     "conjugate",
     "inverse",
+    "on_host",
     "packed_layout",
     "packed_rows",
     "padded_rows",
@@ -148,8 +151,9 @@ def conjugate(counts: IntArray, size: int) -> IntArray:
 # ---------------------------------------------------------------------------------------------------------------
 
 
+@index_arithmetic
 def packed_rows(
-    starts: IntArray | Tensor | None, batch_sizes: IntArray, strides: tuple[int, int], like: Tensor
+    starts: IntArray | Tensor | None, batch_sizes: IntArray, strides: tuple[int, int], device: torch.device
 ) -> Tensor:
     """The rows of the elements, in packed order.
 
@@ -158,30 +162,32 @@ def packed_rows(
             ``sequence_stride`` apart.
         batch_sizes: ``(T,)``.
         strides: ``(sequence_stride, step_stride)``, how many rows one sequence is from the next, and one step.
-        like: a tensor on the device where the index is to be.
+        device: where the index is to be.
 
     Returns:
         ``(N,)`` int64.
 
     Example:
-        >>> packed_rows(np.array([0, 3]), np.array([2, 2, 1]), (3, 1), torch.empty(0)).tolist()
+        >>> packed_rows(np.array([0, 3]), np.array([2, 2, 1]), (3, 1), torch.device("cpu")).tolist()
         [0, 3, 1, 4, 2]
     """
     before = batch_sizes.cumsum()
     total = int(before[-1]) if before.shape[0] else 0
     before -= batch_sizes
-    if like.is_cpu:
+    if device.type == "cpu":
         host = starts.numpy() if isinstance(starts, Tensor) else starts
         return torch.from_numpy(_packed(_HOST, host, batch_sizes, before, total, *strides))
-    there = like.device
     if isinstance(starts, np.ndarray):
-        starts = send(starts, there)
-    sent = send(batch_sizes, there), send(before, there)
-    rows: Tensor = _packed(_kit(there), starts, *sent, total, *strides)
+        starts = send(starts, device)
+    sent = send(batch_sizes, device), send(before, device)
+    rows: Tensor = _packed(_kit(device), starts, *sent, total, *strides)
     return rows
 
 
-def unpacked_rows(ranks: IntArray, lengths: IntArray, batch_sizes: IntArray, total: int, like: Tensor) -> Tensor:
+@index_arithmetic
+def unpacked_rows(
+    ranks: IntArray, lengths: IntArray, batch_sizes: IntArray, total: int, device: torch.device
+) -> Tensor:
     """The rows of a pack, sequence after sequence.
 
     Args:
@@ -189,30 +195,30 @@ def unpacked_rows(ranks: IntArray, lengths: IntArray, batch_sizes: IntArray, tot
         lengths: ``(B,)``, in the same order as ``ranks``.
         batch_sizes: ``(T,)``.
         total: ``N``.
-        like: a tensor on the device where the index is to be.
+        device: where the index is to be.
 
     Returns:
         ``(N,)`` int64.
 
     Example:
         >>> ranks, lengths, batch_sizes = np.array([1, 0]), np.array([2, 3]), np.array([2, 2, 1])
-        >>> unpacked_rows(ranks, lengths, batch_sizes, 5, torch.empty(0)).tolist()
+        >>> unpacked_rows(ranks, lengths, batch_sizes, 5, torch.device("cpu")).tolist()
         [1, 3, 0, 2, 4]
     """
-    if like.is_cpu:
+    if device.type == "cpu":
         return torch.from_numpy(_unpacked(_HOST, ranks, lengths, batch_sizes, total))
-    there = like.device
-    arrays = send(ranks, there), send(lengths, there), send(batch_sizes, there)
-    rows: Tensor = _unpacked(_kit(there), *arrays, total)
+    arrays = send(ranks, device), send(lengths, device), send(batch_sizes, device)
+    rows: Tensor = _unpacked(_kit(device), *arrays, total)
     return rows
 
 
+@index_arithmetic
 def padded_rows(
     lengths: IntArray | Tensor,
     total: int,
     strides: tuple[int, int],
     left_steps: int | None = None,
-    like: Tensor | None = None,
+    device: torch.device | None = None,
 ) -> Tensor:
     """The rows of the elements in a padded batch, sequence after sequence.
 
@@ -221,7 +227,7 @@ def padded_rows(
         total: ``N``.
         strides: ``(sequence_stride, step_stride)``, how many rows one sequence is from the next, and one step.
         left_steps: the number of steps of the padded batch if its padding stands on the left, else None.
-        like: a tensor on the device where the index is to be; ``lengths`` if None.
+        device: where the index is to be; that of ``lengths`` if None.
 
     Returns:
         ``(N,)`` int64.
@@ -232,8 +238,8 @@ def padded_rows(
         >>> padded_rows(torch.tensor([3, 2]), 5, (1, 2), left_steps=3).tolist()
         [0, 2, 4, 3, 5]
     """
-    if isinstance(lengths, np.ndarray) and like is not None and not like.is_cpu:
-        lengths = send(lengths, like.device)
+    if isinstance(lengths, np.ndarray) and device is not None and device.type != "cpu":
+        lengths = send(lengths, device)
     if isinstance(lengths, Tensor):
         if not lengths.is_cpu or torch.compiler.is_compiling():
             rows: Tensor = _padded(_kit(lengths.device), lengths, total, *strides, left_steps)
@@ -242,6 +248,7 @@ def padded_rows(
     return torch.from_numpy(_padded(_HOST, lengths, total, *strides, left_steps))
 
 
+@index_arithmetic
 def inverse(permutation: Tensor) -> Tensor:
     """The permutation that undoes another, which is not checked.
 
@@ -283,6 +290,18 @@ def send(array: IntArray, device: torch.device) -> Tensor:
     return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
 
 
+@index_arithmetic
+def on_host(indices: Tensor) -> IntArray:
+    """Indices as an array; waits where they are on a device.
+
+    Example:
+        >>> on_host(torch.tensor([1, 0]))
+        array([1, 0])
+    """
+    array: IntArray = indices.cpu().numpy()
+    return array
+
+
 def rows_of(padded: Tensor, batch_first: bool) -> tuple[Tensor, tuple[int, int]]:
     """A padded batch as a table of rows, and how far apart sequences and steps are in it.
 
@@ -306,6 +325,7 @@ def rows_of(padded: Tensor, batch_first: bool) -> tuple[Tensor, tuple[int, int]]
     return padded.flatten(0, 1), (inner, 1) if batch_first else (1, inner)
 
 
+@index_arithmetic
 def packed_layout(lengths: Tensor, offsets: Tensor) -> PackedLayout:
     """Where the elements of flat values go in a pack, longest sequence first.
 
@@ -328,5 +348,5 @@ def packed_layout(lengths: Tensor, offsets: Tensor) -> PackedLayout:
     batch_sizes = conjugate(host, longest)
     sorted_indices = send(order, offsets.device)
     starts = offsets.index_select(0, sorted_indices)
-    index = packed_rows(starts, batch_sizes, (0, 1), offsets)
+    index = packed_rows(starts, batch_sizes, (0, 1), offsets.device)
     return PackedLayout(index, torch.from_numpy(batch_sizes), sorted_indices)

@@ -106,7 +106,7 @@ def stack(sequences: tuple[Tensor, ...], lengths: IntArray, fill: float, batch_f
         if batch_first and width >= _WIDE and width * count * steps >= _MANY:
             return torch.cat(_with_padding(sequences, steps - lengths, fill, left)).view(count, steps, *features)
         shape, strides = ((count, steps), (steps, 1)) if batch_first else ((steps, count), (1, count))
-        index = padded_rows(lengths, int(lengths.sum()), strides, steps if left else None, sequences[0])
+        index = padded_rows(lengths, int(lengths.sum()), strides, steps if left else None, sequences[0].device)
         return place_joined_rows(sequences, index, count * steps, fill).view(*shape, *features)
     except (RuntimeError, TypeError):
         _raise_unfit(sequences)

@@ -64,19 +64,19 @@ class FlatBatch:
     def host_lengths(self) -> Tensor:
         """The lengths, ``(B,)`` int64, on the CPU. Waits for a GPU if the host never knew them."""
         if self._offsets.is_cpu:
-            return self._offsets.diff()
+            return segments.lengths_from_offsets(self._offsets)
         if self._host_lengths is None or not self._host_lengths.is_cpu:
-            self._host_lengths = self._offsets.diff().cpu()
+            self._host_lengths = segments.lengths_from_offsets(self._offsets).cpu()
         return self._host_lengths
 
     def _known_lengths(self) -> Tensor | None:
         """The lengths on the host, or None where that would wait for a device."""
-        return self._offsets.diff() if self._offsets.is_cpu else self._host_lengths
+        return segments.lengths_from_offsets(self._offsets) if self._offsets.is_cpu else self._host_lengths
 
     @property
     def lengths(self) -> Tensor:
         """The lengths, ``(B,)`` int64, on the values' device; for the copy on the host see ``host_lengths``."""
-        return self._offsets.diff()
+        return segments.lengths_from_offsets(self._offsets)
 
     @property
     def cu_seqlens(self) -> Tensor:

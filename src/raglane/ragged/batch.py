@@ -298,6 +298,8 @@ def _unflatten(children: Iterable[Any], context: None) -> Ragged:  # noqa: ARG00
     return Ragged._make(values, offsets, host[0] if host else None)
 
 
+# A program that torch.export has stored holds its example, which torch reads with weights_only=True.
+torch.serialization.add_safe_globals([_rebuild])
 pytree.register_pytree_node(
     Ragged,
     _flatten,

@@ -15,6 +15,7 @@ from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
 from raglane.packing.flat import flat_to_padded, flatten_packed, pack_flat, padded_to_flat
 from raglane.ragged.base import FlatBatch
 from raglane.rows import take_rows
+from raglane.tracing import index_arithmetic, records_operators
 
 __all__ = ["Conversions"]
 
@@ -62,8 +63,9 @@ class Conversions(FlatBatch):
             offsets = _own(interop.read_integers(offsets, "offsets"), offsets)
         if offsets.device.type != "cpu":
             return cls._make(values, offsets.to(values.device), None)
-        host_lengths = offsets.diff() if given is None else given
-        _check_offsets(offsets, host_lengths, values.shape[0], "offsets" if given is None else "lengths")
+        host_lengths = segments.lengths_from_offsets(offsets) if given is None else given
+        if not records_operators():  # what is wrong the kernels will say when they run
+            _check_offsets(offsets, host_lengths, values.shape[0], "offsets" if given is None else "lengths")
         return cls._make(values, offsets.to(values.device, non_blocking=True), host_lengths)
 
     @classmethod
@@ -277,12 +279,14 @@ class Conversions(FlatBatch):
         return interop.to_arrow(self._values, self._offsets)
 
 
+@index_arithmetic
 def _own(read: Tensor, given: Any) -> Tensor:
     """Integers that nobody else can write to: a batch must not change when the caller's tensor does."""
     shares = isinstance(given, Tensor | np.ndarray)
     return read.clone() if shares else read
 
 
+@index_arithmetic
 def _check_offsets(offsets: Tensor, lengths: Tensor, total: int, name: str) -> None:
     """Raise where offsets, or the lengths that they came from, do not describe ``total`` elements."""
     # The lengths first: only if none is absurd does their sum not wrap.

@@ -9,7 +9,13 @@ stays there. Nothing here copies from a device to the host: a size that only the
 
 from __future__ import annotations
 
-from raglane.segments.index import element_index, offsets_from_lengths, positions, segment_ids
+from raglane.segments.index import (
+    element_index,
+    lengths_from_offsets,
+    offsets_from_lengths,
+    positions,
+    segment_ids,
+)
 from raglane.segments.order import cumsum, reverse, reverse_index, shift
 from raglane.segments.reductions import first, last, logsumexp, max, mean, min, softmax, spread, sum
 
@@ -18,6 +24,7 @@ __all__ = [
     "element_index",
     "first",
     "last",
+    "lengths_from_offsets",
     "logsumexp",
     "max",
     "mean",

@@ -5,9 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["element_index", "offsets_from_lengths", "positions", "segment_ids"]
+from raglane.tracing import index_arithmetic
+
+__all__ = ["element_index", "lengths_from_offsets", "offsets_from_lengths", "positions", "segment_ids"]
 
 
+@index_arithmetic
 def offsets_from_lengths(lengths: Tensor) -> Tensor:
     """Where each sequence starts, and the end of the last.
 
@@ -22,6 +25,23 @@ def offsets_from_lengths(lengths: Tensor) -> Tensor:
         [0, 4, 4, 6]
     """
     return torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int64), (1, 0))
+
+
+@index_arithmetic
+def lengths_from_offsets(offsets: Tensor) -> Tensor:
+    """How long each sequence is.
+
+    Args:
+        offsets: ``(B + 1,)`` int64.
+
+    Returns:
+        ``(B,)`` int64 on the device of ``offsets``.
+
+    Example:
+        >>> lengths_from_offsets(torch.tensor([0, 4, 4, 6])).tolist()
+        [4, 0, 2]
+    """
+    return offsets.diff()
 
 
 def segment_ids(offsets: Tensor, total: int) -> Tensor:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import chain
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from raglane.errors import MissingExtraError
 from raglane.kernels import reference
@@ -17,7 +14,7 @@ from raglane.kernels.cpu.kinds import KINDS
 from raglane.kernels.cpu.library import leave_lost_threads, library
 from raglane.kernels.cpu.memory import Layer
 from raglane.kernels.cpu.recurrence import run_layer
-from raglane.kernels.tracing import constant_when_traced
+from raglane.tracing import constant_when_traced, has_tangent
 
 __all__ = ["BACKEND", "CpuBackend", "missing_kernels"]
 
@@ -49,7 +46,7 @@ class CpuBackend:
         """See :class:`~raglane.kernels.contract.Backend`."""
         if torch.is_autocast_enabled("cpu"):
             request = check(request).cast(torch.get_autocast_dtype("cpu"))
-        if _has_tangent(request):
+        if has_tangent(request.tensors()):
             return reference.BACKEND.run(request, schedule)
         leave_lost_threads()
         values, count, state = request.values, request.directions, request.state
@@ -100,11 +97,3 @@ def _dtype(dtype: torch.dtype) -> torch.dtype:
     if dtype is not torch.float64 and torch.is_autocast_enabled("cpu"):
         return torch.get_autocast_dtype("cpu")
     return dtype
-
-
-def _has_tangent(request: Request) -> bool:
-    """Whether a tensor of a request carries a derivative forward, :mod:`torch.autograd.forward_ad`."""
-    if forward_ad._current_level < 0:
-        return False
-    tensors = (request.values, *request.state, *chain.from_iterable(request.weights))
-    return any(part is not None and forward_ad.unpack_dual(part).tangent is not None for part in tensors)

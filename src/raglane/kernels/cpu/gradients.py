@@ -22,7 +22,6 @@ __all__ = [
     "Kind",
     "Ran",
     "call_layer",
-    "is_transformed",
     "outer",
     "product_dtype",
     "reference_gradients",
@@ -182,15 +181,13 @@ def outer(gates: Tensor, inputs: Tensor) -> Tensor:
     return torch.mm(inputs.t(), gates).t().contiguous()
 
 
-def is_transformed(values: Tensor) -> bool:
-    """Whether torch.func has a hand in a tensor, so that ``Function.apply`` must look and no pointer can be taken."""
-    return torch._C._are_functorch_transforms_active() or torch._C._functorch.is_dead_tensor_wrapper(values)  # type: ignore[attr-defined]
-
-
 def reference_gradients(layer: Layer, given: Given) -> Grads:
-    """All gradients by way of the reference kernel, so that they can be differentiated."""
+    """All gradients by way of the reference kernel: where they are to be differentiated, or torch.func is at work."""
+    keep = torch.is_grad_enabled()
     # Views, so that a gradient stops here where one of them was computed from another.
     inputs: list[Any] = [None if part is None else part.view_as(part) for part in layer.tensors()]
+    if not keep:
+        inputs = [None if part is None else part.detach().requires_grad_(part.requires_grad) for part in inputs]
     cell, count, states = CELLS[layer.cell], layer.directions, len(layer.initial)
     weights = inputs[1 + states :]
     each = len(weights) // count
@@ -198,14 +195,15 @@ def reference_gradients(layer: Layer, given: Given) -> Grads:
         cell,
         inputs[0],
         layer.offsets,
-        layer.offsets.diff(),
+        None,
         tuple(inputs[1 : 1 + states]),
         tuple(cell.weights_type(*weights[each * d :][:each]) for d in range(count)),
         directions=count,
         need_states=given.cells is not None,
         state_sizes=layer.sizes,
     )
-    result = reference.BACKEND.run(request, "lanes")
+    with torch.enable_grad():
+        result = reference.BACKEND.run(request, "lanes")
     cells = None if result.states is None else result.states[0][1]
     pairs = [
         (tensor, grad)
@@ -217,7 +215,7 @@ def reference_gradients(layer: Layer, given: Given) -> Grads:
     leaves = [part for part in inputs if part is not None and part.requires_grad]
     found = iter(
         torch.autograd.grad(
-            [tensor for tensor, _ in pairs], leaves, [grad for _, grad in pairs], create_graph=True, allow_unused=True
+            [tensor for tensor, _ in pairs], leaves, [grad for _, grad in pairs], create_graph=keep, allow_unused=True
         )
     )
     return tuple(next(found) if part is not None and part.requires_grad else None for part in inputs)

@@ -20,9 +20,12 @@ from torch.nn.utils.rnn import PackedSequence
 from raglane.errors import ArgumentError, ShapeError
 from raglane.kernels.checks import check_storage, check_tensor
 from raglane.kernels.cpu.backend import missing_kernels
-from raglane.kernels.cpu.gradients import is_transformed
 from raglane.kernels.cpu.library import ABI, call, library
 from raglane.kernels.cpu.memory import address, lies_well
+from raglane.packing.layouts import inverse, padded_rows, unpacked_rows
+from raglane.rows import place_rows, take_rows
+from raglane.segments import lengths_from_offsets
+from raglane.tracing import index_arithmetic, is_transformed, records_operators
 
 __all__ = ["Layout", "flatten_packed", "flatten_padded"]
 
@@ -61,15 +64,30 @@ class Layout:
 
     def from_flat(self, flat: Tensor) -> Tensor:
         """A tensor of this layout with elements ``(N, *features)``; zeros where there is none."""
+        if is_transformed(flat):
+            return place_rows(flat, self._index(), math.prod(self.shape)).view(*self.shape, *flat.shape[1:])
         if flat.requires_grad and torch.is_grad_enabled():
             return _from_flat(flat, self)
         return self._scatter(flat)
 
     def _read(self, table: Tensor, total: int, given: tuple[Tensor, ...]) -> Tensor:
         """The elements of a tensor; ``given``, where there is any, says for the first time where they are."""
+        if is_transformed(table):
+            rows = table.reshape(math.prod(self.shape), *table.shape[len(self.shape) :])
+            return take_rows(rows, self._index())
         if table.requires_grad and torch.is_grad_enabled():
             return _to_flat(table, self, total, given)
         return self._gather(table, total, given)
+
+    @index_arithmetic
+    def _index(self) -> Tensor:
+        """The row of each element ``(N,)``, for tensors that C cannot read."""
+        count, offsets, here = self.count, self.plan[: self.count + 1], torch.device("cpu")
+        lengths = lengths_from_offsets(offsets).numpy()
+        if self.batch_dim is not None:
+            return padded_rows(lengths, int(offsets[-1]), (self.steps, 1) if self.batch_dim == 0 else (1, count))
+        order, sizes = self.plan[count + 1 : 2 * count + 1], self.plan[2 * count + 1 :]
+        return unpacked_rows(inverse(order).numpy(), lengths, sizes.numpy(), int(offsets[-1]), here)
 
     def _gather(self, table: Tensor, total: int, given: tuple[Tensor, ...]) -> Tensor:
         features = table.shape[len(self.shape) :]
@@ -240,7 +258,7 @@ def _flatten(table: Tensor, layout: Layout, total: int, given: tuple[Tensor, ...
 def _is_ours(table: Tensor) -> bool:
     """Whether the memory of a tensor can be read, and nobody follows what happens to it but PyTorch's autograd."""
     return (
-        not torch.compiler.is_compiling()
+        not records_operators()
         and table.is_cpu
         and type(table) in _PLAIN
         and forward_ad._current_level < 0

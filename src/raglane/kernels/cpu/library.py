@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from raglane.errors import ArgumentError, MissingExtraError, explain
+from raglane.forks import threads_before
 
 __all__ = ["ABI", "DTYPES", "Library", "call", "leave_lost_threads", "library", "preamble"]
 
@@ -35,19 +36,6 @@ _MESSAGE = 256
 # The structs in the order of raglane_struct, as Python's struct module builds them.
 _SIZES = {"layer": 53 * 8, "elementwise": 38 * 8, "rows": 15 * 8}
 
-# OpenMP's threads do not survive a fork. Torch may have started some before anybody asked for the kernels, so what
-# counts is how many torch had when this process was forked; None where it was not, since the import.
-_threads_before_fork: int | None = None
-
-
-def _note_fork() -> None:
-    global _threads_before_fork
-    _threads_before_fork = torch.get_num_threads()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_note_fork)
-
 
 def leave_lost_threads() -> None:
     """In a process that was forked, have torch use one thread, unless it was told otherwise since.
@@ -55,7 +43,8 @@ def leave_lost_threads() -> None:
     An operation on more would wait for ever for those that the fork has left behind, and what surrounds the kernels in
     a network is torch's. Torch's own DataLoader does the same in its workers. To be called before anything is computed.
     """
-    if _threads_before_fork not in (None, 1) and torch.get_num_threads() == _threads_before_fork:
+    before = threads_before()
+    if before not in (None, 1) and torch.get_num_threads() == before:
         torch.set_num_threads(1)
 
 
@@ -89,7 +78,7 @@ class Library:
 
     def threads(self) -> int:
         """How many threads a call may use: as many as torch, and one in a process that was forked from another."""
-        return torch.get_num_threads() if _threads_before_fork is None else 1
+        return torch.get_num_threads() if threads_before() is None else 1
 
     def apply(self, function: str, values: Tensor) -> Tensor:
         """``exp``, ``tanh`` or ``sigmoid`` as the cells compute it, for tests: float32 or float64, contiguous."""

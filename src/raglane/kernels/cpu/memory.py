@@ -263,7 +263,9 @@ def lies_well(part: Any, shape: tuple[int, ...], dtype: torch.dtype, size: int) 
 
 def _plain(part: Tensor) -> Tensor:
     """A tensor whose numbers stand in memory as they are, side by side."""
-    return part.resolve_neg().contiguous()
+    # What torch.func has left behind is wrapped still.
+    alive: Tensor = torch._C._functorch.unwrap_if_dead(part)
+    return alive.resolve_neg().contiguous()
 
 
 def address(tensor: Tensor | None) -> int:

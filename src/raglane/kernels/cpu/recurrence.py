@@ -11,10 +11,11 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from raglane.kernels.cpu.gradients import is_transformed, reference_gradients
+from raglane.kernels.cpu.gradients import reference_gradients
 from raglane.kernels.cpu.kinds import KINDS
 from raglane.kernels.cpu.library import leave_lost_threads
 from raglane.kernels.cpu.memory import Given, Layer, Saved
+from raglane.tracing import are_transformed, is_transformed, records_operators
 
 __all__ = ["run_layer"]
 
@@ -37,7 +38,7 @@ def run_layer(
     needs_grad = torch.is_grad_enabled() and _any_requires_grad(tensors)
     need_output, need_cells, cells = need_output or need_states, need_states and len(layer.sizes) > 1, None
     output: Tensor | None
-    if torch.compiler.is_compiling():
+    if records_operators():
         from raglane.kernels.cpu import operators
 
         output, final, cells = operators.run(layer, need_output=need_output, save=needs_grad, need_cells=need_cells)
@@ -102,7 +103,8 @@ class _Recurrence(torch.autograd.Function):
         form: _Form = ctx.form
         layer, states = form.layer(offsets, tensors), len(form.sizes)
         given = Given(grad_output, grads[states] if ctx.need_cells else None, grads[:states])
-        if torch.is_grad_enabled():  # create_graph: the gradient is to be differentiated again
+        # With create_graph the gradient is to be differentiated again; batched gradients have no memory to read.
+        if torch.is_grad_enabled() or are_transformed((grad_output, *grads)):
             return None, None, None, *reference_gradients(layer, given)
         saved, wanted = Saved(output, gates, cells, ctx.need_cells), ctx.needs_input_grad[3:]
         leave_lost_threads()

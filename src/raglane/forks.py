@@ -1,0 +1,33 @@
+"""Whether this process was forked while PyTorch may have had threads, which a fork leaves behind.
+
+OpenMP waits for ever for threads that are gone, whoever started them: a product of torch's in the parent is enough. So
+what counts is not who uses the kernels first, but whether there was a fork since ``import raglane``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+__all__ = ["threads_before"]
+
+_threads: int | None = None
+
+
+def threads_before() -> int | None:
+    """How many threads torch might use when this process was forked; None where it was not, or torch was not there.
+
+    Example:
+        >>> threads_before()
+    """
+    return _threads
+
+
+def _note() -> None:
+    global _threads
+    torch = sys.modules.get("torch")
+    _threads = None if torch is None else torch.get_num_threads()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note)

@@ -1,0 +1,215 @@
+"""Where Raglane's code meets PyTorch's transformations: ``torch.compile``, :mod:`torch.func` and :mod:`torch.jit`.
+
+NOTE (integers): lengths, offsets and what is computed from them say where sequences are. They have no derivative and
+are the same for every sample of a ``vmap``, but within :mod:`torch.func` the result of every operation is wrapped, and
+the host can read the numbers of a wrapped tensor no more. So index arithmetic is done outside of the transformation.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from raglane.errors import ArgumentError, explain
+
+__all__ = [
+    "are_transformed",
+    "are_transforms_active",
+    "constant_when_traced",
+    "has_tangent",
+    "index_arithmetic",
+    "is_jit_traced",
+    "is_transformed",
+    "never_traced",
+    "plain",
+    "records_operators",
+]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+def constant_when_traced(function: Callable[P, R]) -> Callable[P, R]:
+    """Have ``torch.compile`` call a function once while it traces, and keep the answer in the graph.
+
+    NOTE: this is ``torch.compiler.assume_constant_result``, which imports the whole compiler (seconds) to set one mark.
+
+    Args:
+        function: takes and returns strings, numbers or None, and answers the same for as long as a graph may live.
+
+    Example:
+        >>> @constant_when_traced
+        ... def answer() -> int:
+        ...     return 42
+        >>> answer()
+        42
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def never_traced(function: Callable[P, R]) -> Callable[P, R]:
+    """Have ``torch.compile`` leave a function out of its graphs: the graph ends before it and another begins after it.
+
+    Args:
+        function: anything.
+
+    Example:
+        >>> @never_traced
+        ... def answer() -> int:
+        ...     return 42
+        >>> answer()
+        42
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if torch.compiler.is_dynamo_compiling():
+            # Not before: torch.compiler.disable imports the whole compiler.
+            outside: Callable[P, R] = torch.compiler.disable(function)
+            return outside(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def records_operators() -> bool:
+    """Whether somebody follows what operators are called, so that a kernel must be one: compiler, export, a mode.
+
+    Example:
+        >>> records_operators()
+        False
+    """
+    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+
+
+def is_jit_traced() -> bool:
+    """Whether :func:`torch.jit.trace` is recording, which sees torch's operations alone and keeps one batch's sizes.
+
+    Example:
+        >>> is_jit_traced()
+        False
+    """
+    return not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None
+
+
+@constant_when_traced
+def _traced_transforms_active() -> bool:
+    active: bool = torch._C._are_functorch_transforms_active()
+    return active
+
+
+def are_transforms_active() -> bool:
+    """Whether a transformation of :mod:`torch.func` is at work.
+
+    Example:
+        >>> are_transforms_active()
+        False
+    """
+    if torch.compiler.is_dynamo_compiling():
+        return _traced_transforms_active()
+    return bool(torch._C._are_functorch_transforms_active())
+
+
+def is_transformed(tensor: Tensor) -> bool:
+    """Whether :mod:`torch.func` has a hand in a tensor, so that it has no memory of its own to read.
+
+    Args:
+        tensor: any; one that a transformation has left behind may be used after it, and gradients in batches
+            (``is_grads_batched``) come without any.
+
+    Example:
+        >>> is_transformed(torch.zeros(1)), torch.func.vmap(lambda t: t + is_transformed(t))(torch.zeros(1)).item()
+        (False, 1.0)
+    """
+    functorch: Any = torch._C._functorch
+    return (
+        are_transforms_active() or functorch.is_dead_tensor_wrapper(tensor) or functorch.is_legacy_batchedtensor(tensor)
+    )
+
+
+def has_tangent(tensors: Iterable[Tensor | None]) -> bool:
+    """Whether a tensor carries a derivative forward, :mod:`torch.autograd.forward_ad`.
+
+    Example:
+        >>> has_tangent([torch.zeros(1), None])
+        False
+    """
+    if forward_ad._current_level < 0:
+        return False
+    return any(part is not None and forward_ad.unpack_dual(part).tangent is not None for part in tensors)
+
+
+def are_transformed(tensors: Iterable[Tensor | None]) -> bool:
+    """Whether :func:`is_transformed` holds for any of them.
+
+    Example:
+        >>> are_transformed([torch.zeros(1), None])
+        False
+    """
+    for part in tensors:  # noqa: SIM110 (quicker than any of a generator)
+        if part is not None and is_transformed(part):
+            return True
+    return False
+
+
+def index_arithmetic(function: Callable[P, R]) -> Callable[P, R]:
+    """Do what a function computes from integers outside of the transformations of :mod:`torch.func`.
+
+    Args:
+        function: takes and returns anything; the tensors among its arguments are integers.
+
+    Raises:
+        ArgumentError: when called, of integers that differ from sample to sample of a ``vmap``.
+
+    Example:
+        >>> double = index_arithmetic(lambda lengths: (2 * lengths).numpy())
+        >>> torch.func.vmap(lambda x: x * int(double(torch.tensor([3]))[0]))(torch.ones(2)).tolist()
+        [6.0, 6.0]
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active():
+            return function(*args, **kwargs)
+        found = [plain(part) for part in args]
+        named = {name: plain(part) for name, part in kwargs.items()}
+        functorch = torch._C._functorch
+        levels = []
+        try:
+            while functorch.peek_interpreter_stack() is not None:
+                levels.append(functorch.pop_dynamic_layer_stack())
+            return function(*found, **named)  # type: ignore[arg-type]
+        finally:
+            while levels:
+                functorch.push_dynamic_layer_stack(levels.pop())
+
+    return call
+
+
+def plain(part: T) -> T:
+    """A tensor of integers without the wrappers of transformations; anything else as it is.
+
+    Raises:
+        ArgumentError: integers that differ from sample to sample of a ``vmap``.
+
+    Example:
+        >>> plain(3), plain(torch.tensor([3]))
+        (3, tensor([3]))
+    """
+    if torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active():
+        return part
+    functorch = torch._C._functorch
+    while isinstance(part, Tensor) and functorch.is_functorch_wrapped_tensor(part):
+        if functorch.is_batchedtensor(part):
+            got, rule = "other numbers for each sample of torch.vmap", "all samples have the same lengths"
+            fix = "map over values, states or weights, or make one Ragged batch of all samples"
+            raise ArgumentError(explain("lengths or offsets", got, rule, fix))
+        part = functorch.get_unwrapped(part)  # type: ignore[assignment]
+    return part
