@@ -21,7 +21,7 @@ from raglane.nn.inputs import flatten, flatten_marks
 from raglane.nn.regularisation import Regularisation
 from raglane.nn.resets import check_marks, split
 from raglane.ragged import Ragged
-from raglane.tracing import is_jit_traced, never_traced
+from raglane.tracing import are_transforms_active, is_jit_traced, never_traced
 
 __all__ = ["OPTIONS", "RecurrentLayer"]
 
@@ -202,11 +202,12 @@ class RecurrentLayer(torch.nn.Module):
         """
         check_flag("last_only", last_only)
         check_flag("return_states", return_states)
-        if isinstance(input, PackedSequence) and torch.compiler.is_compiling():
-            if torch.compiler.is_exporting():
+        if torch.compiler.is_compiling() and (isinstance(input, PackedSequence) or are_transforms_active()):
+            if torch.compiler.is_exporting() and isinstance(input, PackedSequence):
                 rule, fix = "a graph cannot hold one", "pass a Ragged, or a padded tensor with lengths"
                 raise DispatchError(explain("input", "a PackedSequence under torch.export", rule, fix))
-            # NOTE: a pack that is made within a graph of torch.compile comes out of it empty.
+            # NOTE: a pack that is made within a graph of torch.compile comes out of it empty, and the compiler cannot
+            # take up again within a transformation of torch.func what it leaves out.
             options = {"lengths": lengths, "resets": resets, "last_only": last_only, "return_states": return_states}
             return _outside_of_graphs(self, input, hx, **options)
         network = self._network()
