@@ -104,8 +104,9 @@ def report(
         is_short: leave the table to its file.
     """
     from raglane.training import inference
-    from raglane.training.checkpoint import load_model, to_json
+    from raglane.training.checkpoint import load_model
     from raglane.training.files import write_file
+    from raglane.training.stored import to_json
 
     evaluation = inference.evaluate(
         load_model(folder), records, batch_size=batch_size, device=inference.pick_device(device)

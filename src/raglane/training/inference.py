@@ -18,6 +18,7 @@ from raglane.training.batches import BatchStore, in_order
 from raglane.training.checkpoint import SavedModel
 from raglane.training.metrics import accuracy, confusion_matrix, macro_f1
 from raglane.training.state import Totals
+from raglane.training.stored import finite
 from raglane.training.tasks import make_task
 
 __all__ = ["Evaluation", "Predictions", "evaluate", "pick_device", "predict"]
@@ -65,12 +66,12 @@ class Evaluation:
     labels: tuple[str, ...]
 
     def to_config(self) -> dict[str, Any]:
-        """Everything as a dictionary that JSON can hold."""
+        """Everything as a dictionary that JSON can hold; a number that is not finite is None."""
         return {
             "task": self.task,
             "sequences": self.sequences,
             "count": self.count,
-            **self.numbers,
+            **finite(self.numbers),
             "labels": list(self.labels),
             "confusion": None if self.confusion is None else self.confusion.tolist(),
         }

@@ -222,7 +222,7 @@ class _Bookkeeper(pl.Callback):
         state.totals = self.module.totals = Totals()
         self.module.validation_totals = Totals()
         state.history.append(row)
-        is_best = watched < state.best_loss or state.best_epoch == 0
+        is_best = state.best_epoch == 0 or watched < state.best_loss
         state.waited = 0 if is_best else state.waited + 1
         if is_best:
             state.best_epoch, state.best_loss = state.epoch, watched

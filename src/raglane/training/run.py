@@ -18,13 +18,13 @@ from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
 from raglane.errors import ArgumentError, DataError, explain, require
 from raglane.training.batches import BatchStore
-from raglane.training.checkpoint import check_format, load_weights, model_files, read_json, to_json
+from raglane.training.checkpoint import check_format, load_weights, model_files
 from raglane.training.files import remove_leftovers, whole_folder, write_file
 from raglane.training.inference import pick_device
 from raglane.training.model import ModelConfig, SequenceModel
 from raglane.training.settings import Settings
 from raglane.training.state import TrainingState, check_optimizer, load_state
-from raglane.training.stored import reading
+from raglane.training.stored import read_json, reading, to_json
 from raglane.training.tasks import make_task
 
 if TYPE_CHECKING:
