@@ -118,7 +118,6 @@ def test_the_test_part_is_checked_before_the_first_epoch(
     [
         (["--threads", "100000"], ["threads: got 100000", "at most"]),
         (["--workers", "100000"], ["workers: got 100000", "at most"]),
-        (["--hidden", "1000000"], ["memory: got no room", "--hidden"]),
         (["--batch-size", "99999999999999999999"], ["batch_size: got 99999999999999999999", "at most"]),
         (["--epochs", "99999999999999999999"], ["epochs: got", "at most"]),
     ],

@@ -86,7 +86,7 @@ Competitors = Annotated[
 Rounds = Annotated[
     int, typer.Option(help="Rounds in which all are timed; slow cases have fewer, but three.", rich_help_panel=_RUN)
 ]
-Out = Annotated[Path, typer.Option(help="Folder of the results.", rich_help_panel=_RUN)]
+Out = Annotated[Path, typer.Option(parser=options.path, help="Folder of the results.", rich_help_panel=_RUN)]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the results in --out.", rich_help_panel=_RUN)]
 
 
@@ -279,15 +279,19 @@ def _check_rounds(rounds: int) -> None:
 
 def _check_out(out: Path, overwrite: bool) -> None:
     """Refuse a folder that results must not be written to, before any work is done."""
+    from raglane.training.files import check_place
+
     if not out.exists() and not out.is_symlink():
-        ancestor = next(parent for parent in (*out.absolute().parents,) if parent.exists())
-        if not ancestor.is_dir() or not os.access(ancestor, os.W_OK):
-            fix = "give another --out"
-            raise ArgumentError(explain("out", repr(str(out)), f"{ancestor} is a folder that may be written to", fix))
+        check_place("out", out)
         return
     names = sorted(path.name for path in out.iterdir()) if out.is_dir() else None
     if names is None or not set(names) <= set(_FILES):
         raise ArgumentError(explain("out", repr(str(out)), "a new folder, or one of results", "give another --out"))
+    here = Path.cwd()
+    if out.resolve() in (here, *here.parents):
+        rule = "results are a folder beside others, which is replaced as a whole"
+        raise ArgumentError(explain("out", f"{str(out)!r}, the current folder or one above it", rule, "name a new one"))
+    check_place("out", out.absolute().parent)
     if names and not overwrite:
         rule = "results are not replaced unasked"
         raise ArgumentError(

@@ -12,6 +12,8 @@ from raglane.cli.sources import COLUMNS, SavedColumns, SavedSource, Source
 from raglane.errors import ArgumentError, explain
 
 if TYPE_CHECKING:
+    import torch
+
     from raglane.data.records import Records
     from raglane.training.inference import Evaluation
 
@@ -47,7 +49,10 @@ def evaluate(
     """
     given = dict(locals())
     from raglane.training.checkpoint import load_model
+    from raglane.training.inference import pick_device
 
+    # Before anything is read, which can take its time.
+    where = pick_device(device)
     saved = load_model(run)
     if data is None:
         records = test_part(run, saved.task)
@@ -58,7 +63,7 @@ def evaluate(
         if not quiet:
             print(line)
 
-    report(run, records, device=device, say=say, name="evaluation", batch_size=batch_size)
+    report(run, records, device=where, say=say, name="evaluation", batch_size=batch_size)
 
 
 def model_source(run: Path, data: Path, format: str | None, given: dict[str, Any], trained: dict[str, Any]) -> Source:
@@ -86,7 +91,7 @@ def report(
     folder: Path,
     records: Records,
     *,
-    device: str,
+    device: torch.device,
     say: Callable[[str], None],
     name: str,
     batch_size: int = 256,
@@ -97,7 +102,7 @@ def report(
     Args:
         folder: of the run.
         records: data with labels.
-        device: ``auto``, ``cpu`` or ``cuda``.
+        device: where to run.
         say: prints a line.
         name: what the first line starts with.
         batch_size: sequences of a batch.
@@ -108,9 +113,7 @@ def report(
     from raglane.training.files import write_file
     from raglane.training.stored import to_json
 
-    evaluation = inference.evaluate(
-        load_model(folder), records, batch_size=batch_size, device=inference.pick_device(device)
-    )
+    evaluation = inference.evaluate(load_model(folder), records, batch_size=batch_size, device=device)
     say(f"{name}: {_numbers(evaluation)} ({evaluation.sequences:,} sequences of {records.source.name})")
     if evaluation.confusion is not None:
         _write_confusion(folder, evaluation, say=None if is_short else say)

@@ -46,6 +46,8 @@ def predict(
     from raglane.training.predictions import check_apart, check_output, write_predictions
 
     check_output(output)
+    # Before anything is read, which can take its time.
+    where = inference.pick_device(device)
     saved = load_model(run)
     if data is None:
         records = test_part(run, saved.task)
@@ -58,7 +60,7 @@ def predict(
         batch_size=batch_size,
         probabilities=probabilities,
         horizon=horizon,
-        device=inference.pick_device(device),
+        device=where,
     )
     write_predictions(output, predictions)
     if not quiet:

@@ -209,6 +209,8 @@ def _train(order: _Order) -> None:
     from raglane.training import run
 
     settings = order.settings
+    # Before anything is read, which can take its time.
+    device = run.check_machine(settings)
     run.check_folder(order.out, resume=order.resume, overwrite=order.overwrite)
     training, validation = _parts(order)
     test = _test_part(order)
@@ -240,7 +242,7 @@ def _train(order: _Order) -> None:
     if test is not None:
         from raglane.cli.evaluate import report
 
-        report(order.out, test, device=settings.device, say=order.say, name="test", is_short=True)
+        report(order.out, test, device=device, say=order.say, name="test", is_short=True)
     order.say(f"run: {order.out}  (model: best, curves: curves.png and curves.csv)")
     order.say(f"next: raglane predict {order.out} DATA -o predictions.parquet")
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from raglane.data.preprocess import Preprocessor
 from raglane.errors import CheckpointError, explain, require
 from raglane.training.files import whole_folder
+from raglane.training.memory import FLOAT, TENSOR, check_memory
 from raglane.training.model import ModelConfig, SequenceModel
 from raglane.training.stored import damaged, read_bytes, read_json, reading, to_json
 
@@ -106,9 +107,19 @@ def load_model(path: Path) -> SavedModel:
         sizes = ModelConfig.from_config(config["model"])
         preprocessor = Preprocessor.from_config(config["preprocessor"])
         sizes.check_fits(preprocessor)
-        model = SequenceModel(sizes)
+        weights, tensors = sizes.count()
+        # Three times: in the file, as read from it, and in the model.
+        check_memory(f"a model of {weights:,} weights", 3 * FLOAT * weights + TENSOR * tensors, "give another model")
         columns = dict(config["columns"])
-    load_weights(model, folder)
+    stored = read_tensors(folder / WEIGHTS)
+    # Before the model is built, which takes its time where a damaged configuration asks for a million layers.
+    found = sum(tensor.numel() for tensor in stored.values())
+    if found < weights or len(stored) < tensors:
+        got = f"{found:,} weights in {len(stored):,} tensors where {CONFIG} asks for {weights:,} in {tensors:,}"
+        raise damaged(folder / WEIGHTS, got)
+    with reading(folder / CONFIG):
+        model = SequenceModel(sizes)
+    _put_weights(model, stored, folder)
     return SavedModel(model.eval(), preprocessor, columns)
 
 
@@ -122,7 +133,10 @@ def load_weights(model: SequenceModel, folder: Path) -> None:
     Raises:
         CheckpointError: the weights cannot be read or do not fit.
     """
-    weights = read_tensors(folder / WEIGHTS)
+    _put_weights(model, read_tensors(folder / WEIGHTS), folder)
+
+
+def _put_weights(model: SequenceModel, weights: Mapping[str, Tensor], folder: Path) -> None:
     check_tensors(folder / WEIGHTS, weights, model.state_dict())
     model.load_state_dict(weights)
 

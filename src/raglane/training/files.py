@@ -12,7 +12,9 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["remove_leftovers", "whole_folder", "write_file", "write_folder"]
+from raglane.errors import ArgumentError, explain
+
+__all__ = ["check_place", "remove_leftovers", "whole_folder", "write_file", "write_folder"]
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -110,6 +112,26 @@ def remove_leftovers(path: Path) -> None:
             shutil.rmtree(leftover, ignore_errors=True)
         else:
             leftover.unlink(missing_ok=True)
+
+
+def check_place(argument: str, folder: Path) -> None:
+    """Refuse a folder that nothing can be written to, before any work is done; it need not exist yet.
+
+    Args:
+        argument: that gave it, for the message.
+        folder: where files are to go.
+
+    Raises:
+        ArgumentError: it is closed to us, or what is there, or above it, is no folder.
+
+    Example:
+        >>> check_place("out", Path("no/such/folder"))
+    """
+    place = folder.absolute()
+    there = next(parent for parent in (place, *place.parents) if parent.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        rule = f"{there} is a folder that may be written to"
+        raise ArgumentError(explain(argument, repr(str(folder)), rule, f"give another --{argument}"))
 
 
 def _partial(path: Path) -> Path:

@@ -6,7 +6,13 @@ import math
 import os
 from pathlib import Path
 
-__all__ = ["available_memory"]
+from raglane.errors import ArgumentError, explain
+
+__all__ = ["FLOAT", "TENSOR", "TRAINED_TENSOR", "available_memory", "check_memory"]
+
+# The bytes of a weight; and those that PyTorch and Python spend on a tensor of weights whatever its size, in a model
+# and in training, with what is saved: measured on thousands of layers of one unit.
+FLOAT, TENSOR, TRAINED_TENSOR = 4, 1024, 10 * 1024
 
 # Limits of a container, by the two versions of Linux's control groups.
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -20,6 +26,29 @@ def available_memory() -> float:
         True
     """
     return min(_free(), *map(_limit, _LIMITS))
+
+
+def check_memory(what: str, needed: int, fix: str, available: float | None = None) -> None:
+    """Refuse what there is no memory for, before any of it is taken.
+
+    Args:
+        what: needs it.
+        needed: bytes.
+        fix: what to make smaller.
+        available: bytes; None asks the system.
+
+    Raises:
+        ArgumentError: more is needed than there is.
+
+    Example:
+        >>> check_memory("a table", 3000, "ask for fewer rows", available=2000)
+        Traceback (most recent call last):
+        raglane.errors.ArgumentError: memory: got a table, which needs 3,000 bytes; the rule: ...
+    """
+    most = available_memory() if available is None else available
+    if needed > most:
+        rule = f"at most the {most:,.0f} bytes that are available"
+        raise ArgumentError(explain("memory", f"{what}, which needs {needed:,} bytes", rule, fix))
 
 
 def _free() -> float:

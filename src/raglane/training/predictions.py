@@ -11,7 +11,7 @@ from typing import Any
 
 from raglane.errors import ArgumentError, explain, require
 from raglane.training.checkpoint import CONFIG
-from raglane.training.files import write_file
+from raglane.training.files import check_place, write_file
 from raglane.training.inference import Predictions
 from raglane.training.run import RUN_FILES, RUN_FOLDERS
 from raglane.training.stored import finite
@@ -26,7 +26,7 @@ def check_output(path: Path) -> None:
         path: where predictions are to go.
 
     Raises:
-        ArgumentError: an unknown suffix, a folder, or a file in a folder that is not there.
+        ArgumentError: an unknown suffix, a folder, or a file in a folder that is not there or closed to us.
         MissingExtraError: Parquet without pyarrow.
 
     Example:
@@ -42,6 +42,7 @@ def check_output(path: Path) -> None:
         raise ArgumentError(
             explain("output", repr(str(path)), "a file in a folder that exists", f"mkdir -p '{path.parent}'")
         )
+    check_place("output", path.parent)
     if path.suffix.lower() == ".parquet":
         require("pyarrow", "data")
 

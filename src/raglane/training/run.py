@@ -19,8 +19,9 @@ from raglane.data.records import Records
 from raglane.errors import ArgumentError, DataError, explain, require
 from raglane.training.batches import BatchStore
 from raglane.training.checkpoint import check_format, load_weights, model_files
-from raglane.training.files import remove_leftovers, whole_folder, write_file
+from raglane.training.files import check_place, remove_leftovers, whole_folder, write_file
 from raglane.training.inference import pick_device
+from raglane.training.memory import FLOAT, TRAINED_TENSOR, check_memory
 from raglane.training.model import ModelConfig, SequenceModel
 from raglane.training.settings import Settings
 from raglane.training.state import TrainingState, check_optimizer, load_state
@@ -36,6 +37,7 @@ __all__ = [
     "RunDescription",
     "TrainingResult",
     "check_folder",
+    "check_machine",
     "fingerprint",
     "load_description",
     "train",
@@ -142,6 +144,7 @@ def check_folder(folder: Path, *, resume: bool = False, overwrite: bool = False)
     # A run that was killed while it wrote its first file left no more than a part of it.
     part = f".{DESCRIPTION}.partial"
     if not folder.exists() or (folder.is_dir() and all(path.name == part for path in folder.iterdir())):
+        check_place("out", folder)
         return
     if not (folder / DESCRIPTION).is_file():
         raise ArgumentError(explain("out", repr(str(folder)), "a new folder, or that of a run", "give another --out"))
@@ -225,8 +228,7 @@ def train(
     from raglane.training.loop import Interrupted, make_optimizer, run_epochs
 
     check_folder(folder, resume=resume, overwrite=overwrite)
-    device = pick_device(settings.device)
-    _check_machine(settings)
+    device = check_machine(settings)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
@@ -235,7 +237,10 @@ def train(
     validation_store = None if validation is None else BatchStore(preprocessor.apply(validation), settings.task)
     if test is not None:
         preprocessor.apply(test)
-    model = SequenceModel(_model_config(settings, preprocessor))
+    config = _model_config(settings, preprocessor)
+    elements = int(training_store.lengths.sum()) * min(settings.batch_size, len(training)) // max(len(training), 1)
+    _check_size(config, settings, device, elements)
+    model = SequenceModel(config)
     marks = fingerprint(training, validation)
     state, optimizer_state, random = TrainingState(), None, None
     if resume:
@@ -269,13 +274,47 @@ def train(
     return TrainingResult(folder, task.metric, state, stopped_by)
 
 
-def _check_machine(settings: Settings) -> None:
-    """Refuse numbers of threads and processes that would bring this machine down rather than use it."""
+def check_machine(settings: Settings) -> torch.device:
+    """Refuse what would bring this machine down rather than use it; to be asked before any data is read.
+
+    Args:
+        settings: of the training.
+
+    Returns:
+        The device to train on.
+
+    Raises:
+        ArgumentError: a device that is not there, too many threads or processes, or a model that fits in memory with no
+            data at all.
+
+    Example:
+        >>> check_machine(Settings(device="cpu"))
+        device(type='cpu')
+    """
     most = max(64, 4 * (os.cpu_count() or 1))
     for name in ("threads", "workers"):
         count = getattr(settings, name)
         if count is not None and count > most:
             raise ArgumentError(explain(name, f"{count}", f"at most {most} on this machine", "pass a smaller number"))
+    device = pick_device(settings.device)
+    smallest = {part.name: getattr(settings, part.name) for part in fields(ModelConfig) if hasattr(settings, part.name)}
+    _check_size(ModelConfig(**smallest | {"input_size": 1, "output_size": 1, "embedding": None}), settings, device)
+    return device
+
+
+def _check_size(config: ModelConfig, settings: Settings, device: torch.device, elements: int = 1) -> None:
+    """Refuse a model that there is no memory to train and to save, with batches of so many elements."""
+    weights, tensors = config.count()
+    moments = 1 if settings.optimizer in ("sgd", "rmsprop") else 2
+    # Weights, gradients and moments; and to save, weights once and moments twice on their way to the file.
+    model, saving = (2 + moments) * weights, (1 + 2 * moments) * weights
+    outputs = config.layers * (2 if config.bidirectional else 1) * config.hidden * elements
+    what = f"a model of {weights:,} weights to train"
+    fix = "make --hidden, --layers, --embedding or --batch-size smaller"
+    if device.type == "cuda":
+        check_memory(what, FLOAT * (model + outputs), fix, torch.cuda.mem_get_info(device)[0])
+        model, outputs = weights, 0
+    check_memory(what, FLOAT * (model + saving + outputs) + TRAINED_TENSOR * tensors, fix)
 
 
 def _model_config(settings: Settings, preprocessor: Preprocessor) -> ModelConfig:

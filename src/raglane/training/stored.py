@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from raglane.errors import ArgumentError, CheckpointError, explain
 from raglane.training.memory import available_memory
 
-__all__ = ["build", "damaged", "finite", "read_bytes", "read_json", "reading", "to_json"]
+__all__ = ["build", "damaged", "finite", "read_bytes", "read_json", "reading", "short", "to_json"]
 
 # The most bytes of memory that a byte of JSON can come to: an empty object is two or three characters.
 _JSON_FACTOR = 32
@@ -51,7 +51,7 @@ def build(kind: type[Kind], content: Any, name: str) -> Kind:
         ValueError: point.x = None, which is not a number
     """
     if not isinstance(content, dict):
-        raise ValueError(f"{name} = {_short(content)}, which is not an object")
+        raise ValueError(f"{name} = {short(content)}, which is not an object")
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     unknown = [key for key in content if key not in fields]
     if unknown:
@@ -162,17 +162,23 @@ def _value(hint: Any, value: Any, name: str) -> Any:
     # To Python a bool is an int.
     if isinstance(value, wanted) and (hint is bool or not isinstance(value, bool)):
         if hint is float and not -_LARGEST <= value <= _LARGEST:
-            raise ValueError(f"{name} = {_short(value)}, which is beyond every number of 64 bits")
+            raise ValueError(f"{name} = {short(value)}, which is beyond every number of 64 bits")
         return value
     words = _WORDS.get(hint, {list: "a list", dict: "an object"}.get(origin, "what it should be"))
-    raise ValueError(f"{name} = {_short(value)}, which is not {words}")
+    raise ValueError(f"{name} = {short(value)}, which is not {words}")
 
 
 def _is_json(hint: Any) -> bool:
     return typing.get_origin(hint) in (list, dict) or hint in (int, float, str, bool) or dataclasses.is_dataclass(hint)
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """A value as Python writes it, cut where it is long.
+
+    Example:
+        >>> short(10**400)[-5:]
+        '00...'
+    """
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
