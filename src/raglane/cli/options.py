@@ -19,6 +19,9 @@ def path(text: str | Path) -> Path:
     return Path(name)
 
 
+# What a command says of a run that it has found half replaced.
+IS_BACK = "the run that --overwrite was to replace is back, since the new one had no checkpoint"
+
 _MODEL, _TRAINING, _DATA, _RUN = "Task and model", "Training", "Data", "Run and output"
 
 Data = Annotated[

@@ -88,8 +88,21 @@ def train(
     values = dict(locals())
     del values["context"]
     given = {name for name in values if _is_given(context, name)}
-    order = _resumed(values, given) if resume else _new(values)
-    _train(order)
+    from raglane.training.folder import at_work, check_folder
+
+    if resume:
+        folder = _run_to_resume(values)
+        check_folder(folder, resume=True)
+        with at_work(folder) as is_back:
+            order = _resumed(values, given, folder)
+            if is_back:
+                order.say(options.IS_BACK)
+            _train(order)
+    else:
+        order = _new(values)
+        check_folder(order.out, overwrite=overwrite)
+        with at_work(order.out):
+            _train(order)
 
 
 def _is_given(context: typer.Context, name: str) -> bool:
@@ -158,16 +171,20 @@ def _new(values: Mapping[str, Any]) -> _Order:
     )
 
 
-def _resumed(values: Mapping[str, Any], given: set[str]) -> _Order:
-    """The order to go on with a run: its own data and settings, but for what may change."""
-    from raglane.training.run import check_folder, load_description
-
+def _run_to_resume(values: Mapping[str, Any]) -> Path:
+    """The folder of the run to go on with."""
     out: Path | None = values["out"]
     if out is None:
         raise ArgumentError(explain("out", "nothing", "--resume needs the folder of a run", "give --out"))
     if values["overwrite"]:
         raise ArgumentError(explain("overwrite", "True, with --resume", "one of the two", "leave one out"))
-    check_folder(out, resume=True)
+    return out
+
+
+def _resumed(values: Mapping[str, Any], given: set[str], out: Path) -> _Order:
+    """The order to go on with a run: its own data and settings, but for what may change."""
+    from raglane.training.run import load_description
+
     description = load_description(out)
     before = description.settings.to_config()
     changes = {name: values[name] for name in given if name in before and values[name] != before[name]}
@@ -211,7 +228,6 @@ def _train(order: _Order) -> None:
     settings = order.settings
     # Before anything is read, which can take its time.
     device = run.check_machine(settings)
-    run.check_folder(order.out, resume=order.resume, overwrite=order.overwrite)
     training, validation = _parts(order)
     test = _test_part(order)
     metric = "MAE" if settings.task == "forecast" else "accuracy"
@@ -238,11 +254,15 @@ def _train(order: _Order) -> None:
         order.say(f"go on with: raglane train --resume --out {order.out}")
         # What a shell reports of a process that a signal ended: 130 for Ctrl-C, 143 for SIGTERM.
         raise typer.Exit(128 + result.stopped_by)
+    if result.was_complete:
+        more = f"pass --epochs {result.state.epoch + 10}, say, to train on"
+        order.say(f"nothing is left to train after epoch {result.state.epoch}; {more}")
     _tell_result(order, result)
     if test is not None:
         from raglane.cli.evaluate import report
+        from raglane.training.checkpoint import load_model
 
-        report(order.out, test, device=device, say=order.say, name="test", is_short=True)
+        report(order.out, load_model(order.out), test, device=device, say=order.say, name="test", is_short=True)
     order.say(f"run: {order.out}  (model: best, curves: curves.png and curves.csv)")
     order.say(f"next: raglane predict {order.out} DATA -o predictions.parquet")
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from raglane.data.preprocess import Preprocessor
 from raglane.errors import CheckpointError, explain, require
-from raglane.training.files import whole_folder
+from raglane.training.folder import BEST, find
 from raglane.training.memory import FLOAT, TENSOR, check_memory
 from raglane.training.model import ModelConfig, SequenceModel
 from raglane.training.stored import damaged, read_bytes, read_json, reading, to_json
@@ -23,6 +23,7 @@ __all__ = [
     "check_tensors",
     "load_model",
     "model_files",
+    "model_folder",
     "read_tensors",
     "to_safetensors",
 ]
@@ -100,7 +101,7 @@ def load_model(path: Path) -> SavedModel:
     Raises:
         CheckpointError: no such folder, no model in it, a file that is damaged, or a newer format.
     """
-    folder = _model_folder(path)
+    folder = model_folder(path)
     config = read_json(folder / CONFIG)
     check_format(folder / CONFIG, config, FORMAT, FORMAT_VERSION)
     with reading(folder / CONFIG):
@@ -218,7 +219,15 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _model_folder(path: Path) -> Path:
+def model_folder(path: Path) -> Path:
+    """Where a saved model stands.
+
+    Args:
+        path: its folder, or that of a run: then its best model.
+
+    Raises:
+        CheckpointError: no such folder, or no model in it.
+    """
     if not path.is_dir():
         raise CheckpointError(
             explain(
@@ -230,8 +239,8 @@ def _model_folder(path: Path) -> Path:
         )
     if (path / CONFIG).is_file():
         return path
-    folder = whole_folder(path / "best")
-    if folder is None:
+    folder = find(path, BEST)
+    if not folder.is_dir():
         raise CheckpointError(
             explain(
                 str(path),

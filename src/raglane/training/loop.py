@@ -28,6 +28,7 @@ with warnings.catch_warnings():
 from raglane.errors import ArgumentError, explain
 from raglane.training.batches import Batch, BatchStore, loader, training_order
 from raglane.training.files import write_file, write_folder
+from raglane.training.folder import BEST, CURVES, LAST, drop_replaced
 from raglane.training.history import curves_csv
 from raglane.training.model import SequenceModel
 from raglane.training.settings import Settings
@@ -226,9 +227,11 @@ class _Bookkeeper(pl.Callback):
         state.waited = 0 if is_best else state.waited + 1
         if is_best:
             state.best_epoch, state.best_loss = state.epoch, watched
-            write_folder(self.folder / "best", self.model_files())
+        # The last before the best, which can be made of it should the process die between the two.
         self.save_last(trainer)
-        write_file(self.folder / "curves.csv", curves_csv(state.history))
+        if is_best:
+            write_folder(self.folder / BEST, self.model_files())
+        write_file(self.folder / CURVES, curves_csv(state.history))
         if self.watcher is not None:
             self.watcher.epoch_done(row, is_best)
         patience = self.module.settings.patience
@@ -258,7 +261,8 @@ class _Bookkeeper(pl.Callback):
         """Write the checkpoint that a run goes on from."""
         self.state.totals = self.module.totals
         files = self.model_files() | state_files(self.state, trainer.optimizers[0])
-        write_folder(self.folder / "last", files)
+        write_folder(self.folder / LAST, files)
+        drop_replaced(self.folder)
 
 
 @contextmanager

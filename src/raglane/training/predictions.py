@@ -12,8 +12,8 @@ from typing import Any
 from raglane.errors import ArgumentError, explain, require
 from raglane.training.checkpoint import CONFIG
 from raglane.training.files import check_place, write_file
+from raglane.training.folder import RUN_FILES, RUN_FOLDERS
 from raglane.training.inference import Predictions
-from raglane.training.run import RUN_FILES, RUN_FOLDERS
 from raglane.training.stored import finite
 
 __all__ = ["WRITERS", "check_apart", "check_output", "write_predictions"]
