@@ -26,16 +26,6 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("batch_size", ["2", "100"])
-def test_a_loss_that_is_not_finite_ends_in_one_line(
-    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], batch_size: str
-) -> None:
-    """Also where the only step of an epoch spoils the model, so that its validation tells."""
-    command = ["train", str(work / "ok.csv"), "--task", "forecast", "--out", str(tmp_path / "run"), *FAST, "--quiet"]
-    fails([*command, "--optimizer", "sgd", "--lr", "1e30", "--batch-size", batch_size], capsys, "must stay finite")
-    assert not (tmp_path / "run" / "best").exists()
-
-
 def test_predictions_never_replace_the_data_or_the_model(
     work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -290,10 +290,12 @@ def _kill(command: Sequence[str], seconds: float) -> None:
 
 def _end(shop: Workshop, story: Story) -> str:
     """Which run must come of what an ended command has left."""
-    last = shop.run / "last" / "weights.safetensors"
     if story.before is None:
         return story.end
-    is_new = last.exists() and last.read_bytes() != shop.whole[story.before]["last/weights.safetensors"]
+    # Between two renames the last checkpoint bears another name.
+    places = [shop.run / name / "weights.safetensors" for name in ("last", ".last.previous")]
+    old = shop.whole[story.before]["last/weights.safetensors"]
+    is_new = any(place.exists() and place.read_bytes() != old for place in places)
     return story.end if is_new else story.before
 
 

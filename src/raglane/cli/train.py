@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import typer
 
 from raglane.cli import options
 from raglane.cli.sources import COLUMNS, DEFAULT_DATA, SavedSource, Source, hold_out
-from raglane.errors import ArgumentError, explain
+from raglane.errors import ArgumentError, DivergedError, explain
 
 if TYPE_CHECKING:
     from raglane.data.records import Records
@@ -183,9 +184,10 @@ def _run_to_resume(values: Mapping[str, Any]) -> Path:
 
 def _resumed(values: Mapping[str, Any], given: set[str], out: Path) -> _Order:
     """The order to go on with a run: its own data and settings, but for what may change."""
-    from raglane.training.run import load_description
+    from raglane.training.run import load_description, refuse_diverged
 
     description = load_description(out)
+    refuse_diverged(description, out)
     before = description.settings.to_config()
     changes = {name: values[name] for name in given if name in before and values[name] != before[name]}
     data = SavedSource.load(out, description.data)
@@ -245,6 +247,9 @@ def _train(order: _Order) -> None:
             test=test,
             watcher=watcher,
         )
+    except DivergedError:
+        _draw_until_divergence(order.out, metric)
+        raise
     finally:
         if watcher is not None:
             watcher.close()
@@ -319,8 +324,20 @@ def _draw_curves(result: TrainingResult) -> None:
         write_file(result.folder / "curves.png", png)
 
 
+def _draw_until_divergence(folder: Path, metric: str) -> None:
+    """Draw the history of a run that ran away, where it came to a checkpoint."""
+    from raglane.training.folder import DESCRIPTION, LAST, find
+    from raglane.training.run import TrainingResult, load_description
+    from raglane.training.state import load_state
+
+    if find(folder, DESCRIPTION).is_file() and load_description(folder).diverged is not None:
+        _draw_curves(TrainingResult(folder, metric, load_state(find(folder, LAST))[0]))
+
+
 def _tell_result(order: _Order, result: TrainingResult) -> None:
-    """The best epoch, its numbers, and the baseline where there is one."""
+    """The best epoch, its numbers, and the baseline where there is one; and a warning where they are no good."""
+    from raglane.training.divergence import warning
+
     state = result.state
     row = state.history[state.best_epoch - 1]
     part = "validation" if "validation_loss" in row else "train"
@@ -330,3 +347,6 @@ def _tell_result(order: _Order, result: TrainingResult) -> None:
     if state.epoch < order.settings.epochs:
         order.say(f"stopped early after epoch {state.epoch}: {state.waited} without a lower validation loss")
     order.say(f"best: epoch {state.best_epoch}, {numbers}{beside}")
+    doubt = warning(state)
+    if doubt is not None and not order.quiet:
+        print(f"raglane: warning: {doubt}", file=sys.stderr)

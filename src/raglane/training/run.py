@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ import torch
 
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
-from raglane.errors import ArgumentError, DataError, explain, require
+from raglane.errors import ArgumentError, DataError, DivergedError, explain, require
 from raglane.training.batches import BatchStore
 from raglane.training.checkpoint import check_format, load_weights, model_files
 from raglane.training.files import write_file, write_folder
@@ -37,6 +37,7 @@ __all__ = [
     "check_machine",
     "fingerprint",
     "load_description",
+    "refuse_diverged",
     "train",
 ]
 
@@ -52,6 +53,7 @@ class RunDescription:
         settings: of the training.
         data: where the data came from; JSON values, as the caller likes.
         fingerprint: of the training and validation part.
+        diverged: what was seen of a run that ran away; None of others.
 
     Example:
         >>> RunDescription(Settings()).settings.cell
@@ -61,6 +63,7 @@ class RunDescription:
     settings: Settings
     data: Mapping[str, Any] = field(default_factory=dict)
     fingerprint: str = ""
+    diverged: str | None = None
 
     def write(self, folder: Path) -> None:
         """Write ``run.json`` in the folder of a run."""
@@ -70,6 +73,7 @@ class RunDescription:
             "settings": self.settings.to_config(),
             "data": dict(self.data),
             "fingerprint": self.fingerprint,
+            "diverged": self.diverged,
         }
         write_file(folder / DESCRIPTION, to_json(content))
 
@@ -113,9 +117,26 @@ def load_description(folder: Path) -> RunDescription:
     check_format(path, config, FORMAT, FORMAT_VERSION)
     with reading(path):
         settings, data, marks = Settings.from_config(config["settings"]), config["data"], config["fingerprint"]
-        if not isinstance(data, dict) or not isinstance(marks, str):
-            raise ValueError("data that is no object, or a fingerprint that is no text")
-    return RunDescription(settings, data, marks)
+        diverged = config.get("diverged")
+        if not isinstance(data, dict) or not isinstance(marks, str) or not isinstance(diverged, str | None):
+            raise ValueError("data that is no object, or a fingerprint or diverged that is no text")
+    return RunDescription(settings, data, marks, diverged)
+
+
+def refuse_diverged(description: RunDescription, folder: Path) -> None:
+    """Refuse to go on with a run that ran away.
+
+    Args:
+        description: of the run.
+        folder: of the run, for the message.
+
+    Raises:
+        DivergedError: it did.
+    """
+    if description.diverged is not None:
+        got = f"{str(folder)!r}, a run that diverged: {description.diverged}"
+        fix = "train anew with a smaller --lr or with --clip 1, and --overwrite; the best model until then can be used"
+        raise DivergedError(explain("resume", got, "to go on would do the same again", fix), description.diverged)
 
 
 def fingerprint(*parts: Records | None) -> str:
@@ -178,7 +199,8 @@ def train(
         run that it was to replace as it was.
 
     Raises:
-        ArgumentError: a setting or the folder breaks a rule, or the loss is no longer finite.
+        ArgumentError: a setting or the folder breaks a rule.
+        DivergedError: the loss ran away, now or before; the best model until then is kept.
         DataError: the data cannot be used, or is not what the run was started with.
         CheckpointError: the run cannot be read.
         MissingExtraError: Lightning or safetensors is not installed.
@@ -194,6 +216,7 @@ def train(
         prepared = _prepare(settings, training, validation, test, columns or {})
         description = RunDescription(settings, dict(data or {}), fingerprint(training, validation))
         if resume:
+            refuse_diverged(load_description(folder), folder)
             start = _stored_start(prepared, settings, folder, description.fingerprint)
             return _run(prepared, description, folder, start, watcher)
         with replacing(folder):
@@ -310,6 +333,10 @@ def _run(
             )
         except Interrupted as stop:
             stopped_by = stop.signal
+        except DivergedError as error:
+            if (folder / LAST).exists():
+                replace(description, diverged=error.what).write(folder)
+            raise
     return TrainingResult(folder, prepared.task.metric, state, stopped_by, was_complete)
 
 

@@ -96,6 +96,7 @@ class TrainingState:
         best_loss: its validation loss; of no meaning before the first.
         waited: epochs since then.
         history: one row a complete epoch.
+        start_loss: the training loss of the first batch that has targets, before the first step; None before it.
 
     Example:
         >>> TrainingState(epoch=2).epoch
@@ -109,6 +110,7 @@ class TrainingState:
     best_loss: float = 0.0
     waited: int = 0
     history: list[dict[str, float]] = field(default_factory=list)
+    start_loss: float | None = None
 
 
 def state_files(state: TrainingState, optimizer: torch.optim.Optimizer) -> dict[str, bytes]:
