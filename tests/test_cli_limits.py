@@ -156,14 +156,14 @@ def test_weights_are_counted_without_a_model() -> None:
 
 
 def test_a_device_of_its_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    from raglane.training import run
+    from raglane.training.machine import check_machine
     from raglane.training.settings import Settings
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (10**6, 10**9))
-    assert run.check_machine(Settings(device="cuda", hidden=4)) == torch.device("cuda")
+    assert check_machine(Settings(device="cuda", hidden=4)) == torch.device("cuda")
     with pytest.raises(ArgumentError, match=r"at most the 1,000,000 bytes that are available"):
-        run.check_machine(Settings(device="cuda", hidden=300))
+        check_machine(Settings(device="cuda", hidden=300))
 
 
 def test_a_forecast_for_which_there_is_no_memory(work: Path, capsys: pytest.CaptureFixture[str]) -> None:

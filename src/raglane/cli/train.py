@@ -226,10 +226,11 @@ def _train(order: _Order) -> None:
     """Read, train, draw, evaluate and say where everything is."""
     from raglane.cli.progress import pick_watcher
     from raglane.training import run
+    from raglane.training.machine import check_machine
 
     settings = order.settings
     # Before anything is read, which can take its time.
-    device = run.check_machine(settings)
+    device = check_machine(settings)
     training, validation = _parts(order)
     test = _test_part(order)
     metric = "MAE" if settings.task == "forecast" else "accuracy"

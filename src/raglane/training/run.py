@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -20,8 +19,7 @@ from raglane.training.checkpoint import check_format, load_weights, model_files
 from raglane.training.files import write_file, write_folder
 from raglane.training.folder import BEST, CURVES, DESCRIPTION, LAST, at_work, check_folder, find, replacing
 from raglane.training.history import curves_csv
-from raglane.training.inference import pick_device
-from raglane.training.memory import FLOAT, TRAINED_TENSOR, check_memory
+from raglane.training.machine import check_machine, check_size
 from raglane.training.model import ModelConfig, SequenceModel
 from raglane.training.settings import Settings
 from raglane.training.state import TrainingState, check_optimizer, load_state
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
 __all__ = [
     "RunDescription",
     "TrainingResult",
-    "check_machine",
     "fingerprint",
     "load_description",
     "refuse_diverged",
@@ -263,7 +260,7 @@ def _prepare(
         preprocessor.apply(test)
     config = _model_config(settings, preprocessor)
     elements = int(training_store.lengths.sum()) * min(settings.batch_size, len(training)) // max(len(training), 1)
-    _check_size(config, settings, device, elements)
+    check_size(config, settings, device, elements)
     model = SequenceModel(config)
     return _Prepared(
         model,
@@ -344,49 +341,6 @@ def _is_complete(state: TrainingState, settings: Settings) -> bool:
     """Whether nothing is left to train; what came after the last epoch may still have been cut off."""
     is_patient = settings.patience is None or state.waited < settings.patience or state.batch > 0
     return state.epoch >= settings.epochs or not is_patient
-
-
-def check_machine(settings: Settings) -> torch.device:
-    """Refuse what would bring this machine down rather than use it; to be asked before any data is read.
-
-    Args:
-        settings: of the training.
-
-    Returns:
-        The device to train on.
-
-    Raises:
-        ArgumentError: a device that is not there, too many threads or processes, or a model that fits in memory with no
-            data at all.
-
-    Example:
-        >>> check_machine(Settings(device="cpu"))
-        device(type='cpu')
-    """
-    most = max(64, 4 * (os.cpu_count() or 1))
-    for name in ("threads", "workers"):
-        count = getattr(settings, name)
-        if count is not None and count > most:
-            raise ArgumentError(explain(name, f"{count}", f"at most {most} on this machine", "pass a smaller number"))
-    device = pick_device(settings.device)
-    smallest = {part.name: getattr(settings, part.name) for part in fields(ModelConfig) if hasattr(settings, part.name)}
-    _check_size(ModelConfig(**smallest | {"input_size": 1, "output_size": 1, "embedding": None}), settings, device)
-    return device
-
-
-def _check_size(config: ModelConfig, settings: Settings, device: torch.device, elements: int = 1) -> None:
-    """Refuse a model that there is no memory to train and to save, with batches of so many elements."""
-    weights, tensors = config.count()
-    moments = 1 if settings.optimizer in ("sgd", "rmsprop") else 2
-    # Weights, gradients and moments; and to save, weights once and moments twice on their way to the file.
-    model, saving = (2 + moments) * weights, (1 + 2 * moments) * weights
-    outputs = config.layers * (2 if config.bidirectional else 1) * config.hidden * elements
-    what = f"a model of {weights:,} weights to train"
-    fix = "make --hidden, --layers, --embedding or --batch-size smaller"
-    if device.type == "cuda":
-        check_memory(what, FLOAT * (model + outputs), fix, torch.cuda.mem_get_info(device)[0])
-        model, outputs = weights, 0
-    check_memory(what, FLOAT * (model + saving + outputs) + TRAINED_TENSOR * tensors, fix)
 
 
 def _model_config(settings: Settings, preprocessor: Preprocessor) -> ModelConfig:
