@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from commands import fails
 from raglane.benchmark import run
 from raglane.benchmark.batch import Batch
 from raglane.benchmark.competitors import COMPETITORS, ours
@@ -32,17 +33,6 @@ def threads() -> Iterator[None]:
 def _rows(folder: Path) -> list[dict[str, str]]:
     with (folder / "results.csv").open(newline="") as file:
         return list(csv.DictReader(file))
-
-
-def _fails(arguments: list[str], capsys: pytest.CaptureFixture[str], *pieces: str) -> None:
-    """The command ends with code 2 and one line that holds the pieces."""
-    capsys.readouterr()
-    assert main(arguments) == 2
-    captured = capsys.readouterr()
-    lines = captured.err.splitlines()
-    assert len(lines) == 1, lines
-    for piece in pieces:
-        assert piece in lines[0]
 
 
 def test_a_run_writes_a_table_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,12 +90,12 @@ def test_results_are_replaced_only_when_asked(tmp_path: Path, capsys: pytest.Cap
     command = [*_TINY, *_FEW, "--quiet", "--out", str(out)]
     assert main(command) == 0
     (out / "results.md").write_text("mine")
-    _fails(command, capsys, "out: got", "where results are already", "--overwrite")
+    fails(command, capsys, "out: got", "where results are already", "--overwrite")
     assert (out / "results.md").read_text() == "mine"
     assert main([*command, "--overwrite"]) == 0
     assert (out / "results.md").read_text().startswith("# ")
     (out / "notes.txt").write_text("keep me")
-    _fails([*command, "--overwrite"], capsys, "a new folder, or one of results")
+    fails([*command, "--overwrite"], capsys, "a new folder, or one of results")
     assert (out / "notes.txt").read_text() == "keep me"
 
 
@@ -139,7 +129,7 @@ def test_results_are_replaced_only_when_asked(tmp_path: Path, capsys: pytest.Cap
 def test_wrong_options_are_one_line_and_leave_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], pieces: list[str]
 ) -> None:
-    _fails([*_TINY, *_FEW, "--out", str(tmp_path / "x" / "b"), *options], capsys, *pieces)
+    fails([*_TINY, *_FEW, "--out", str(tmp_path / "x" / "b"), *options], capsys, *pieces)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -147,7 +137,7 @@ def test_out_that_is_a_file_or_below_one(tmp_path: Path, capsys: pytest.CaptureF
     file = tmp_path / "file"
     file.write_text("mine")
     for out in (file, file / "below"):
-        _fails([*_TINY, *_FEW, "--out", str(out), "--overwrite"], capsys, "out: got")
+        fails([*_TINY, *_FEW, "--out", str(out), "--overwrite"], capsys, "out: got")
     assert file.read_text() == "mine"
 
 
@@ -156,7 +146,7 @@ def test_who_is_asked_for_by_name_must_be_installed(
 ) -> None:
     monkeypatch.setitem(COMPETITORS, "jax", replace(COMPETITORS["jax"], modules=("no_such_module",)))
     command = [*_TINY, "--modes", "infer", "--out", str(tmp_path / "b")]
-    _fails([*command, "--competitors", "jax"], capsys, "no_such_module is not installed", "raglane[bench]")
+    fails([*command, "--competitors", "jax"], capsys, "no_such_module is not installed", "raglane[bench]")
     assert main(command) == 0
     assert "jax takes no part: no_such_module not installed" in capsys.readouterr().out
     assert "jax takes no part" in (tmp_path / "b" / "results.md").read_text()

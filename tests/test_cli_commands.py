@@ -15,9 +15,8 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 
+from commands import FAST, fails, tree
 from raglane.cli import main
-
-_FAST = ["--epochs", "2", "--hidden", "4", "--threads", "1"]
 
 
 def _write_csv(path: Path, rows: list[list[Any]]) -> Path:
@@ -59,19 +58,15 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [str(data), "--task", "forecast", "--feature-column", "x", "--out", str(folder / "forecast")],
     ]
     for command in commands:
-        assert main(["train", *command, *_FAST, "--quiet"]) == 0
+        assert main(["train", *command, *FAST, "--quiet"]) == 0
     return folder
-
-
-def _tree(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_train_says_what_it_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = _write_csv(tmp_path / "steps.csv", _steps())
     test = _write_csv(tmp_path / "later.csv", _steps(6))
     out = tmp_path / "deep" / "run"
-    assert main(["train", str(data), "--out", str(out), "--test", str(test), "--seed", "3", *_FAST]) == 0
+    assert main(["train", str(data), "--out", str(out), "--test", str(test), "--seed", "3", *FAST]) == 0
     printed = capsys.readouterr()
     assert printed.err == ""
     for piece in (
@@ -144,7 +139,7 @@ def test_predict_reads_the_columns_that_training_found(tmp_path: Path) -> None:
     trained = tmp_path / "train.jsonl"
     trained.write_text("".join(json.dumps(row) + "\n" for row in rows))
     run, output = tmp_path / "run", tmp_path / "p.csv"
-    assert main(["train", str(trained), "--out", str(run), *_FAST, "--quiet"]) == 0
+    assert main(["train", str(trained), "--out", str(run), *FAST, "--quiet"]) == 0
     later = tmp_path / "later.jsonl"
     later.write_text("".join(json.dumps({"note": ["x"], "text": row["text"]}) + "\n" for row in rows))
     assert main(["predict", str(run), str(later), "-o", str(output), "--quiet"]) == 0
@@ -191,17 +186,19 @@ def test_evaluate_agrees_with_predict(work: Path, tmp_path: Path, capsys: pytest
 def test_resume_goes_on_and_refuses_other_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = _write_csv(tmp_path / "steps.csv", _steps())
     out = ["--out", str(tmp_path / "run")]
-    assert main(["train", str(data), *out, *_FAST, "--quiet"]) == 0
+    assert main(["train", str(data), *out, *FAST, "--quiet"]) == 0
     assert main(["train", "--resume", *out, "--hidden", "8"]) == 2
     assert "hidden: got 8" in capsys.readouterr().err
-    assert main(["train", "--resume", *out]) == 2
+    assert main(["train", "--resume", *out, "--epochs", "1"]) == 2
     assert "2 are done" in capsys.readouterr().err
+    assert main(["train", "--resume", *out]) == 0
+    assert "nothing is left to train after epoch 2; pass --epochs 12, say" in capsys.readouterr().out
     assert main(["train", "--resume", *out, "--epochs", "3"]) == 0
     assert "epoch 3/3" in capsys.readouterr().out
     assert len((tmp_path / "run" / "curves.csv").read_text().splitlines()) == 4
-    assert main(["train", str(data), *out, *_FAST]) == 2
+    assert main(["train", str(data), *out, *FAST]) == 2
     assert "--overwrite" in capsys.readouterr().err
-    assert main(["train", str(data), *out, *_FAST, "--overwrite", "--quiet"]) == 0
+    assert main(["train", str(data), *out, *FAST, "--overwrite", "--quiet"]) == 0
     assert len((tmp_path / "run" / "curves.csv").read_text().splitlines()) == 3
 
 
@@ -237,25 +234,14 @@ _BAD_OPTIONS = [
 ]
 
 
-def _fails(arguments: list[str], capsys: pytest.CaptureFixture[str], *pieces: str) -> None:
-    """The command ends with code 2 and one line that holds the pieces."""
-    assert main(arguments) == 2
-    printed = capsys.readouterr()
-    lines = printed.err.splitlines()
-    assert len(lines) == 1, printed.err
-    assert lines[0].startswith("raglane: error: ")
-    for piece in pieces:
-        assert piece in lines[0]
-
-
 @pytest.mark.parametrize("options", _BAD_OPTIONS, ids=lambda options: " ".join(options))
 def test_bad_option_is_one_line(
     options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     _write_csv(tmp_path / "steps.csv", _steps())
-    _fails(["train", "steps.csv", *options], capsys)
-    assert _tree(tmp_path).keys() == {"steps.csv"}
+    fails(["train", "steps.csv", *options], capsys)
+    assert tree(tmp_path).keys() == {"steps.csv"}
 
 
 def _bad_rows(change: Callable[[list[list[Any]]], None]) -> list[list[Any]]:
@@ -275,12 +261,12 @@ def test_bad_csv_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     }
     for value, pieces in cases.items():
         path = _write_csv(tmp_path / "bad.csv", _bad_rows(put(3, 2, value)))
-        _fails(["train", str(path), "--label-column", "kind", "--out", str(tmp_path / "run")], capsys, *pieces)
+        fails(["train", str(path), "--label-column", "kind", "--out", str(tmp_path / "run")], capsys, *pieces)
     (tmp_path / "bad.csv").write_text("")
-    _fails(["train", str(tmp_path / "bad.csv"), "--out", str(tmp_path / "run")], capsys, "empty file")
-    _fails(["train", str(tmp_path / "none.csv"), "--out", str(tmp_path / "run")], capsys, "none.csv")
+    fails(["train", str(tmp_path / "bad.csv"), "--out", str(tmp_path / "run")], capsys, "empty file")
+    fails(["train", str(tmp_path / "none.csv"), "--out", str(tmp_path / "run")], capsys, "none.csv")
     (tmp_path / "data.xyz").write_text("what")
-    _fails(["train", str(tmp_path / "data.xyz"), "--out", str(tmp_path / "run")], capsys, ".parquet")
+    fails(["train", str(tmp_path / "data.xyz"), "--out", str(tmp_path / "run")], capsys, ".parquet")
     assert not (tmp_path / "run").exists()
 
 
@@ -296,36 +282,36 @@ def test_bad_json_lines_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixtu
         rows = [*good, {"series": series, "kind": "a"}]
         (tmp_path / "bad.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         named = ["--sequence-column", "series", "--label-column", "kind"]
-        _fails(["train", str(tmp_path / "bad.jsonl"), *named, "--out", str(tmp_path / "run")], capsys, piece)
+        fails(["train", str(tmp_path / "bad.jsonl"), *named, "--out", str(tmp_path / "run")], capsys, piece)
     assert not (tmp_path / "run").exists()
 
 
 def test_bad_input_to_a_model_is_one_line(work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = _tree(work)
+    before = tree(work)
     model, data = str(work / "classify"), str(work / "steps.csv")
     output = ["-o", str(tmp_path / "p.csv")]
     unseen = _write_csv(tmp_path / "unseen.csv", _bad_rows(lambda rows: rows.append(["z", 0, 1.0, 2.0, "sideways"])))
     narrow = _write_csv(tmp_path / "narrow.csv", [row[:3] for row in _steps()])
     gaps = _write_csv(tmp_path / "gaps.csv", _bad_rows(lambda rows: rows[3].__setitem__(2, "")))
-    _fails(["evaluate", model, str(unseen)], capsys, "sideways", "id 'z'")
-    _fails(["evaluate", model], capsys, "data: got nothing")
-    _fails(["evaluate", str(tmp_path), data], capsys, "without a saved model")
-    _fails(["predict", str(work), data, *output], capsys, "without a saved model")
-    _fails(["predict", str(work / "no"), data, *output], capsys, "no such folder")
-    _fails(["predict", model, str(tmp_path / "no.csv"), *output], capsys, "no.csv")
-    _fails(["predict", model, str(narrow), *output], capsys, "'y'")
-    _fails(["predict", model, str(gaps), *output], capsys, "id 's1'")
-    _fails(["predict", model, str(work / "words.jsonl"), *output], capsys)
-    _fails(["predict", model, data, "-o", str(tmp_path / "p.xlsx")], capsys, ".parquet, .csv, .jsonl")
-    _fails(["predict", model, data, "-o", str(tmp_path / "no" / "p.csv")], capsys, "mkdir")
-    _fails(["predict", model, data], capsys, "output")
-    _fails(["predict", model, data, *output, "--batch-size", "0"], capsys, "batch_size: got 0")
-    _fails(["predict", model, data, *output, "--horizon", "2"], capsys, "horizon")
-    _fails(["predict", str(work / "forecast"), data, *output, "--horizon", "0"], capsys, "horizon")
-    _fails(["predict", str(work / "forecast"), data, *output, "--probabilities"], capsys, "probabilities")
-    _fails(["nonsense"], capsys, "nonsense")
+    fails(["evaluate", model, str(unseen)], capsys, "sideways", "id 'z'")
+    fails(["evaluate", model], capsys, "data: got nothing")
+    fails(["evaluate", str(tmp_path), data], capsys, "without a saved model")
+    fails(["predict", str(work), data, *output], capsys, "without a saved model")
+    fails(["predict", str(work / "no"), data, *output], capsys, "no such folder")
+    fails(["predict", model, str(tmp_path / "no.csv"), *output], capsys, "no.csv")
+    fails(["predict", model, str(narrow), *output], capsys, "'y'")
+    fails(["predict", model, str(gaps), *output], capsys, "id 's1'")
+    fails(["predict", model, str(work / "words.jsonl"), *output], capsys)
+    fails(["predict", model, data, "-o", str(tmp_path / "p.xlsx")], capsys, ".parquet, .csv, .jsonl")
+    fails(["predict", model, data, "-o", str(tmp_path / "no" / "p.csv")], capsys, "mkdir")
+    fails(["predict", model, data], capsys, "output")
+    fails(["predict", model, data, *output, "--batch-size", "0"], capsys, "batch_size: got 0")
+    fails(["predict", model, data, *output, "--horizon", "2"], capsys, "horizon")
+    fails(["predict", str(work / "forecast"), data, *output, "--horizon", "0"], capsys, "horizon")
+    fails(["predict", str(work / "forecast"), data, *output, "--probabilities"], capsys, "probabilities")
+    fails(["nonsense"], capsys, "nonsense")
     assert not (tmp_path / "p.csv").exists()
-    assert _tree(work) == before
+    assert tree(work) == before
 
 
 def test_full_disk_is_one_line_and_leaves_nothing_half_written(
@@ -338,11 +324,11 @@ def test_full_disk_is_one_line_and_leaves_nothing_half_written(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    _fails(["predict", str(work / "classify"), data, "-o", str(output)], capsys, "No space left")
-    _fails(
-        ["train", data, "--label-column", "kind", "--out", str(tmp_path / "run"), *_FAST, "-q"], capsys, "No space left"
+    fails(["predict", str(work / "classify"), data, "-o", str(output)], capsys, "No space left")
+    fails(
+        ["train", data, "--label-column", "kind", "--out", str(tmp_path / "run"), *FAST, "-q"], capsys, "No space left"
     )
-    assert _tree(tmp_path) == {"p.csv": b"what was there"}
+    assert tree(tmp_path) == {"p.csv": b"what was there"}
     assert not (tmp_path / "run").exists()
 
 
@@ -374,7 +360,7 @@ def test_without_the_cli_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *rest: None if name == "typer" else found(name, *rest)
     )
-    _fails(["train"], capsys, "pip install 'raglane[cli]'")
+    fails(["train"], capsys, "pip install 'raglane[cli]'")
 
 
 def test_without_the_train_extra(
@@ -382,5 +368,5 @@ def test_without_the_train_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "lightning.pytorch", None)
     data = str(work / "steps.csv")
-    _fails(["train", data, "--label-column", "kind", "--out", str(tmp_path / "run"), "-q"], capsys, "raglane[train]")
+    fails(["train", data, "--label-column", "kind", "--out", str(tmp_path / "run"), "-q"], capsys, "raglane[train]")
     assert not (tmp_path / "run").exists()

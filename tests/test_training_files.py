@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from raglane.training.files import remove_leftovers, whole_folder, write_file, write_folder
+from raglane.training.files import settle, whole_folder, write_file, write_folder
 
 
 def _names(folder: Path) -> list[str]:
@@ -101,15 +101,16 @@ def test_death_between_the_renames_loses_nothing(tmp_path: Path, monkeypatch: py
     assert _names(tmp_path) == ["best"]
 
 
-def test_leftovers_go_and_what_is_whole_stays(tmp_path: Path) -> None:
+def test_what_is_half_goes_and_what_is_whole_stands_under_its_name(tmp_path: Path) -> None:
     write_folder(tmp_path / "best", {"a": b"1"})
-    for name in (".best.partial", ".best.previous", ".last.previous"):
+    for name in (".best.partial", ".best.previous", ".last.previous", ".last.partial"):
         write_folder(tmp_path / name, {"a": b"0"})
     (tmp_path / ".a.json.partial").write_bytes(b"{")
     for name in ("best", "last", "a.json"):
-        remove_leftovers(tmp_path / name)
+        settle(tmp_path / name)
     # Where nothing stands under the name, what stepped aside is the only one that is whole.
-    assert _names(tmp_path) == [".last.previous", "best"]
+    assert _names(tmp_path) == ["best", "last"]
+    assert (tmp_path / "best" / "a").read_bytes() == b"1"
 
 
 def test_nothing_there_is_none(tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ import torch
 from raglane.data.records import Records, offsets_of
 from raglane.errors import ArgumentError, CheckpointError, DataError
 from raglane.training.checkpoint import load_model, read_tensors
+from raglane.training.folder import check_folder
 from raglane.training.inference import evaluate, predict
-from raglane.training.run import TrainingResult, check_folder, train
+from raglane.training.run import TrainingResult, train
 from raglane.training.settings import Settings
 from raglane.training.state import Totals, TrainingState
 
@@ -101,8 +102,8 @@ def test_more_epochs_are_a_longer_run(tmp_path: Path) -> None:
     train(replace(_QUICK, epochs=2), training, None, tmp_path / "parts")
     gone_on = train(_QUICK, training, None, tmp_path / "parts", resume=True)
     _assert_same_run(whole, gone_on)
-    with pytest.raises(ArgumentError, match="epochs: got 4, and 4 are done"):
-        train(_QUICK, training, None, tmp_path / "parts", resume=True)
+    with pytest.raises(ArgumentError, match="epochs: got 3, and 4 are done"):
+        train(replace(_QUICK, epochs=3), training, None, tmp_path / "parts", resume=True)
 
 
 def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path: Path) -> None:
@@ -141,12 +142,6 @@ def test_early_stopping(tmp_path: Path) -> None:
     assert best.numbers["accuracy"] == pytest.approx(
         result.state.history[result.state.best_epoch - 1]["validation_accuracy"]
     )
-
-
-def test_a_loss_that_is_not_finite_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"lr: got 1e.*the loss must stay finite"):
-        train(replace(_QUICK, task="forecast", optimizer="sgd", lr=1e30), _records(), None, tmp_path / "run")
-    assert not (tmp_path / "run" / "last").exists()
 
 
 def test_only_safetensors_and_json_are_saved(tmp_path: Path) -> None:
@@ -303,7 +298,7 @@ def test_damaged_models_are_refused_in_words(tmp_path: Path) -> None:
     _edit(folder / "config.json", model={"task": "classify"})
     refuses("whole and unchanged")
     _edit(folder / "config.json", model=json.loads(config)["model"] | {"hidden": 6})
-    refuses("weights.safetensors.*size mismatch")
+    refuses(r"weights.safetensors: got .* weights in 6 tensors where config.json asks for .* in 6")
     _edit(folder / "config.json", model=json.loads(config)["model"] | {"cell": "other"})
     refuses("config.json: cell: got 'other'")
     (folder / "config.json").write_bytes(config[:50])

@@ -13,6 +13,7 @@ The tree::
     │   ├── RaggedFunctionError                  a torch function that makes no sense on a ragged batch
     │   └── KindError (also AttributeError,      an argument of the wrong kind in :mod:`raglane.packing`
     │       RuntimeError)
+    ├── DivergedError                            a training whose loss ran away
     └── MissingExtraError (also ImportError)     an optional dependency that is not installed
 
 PyTorch raises ``RuntimeError`` where shapes disagree and ``ValueError`` elsewhere; :class:`ShapeError` is
@@ -32,6 +33,7 @@ __all__ = [
     "DataError",
     "DimensionError",
     "DispatchError",
+    "DivergedError",
     "KindError",
     "MissingExtraError",
     "RaggedFunctionError",
@@ -80,6 +82,19 @@ class KindError(ArgumentTypeError, AttributeError, RuntimeError):
 
 class RaggedFunctionError(ArgumentTypeError):
     """A torch function that makes no sense on a ragged batch."""
+
+
+class DivergedError(RaglaneError):
+    """A training whose loss ran away.
+
+    Args:
+        message: what was seen and what to try.
+        what: was seen, alone.
+    """
+
+    def __init__(self, message: str, what: str = "") -> None:
+        super().__init__(message)
+        self.what = what
 
 
 class MissingExtraError(RaglaneError, ImportError):

@@ -1,1 +1,1 @@
-"""Attacks on the library: random calls of a careless or hostile caller. ``python -m attacks.NAME --help``."""
+"""Attacks on the library: what a careless or hostile caller, a broken file or a dying machine could do to it."""

@@ -16,7 +16,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: what follows ``raglane``; None takes them from the process.
 
     Returns:
-        The exit code: 0 done, 1 a fault of Raglane, 2 bad input, 130 stopped with Ctrl-C, 143 with SIGTERM.
+        The exit code: 0 done, 1 a fault of Raglane, 2 bad input, 3 a training that ran away, 130 stopped with Ctrl-C,
+        143 with SIGTERM.
     """
     if any(importlib.util.find_spec(module) is None for module in ("typer", "rich")):
         print(

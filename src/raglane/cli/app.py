@@ -16,12 +16,18 @@ from raglane.cli.bench import bench
 from raglane.cli.evaluate import evaluate
 from raglane.cli.predict import predict
 from raglane.cli.train import train
-from raglane.errors import RaglaneError, explain
+from raglane.errors import DivergedError, RaglaneError, explain
 
 __all__ = ["app", "run"]
 
+_EXIT_CODES = (
+    "Exit codes: 0 done; 1 a fault of Raglane; 2 bad input, or a machine that is full; 3 a training that ran away; "
+    "130 stopped by Ctrl-C; 143 stopped by SIGTERM."
+)
+
 app = typer.Typer(
     name="raglane",
+    epilog=_EXIT_CODES,
     help="Recurrent networks on sequences of different lengths: train, evaluate, predict.",
     no_args_is_help=True,
     add_completion=False,
@@ -50,10 +56,8 @@ def _raglane(
     """Recurrent networks on sequences of different lengths: train, evaluate, predict."""
 
 
-app.command()(train)
-app.command()(evaluate)
-app.command()(predict)
-app.command()(bench)
+for command in (train, evaluate, predict, bench):
+    app.command(epilog=_EXIT_CODES)(command)
 
 # The root of the errors that Typer raises for wrong usage. Typer does not export it, and brings its own copy of
 # click or imports it, depending on its version; an ancestor of a class that it does export is right in both.
@@ -67,7 +71,7 @@ def run(arguments: list[str]) -> int:
         arguments: what follows ``raglane``.
 
     Returns:
-        The exit code: 0 done, 1 a fault of Raglane, 2 bad input, 130 stopped with Ctrl-C, 143 with SIGTERM.
+        The exit code, one of those that ``--help`` lists.
     """
     debug = "--debug" in arguments
     try:
@@ -91,6 +95,8 @@ def _explain(error: Exception) -> tuple[str, int]:
     """What an error means to the user, and the exit code."""
     if isinstance(error, _UsageError):
         return error.format_message(), 2  # type: ignore[attr-defined]
+    if isinstance(error, DivergedError):
+        return str(error), 3
     if isinstance(error, RaglaneError):
         return str(error), 2
     if isinstance(error, OSError):

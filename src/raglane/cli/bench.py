@@ -86,7 +86,7 @@ Competitors = Annotated[
 Rounds = Annotated[
     int, typer.Option(help="Rounds in which all are timed; slow cases have fewer, but three.", rich_help_panel=_RUN)
 ]
-Out = Annotated[Path, typer.Option(help="Folder of the results.", rich_help_panel=_RUN)]
+Out = Annotated[Path, typer.Option(parser=options.path, help="Folder of the results.", rich_help_panel=_RUN)]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the results in --out.", rich_help_panel=_RUN)]
 
 
@@ -124,6 +124,8 @@ def bench(
     for module in ("matplotlib", "matplotlib.figure"):
         require(module, "bench")
     _check_rounds(rounds)
+    from raglane.training.lock import locked
+
     _check_out(out, overwrite)
     chosen = _cases(suites, cells, sizes, lengths, modes, dtypes, threads)
     rivals = _rivals(competitors)
@@ -132,14 +134,15 @@ def bench(
         if not quiet:
             print(line, flush=True)
 
-    _run(chosen, rivals, rounds, out, say)
+    with locked(out):
+        _run(chosen, rivals, rounds, out, say)
 
 
 def _run(cases: Sequence[Case], rivals: Sequence[str], rounds: int, out: Path, say: Callable[[str], None]) -> None:
     """Measure, write the files, and say what came of it."""
     from raglane.benchmark import machine, tables
     from raglane.benchmark.run import installed, measure
-    from raglane.training.files import remove_leftovers, write_folder
+    from raglane.training.files import settle, write_folder
 
     _, missing = installed(rivals)
     for line in missing:
@@ -148,9 +151,8 @@ def _run(cases: Sequence[Case], rivals: Sequence[str], rounds: int, out: Path, s
     say(tables.heading_line())
     report = measure(cases, rivals, rounds=rounds, watch=lambda result: say(tables.case_line(result)))
     files = _files(report)
-    out.parent.mkdir(parents=True, exist_ok=True)
     write_folder(out, files)
-    remove_leftovers(out)
+    settle(out)
     for line in [*report.notes[len(missing) :], *tables.summary_lines(report)]:
         say(line)
     say(f"written: {', '.join(str(out / name) for name in files)}")
@@ -279,15 +281,20 @@ def _check_rounds(rounds: int) -> None:
 
 def _check_out(out: Path, overwrite: bool) -> None:
     """Refuse a folder that results must not be written to, before any work is done."""
+    from raglane.training.files import check_place
+    from raglane.training.lock import LOCK
+
     if not out.exists() and not out.is_symlink():
-        ancestor = next(parent for parent in (*out.absolute().parents,) if parent.exists())
-        if not ancestor.is_dir() or not os.access(ancestor, os.W_OK):
-            fix = "give another --out"
-            raise ArgumentError(explain("out", repr(str(out)), f"{ancestor} is a folder that may be written to", fix))
+        check_place("out", out)
         return
-    names = sorted(path.name for path in out.iterdir()) if out.is_dir() else None
-    if names is None or not set(names) <= set(_FILES):
+    names = {path.name for path in out.iterdir()} - {LOCK} if out.is_dir() else None
+    if names is None or not names <= set(_FILES):
         raise ArgumentError(explain("out", repr(str(out)), "a new folder, or one of results", "give another --out"))
+    here = Path.cwd()
+    if out.resolve() in (here, *here.parents):
+        rule = "results are a folder beside others, which is replaced as a whole"
+        raise ArgumentError(explain("out", f"{str(out)!r}, the current folder or one above it", rule, "name a new one"))
+    check_place("out", out.absolute().parent)
     if names and not overwrite:
         rule = "results are not replaced unasked"
         raise ArgumentError(

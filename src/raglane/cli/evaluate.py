@@ -12,7 +12,10 @@ from raglane.cli.sources import COLUMNS, SavedColumns, SavedSource, Source
 from raglane.errors import ArgumentError, explain
 
 if TYPE_CHECKING:
+    import torch
+
     from raglane.data.records import Records
+    from raglane.training.checkpoint import SavedModel
     from raglane.training.inference import Evaluation
 
 __all__ = ["evaluate", "model_source", "report", "test_part"]
@@ -46,19 +49,26 @@ def evaluate(
     raglane evaluate runs/names more-names.csv --label-column language
     """
     given = dict(locals())
-    from raglane.training.checkpoint import load_model
-
-    saved = load_model(run)
-    if data is None:
-        records = test_part(run, saved.task)
-    else:
-        records = model_source(run, data, format, given, saved.columns).read(saved.task)
+    from raglane.training.checkpoint import load_model, model_folder
+    from raglane.training.folder import at_work
+    from raglane.training.inference import pick_device
 
     def say(line: str) -> None:
         if not quiet:
             print(line)
 
-    report(run, records, device=device, say=say, name="evaluation", batch_size=batch_size)
+    # Before anything is read, which can take its time.
+    where = pick_device(device)
+    model_folder(run)
+    with at_work(run, "run") as is_back:
+        if is_back:
+            say(options.IS_BACK)
+        saved = load_model(run)
+        if data is None:
+            records = test_part(run, saved.task)
+        else:
+            records = model_source(run, data, format, given, saved.columns).read(saved.task)
+        report(run, saved, records, device=where, say=say, name="evaluation", batch_size=batch_size)
 
 
 def model_source(run: Path, data: Path, format: str | None, given: dict[str, Any], trained: dict[str, Any]) -> Source:
@@ -84,9 +94,10 @@ def model_source(run: Path, data: Path, format: str | None, given: dict[str, Any
 
 def report(
     folder: Path,
+    saved: SavedModel,
     records: Records,
     *,
-    device: str,
+    device: torch.device,
     say: Callable[[str], None],
     name: str,
     batch_size: int = 256,
@@ -95,21 +106,20 @@ def report(
     """Measure the best model of a run, say how good it is, and write the numbers and the matrix in its folder.
 
     Args:
-        folder: of the run.
+        folder: of the run, which nobody else is at work in.
+        saved: the model.
         records: data with labels.
-        device: ``auto``, ``cpu`` or ``cuda``.
+        device: where to run.
         say: prints a line.
         name: what the first line starts with.
         batch_size: sequences of a batch.
         is_short: leave the table to its file.
     """
     from raglane.training import inference
-    from raglane.training.checkpoint import load_model, to_json
     from raglane.training.files import write_file
+    from raglane.training.stored import to_json
 
-    evaluation = inference.evaluate(
-        load_model(folder), records, batch_size=batch_size, device=inference.pick_device(device)
-    )
+    evaluation = inference.evaluate(saved, records, batch_size=batch_size, device=device)
     say(f"{name}: {_numbers(evaluation)} ({evaluation.sequences:,} sequences of {records.source.name})")
     if evaluation.confusion is not None:
         _write_confusion(folder, evaluation, say=None if is_short else say)
@@ -154,10 +164,11 @@ def test_part(run: Path, task: str) -> Records:
         ArgumentError: it names none.
         CheckpointError: what it names is damaged.
     """
-    from raglane.training.run import DESCRIPTION, load_description
+    from raglane.training.folder import DESCRIPTION, find
+    from raglane.training.run import load_description
 
     # A folder may hold a model alone, and a run that the command has not made need not say where its data came from.
-    kept = load_description(run).data if (run / DESCRIPTION).is_file() else {}
+    kept = load_description(run).data if find(run, DESCRIPTION).is_file() else {}
     if kept:
         data = SavedSource.load(run, kept)
         if data.test is not None:

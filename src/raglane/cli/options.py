@@ -7,11 +7,27 @@ from typing import Annotated
 
 import typer
 
+
+def path(text: str | Path) -> Path:
+    """The path that an option gives. An empty one would be the current folder, which nobody has meant."""
+    name = str(text)
+    if not name:
+        raise typer.BadParameter("an empty path; name a file or a folder")
+    # Halves of characters, which stand for bytes that are no text: no message and no file of a run could name them.
+    if any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in name):
+        raise typer.BadParameter(f"{name!r}, which is no text; rename the file or the folder")
+    return Path(name)
+
+
+# What a command says of a run that it has found half replaced.
+IS_BACK = "the run that --overwrite was to replace is back, since the new one had no checkpoint"
+
 _MODEL, _TRAINING, _DATA, _RUN = "Task and model", "Training", "Data", "Run and output"
 
 Data = Annotated[
     Path | None,
     typer.Argument(
+        parser=path,
         help="A .ts, .parquet, .jsonl or .csv file, or a folder of text files, one a class. "
         "Without it: Japanese vowels, the embedded default.",
         show_default=False,
@@ -158,7 +174,12 @@ Format = Annotated[
 ]
 Validation = Annotated[
     Path | None,
-    typer.Option(help="Data that decides which epoch is best.", show_default="held out", rich_help_panel=_DATA),
+    typer.Option(
+        parser=path,
+        help="Data that decides which epoch is best.",
+        show_default="held out",
+        rich_help_panel=_DATA,
+    ),
 ]
 ValidationFraction = Annotated[
     float,
@@ -167,6 +188,7 @@ ValidationFraction = Annotated[
 Test = Annotated[
     Path | None,
     typer.Option(
+        parser=path,
         help="Data to evaluate the best model on at the end.",
         show_default="none; the official test part of the default data",
         rich_help_panel=_DATA,
@@ -183,7 +205,12 @@ Missing = Annotated[
 
 Out = Annotated[
     Path | None,
-    typer.Option(help="Folder of the run.", show_default="runs/<data>-<task>-<cell>", rich_help_panel=_RUN),
+    typer.Option(
+        parser=path,
+        help="Folder of the run.",
+        show_default="runs/<data>-<task>-<cell>",
+        rich_help_panel=_RUN,
+    ),
 ]
 Resume = Annotated[
     bool,
@@ -193,23 +220,27 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.", rich_help_panel=_RUN)]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the trace of an error, and warnings.", rich_help_panel=_RUN)]
 
-Run = Annotated[Path, typer.Argument(help="Folder of a run, or of a saved model.", show_default=False)]
+Run = Annotated[Path, typer.Argument(parser=path, help="Folder of a run, or of a saved model.", show_default=False)]
 DataToPredict = Annotated[
     Path | None,
     typer.Argument(
+        parser=path,
         help="Data of the kind that the model was trained on. Without it: what the run was to be tested on.",
         show_default=False,
     ),
 ]
 DataToEvaluate = Annotated[
     Path | None,
-    typer.Argument(help="Data with labels. Without it: what the run was to be tested on.", show_default=False),
+    typer.Argument(
+        parser=path, help="Data with labels. Without it: what the run was to be tested on.", show_default=False
+    ),
 ]
 Output = Annotated[
     Path,
     typer.Option(
         "--output",
         "-o",
+        parser=path,
         help="File to write: .parquet, .csv or .jsonl.",
         show_default=False,
         rich_help_panel=_RUN,

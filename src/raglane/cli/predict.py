@@ -43,9 +43,13 @@ def predict(
     given = dict(locals())
     from raglane.training import inference
     from raglane.training.checkpoint import load_model
+    from raglane.training.folder import tidy
     from raglane.training.predictions import check_apart, check_output, write_predictions
 
     check_output(output)
+    # Before anything is read, which can take its time.
+    where = inference.pick_device(device)
+    tidy(run)
     saved = load_model(run)
     if data is None:
         records = test_part(run, saved.task)
@@ -58,7 +62,7 @@ def predict(
         batch_size=batch_size,
         probabilities=probabilities,
         horizon=horizon,
-        device=inference.pick_device(device),
+        device=where,
     )
     write_predictions(output, predictions)
     if not quiet:

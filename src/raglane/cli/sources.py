@@ -122,7 +122,7 @@ class SavedSource:
         Raises:
             CheckpointError: an entry is missing, unknown or of another type.
         """
-        from raglane.training.run import DESCRIPTION
+        from raglane.training.folder import DESCRIPTION
         from raglane.training.stored import build, reading
 
         with reading(run / DESCRIPTION):

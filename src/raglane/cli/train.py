@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import typer
 
 from raglane.cli import options
 from raglane.cli.sources import COLUMNS, DEFAULT_DATA, SavedSource, Source, hold_out
-from raglane.errors import ArgumentError, explain
+from raglane.errors import ArgumentError, DivergedError, explain
 
 if TYPE_CHECKING:
     from raglane.data.records import Records
@@ -88,8 +89,21 @@ def train(
     values = dict(locals())
     del values["context"]
     given = {name for name in values if _is_given(context, name)}
-    order = _resumed(values, given) if resume else _new(values)
-    _train(order)
+    from raglane.training.folder import at_work, check_folder
+
+    if resume:
+        folder = _run_to_resume(values)
+        check_folder(folder, resume=True)
+        with at_work(folder) as is_back:
+            order = _resumed(values, given, folder)
+            if is_back:
+                order.say(options.IS_BACK)
+            _train(order)
+    else:
+        order = _new(values)
+        check_folder(order.out, overwrite=overwrite)
+        with at_work(order.out):
+            _train(order)
 
 
 def _is_given(context: typer.Context, name: str) -> bool:
@@ -158,17 +172,22 @@ def _new(values: Mapping[str, Any]) -> _Order:
     )
 
 
-def _resumed(values: Mapping[str, Any], given: set[str]) -> _Order:
-    """The order to go on with a run: its own data and settings, but for what may change."""
-    from raglane.training.run import check_folder, load_description
-
+def _run_to_resume(values: Mapping[str, Any]) -> Path:
+    """The folder of the run to go on with."""
     out: Path | None = values["out"]
     if out is None:
         raise ArgumentError(explain("out", "nothing", "--resume needs the folder of a run", "give --out"))
     if values["overwrite"]:
         raise ArgumentError(explain("overwrite", "True, with --resume", "one of the two", "leave one out"))
-    check_folder(out, resume=True)
+    return out
+
+
+def _resumed(values: Mapping[str, Any], given: set[str], out: Path) -> _Order:
+    """The order to go on with a run: its own data and settings, but for what may change."""
+    from raglane.training.run import load_description, refuse_diverged
+
     description = load_description(out)
+    refuse_diverged(description, out)
     before = description.settings.to_config()
     changes = {name: values[name] for name in given if name in before and values[name] != before[name]}
     data = SavedSource.load(out, description.data)
@@ -207,9 +226,11 @@ def _train(order: _Order) -> None:
     """Read, train, draw, evaluate and say where everything is."""
     from raglane.cli.progress import pick_watcher
     from raglane.training import run
+    from raglane.training.machine import check_machine
 
     settings = order.settings
-    run.check_folder(order.out, resume=order.resume, overwrite=order.overwrite)
+    # Before anything is read, which can take its time.
+    device = check_machine(settings)
     training, validation = _parts(order)
     test = _test_part(order)
     metric = "MAE" if settings.task == "forecast" else "accuracy"
@@ -227,6 +248,9 @@ def _train(order: _Order) -> None:
             test=test,
             watcher=watcher,
         )
+    except DivergedError:
+        _draw_until_divergence(order.out, metric)
+        raise
     finally:
         if watcher is not None:
             watcher.close()
@@ -236,11 +260,15 @@ def _train(order: _Order) -> None:
         order.say(f"go on with: raglane train --resume --out {order.out}")
         # What a shell reports of a process that a signal ended: 130 for Ctrl-C, 143 for SIGTERM.
         raise typer.Exit(128 + result.stopped_by)
+    if result.was_complete:
+        more = f"pass --epochs {result.state.epoch + 10}, say, to train on"
+        order.say(f"nothing is left to train after epoch {result.state.epoch}; {more}")
     _tell_result(order, result)
     if test is not None:
         from raglane.cli.evaluate import report
+        from raglane.training.checkpoint import load_model
 
-        report(order.out, test, device=settings.device, say=order.say, name="test", is_short=True)
+        report(order.out, load_model(order.out), test, device=device, say=order.say, name="test", is_short=True)
     order.say(f"run: {order.out}  (model: best, curves: curves.png and curves.csv)")
     order.say(f"next: raglane predict {order.out} DATA -o predictions.parquet")
 
@@ -297,8 +325,20 @@ def _draw_curves(result: TrainingResult) -> None:
         write_file(result.folder / "curves.png", png)
 
 
+def _draw_until_divergence(folder: Path, metric: str) -> None:
+    """Draw the history of a run that ran away, where it came to a checkpoint."""
+    from raglane.training.folder import DESCRIPTION, LAST, find
+    from raglane.training.run import TrainingResult, load_description
+    from raglane.training.state import load_state
+
+    if find(folder, DESCRIPTION).is_file() and load_description(folder).diverged is not None:
+        _draw_curves(TrainingResult(folder, metric, load_state(find(folder, LAST))[0]))
+
+
 def _tell_result(order: _Order, result: TrainingResult) -> None:
-    """The best epoch, its numbers, and the baseline where there is one."""
+    """The best epoch, its numbers, and the baseline where there is one; and a warning where they are no good."""
+    from raglane.training.divergence import warning
+
     state = result.state
     row = state.history[state.best_epoch - 1]
     part = "validation" if "validation_loss" in row else "train"
@@ -308,3 +348,6 @@ def _tell_result(order: _Order, result: TrainingResult) -> None:
     if state.epoch < order.settings.epochs:
         order.say(f"stopped early after epoch {state.epoch}: {state.waited} without a lower validation loss")
     order.say(f"best: epoch {state.best_epoch}, {numbers}{beside}")
+    doubt = warning(state)
+    if doubt is not None and not order.quiet:
+        print(f"raglane: warning: {doubt}", file=sys.stderr)

@@ -22,6 +22,7 @@ from raglane.errors import ArgumentError, CheckpointError, DataError, explain
 __all__ = ["UNKNOWN", "Preprocessor", "sort_labels"]
 
 UNKNOWN = "<unk>"
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 def sort_labels(labels: Iterable[str]) -> list[str]:
@@ -95,6 +96,12 @@ class Preprocessor:
             if scale is not None and len(scale) != len(self.channels):
                 got, rule = f"{len(scale)} numbers", f"one a channel, and there are {len(self.channels)}"
                 raise ArgumentError(explain(name, got, rule, "pass one each, or None"))
+        for name, scale, rule in (("mean", self.mean, "finite numbers"), ("std", self.std, "finite numbers above 0")):
+            # NaN passes no comparison.
+            wrong = [number for number in scale or () if not abs(number) <= _LARGEST or (name == "std" and number <= 0)]
+            if wrong:
+                got = f"{wrong[0]!r}"[:60]
+                raise ArgumentError(explain(name, got, f"{rule} of 32 bits", "fit the preprocessing again"))
 
     @classmethod
     def fit(
@@ -257,7 +264,10 @@ class Preprocessor:
         for name in ("channels", "mean", "std", "vocabulary", "labels"):
             kind = (int, float) if name in ("mean", "std") else str
             value = values[name]
-            fits = isinstance(value, tuple) and all(isinstance(entry, kind) for entry in value)
+            # To Python a bool is an int.
+            fits = isinstance(value, tuple) and all(
+                isinstance(entry, kind) and not isinstance(entry, bool) for entry in value
+            )
             if not fits and (value is not None or name == "channels"):
                 got, rule = f"{name} = {value!r}"[:200], "a list of numbers or strings"
                 raise CheckpointError(explain("preprocessing", got, rule, "train again"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,18 +12,19 @@ from torch import Tensor
 
 from raglane.data.preprocess import Preprocessor
 from raglane.errors import CheckpointError, explain, require
-from raglane.training.files import whole_folder
+from raglane.training.folder import BEST, find
+from raglane.training.memory import FLOAT, TENSOR, check_memory
 from raglane.training.model import ModelConfig, SequenceModel
-from raglane.training.stored import damaged, reading
+from raglane.training.stored import damaged, read_bytes, read_json, reading, to_json
 
 __all__ = [
     "FORMAT_VERSION",
     "SavedModel",
+    "check_tensors",
     "load_model",
     "model_files",
-    "read_json",
+    "model_folder",
     "read_tensors",
-    "to_json",
     "to_safetensors",
 ]
 
@@ -51,16 +51,6 @@ class SavedModel:
     def task(self) -> str:
         """``classify``, ``tag`` or ``forecast``."""
         return self.model.config.task
-
-
-def to_json(content: Any) -> bytes:
-    r"""JSON that a person can read, as the bytes of a file.
-
-    Example:
-        >>> to_json({"a": [1, 2]}).decode()
-        '{\n  "a": [\n    1,\n    2\n  ]\n}\n'
-    """
-    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def to_safetensors(tensors: Mapping[str, Tensor]) -> bytes:
@@ -111,16 +101,26 @@ def load_model(path: Path) -> SavedModel:
     Raises:
         CheckpointError: no such folder, no model in it, a file that is damaged, or a newer format.
     """
-    folder = _model_folder(path)
+    folder = model_folder(path)
     config = read_json(folder / CONFIG)
     check_format(folder / CONFIG, config, FORMAT, FORMAT_VERSION)
     with reading(folder / CONFIG):
         sizes = ModelConfig.from_config(config["model"])
         preprocessor = Preprocessor.from_config(config["preprocessor"])
         sizes.check_fits(preprocessor)
-        model = SequenceModel(sizes)
+        weights, tensors = sizes.count()
+        # Three times: in the file, as read from it, and in the model.
+        check_memory(f"a model of {weights:,} weights", 3 * FLOAT * weights + TENSOR * tensors, "give another model")
         columns = dict(config["columns"])
-    load_weights(model, folder)
+    stored = read_tensors(folder / WEIGHTS)
+    # Before the model is built, which takes its time where a damaged configuration asks for a million layers.
+    found = sum(tensor.numel() for tensor in stored.values())
+    if found < weights or len(stored) < tensors:
+        got = f"{found:,} weights in {len(stored):,} tensors where {CONFIG} asks for {weights:,} in {tensors:,}"
+        raise damaged(folder / WEIGHTS, got)
+    with reading(folder / CONFIG):
+        model = SequenceModel(sizes)
+    _put_weights(model, stored, folder)
     return SavedModel(model.eval(), preprocessor, columns)
 
 
@@ -134,11 +134,40 @@ def load_weights(model: SequenceModel, folder: Path) -> None:
     Raises:
         CheckpointError: the weights cannot be read or do not fit.
     """
-    weights = read_tensors(folder / WEIGHTS)
-    try:
-        model.load_state_dict(weights)
-    except RuntimeError as error:
-        raise damaged(folder / WEIGHTS, str(error).splitlines()[-1].strip()) from error
+    _put_weights(model, read_tensors(folder / WEIGHTS), folder)
+
+
+def _put_weights(model: SequenceModel, weights: Mapping[str, Tensor], folder: Path) -> None:
+    check_tensors(folder / WEIGHTS, weights, model.state_dict())
+    model.load_state_dict(weights)
+
+
+def check_tensors(path: Path, tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+    """Refuse weights that are not those of a model: others, of another shape or dtype, or not finite.
+
+    Args:
+        path: the file that they were read from, for the message.
+        tensors: by name.
+        wanted: those of a model of the same sizes; their values are not looked at.
+
+    Raises:
+        CheckpointError: which one, and what is wrong with it.
+
+    Example:
+        >>> check_tensors(Path("weights.safetensors"), {"a": torch.ones(2)}, {"a": torch.zeros(2)})
+    """
+    for name in [*(name for name in wanted if name not in tensors), *(name for name in tensors if name not in wanted)]:
+        raise damaged(path, f"{'no' if name in wanted else 'an unknown'} tensor {name!r}")
+    for name, like in wanted.items():
+        tensor = tensors[name]
+        for what, value, expected in (
+            ("shape", tuple(tensor.shape), tuple(like.shape)),
+            ("dtype", tensor.dtype, like.dtype),
+        ):
+            if value != expected:
+                raise damaged(path, f"{name} of {what} {value} where {expected} is expected")
+        if not tensor.isfinite().all():
+            raise damaged(path, f"{name} with numbers that are not finite")
 
 
 def check_format(path: Path, config: Mapping[str, Any], name: str, newest: int) -> None:
@@ -170,24 +199,6 @@ def check_format(path: Path, config: Mapping[str, Any], name: str, newest: int) 
         )
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object that a JSON file holds.
-
-    Args:
-        path: the file.
-
-    Raises:
-        CheckpointError: it is missing, cannot be read or holds no JSON object.
-    """
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise damaged(path, f"{error}") from error
-    if not isinstance(content, dict):
-        raise damaged(path, "something else than an object")
-    return content
-
-
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file, on the CPU.
 
@@ -195,18 +206,28 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         path: the file.
 
     Raises:
-        CheckpointError: it is missing, cut short or something else.
+        CheckpointError: it is missing, cut short, something else, or more than there is memory for.
     """
     safetensors = require("safetensors", "train")
     load = require("safetensors.torch", "train").load
+    # Twice: as it is in the file, and as tensors.
+    content = read_bytes(path, 2)
     try:
-        tensors: dict[str, Tensor] = load(path.read_bytes())
-    except (OSError, safetensors.SafetensorError, ValueError, KeyError) as error:
+        tensors: dict[str, Tensor] = load(content)
+    except (safetensors.SafetensorError, ValueError, KeyError) as error:
         raise damaged(path, f"{error}") from error
     return tensors
 
 
-def _model_folder(path: Path) -> Path:
+def model_folder(path: Path) -> Path:
+    """Where a saved model stands.
+
+    Args:
+        path: its folder, or that of a run: then its best model.
+
+    Raises:
+        CheckpointError: no such folder, or no model in it.
+    """
     if not path.is_dir():
         raise CheckpointError(
             explain(
@@ -218,8 +239,8 @@ def _model_folder(path: Path) -> Path:
         )
     if (path / CONFIG).is_file():
         return path
-    folder = whole_folder(path / "best")
-    if folder is None:
+    folder = find(path, BEST)
+    if not folder.is_dir():
         raise CheckpointError(
             explain(
                 str(path),

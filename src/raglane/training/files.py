@@ -2,7 +2,8 @@
 
 What is new is written beside its destination under a name of its own, brought to the disk, and renamed. A rename
 happens or does not, so whoever reads finds the old content or the new, never a part. A leftover of a killed
-process bears a fixed name and is removed by the next write, or by :func:`remove_leftovers`.
+process bears a fixed name, and the next write, or :func:`settle`, removes it or brings it back. Since the name is
+fixed, two processes that write one file take turns.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["remove_leftovers", "whole_folder", "write_file", "write_folder"]
+from raglane.errors import ArgumentError, explain
+from raglane.training.lock import turn
+
+__all__ = ["check_place", "remove", "settle", "sync_folder", "whole_folder", "write_file", "write_folder"]
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -33,13 +37,14 @@ def write_file(path: Path, content: bytes) -> None:
         b'1 2 3'
     """
     partial = _partial(path)
-    try:
-        _write_to_disk(partial, content)
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
+    with turn(partial):
+        try:
+            _write_to_disk(partial, content)
+            os.replace(partial, path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
 
 
 def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
@@ -69,7 +74,7 @@ def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
         partial.mkdir()
         for name, content in files.items():
             _write_to_disk(partial / name, content)
-        _sync_folder(partial)
+        sync_folder(partial)
         if path.exists():
             shutil.rmtree(previous, ignore_errors=True)
             os.rename(path, previous)
@@ -79,7 +84,7 @@ def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
         if previous.exists() and not path.exists():
             os.rename(previous, path)
         raise
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
     shutil.rmtree(previous, ignore_errors=True)
 
 
@@ -96,20 +101,45 @@ def whole_folder(path: Path) -> Path | None:
     return next((folder for folder in (path, _previous(path)) if folder.is_dir()), None)
 
 
-def remove_leftovers(path: Path) -> None:
-    """Remove what a killed process left of its writing: the part that is new, and what is old and replaced.
+def settle(path: Path) -> None:
+    """Finish what a killed process left of its writing: what is half goes, and what is whole stands under its name.
 
     Args:
-        path: what :func:`write_file` or :func:`write_folder` was given; what is whole stays.
+        path: what :func:`write_file` or :func:`write_folder` was given.
     """
-    leftovers = [_partial(path)]
-    if path.exists():
-        leftovers.append(_previous(path))
-    for leftover in leftovers:
-        if leftover.is_dir():
-            shutil.rmtree(leftover, ignore_errors=True)
-        else:
-            leftover.unlink(missing_ok=True)
+    remove(_partial(path))
+    previous = _previous(path)
+    if previous.exists() and not path.exists():
+        os.rename(previous, path)
+    remove(previous)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all it holds; nothing there is as well."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    elif os.path.lexists(path):
+        path.unlink(missing_ok=True)
+
+
+def check_place(argument: str, folder: Path) -> None:
+    """Refuse a folder that nothing can be written to, before any work is done; it need not exist yet.
+
+    Args:
+        argument: that gave it, for the message.
+        folder: where files are to go.
+
+    Raises:
+        ArgumentError: it is closed to us, or what is there, or above it, is no folder.
+
+    Example:
+        >>> check_place("out", Path("no/such/folder"))
+    """
+    place = folder.absolute()
+    there = next(parent for parent in (place, *place.parents) if parent.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        rule = f"{there} is a folder that may be written to"
+        raise ArgumentError(explain(argument, repr(str(folder)), rule, f"give another --{argument}"))
 
 
 def _partial(path: Path) -> Path:
@@ -127,8 +157,8 @@ def _write_to_disk(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _sync_folder(folder: Path) -> None:
-    """Bring a rename to the disk; a system that cannot open folders (Windows) does without."""
+def sync_folder(folder: Path) -> None:
+    """Bring renames in a folder to the disk; a system that cannot open folders (Windows) does without."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:

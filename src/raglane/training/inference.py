@@ -16,11 +16,17 @@ from raglane.errors import ArgumentError, DataError, explain
 from raglane.ragged import Ragged
 from raglane.training.batches import BatchStore, in_order
 from raglane.training.checkpoint import SavedModel
+from raglane.training.memory import check_memory
 from raglane.training.metrics import accuracy, confusion_matrix, macro_f1
+from raglane.training.settings import DEVICES
 from raglane.training.state import Totals
+from raglane.training.stored import finite, short
 from raglane.training.tasks import make_task
 
 __all__ = ["Evaluation", "Predictions", "evaluate", "pick_device", "predict"]
+
+# The bytes of a number of a forecast on its way: in tensors of 32 and of 64 bits, and in a list of Python's.
+_FORECAST = 48
 
 
 @dataclass(frozen=True)
@@ -65,12 +71,12 @@ class Evaluation:
     labels: tuple[str, ...]
 
     def to_config(self) -> dict[str, Any]:
-        """Everything as a dictionary that JSON can hold."""
+        """Everything as a dictionary that JSON can hold; a number that is not finite is None."""
         return {
             "task": self.task,
             "sequences": self.sequences,
             "count": self.count,
-            **self.numbers,
+            **finite(self.numbers),
             "labels": list(self.labels),
             "confusion": None if self.confusion is None else self.confusion.tolist(),
         }
@@ -83,12 +89,15 @@ def pick_device(name: str) -> torch.device:
         name: ``auto`` (a GPU where there is one), ``cpu`` or ``cuda``.
 
     Raises:
-        ArgumentError: there is no GPU that PyTorch can use.
+        ArgumentError: another name, or there is no GPU that PyTorch can use.
 
     Example:
         >>> pick_device("cpu")
         device(type='cpu')
     """
+    if name not in DEVICES:
+        fix = "pass auto; of several GPUs the environment variable CUDA_VISIBLE_DEVICES names one"
+        raise ArgumentError(explain("device", short(name), f"one of {', '.join(DEVICES)}", fix))
     present = torch.cuda.is_available()
     if name == "cuda" and not present:
         raise ArgumentError(
@@ -133,6 +142,8 @@ def predict(
             raise ArgumentError(explain(name, repr(value), f"goes with the task {' or '.join(tasks)}", "leave it out"))
     dataset = saved.preprocessor.apply(records, require_targets=False)
     ids = list(dataset.ids)
+    numbers = len(ids) * horizon * len(saved.preprocessor.channels)
+    check_memory(f"{numbers:,} numbers of forecasts", _FORECAST * numbers, "pass a smaller horizon")
     if saved.task == "forecast":
         return Predictions({"id": ids, "prediction": _forecasts(saved, dataset, batch_size, horizon, device)})
     shares = _class_shares(saved, dataset, batch_size, device)

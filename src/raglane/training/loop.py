@@ -6,7 +6,6 @@ This file is imported only when something is trained: it takes Lightning's time 
 from __future__ import annotations
 
 import logging
-import math
 import signal
 import threading
 import time
@@ -25,9 +24,11 @@ with warnings.catch_warnings():
     import lightning.pytorch as pl
     from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from raglane.errors import ArgumentError, explain
+from raglane.errors import DataError, explain
 from raglane.training.batches import Batch, BatchStore, loader, training_order
+from raglane.training.divergence import check_losses, diverged
 from raglane.training.files import write_file, write_folder
+from raglane.training.folder import BEST, CURVES, LAST, drop_replaced
 from raglane.training.history import curves_csv
 from raglane.training.model import SequenceModel
 from raglane.training.settings import Settings
@@ -198,37 +199,36 @@ class _Bookkeeper(pl.Callback):
         self.state.batch += 1
         if self.watcher is not None:
             self.watcher.batch_done(self.state.epoch + 1, self.state.batch, self.module.totals)
+        if self.state.start_loss is None and float(self.module.totals.count):
+            self.state.start_loss = self.module.totals.mean_loss
         # The last batch of an epoch is saved by the end of the epoch, which comes next.
         if self.stops.asked is not None and self.state.batch < self.batches:
+            if float(self.module.totals.count):
+                self._refuse_divergence({"train_loss": self.module.totals.mean_loss})
             self.save_last(trainer)
             raise Interrupted(self.stops.asked)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
+        if not float(self.module.totals.count):
+            rule = "training needs at least one to learn from"
+            raise DataError(explain("data", "no element with a target", rule, "give longer sequences"))
         row = self._row()
         watched = row.get("validation_loss", row["train_loss"])
-        # The one that is watched comes after the last step of the epoch, which may have been the first wrong one.
-        wrong = [loss for loss in (row["train_loss"], watched) if not math.isfinite(loss)]
-        if wrong:
-            raise ArgumentError(
-                explain(
-                    "lr",
-                    f"{self.module.settings.lr}, and a loss of {wrong[0]} in epoch {self.state.epoch + 1}",
-                    "the loss must stay finite",
-                    "lower --lr, or limit the gradient with --clip 1",
-                )
-            )
+        self._refuse_divergence(row)
         state = self.state
         state.epoch, state.batch = state.epoch + 1, 0
         state.totals = self.module.totals = Totals()
         self.module.validation_totals = Totals()
         state.history.append(row)
-        is_best = watched < state.best_loss or state.best_epoch == 0
+        is_best = state.best_epoch == 0 or watched < state.best_loss
         state.waited = 0 if is_best else state.waited + 1
         if is_best:
             state.best_epoch, state.best_loss = state.epoch, watched
-            write_folder(self.folder / "best", self.model_files())
+        # The last before the best, which can be made of it should the process die between the two.
         self.save_last(trainer)
-        write_file(self.folder / "curves.csv", curves_csv(state.history))
+        if is_best:
+            write_folder(self.folder / BEST, self.model_files())
+        write_file(self.folder / CURVES, curves_csv(state.history))
         if self.watcher is not None:
             self.watcher.epoch_done(row, is_best)
         patience = self.module.settings.patience
@@ -254,11 +254,19 @@ class _Bookkeeper(pl.Callback):
         seconds = max(totals.seconds, 1e-9)
         return row | {"seconds": seconds, "elements_per_second": totals.elements / seconds}
 
+    def _refuse_divergence(self, row: dict[str, float]) -> None:
+        """Raise where losses or weights say that the run has run away, so that no such model is ever saved."""
+        check_losses(row, self.state, self.module.settings)
+        # The last step may have been the first wrong one: without a validation part no loss tells.
+        if not torch.stack([weight.isfinite().all() for weight in self.module.model.parameters()]).all():
+            raise diverged("weights that are not finite", self.state, self.module.settings)
+
     def save_last(self, trainer: pl.Trainer) -> None:
         """Write the checkpoint that a run goes on from."""
         self.state.totals = self.module.totals
         files = self.model_files() | state_files(self.state, trainer.optimizers[0])
-        write_folder(self.folder / "last", files)
+        write_folder(self.folder / LAST, files)
+        drop_replaced(self.folder)
 
 
 @contextmanager
@@ -311,7 +319,8 @@ def run_epochs(
 
     Raises:
         Interrupted: Ctrl-C or SIGTERM came; the run is saved.
-        ArgumentError: the loss is no longer finite.
+        DivergedError: the loss or a weight is no longer finite, or the loss has grown out of all proportion.
+        DataError: no batch has anything to learn from.
         OSError: a checkpoint cannot be written.
     """
     first, skip = state.epoch, state.batch
@@ -355,6 +364,11 @@ def run_epochs(
         except SIGTERMException as stop:
             # It came before the first batch, and nothing was done that could be lost.
             raise Interrupted(signal.SIGTERM) from stop
+        except RuntimeError as error:
+            # PyTorch's word for a step that numbers of 32 bits cannot hold, as some of a learning rate of 1e38 are.
+            if "without overflow" not in str(error):
+                raise
+            raise diverged("a step that numbers of 32 bits cannot hold", state, settings) from error
         except SystemExit as stop:
             # What Lightning makes of a second Ctrl-C.
             raise KeyboardInterrupt from stop

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from raglane.data.preprocess import Preprocessor
 from raglane.nn import SequenceEncoder
+from raglane.nn.arguments import check_count
 from raglane.ragged import Ragged
 from raglane.training.stored import build
 
@@ -90,6 +92,36 @@ class ModelConfig:
             ValueError: an entry is missing, unknown or of another type.
         """
         return build(cls, config, "model")
+
+    def count(self) -> tuple[int, int]:
+        """The number of weights, and of the tensors that hold them, without making any.
+
+        Raises:
+            ArgumentError: a size is no whole number above 0, or the model has no such cell.
+
+        Example:
+            >>> config = ModelConfig("classify", "gru", 12, 9)
+            >>> sum(weight.numel() for weight in SequenceModel(config).parameters()), config.count()
+            (15561, (15561, 6))
+        """
+        sizes = ["input_size", "output_size", "hidden", "layers", *(() if self.embedding is None else ("embedding",))]
+        smallest: dict[str, Any] = {name: min(1, check_count(name, getattr(self, name))) for name in sizes}
+        with torch.device("meta"):
+            cell = SequenceModel(dataclasses.replace(self, **smallest)).encoder.recurrent.cell
+        states, directions = cell.state_sizes(self.hidden), 2 if self.bidirectional else 1
+        width, rows = directions * states[0], self.layers * directions
+        shapes: list[tuple[int, tuple[int, ...]]] = [(1, (self.output_size, width)), (1, (self.output_size,))]
+        if self.embedding is not None:
+            shapes.append((1, (self.input_size, self.embedding)))
+        for layers, size in ((1, self.embedding or self.input_size), (self.layers - 1, width)):
+            shapes += [(layers * directions, shape) for shape in cell.shapes(size, self.hidden).values() if shape]
+        if self.initial_state == "learned":
+            shapes += [(1, (rows, size)) for size in states]
+        if self.initial_state == "lengths":
+            shapes.append((2, (rows, sum(states))))
+        if self.pooling == "attention" and self.task == "classify":
+            shapes += [(1, (width, width)), (1, (width,))]
+        return sum(times * math.prod(shape) for times, shape in shapes), sum(times for times, _ in shapes)
 
     def check_fits(self, preprocessor: Preprocessor) -> None:
         """Raise unless the model takes what a preprocessor makes, and answers with its classes or channels.

@@ -11,9 +11,10 @@ from typing import Any
 
 from raglane.errors import ArgumentError, explain, require
 from raglane.training.checkpoint import CONFIG
-from raglane.training.files import write_file
+from raglane.training.files import check_place, write_file
+from raglane.training.folder import RUN_FILES, RUN_FOLDERS
 from raglane.training.inference import Predictions
-from raglane.training.run import RUN_FILES, RUN_FOLDERS
+from raglane.training.stored import finite
 
 __all__ = ["WRITERS", "check_apart", "check_output", "write_predictions"]
 
@@ -25,7 +26,7 @@ def check_output(path: Path) -> None:
         path: where predictions are to go.
 
     Raises:
-        ArgumentError: an unknown suffix, a folder, or a file in a folder that is not there.
+        ArgumentError: an unknown suffix, a folder, or a file in a folder that is not there or closed to us.
         MissingExtraError: Parquet without pyarrow.
 
     Example:
@@ -41,6 +42,7 @@ def check_output(path: Path) -> None:
         raise ArgumentError(
             explain("output", repr(str(path)), "a file in a folder that exists", f"mkdir -p '{path.parent}'")
         )
+    check_place("output", path.parent)
     if path.suffix.lower() == ".parquet":
         require("pyarrow", "data")
 
@@ -79,7 +81,7 @@ def write_predictions(path: Path, predictions: Predictions) -> None:
 
     Args:
         path: ends in ``.parquet``, ``.csv`` (lists as JSON text) or ``.jsonl``.
-        predictions: the table.
+        predictions: the table. A number that is not finite becomes null, an empty cell in ``.csv``.
 
     Raises:
         ArgumentError: as :func:`check_output`.
@@ -94,7 +96,7 @@ def write_predictions(path: Path, predictions: Predictions) -> None:
         'id,prediction\n0,a\n'
     """
     check_output(path)
-    write_file(path, WRITERS[path.suffix.lower()](predictions.columns))
+    write_file(path, WRITERS[path.suffix.lower()](finite(predictions.columns)))
 
 
 def _parquet(columns: dict[str, list[Any]]) -> bytes:
@@ -118,13 +120,17 @@ def _csv(columns: dict[str, list[Any]]) -> bytes:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
     for row in zip(*columns.values(), strict=True):
-        writer.writerow([json.dumps(cell, ensure_ascii=False) if isinstance(cell, list) else cell for cell in row])
+        writer.writerow([_json(cell) if isinstance(cell, list) else cell for cell in row])
     return text.getvalue().encode()
 
 
 def _jsonl(columns: dict[str, list[Any]]) -> bytes:
     rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+    return "".join(_json(row) + "\n" for row in rows).encode()
+
+
+def _json(content: Any) -> str:
+    return json.dumps(content, ensure_ascii=False, allow_nan=False)
 
 
 WRITERS: dict[str, Callable[[dict[str, list[Any]]], bytes]] = {

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,38 +13,33 @@ import torch
 
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
-from raglane.errors import ArgumentError, DataError, explain, require
+from raglane.errors import ArgumentError, DataError, DivergedError, explain, require
 from raglane.training.batches import BatchStore
-from raglane.training.checkpoint import check_format, load_weights, model_files, read_json, to_json
-from raglane.training.files import remove_leftovers, whole_folder, write_file
-from raglane.training.inference import pick_device
+from raglane.training.checkpoint import check_format, load_weights, model_files
+from raglane.training.files import write_file, write_folder
+from raglane.training.folder import BEST, CURVES, DESCRIPTION, LAST, at_work, check_folder, find, replacing
+from raglane.training.history import curves_csv
+from raglane.training.machine import check_machine, check_size
 from raglane.training.model import ModelConfig, SequenceModel
 from raglane.training.settings import Settings
 from raglane.training.state import TrainingState, check_optimizer, load_state
-from raglane.training.stored import reading
-from raglane.training.tasks import make_task
+from raglane.training.stored import read_json, reading, to_json
+from raglane.training.tasks import Task, make_task
 
 if TYPE_CHECKING:
     from raglane.training.loop import Watcher
 
 __all__ = [
-    "RUN_FILES",
-    "RUN_FOLDERS",
     "RunDescription",
     "TrainingResult",
-    "check_folder",
     "fingerprint",
     "load_description",
+    "refuse_diverged",
     "train",
 ]
 
 FORMAT = "raglane-run"
 FORMAT_VERSION = 1
-DESCRIPTION = "run.json"
-
-# Everything that a run leaves in its folder; --overwrite removes these and touches nothing else.
-RUN_FILES = (DESCRIPTION, "curves.csv", "curves.png", "evaluation.json", "confusion.png", "confusion.txt")
-RUN_FOLDERS = ("best", "last")
 
 
 @dataclass(frozen=True)
@@ -58,6 +50,7 @@ class RunDescription:
         settings: of the training.
         data: where the data came from; JSON values, as the caller likes.
         fingerprint: of the training and validation part.
+        diverged: what was seen of a run that ran away; None of others.
 
     Example:
         >>> RunDescription(Settings()).settings.cell
@@ -67,6 +60,7 @@ class RunDescription:
     settings: Settings
     data: Mapping[str, Any] = field(default_factory=dict)
     fingerprint: str = ""
+    diverged: str | None = None
 
     def write(self, folder: Path) -> None:
         """Write ``run.json`` in the folder of a run."""
@@ -76,6 +70,7 @@ class RunDescription:
             "settings": self.settings.to_config(),
             "data": dict(self.data),
             "fingerprint": self.fingerprint,
+            "diverged": self.diverged,
         }
         write_file(folder / DESCRIPTION, to_json(content))
 
@@ -90,12 +85,14 @@ class TrainingResult:
         state: history, best epoch and its loss.
         stopped_by: the number of the signal that ended it, of Ctrl-C or SIGTERM; it is saved and can go on. None if
             it ran to its end.
+        was_complete: whether it was resumed with no epoch left to run.
     """
 
     folder: Path
     metric: str
     state: TrainingState
     stopped_by: int | None = None
+    was_complete: bool = False
 
     @property
     def interrupted(self) -> bool:
@@ -112,48 +109,31 @@ def load_description(folder: Path) -> RunDescription:
     Raises:
         CheckpointError: there is no ``run.json``, or it is damaged or of a newer format.
     """
-    path = folder / DESCRIPTION
+    path = find(folder, DESCRIPTION)
     config = read_json(path)
     check_format(path, config, FORMAT, FORMAT_VERSION)
     with reading(path):
         settings, data, marks = Settings.from_config(config["settings"]), config["data"], config["fingerprint"]
-        if not isinstance(data, dict) or not isinstance(marks, str):
-            raise ValueError("data that is no object, or a fingerprint that is no text")
-    return RunDescription(settings, data, marks)
+        diverged = config.get("diverged")
+        if not isinstance(data, dict) or not isinstance(marks, str) or not isinstance(diverged, str | None):
+            raise ValueError("data that is no object, or a fingerprint or diverged that is no text")
+    return RunDescription(settings, data, marks, diverged)
 
 
-def check_folder(folder: Path, *, resume: bool = False, overwrite: bool = False) -> None:
-    """Refuse a folder that a run must not be written to, before any work is done.
+def refuse_diverged(description: RunDescription, folder: Path) -> None:
+    """Refuse to go on with a run that ran away.
 
     Args:
-        folder: of the run.
-        resume: a run is there, and goes on.
-        overwrite: a run that is there may be replaced.
+        description: of the run.
+        folder: of the run, for the message.
 
     Raises:
-        ArgumentError: something is there that may not be touched, or nothing is there to go on with.
+        DivergedError: it did.
     """
-    if resume:
-        if not (folder / DESCRIPTION).is_file():
-            raise ArgumentError(
-                explain("resume", repr(str(folder)), "the folder of a run", "give its --out, or leave --resume out")
-            )
-        return
-    # A run that was killed while it wrote its first file left no more than a part of it.
-    part = f".{DESCRIPTION}.partial"
-    if not folder.exists() or (folder.is_dir() and all(path.name == part for path in folder.iterdir())):
-        return
-    if not (folder / DESCRIPTION).is_file():
-        raise ArgumentError(explain("out", repr(str(folder)), "a new folder, or that of a run", "give another --out"))
-    if not overwrite:
-        raise ArgumentError(
-            explain(
-                "out",
-                f"{str(folder)!r}, where a run is already",
-                "a run is not replaced unasked",
-                "give another --out, --resume to go on with it, or --overwrite to replace it",
-            )
-        )
+    if description.diverged is not None:
+        got = f"{str(folder)!r}, a run that diverged: {description.diverged}"
+        fix = "train anew with a smaller --lr or with --clip 1, and --overwrite; the best model until then can be used"
+        raise DivergedError(explain("resume", got, "to go on would do the same again", fix), description.diverged)
 
 
 def fingerprint(*parts: Records | None) -> str:
@@ -205,16 +185,19 @@ def train(
         folder: of the run; made where it is missing.
         data: where the data came from, for :func:`load_description`; JSON values.
         columns: which columns of a file hold what, kept with the model.
-        resume: go on from ``folder/last``, to the same result as a run that was never stopped.
-        overwrite: replace a run that is in ``folder``.
+        resume: go on from ``folder/last``, to the same result as a run that was never stopped. Of a run whose epochs
+            are done, complete what its process may not have come to.
+        overwrite: replace a run that is in ``folder``, once the new one has a checkpoint.
         test: sequences that the model is to be measured on later; they are only checked, before the first epoch.
         watcher: told of batches and epochs.
 
     Returns:
-        The history, and whether Ctrl-C or SIGTERM ended it. A run that fails in its first epoch leaves nothing.
+        The history, and whether Ctrl-C or SIGTERM ended it. A run that fails in its first epoch leaves nothing, and the
+        run that it was to replace as it was.
 
     Raises:
-        ArgumentError: a setting or the folder breaks a rule, or the loss is no longer finite.
+        ArgumentError: a setting or the folder breaks a rule.
+        DivergedError: the loss ran away, now or before; the best model until then is kept.
         DataError: the data cannot be used, or is not what the run was started with.
         CheckpointError: the run cannot be read.
         MissingExtraError: Lightning or safetensors is not installed.
@@ -222,11 +205,51 @@ def train(
     """
     require("lightning.pytorch", "train")
     require("safetensors", "train")
-    from raglane.training.loop import Interrupted, make_optimizer, run_epochs
+    rules = {"resume": resume, "overwrite": overwrite}
+    check_folder(folder, **rules)
+    with at_work(folder):
+        # Again, now that nobody else can change it.
+        check_folder(folder, **rules)
+        prepared = _prepare(settings, training, validation, test, columns or {})
+        description = RunDescription(settings, dict(data or {}), fingerprint(training, validation))
+        if resume:
+            refuse_diverged(load_description(folder), folder)
+            start = _stored_start(prepared, settings, folder, description.fingerprint)
+            return _run(prepared, description, folder, start, watcher)
+        with replacing(folder):
+            return _run(prepared, description, folder, _Start(), watcher)
 
-    check_folder(folder, resume=resume, overwrite=overwrite)
-    device = pick_device(settings.device)
-    _check_machine(settings)
+
+@dataclass(frozen=True)
+class _Prepared:
+    """What a run needs besides its settings and its folder."""
+
+    model: SequenceModel
+    task: Task
+    training: BatchStore
+    validation: BatchStore | None
+    device: torch.device
+    files: Callable[[], dict[str, bytes]]
+
+
+@dataclass(frozen=True)
+class _Start:
+    """Where a run begins: by default at its beginning."""
+
+    state: TrainingState = field(default_factory=TrainingState)
+    optimizer: dict[str, Any] | None = None
+    random: dict[str, torch.Tensor] | None = None
+
+
+def _prepare(
+    settings: Settings,
+    training: Records,
+    validation: Records | None,
+    test: Records | None,
+    columns: Mapping[str, Any],
+) -> _Prepared:
+    """Fit the preprocessing, and build the model."""
+    device = check_machine(settings)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
@@ -235,47 +258,89 @@ def train(
     validation_store = None if validation is None else BatchStore(preprocessor.apply(validation), settings.task)
     if test is not None:
         preprocessor.apply(test)
-    model = SequenceModel(_model_config(settings, preprocessor))
-    marks = fingerprint(training, validation)
-    state, optimizer_state, random = TrainingState(), None, None
-    if resume:
-        _check_same_data(folder, marks)
-        last = whole_folder(folder / "last")
+    config = _model_config(settings, preprocessor)
+    elements = int(training_store.lengths.sum()) * min(settings.batch_size, len(training)) // max(len(training), 1)
+    check_size(config, settings, device, elements)
+    model = SequenceModel(config)
+    return _Prepared(
+        model,
+        make_task(preprocessor),
+        training_store,
+        validation_store,
+        device,
+        lambda: model_files(model, preprocessor, columns),
+    )
+
+
+def _stored_start(prepared: _Prepared, settings: Settings, folder: Path, marks: str) -> _Start:
+    """Where the run in a folder stands: its last checkpoint, put in the model, and its best model brought up to it."""
+    from raglane.training.loop import make_optimizer
+
+    _check_same_data(folder, marks)
+    last = folder / LAST
+    if not last.exists():
         # A run that was killed before its first checkpoint has nothing to go on from: it starts again.
-        if last is not None:
-            state, optimizer_state, random = load_state(last)
-            load_weights(model, last)
-            check_optimizer(optimizer_state, make_optimizer(model, settings), last)
-        _check_unfinished(state, settings)
-    task, stopped_by = make_task(preprocessor), None
-    with _started(folder, RunDescription(settings, dict(data or {}), marks), resume=resume):
+        return _Start()
+    state, optimizer, random = load_state(last)
+    load_weights(prepared.model, last)
+    check_optimizer(optimizer, make_optimizer(prepared.model, settings), last)
+    batches = -(-len(prepared.training) // settings.batch_size)
+    with reading(last):
+        if state.batch >= max(batches, 1):
+            raise ValueError(f"{state.batch} batches of an epoch that has {batches}")
+    if settings.epochs < state.epoch:
+        done = f"{settings.epochs}, and {state.epoch} are done"
+        raise ArgumentError(
+            explain(
+                "epochs", done, "what is done stays done", f"pass --epochs {state.epoch + 10}, say, or leave it out"
+            )
+        )
+    if state.best_epoch == state.epoch > 0 and state.batch == 0:
+        # The process may have been killed between the two.
+        write_folder(folder / BEST, prepared.files())
+    return _Start(state, optimizer, random)
+
+
+def _run(
+    prepared: _Prepared, description: RunDescription, folder: Path, start: _Start, watcher: Watcher | None
+) -> TrainingResult:
+    """Train from where a run stands to its end, or to where a signal stops it."""
+    from raglane.training.loop import Interrupted, run_epochs
+
+    settings, state, stopped_by = description.settings, start.state, None
+    description.write(folder)
+    was_complete = _is_complete(state, settings)
+    if was_complete:
+        write_file(folder / CURVES, curves_csv(state.history))
+    else:
         try:
             run_epochs(
-                model,
-                task,
+                prepared.model,
+                prepared.task,
                 settings,
-                training_store,
-                validation_store,
+                prepared.training,
+                prepared.validation,
                 state=state,
                 folder=folder,
-                device=device,
-                model_files=lambda: model_files(model, preprocessor, columns or {}),
-                optimizer_state=optimizer_state,
-                random=random,
+                device=prepared.device,
+                model_files=prepared.files,
+                optimizer_state=start.optimizer,
+                random=start.random,
                 watcher=watcher,
             )
         except Interrupted as stop:
             stopped_by = stop.signal
-    return TrainingResult(folder, task.metric, state, stopped_by)
+        except DivergedError as error:
+            if (folder / LAST).exists():
+                replace(description, diverged=error.what).write(folder)
+            raise
+    return TrainingResult(folder, prepared.task.metric, state, stopped_by, was_complete)
 
 
-def _check_machine(settings: Settings) -> None:
-    """Refuse numbers of threads and processes that would bring this machine down rather than use it."""
-    most = max(64, 4 * (os.cpu_count() or 1))
-    for name in ("threads", "workers"):
-        count = getattr(settings, name)
-        if count is not None and count > most:
-            raise ArgumentError(explain(name, f"{count}", f"at most {most} on this machine", "pass a smaller number"))
+def _is_complete(state: TrainingState, settings: Settings) -> bool:
+    """Whether nothing is left to train; what came after the last epoch may still have been cut off."""
+    is_patient = settings.patience is None or state.waited < settings.patience or state.batch > 0
+    return state.epoch >= settings.epochs or not is_patient
 
 
 def _model_config(settings: Settings, preprocessor: Preprocessor) -> ModelConfig:
@@ -305,49 +370,3 @@ def _check_same_data(folder: Path, marks: str) -> None:
                 "restore the data, or start anew with --overwrite",
             )
         )
-
-
-def _check_unfinished(state: TrainingState, settings: Settings) -> None:
-    if state.epoch >= settings.epochs:
-        raise ArgumentError(
-            explain(
-                "epochs",
-                f"{settings.epochs}, and {state.epoch} are done",
-                "a run that goes on needs an epoch to run",
-                f"pass --epochs {state.epoch + 10}, say",
-            )
-        )
-
-
-def _clear(folder: Path) -> None:
-    """Remove a run that may be replaced, and nothing else."""
-    for name in RUN_FILES:
-        (folder / name).unlink(missing_ok=True)
-        remove_leftovers(folder / name)
-    for name in RUN_FOLDERS:
-        remove_leftovers(folder / name)
-        for path in (folder / name, folder / f".{name}.previous"):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-@contextmanager
-def _started(folder: Path, description: RunDescription, *, resume: bool) -> Iterator[None]:
-    """A folder that says what the run is; a new run that fails before its first checkpoint leaves nothing there."""
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
-    if resume:
-        for name in (*RUN_FILES, *RUN_FOLDERS):
-            remove_leftovers(folder / name)
-    else:
-        _clear(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        description.write(folder)
-        yield
-    except Exception:
-        if not resume and whole_folder(folder / "last") is None:
-            _clear(folder)
-            for path in made:
-                # One in which something else has been put stays.
-                with suppress(OSError):
-                    path.rmdir()
-        raise

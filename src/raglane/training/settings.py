@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from raglane.errors import ArgumentError, explain
-from raglane.training.stored import build
+from raglane.training.stored import build, short
 
 __all__ = [
     "CELLS",
@@ -36,6 +35,9 @@ DEVICES = ("auto", "cpu", "cuda")
 # Whole numbers from 1; what is beyond the largest is a slip of the finger, and PyTorch's sizes end at 2**63 - 1.
 _COUNTS = ("hidden", "layers", "epochs", "batch_size", "embedding", "patience", "threads")
 _LARGEST = 2**31 - 1
+# Weights have 32 bits, and PyTorch stops at a number that they cannot hold.
+_HIGHEST = 3.4e38
+_WITHIN = "and at most 3.4e38, where numbers of 32 bits end"
 _SHARES = ("dropout", "input_dropout", "state_dropout", "weight_dropout", "zoneout")
 _CHOICES = {
     "task": TASKS,
@@ -124,22 +126,19 @@ class Settings:
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
             if value not in choices:
-                raise ArgumentError(explain(name, repr(value), "one of " + ", ".join(choices), f"pass {choices[0]}"))
+                raise ArgumentError(explain(name, short(value), "one of " + ", ".join(choices), f"pass {choices[0]}"))
         for name in _COUNTS:
             value = getattr(self, name)
             self._check(name, value is None or value >= 1, "at least 1", "pass a whole number above 0")
             self._check(name, value is None or value <= _LARGEST, "at most 2**31 - 1", "pass a smaller one")
-        self._check("lr", math.isfinite(self.lr) and self.lr > 0, "a number above 0", "pass 0.003, say")
+        self._check("lr", 0 < self.lr <= _HIGHEST, f"a number above 0, {_WITHIN}", "pass 0.003, say")
         self._check(
-            "weight_decay",
-            math.isfinite(self.weight_decay) and self.weight_decay >= 0,
-            "a number of at least 0",
-            "pass 0.01, say",
+            "weight_decay", 0 <= self.weight_decay <= _HIGHEST, f"a number of at least 0, {_WITHIN}", "pass 0.01, say"
         )
         self._check(
             "clip",
-            self.clip is None or (math.isfinite(self.clip) and self.clip > 0),
-            "a number above 0",
+            self.clip is None or 0 < self.clip <= _HIGHEST,
+            f"a number above 0, {_WITHIN}",
             "pass 1.0, say, or leave it out",
         )
         for name in _SHARES:
@@ -174,7 +173,7 @@ class Settings:
 
     def _check(self, name: str, holds: bool, rule: str, fix: str) -> None:
         if not holds:
-            raise ArgumentError(explain(name, repr(getattr(self, name)), rule, fix))
+            raise ArgumentError(explain(name, short(getattr(self, name)), rule, fix))
 
     def to_config(self) -> dict[str, Any]:
         """The settings as a dictionary that JSON can hold.

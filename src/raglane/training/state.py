@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raglane.training.checkpoint import check_format, read_json, read_tensors, to_json, to_safetensors
-from raglane.training.stored import build, reading
+from raglane.training.checkpoint import check_format, read_tensors, to_safetensors
+from raglane.training.stored import build, read_json, reading, to_json
 from raglane.training.tasks import Score
 
 __all__ = ["Totals", "TrainingState", "check_optimizer", "load_state", "state_files"]
@@ -93,9 +93,10 @@ class TrainingState:
         batch: batches of the next epoch that are done, when it was stopped within one.
         totals: the sums over those batches.
         best_epoch: the epoch (from 1) of the best model; 0 before the first.
-        best_loss: its validation loss.
+        best_loss: its validation loss; of no meaning before the first.
         waited: epochs since then.
         history: one row a complete epoch.
+        start_loss: the training loss of the first batch that has targets, before the first step; None before it.
 
     Example:
         >>> TrainingState(epoch=2).epoch
@@ -106,9 +107,10 @@ class TrainingState:
     batch: int = 0
     totals: Totals = field(default_factory=Totals)
     best_epoch: int = 0
-    best_loss: float = float("inf")
+    best_loss: float = 0.0
     waited: int = 0
     history: list[dict[str, float]] = field(default_factory=list)
+    start_loss: float | None = None
 
 
 def state_files(state: TrainingState, optimizer: torch.optim.Optimizer) -> dict[str, bytes]:
@@ -163,7 +165,11 @@ def load_state(folder: Path) -> tuple[TrainingState, dict[str, Any], dict[str, T
             "param_groups": config["optimizer"]["param_groups"],
             "state": _optimizer_state(config["optimizer"]["numbers"], tensors),
         }
-    random = {name.removeprefix("random."): value for name, value in tensors.items() if name.startswith("random.")}
+        random = {name.removeprefix("random."): value for name, value in tensors.items() if name.startswith("random.")}
+        # Tried here, on generators that nobody draws from: in the run it would be too late for a clear word.
+        for name, value in random.items():
+            if name != "cuda" or torch.cuda.is_available():
+                torch.Generator(name).set_state(value)
     return state, optimizer, random
 
 
@@ -206,9 +212,16 @@ def check_optimizer(content: Mapping[str, Any], fresh: torch.optim.Optimizer, fo
             raise ValueError("the optimizer's state of some weights only")
         for index, values in content["state"].items():
             for name, value in values.items():
-                fits = not isinstance(value, Tensor) or value.dim() == 0 or value.shape == weights[index].shape
-                if not fits or not isinstance(value, (Tensor, int, float, type(None))):
+                if not _fits(value, weights[index]):
                     raise ValueError(f"an optimizer whose {name} does not fit weight {index}")
+
+
+def _fits(value: Any, weight: Tensor) -> bool:
+    """Whether what an optimizer keeps of a weight can be its own: a number, or one for each of the weight's."""
+    if not isinstance(value, Tensor):
+        return isinstance(value, int | float | None)
+    # An infinity can be an optimizer's own, where the square of a gradient was too large: it stops that weight.
+    return value.dtype == weight.dtype and value.shape in ((), weight.shape) and not bool(value.isnan().any())
 
 
 def _optimizer_state(

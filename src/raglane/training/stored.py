@@ -1,8 +1,11 @@
-"""What stands in the JSON files of a run, checked on the way back in: they may be damaged, or edited by hand."""
+"""What stands in the files of a run, checked on the way back in: they may be damaged, or edited by hand."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
+import sys
 import types
 import typing
 from collections.abc import Iterator
@@ -11,9 +14,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from raglane.errors import ArgumentError, CheckpointError, explain
+from raglane.training.memory import available_memory
 
-__all__ = ["build", "damaged", "reading"]
+__all__ = ["build", "damaged", "finite", "read_bytes", "read_json", "reading", "short", "to_json"]
 
+# The most bytes of memory that a byte of JSON can come to: an empty object is two or three characters.
+_JSON_FACTOR = 32
+
+_LARGEST = sys.float_info.max
 _WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "null"}
 
 Kind = TypeVar("Kind")
@@ -43,7 +51,7 @@ def build(kind: type[Kind], content: Any, name: str) -> Kind:
         ValueError: point.x = None, which is not a number
     """
     if not isinstance(content, dict):
-        raise ValueError(f"{name} = {_short(content)}, which is not an object")
+        raise ValueError(f"{name} = {short(content)}, which is not an object")
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     unknown = [key for key in content if key not in fields]
     if unknown:
@@ -56,6 +64,84 @@ def build(kind: type[Kind], content: Any, name: str) -> Kind:
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise ValueError(f"{name} without the entry {key!r}")
     return kind(**values)
+
+
+def to_json(content: Any) -> bytes:
+    r"""JSON that a person can read and every reader takes, as the bytes of a file.
+
+    Args:
+        content: JSON values; NaN and infinities, for which JSON has no words, are refused.
+
+    Raises:
+        ValueError: a number that is not finite; :func:`finite` turns such ones into null.
+
+    Example:
+        >>> to_json({"a": [1, 2]}).decode()
+        '{\n  "a": [\n    1,\n    2\n  ]\n}\n'
+    """
+    return (json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def finite(content: Any) -> Any:
+    """JSON values with None, which JSON calls null, in place of every number that is not finite.
+
+    Example:
+        >>> finite({"loss": float("nan"), "rows": [1.5, float("inf")]})
+        {'loss': None, 'rows': [1.5, None]}
+    """
+    if isinstance(content, dict):
+        return {key: finite(value) for key, value in content.items()}
+    if isinstance(content, list):
+        return [finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object that a JSON file holds; numbers that are not finite are no JSON.
+
+    Args:
+        path: the file.
+
+    Raises:
+        CheckpointError: it is missing, cannot be read, holds no JSON object, or more than there is memory for.
+    """
+    content = read_bytes(path, _JSON_FACTOR)
+    try:
+        values = json.loads(content, parse_constant=_number, parse_float=_number)
+    except RecursionError as error:
+        raise damaged(path, "brackets within brackets, too many to read") from error
+    except ValueError as error:
+        raise damaged(path, f"{error}") from error
+    if not isinstance(values, dict):
+        raise damaged(path, "something else than an object")
+    return values
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"the number {text[:40]}, which is not finite")
+    return value
+
+
+def read_bytes(path: Path, factor: int) -> bytes:
+    """What a file holds, unless there is no memory for what is to be made of it.
+
+    Args:
+        path: the file.
+        factor: how many bytes of memory each of its bytes comes to at the most.
+
+    Raises:
+        CheckpointError: it is missing, cannot be read, or is too large.
+    """
+    try:
+        needed, most = factor * path.stat().st_size, available_memory()
+        if needed > most:
+            got = f"a file of {path.stat().st_size:,} bytes, which needs up to {needed:,} bytes of memory"
+            raise damaged(path, f"{got} where {most:,.0f} are available")
+        return path.read_bytes()
+    except OSError as error:
+        raise damaged(path, f"{error}") from error
 
 
 def _value(hint: Any, value: Any, name: str) -> Any:
@@ -75,16 +161,24 @@ def _value(hint: Any, value: Any, name: str) -> Any:
     wanted = (int, float) if hint is float else origin or hint
     # To Python a bool is an int.
     if isinstance(value, wanted) and (hint is bool or not isinstance(value, bool)):
+        if hint is float and not -_LARGEST <= value <= _LARGEST:
+            raise ValueError(f"{name} = {short(value)}, which is beyond every number of 64 bits")
         return value
     words = _WORDS.get(hint, {list: "a list", dict: "an object"}.get(origin, "what it should be"))
-    raise ValueError(f"{name} = {_short(value)}, which is not {words}")
+    raise ValueError(f"{name} = {short(value)}, which is not {words}")
 
 
 def _is_json(hint: Any) -> bool:
     return typing.get_origin(hint) in (list, dict) or hint in (int, float, str, bool) or dataclasses.is_dataclass(hint)
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """A value as Python writes it, cut where it is long.
+
+    Example:
+        >>> short(10**400)[-5:]
+        '00...'
+    """
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 

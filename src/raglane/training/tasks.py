@@ -102,7 +102,8 @@ class Forecast:
         known = targets[:, :channels]
         # All ones where the data has no flags.
         real = 1 - targets[:, channels : 2 * channels] if targets.shape[1] > channels else torch.ones_like(known)
-        scale = self.scale.to(known.device)
+        # In float64: the data's units can be so large that their products are infinite in float32.
+        scale = self.scale.to(known.device).double()
         error = (forecasts - known) * real
         change = (batch.inputs.values[:, :channels] - known) * real
         return Score(

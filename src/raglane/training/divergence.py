@@ -1,0 +1,95 @@
+"""When a training has run away: what its losses say of it, and what to try."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from raglane.errors import DivergedError, explain
+from raglane.training.settings import Settings
+from raglane.training.state import TrainingState
+
+__all__ = ["check_losses", "diverged", "warning"]
+
+# How many times the loss that a run began with ends it, and how many times is worth a word.
+_LOST, _HIGH = 1000, 10
+
+
+def check_losses(row: Mapping[str, float], state: TrainingState, settings: Settings) -> None:
+    """Refuse to go on with a run whose loss is not finite, or has grown out of all proportion.
+
+    Args:
+        row: of the epoch, or of the part of it that is done; its ``train_loss`` and, where there is one, its
+            ``validation_loss``, which only has to be finite: the data of the validation may be far from the other.
+        state: before that epoch.
+        settings: of the run, for the message.
+
+    Raises:
+        DivergedError: what was seen, and what to try.
+
+    Example:
+        >>> check_losses({"train_loss": 700.0}, TrainingState(start_loss=2.3), Settings())
+        >>> check_losses({"train_loss": 7000.0}, TrainingState(start_loss=2.3), Settings(lr=1.0))
+        Traceback (most recent call last):
+        raglane.errors.DivergedError: lr: got 1, and a training loss of 7000 in epoch 1, which began at 2.3; ...
+    """
+    for key, name in (("train_loss", "training loss"), ("validation_loss", "validation loss")):
+        if not math.isfinite(row.get(key, 0.0)):
+            raise diverged(f"a {name} of {row[key]}", state, settings)
+    loss, base = row["train_loss"], _base(state, row)
+    # Below 1 no loss is out of proportion, whatever it began with.
+    if loss > max(_LOST * base, 1.0):
+        raise diverged(f"a training loss of {loss:.4g}", state, settings, f", which began at {base:.4g}")
+
+
+def diverged(what: str, state: TrainingState, settings: Settings, beside: str = "") -> DivergedError:
+    """The error of a run that has run away.
+
+    Args:
+        what: was seen.
+        state: before the epoch in which it was.
+        settings: of the run.
+        beside: what else to say of it.
+    """
+    what = f"{what} in epoch {state.epoch + 1}{beside}"
+    fixes = [f"a smaller --lr, {min(settings.lr / 10, 0.003):.3g} say"]
+    if settings.clip is None:
+        fixes.append("--clip 1, which limits the gradient")
+    if settings.weight_decay > 0:
+        fixes.append("a smaller --weight-decay")
+    kept = f"; the best model until then, of epoch {state.best_epoch}, is kept" if state.best_epoch else ""
+    rule = f"the loss must stay finite, and below {_LOST:,} times what it began with"
+    fix = f"train anew with {', or '.join(fixes)}{kept}"
+    return DivergedError(explain("lr", f"{settings.lr:g}, and {what}", rule, fix), what)
+
+
+def warning(state: TrainingState) -> str | None:
+    """A word on a run that has not run away, but has not come back to where it began either; None where it has.
+
+    Args:
+        state: of a run that is done.
+
+    Example:
+        >>> rows = [{"train_loss": 2.1}, {"train_loss": 45.0}]
+        >>> warning(TrainingState(epoch=2, best_epoch=1, best_loss=2.1, history=rows, start_loss=2.3))
+        'the training loss ends at 45 and began at 2.1: a smaller --lr, or --clip 1, may help'
+    """
+    last = state.history[-1]
+    base = _base(state, last)
+    if last["train_loss"] > max(_HIGH * base, 1.0):
+        seen = f"the training loss ends at {last['train_loss']:.4g} and began at {base:.4g}"
+    elif state.best_loss > max(_LOST * base, 1.0):
+        seen = f"the validation loss is {state.best_loss:.4g} at its best, and the training loss began at {base:.4g}"
+    else:
+        return None
+    return f"{seen}: a smaller --lr, or --clip 1, may help"
+
+
+def _base(state: TrainingState, row: Mapping[str, float]) -> float:
+    """What losses are compared with: that of the first epoch or, should it have run away itself, before the first step.
+
+    There 1 is the least, since it is of one batch alone: about the loss of a model that knows nothing, of classes as
+    well as of numbers that are scaled.
+    """
+    first = state.history[0] if state.history else row
+    return min(first["train_loss"], max(state.start_loss or 0.0, 1.0))

@@ -1,0 +1,200 @@
+"""The folder of a run: what stands in it, who may write there, and how one run takes the place of another.
+
+A run that is to be replaced moves into a folder within the folder, and is removed only once the new run has a
+checkpoint. Until then it can come back: its last checkpoint moves aside first and comes back last, so that a ``last``
+in its place always belongs to what stands around it. A new run without a checkpoint has written its description
+alone, which the old one takes the place of. So wherever a process dies, :func:`repair` knows which of the two counts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from raglane.errors import ArgumentError, explain
+from raglane.training.files import check_place, remove, settle, sync_folder, whole_folder
+from raglane.training.lock import LOCK, locked
+
+__all__ = [
+    "BEST",
+    "CURVES",
+    "DESCRIPTION",
+    "LAST",
+    "RUN_FILES",
+    "RUN_FOLDERS",
+    "at_work",
+    "check_folder",
+    "drop_replaced",
+    "find",
+    "repair",
+    "replacing",
+    "tidy",
+]
+
+DESCRIPTION = "run.json"
+CURVES = "curves.csv"
+LAST, BEST = "last", "best"
+
+# Everything that a run leaves in its folder; --overwrite replaces these and touches nothing else.
+RUN_FILES = (DESCRIPTION, CURVES, "curves.png", "evaluation.json", "confusion.png", "confusion.txt")
+RUN_FOLDERS = (BEST, LAST)
+
+# Where a run that is to be replaced waits, and the order in which it moves there.
+_REPLACED = ".run.previous"
+_MOVED = (LAST, BEST, *reversed(RUN_FILES))
+
+
+def check_folder(folder: Path, *, resume: bool = False, overwrite: bool = False) -> None:
+    """Refuse a folder that a run must not be written to, before any work is done.
+
+    Args:
+        folder: of the run.
+        resume: a run is there, and goes on.
+        overwrite: a run that is there may be replaced.
+
+    Raises:
+        ArgumentError: something is there that may not be touched, or nothing is there to go on with.
+    """
+    is_run = find(folder, DESCRIPTION).is_file()
+    if resume:
+        if not is_run:
+            raise ArgumentError(
+                explain("resume", repr(str(folder)), "the folder of a run", "give its --out, or leave --resume out")
+            )
+        return
+    # A run that was killed before it had written its first file left no more than a part of it, and its lock.
+    scraps = (f".{DESCRIPTION}.partial", LOCK)
+    if not folder.exists() or (folder.is_dir() and all(path.name in scraps for path in folder.iterdir())):
+        check_place("out", folder)
+        return
+    if not is_run:
+        raise ArgumentError(explain("out", repr(str(folder)), "a new folder, or that of a run", "give another --out"))
+    if not overwrite:
+        raise ArgumentError(
+            explain(
+                "out",
+                f"{str(folder)!r}, where a run is already",
+                "a run is not replaced unasked",
+                "give another --out, --resume to go on with it, or --overwrite to replace it",
+            )
+        )
+
+
+@contextmanager
+def at_work(folder: Path, argument: str = "out") -> Iterator[bool]:
+    """Have the folder of a run, or of a model, to oneself, without what killed processes left there.
+
+    Args:
+        folder: made where it is missing.
+        argument: that gave it, for messages.
+
+    Returns:
+        Whether a run that was to be replaced is back, since what was to replace it never had a checkpoint.
+
+    Raises:
+        ArgumentError: another process is at work there.
+        OSError: it is closed to us.
+    """
+    with locked(folder, argument):
+        yield repair(folder)
+
+
+def tidy(folder: Path) -> None:
+    """Clean up what killed processes left in the folder of a run, where nobody is at work; reading needs no more.
+
+    Args:
+        folder: of a run or a model; one that is closed to us stays as it is.
+    """
+    left = [path for path in folder.glob(".*") if path.suffix in (".partial", ".previous")]
+    if left:
+        with suppress(ArgumentError, OSError), at_work(folder):
+            pass
+
+
+def find(folder: Path, name: str) -> Path:
+    """Where a file or a folder of a run stands, also of one that waits to be replaced, or whose process was killed.
+
+    Args:
+        folder: of the run.
+        name: one of ``RUN_FILES`` or ``RUN_FOLDERS``.
+    """
+    waiting = folder / _REPLACED / name
+    if waiting.exists() and not _has_checkpoint(folder):
+        return waiting
+    return whole_folder(folder / name) or folder / name
+
+
+def repair(folder: Path) -> bool:
+    """Bring the folder of a run into order after a process that was killed; for those who have locked it.
+
+    Args:
+        folder: of the run; what is not a run's own is not touched.
+
+    Returns:
+        Whether a run that was to be replaced is back.
+    """
+    for name in (*RUN_FOLDERS, *RUN_FILES):
+        settle(folder / name)
+    if not (folder / _REPLACED).is_dir():
+        return False
+    if _has_checkpoint(folder):
+        drop_replaced(folder)
+        return False
+    _put_back(folder)
+    return True
+
+
+@contextmanager
+def replacing(folder: Path) -> Iterator[None]:
+    """Start a run where one may be: without a checkpoint at the end it leaves nothing, and the old one is back.
+
+    Who writes the first checkpoint calls :func:`drop_replaced`.
+
+    Args:
+        folder: of the run, in order.
+    """
+    try:
+        if (folder / DESCRIPTION).exists():
+            _move_aside(folder)
+        yield
+    except BaseException:
+        if not _has_checkpoint(folder) and not (folder / _REPLACED).exists():
+            for name in (*RUN_FOLDERS, *RUN_FILES):
+                remove(folder / name)
+        repair(folder)
+        raise
+
+
+def drop_replaced(folder: Path) -> None:
+    """Remove the run that waits to be replaced, now that the new one has a checkpoint.
+
+    Args:
+        folder: of the run.
+    """
+    remove(folder / _REPLACED)
+
+
+def _has_checkpoint(folder: Path) -> bool:
+    return whole_folder(folder / LAST) is not None
+
+
+def _move_aside(folder: Path) -> None:
+    waiting = folder / _REPLACED
+    waiting.mkdir()
+    for name in _MOVED:
+        if (folder / name).exists():
+            os.rename(folder / name, waiting / name)
+    sync_folder(waiting)
+    sync_folder(folder)
+
+
+def _put_back(folder: Path) -> None:
+    waiting = folder / _REPLACED
+    for name in reversed(_MOVED):
+        if (waiting / name).exists():
+            remove(folder / name)
+            os.rename(waiting / name, folder / name)
+    sync_folder(folder)
+    remove(waiting)

@@ -1,0 +1,69 @@
+"""What a training asks of the machine, refused before it is taken."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import fields
+
+import torch
+
+from raglane.errors import ArgumentError, explain
+from raglane.training.inference import pick_device
+from raglane.training.memory import FLOAT, TRAINED_TENSOR, check_memory
+from raglane.training.model import ModelConfig
+from raglane.training.settings import Settings
+
+__all__ = ["check_machine", "check_size"]
+
+
+def check_machine(settings: Settings) -> torch.device:
+    """Refuse what would bring this machine down rather than use it; to be asked before any data is read.
+
+    Args:
+        settings: of the training.
+
+    Returns:
+        The device to train on.
+
+    Raises:
+        ArgumentError: a device that is not there, too many threads or processes, or a model that fits in memory with no
+            data at all.
+
+    Example:
+        >>> check_machine(Settings(device="cpu"))
+        device(type='cpu')
+    """
+    most = max(64, 4 * (os.cpu_count() or 1))
+    for name in ("threads", "workers"):
+        count = getattr(settings, name)
+        if count is not None and count > most:
+            raise ArgumentError(explain(name, f"{count}", f"at most {most} on this machine", "pass a smaller number"))
+    device = pick_device(settings.device)
+    smallest = {part.name: getattr(settings, part.name) for part in fields(ModelConfig) if hasattr(settings, part.name)}
+    check_size(ModelConfig(**smallest | {"input_size": 1, "output_size": 1, "embedding": None}), settings, device)
+    return device
+
+
+def check_size(config: ModelConfig, settings: Settings, device: torch.device, elements: int = 1) -> None:
+    """Refuse a model that there is no memory to train and to save.
+
+    Args:
+        config: of the model.
+        settings: of the training.
+        device: where to train.
+        elements: of a batch.
+
+    Raises:
+        ArgumentError: how many bytes it needs, and how many there are.
+    """
+    weights, tensors = config.count()
+    moments = 1 if settings.optimizer in ("sgd", "rmsprop") else 2
+    # Weights, gradients and moments; and to save, weights once and moments twice on their way to the file.
+    model, saving = (2 + moments) * weights, (1 + 2 * moments) * weights
+    outputs = config.layers * (2 if config.bidirectional else 1) * config.hidden * elements
+    what = f"a model of {weights:,} weights to train"
+    fix = "make --hidden, --layers, --embedding or --batch-size smaller"
+    if device.type == "cuda":
+        check_memory(what, FLOAT * (model + outputs), fix, torch.cuda.mem_get_info(device)[0])
+        model, outputs = weights, 0
+    check_memory(what, FLOAT * (model + saving + outputs) + TRAINED_TENSOR * tensors, fix)

@@ -1,0 +1,72 @@
+"""How much memory a model needs, and how much there is: a question to ask before it is taken."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+from raglane.errors import ArgumentError, explain
+
+__all__ = ["FLOAT", "TENSOR", "TRAINED_TENSOR", "available_memory", "check_memory"]
+
+# The bytes of a weight; and those that PyTorch and Python spend on a tensor of weights whatever its size, in a model
+# and in training, with what is saved: measured on thousands of layers of one unit.
+FLOAT, TENSOR, TRAINED_TENSOR = 4, 1024, 10 * 1024
+
+# Limits of a container, by the two versions of Linux's control groups.
+_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def available_memory() -> float:
+    """The bytes of memory that this process can still get; infinity where the system does not tell.
+
+    Example:
+        >>> available_memory() > 0
+        True
+    """
+    return min(_free(), *map(_limit, _LIMITS))
+
+
+def check_memory(what: str, needed: int, fix: str, available: float | None = None) -> None:
+    """Refuse what there is no memory for, before any of it is taken.
+
+    Args:
+        what: needs it.
+        needed: bytes.
+        fix: what to make smaller.
+        available: bytes; None asks the system.
+
+    Raises:
+        ArgumentError: more is needed than there is.
+
+    Example:
+        >>> check_memory("a table", 3000, "ask for fewer rows", available=2000)
+        Traceback (most recent call last):
+        raglane.errors.ArgumentError: memory: got a table, which needs 3,000 bytes; the rule: ...
+    """
+    most = available_memory() if available is None else available
+    if needed > most:
+        rule = f"at most the {most:,.0f} bytes that are available"
+        raise ArgumentError(explain("memory", f"{what}, which needs {needed:,} bytes", rule, fix))
+
+
+def _free() -> float:
+    """What Linux calls available, which counts caches that it would give up; elsewhere all that is built in."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, ValueError, StopIteration):
+        pass
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, AttributeError):
+        return math.inf
+
+
+def _limit(path: str) -> float:
+    try:
+        return int(Path(path).read_text())
+    except (OSError, ValueError):
+        # No such file, or "max".
+        return math.inf

@@ -1,0 +1,44 @@
+"""What the tests of the commands share: how a command fails, data to run on, and all that a folder holds."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from raglane.cli import main
+
+FAST = ["--epochs", "2", "--hidden", "4", "--threads", "1"]
+
+
+def fails(arguments: list[str], capsys: pytest.CaptureFixture[str], *pieces: str, code: int = 2) -> None:
+    """The command ends with this code and one line that holds the pieces."""
+    capsys.readouterr()
+    assert main(arguments) == code
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("raglane: error: ")
+    for piece in pieces:
+        assert piece in lines[0], (piece, lines[0])
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """The content of every file below a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def write_steps(path: Path, count: int = 12, cells: Mapping[str, str] | None = None) -> Path:
+    """A CSV file of sequences of 1 to 4 rows; ``cells`` replaces the cell of a column in the third row."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        names = ["id", "t", "a", "b", "label"]
+        writer.writerow(names)
+        row = 0
+        for number in range(count):
+            for step in range(number % 4 + 1):
+                values = dict(zip(names, [f"s{number}", step, step * 0.5, -number, "xy"[number % 2]], strict=True))
+                writer.writerow((values | dict(cells or {} if row == 2 else {})).values())
+                row += 1
+    return path

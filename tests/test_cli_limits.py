@@ -1,0 +1,251 @@
+"""Devices that are not there, models and numbers too large, paths that cannot be: said in one line, before any work."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from commands import FAST, fails, tree, write_steps
+from raglane.cli import main
+from raglane.errors import ArgumentError
+from raglane.training import inference, memory
+from raglane.training.model import ModelConfig, SequenceModel
+from raglane.training.settings import CELLS, INITIAL_STATES, NORMALISED_CELLS, POOLINGS
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data and a run of each kind."""
+    folder = tmp_path_factory.mktemp("work")
+    data = write_steps(folder / "ok.csv")
+    for task in ("classify", "forecast"):
+        assert main(["train", str(data), "--task", task, "--out", str(folder / task), *FAST, "--quiet"]) == 0
+    return folder
+
+
+@pytest.fixture
+def nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every reading of data or of a model fail the test."""
+
+    def read(*_: Any, **__: Any) -> None:
+        raise AssertionError("data is read before the mistake is named")
+
+    monkeypatch.setattr("raglane.cli.sources.Source.read", read)
+    monkeypatch.setattr("raglane.training.checkpoint.load_model", read)
+
+
+@pytest.mark.usefixtures("nothing_is_read")
+@pytest.mark.parametrize("name", ["cuda", "cuda:99", "meta", "mps", "abacus", "", "CPU"])
+def test_a_device_that_is_not_there(
+    work: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    run, data = str(work / "classify"), str(work / "ok.csv")
+    before = tree(work)
+    for command in (
+        ["train", data, "--out", str(work / "new")],
+        ["train", "--resume", "--out", run, "--epochs", "3"],
+        ["evaluate", run, data],
+        ["predict", run, data, "-o", str(work / "p.csv")],
+    ):
+        fails([*command, "--device", name], capsys, f"device: got {name!r}", "pass auto")
+    assert tree(work) == before
+
+
+@pytest.mark.usefixtures("nothing_is_read")
+@pytest.mark.parametrize(
+    "options",
+    [["--hidden", "1000000"], ["--layers", "1000000"], ["--hidden", "2147483647", "--layers", "2147483647"]],
+    ids=lambda options: options[0],
+)
+def test_a_model_for_which_there_is_no_memory(
+    work: Path, capsys: pytest.CaptureFixture[str], options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "available_memory", lambda: 10**9)
+    before = tree(work)
+    pieces = [
+        "memory: got a model of",
+        "weights to train, which needs",
+        "bytes; the rule: at most the 1,000,000,000 bytes",
+        "--hidden",
+    ]
+    fails(["train", str(work / "ok.csv"), "--out", str(work / "new"), *options], capsys, *pieces)
+    assert tree(work) == before
+
+
+def test_an_embedding_for_which_there_is_no_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its size needs the data, so it is read; a table of floats has none."""
+    monkeypatch.setattr(memory, "available_memory", lambda: 10**9)
+    words = tmp_path / "words.jsonl"
+    words.write_text("".join(json.dumps({"words": list("pqr"), "kind": "xy"[n % 2]}) + "\n" for n in range(12)))
+    steps, run = write_steps(tmp_path / "ok.csv"), str(tmp_path / "run")
+    # 4 tokens; the GRU reads the embedding with 12 rows, and training with Adam and saving take each weight 9 times.
+    needed = 9 * 4 * (4 * 10**8 + 12 * 10**8)
+    fails(["train", str(words), "--out", run, *FAST, "--embedding", "100000000"], capsys, f"needs {needed // 10**9:,},")
+    assert not Path(run).exists()
+    assert main(["train", str(steps), "--out", run, *FAST, "--embedding", "100000000", "--quiet"]) == 0
+
+
+def test_the_batch_of_a_deep_model_counts_too(
+    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["train", str(work / "ok.csv"), "--hidden", "4", "--layers", "9", "--epochs", "1", "--quiet"]
+    weights, tensors = ModelConfig("classify", "gru", 2, 2, hidden=4, layers=9).count()
+    model = 9 * 4 * weights + memory.TRAINED_TENSOR * tensors
+    # 12 sequences of 1 to 4 steps, of which 1 is held out: at the most 29 elements, and 25 at the least.
+    monkeypatch.setattr(memory, "available_memory", lambda: model + 4 * 9 * 4 * 29)
+    assert main([*command, "--out", str(tmp_path / "fits")]) == 0
+    monkeypatch.setattr(memory, "available_memory", lambda: model + 4 * 9 * 4 * 20)
+    fails([*command, "--out", str(tmp_path / "run")], capsys, "memory: got a model of")
+    assert main([*command, "--out", str(tmp_path / "run"), "--batch-size", "2"]) == 0
+
+
+@pytest.mark.parametrize(("name", "value"), [("hidden", 10**12), ("layers", 10**12), ("layers", 10**6), ("hidden", 70)])
+def test_a_configuration_that_asks_for_a_model_that_is_not_there(
+    work: Path, capsys: pytest.CaptureFixture[str], name: str, value: int
+) -> None:
+    config = work / "classify" / "best" / "config.json"
+    before = config.read_bytes()
+    content = json.loads(before)
+    content["model"][name] = value
+    config.write_text(json.dumps(content))
+    run, data = str(work / "classify"), str(work / "ok.csv")
+    try:
+        for command in (["evaluate", run, data], ["predict", run, data, "-o", str(work / "p.csv")]):
+            pieces = ["needs", "bytes that are available"] if value > 10**9 else ["where config.json asks for"]
+            fails(command, capsys, "best/", *pieces)
+    finally:
+        config.write_bytes(before)
+
+
+def test_weights_are_counted_without_a_model() -> None:
+    kinds = itertools.chain(
+        ((cell, False, initial, "last", 3) for cell in CELLS for initial in INITIAL_STATES),
+        ((cell, True, "zeros", "last", 2) for cell in NORMALISED_CELLS),
+        (("gru", False, "zeros", pooling, 1) for pooling in POOLINGS),
+    )
+    for (cell, norm, initial, pooling, layers), bidirectional, embedding in itertools.product(
+        kinds, (False, True), (None, 7)
+    ):
+        config = ModelConfig(
+            "classify",
+            cell,
+            5,
+            4,
+            hidden=6,
+            layers=layers,
+            bidirectional=bidirectional,
+            layer_norm=norm,
+            initial_state=initial,
+            pooling=pooling,
+            embedding=embedding,
+        )
+        before = torch.get_rng_state()
+        counted = config.count()
+        assert torch.equal(torch.get_rng_state(), before)
+        weights = list(SequenceModel(config).parameters())
+        assert counted == (sum(weight.numel() for weight in weights), len(weights)), config
+
+
+def test_a_device_of_its_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    from raglane.training.machine import check_machine
+    from raglane.training.settings import Settings
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (10**6, 10**9))
+    assert check_machine(Settings(device="cuda", hidden=4)) == torch.device("cuda")
+    with pytest.raises(ArgumentError, match=r"at most the 1,000,000 bytes that are available"):
+        check_machine(Settings(device="cuda", hidden=300))
+
+
+def test_a_forecast_for_which_there_is_no_memory(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["predict", str(work / "forecast"), str(work / "ok.csv"), "-o", str(work / "p.csv"), "--horizon"]
+    fails([*command, str(10**30)], capsys, "memory: got 24,", "pass a smaller horizon")
+    assert not (work / "p.csv").exists()
+
+
+@pytest.mark.usefixtures("nothing_is_read")
+@pytest.mark.parametrize(
+    ("option", "values"),
+    [
+        ("lr", ["nan", "inf", "-inf", "-1", "0", "1e39", "1e308", "1e999"]),
+        ("weight-decay", ["nan", "inf", "-1", "1e308", "1e39"]),
+        ("clip", ["nan", "inf", "-1", "0", "1e39", "1e-400"]),
+        ("epochs", ["0", "-1", str(10**30)]),
+        ("batch-size", ["0", str(10**30)]),
+        ("hidden", ["0", str(10**30)]),
+        ("layers", ["-1", str(10**30)]),
+        ("embedding", ["0", str(10**30)]),
+        ("patience", ["0", str(10**30)]),
+        ("threads", ["0", "5000", str(10**30)]),
+        ("workers", ["-1", "5000", str(10**30)]),
+        ("seed", ["-1", str(2**63), str(10**400), "9" * 5000]),
+        *((name, ["nan", "inf", "-0.1", "1", "1e400"]) for name in ("dropout", "zoneout", "validation-fraction")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_numbers_that_nobody_can_mean(
+    work: Path, capsys: pytest.CaptureFixture[str], option: str, values: list[str]
+) -> None:
+    for value in values:
+        fails(["train", str(work / "ok.csv"), "--out", str(work / "new"), f"--{option}", value], capsys)
+        assert not (work / "new").exists()
+
+
+def test_paths_that_cannot_be(
+    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, data, file = str(work / "classify"), str(work / "ok.csv"), tmp_path / "file"
+    file.write_text("mine")
+    (tmp_path / "p.csv").mkdir()
+    monkeypatch.chdir(tmp_path)
+    commands: dict[str, list[str]] = {
+        "--out": ["train", data, *FAST, "--out"],
+        "--validation": ["train", data, "--out", "new", *FAST, "--validation"],
+        "--test": ["train", data, "--out", "new", *FAST, "--test"],
+        "data": ["train", "--out", "new", *FAST],
+        "run": ["evaluate"],
+        "--output": ["predict", run, data, "--output"],
+        "'--out'": ["bench", "--cells", "gru", "--sizes", "3x5x4", "--rounds", "1", "--out"],
+    }
+    for name, command in commands.items():
+        for path in ("", "\udcff", "a\0b"):
+            fails([*command, path], capsys, name, "an empty path" if not path else "which is no text")
+    for path in ("file", "file/below"):
+        fails([*commands["--out"], path], capsys, "out: got")
+        fails([*commands["'--out'"], path], capsys, "out: got")
+        fails(["predict", path, data, "-o", "a.csv"], capsys, "no such folder")
+    fails([*commands["'--out'"], "."], capsys, "out: got '.'")
+    for path in ("p.csv", "file/p.csv", "none/p.csv"):
+        fails([*commands["--output"], path], capsys, "output: got")
+    for path in ("/dev/null/run", "x" * 300):
+        fails([*commands["--out"], path], capsys, path[:20])
+    # Root may write everywhere, so that a folder closed to us is best told by the system's own answer.
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    fails([*commands["--out"], "new"], capsys, f"the rule: {tmp_path} is a folder that may be written to")
+    fails([*commands["'--out'"], "new"], capsys, f"the rule: {tmp_path} is a folder that may be written to")
+    fails([*commands["--output"], "a.csv"], capsys, f"the rule: {tmp_path} is a folder that may be written to")
+    assert tree(tmp_path) == {"file": b"mine"}
+
+
+@pytest.mark.usefixtures("nothing_is_read")
+def test_results_are_never_the_current_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in (".", str(tmp_path), f"../{tmp_path.name}"):
+        fails(["bench", "--out", path, "--overwrite"], capsys, "the current folder or one above it")
+
+
+def test_the_name_of_a_device_is_one_of_ours() -> None:
+    for name in ("cpu:0", "xla", "vulkan"):
+        with pytest.raises(ArgumentError, match=r"^device: got"):
+            inference.pick_device(name)

@@ -1,0 +1,170 @@
+"""Trainings that run away: they end with exit code 3, keep what was good, and say what to try."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commands import FAST, fails, tree, write_steps
+from raglane.cli import main
+from raglane.errors import DivergedError
+from raglane.training.checkpoint import load_model
+from raglane.training.divergence import check_losses, warning
+from raglane.training.settings import OPTIMIZERS, Settings
+from raglane.training.state import TrainingState, load_state
+
+# Each step multiplies the weights by -10, once an epoch: the loss grows until it is lost, in the fifth epoch or so.
+_GROWING = ["--optimizer", "adamw", "--weight-decay", "3700", "--batch-size", "100", "--hidden", "4", "--threads", "1"]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    return str(write_steps(tmp_path / "ok.csv", 40))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_learning_rate_beyond_all_bounds(
+    data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], optimizer: str
+) -> None:
+    command = ["train", data, "--out", str(tmp_path / "run"), *FAST, "--quiet", "--optimizer", optimizer]
+    for rate in ("1e30", "1e38", "3.4e38"):
+        pieces = [f"lr: got {float(rate):g}, and ", "in epoch 1", "--clip 1", "a smaller --lr, 0.003 say"]
+        for options in ([], ["--validation-fraction", "0"], ["--task", "forecast"], ["--clip", "0.1", "--layers", "2"]):
+            expected = [piece for piece in pieces if piece != "--clip 1" or "--clip" not in options]
+            fails([*command, "--lr", rate, *options], capsys, *expected, code=3)
+            assert [path.name for path in tmp_path.iterdir()] == ["ok.csv"]
+
+
+@pytest.mark.parametrize("batch_size", ["2", "100"])
+def test_a_loss_that_is_not_finite(
+    data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], batch_size: str
+) -> None:
+    """Also where the only step of an epoch spoils the model, so that its validation or its weights tell."""
+    command = ["train", data, "--task", "forecast", "--out", str(tmp_path / "run"), *FAST, "--optimizer", "sgd"]
+    command += ["--batch-size", batch_size, "--lr", "1e30", "--quiet"]
+    fails(command, capsys, "loss of", "the loss must stay finite", code=3)
+    command[-2] = "3e38"
+    fails([*command, "--validation-fraction", "0"], capsys, "weights" if batch_size == "100" else "loss", code=3)
+    assert [path.name for path in tmp_path.iterdir()] == ["ok.csv"]
+
+
+def test_the_best_model_until_then_is_kept(data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    command = ["train", data, "--out", str(run), *_GROWING, "--epochs", "30", "--quiet"]
+    pieces = ("a training loss of", "which began at", "a smaller --weight-decay", "the best model until then, of epoch")
+    fails(command, capsys, *pieces, code=3)
+    state, _, _ = load_state(run / "last")
+    assert 0 < state.epoch < 10
+    losses = [row["train_loss"] for row in state.history]
+    assert losses[-1] > 10 * losses[0]
+    assert {path.name for path in run.iterdir()} == {"best", "last", "run.json", "curves.csv", "curves.png"}
+    assert load_model(run).task == "classify"
+    before = tree(tmp_path)
+    # To go on would do the same again, with whatever may change.
+    for options in ([], ["--epochs", "60"], ["--device", "cpu"]):
+        resume = ["train", "--resume", "--out", str(run), *options]
+        pieces = ("resume: got", "a run that diverged: a training loss of", "in epoch", "--overwrite")
+        fails(resume, capsys, *pieces, code=3)
+        assert tree(tmp_path) == before
+    assert main(["evaluate", str(run), data, "--quiet"]) == 0
+    assert main(["predict", str(run), data, "-o", str(tmp_path / "p.csv"), "--quiet"]) == 0
+    # The process may have been killed before it had written that it ran away.
+    description = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(description | {"diverged": None}))
+    fails(["train", "--resume", "--out", str(run), "--quiet"], capsys, "lr: got 0.003", code=3)
+    assert json.loads((run / "run.json").read_text()) == description
+    assert main(["train", data, "--out", str(run), *FAST, "--overwrite", "--quiet"]) == 0
+    assert json.loads((run / "run.json").read_text())["diverged"] is None
+
+
+def test_a_run_that_runs_away_at_once_replaces_nothing(
+    data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["train", data, "--out", str(tmp_path / "run"), *FAST, "--quiet"]
+    assert main(command) == 0
+    before = tree(tmp_path)
+    fails([*command, "--lr", "1e30", "--overwrite"], capsys, "lr: got 1e+30", code=3)
+    assert tree(tmp_path) == before
+
+
+def test_ctrl_c_saves_no_model_that_has_run_away(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from raglane.cli.progress import LineWatcher
+
+    def stop(self: Any, epoch: int, batch: int, totals: Any) -> None:
+        if not math.isfinite(totals.mean_loss):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(LineWatcher, "batch_done", stop)
+    command = ["train", data, "--task", "forecast", "--out", str(tmp_path / "run"), *FAST, "--optimizer", "sgd"]
+    fails([*command, "--lr", "1e30", "--batch-size", "3"], capsys, "a training loss of", code=3)
+    assert not (tmp_path / "run").exists()
+
+
+def test_nothing_to_learn_from_is_no_divergence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    single = tmp_path / "single.csv"
+    single.write_text("id,x\n" + "".join(f"s{n},{n}.5\n" for n in range(12)))
+    command = ["train", str(single), "--task", "forecast", "--out", str(tmp_path / "run"), *FAST, "--quiet"]
+    fails(command, capsys, "data: got no element with a target")
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_counts_as_lost() -> None:
+    settings, begun = Settings(), TrainingState(start_loss=2.0)
+
+    def lost(loss: float, state: TrainingState, **more: float) -> bool:
+        try:
+            check_losses({"train_loss": loss, **more}, state, settings)
+        except DivergedError:
+            return True
+        return False
+
+    assert [lost(loss, begun) for loss in (1999.0, 2001.0, math.inf, math.nan)] == [False, True, True, True]
+    # A first batch of constant sequences, say, is forecast at no loss at all.
+    easy = TrainingState(start_loss=0.0)
+    assert [lost(loss, easy) for loss in (999.0, 1001.0)] == [False, True]
+    # Once the first epoch is done, it is what the others are compared with, unless it had run away itself.
+    quick = replace(begun, history=[{"train_loss": 0.01}])
+    assert [lost(loss, quick) for loss in (9.0, 11.0)] == [False, True]
+    away = replace(begun, history=[{"train_loss": 1500.0}])
+    assert [lost(loss, away) for loss in (1999.0, 2001.0)] == [False, True]
+    perfect = replace(begun, history=[{"train_loss": 1e-9}])
+    assert [lost(loss, perfect) for loss in (0.9, 1.1)] == [False, True]
+    # The data of the validation may be far from that of the training.
+    assert [lost(1.0, begun, validation_loss=loss) for loss in (1e30, math.inf)] == [False, True]
+
+
+def test_what_is_worth_a_warning(data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def end(*losses: float, best_loss: float = 0.5, start: float = 2.0) -> str | None:
+        rows = [{"train_loss": loss} for loss in losses]
+        return warning(TrainingState(len(rows), history=rows, best_epoch=1, best_loss=best_loss, start_loss=start))
+
+    assert end(2.0, 1.0, 3.0) is None
+    assert end(0.01, 0.9) is None
+    assert end(1e-9, 1e-3) is None
+    assert end(3.0, 3.0, start=0.0) is None
+    assert "ends at 30 and began at 2:" in str(end(2.0, 30.0))
+    assert "ends at 500 and began at 2:" in str(end(500.0, 500.0))
+    assert "the validation loss is 1e+30 at its best" in str(end(2.0, 2.0, best_loss=1e30))
+    command = ["train", data, "--out", str(tmp_path / "run"), *_GROWING, "--epochs", "3", "--overwrite"]
+    assert main(command) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("raglane: warning: the training loss ends at ")
+    assert main([*command, "--quiet"]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+def test_exit_codes_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ([], ["train"], ["evaluate"], ["predict"], ["bench"]):
+        assert main([*command, "--help"]) == 0
+        printed = " ".join(capsys.readouterr().out.split())
+        assert "Exit codes: 0 done; 1 a fault of Raglane; 2 bad input" in printed
+        assert "3 a training that ran away" in printed

@@ -1,0 +1,212 @@
+"""One run in the place of another: the old one goes once the new one has a checkpoint, and not before."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commands import FAST, fails, tree, write_steps
+from raglane.cli import main
+from raglane.errors import ArgumentError
+from raglane.training import files, loop
+from raglane.training.folder import RUN_FILES, at_work, check_folder, find, repair, tidy
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    """A folder with data, and a run with a note of the user's in it."""
+    data = write_steps(tmp_path / "ok.csv")
+    command = ["train", str(data), "--test", str(data), "--out", str(tmp_path / "run"), *FAST, "--quiet"]
+    assert main(command) == 0
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    return tmp_path
+
+
+def _overwrite(work: Path, *options: str) -> list[str]:
+    data = str(work / "ok.csv")
+    return ["train", data, "--test", data, "--out", str(work / "run"), *FAST, "--quiet", "--overwrite", *options]
+
+
+def test_a_run_that_fails_before_its_first_checkpoint_puts_the_old_one_back(
+    work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = tree(work)
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def stopped(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    fails(_overwrite(work, "--label-column", "nobody"), capsys, "nobody")
+    assert tree(work) == before
+    for name, error, code in (("full", full, 2), ("stopped", stopped, 130)):
+        with monkeypatch.context() as patched:
+            patched.setattr(loop, "write_folder", error)
+            capsys.readouterr()
+            assert main(_overwrite(work)) == code, name
+            assert len(capsys.readouterr().err.splitlines()) == (1 if code == 2 else 0)
+        assert tree(work) == before
+
+
+def test_the_old_run_waits_for_the_first_checkpoint_of_the_new_one(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    write, run = files.write_folder, work / "run"
+    old = (run / "best" / "weights.safetensors").read_bytes()
+
+    def watched(path: Path, files: dict[str, bytes]) -> None:
+        seen.append((path.name, (run / ".run.previous" / "best" / "weights.safetensors").exists()))
+        if seen[-1][1]:
+            # Who only reads finds the old one, whole, and with its own description.
+            assert (find(run, "best") / "weights.safetensors").read_bytes() == old
+            assert json.loads(find(run, "run.json").read_text())["settings"]["seed"] == 0
+            assert {path.name for path in run.iterdir()} == {".lock", ".run.previous", "notes.txt", "run.json"}
+        write(path, files)
+
+    monkeypatch.setattr(loop, "write_folder", watched)
+    assert main(_overwrite(work, "--seed", "5")) == 0
+    assert seen[:2] == [("last", True), ("best", False)]
+    assert not any(waits for _, waits in seen[1:])
+    assert (run / "notes.txt").read_text() == "mine"
+    assert json.loads((run / "run.json").read_text())["settings"]["seed"] == 5
+    assert (run / "best" / "weights.safetensors").read_bytes() != old
+    assert {path.name for path in run.iterdir()} == {*RUN_FILES, "best", "last", "notes.txt"}
+
+
+def _kill_while_replacing(run: Path) -> None:
+    """What a run leaves that was killed after it had moved the old one aside, and begun."""
+    waiting = run / ".run.previous"
+    waiting.mkdir()
+    for name in ("last", "best", *RUN_FILES):
+        os.rename(run / name, waiting / name)
+    content = json.loads((waiting / "run.json").read_text())
+    content["settings"]["seed"] = 5
+    (run / "run.json").write_text(json.dumps(content))
+    (run / ".last.partial").mkdir()
+    (run / ".last.partial" / "weights.safetensors").write_bytes(b"half")
+
+
+@pytest.mark.parametrize("command", ["resume", "evaluate", "predict", "overwrite"])
+def test_the_next_command_finds_the_old_run(work: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run, data = work / "run", str(work / "ok.csv")
+    before = tree(work)
+    _kill_while_replacing(run)
+    commands = {
+        "resume": ["train", "--resume", "--out", str(run)],
+        "evaluate": ["evaluate", str(run), data],
+        "predict": ["predict", str(run), data, "-o", str(work / "p.csv")],
+        "overwrite": _overwrite(work),
+    }
+    fails(["train", data, "--out", str(run)], capsys, "where a run is already")
+    assert main(commands[command]) == 0
+    said = "the run that --overwrite was to replace is back, since the new one had no checkpoint"
+    assert (said in capsys.readouterr().out) == (command in ("resume", "evaluate"))
+    found = tree(work)
+    if command == "predict":
+        del found["p.csv"]
+    if command == "overwrite":
+        assert found.keys() == before.keys()
+        return
+    assert found == before
+
+
+def test_a_new_run_with_a_checkpoint_counts(work: Path) -> None:
+    """The process was killed between its first checkpoint and the removal of the old run."""
+    run = work / "run"
+    old = tree(run)
+    shutil.copytree(run, work / "new")
+    _kill_while_replacing(run)
+    shutil.copytree(work / "new" / "last", run / "last")
+    shutil.rmtree(run / ".last.partial")
+    assert repair(run) is False
+    assert not (run / ".run.previous").exists()
+    assert (run / "last" / "weights.safetensors").read_bytes() == old["last/weights.safetensors"]
+    # The best model had not been written: it is that of the last epoch, or comes with the epochs to come.
+    assert main(["train", "--resume", "--out", str(run), "--quiet"]) == 0
+    assert {path.name for path in run.iterdir()} == {*RUN_FILES, "best", "last", "notes.txt"}
+
+
+def test_reading_cleans_up_where_it_can(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = work / "run"
+    _kill_while_replacing(run)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rename", _closed)
+        tidy(run)
+        assert (run / ".run.previous").exists()
+        assert main(["predict", str(run), str(work / "ok.csv"), "-o", str(work / "p.csv"), "--quiet"]) == 0
+    tidy(run)
+    assert not list(run.glob(".*"))
+    # Where there is nothing to clean up, nothing is locked either.
+    monkeypatch.setattr("raglane.training.folder.locked", _closed)
+    tidy(run)
+    tidy(work / "none")
+
+
+def _closed(*_: Any) -> None:
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def test_what_is_no_run_is_not_touched(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("years of work")
+    for rules in ({}, {"overwrite": True}, {"resume": True}):
+        with pytest.raises(ArgumentError):
+            check_folder(mine, **rules)
+    with at_work(mine) as is_back:
+        assert not is_back
+    assert tree(mine) == {"thesis.txt": b"years of work"}
+    # A run that was killed before it said what it is.
+    (tmp_path / "new").mkdir()
+    for name in (".lock", ".run.json.partial"):
+        (tmp_path / "new" / name).write_text("")
+    check_folder(tmp_path / "new")
+
+
+def test_a_run_that_was_killed_after_its_last_epoch_is_completed(
+    work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = work / "run"
+    before = tree(run)
+    for gone in (["curves.png"], ["evaluation.json"], [*RUN_FILES[2:]], ["curves.csv", *RUN_FILES[2:]]):
+        for name in gone:
+            (run / name).unlink()
+        (run / ".evaluation.json.partial").write_text("{")
+        assert main(["train", "--resume", "--out", str(run)]) == 0
+        printed = capsys.readouterr().out
+        assert "nothing is left to train after epoch 2; pass --epochs 12, say, to train on" in printed
+        assert "best: epoch " in printed
+        assert "test: accuracy " in printed
+        assert tree(run) == before
+
+
+def test_a_run_that_stopped_early_is_complete(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = work / "early"
+    command = ["train", str(work / "ok.csv"), "--out", str(run), *FAST[2:], "--epochs", "60", "--lr", "0.3"]
+    assert main([*command, "--patience", "2", "--quiet"]) == 0
+    before = tree(run)
+    rows = len((run / "curves.csv").read_text().splitlines())
+    assert rows < 60
+    assert main(["train", "--resume", "--out", str(run)]) == 0
+    assert tree(run) == before
+    assert "nothing is left to train" in capsys.readouterr().out
+    # More patience lets it go on.
+    assert main(["train", "--resume", "--out", str(run), "--patience", "4", "--quiet"]) == 0
+    assert len((run / "curves.csv").read_text().splitlines()) > rows
+
+
+def test_the_best_model_is_that_of_the_last_epoch_where_it_was(work: Path) -> None:
+    """The process was killed between the last checkpoint and the best model."""
+    run = work / "run"
+    state = json.loads((run / "last" / "training.json").read_text())["state"]
+    before = tree(run)
+    (run / "best" / "weights.safetensors").write_bytes(b"older")
+    assert main(["train", "--resume", "--out", str(run), "--quiet"]) == (0 if state["best_epoch"] == 2 else 2)
+    assert state["best_epoch"] == 2
+    assert tree(run) == before

@@ -1,0 +1,215 @@
+"""One command at a time in a folder; a dead process stops nobody."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from commands import FAST, fails, tree, write_steps
+from raglane.cli import main
+from raglane.errors import ArgumentError
+from raglane.training import lock
+from raglane.training.files import write_file
+from raglane.training.lock import LOCK, locked
+
+_HOLD = """
+import sys, time
+from pathlib import Path
+from raglane.training.lock import locked
+with locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+_FORK = """
+    import os, signal
+    if os.fork() == 0:
+        print("forked", flush=True)
+        time.sleep(600)
+    else:
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@contextmanager
+def _held_elsewhere(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that has the lock of a folder."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _HOLD, str(folder)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_second_process_is_refused_until_the_first_is_killed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, run = str(write_steps(tmp_path / "ok.csv")), tmp_path / "run"
+    train = ["train", data, "--out", str(run), *FAST, "--quiet"]
+    with _held_elsewhere(run) as process:
+        # Before the first has written anything.
+        fails(train, capsys, "out: got", f"where process {process.pid} on", "is at work", "wait until it has ended")
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        # Its lock file is still there, and stops nobody.
+        assert (run / LOCK).exists()
+        assert main(train) == 0
+    assert not (run / LOCK).exists()
+    before = tree(tmp_path)
+    with _held_elsewhere(run):
+        fails([*train, "--overwrite"], capsys, "is at work")
+        fails(["train", "--resume", "--out", str(run), "--epochs", "3"], capsys, "is at work")
+        fails(["evaluate", str(run), data], capsys, "run: got", "is at work")
+        # To read needs no lock, also where something is left to clean up.
+        (run / ".best.partial").mkdir()
+        assert main(["predict", str(run), data, "-o", str(tmp_path / "p.csv"), "--quiet"]) == 0
+        assert (run / ".best.partial").exists()
+        (tmp_path / "p.csv").unlink()
+        (run / ".best.partial").rmdir()
+    (run / LOCK).unlink()
+    assert tree(tmp_path) == before
+
+
+def test_a_second_benchmark_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "b"
+    command = ["bench", "--cells", "gru", "--sizes", "3x5x4", "--lengths", "trec", "--rounds", "1", "--threads", "1"]
+    command += ["--competitors", "torch-packed", "--modes", "infer", "--out", str(out), "--quiet"]
+    with _held_elsewhere(out) as process:
+        fails(command, capsys, "is at work")
+        process.kill()
+        process.wait()
+        assert main(command) == 0
+    assert sorted(path.name for path in out.iterdir()) == ["results.csv", "results.md", "results.png"]
+
+
+def test_a_folder_that_stays_empty_is_removed(tmp_path: Path) -> None:
+    deep = tmp_path / "a" / "b"
+    with locked(deep):
+        # The same thread may have it twice, and the inner one gives nothing back.
+        with locked(tmp_path / "a" / ".." / "a" / "b"):
+            pass
+        assert (deep / LOCK).exists()
+    assert list(tmp_path.iterdir()) == []
+    with locked(deep):
+        (deep / "mine").write_text("")
+    assert [path.name for path in deep.iterdir()] == ["mine"]
+
+
+def test_another_thread_is_refused(tmp_path: Path) -> None:
+    told: list[str] = []
+
+    def second() -> None:
+        try:
+            with locked(tmp_path / "run"):
+                told.append("no error")
+        except ArgumentError as error:
+            told.append(str(error))
+
+    with locked(tmp_path / "run"):
+        thread = threading.Thread(target=second)
+        thread.start()
+        thread.join()
+    second()
+    assert "another thread of this process is at work" in told[0]
+    assert told[1:] == ["no error"]
+
+
+def test_the_lock_is_not_handed_on_to_a_process_that_is_forked(tmp_path: Path) -> None:
+    """Workers live on for a while after a training that is killed."""
+    folder = tmp_path / "run"
+    script = _HOLD.replace("    time.sleep(600)", _FORK)
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", script, str(folder)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    with process.stdout as printed:
+        try:
+            assert [printed.readline(), printed.readline()] == ["held\n", "forked\n"]
+            assert process.wait() == -signal.SIGKILL
+            with locked(folder):
+                pass
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_without_locks_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("raglane.training.lock.fcntl.lockf", absent)
+        patched.setattr("raglane.training.lock.fcntl.flock", absent)
+        with locked(tmp_path / "a"):
+            write_file(tmp_path / "a" / "x", b"1")
+    monkeypatch.setattr(lock, "HAS_LOCKS", False)
+    with locked(tmp_path / "b"):
+        write_file(tmp_path / "b" / "x", b"2")
+    # A file system that gives a file another identity at each look.
+    monkeypatch.setattr(lock, "HAS_LOCKS", True)
+    monkeypatch.setattr(lock, "_is_at", lambda *_: False)
+    monkeypatch.setattr(lock, "_TRIES", 3)
+    with locked(tmp_path / "c"):
+        write_file(tmp_path / "c" / "x", b"3")
+    assert {name: content for name, content in tree(tmp_path).items() if LOCK not in name} == {
+        "a/x": b"1",
+        "b/x": b"2",
+        "c/x": b"3",
+    }
+
+
+def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / LOCK).symlink_to(tmp_path / "precious")
+    with pytest.raises(OSError, match="symbolic links"), locked(tmp_path / "run"):
+        pass
+    assert (tmp_path / "precious").read_text() == "mine"
+
+
+_WRITE = """
+import sys
+from pathlib import Path
+from raglane.training.files import write_file
+path, letter = Path(sys.argv[1]), sys.argv[2].encode()
+for number in range(300):
+    write_file(path, letter * (1 + number * 37 % 5000))
+"""
+
+
+def test_two_processes_that_write_one_file_take_turns(tmp_path: Path) -> None:
+    path = tmp_path / "p.csv"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    writers = [
+        subprocess.Popen([sys.executable, "-c", _WRITE, str(path), letter], env=environment, stderr=subprocess.PIPE)
+        for letter in "ab"
+    ]
+    while any(writer.poll() is None for writer in writers):
+        if path.exists():
+            content = path.read_bytes()
+            assert content
+            assert set(content) == {content[0]}
+    assert [(writer.wait(), writer.communicate()[1]) for writer in writers] == [(0, b""), (0, b"")]
+    assert [path.name for path in tmp_path.iterdir()] == ["p.csv"]
