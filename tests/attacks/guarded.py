@@ -11,7 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["guarded", "guarded_allocations", "release"]
+from raglane.kernels.cpu import library as library_module
+from raglane.kernels.cpu.library import Library
+
+__all__ = ["chosen_library", "guarded", "guarded_allocations", "release"]
 
 _PAGE = mmap.PAGESIZE
 _NO_ACCESS = 0
@@ -89,3 +92,14 @@ def guarded_allocations(*, before: bool = False) -> Iterator[list[Tensor]]:
     finally:
         for owner, name, original in zip(owners, names, originals, strict=True):
             setattr(owner, name, original)
+
+
+@contextmanager
+def chosen_library(library: Library) -> Iterator[None]:
+    """Within the block the cpu kernels run as ``library`` says: on which instruction set, the work divided how."""
+    original = library_module.library
+    library_module.library = lambda: library  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        library_module.library = original

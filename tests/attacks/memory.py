@@ -23,9 +23,8 @@ from torch.nn.utils.rnn import PackedSequence
 
 import raglane as rl
 import raglane.kernels.cpu
-from attacks.guarded import guarded, guarded_allocations, release
+from attacks.guarded import chosen_library, guarded, guarded_allocations, release
 from raglane.errors import RaglaneError
-from raglane.kernels.cpu import library as library_module
 from raglane.kernels.cpu.library import library
 
 __all__ = ["HARMLESS", "LAYERS", "ROUTES", "WRONG", "main", "play"]
@@ -251,17 +250,13 @@ def play(seed: int) -> str | None:
     for function in ("exp", "tanh", "sigmoid"):
         with guarded_allocations():
             chosen.apply(function, counted)
-    original = library_module.library
-    library_module.library = lambda: chosen  # type: ignore[assignment]
     try:
-        with guarded_allocations(before=chance.random() < 0.3):
+        with chosen_library(chosen), guarded_allocations(before=chance.random() < 0.3):
             found = _attack(this, target, changes[change], route, late=late)
     except RaglaneError as error:
         return None if changes is WRONG else f"{what}: refused: {error}"
     except _NotPossibleError:
         return None
-    finally:
-        library_module.library = original
     if found is None:
         return None
     if changes is WRONG:
