@@ -337,7 +337,7 @@ def main(rounds: int, seed: int) -> None:
             except AssertionError as error:
                 place = f"round {number} of seed {seed}: {name}, {way} at {moment}, {again}"
                 raise AssertionError(f"{place}: {error}") from error
-    print(f"kill_points: {rounds} rounds of seed {seed}, {sum(calls.values())} moments, nothing lost")  # noqa: T201
+    print(f"kill_points: {rounds} rounds of seed {seed}, {sum(calls.values())} moments, nothing lost")
 
 
 if __name__ == "__main__":
