@@ -65,8 +65,7 @@ sanitize: $(READY)
 	$(BIN)/cmake --install $(SANITIZED) --prefix $(SANITIZED)/installed
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 		ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0 OMP_NUM_THREADS=2 PYTHONPATH=tests \
-		$(BIN)/python -m attacks.memory --rounds $(ROUNDS) --seed $(SEED) \
-		--kernels $(SANITIZED)/installed/raglane/kernels/cpu
+		$(BIN)/python -m attacks.memory $(ROUNDS) $(SEED) $(SANITIZED)/installed/raglane/kernels/cpu
 
 emulate: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt cmake ninja

@@ -71,3 +71,22 @@ def test_a_recurrent_model_is_one_graph(kind: str) -> None:
         # torch may start anew while it compiles the first batch; after that no batch is compiled again.
         graphs = graphs or counter.frame_count
         assert counter.frame_count == graphs
+
+
+# torch's own compiler makes an instance of each autograd function that it meets.
+@pytest.mark.filterwarnings("ignore:.*autograd.function.Function:DeprecationWarning")
+@pytest.mark.parametrize("operation", ["reverse", "last", "softmax"])
+def test_rows_of_large_batches_are_moved_in_one_graph(operation: str) -> None:
+    """Rows of many numbers are moved in another way than of few, which asks more of the tensor."""
+    values = torch.randn(3000, 8, requires_grad=True)
+    batch = rl.Ragged.from_flat(values, lengths=[1000, 0, 2000])
+
+    def moved(batch: Any) -> Tensor:
+        out = getattr(batch, operation)()
+        return out if isinstance(out, Tensor) else out.values
+
+    compiled = torch.compile(moved, backend="aot_eager", fullgraph=True, dynamic=True)
+    torch.testing.assert_close(compiled(batch), moved(batch), rtol=0, atol=0)
+    (own,) = torch.autograd.grad(compiled(batch).square().sum(), [values])
+    (expected,) = torch.autograd.grad(moved(batch).square().sum(), [values])
+    torch.testing.assert_close(own, expected, rtol=0, atol=0)

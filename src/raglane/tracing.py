@@ -128,9 +128,13 @@ def is_transformed(tensor: Tensor) -> bool:
         >>> is_transformed(torch.zeros(1)), torch.func.vmap(lambda t: t + is_transformed(t))(torch.zeros(1)).item()
         (False, 1.0)
     """
+    if torch.compiler.is_dynamo_compiling():
+        return _traced_transforms_active()
     functorch: Any = torch._C._functorch
-    return (
-        are_transforms_active() or functorch.is_dead_tensor_wrapper(tensor) or functorch.is_legacy_batchedtensor(tensor)
+    return bool(
+        torch._C._are_functorch_transforms_active()
+        or functorch.is_legacy_batchedtensor(tensor)
+        or functorch.is_dead_tensor_wrapper(tensor)
     )
 
 

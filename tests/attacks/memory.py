@@ -4,12 +4,13 @@ A round draws a layer, a batch and one change to a tensor of it, before the forw
 change that leaves the numbers alone must give the right numbers; any other must give one of Raglane's errors. To read
 or write past a tensor ends the process with a signal, so rounds run in a process of their own::
 
-    python -m attacks.memory --rounds 1000 --seed 1
+    python -m attacks.memory 1000 1
+
+A third argument is a folder whose ``lib`` holds another build of the kernels, a sanitized one say.
 """
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 from collections.abc import Callable
@@ -324,7 +325,7 @@ def _functional(this: Round, target: str, change: Change) -> list[Tensor] | None
     return None if change in HARMLESS.values() else [out]
 
 
-def main(rounds: int, seed: int) -> int:
+def main(rounds: int = 1000, seed: int = 1) -> int:
     """Play rounds from a seed on; prints what went wrong, with the seed that repeats it.
 
     Returns:
@@ -337,17 +338,13 @@ def main(rounds: int, seed: int) -> int:
         release()
         if fault is not None:
             faults += 1
-            print(f"\nseed {number}: {fault}", flush=True)
+            print(f"\npython -m attacks.memory 1 {number}: {fault}", flush=True)
     print(file=sys.stderr)
     return faults
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--kernels", help="a folder whose lib/ holds another build of the cpu kernels, sanitized say")
-    given = parser.parse_args()
-    if given.kernels is not None:
-        raglane.kernels.cpu.__path__.insert(0, given.kernels)
-    sys.exit(min(1, main(given.rounds, given.seed)))
+    *numbers, kernels = sys.argv[1:] if len(sys.argv) > 3 else [*sys.argv[1:], ""]
+    if kernels:
+        raglane.kernels.cpu.__path__.insert(0, kernels)
+    sys.exit(main(*map(int, numbers)) > 0)

@@ -4,12 +4,11 @@ A round draws a layer, its options, a batch and a number of threads. Values, sta
 reference kernel's in float64; outputs and states with those of the same sequences in other batches, at other numbers of
 threads, and as inputs of other kinds; gradients with a second run's::
 
-    python -m attacks.numbers --rounds 1000 --seed 1
+    python -m attacks.numbers 1000 1
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 import random
 import sys
@@ -227,7 +226,7 @@ def play(seed: int) -> str | None:
     return None if fault is None else f"{this}: {fault}"
 
 
-def main(rounds: int, seed: int) -> int:
+def main(rounds: int = 1000, seed: int = 1) -> int:
     """Play rounds from a seed on; prints what went wrong, with the seed that repeats it.
 
     Returns:
@@ -238,12 +237,9 @@ def main(rounds: int, seed: int) -> int:
         fault = play(number)
         if fault is not None:
             faults += 1
-            print(f"python -m attacks.numbers --rounds 1 --seed {number}: {fault}", flush=True)
+            print(f"python -m attacks.numbers 1 {number}: {fault}", flush=True)
     return faults
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=1)
-    sys.exit(min(1, main(**vars(parser.parse_args()))))
+    sys.exit(main(*map(int, sys.argv[1:])) > 0)

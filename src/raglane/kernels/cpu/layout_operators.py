@@ -6,6 +6,7 @@ from :mod:`raglane.kernels.cpu.layouts`, because to register operators takes lon
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import torch
@@ -68,7 +69,7 @@ def _layout(offsets: Tensor, batch_first: bool, steps: int) -> Layout:
     """The layout of a padded tensor, whose plan are its offsets."""
     count = offsets.shape[0] - 1
     shape = (count, steps) if batch_first else (steps, count)
-    return Layout(shape, 0 if batch_first else 1, count, steps, offsets, offsets.clone())
+    return Layout(shape, 0 if batch_first else 1, count, steps, offsets, array("q", offsets.tolist()))
 
 
 def _keep_of_table(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

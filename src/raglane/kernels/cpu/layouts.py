@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -41,14 +42,15 @@ class Layout:
     """Where a padded tensor or a pack has the elements of a batch.
 
     NOTE (plan): the way back must be the way there, whatever became of the caller's lengths or ``sorted_indices`` and
-    of the offsets that others were given. So ``plan`` has copies of its own, and is for this class and C alone.
+    of the offsets that others were given. So ``plan`` has copies of its own, and is for this class and C alone. It is
+    no tensor, because it takes twice as long to make one.
 
     Attributes:
         shape: of the tensor, without features.
         batch_dim: the dimension of the sequences in a padded tensor; None for a pack.
         count, steps: ``B`` and ``T``.
         offsets: ``(B + 1,)`` int64, for whoever wants to know.
-        plan: int64, written when the elements are first read.
+        plan: 64-bit integers, written when the elements are first read; see ``raglane_rows`` in ``raglane.h``.
     """
 
     shape: tuple[int, ...]
@@ -56,10 +58,13 @@ class Layout:
     count: int
     steps: int
     offsets: Tensor
-    plan: Tensor
+    plan: array[int]
 
     def to_flat(self, table: Tensor, total: int) -> Tensor:
         """The elements, ``(N, *features)``, of a tensor of this layout."""
+        if is_transformed(table):
+            rows = table.reshape(math.prod(self.shape), *table.shape[len(self.shape) :])
+            return take_rows(rows, self._index())
         return self._read(table, total, ())
 
     def from_flat(self, flat: Tensor) -> Tensor:
@@ -72,9 +77,6 @@ class Layout:
 
     def _read(self, table: Tensor, total: int, given: tuple[Tensor, ...]) -> Tensor:
         """The elements of a tensor; ``given``, where there is any, says for the first time where they are."""
-        if is_transformed(table):
-            rows = table.reshape(math.prod(self.shape), *table.shape[len(self.shape) :])
-            return take_rows(rows, self._index())
         if table.requires_grad and torch.is_grad_enabled():
             return _to_flat(table, self, total, given)
         return self._gather(table, total, given)
@@ -82,11 +84,12 @@ class Layout:
     @index_arithmetic
     def _index(self) -> Tensor:
         """The row of each element ``(N,)``, for tensors that C cannot read."""
-        count, offsets, here = self.count, self.plan[: self.count + 1], torch.device("cpu")
+        count, plan, here = self.count, torch.tensor(self.plan, dtype=torch.int64, device="cpu"), torch.device("cpu")
+        offsets = plan[: count + 1]
         lengths = lengths_from_offsets(offsets).numpy()
         if self.batch_dim is not None:
             return padded_rows(lengths, int(offsets[-1]), (self.steps, 1) if self.batch_dim == 0 else (1, count))
-        order, sizes = self.plan[count + 1 : 2 * count + 1], self.plan[2 * count + 1 :]
+        order, sizes = plan[count + 1 : 2 * count + 1], plan[2 * count + 1 :]
         return unpacked_rows(inverse(order).numpy(), lengths, sizes.numpy(), int(offsets[-1]), here)
 
     def _gather(self, table: Tensor, total: int, given: tuple[Tensor, ...]) -> Tensor:
@@ -98,7 +101,7 @@ class Layout:
     def _scatter(self, flat: Tensor) -> Tensor:
         features = flat.shape[1:]
         table = flat.new_empty(*self.shape, *features)
-        flat = _resolved("output", flat, (flat.shape[0], *features))
+        flat = _resolved("output", flat)
         self._move("raglane_scatter", flat, table, features, ())
         return table
 
@@ -107,12 +110,14 @@ class Layout:
     ) -> None:
         """Let C move rows; one of the two tensors is new."""
         size, strides = table.element_size(), (0, 0)
+        if table.shape[: len(self.shape)] != self.shape:
+            check_tensor("input", table, (*self.shape, *features), flat)
         if self.batch_dim is None:
-            table = _resolved("packed.data", table, (*self.shape, *features))
+            table = _resolved("packed.data", table)
         else:
             # Sequences and steps may lie anyhow, features side by side.
-            if table.stride()[2:] != (1,) or table.is_neg() or table.is_conj() or table.shape[:2] != self.shape:
-                table = _resolved("input", table, (*self.shape, *features))
+            if table.stride()[2:] != (1,) or table.is_neg() or table.is_conj():
+                table = _resolved("input", table)
             check_storage("input", table)
             stride, batch_dim = table.stride(), self.batch_dim
             strides = stride[batch_dim] * size, stride[1 - batch_dim] * size
@@ -131,22 +136,22 @@ class Layout:
                 address(sizes),
                 address(order),
                 self.offsets.data_ptr() if given else 0,
-                self.plan.data_ptr(),
+                self.plan.buffer_info()[0],
                 flat.data_ptr(),
                 table.data_ptr(),
             ),
         )
 
 
-def _resolved(name: str, part: Tensor, shape: tuple[int, ...]) -> Tensor:
+def _resolved(name: str, part: Tensor) -> Tensor:
     """A tensor in memory that C can read row by row.
 
     Raises:
-        ShapeError: of another shape, or with less memory than its shape needs.
+        ShapeError: not on a CPU, or with less memory than its shape needs.
     """
-    if lies_well(part, shape, part.dtype, part.element_size()) and not part.is_conj():
+    if lies_well(part, part.shape, part.dtype, part.element_size()) and not part.is_conj():
         return part
-    check_tensor(name, part, shape, part)
+    check_tensor(name, part, tuple(part.shape), part.new_empty(0, device="cpu"))
     return part.resolve_conj().resolve_neg().contiguous()
 
 
@@ -242,8 +247,8 @@ def flatten_packed(packed: PackedSequence) -> tuple[Tensor, Layout] | None:
 def _layout(shape: tuple[int, ...], batch_dim: int | None, count: int, steps: int) -> Layout:
     """A layout of ``count`` sequences whose offsets and plan are still to be written."""
     offsets = torch.empty(count + 1, dtype=torch.int64, device="cpu")
-    plan = offsets.new_empty(count + 1 if batch_dim is not None else 2 * count + 1 + steps)
-    return Layout(shape, batch_dim, count, steps, offsets, plan)
+    room = count + 1 if batch_dim is not None else 2 * count + 1 + steps
+    return Layout(shape, batch_dim, count, steps, offsets, array("q", bytes(8 * room)))
 
 
 def _flatten(table: Tensor, layout: Layout, total: int, given: tuple[Tensor, ...]) -> tuple[Tensor, Layout] | None:

@@ -104,9 +104,9 @@ class Layer(NamedTuple):
         ):
             return False
         if initial:
-            for part, each in zip(initial, sizes, strict=True):
-                if not _fits(part, (directions, count - 1, each), dtype, size):
-                    return False
+            return len(initial) == len(sizes) and _all_lie_well(
+                initial, [(directions, count - 1, each) for each in sizes], values
+            )
         return True
 
     def _explain(self) -> None:
@@ -162,6 +162,8 @@ class Saved(NamedTuple):
         Raises:
             ArgumentTypeError, ShapeError: a hook on saved tensors gave back something else than was saved.
         """
+        if _all_lie_well(self[:3], shapes, layer.values):
+            return self
         names = ("saved output", "saved gates", "saved cells")
         output, gates, cells = _all_checked(names, self[:3], shapes, layer.values)
         return Saved(output, gates, cells, self.is_shared)  # type: ignore[arg-type]
@@ -185,10 +187,13 @@ class Given(NamedTuple):
         Raises:
             ArgumentTypeError, ShapeError: a gradient that does not fit what it is of.
         """
-        rows = (layer.directions, layer.offsets.shape[0] - 1)
-        shapes = (output, cells, *[(*rows, size) for size in layer.sizes])
-        names = ("gradient of the output", "gradient of c", *[f"gradient of the final {n}" for n in ("h", "c")])
-        found = _all_checked(names, (self.output, self.cells, *self.final), shapes, layer.values)
+        directions, count = layer.directions, layer.offsets.shape[0] - 1
+        parts = (self.output, self.cells, *self.final)
+        shapes = (output, cells, *[(directions, count, size) for size in layer.sizes])
+        if _all_lie_well(parts, shapes, layer.values):
+            return self
+        names = ("gradient of the output", "gradient of c", "gradient of the final h", "gradient of the final c")
+        found = _all_checked(names, parts, shapes, layer.values)
         return Given(found[0], found[1], tuple(found[2:]))
 
 
@@ -215,29 +220,34 @@ def _rules(
     return size, tuple(rules) * directions
 
 
-def _fits(part: Tensor, shape: tuple[int, ...], dtype: torch.dtype, size: int) -> bool:
-    """Whether a tensor is what C will take it for, of numbers of so many bytes."""
-    return (
-        part.shape == shape
-        and part.dtype is dtype
-        and part.is_cpu
-        and part.is_contiguous()
-        and not part.is_neg()
-        and part.untyped_storage().nbytes() >= part.nbytes + part.storage_offset() * size
-    )
+def _all_lie_well(parts: Sequence[Any], shapes: Sequence[tuple[int, ...]], like: Tensor) -> bool:
+    """Whether C can read tensors of these shapes as they are, and as what ``like`` is; there is nothing in None."""
+    dtype, size = like.dtype, like.element_size()
+    try:
+        for part, shape in zip(parts, shapes, strict=False):
+            if part is not None and (
+                part.shape != shape
+                or part.dtype is not dtype
+                or not part.is_cpu
+                or not part.is_contiguous()
+                or part.is_neg()
+                or part.untyped_storage().nbytes() < part.nbytes + part.storage_offset() * size
+            ):
+                return False
+    except _WRONG:
+        return False
+    return True
 
 
 def _all_checked(
     names: Sequence[str], parts: Sequence[Any], shapes: Sequence[tuple[int, ...]], like: Tensor
 ) -> list[Tensor | None]:
     """Tensors in memory that C can read, None for None."""
-    dtype, size = like.dtype, like.element_size()
     found: list[Tensor | None] = []
     for name, part, shape in zip(names, parts, shapes, strict=False):
-        if part is not None and not lies_well(part, shape, dtype, size):
+        if part is not None:
             check_tensor(name, part, shape, like)
-            part = _plain(part)
-        found.append(part)
+        found.append(None if part is None else _plain(part))
     return found
 
 
@@ -256,7 +266,14 @@ def lies_well(part: Any, shape: tuple[int, ...], dtype: torch.dtype, size: int) 
         (True, False)
     """
     try:
-        return _fits(part, shape, dtype, size)
+        return (
+            part.shape == shape
+            and part.dtype is dtype
+            and part.is_cpu
+            and part.is_contiguous()
+            and not part.is_neg()
+            and part.untyped_storage().nbytes() >= part.nbytes + part.storage_offset() * size
+        )
     except _WRONG:
         return False
 
