@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import traceback
 import warnings
 from importlib.metadata import PackageNotFoundError, version
@@ -13,12 +12,16 @@ from typing import Annotated
 import typer
 
 from raglane.cli.bench import bench
+from raglane.cli.console import complain, say
 from raglane.cli.evaluate import evaluate
 from raglane.cli.predict import predict
 from raglane.cli.train import train
-from raglane.errors import RaglaneError, explain
+from raglane.errors import RaglaneError, explain, shorten
 
 __all__ = ["app", "run"]
+
+# Characters of a message that is not our own: it quotes what was typed, however long.
+_LONGEST = 500
 
 app = typer.Typer(
     name="raglane",
@@ -34,9 +37,9 @@ app = typer.Typer(
 def _show_version(wanted: bool) -> None:
     if wanted:
         try:
-            print(f"raglane {version('raglane')}")
+            say(f"raglane {version('raglane')}")
         except PackageNotFoundError:
-            print("raglane (not installed as a package)")
+            say("raglane (not installed as a package)")
         raise typer.Exit
 
 
@@ -80,17 +83,17 @@ def run(arguments: list[str]) -> int:
         message, code = "stopped", 130
     except Exception as error:
         if debug:
-            traceback.print_exc()
+            complain(*traceback.format_exc().splitlines())
         message, code = _explain(error)
-    line = " ".join(message.split())
-    print(f"raglane: error: {line}", file=sys.stderr)
+    # Our own messages are one line; those of libraries may be several.
+    complain(f"raglane: error: {' '.join(message.splitlines())}")
     return code
 
 
 def _explain(error: Exception) -> tuple[str, int]:
     """What an error means to the user, and the exit code."""
     if isinstance(error, _UsageError):
-        return error.format_message(), 2  # type: ignore[attr-defined]
+        return shorten(error.format_message(), _LONGEST), 2  # type: ignore[attr-defined]
     if isinstance(error, RaglaneError):
         return str(error), 2
     if isinstance(error, OSError):
@@ -100,7 +103,7 @@ def _explain(error: Exception) -> tuple[str, int]:
         got = f"no room for {asked[1]} more" if asked else "no room for what is asked"
         fix = "make hidden, layers, embedding or batch_size smaller (--hidden, --batch-size, ...)"
         return explain("memory", got, "model and batch fit in it", fix), 2
-    text = f"{type(error).__name__}: {error}".splitlines()[0]
+    text = shorten(f"{type(error).__name__}: {error}".splitlines()[0], _LONGEST)
     return f"{text} (a fault of Raglane; --debug shows the trace)", 1
 
 

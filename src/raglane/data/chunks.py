@@ -15,7 +15,7 @@ from torch import Tensor
 from raglane.data.collate import collate
 from raglane.data.dataset import SequenceDataset
 from raglane.data.epochs import Epochs, check_least
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain, quote
 from raglane.ragged import Ragged
 
 __all__ = ["Chunk", "Chunks"]
@@ -110,7 +110,7 @@ class Chunks(Epochs[Chunk]):
         for name, value, least in (("batch_size", batch_size, 1), ("steps", steps, 1), ("seed", seed, 0)):
             check_least(name, value, least)
         if not isinstance(shuffle, bool):
-            raise ArgumentTypeError(explain("shuffle", repr(shuffle), "True or False", "choose one of them"))
+            raise ArgumentTypeError(explain("shuffle", quote(shuffle), "True or False", "choose one of them"))
         self._inputs, own_targets = _read(data)
         if targets is not None and own_targets is not None:
             got = "targets, and data that has its own"

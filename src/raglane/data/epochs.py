@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Generic, TypeVar
 
-from raglane.errors import ArgumentError, ArgumentTypeError, explain
+from raglane.errors import ArgumentError, ArgumentTypeError, explain, quote
 
 __all__ = ["Epochs", "check_least"]
 
@@ -111,6 +111,6 @@ def check_least(name: str, value: int, least: int) -> None:
         raglane.errors.ArgumentError: steps: got 0; the rule: at least 1. Fix: pass 1 or more.
     """
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ArgumentTypeError(explain(name, repr(value), "an int", f"pass {least} or more"))
+        raise ArgumentTypeError(explain(name, quote(value), "an int", f"pass {least} or more"))
     if value < least:
         raise ArgumentError(explain(name, f"{value}", f"at least {least}", f"pass {least} or more"))

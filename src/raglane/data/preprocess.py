@@ -17,7 +17,7 @@ from raglane import interop
 from raglane.data.dataset import SequenceDataset
 from raglane.data.missing import check_policy, fill_missing, refuse_missing
 from raglane.data.records import Records, check_task, place_of
-from raglane.errors import ArgumentError, CheckpointError, DataError, explain
+from raglane.errors import ArgumentError, CheckpointError, DataError, explain, quote, quote_all
 
 __all__ = ["UNKNOWN", "Preprocessor", "sort_labels"]
 
@@ -229,10 +229,10 @@ class Preprocessor:
             first = int((places < 0).argmax())
             row, step = (first, None) if self.task == "classify" else place_of(records.offsets, first)
             place = records.describe_row(row) + ("" if step is None else f", step {step}")
-            known = ", ".join(map(repr, classes[:20])) + (", ..." if len(classes) > 20 else "")
             fix = "train on data that has this label, or correct it"
-            got = f"the label {words[first]!r} in {place}"
-            raise DataError(explain(f"{records.source}", got, f"the labels seen in training are {known}", fix))
+            got = f"the label {quote(words[first])} in {place}"
+            known = f"the labels seen in training are {quote_all(classes)}"
+            raise DataError(explain(f"{records.source}", got, known, fix))
         return torch.from_numpy(places)
 
     def to_config(self) -> dict[str, Any]:
@@ -249,7 +249,7 @@ class Preprocessor:
         names = [field.name for field in fields(cls)]
         odd = sorted(set(names) ^ set(config))
         if odd:
-            got = f"entries {', '.join(map(repr, odd))} missing or unknown"
+            got = f"entries {quote_all(odd)} missing or unknown"
             raise CheckpointError(explain("preprocessing", got, f"exactly {', '.join(names)}", "train again"))
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in config.items()
@@ -259,10 +259,10 @@ class Preprocessor:
             value = values[name]
             fits = isinstance(value, tuple) and all(isinstance(entry, kind) for entry in value)
             if not fits and (value is not None or name == "channels"):
-                got, rule = f"{name} = {value!r}"[:200], "a list of numbers or strings"
+                got, rule = f"{name} = {quote(value)}", "a list of numbers or strings"
                 raise CheckpointError(explain("preprocessing", got, rule, "train again"))
         if (values["labels"] is None) != (values["task"] == "forecast"):
-            got = f"labels = {values['labels']!r} for the task {values['task']!r}"[:200]
+            got = f"labels = {quote(values['labels'])} for the task {quote(values['task'])}"
             raise CheckpointError(explain("preprocessing", got, "labels, but for a forecast", "train again"))
         try:
             return cls(**values)

@@ -12,9 +12,9 @@ import numpy.typing as npt
 import torch
 
 from raglane import segments
-from raglane.errors import ArgumentError, DataError, explain
+from raglane.errors import ArgumentError, DataError, explain, quote
 
-__all__ = ["TASKS", "Columns", "Records", "check_task", "offsets_of", "place_of"]
+__all__ = ["TASKS", "Columns", "Records", "check_task", "note_empty", "offsets_of", "place_of"]
 
 TASKS = ("classify", "tag", "forecast")
 
@@ -55,7 +55,7 @@ def place_of(offsets: npt.NDArray[np.int64], element: int) -> tuple[int, int]:
 def check_task(task: str) -> None:
     """Raise :class:`~raglane.errors.ArgumentError` unless ``task`` is one of ``TASKS``."""
     if task not in TASKS:
-        raise ArgumentError(explain("task", repr(task), f"one of {', '.join(TASKS)}", "pass one of these"))
+        raise ArgumentError(explain("task", quote(task), f"one of {', '.join(TASKS)}", "pass one of these"))
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class Records:
 
     def describe_row(self, row: int) -> str:
         """How an error names a sequence: ``row 3`` or ``row 3 (id 'a17')``, rows counted from 0."""
-        return f"row {row}" if self.ids is None else f"row {row} (id {self.ids[row]!r})"
+        return f"row {row}" if self.ids is None else f"row {row} (id {quote(self.ids[row])})"
 
     def select(self, index: Sequence[int] | npt.NDArray[Any] | torch.Tensor) -> Records:
         """Some of the sequences, in the order of ``index``.
@@ -204,3 +204,22 @@ class Records:
             labels=None if self.labels is None else tuple(self.labels[row] for row in rows),
             tags=None if self.tags is None else self.tags[elements],
         )
+
+
+def note_empty(records: Records) -> str | None:
+    """A line on the sequences without an element: a class is learned of them, or given to them, all the same.
+
+    Example:
+        >>> note_empty(Records(np.zeros((2, 1), np.float32), offsets_of([0, 2]), channels=("x0",)))
+        '1 of 2 sequences is empty (row 0): its class follows from the initial state alone'
+        >>> note_empty(Records(np.zeros((2, 1), np.float32), offsets_of([2]), channels=("x0",))) is None
+        True
+    """
+    empty = np.flatnonzero(records.lengths == 0)
+    if len(empty) == 0:
+        return None
+    first = records.describe_row(int(empty[0]))
+    share = f"{len(empty):,} of {len(records):,} sequences"
+    if len(empty) == 1:
+        return f"{share} is empty ({first}): its class follows from the initial state alone"
+    return f"{share} are empty (the first: {first}): their class follows from the initial state alone"

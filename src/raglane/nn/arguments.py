@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain, quote
 
 __all__ = [
     "check_clip",
@@ -44,7 +44,7 @@ def check_number(name: str, value: Any, rule: str, holds: Callable[[float], bool
     """
     # NumPy's numbers are such numbers too, which is what sizes and shares often come from.
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not holds(float(value)):
-        raise ArgumentError(explain(name, repr(value), rule, "pass such a number"))
+        raise ArgumentError(explain(name, quote(value), rule, "pass such a number"))
     return value
 
 
@@ -59,7 +59,7 @@ def check_whole(name: str, value: Any) -> int:
         -100
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise ArgumentTypeError(explain(name, repr(value), "a whole number", "pass an int"))
+        raise ArgumentTypeError(explain(name, quote(value), "a whole number", "pass an int"))
     return int(value)
 
 
@@ -89,7 +89,7 @@ def check_count(name: str, value: Any) -> int:
         3
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
-        raise ArgumentError(explain(name, repr(value), "a whole number of at least 1", "pass 1 or more"))
+        raise ArgumentError(explain(name, quote(value), "a whole number of at least 1", "pass 1 or more"))
     return int(value)
 
 
@@ -117,7 +117,7 @@ def check_flag(name: str, value: Any) -> bool:
         True
     """
     if not isinstance(value, bool):
-        raise ArgumentError(explain(name, repr(value), "True or False", "choose one of them"))
+        raise ArgumentError(explain(name, quote(value), "True or False", "choose one of them"))
     return value
 
 
@@ -145,7 +145,7 @@ def check_dtype(dtype: Any) -> None:
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         rule = "a floating-point dtype, or None for torch's default"
-        raise ArgumentError(explain("dtype", repr(dtype), rule, "pass torch.float32, say"))
+        raise ArgumentError(explain("dtype", quote(dtype), rule, "pass torch.float32, say"))
 
 
 def check_signature(name: str, function: Callable[..., Any], rule: str, *args: Any, **kwargs: Any) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from raglane import segments
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain, quote
 from raglane.nn.arguments import check_count, check_dtype
 from raglane.nn.functional import check_fits
 from raglane.ragged import Ragged
@@ -64,7 +64,7 @@ class Pooling(nn.Module):
         super().__init__()
         if not isinstance(name, str) or name not in _PLAIN:
             raise ArgumentError(
-                explain("name", repr(name), f"one of {', '.join(_PLAIN)}", 'for "attention" build an AttentionPooling')
+                explain("name", quote(name), f"one of {', '.join(_PLAIN)}", 'for "attention" build an AttentionPooling')
             )
         self.name = name
 

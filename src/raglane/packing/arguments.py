@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from raglane.errors import DimensionError, KindError, ShapeError, explain
+from raglane.errors import DimensionError, KindError, ShapeError, explain, quote
 from raglane.packing.layouts import IntArray, inverse
 
 __all__ = [
@@ -133,7 +133,7 @@ def _tensor_from(lengths: Any) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         kind = ShapeError if isinstance(error, ValueError) else KindError
         rule = "one integer a sequence, in a list, a tuple or a tensor"
-        raise kind(explain("lengths", f"{lengths!r:.80}", rule, "pass for instance [9, 8, 6]")) from error
+        raise kind(explain("lengths", quote(lengths), rule, "pass for instance [9, 8, 6]")) from error
     return tensor.long() if tensor.numel() == 0 else tensor  # an empty list says no dtype
 
 
@@ -193,7 +193,7 @@ def raise_unsorted(lengths: IntArray | Tensor) -> NoReturn:
     raise ShapeError(
         explain(
             "lengths",
-            f"{lengths.tolist()!r:.80}",
+            quote(lengths.tolist()),
             "none longer than the one before it, since enforce_sorted is True",
             "pass enforce_sorted=False, or sort the sequences by decreasing length",
         )
@@ -236,7 +236,7 @@ def read_packed(packed: PackedSequence, argument: str) -> tuple[IntArray, Tensor
     count = running if order is None else order.shape[0]
     fits = data.dim() > 0 and running <= count and int(array.sum()) == data.shape[0]
     if not fits or (array.shape[0] and (array[-1] < 1 or np.count_nonzero(array[1:] > array[:-1]))):
-        got = f"{array.tolist()!r:.80} for data of shape {tuple(data.shape)}"
+        got = f"{quote(array.tolist())} for data of shape {tuple(data.shape)}"
         rule = f"above 0, none above the one before it, the first at most {count}, their sum the number of elements"
         raise ShapeError(explain(f"{argument}.batch_sizes", got, rule, _MAKE_A_PACK))
     return array, order, count
@@ -279,7 +279,7 @@ def read_padding_side(side: Any) -> bool:
     """
     if side not in ("left", "right"):
         kind = ShapeError if isinstance(side, str) else KindError
-        raise kind(explain("padding_side", repr(side), '"left" or "right"', 'pass padding_side="right"'))
+        raise kind(explain("padding_side", quote(side), '"left" or "right"', 'pass padding_side="right"'))
     return bool(side == "left")
 
 
@@ -361,4 +361,4 @@ def check_permutation(array: IntArray, argument: str, fix: str) -> None:
     # As many numbers as there are, none below 0, the highest count - 1, none missing: each is there once.
     counts = np.bincount(array) if array.min() >= 0 and array.max() < count else array[:0]
     if counts.shape[0] != count or np.count_nonzero(counts) != count:
-        raise ShapeError(explain(argument, f"{array.tolist()!r:.80}", f"each of 0 to {count - 1} once", fix))
+        raise ShapeError(explain(argument, quote(array.tolist()), f"each of 0 to {count - 1} once", fix))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from raglane import segments
-from raglane.errors import ArgumentTypeError, ShapeError, explain
+from raglane.errors import ArgumentTypeError, ShapeError, explain, quote
 
 __all__ = ["FlatBatch"]
 
@@ -161,5 +161,5 @@ class FlatBatch:
         """Raise where the dtype of the values cannot hold a number, which torch would cut off or refuse."""
         if not (self.values.is_floating_point() or self.values.is_complex()) and value % 1 != 0:
             raise ArgumentTypeError(
-                explain(name, repr(value), f"a value of {self.values.dtype}", "pass an integer, or convert the batch")
+                explain(name, quote(value), f"a value of {self.values.dtype}", "pass an integer, or convert the batch")
             )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from raglane import segments
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain, quote
 from raglane.ragged.base import FlatBatch
 from raglane.rows import place_rows, take_rows
 
@@ -21,7 +21,7 @@ def _whole(name: str, value: int) -> int:
     try:
         return operator.index(value)
     except TypeError:
-        raise ArgumentTypeError(explain(name, repr(value), "a whole number", "pass an int")) from None
+        raise ArgumentTypeError(explain(name, quote(value), "a whole number", "pass an int")) from None
 
 
 class SequenceOperations(FlatBatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from raglane.data.preprocess import Preprocessor
 from raglane.errors import CheckpointError, explain, require
+from raglane.reading import as_path, read_file
 from raglane.training.files import whole_folder
 from raglane.training.model import ModelConfig, SequenceModel
 from raglane.training.stored import damaged, reading
@@ -60,7 +62,8 @@ def to_json(content: Any) -> bytes:
         >>> to_json({"a": [1, 2]}).decode()
         '{\n  "a": [\n    1,\n    2\n  ]\n}\n'
     """
-    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
+    # The name of a file need not be UTF-8: what is not is half a surrogate pair here, and an escape of JSON there.
+    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
 
 
 def to_safetensors(tensors: Mapping[str, Tensor]) -> bytes:
@@ -102,16 +105,17 @@ def model_files(model: SequenceModel, preprocessor: Preprocessor, columns: Mappi
     return {CONFIG: to_json(config), WEIGHTS: to_safetensors(model.state_dict())}
 
 
-def load_model(path: Path) -> SavedModel:
+def load_model(path: str | os.PathLike[str]) -> SavedModel:
     """Read a saved model.
 
     Args:
         path: the folder of a model, or of a run: then its best model.
 
     Raises:
+        ArgumentTypeError: ``path`` is no path.
         CheckpointError: no such folder, no model in it, a file that is damaged, or a newer format.
     """
-    folder = _model_folder(path)
+    folder = _model_folder(as_path(path))
     config = read_json(folder / CONFIG)
     check_format(folder / CONFIG, config, FORMAT, FORMAT_VERSION)
     with reading(folder / CONFIG):
@@ -180,9 +184,11 @@ def read_json(path: Path) -> dict[str, Any]:
         CheckpointError: it is missing, cannot be read or holds no JSON object.
     """
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_file(path))
     except (OSError, ValueError) as error:
-        raise damaged(path, f"{error}") from error
+        raise damaged(path, _why(error)) from error
+    except RecursionError as error:
+        raise damaged(path, "brackets in brackets without end") from error
     if not isinstance(content, dict):
         raise damaged(path, "something else than an object")
     return content
@@ -200,18 +206,24 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     safetensors = require("safetensors", "train")
     load = require("safetensors.torch", "train").load
     try:
-        tensors: dict[str, Tensor] = load(path.read_bytes())
+        tensors: dict[str, Tensor] = load(read_file(path))
     except (OSError, safetensors.SafetensorError, ValueError, KeyError) as error:
-        raise damaged(path, f"{error}") from error
+        raise damaged(path, _why(error)) from error
     return tensors
 
 
+def _why(error: Exception) -> str:
+    """What is wrong with a file, without its name."""
+    return f"{error.strerror or error}" if isinstance(error, OSError) else f"{error}"
+
+
 def _model_folder(path: Path) -> Path:
-    if not path.is_dir():
+    # Not by the methods of Path, which fail at a name that is too long.
+    if not os.path.isdir(path):
         raise CheckpointError(
             explain(
                 str(path),
-                "no such folder",
+                "a file" if os.path.exists(path) else "no such folder",
                 "the folder of a run or of a model",
                 "give the folder that raglane train wrote",
             )

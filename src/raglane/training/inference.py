@@ -12,7 +12,7 @@ from torch import Tensor
 from raglane.data.dataset import SequenceDataset
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
-from raglane.errors import ArgumentError, DataError, explain
+from raglane.errors import ArgumentError, DataError, explain, quote
 from raglane.ragged import Ragged
 from raglane.training.batches import BatchStore, in_order
 from raglane.training.checkpoint import SavedModel
@@ -130,7 +130,7 @@ def predict(
         ("probabilities", probabilities, probabilities, ("classify", "tag")),
     ):
         if given and saved.task not in tasks:
-            raise ArgumentError(explain(name, repr(value), f"goes with the task {' or '.join(tasks)}", "leave it out"))
+            raise ArgumentError(explain(name, quote(value), f"goes with the task {' or '.join(tasks)}", "leave it out"))
     dataset = saved.preprocessor.apply(records, require_targets=False)
     ids = list(dataset.ids)
     if saved.task == "forecast":
@@ -247,4 +247,4 @@ def _by_sequence(values: list[Any], offsets: Tensor) -> list[list[Any]]:
 
 def _at_least_one(name: str, value: int) -> None:
     if value < 1:
-        raise ArgumentError(explain(name, repr(value), "at least 1", "pass a whole number above 0"))
+        raise ArgumentError(explain(name, quote(value), "at least 1", "pass a whole number above 0"))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from raglane.errors import ArgumentError, explain, require
+from raglane.reading import NotAFileError, check_file
 from raglane.training.checkpoint import CONFIG
 from raglane.training.files import write_file
 from raglane.training.inference import Predictions
@@ -25,7 +28,9 @@ def check_output(path: Path) -> None:
         path: where predictions are to go.
 
     Raises:
-        ArgumentError: an unknown suffix, a folder, or a file in a folder that is not there.
+        ArgumentError: an unknown suffix, a folder or something else that is no file, or a file in a folder that is not
+            there.
+        OSError: the file, or its folder, cannot be reached.
         MissingExtraError: Parquet without pyarrow.
 
     Example:
@@ -35,8 +40,17 @@ def check_output(path: Path) -> None:
         raise ArgumentError(
             explain("output", repr(str(path)), f"a name that ends in {', '.join(WRITERS)}", "change the suffix")
         )
-    if path.is_dir():
-        raise ArgumentError(explain("output", repr(str(path)), "a file, not a folder", "name a file in it"))
+    try:
+        check_file(path)
+    except FileNotFoundError:
+        pass
+    except IsADirectoryError as error:
+        raise ArgumentError(explain("output", repr(str(path)), "a file, not a folder", "name a file in it")) from error
+    except NotAFileError as error:
+        # A link to what is not there yet is replaced, as a link to a file is.
+        if error.errno != errno.ENOENT:
+            got = f"{str(path)!r}, {error.strerror}"
+            raise ArgumentError(explain("output", got, "a file, or the name of a new one", "name a file")) from error
     if not path.parent.is_dir():
         raise ArgumentError(
             explain("output", repr(str(path)), "a file in a folder that exists", f"mkdir -p '{path.parent}'")
@@ -60,18 +74,23 @@ def check_apart(path: Path, data: Path, run: Path) -> None:
         >>> check_apart(Path("predictions.csv"), Path("data.csv"), Path("runs/first"))
     """
     # Of a link both count: the place where it stands, and the file that it leads to.
-    real, place = path.resolve(), path.parent.resolve() / path.name
-    if real == data.resolve() or place == data.resolve() or (path.exists() and path.samefile(data)):
+    real, place = _real(path), _real(path.parent) / path.name
+    if _real(data) in (real, place) or (path.exists() and data.exists() and path.samefile(data)):
         raise ArgumentError(
             explain("output", repr(str(path)), "another file than the data, which it would replace", "name a new file")
         )
-    folder = run.resolve()
+    folder = _real(run)
     for name in (real, place):
         inside = any(parent in name.parents for parent in map(folder.joinpath, RUN_FOLDERS))
         if inside or (name.parent == folder and (name.name in RUN_FILES or (folder / CONFIG).exists())):
             raise ArgumentError(
                 explain("output", repr(str(path)), "no file of the run or its model", "name a file elsewhere")
             )
+
+
+def _real(path: Path) -> Path:
+    """A path without links; unlike ``Path.resolve``, also where they lead in a circle."""
+    return Path(os.path.realpath(path))
 
 
 def write_predictions(path: Path, predictions: Predictions) -> None:
@@ -107,9 +126,10 @@ def _parquet(columns: dict[str, list[Any]]) -> bytes:
 
 
 def _one_kind(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Ids that are part numbers and part text become text: a column has one kind."""
+    """Ids that are part numbers and part text, or beyond 64 bits, become text: a column has one kind."""
     ids = columns["id"]
     mixed = len({isinstance(value, str) for value in ids}) > 1
+    mixed = mixed or any(not isinstance(value, str) and not -(2**63) <= value < 2**63 for value in ids)
     return columns | {"id": [str(value) for value in ids]} if mixed else columns
 
 

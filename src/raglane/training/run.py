@@ -141,7 +141,8 @@ def check_folder(folder: Path, *, resume: bool = False, overwrite: bool = False)
         return
     # A run that was killed while it wrote its first file left no more than a part of it.
     part = f".{DESCRIPTION}.partial"
-    if not folder.exists() or (folder.is_dir() and all(path.name == part for path in folder.iterdir())):
+    # A link that leads nowhere is there, too.
+    if not os.path.lexists(folder) or (folder.is_dir() and all(path.name == part for path in folder.iterdir())):
         return
     if not (folder / DESCRIPTION).is_file():
         raise ArgumentError(explain("out", repr(str(folder)), "a new folder, or that of a run", "give another --out"))

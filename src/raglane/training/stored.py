@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from raglane.errors import ArgumentError, CheckpointError, explain
+from raglane.errors import ArgumentError, CheckpointError, explain, quote
 
 __all__ = ["build", "damaged", "reading"]
 
@@ -43,11 +43,11 @@ def build(kind: type[Kind], content: Any, name: str) -> Kind:
         ValueError: point.x = None, which is not a number
     """
     if not isinstance(content, dict):
-        raise ValueError(f"{name} = {_short(content)}, which is not an object")
+        raise ValueError(f"{name} = {quote(content)}, which is not an object")
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     unknown = [key for key in content if key not in fields]
     if unknown:
-        raise ValueError(f"{name} with the unknown entry {unknown[0]!r}")
+        raise ValueError(f"{name} with the unknown entry {quote(unknown[0])}")
     hints = typing.get_type_hints(kind)
     values = {}
     for key, field in fields.items():
@@ -77,16 +77,11 @@ def _value(hint: Any, value: Any, name: str) -> Any:
     if isinstance(value, wanted) and (hint is bool or not isinstance(value, bool)):
         return value
     words = _WORDS.get(hint, {list: "a list", dict: "an object"}.get(origin, "what it should be"))
-    raise ValueError(f"{name} = {_short(value)}, which is not {words}")
+    raise ValueError(f"{name} = {quote(value)}, which is not {words}")
 
 
 def _is_json(hint: Any) -> bool:
     return typing.get_origin(hint) in (list, dict) or hint in (int, float, str, bool) or dataclasses.is_dataclass(hint)
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def damaged(path: Path, what: str) -> CheckpointError:

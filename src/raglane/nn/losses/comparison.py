@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from raglane import segments
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain, quote
 from raglane.ragged import Ragged
 
 __all__ = [
@@ -195,7 +195,7 @@ def check_reduction(reduction: Any) -> None:
         raise ArgumentError(
             explain(
                 "reduction",
-                repr(reduction),
+                quote(reduction),
                 f"one of {', '.join(map(repr, _REDUCTIONS))}",
                 "for torch's 'mean' pass 'element'; for its 'sum' pass 'none' and add up the values",
             )
