@@ -111,6 +111,18 @@ def test_times_are_sorted_as_what_they_are(tmp_path: Path) -> None:
         assert records.values.tolist() == [[0], [1], [2]], times
 
 
+def test_two_columns_of_times_must_agree(tmp_path: Path) -> None:
+    """A clock that orders the rows and a date that is passed over would shuffle them."""
+    text = "id,date,time,x,y\na,20240101,930,1,p\na,20240102,815,2,p\nb,20231230,700,3,q\n"
+    with pytest.raises(DataError, match=r"'time' and 'date', which order the rows differently.*--time-column NAME"):
+        read(write(tmp_path, text), Columns(label="y"))
+    for time, expected in (("date", [[1], [2], [3]]), ("time", [[2], [1], [3]])):
+        named = Columns(label="y", time=time, features=("x",))
+        assert read(write(tmp_path, text), named).values.tolist() == expected
+    agreeing = "id,step,time,x,y\na,2,0.5,1,p\na,1,0.25,2,p\nb,1,0.125,3,q\n"
+    assert read(write(tmp_path, agreeing), Columns(label="y")).values[:, 1].tolist() == [2, 1, 3]
+
+
 def test_cells_beyond_the_header_are_not_cut_off(tmp_path: Path) -> None:
     """Which pandas does, with a warning that the commands do not show."""
     path = write(tmp_path, "id,x,y\n1,2,a,9\n1,3,a,9\n")

@@ -33,7 +33,7 @@ from raglane.data.formats.base import (
     named_column,
     read_bytes,
 )
-from raglane.data.formats.times import choose_time, read_times
+from raglane.data.formats.times import choose_time, read_times, refuse_contradiction
 from raglane.data.records import Columns, Records, offsets_of
 from raglane.errors import quote, quote_all, require
 
@@ -88,7 +88,7 @@ def read(path: Path, columns: Columns) -> Records:
         rule = f"a column says which sequence a row belongs to; its name is {', '.join(_ID_NAMES)}"
         raise data_error(path, got, rule, "pass --id-column NAME")
     time, time_note = choose_time(path, cells, columns, [name for name in present if name != id_name])
-    table = _group(path, cells, id_name, time)
+    table = _group(path, cells, columns, id_name, time)
     free = [name for name in present if name not in (id_name, time)]
     label, label_notes = _choose_label(table, columns, free)
     if columns.features:
@@ -140,7 +140,9 @@ def _cells(path: Path, columns: Columns) -> tuple[dict[str, npt.NDArray[np.objec
     return cells, notes
 
 
-def _group(path: Path, cells: dict[str, npt.NDArray[np.object_]], id_name: str, time: str | None) -> _Table:
+def _group(
+    path: Path, cells: dict[str, npt.NDArray[np.object_]], columns: Columns, id_name: str, time: str | None
+) -> _Table:
     """Bring the rows of each sequence together, in the order of the time column if there is one."""
     pandas = require("pandas", "data")
     codes, ids = pandas.factorize(cells[id_name])
@@ -166,6 +168,7 @@ def _group(path: Path, cells: dict[str, npt.NDArray[np.object_]], id_name: str, 
                 f"remove one of the rows, or correct {quote(time)}; if it is a feature, say so with {FLAGS['features']}"
             )
             raise data_error(path, got, "a sequence has one row for each time", fix)
+        refuse_contradiction(path, table.cells, columns, time, np.diff(sorted_codes) == 0)
     return table
 
 

@@ -2,7 +2,7 @@
 
 A column that is called like a time is taken for one. Were it passed over where a cell cannot be read, a model would be
 trained on rows in whatever order they stand. Only a column of words (no digit in any cell) is no time, whatever its
-name.
+name. Where several columns are called like times, the first orders the rows, if the others do not contradict it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from raglane.data.formats.base import TIME_NAMES, data_error, named_column
 from raglane.data.records import Columns
-from raglane.errors import quote, require
+from raglane.errors import DataError, quote, require
 
-__all__ = ["choose_time", "read_times"]
+__all__ = ["choose_time", "read_times", "refuse_contradiction"]
 
 
 def choose_time(
@@ -38,16 +38,53 @@ def choose_time(
     """
     if columns.time is not None:
         return named_column(path, "time", columns.time, cells), f"time column: {quote(columns.time)}"
-    taken = {columns.label, *(columns.features or ())}
-    named = [name for known in TIME_NAMES for name in free if name.lower() == known and name not in taken]
     why = ""
-    for name in named:
+    for name in _called_times(columns, free):
         if _is_words(cells[name]):
             why = why or f"{quote(name)} holds words; "
             continue
         read_times(path, cells[name], name)
         return name, f"time column: {quote(name)} (by its name)"
     return None, f"no time column: {why}rows keep the order of the file; name one with --time-column"
+
+
+def _called_times(columns: Columns, free: Sequence[str]) -> list[str]:
+    """The columns whose name says time, and that are nothing else by name; the most telling name first."""
+    taken = {columns.label, columns.id, *(columns.features or ())}
+    return [name for known in TIME_NAMES for name in free if name.lower() == known and name not in taken]
+
+
+def refuse_contradiction(
+    path: Path,
+    cells: Mapping[str, npt.NDArray[np.object_]],
+    columns: Columns,
+    time: str,
+    same: npt.NDArray[np.bool_],
+) -> None:
+    """Raise where a second column of times would order the rows in another way, and nobody chose between the two.
+
+    Args:
+        path: the file, for messages.
+        cells: the cells of each column, the rows of each sequence together and in the order of ``time``.
+        columns: what the user named.
+        time: the column that orders the rows.
+        same: ``(rows - 1,)``, whether the next row is of the same sequence.
+
+    Raises:
+        DataError: it would.
+    """
+    if columns.time is not None:
+        return
+    for name in _called_times(columns, list(cells)):
+        if name == time or _is_words(cells[name]):
+            continue
+        try:
+            times = read_times(path, cells[name], name)
+        except DataError:
+            continue  # no time, so a feature or a label, which is looked at where they are
+        if ((times[1:] < times[:-1]) & same).any():
+            got = f"the columns {quote(time)} and {quote(name)}, which order the rows differently"
+            raise data_error(path, got, "one column orders the rows", "pass --time-column NAME for the one that does")
 
 
 def _is_words(cells: npt.NDArray[np.object_]) -> bool:
