@@ -140,7 +140,7 @@ def test_the_test_part_is_checked_before_the_first_epoch(
         ["train", str(data), "--test", str(narrow), "--out", str(tmp_path / "run"), *_FAST],
         capsys,
         "narrow.csv",
-        "a, b",
+        "'a', 'b'",
     )
 
 

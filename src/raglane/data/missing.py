@@ -8,8 +8,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from raglane.checks import check_choice
 from raglane.data.records import Records, place_of
-from raglane.errors import ArgumentError, DataError, explain, quote
+from raglane.errors import DataError, explain, quote
 
 __all__ = ["FILL", "MISSING", "check_policy", "fill_missing", "refuse_missing"]
 
@@ -21,9 +22,7 @@ FILL = "train with missing='zero' or missing='forward' (raglane train --missing 
 
 def check_policy(missing: str) -> None:
     """Raise :class:`~raglane.errors.ArgumentError` unless ``missing`` is one of ``MISSING``."""
-    if missing not in MISSING:
-        rule = f"one of {', '.join(MISSING)}"
-        raise ArgumentError(explain("missing", quote(missing), rule, "pass one of these"))
+    check_choice("missing", missing, MISSING)
 
 
 def refuse_missing(records: Records) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raglane import segments
 from raglane.cells.spec import CellSpec, Weights
 from raglane.kernels import reference
 from raglane.kernels.contract import LayerResult, NetworkLike, Request, Result, Traits
@@ -20,6 +19,7 @@ from raglane.kernels.stack import run_stack
 from raglane.packing.flat import flat_to_padded, padded_to_flat
 from raglane.packing.layouts import packed_layout
 from raglane.rows import place_rows, take_rows
+from raglane.segments import plain as segments
 
 __all__ = ["BACKEND", "TorchBackend", "call"]
 

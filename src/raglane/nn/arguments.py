@@ -43,9 +43,17 @@ def check_number(name: str, value: Any, rule: str, holds: Callable[[float], bool
         0.5
     """
     # NumPy's numbers are such numbers too, which is what sizes and shares often come from.
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not holds(float(value)):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not _holds(holds, value):
         raise ArgumentError(explain(name, quote(value), rule, "pass such a number"))
     return value
+
+
+def _holds(rule: Callable[[float], bool], value: Any) -> bool:
+    """Whether a rule holds for a number, which must not be too large for a float."""
+    try:
+        return rule(float(value))
+    except OverflowError:
+        return False
 
 
 def check_whole(name: str, value: Any) -> int:
@@ -53,6 +61,7 @@ def check_whole(name: str, value: Any) -> int:
 
     Raises:
         ArgumentTypeError: anything else.
+        ArgumentError: beyond 64 bits.
 
     Example:
         >>> check_whole("ignore_index", -100)
@@ -60,7 +69,10 @@ def check_whole(name: str, value: Any) -> int:
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise ArgumentTypeError(explain(name, quote(value), "a whole number", "pass an int"))
-    return int(value)
+    whole = int(value)
+    if not -(2**63) <= whole < 2**63:
+        raise ArgumentError(explain(name, quote(value), "a whole number of 64 bits", "pass a smaller one"))
+    return whole
 
 
 def check_clip(clip: float | None) -> float | None:
@@ -82,7 +94,7 @@ def check_count(name: str, value: Any) -> int:
     """A size as it is.
 
     Raises:
-        ArgumentError: no whole number of at least 1.
+        ArgumentError: no whole number of at least 1, or one that no memory has room for.
 
     Example:
         >>> check_count("hidden_size", 3)
@@ -90,6 +102,8 @@ def check_count(name: str, value: Any) -> int:
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
         raise ArgumentError(explain(name, quote(value), "a whole number of at least 1", "pass 1 or more"))
+    if int(value) >= 2**31:
+        raise ArgumentError(explain(name, quote(value), "at most 2**31 - 1", "pass a smaller one"))
     return int(value)
 
 

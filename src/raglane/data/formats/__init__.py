@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from raglane.checks import check_choice, check_kind
 from raglane.data.formats import csv, folder, jsonl, parquet, ts
 from raglane.data.formats.base import FLAGS, Format, data_error, open_error
 from raglane.data.formats.ts import japanese_vowels
 from raglane.data.records import Columns, Records, note_empty
-from raglane.errors import ArgumentError, ArgumentTypeError, explain, printable, quote, shorten
+from raglane.errors import printable, quote, shorten
 from raglane.reading import as_path, check_file
 
 __all__ = ["FORMATS", "Format", "japanese_vowels", "read"]
@@ -68,10 +69,10 @@ def read(path: str | os.PathLike[str], columns: Columns | None = None, format: s
 def _columns(columns: Any) -> Columns:
     if columns is None:
         return Columns()
-    if not isinstance(columns, Columns):
-        fix = "pass rl.data.Columns(label=...), say"
-        raise ArgumentTypeError(explain("columns", quote(columns), "an object of Columns, or None", fix))
-    return columns
+    fix = "pass rl.data.Columns(label=...), say"
+    check_kind("columns", columns, Columns, "an object of Columns, or None", fix)
+    found: Columns = columns
+    return found
 
 
 def _not_used(format: Format, columns: Columns) -> list[str]:
@@ -89,10 +90,7 @@ def _pick(path: Path, format: str | None) -> Format:
     except OSError as error:
         raise open_error(path, error) from error
     if format is not None:
-        if not isinstance(format, str) or format not in FORMATS:
-            rule = f"one of {', '.join(FORMATS)}"
-            raise ArgumentError(explain("format", quote(format), rule, "pass one of these, or None"))
-        return FORMATS[format]
+        return FORMATS[check_choice("format", format, tuple(FORMATS), "pass one of these, or None")]
     if path.is_dir():
         return FORMATS["folder"]
     for known in FORMATS.values():
