@@ -11,7 +11,12 @@ import pytest
 from raglane.cli import main
 from raglane.cli.sources import hold_out
 from raglane.data import read
+from raglane.errors import ArgumentTypeError, RaglaneError
 from raglane.training.checkpoint import load_model
+from raglane.training.inference import Predictions, predict
+from raglane.training.predictions import write_predictions
+from raglane.training.run import load_description, train
+from raglane.training.settings import Settings
 
 _FAST = ["--epochs", "1", "--hidden", "3", "--threads", "1"]
 _NOTE = "its class follows from the initial state alone"
@@ -62,6 +67,17 @@ def test_a_model_is_found_by_a_str_as_by_a_path(tmp_path: Path) -> None:
     assert main(["train", str(data), "--out", str(tmp_path / "run"), *_FAST, "-q"]) == 0
     for path in (tmp_path / "run", str(tmp_path / "run"), str(tmp_path / "run" / "best")):
         assert load_model(path).task == "classify"
+    records, out = read(str(data)), str(tmp_path / "again")
+    train(Settings(epochs=1, hidden=3, threads=1), records, None, out)
+    assert load_description(out).settings.hidden == 3
+    write_predictions(str(tmp_path / "p.csv"), predict(load_model(out), records))
+    assert len((tmp_path / "p.csv").read_text().splitlines()) == 9
+    for use in (load_model, load_description, lambda path: write_predictions(path, Predictions({"id": []}))):
+        with pytest.raises(ArgumentTypeError, match="path: got 3; the rule: a path"):
+            use(3)  # type: ignore[arg-type]
+    for wrong in ("x", 0, 2.5, None):
+        with pytest.raises(RaglaneError, match="batch_size: got"):
+            predict(load_model(out), records, batch_size=wrong)  # type: ignore[arg-type]
 
 
 def test_rows_that_no_time_orders_are_not_trained_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import pickle
 from pathlib import Path
 
 import pytest
+from torch._utils import ExceptionWrapper
 
 from raglane import errors
 from raglane.cli import main
@@ -34,6 +35,20 @@ def test_every_error_is_one_printable_line(kind: type[RaglaneError]) -> None:
     assert str(error) == f"{SHOWN}: wrong"
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
     assert str(kind()) == ""
+
+
+def test_the_error_of_a_worker_keeps_the_lines_of_its_trace() -> None:
+    """A DataLoader makes it anew, of its class and with the trace in its message."""
+    try:
+        raise DataError(explain("a\nb", "c", "d", "e"))
+    except DataError:
+        wrapped = ExceptionWrapper(where="in DataLoader worker process 0")
+    with pytest.raises(DataError, match="Caught DataError in DataLoader worker") as caught:
+        wrapped.reraise()
+    lines = str(caught.value).split("\n")
+    assert len(lines) > 3
+    assert lines[-2].endswith("DataError: a\\nb: got c; the rule: d. Fix: e.")
+    assert all(line.isprintable() for line in lines)
 
 
 def test_a_long_value_loses_its_middle() -> None:

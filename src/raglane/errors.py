@@ -54,6 +54,8 @@ __all__ = [
 # Characters of a quoted value, and of each part of a message; how many values of a list are named.
 _QUOTED, _PART, _NAMED = 80, 400, 20
 
+_TRACE = "Original Traceback (most recent call last):"
+
 
 def printable(text: str) -> str:
     r"""A text with an escape for whatever is no printable character.
@@ -117,7 +119,9 @@ class RaglaneError(Exception):
     """The root of every exception that Raglane raises on purpose; its message is one line of printable characters."""
 
     def __init__(self, message: object = "") -> None:
-        super().__init__(printable(str(message)))
+        # A DataLoader makes the error of a worker anew, with the worker's trace in its message.
+        lines = str(message).split("\n") if _TRACE in str(message) else [str(message)]
+        super().__init__("\n".join(map(printable, lines)))
 
 
 class ArgumentError(RaglaneError, ValueError):

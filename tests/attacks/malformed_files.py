@@ -19,6 +19,7 @@ import contextlib
 import io
 import json
 import random
+import resource
 import signal
 import sys
 import tempfile
@@ -38,8 +39,8 @@ from raglane.errors import RaglaneError
 
 __all__ = ["attack", "build", "fault_of", "main"]
 
-# Seconds that no file of a few kilobytes can take, but for a reader that does not end.
-_LIMIT = 60
+# Seconds, and kilobytes more than before, that no file of a few kilobytes can take but for a reader that does not end.
+_LIMIT, _ROOM = 60, 1_000_000
 
 _NUMBERS = ["0", "1", "-2.5", "1e5", "1e999", "-1e999", "NaN", "nan", "inf", "?", "", " ", "NA", "1_0", "0x1",
             "9" * 5000, "9" * 25, str(2**63), str(-(2**63) - 1), "1.2.3", "--1", "١٢", "1e-400", "1,5", "true",
@@ -128,6 +129,7 @@ def _column(chance: random.Random, count: int) -> list[Any]:
     columns: list[list[Any]] = [
         [[chance.uniform(-1, 1) for _ in range(length)] for length in lengths],
         [[[chance.uniform(-1, 1) for _ in range(width)] for _ in range(length)] for length in lengths],
+        [[[chance.uniform(-1, 1)] * chance.choice([0, 1, 2]) for _ in range(length)] for length in lengths],
         [[chance.choice(_TEXTS) for _ in range(length)] for length in lengths],
         [chance.choice(_TEXTS) for _ in lengths],
         [chance.choice(["u", "v"]) for _ in lengths],
@@ -333,8 +335,14 @@ def _watch() -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+def _taken() -> int:
+    """The most memory that this process ever had, in kilobytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
 def fault_of(path: Path, form: str | None, columns: Columns) -> BaseException | None:
     """What should not have come of reading a file; None where all is well."""
+    before = _taken()
     try:
         with _watch(), warnings.catch_warnings():
             # As the commands do: what a library only warns of must not pass for read.
@@ -348,7 +356,8 @@ def fault_of(path: Path, form: str | None, columns: Columns) -> BaseException | 
         if isinstance(error, KeyboardInterrupt):
             raise
         return error
-    return None
+    more = _taken() - before
+    return MemoryError(f"{more} kilobytes") if more > _ROOM else None
 
 
 def attack(seed: int, number: int, folder: Path) -> tuple[BaseException | None, Path, str | None, Columns]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from raglane.data.dataset import SequenceDataset
+from raglane.data.epochs import check_least
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
 from raglane.errors import ArgumentError, DataError, explain, quote
@@ -123,8 +124,8 @@ def predict(
         ArgumentError: ``batch_size`` or ``horizon`` is below 1, or one asked for does not go with the task.
         DataError: the data does not fit the model.
     """
-    _at_least_one("batch_size", batch_size)
-    _at_least_one("horizon", horizon)
+    check_least("batch_size", batch_size, 1)
+    check_least("horizon", horizon, 1)
     for name, value, given, tasks in (
         ("horizon", horizon, horizon != 1, ("forecast",)),
         ("probabilities", probabilities, probabilities, ("classify", "tag")),
@@ -167,7 +168,7 @@ def evaluate(
         ArgumentError: ``batch_size`` is below 1.
         DataError: the data does not fit the model, has no labels, or one that training has not seen.
     """
-    _at_least_one("batch_size", batch_size)
+    check_least("batch_size", batch_size, 1)
     device = device or torch.device("cpu")
     preprocessor = saved.preprocessor
     dataset = preprocessor.apply(records)
@@ -243,8 +244,3 @@ def _logits(output: Tensor | Ragged) -> Tensor:
 
 def _by_sequence(values: list[Any], offsets: Tensor) -> list[list[Any]]:
     return [values[start:end] for start, end in pairwise(offsets.tolist())]
-
-
-def _at_least_one(name: str, value: int) -> None:
-    if value < 1:
-        raise ArgumentError(explain(name, quote(value), "at least 1", "pass a whole number above 0"))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from raglane.errors import ArgumentError, explain, require
-from raglane.reading import NotAFileError, check_file
+from raglane.reading import NotAFileError, as_path, check_file
 from raglane.training.checkpoint import CONFIG
 from raglane.training.files import write_file
 from raglane.training.inference import Predictions
@@ -21,13 +21,14 @@ from raglane.training.run import RUN_FILES, RUN_FOLDERS
 __all__ = ["WRITERS", "check_apart", "check_output", "write_predictions"]
 
 
-def check_output(path: Path) -> None:
+def check_output(path: str | os.PathLike[str]) -> None:
     """Refuse a file that could not be written, before anything is computed.
 
     Args:
         path: where predictions are to go.
 
     Raises:
+        ArgumentTypeError: ``path`` is no path.
         ArgumentError: an unknown suffix, a folder or something else that is no file, or a file in a folder that is not
             there.
         OSError: the file, or its folder, cannot be reached.
@@ -36,6 +37,7 @@ def check_output(path: Path) -> None:
     Example:
         >>> check_output(Path("predictions.csv"))
     """
+    path = as_path(path)
     if path.suffix.lower() not in WRITERS:
         raise ArgumentError(
             explain("output", repr(str(path)), f"a name that ends in {', '.join(WRITERS)}", "change the suffix")
@@ -93,7 +95,7 @@ def _real(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-def write_predictions(path: Path, predictions: Predictions) -> None:
+def write_predictions(path: str | os.PathLike[str], predictions: Predictions) -> None:
     r"""Write a table of predictions whole or not at all.
 
     Args:
@@ -113,6 +115,7 @@ def write_predictions(path: Path, predictions: Predictions) -> None:
         'id,prediction\n0,a\n'
     """
     check_output(path)
+    path = as_path(path)
     write_file(path, WRITERS[path.suffix.lower()](predictions.columns))
 
 

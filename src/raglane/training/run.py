@@ -17,6 +17,7 @@ import torch
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
 from raglane.errors import ArgumentError, DataError, explain, require
+from raglane.reading import as_path
 from raglane.training.batches import BatchStore
 from raglane.training.checkpoint import check_format, load_weights, model_files, read_json, to_json
 from raglane.training.files import remove_leftovers, whole_folder, write_file
@@ -103,7 +104,7 @@ class TrainingResult:
         return self.stopped_by is not None
 
 
-def load_description(folder: Path) -> RunDescription:
+def load_description(folder: str | os.PathLike[str]) -> RunDescription:
     """Read what a run was started with.
 
     Args:
@@ -112,7 +113,7 @@ def load_description(folder: Path) -> RunDescription:
     Raises:
         CheckpointError: there is no ``run.json``, or it is damaged or of a newer format.
     """
-    path = folder / DESCRIPTION
+    path = as_path(folder) / DESCRIPTION
     config = read_json(path)
     check_format(path, config, FORMAT, FORMAT_VERSION)
     with reading(path):
@@ -188,7 +189,7 @@ def train(
     settings: Settings,
     training: Records,
     validation: Records | None,
-    folder: Path,
+    folder: str | os.PathLike[str],
     *,
     data: Mapping[str, Any] | None = None,
     columns: Mapping[str, Any] | None = None,
@@ -225,6 +226,7 @@ def train(
     require("safetensors", "train")
     from raglane.training.loop import Interrupted, make_optimizer, run_epochs
 
+    folder = as_path(folder)
     check_folder(folder, resume=resume, overwrite=overwrite)
     device = pick_device(settings.device)
     _check_machine(settings)
