@@ -148,7 +148,10 @@ def main(rounds: int, seed: int, first: int = 0) -> int:
             with tempfile.TemporaryDirectory() as folder:
                 fault, command = attack(seed, number, ready, Path(folder))
                 if fault is not None or rounds == 1:
-                    print(f"{fault}\n  {command!a}\n  repeat: cd tests && python -m attacks.commands 1 {seed} {number}")
+                    print(
+                        f"{fault}\n  {command!a}\n  repeat: cd tests && python -m attacks.commands 1 {seed} {number}",
+                        flush=True,
+                    )
                 faults += fault is not None
     print(f"{faults} faults", flush=True)
     return faults

@@ -13,7 +13,6 @@ without a name, such as the row numbers that pandas writes first, is left out.
 from __future__ import annotations
 
 import io
-import warnings
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -80,7 +79,7 @@ def read(path: Path, columns: Columns) -> Records:
             rows of one time in a sequence, or a label that changes within one.
         MissingExtraError: pandas is not installed.
     """
-    cells, left_out_notes = _cells(path, columns)
+    cells, left_out_notes = _cells(path)
     present = list(cells)
     id_name, notes = id_column(path, columns, present, present, _ID_NAMES)
     if id_name is None:
@@ -107,36 +106,32 @@ def read(path: Path, columns: Columns) -> Records:
     return Records(values, table.offsets, table.ids, labels, tags, channels, path, notes, found)
 
 
-def _cells(path: Path, columns: Columns) -> tuple[dict[str, npt.NDArray[np.object_]], tuple[str, ...]]:
+def _cells(path: Path) -> tuple[dict[str, npt.NDArray[np.object_]], tuple[str, ...]]:
     """Every cell as it is written, column by column, and notes on the columns that are left out."""
     pandas = require("pandas", "data")
     content = read_bytes(path)
     # pandas decodes anew, but does not say where a byte is that it cannot read.
     decode(path, content)
-    options: dict[str, Any] = {"dtype": object, "keep_default_na": False, "encoding": "utf-8-sig", "index_col": False}
+    # The header is a row like the others: pandas would rename the second of two columns of one name, name those
+    # without, and cut off the cells of rows that are longer.
+    options: dict[str, Any] = {"header": None, "dtype": object, "keep_default_na": False, "encoding": "utf-8-sig"}
     try:
-        with warnings.catch_warnings():
-            # pandas cuts off the cells of rows that are longer than the header, and only warns of it.
-            warnings.simplefilter("error", pandas.errors.ParserWarning)
-            frame = pandas.read_csv(io.BytesIO(content), **options)
-            # Read as a row, since pandas gives the second of two columns of one name a name of its own.
-            header = pandas.read_csv(io.BytesIO(content), header=None, nrows=1, **options).iloc[0].tolist()
-    except (pandas.errors.ParserError, pandas.errors.EmptyDataError, pandas.errors.ParserWarning) as error:
+        frame = pandas.read_csv(io.BytesIO(content), **options)
+    except (pandas.errors.ParserError, pandas.errors.EmptyDataError) as error:
         got = f"rows that do not fit ({' '.join(str(error).split()).rstrip('.')})"
         raise data_error(path, got, "each row has a cell for each column", "correct the file") from error
+    # A row that is too short ends in cells that are not there at all.
+    rows: npt.NDArray[np.object_] = frame.fillna("").to_numpy(dtype=object)
+    header = rows[0].tolist()
     counts = Counter(header)
     twice = next((name for name in header if name and counts[name] > 1), None)
     if twice is not None:
         raise data_error(path, f"two columns {quote(twice)}", "a column's name is its own", "rename one")
-    if len(frame) == 0:
+    if len(rows) == 1:
         raise data_error(path, "a header and no rows", "it must hold at least one sequence", "check the file")
-    # A row that is too short ends in cells that are not there at all.
-    cells = {str(name): frame[name].fillna("").to_numpy(dtype=object) for name in frame.columns}
-    asked = {columns.label, columns.id, columns.time, *(columns.features or ())}
-    nameless = [name for name, written in zip(cells, header, strict=False) if not written and name not in asked]
-    for name in nameless:
-        del cells[name]
-    notes = (f"left out, because they have no name: {count_of(len(nameless), 'column')}",) if nameless else ()
+    cells = {name: rows[1:, place] for place, name in enumerate(header) if name}
+    nameless = counts[""]
+    notes = (f"left out, because they have no name: {count_of(nameless, 'column')}",) if nameless else ()
     return cells, notes
 
 
