@@ -53,6 +53,8 @@ _COLUMNS = {
     "--feature-column": ["x", "t"],
     "--format": ["csv", "jsonl", "parquet", "ts", "folder"],
 }
+# What keeps a command that happens to be right from working for minutes.
+_NEVER = {"bench": ["--competitors", "nobody"], "train": ["--epochs", "1"]}
 _BENCH = {
     "--suites": ["grid", "tiny"],
     "--cells": ["lstm", "gru"],
@@ -106,13 +108,12 @@ def _command(chance: random.Random, ready: Path, folder: Path) -> list[str]:
             more = chance.choice([[], ["--probabilities"], ["--horizon", chance.choice(["2", "0", "-1"])]])
             return ["predict", run, *shape, "-o", str(output), *more, *_options(chance, _COLUMNS, 2)]
         case "bench":
-            # Never a whole measurement: one option of it is always wrong.
-            wrong = (
-                ["--lengths", str(data)] if chance.random() < 0.5 else ["--sizes", chance.choice(["x", "0x0x0", "1x1"])]
-            )
-            return ["bench", "--out", str(folder / "bench"), *_options(chance, _BENCH, 2), *wrong]
+            # Never a measurement: the option that is read last is wrong.
+            beside = ["--lengths", str(data)] if chance.random() < 0.5 else []
+            return ["bench", "--out", str(folder / "bench"), *_options(chance, _BENCH, 2), *beside, *_NEVER["bench"]]
     words = ["train", "evaluate", "predict", "bench", "--help", "--version", *_ODD, *_MODEL, str(data)]
-    return [chance.choice(words) for _ in range(chance.randint(1, 4))]
+    typed = [chance.choice(words) for _ in range(chance.randint(1, 4))]
+    return [*typed, *(part for name in _NEVER if name in typed for part in _NEVER[name])]
 
 
 def attack(seed: int, number: int, ready: Path, folder: Path) -> tuple[str | None, list[str]]:
