@@ -8,6 +8,9 @@ Where no column is named, the id and the time column go by their names (``id``, 
 ``step``, ``t``, ..., unless its cells are words), and the label column is the only column of words (of integers, if
 there is none) that, to classify, is the same in all rows of a sequence; every other column is a feature. A column
 without a name, such as the row numbers that pandas writes first, is left out.
+
+Ids are integers where all are written as such in at most 18 digits, else texts. A feature that float32 cannot hold,
+such as 1e999, is infinite, and so is missing.
 """
 
 from __future__ import annotations
