@@ -82,9 +82,9 @@ def test_every_stream_reads_one_sequence_after_another(
 def test_streams_end_together(lengths: list[int], batch_size: int, steps: int, shuffle: bool) -> None:
     pieces = [max(1, -(-length // steps)) for length in lengths]
     chunks = Chunks(numbered(lengths), batch_size, steps, shuffle=shuffle)
-    # Graham 1969: with the longest first, no more than 4/3 of the best way, which is at least this.
-    best = max([-(-sum(pieces) // batch_size), *pieces])
-    assert len(chunks) <= 4 / 3 * best
+    # Graham 1966: what is given to whoever is free ends no later than the mean and most of the largest.
+    most = sum(pieces) / batch_size + (1 - 1 / batch_size) * max(pieces, default=0)
+    assert len(chunks) <= most + 1e-9
     last_busy = [0] * batch_size
     for number, chunk in enumerate(chunks):
         for row in (chunk.sequences >= 0).nonzero().flatten().tolist():

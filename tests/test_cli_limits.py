@@ -108,7 +108,9 @@ def test_the_batch_of_a_deep_model_counts_too(
     assert main([*command, "--out", str(tmp_path / "run"), "--batch-size", "2"]) == 0
 
 
-@pytest.mark.parametrize(("name", "value"), [("hidden", 10**12), ("layers", 10**12), ("layers", 10**6), ("hidden", 70)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("hidden", 2 * 10**9), ("layers", 2 * 10**9), ("layers", 10**6), ("hidden", 70)]
+)
 def test_a_configuration_that_asks_for_a_model_that_is_not_there(
     work: Path, capsys: pytest.CaptureFixture[str], name: str, value: int
 ) -> None:
@@ -168,7 +170,7 @@ def test_a_device_of_its_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_forecast_for_which_there_is_no_memory(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["predict", str(work / "forecast"), str(work / "ok.csv"), "-o", str(work / "p.csv"), "--horizon"]
-    fails([*command, str(10**30)], capsys, "memory: got 24,", "pass a smaller horizon")
+    fails([*command, str(10**18)], capsys, "memory: got 24,", "pass a smaller horizon")
     assert not (work / "p.csv").exists()
 
 
@@ -217,12 +219,12 @@ def test_paths_that_cannot_be(
         "'--out'": ["bench", "--cells", "gru", "--sizes", "3x5x4", "--rounds", "1", "--out"],
     }
     for name, command in commands.items():
-        for path in ("", "\udcff", "a\0b"):
-            fails([*command, path], capsys, name, "an empty path" if not path else "which is no text")
+        for path in ("", "a\0b"):
+            fails([*command, path], capsys, name, "an empty path" if not path else "which no file can be called")
     for path in ("file", "file/below"):
         fails([*commands["--out"], path], capsys, "out: got")
         fails([*commands["'--out'"], path], capsys, "out: got")
-        fails(["predict", path, data, "-o", "a.csv"], capsys, "no such folder")
+        fails(["predict", path, data, "-o", "a.csv"], capsys, "got a file" if path == "file" else "no such folder")
     fails([*commands["'--out'"], "."], capsys, "out: got '.'")
     for path in ("p.csv", "file/p.csv", "none/p.csv"):
         fails([*commands["--output"], path], capsys, "output: got")

@@ -99,7 +99,7 @@ def test_the_test_part_is_checked_before_the_first_epoch(
         ["train", str(data), "--test", str(narrow), "--out", str(tmp_path / "run"), *FAST],
         capsys,
         "narrow.csv",
-        "a, b",
+        "'a', 'b'",
     )
 
 

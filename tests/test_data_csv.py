@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,6 +64,101 @@ def test_a_time_column_is_known_by_its_name(tmp_path: Path, name: str) -> None:
 def test_words_are_no_times(tmp_path: Path) -> None:
     records = read(write(tmp_path, "id,step,y\na,walk,p\na,run,p\n"), Columns(label="y"))
     assert records.values.tolist() == ["walk", "run"]
+    note = "no time column: 'step' holds words; rows keep the order of the file; name one with --time-column"
+    assert note in records.notes
+
+
+@pytest.mark.parametrize(
+    ("times", "row"),
+    [
+        (["31.01.2024", "02.01.2024", "01.01.2024"], 0),
+        (["2024-01-03", "2024-13-02", "2024-01-01"], 1),
+        (["3", "2", ""], 2),
+        (["3", "", "x"], 1),
+        (["", "", ""], 0),
+        (["12:30", "12:20", "12:10"], 0),
+        (["3", "1e999", "1"], 1),
+        (["3", "inf", "1"], 1),
+        (["2024-01-03", "2", "2024-01-01"], 1),
+        (["3", "x" * 5000, "1"], 1),
+    ],
+)
+@pytest.mark.parametrize("named", [True, False])
+def test_times_that_cannot_be_read_are_refused(tmp_path: Path, times: list[str], row: int, named: bool) -> None:
+    """Also where nobody named the column: passed over, it would leave the rows in whatever order they stand."""
+    rows = "".join(f"a,{time},{x},p\n" for x, time in enumerate(times))
+    path = write(tmp_path, f"id,date,x,y\n{rows}")
+    with pytest.raises(DataError) as caught:
+        read(path, Columns(time="date" if named else None))
+    for word in (repr(times[row][:20])[:-1], f"in data row {row}, column 'date'", "numbers, or dates", "--time-column"):
+        assert word in str(caught.value)
+    # Another column can be the time.
+    assert read(path, Columns(time="x", features=("x",), label="y")).values.tolist() == [[0], [1], [2]]
+
+
+def test_times_are_sorted_as_what_they_are(tmp_path: Path) -> None:
+    """Numbers by value, whole ones to the last digit, dates by the moment."""
+    for times in (
+        ["9", "10", "100"],
+        ["-1.5", "0", "1e2"],
+        ["1700000000000000001", "1700000000000000002", "1700000000000000003"],
+        ["2024-01-01T00:00:00.000000001", "2024-01-01T00:00:00.000000002", "2024-01-01T00:00:00.000000003"],
+        ["2024-01-01T12:00+05:00", "2024-01-01T08:00", "2024-01-01T09:00Z"],
+        ["1999", "20000", "200000"],
+    ):
+        rows = "".join(f"a,{times[x]},{x},p\n" for x in (2, 0, 1))
+        records = read(write(tmp_path, f"id,t,x,y\n{rows}"), Columns(label="y"))
+        assert records.values.tolist() == [[0], [1], [2]], times
+
+
+def test_two_columns_of_times_must_agree(tmp_path: Path) -> None:
+    """A clock that orders the rows and a date that is passed over would shuffle them."""
+    text = "id,date,time,x,y\na,20240101,930,1,p\na,20240102,815,2,p\nb,20231230,700,3,q\n"
+    with pytest.raises(DataError, match=r"'time' and 'date', which order the rows differently.*--time-column NAME"):
+        read(write(tmp_path, text), Columns(label="y"))
+    for time, expected in (("date", [[1], [2], [3]]), ("time", [[2], [1], [3]])):
+        named = Columns(label="y", time=time, features=("x",))
+        assert read(write(tmp_path, text), named).values.tolist() == expected
+    agreeing = "id,step,time,x,y\na,2,0.5,1,p\na,1,0.25,2,p\nb,1,0.125,3,q\n"
+    assert read(write(tmp_path, agreeing), Columns(label="y")).values[:, 1].tolist() == [2, 1, 3]
+
+
+def test_cells_beyond_the_header_are_not_cut_off(tmp_path: Path) -> None:
+    """Which pandas does, with a warning that the commands do not show."""
+    path = write(tmp_path, "id,x,y\n1,2,a,9\n1,3,a,9\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(DataError, match="rows that do not fit"):
+            read(path)
+
+
+def test_columns_without_a_name_are_left_out(tmp_path: Path) -> None:
+    path = write(tmp_path, ",id,x,y,\n0,1,2,a,\n1,1,3,a,\n")
+    records = read(path)
+    assert records.channels == ("x",)
+    assert "left out, because they have no name: 2 columns" in records.notes
+    with pytest.raises(DataError, match="no column ''"):
+        read(path, Columns(features=("",), label="y"))
+
+
+def test_numbers_of_thousands_of_digits(tmp_path: Path) -> None:
+    """A feature is infinite, a label a word, an id a text; a time is refused."""
+    huge = "9" * 5000
+    records = read(write(tmp_path, f"id,x,y\n{huge},1,{huge}\n{huge},{huge},{huge}\n2,1,3\n"), Columns(label="y"))
+    assert records.ids == (huge, "2")
+    assert records.labels == (huge, "3")
+    assert records.values.tolist() == [[1], [np.inf], [1]]
+    with pytest.raises(DataError, match=r"'999.*' in data row 0, column 't'"):
+        read(write(tmp_path, f"id,t,x,y\n1,{huge},1,a\n"))
+    assert read(write(tmp_path, f"id,x,y\n{2**63},1,a\n")).ids == (str(2**63),)
+    assert read(write(tmp_path, f"id,x,y\n{10**18 - 1},1,a\n")).ids == (10**18 - 1,)
+
+
+def test_what_python_alone_takes_for_a_number_is_damage(tmp_path: Path) -> None:
+    for cell in ("1_5", "\u0663", "0x10"):
+        for text in (f"id,x,y\n1,2,a\n1,3,a\n1,{cell},a\n", f"id,x,y\n1,NA,a\n1,3,a\n1,{cell},a\n"):
+            with pytest.raises(DataError, match=rf"'{cell}' in data row 2 \(id 1\), column 'x'"):
+                read(write(tmp_path, text), Columns(label="y"))
 
 
 def test_a_number_beyond_float32_is_told_from_infinity(tmp_path: Path) -> None:

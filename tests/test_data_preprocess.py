@@ -201,7 +201,7 @@ def test_channels_are_matched_by_name() -> None:
     more = replace(records, values=records.values[:, [0, 0, 1, 2]], channels=("z", "a", "b", "c"))
     assert torch.equal(fitted.apply(more).values, fitted.apply(records).values)
     fewer = replace(records, values=records.values[:, :2], channels=("a", "b"))
-    with pytest.raises(DataError, match=r"channels a, b; .*channels a, b, c"):
+    with pytest.raises(DataError, match=r"channels 'a', 'b'; .*channels 'a', 'b', 'c'"):
         fitted.apply(fewer)
 
 

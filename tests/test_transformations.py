@@ -234,7 +234,7 @@ REFUSALS: dict[str, str] = {
     "make_fx": "get value out of a tracing tensor",
     "torch.jit.trace": r"torch\.jit\.trace: got a layer LSTM; .* Fix: use torch\.export",
     "torch.jit.script": r"torch\.jit\.script: got a layer LSTM; .* Fix: use torch\.compile or torch\.export",
-    "torch.fx.symbolic_trace": "is_leaf_module|symbolically traced|must be a dict",
+    "torch.fx.symbolic_trace": "is_leaf_module|symbolically traced|got a Proxy",
 }
 
 

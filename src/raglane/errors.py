@@ -19,12 +19,18 @@ The tree::
 PyTorch raises ``RuntimeError`` where shapes disagree and ``ValueError`` elsewhere; :class:`ShapeError` is
 both, so that code written against either keeps working. The two classes with more bases stand where torch's functions
 raise whichever error their code runs into.
+
+A message is one line of printable characters, whatever a file or a caller put into it: it can neither break a log into
+lines nor control the terminal that shows it. :class:`RaglaneError` sees to that; :func:`quote` and :func:`explain` keep
+it short.
 """
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
 from types import ModuleType
+from typing import Any
 
 __all__ = [
     "ArgumentError",
@@ -40,12 +46,84 @@ __all__ = [
     "RaglaneError",
     "ShapeError",
     "explain",
+    "printable",
+    "quote",
+    "quote_all",
     "require",
+    "shorten",
 ]
+
+# Characters of a quoted value, and of each part of a message; how many values of a list are named.
+_QUOTED, _PART, _NAMED = 80, 400, 20
+
+_TRACE = "Original Traceback (most recent call last):"
+
+
+def printable(text: str) -> str:
+    r"""A text with an escape for whatever is no printable character.
+
+    Control characters, line breaks, half surrogate pairs and the marks that turn the direction of writing become what
+    Python's ``repr`` writes for them, so that a terminal shows them and does nothing else.
+
+    Example:
+        >>> printable("red:\x1b[31m\n\u202e")
+        'red:\\x1b[31m\\n\\u202e'
+    """
+    if text.isprintable():
+        return text
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
+
+
+def shorten(text: str, most: int) -> str:
+    """A text without its middle, where it is longer than ``most`` characters.
+
+    Example:
+        >>> shorten("abcdefghijklmnopqrstuvwxyz", 12)
+        'abcdef...xyz'
+    """
+    if len(text) <= most:
+        return text
+    end = (most - 3) // 3
+    return f"{text[: most - 3 - end]}...{text[len(text) - end :]}"
+
+
+def quote(value: Any) -> str:
+    """A value as messages quote it: its ``repr``, without its middle where that is long.
+
+    Example:
+        >>> quote("abc"), quote(10**5000), len(quote("a" * 1000))
+        ("'abc'", 'a number of 16610 bits', 80)
+    """
+    if isinstance(value, (str, bytes)) and len(value) > 2 * _QUOTED:
+        # The middle of a long text would be escaped for nothing.
+        return shorten(repr(value[:_QUOTED])[:-1] + repr(value[-_QUOTED:])[1:], _QUOTED)
+    try:
+        text = repr(value)
+    except Exception:
+        # Python refuses to write a number of thousands of digits, and a caller's class may refuse anything.
+        text = f"a number of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
+    return shorten(printable(text), _QUOTED)
+
+
+def quote_all(values: Iterable[Any]) -> str:
+    """Values as messages list them: the first few, and how many more there are.
+
+    Example:
+        >>> quote_all("ab"), quote_all(range(1000))[-19:]
+        ("'a', 'b'", '18, 19 and 980 more')
+    """
+    listed = list(values)
+    more = f" and {len(listed) - _NAMED:,} more" if len(listed) > _NAMED else ""
+    return ", ".join(map(quote, listed[:_NAMED])) + more
 
 
 class RaglaneError(Exception):
-    """The root of every exception that Raglane raises on purpose."""
+    """The root of every exception that Raglane raises on purpose; its message is one line of printable characters."""
+
+    def __init__(self, message: object = "") -> None:
+        # A DataLoader makes the error of a worker anew, with the worker's trace in its message.
+        lines = str(message).split("\n") if _TRACE in str(message) else [str(message)]
+        super().__init__("\n".join(map(printable, lines)))
 
 
 class ArgumentError(RaglaneError, ValueError):
@@ -92,7 +170,7 @@ class DivergedError(RaglaneError):
         what: was seen, alone.
     """
 
-    def __init__(self, message: str, what: str = "") -> None:
+    def __init__(self, message: object = "", what: str = "") -> None:
         super().__init__(message)
         self.what = what
 
@@ -106,7 +184,7 @@ def explain(argument: str, got: str, rule: str, fix: str) -> str:
 
     Args:
         argument: the name of the argument, as the caller wrote it.
-        got: what it was, in a few words or numbers.
+        got: what it was, in a few words or numbers; :func:`quote` shortens a value that may be long.
         rule: what must hold.
         fix: what to pass or call instead.
 
@@ -114,6 +192,7 @@ def explain(argument: str, got: str, rule: str, fix: str) -> str:
         >>> explain("lengths", "3 lengths", "one length a sequence, and input holds 1", "pass [9]")
         'lengths: got 3 lengths; the rule: one length a sequence, and input holds 1. Fix: pass [9].'
     """
+    argument, got, rule, fix = (shorten(printable(part), _PART) for part in (argument, got, rule, fix))
     return f"{argument}: got {got}; the rule: {rule}. Fix: {fix}."
 
 

@@ -90,7 +90,7 @@ def _draw(axes: Any, name: str, results: Sequence[CaseResult], limits: tuple[flo
             continue
         axes.barh(place, ratio - 1, left=1, height=0.7, color=_FASTER if ratio >= 1 else _SLOWER, zorder=2)
         axes.text(limits[1], place, f"{ratio:.2f}", va="center", ha="right", fontsize=8, color=_INK, zorder=4)
-    axes.set_yticks(range(len(results)), [result.case.name for result in results], fontsize=8)
+    axes.set_yticks(range(len(results)), [result.case.name for result in results], fontsize=8, parse_math=False)
     axes.set_ylim(len(results) - 0.4, -0.6)
     axes.set_title(name, fontsize=10, color=_INK)
     is_memory = SUITES[results[0].case.suite].measures_memory

@@ -26,7 +26,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from raglane.errors import DataError, explain
+from raglane.errors import DataError, explain, printable, quote, shorten
+from raglane.reading import read_file
 
 __all__ = ["LENGTHS", "QUANTILES", "Lengths", "draw_like", "read_lengths"]
 
@@ -90,9 +91,10 @@ def read_lengths(path: Path) -> Lengths:
     """
     fix = "write one length a line, and nothing else"
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_file(path).decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        got = f"{str(path)!r}, which cannot be read ({error.__class__.__name__})"
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        got = f"{str(path)!r}, which cannot be read ({why})"
         raise DataError(explain("lengths", got, f"one of {', '.join(LENGTHS)}, all, or a file", fix)) from error
     listed: list[int] = []
     for number, line in enumerate(lines, 1):
@@ -101,7 +103,7 @@ def read_lengths(path: Path) -> Lengths:
         text = line.strip()
         if not (text.isascii() and text.isdigit() and len(text) <= 7 and 1 <= int(text) <= 10**6):
             rule = "an integer from 1 to 1,000,000 a line"
-            raise DataError(explain("lengths", f"{text[:40]!r} in line {number} of {path}", rule, fix))
+            raise DataError(explain("lengths", f"{quote(text)} in line {number} of {path}", rule, fix))
         listed.append(int(text))
     if not listed:
         raise DataError(explain("lengths", f"no length in {path}", "an integer of at least 1 a line", fix))
@@ -112,7 +114,9 @@ def read_lengths(path: Path) -> Lengths:
         picked = torch.randint(len(listed), (count,), generator=_generator(1))
         return _whole(torch.tensor(listed)[picked])
 
-    return Lengths(path.stem, f"{len(listed):,} lengths of {path.name}", draw)
+    # The name stands in tables and pictures.
+    name, file = (shorten(printable(part), 40) for part in (path.stem, path.name))
+    return Lengths(name, f"{len(listed):,} lengths of {file}", draw)
 
 
 def _generator(seed: int) -> torch.Generator:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import traceback
 import warnings
 from importlib.metadata import PackageNotFoundError, version
@@ -13,10 +12,11 @@ from typing import Annotated
 import typer
 
 from raglane.cli.bench import bench
+from raglane.cli.console import complain, say
 from raglane.cli.evaluate import evaluate
 from raglane.cli.predict import predict
 from raglane.cli.train import train
-from raglane.errors import DivergedError, RaglaneError, explain
+from raglane.errors import DivergedError, RaglaneError, explain, shorten
 
 __all__ = ["app", "run"]
 
@@ -24,6 +24,8 @@ _EXIT_CODES = (
     "Exit codes: 0 done; 1 a fault of Raglane; 2 bad input, or a machine that is full; 3 a training that ran away; "
     "130 stopped by Ctrl-C; 143 stopped by SIGTERM."
 )
+# Characters of a message that is not our own: it quotes what was typed, however long.
+_LONGEST = 500
 
 app = typer.Typer(
     name="raglane",
@@ -40,9 +42,9 @@ app = typer.Typer(
 def _show_version(wanted: bool) -> None:
     if wanted:
         try:
-            print(f"raglane {version('raglane')}")
+            say(f"raglane {version('raglane')}")
         except PackageNotFoundError:
-            print("raglane (not installed as a package)")
+            say("raglane (not installed as a package)")
         raise typer.Exit
 
 
@@ -84,17 +86,17 @@ def run(arguments: list[str]) -> int:
         message, code = "stopped", 130
     except Exception as error:
         if debug:
-            traceback.print_exc()
+            complain(*traceback.format_exc().splitlines())
         message, code = _explain(error)
-    line = " ".join(message.split())
-    print(f"raglane: error: {line}", file=sys.stderr)
+    # Our own messages are one line; those of libraries may be several.
+    complain(f"raglane: error: {' '.join(message.splitlines())}")
     return code
 
 
 def _explain(error: Exception) -> tuple[str, int]:
     """What an error means to the user, and the exit code."""
     if isinstance(error, _UsageError):
-        return error.format_message(), 2  # type: ignore[attr-defined]
+        return shorten(error.format_message(), _LONGEST), 2  # type: ignore[attr-defined]
     if isinstance(error, DivergedError):
         return str(error), 3
     if isinstance(error, RaglaneError):
@@ -106,7 +108,7 @@ def _explain(error: Exception) -> tuple[str, int]:
         got = f"no room for {asked[1]} more" if asked else "no room for what is asked"
         fix = "make hidden, layers, embedding or batch_size smaller (--hidden, --batch-size, ...)"
         return explain("memory", got, "model and batch fit in it", fix), 2
-    text = f"{type(error).__name__}: {error}".splitlines()[0]
+    text = shorten(f"{type(error).__name__}: {error}".splitlines()[0], _LONGEST)
     return f"{text} (a fault of Raglane; --debug shows the trace)", 1
 
 
@@ -122,5 +124,5 @@ def _is_out_of_memory(error: Exception) -> bool:
 def _describe(error: OSError) -> str:
     """An error of the system in a line, with the file where it happened."""
     reason = os.strerror(error.errno) if error.errno is not None else str(error)
-    place = f"{error.filename}: " if error.filename else ""
+    place = f"{shorten(str(error.filename), _LONGEST)}: " if error.filename else ""
     return f"{place}{reason}; nothing half-written is left"

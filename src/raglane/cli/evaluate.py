@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raglane.cli import options
+from raglane.cli import console, options
 from raglane.cli.sources import COLUMNS, SavedColumns, SavedSource, Source
 from raglane.errors import ArgumentError, explain
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from raglane.training.checkpoint import SavedModel
     from raglane.training.inference import Evaluation
 
-__all__ = ["evaluate", "model_source", "report", "test_part"]
+__all__ = ["evaluate", "model_source", "report", "tell_empty", "test_part"]
 
 # Above so many classes a table is wider than a terminal: it goes to its file only.
 _WIDEST_TABLE = 20
@@ -55,7 +55,7 @@ def evaluate(
 
     def say(line: str) -> None:
         if not quiet:
-            print(line)
+            console.say(line)
 
     # Before anything is read, which can take its time.
     where = pick_device(device)
@@ -68,6 +68,7 @@ def evaluate(
             records = test_part(run, saved.task)
         else:
             records = model_source(run, data, format, given, saved.columns).read(saved.task)
+        tell_empty(records, saved.task, say)
         report(run, saved, records, device=where, say=say, name="evaluation", batch_size=batch_size)
 
 
@@ -90,6 +91,20 @@ def model_source(run: Path, data: Path, format: str | None, given: dict[str, Any
         found = asdict(build(SavedColumns, trained, "columns"))
     columns = {name: given[name] if given.get(name) is not None else found[name] for name in COLUMNS}
     return Source(data, format, columns)
+
+
+def tell_empty(records: Records, task: str, say: Callable[[str], None]) -> None:
+    """Say how many sequences are empty where each gets a class all the same.
+
+    Args:
+        records: what a model is about to see.
+        task: of the model.
+        say: prints a line.
+    """
+    from raglane.data.records import note_empty
+
+    if task == "classify" and (note := note_empty(records)):
+        say(note)
 
 
 def report(
@@ -138,7 +153,8 @@ def _write_confusion(folder: Path, evaluation: Evaluation, say: Callable[[str], 
     matrix: list[list[int]] = [] if evaluation.confusion is None else evaluation.confusion.tolist()
     table = confusion_table(matrix, evaluation.labels)
     if say is not None and len(evaluation.labels) <= _WIDEST_TABLE:
-        say(table)
+        for line in table.splitlines():
+            say(line)
     numbers = evaluation.numbers
     title = f"{folder.name}\naccuracy {numbers['accuracy']:.3f}, macro-F1 {numbers['macro_f1']:.3f}"
     write_file(folder / "confusion.txt", (table + "\n").encode())

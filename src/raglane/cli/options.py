@@ -7,15 +7,16 @@ from typing import Annotated
 
 import typer
 
+from raglane.errors import quote
+
 
 def path(text: str | Path) -> Path:
     """The path that an option gives. An empty one would be the current folder, which nobody has meant."""
     name = str(text)
     if not name:
         raise typer.BadParameter("an empty path; name a file or a folder")
-    # Halves of characters, which stand for bytes that are no text: no message and no file of a run could name them.
-    if any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in name):
-        raise typer.BadParameter(f"{name!r}, which is no text; rename the file or the folder")
+    if "\0" in name:
+        raise typer.BadParameter(f"{quote(name)}, which no file can be called; leave the zero byte out")
     return Path(name)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from raglane.cli import options
-from raglane.cli.evaluate import model_source, test_part
+from raglane.cli import console, options
+from raglane.cli.evaluate import model_source, tell_empty, test_part
 
 __all__ = ["predict"]
 
@@ -56,6 +56,8 @@ def predict(
     else:
         records = model_source(run, data, format, given, saved.columns).read(saved.task, need_labels=False)
     check_apart(output, records.source, run)
+    if not quiet:
+        tell_empty(records, saved.task, console.say)
     predictions = inference.predict(
         saved,
         records,
@@ -66,4 +68,4 @@ def predict(
     )
     write_predictions(output, predictions)
     if not quiet:
-        print(f"predictions: {len(predictions):,} sequences, {output}")
+        console.say(f"predictions: {len(predictions):,} sequences, {output}")

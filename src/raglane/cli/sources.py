@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from raglane.data.records import Records
 
 __all__ = ["COLUMNS", "DEFAULT_DATA", "SavedColumns", "SavedSource", "Source", "hold_out"]
@@ -156,11 +159,19 @@ def hold_out(records: Records, fraction: float, seed: int) -> tuple[Records, Rec
     kept, held_out = split(numbered, fraction, seed)
     rows = np.array(held_out.ids, dtype=np.int64)
     if held_out.labels is not None and kept.labels is not None:
-        rows = rows[np.isin(np.array(held_out.labels), np.array(kept.labels))]
+        rows = rows[_known(held_out.labels, kept.labels)]
     elif held_out.tags is not None and kept.tags is not None:
-        known = np.isin(held_out.tags.astype(str), kept.tags.astype(str))
+        known = _known(held_out.tags.tolist(), kept.tags.tolist())
         unknown = np.add.accumulate(np.concatenate([[0], ~known]))
         rows = rows[unknown[held_out.offsets[1:]] == unknown[held_out.offsets[:-1]]]
     mask = np.zeros(len(records), dtype=np.bool_)
     mask[rows] = True
     return records.select(~mask), records.select(mask)
+
+
+def _known(words: Iterable[str], there: Iterable[str]) -> NDArray[np.bool_]:
+    """For each word, whether it is there too; as objects, since NumPy makes room in each for the longest."""
+    import numpy as np
+
+    known = set(there)
+    return np.array([word in known for word in words], dtype=np.bool_)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from raglane.cli import options
+from raglane.cli import console, options
 from raglane.cli.sources import COLUMNS, DEFAULT_DATA, SavedSource, Source, hold_out
 from raglane.errors import ArgumentError, DivergedError, explain
 
@@ -125,9 +124,13 @@ class _Order:
     overwrite: bool
     quiet: bool
 
-    def part(self, path: Path) -> Source:
+    def read_part(self, path: Path) -> Records:
         """Another file of the same format and columns."""
-        return replace(self.source, path=path)
+        from raglane.cli.evaluate import tell_empty
+
+        records = replace(self.source, path=path).read(self.settings.task)
+        tell_empty(records, self.settings.task, lambda line: self.say(f"{path}: {line}"))
+        return records
 
     def data(self) -> dict[str, Any]:
         """Where the data comes from, as run.json keeps it."""
@@ -146,7 +149,7 @@ class _Order:
     def say(self, line: str) -> None:
         """A line for the user, unless silence is asked for."""
         if not self.quiet:
-            print(line, flush=True)
+            console.say(line)
 
 
 def _new(values: Mapping[str, Any]) -> _Order:
@@ -287,7 +290,7 @@ def _parts(order: _Order) -> tuple[Records, Records | None]:
     rule = "none; the training loss decides which epoch is best"
     training = records
     if order.validation is not None:
-        validation = order.part(order.validation).read(settings.task)
+        validation = order.read_part(order.validation)
         rule = f"{len(validation):,} sequences of {order.validation}"
     elif settings.validation_fraction > 0:
         if settings.missing == "error" and not records.is_tokens:
@@ -308,7 +311,7 @@ def _parts(order: _Order) -> tuple[Records, Records | None]:
 def _test_part(order: _Order) -> Records | None:
     """What to evaluate on at the end; read before training, so that a mistake in it shows at once."""
     if order.test is not None:
-        return order.part(order.test).read(order.settings.task)
+        return order.read_part(order.test)
     if order.source.path is None:
         return order.source.read(order.settings.task, part="test")
     return None
@@ -350,4 +353,4 @@ def _tell_result(order: _Order, result: TrainingResult) -> None:
     order.say(f"best: epoch {state.best_epoch}, {numbers}{beside}")
     doubt = warning(state)
     if doubt is not None and not order.quiet:
-        print(f"raglane: warning: {doubt}", file=sys.stderr)
+        console.complain(f"raglane: warning: {doubt}")

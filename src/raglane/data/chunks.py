@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from raglane.checks import check_flag, check_tensor
 from raglane.data.collate import collate
 from raglane.data.dataset import SequenceDataset
 from raglane.data.epochs import Epochs, check_least
@@ -107,10 +108,9 @@ class Chunks(Epochs[Chunk]):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        for name, value, least in (("batch_size", batch_size, 1), ("steps", steps, 1), ("seed", seed, 0)):
-            check_least(name, value, least)
-        if not isinstance(shuffle, bool):
-            raise ArgumentTypeError(explain("shuffle", repr(shuffle), "True or False", "choose one of them"))
+        check_least("batch_size", batch_size, 1, most=2**31 - 1)
+        check_least("steps", steps, 1)
+        check_least("seed", seed, 0)
         self._inputs, own_targets = _read(data)
         if targets is not None and own_targets is not None:
             got = "targets, and data that has its own"
@@ -118,7 +118,7 @@ class Chunks(Epochs[Chunk]):
         self._targets = _check_targets(own_targets if targets is None else targets, self._inputs)
         self.batch_size = batch_size
         self.steps = steps
-        self.shuffle = shuffle
+        self.shuffle = check_flag("shuffle", shuffle)
         self.seed = seed
         self._lengths: _Numbers = self._inputs.host_lengths.numpy()
         self._offsets: _Numbers = np.concatenate([np.zeros(1, np.int64), np.cumsum(self._lengths)])
@@ -169,7 +169,8 @@ class Chunks(Epochs[Chunk]):
         """
         sizes = self._counts if self.shuffle else self._lengths
         order = order[np.argsort(-sizes[order], kind="stable")]
-        loads = [(0, stream) for stream in range(self.batch_size)]
+        # A stream more than there are sequences would get none.
+        loads = [(0, stream) for stream in range(min(self.batch_size, len(order)))]
         taken = np.empty((len(order), 2), dtype=np.int64)
         for number, count in enumerate(self._counts[order].tolist()):
             load, stream = loads[0]
@@ -249,6 +250,7 @@ def _check_targets(targets: Any, inputs: Ragged) -> Ragged | Tensor | None:
             raise ShapeError(explain("targets", got, rule, fix))
         return targets
     if isinstance(targets, Tensor):
+        check_tensor("targets", targets)
         if targets.shape[:1] != (len(inputs),):
             rule = f"one target a sequence: ({len(inputs)}, *features)"
             fix = "pass one each, or a Ragged with one for each element"

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from raglane import interop
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
+from raglane.checks import check_tensor
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain, quote
 from raglane.ragged import Ragged
 
 __all__ = ["collate"]
@@ -96,6 +97,11 @@ def _collate(samples: Sequence[Any], field: str) -> Any:
         return _tensors(samples, field)
     if kind is np.ndarray:
         return _arrays([np.asarray(sample) for sample in samples], field)
+    if kind is int:
+        for number, sample in enumerate(samples):
+            if not -(2**63) <= sample < 2**63:
+                fix = "give it as a float or a str"
+                raise ArgumentError(explain(_place(number, field), quote(sample), "an int of 64 bits", fix))
     if kind in (bool, int, float, complex):
         return torch.tensor(samples)
     if kind in (str, bytes):
@@ -155,6 +161,8 @@ def _check_alike(samples: Sequence[Any], shapes: list[tuple[int, ...]], field: s
 
 def _tensors(samples: Sequence[Tensor], field: str) -> Ragged | Tensor:
     """Tensors: Ragged, or stacked if they have no dimension."""
+    for number, sample in enumerate(samples):
+        check_tensor(_place(number, field), sample)
     shapes = [tuple(sample.shape) for sample in samples]
     _check_alike(samples, shapes, field)
     _check_same([sample.device for sample in samples], field, "device", "move every sample to one device")

@@ -11,9 +11,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from raglane import segments
+from raglane.checks import check_flag, check_kind, check_real, check_tensor, check_whole, read_index
+from raglane.data.epochs import check_least
 from raglane.data.records import Records
 from raglane.errors import ArgumentError, ShapeError, explain
+from raglane.segments import plain as segments
+from raglane.segments.checks import check_offsets
 
 __all__ = ["SequenceDataset", "split"]
 
@@ -35,6 +38,7 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
     The arguments are attributes too, and so is ``lengths``, ``(B,)`` int64.
 
     Raises:
+        ArgumentTypeError: an argument of the wrong kind.
         ShapeError: the tensors do not fit together.
 
     Example:
@@ -54,15 +58,19 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
         per_element: bool = False,
         ids: Sequence[str | int] | None = None,
     ) -> None:
-        count, total = offsets.shape[0] - 1, values.shape[0]
-        if offsets.dtype != torch.int64 or count < 0 or int(offsets[0]) != 0 or int(offsets[-1]) != total:
+        total = check_tensor("values", values, 1).shape[0]
+        if check_tensor("offsets", offsets).dtype != torch.int64 or offsets.dim() != 1:
             got = f"{offsets.dtype} of shape {tuple(offsets.shape)}"
-            rule = f"(B + 1,) int64, first 0, last {total}, the number of values"
-            raise ShapeError(explain("offsets", got, rule, "pass the offsets of these values"))
-        expected = total if per_element else count
-        if targets is not None and targets.shape != (expected,):
+            raise ShapeError(explain("offsets", got, "(B + 1,) int64", "pass the offsets of these values"))
+        if offsets.is_cpu:
+            check_offsets(offsets, total, "offsets")
+        count = offsets.shape[0] - 1
+        expected = total if check_flag("per_element", per_element) else count
+        if targets is not None and check_tensor("targets", targets).shape != (expected,):
             rule = f"one {'an element' if per_element else 'a sequence'}: ({expected},)"
             raise ShapeError(explain("targets", f"shape {tuple(targets.shape)}", rule, "pass one each"))
+        if ids is not None:
+            check_kind("ids", ids, Sequence, "one a sequence, in a tuple or a list", "convert them")
         if ids is not None and len(ids) != count:
             raise ShapeError(explain("ids", f"{len(ids)}", f"one a sequence: {count}", "pass one each"))
         self.values = values
@@ -77,9 +85,10 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         """The item of row ``index``; below 0 counts from the end."""
+        index = check_whole("index", index)
         row = index + len(self) if index < 0 else index
         if not 0 <= row < len(self):
-            raise IndexError(f"index {index} is out of range for {len(self)} sequences")
+            raise IndexError(explain("index", f"{index}", f"there are {len(self)} sequences", "see len(dataset)"))
         start, end = self.offsets[row : row + 2].tolist()
         item = {"inputs": self.values[start:end]}
         if self.targets is not None:
@@ -94,10 +103,11 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
             index: ``(M,)`` integers (rows from 0; below 0 counts from the end) or ``(B,)`` booleans.
 
         Raises:
+            ArgumentTypeError: neither integers nor booleans.
+            ShapeError: not one-dimensional, or a mask of another length.
             IndexError: a row that is not there.
         """
-        chosen = torch.as_tensor(index)
-        rows = torch.arange(len(self))[chosen if chosen.dtype == torch.bool else chosen.long()]
+        rows = read_index(index, len(self))
         lengths = self.lengths[rows]
         elements = segments.element_index(self.offsets[rows], lengths, int(lengths.sum()))
         targets = self.targets
@@ -131,7 +141,8 @@ def split(records: Records, fraction: float, seed: int = 0, stratify: bool = Tru
         The part that is kept, and the part held out.
 
     Raises:
-        ArgumentError: ``fraction`` is not between 0 and 1, or there are fewer than 2 sequences.
+        ArgumentTypeError: an argument of the wrong kind.
+        ArgumentError: ``fraction`` is not between 0 and 1, ``seed`` is below 0, or there are fewer than 2 sequences.
 
     Example:
         >>> from raglane.data.records import offsets_of
@@ -141,9 +152,12 @@ def split(records: Records, fraction: float, seed: int = 0, stratify: bool = Tru
         >>> sorted(held_out.labels)
         ['a', 'a', 'a', 'a', 'b']
     """
+    check_kind("records", records, Records, "Records", "read them with rl.data.read")
+    rule, fix = "above 0 and below 1", "pass 0.1, for a tenth"
+    fraction = check_real("fraction", fraction, rule, lambda share: 0 < share < 1, fix)
+    check_least("seed", seed, 0)
+    check_flag("stratify", stratify)
     count = len(records)
-    if not 0 < fraction < 1:
-        raise ArgumentError(explain("fraction", f"{fraction}", "above 0 and below 1", "pass 0.1, for a tenth"))
     if count < 2:
         got = f"{count} sequence" + "s" * (count != 1)
         fix = "pass more data, or hold nothing out with validation_fraction=0 (--validation-fraction 0)"

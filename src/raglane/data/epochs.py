@@ -6,7 +6,8 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Generic, TypeVar
 
-from raglane.errors import ArgumentError, ArgumentTypeError, explain
+from raglane.checks import check_kind
+from raglane.errors import ArgumentError, ArgumentTypeError, explain, quote
 
 __all__ = ["Epochs", "check_least"]
 
@@ -66,42 +67,52 @@ class Epochs(Generic[Item]):
                 DataLoader workers is larger: they fetch ahead.
 
         Raises:
+            ArgumentTypeError: ``done`` is no int.
             ArgumentError: ``done`` is below 0 or above the number of batches.
         """
         done = self._done if done is None else done
-        if not 0 <= done <= len(self):
-            rule = f"from 0 to the number of batches, {len(self)}"
-            raise ArgumentError(explain("done", f"{done}", rule, "pass the batches of this epoch"))
+        self._check_done("done", done)
         return {"epoch": self.epoch, "done": done, **self._identity()}
+
+    def _check_done(self, name: str, done: int) -> None:
+        check_least(name, done, 0)
+        if done > len(self):
+            rule = f"from 0 to the number of batches, {len(self)}"
+            raise ArgumentError(explain(name, quote(done), rule, "pass the batches of this epoch"))
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Stand where :meth:`state_dict` was called: the next iteration gives exactly what remains.
 
         Raises:
+            ArgumentTypeError: it is no mapping to ints.
             ArgumentError: the state is of other sequences or arguments.
         """
         kind = type(self).__name__
+        check_kind("state", state, Mapping, f"a state of this {kind}", "pass what state_dict() gave")
         for name, mine in {"epoch": None, "done": None, **self._identity()}.items():
             if name not in state or (mine is not None and state[name] != mine):
-                got = f"{name} = {state.get(name)}"
+                got = f"{name} = {quote(state.get(name))}"
                 rule = f"a state of this {kind}" if mine is None else f"this {kind} has {name} = {mine}"
                 raise ArgumentError(explain("state", got, rule, f"make the {kind} with the same arguments"))
+        check_least("state['epoch']", state["epoch"], 0)
+        self._check_done("state['done']", state["done"])
         self.epoch = state["epoch"]
         self._ended = False
         self._done = self._start = state["done"]
 
 
-def check_least(name: str, value: int, least: int) -> None:
+def check_least(name: str, value: int, least: int, most: int = 2**63 - 1) -> None:
     """Check a whole number that a caller gives.
 
     Args:
         name: what errors call it.
         value: what was given.
         least: the smallest that is allowed.
+        most: the largest.
 
     Raises:
         ArgumentTypeError: not an int.
-        ArgumentError: too small.
+        ArgumentError: too small, or too large.
 
     Example:
         >>> check_least("steps", 3, 1)
@@ -111,6 +122,8 @@ def check_least(name: str, value: int, least: int) -> None:
         raglane.errors.ArgumentError: steps: got 0; the rule: at least 1. Fix: pass 1 or more.
     """
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ArgumentTypeError(explain(name, repr(value), "an int", f"pass {least} or more"))
+        raise ArgumentTypeError(explain(name, quote(value), "an int", f"pass {least} or more"))
     if value < least:
-        raise ArgumentError(explain(name, f"{value}", f"at least {least}", f"pass {least} or more"))
+        raise ArgumentError(explain(name, quote(value), f"at least {least}", f"pass {least} or more"))
+    if value > most:
+        raise ArgumentError(explain(name, quote(value), f"at most {most}", "pass a smaller one"))

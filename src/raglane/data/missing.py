@@ -8,8 +8,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from raglane.checks import check_choice
 from raglane.data.records import Records, place_of
-from raglane.errors import ArgumentError, DataError, explain
+from raglane.errors import DataError, explain, quote
 
 __all__ = ["FILL", "MISSING", "check_policy", "fill_missing", "refuse_missing"]
 
@@ -21,9 +22,7 @@ FILL = "train with missing='zero' or missing='forward' (raglane train --missing 
 
 def check_policy(missing: str) -> None:
     """Raise :class:`~raglane.errors.ArgumentError` unless ``missing`` is one of ``MISSING``."""
-    if missing not in MISSING:
-        rule = f"one of {', '.join(MISSING)}"
-        raise ArgumentError(explain("missing", repr(missing), rule, "pass one of these"))
+    check_choice("missing", missing, MISSING)
 
 
 def refuse_missing(records: Records) -> None:
@@ -51,7 +50,7 @@ the rule: features are finite numbers. Fix: correct the data, or train with miss
         return
     element, channel = divmod(int(absent.argmax()), absent.shape[1])
     row, step = place_of(records.offsets, element)
-    place = f"{records.describe_row(row)}, step {step}, channel {records.channels[channel]!r}"
+    place = f"{records.describe_row(row)}, step {step}, channel {quote(records.channels[channel])}"
     share = f"{count} of {absent.size} features {'is' if count == 1 else 'are'} missing"
     value = records.values[element, channel]
     if np.isinf(value):

@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 from raglane import interop
+from raglane.checks import check_flag, check_kind
 from raglane.data.dataset import SequenceDataset
+from raglane.data.epochs import check_least
 from raglane.data.missing import check_policy, fill_missing, refuse_missing
 from raglane.data.records import Records, check_task, place_of
-from raglane.errors import ArgumentError, CheckpointError, DataError, explain
+from raglane.errors import ArgumentError, CheckpointError, DataError, explain, quote, quote_all
 
 __all__ = ["UNKNOWN", "Preprocessor", "sort_labels"]
 
@@ -92,6 +94,9 @@ class Preprocessor:
     def __post_init__(self) -> None:
         check_policy(self.missing)
         check_task(self.task)
+        for name in ("channels", "mean", "std", "vocabulary", "labels"):
+            kinds = tuple if name == "channels" else (tuple, type(None))
+            check_kind(name, getattr(self, name), kinds, "a tuple", "convert it with tuple(...)")
         for name, scale in (("mean", self.mean), ("std", self.std)):
             if scale is not None and len(scale) != len(self.channels):
                 got, rule = f"{len(scale)} numbers", f"one a channel, and there are {len(self.channels)}"
@@ -125,14 +130,18 @@ class Preprocessor:
             minimum_count: keep the tokens that occur at least so often.
 
         Raises:
+            ArgumentTypeError: an argument of the wrong kind.
             ArgumentError: an argument breaks a rule.
             DataError: there is nothing to learn from, or a feature is missing under ``missing="error"``.
         """
         check_policy(missing)
         check_task(task)
-        if max_vocabulary is not None and max_vocabulary < 2:
-            rule = "at least 2, the unknown token and another"
-            raise ArgumentError(explain("max_vocabulary", f"{max_vocabulary}", rule, "pass more, or None"))
+        check_kind("records", records, Records, "Records", "read them with rl.data.read")
+        check_flag("standardize", standardize)
+        check_least("minimum_count", minimum_count, 0)
+        if max_vocabulary is not None:
+            # The unknown token and another.
+            check_least("max_vocabulary", max_vocabulary, 2)
         if len(records.values) == 0:
             got = f"{len(records)} sequences without an element"
             raise DataError(explain(f"{records.source}", got, "training needs elements", "check the data"))
@@ -180,9 +189,12 @@ class Preprocessor:
             of the labels in ``labels``.
 
         Raises:
+            ArgumentTypeError: no records, or ``require_targets`` is no bool.
             DataError: other channels than in training, a feature missing under ``missing="error"``, no labels, or a
                 label that training has not seen.
         """
+        check_kind("records", records, Records, "Records", "read them with rl.data.read")
+        check_flag("require_targets", require_targets)
         values = self._tokens(records) if self.vocabulary is not None else self._features(records)
         targets = self._targets(records) if require_targets and self.task != "forecast" else None
         return SequenceDataset(
@@ -199,7 +211,7 @@ class Preprocessor:
         if len(records.values) == 0:
             return torch.zeros(0, dtype=torch.int64)
         if not records.is_tokens:
-            got = f"features ({', '.join(records.channels)})"
+            got = f"features ({quote_all(records.channels)})"
             fix = "pass data of the kind that the model was trained on"
             raise DataError(explain(f"{records.source}", got, "the model was trained on tokens", fix))
         table = {token: place for place, token in enumerate(self.vocabulary or ())}
@@ -211,8 +223,8 @@ class Preprocessor:
             return torch.zeros(0, self.input_size)
         absent = [name for name in self.channels if name not in records.channels]
         if absent or records.is_tokens:
-            got = "tokens" if records.is_tokens else f"the channels {', '.join(records.channels)}"
-            rule = f"the model was trained on the channels {', '.join(self.channels)}"
+            got = "tokens" if records.is_tokens else f"the channels {quote_all(records.channels)}"
+            rule = f"the model was trained on the channels {quote_all(self.channels)}"
             raise DataError(explain(f"{records.source}", got, rule, "pass data with these channels"))
         values = records.values
         if self.missing == "error":
@@ -236,10 +248,10 @@ class Preprocessor:
             first = int((places < 0).argmax())
             row, step = (first, None) if self.task == "classify" else place_of(records.offsets, first)
             place = records.describe_row(row) + ("" if step is None else f", step {step}")
-            known = ", ".join(map(repr, classes[:20])) + (", ..." if len(classes) > 20 else "")
             fix = "train on data that has this label, or correct it"
-            got = f"the label {words[first]!r} in {place}"
-            raise DataError(explain(f"{records.source}", got, f"the labels seen in training are {known}", fix))
+            got = f"the label {quote(words[first])} in {place}"
+            known = f"the labels seen in training are {quote_all(classes)}"
+            raise DataError(explain(f"{records.source}", got, known, fix))
         return torch.from_numpy(places)
 
     def to_config(self) -> dict[str, Any]:
@@ -254,9 +266,13 @@ class Preprocessor:
             CheckpointError: an entry is missing, unknown or of the wrong kind.
         """
         names = [field.name for field in fields(cls)]
-        odd = sorted(set(names) ^ set(config))
+        given: Any = config
+        if not isinstance(given, Mapping):
+            rule = f"an object with {', '.join(names)}"
+            raise CheckpointError(explain("preprocessing", quote(config), rule, "train again"))
+        odd = sorted(map(str, set(names) ^ set(config)))
         if odd:
-            got = f"entries {', '.join(map(repr, odd))} missing or unknown"
+            got = f"entries {quote_all(odd)} missing or unknown"
             raise CheckpointError(explain("preprocessing", got, f"exactly {', '.join(names)}", "train again"))
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in config.items()
@@ -269,10 +285,10 @@ class Preprocessor:
                 isinstance(entry, kind) and not isinstance(entry, bool) for entry in value
             )
             if not fits and (value is not None or name == "channels"):
-                got, rule = f"{name} = {value!r}"[:200], "a list of numbers or strings"
+                got, rule = f"{name} = {quote(value)}", "a list of numbers or strings"
                 raise CheckpointError(explain("preprocessing", got, rule, "train again"))
         if (values["labels"] is None) != (values["task"] == "forecast"):
-            got = f"labels = {values['labels']!r} for the task {values['task']!r}"[:200]
+            got = f"labels = {quote(values['labels'])} for the task {quote(values['task'])}"
             raise CheckpointError(explain("preprocessing", got, "labels, but for a forecast", "train again"))
         try:
             return cls(**values)

@@ -11,10 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from raglane import segments
-from raglane.errors import ArgumentError, DataError, explain
+from raglane import interop
+from raglane.checks import check_choice, check_flag, check_kind, read_index
+from raglane.errors import DataError, explain, quote
+from raglane.segments import plain as segments
 
-__all__ = ["TASKS", "Columns", "Records", "check_task", "offsets_of", "place_of"]
+__all__ = ["TASKS", "Columns", "Records", "check_task", "note_empty", "offsets_of", "place_of"]
 
 TASKS = ("classify", "tag", "forecast")
 
@@ -28,12 +30,16 @@ def offsets_of(lengths: npt.ArrayLike) -> npt.NDArray[np.int64]:
     Returns:
         ``(B + 1,)`` int64.
 
+    Raises:
+        ArgumentTypeError: not an array of integers.
+        ShapeError: not one-dimensional.
+        ArgumentError: a length below 0.
+
     Example:
         >>> offsets_of([4, 0, 2]).tolist()
         [0, 4, 4, 6]
     """
-    as_tensor = torch.from_numpy(np.array(lengths, dtype=np.int64).reshape(-1))
-    offsets: npt.NDArray[np.int64] = segments.offsets_from_lengths(as_tensor).numpy()
+    offsets: npt.NDArray[np.int64] = segments.offsets_from_lengths(interop.read_lengths(lengths)).numpy()
     return offsets
 
 
@@ -54,8 +60,7 @@ def place_of(offsets: npt.NDArray[np.int64], element: int) -> tuple[int, int]:
 
 def check_task(task: str) -> None:
     """Raise :class:`~raglane.errors.ArgumentError` unless ``task`` is one of ``TASKS``."""
-    if task not in TASKS:
-        raise ArgumentError(explain("task", repr(task), f"one of {', '.join(TASKS)}", "pass one of these"))
+    check_choice("task", task, TASKS)
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,10 @@ class Columns:
         time: the column that orders the rows of a sequence (CSV).
         features: the feature columns (CSV); None takes every column that is nothing else.
 
+    Raises:
+        ArgumentError: another task.
+        ArgumentTypeError: a name that is no str, or ``features`` that are no tuple of them.
+
     Example:
         >>> Columns(label="language").task
         'classify'
@@ -87,6 +96,13 @@ class Columns:
 
     def __post_init__(self) -> None:
         check_task(self.task)
+        check_flag("need_labels", self.need_labels)
+        fix = "pass its name, or None"
+        for role in ("sequence", "label", "id", "time"):
+            check_kind(role, getattr(self, role), (str, type(None)), "the name of a column, or None", fix)
+        check_kind("features", self.features, (tuple, type(None)), "a tuple of names, or None", 'pass ("a", "b")')
+        for name in self.features or ():
+            check_kind("features", name, str, "a tuple of names, or None", 'pass ("a", "b")')
 
     @property
     def wants_labels(self) -> bool:
@@ -111,6 +127,7 @@ class Records:
             file in the same way, whatever else that file holds.
 
     Raises:
+        ArgumentTypeError: an attribute of another class.
         DataError: the arrays do not fit together.
 
     Example:
@@ -132,9 +149,12 @@ class Records:
     columns: Columns = field(default_factory=Columns)
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         values, offsets = self.values, self.offsets
-        if offsets.ndim != 1 or offsets.dtype != np.int64 or len(offsets) == 0 or offsets[0] != 0:
-            raise DataError(explain("offsets", f"{offsets!r}", "(B + 1,) int64, first 0", "use offsets_of(lengths)"))
+        is_flat = offsets.ndim == 1 and offsets.dtype == np.int64 and len(offsets) > 0
+        if not is_flat or offsets[0] != 0 or (np.diff(offsets) < 0).any():
+            rule = "(B + 1,) int64, first 0, nowhere falling"
+            raise DataError(explain("offsets", quote(offsets), rule, "use offsets_of(lengths)"))
         if values.dtype == object:
             fits = values.ndim == 1 and not self.channels
         else:
@@ -144,6 +164,9 @@ class Records:
             got = f"{values.dtype} of shape {values.shape} and {len(self.channels)} channels"
             raise DataError(explain("values", got, rule, "convert the values, and name one channel a column"))
         count, total = len(offsets) - 1, int(offsets[-1])
+        if self.tags is not None and (self.tags.ndim != 1 or self.tags.dtype != object):
+            got = f"{self.tags.dtype} of shape {self.tags.shape}"
+            raise DataError(explain("tags", got, "(N,) object", "pass one str an element"))
         sizes = {"values": len(values)} if self.tags is None else {"values": len(values), "tags": len(self.tags)}
         for name, size in sizes.items():
             if size != total:
@@ -153,6 +176,22 @@ class Records:
             if given is not None and len(given) != count:
                 got = f"{len(given)} of them"
                 raise DataError(explain(name, got, f"one a sequence, and there are {count}", "pass one each"))
+
+    def _check_kinds(self) -> None:
+        """Refuse what the other checks could not even ask."""
+        for name in ("values", "offsets"):
+            check_kind(name, getattr(self, name), np.ndarray, "a NumPy array", "convert it with np.asarray")
+        if self.tags is not None:
+            check_kind("tags", self.tags, np.ndarray, "a NumPy array, or None", "convert it with np.asarray")
+        for name in ("ids", "labels", "channels", "notes"):
+            given = getattr(self, name)
+            if given is not None or name in ("channels", "notes"):
+                check_kind(name, given, tuple, "a tuple", "convert it with tuple(...)")
+        for name in ("labels", "channels"):
+            odd = next((word for word in getattr(self, name) or () if not isinstance(word, str)), "")
+            check_kind(name, odd, str, "a tuple of str", "convert each with str(...)")
+        check_kind("source", self.source, Path, "a pathlib.Path", "pass Path(...)")
+        check_kind("columns", self.columns, Columns, "an object of Columns", "leave it out")
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -174,7 +213,7 @@ class Records:
 
     def describe_row(self, row: int) -> str:
         """How an error names a sequence: ``row 3`` or ``row 3 (id 'a17')``, rows counted from 0."""
-        return f"row {row}" if self.ids is None else f"row {row} (id {self.ids[row]!r})"
+        return f"row {row}" if self.ids is None else f"row {row} (id {quote(self.ids[row])})"
 
     def select(self, index: Sequence[int] | npt.NDArray[Any] | torch.Tensor) -> Records:
         """Some of the sequences, in the order of ``index``.
@@ -186,12 +225,11 @@ class Records:
             The ``M`` sequences, with copies of their values.
 
         Raises:
+            ArgumentTypeError: neither integers nor booleans.
+            ShapeError: not one-dimensional, or a mask of another length.
             IndexError: a row that is not there.
         """
-        chosen = np.asarray(index)
-        if chosen.dtype != np.bool_:
-            chosen = chosen.astype(np.int64)
-        rows = np.arange(len(self))[chosen]
+        rows = read_index(index, len(self)).numpy()
         starts, lengths = self.offsets[rows], self.lengths[rows]
         elements = segments.element_index(
             torch.from_numpy(starts), torch.from_numpy(lengths), int(lengths.sum())
@@ -200,7 +238,26 @@ class Records:
             self,
             values=self.values[elements],
             offsets=offsets_of(lengths),
-            ids=None if self.ids is None else tuple(self.ids[row] for row in rows),
-            labels=None if self.labels is None else tuple(self.labels[row] for row in rows),
+            ids=None if self.ids is None else tuple(self.ids[row] for row in rows.tolist()),
+            labels=None if self.labels is None else tuple(self.labels[row] for row in rows.tolist()),
             tags=None if self.tags is None else self.tags[elements],
         )
+
+
+def note_empty(records: Records) -> str | None:
+    """A line on the sequences without an element: a class is learned of them, or given to them, all the same.
+
+    Example:
+        >>> note_empty(Records(np.zeros((2, 1), np.float32), offsets_of([0, 2]), channels=("x0",)))
+        '1 of 2 sequences is empty (row 0): its class follows from the initial state alone'
+        >>> note_empty(Records(np.zeros((2, 1), np.float32), offsets_of([2]), channels=("x0",))) is None
+        True
+    """
+    empty = np.flatnonzero(records.lengths == 0)
+    if len(empty) == 0:
+        return None
+    first = records.describe_row(int(empty[0]))
+    share = f"{len(empty):,} of {len(records):,} sequences"
+    if len(empty) == 1:
+        return f"{share} is empty ({first}): its class follows from the initial state alone"
+    return f"{share} are empty (the first: {first}): their class follows from the initial state alone"

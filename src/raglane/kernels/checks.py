@@ -19,7 +19,7 @@ from raglane.cells.regularised import Regularised
 from raglane.cells.spec import CellSpec
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
 from raglane.kernels.contract import Request
-from raglane.segments import lengths_from_offsets
+from raglane.segments.plain import lengths_from_offsets
 from raglane.tracing import index_arithmetic, records_operators
 
 __all__ = [

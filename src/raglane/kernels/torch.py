@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raglane import segments
 from raglane.cells.spec import CellSpec, Weights
 from raglane.errors import DispatchError, explain
 from raglane.kernels import reference
@@ -22,6 +21,7 @@ from raglane.kernels.stack import run_stack
 from raglane.packing.flat import flat_to_padded, padded_to_flat
 from raglane.packing.layouts import packed_layout
 from raglane.rows import place_rows, take_rows
+from raglane.segments import plain as segments
 from raglane.tracing import has_tangent
 
 __all__ = ["BACKEND", "TorchBackend", "call"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from raglane.errors import ArgumentError, ArgumentTypeError, explain
+from raglane.errors import ArgumentError, ArgumentTypeError, explain, quote
 
 __all__ = [
     "check_clip",
@@ -41,9 +41,17 @@ def check_number(name: str, value: Any, rule: str, holds: Callable[[float], bool
         0.5
     """
     # NumPy's numbers are such numbers too, which is what sizes and shares often come from.
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not holds(float(value)):
-        raise ArgumentError(explain(name, repr(value), rule, "pass such a number"))
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not _holds(holds, value):
+        raise ArgumentError(explain(name, quote(value), rule, "pass such a number"))
     return value
+
+
+def _holds(rule: Callable[[float], bool], value: Any) -> bool:
+    """Whether a rule holds for a number, which must not be too large for a float."""
+    try:
+        return rule(float(value))
+    except OverflowError:
+        return False
 
 
 def check_whole(name: str, value: Any) -> int:
@@ -51,14 +59,18 @@ def check_whole(name: str, value: Any) -> int:
 
     Raises:
         ArgumentTypeError: anything else.
+        ArgumentError: beyond 64 bits.
 
     Example:
         >>> check_whole("ignore_index", -100)
         -100
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise ArgumentTypeError(explain(name, repr(value), "a whole number", "pass an int"))
-    return int(value)
+        raise ArgumentTypeError(explain(name, quote(value), "a whole number", "pass an int"))
+    whole = int(value)
+    if not -(2**63) <= whole < 2**63:
+        raise ArgumentError(explain(name, quote(value), "a whole number of 64 bits", "pass a smaller one"))
+    return whole
 
 
 def check_clip(clip: float | None) -> float | None:
@@ -80,14 +92,16 @@ def check_count(name: str, value: Any) -> int:
     """A size as it is.
 
     Raises:
-        ArgumentError: no whole number of at least 1.
+        ArgumentError: no whole number of at least 1, or one that no memory has room for.
 
     Example:
         >>> check_count("hidden_size", 3)
         3
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
-        raise ArgumentError(explain(name, repr(value), "a whole number of at least 1", "pass 1 or more"))
+        raise ArgumentError(explain(name, quote(value), "a whole number of at least 1", "pass 1 or more"))
+    if int(value) >= 2**31:
+        raise ArgumentError(explain(name, quote(value), "at most 2**31 - 1", "pass a smaller one"))
     return int(value)
 
 
@@ -102,7 +116,7 @@ def check_flag(name: str, value: Any) -> bool:
         True
     """
     if not isinstance(value, bool):
-        raise ArgumentError(explain(name, repr(value), "True or False", "choose one of them"))
+        raise ArgumentError(explain(name, quote(value), "True or False", "choose one of them"))
     return value
 
 
@@ -130,7 +144,7 @@ def check_dtype(dtype: Any) -> None:
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         rule = "a floating-point dtype, or None for torch's default"
-        raise ArgumentError(explain("dtype", repr(dtype), rule, "pass torch.float32, say"))
+        raise ArgumentError(explain("dtype", quote(dtype), rule, "pass torch.float32, say"))
 
 
 def check_signature(name: str, function: Callable[..., Any], rule: str, *args: Any, **kwargs: Any) -> None:

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from raglane import segments
 from raglane.packing.layouts import inverse, packed_layout
 from raglane.rows import take_rows
+from raglane.segments import plain as segments
 
 __all__ = ["Scores", "best_tags", "log_partition", "marginals", "path_score"]
 

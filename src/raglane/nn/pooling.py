@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from raglane import segments
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain, quote
 from raglane.kernels.checks import check_fits
 from raglane.nn.arguments import check_count, check_dtype
 from raglane.ragged import Ragged
+from raglane.segments import plain as segments
 
 __all__ = ["POOLINGS", "AttentionPooling", "Pooling"]
 
@@ -64,7 +64,7 @@ class Pooling(nn.Module):
         super().__init__()
         if not isinstance(name, str) or name not in _PLAIN:
             raise ArgumentError(
-                explain("name", repr(name), f"one of {', '.join(_PLAIN)}", 'for "attention" build an AttentionPooling')
+                explain("name", quote(name), f"one of {', '.join(_PLAIN)}", 'for "attention" build an AttentionPooling')
             )
         self.name = name
 
@@ -134,7 +134,7 @@ class AttentionPooling(nn.Module):
         check_dtype(dtype)
         if features % heads != 0:
             rule = f"a number that divides features, {features}, since each head weighs a block of them"
-            raise ArgumentError(explain("heads", f"{heads}", rule, f"pass a divisor of {features}"))
+            raise ArgumentError(explain("heads", quote(heads), rule, f"pass a divisor of {features}"))
         self.hidden = nn.Linear(features, features, bias=False, device=device, dtype=dtype)
         self.query = nn.Linear(features, heads, bias=False, device=device, dtype=dtype)
 

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raglane import segments
 from raglane.cells import CellSpec
 from raglane.cells.regularised import Regularised, RegularisedWeights
 from raglane.errors import ArgumentError, explain
 from raglane.kernels.contract import Request, Result
+from raglane.segments import plain as segments
 
 __all__ = ["Regularisation", "run_regularised"]
 

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from raglane.errors import DimensionError, KindError, ShapeError, explain
+from raglane.checks import check_flag
+from raglane.errors import DimensionError, KindError, ShapeError, explain, quote
 from raglane.packing.layouts import IntArray, inverse
 from raglane.tracing import index_arithmetic
 
@@ -24,6 +25,7 @@ __all__ = [
     "check_permutation",
     "check_range",
     "raise_unsorted",
+    "read_flag",
     "read_host_lengths",
     "read_lengths",
     "read_packed",
@@ -67,6 +69,9 @@ def read_padded(padded: Tensor, argument: str, batch_first: bool) -> tuple[int, 
                 "call pack_sequence or pad_sequence on a list of sequences, pad_packed_sequence on a pack",
             )
         )
+    if padded.layout is not torch.strided or padded.is_nested or padded.is_quantized:
+        fix = "convert it first, for instance with .to_dense()"
+        raise KindError(explain(argument, f"a tensor of {padded.layout} and {padded.dtype}", "a dense tensor", fix))
     if padded.dim() < 2:
         raise DimensionError(
             explain(
@@ -135,7 +140,7 @@ def _tensor_from(lengths: Any) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         kind = ShapeError if isinstance(error, ValueError) else KindError
         rule = "one integer a sequence, in a list, a tuple or a tensor"
-        raise kind(explain("lengths", f"{lengths!r:.80}", rule, "pass for instance [9, 8, 6]")) from error
+        raise kind(explain("lengths", quote(lengths), rule, "pass for instance [9, 8, 6]")) from error
     return tensor.long() if tensor.numel() == 0 else tensor  # an empty list says no dtype
 
 
@@ -195,7 +200,7 @@ def raise_unsorted(lengths: IntArray | Tensor) -> NoReturn:
     raise ShapeError(
         explain(
             "lengths",
-            f"{lengths.tolist()!r:.80}",
+            quote(lengths.tolist()),
             "none longer than the one before it, since enforce_sorted is True",
             "pass enforce_sorted=False, or sort the sequences by decreasing length",
         )
@@ -238,7 +243,7 @@ def read_packed(packed: PackedSequence, argument: str) -> tuple[IntArray, Tensor
     count = running if order is None else order.shape[0]
     fits = data.dim() > 0 and running <= count and int(array.sum()) == data.shape[0]
     if not fits or (array.shape[0] and (array[-1] < 1 or np.count_nonzero(array[1:] > array[:-1]))):
-        got = f"{array.tolist()!r:.80} for data of shape {tuple(data.shape)}"
+        got = f"{quote(array.tolist())} for data of shape {tuple(data.shape)}"
         rule = f"above 0, none above the one before it, the first at most {count}, their sum the number of elements"
         raise ShapeError(explain(f"{argument}.batch_sizes", got, rule, _MAKE_A_PACK))
     return array, order, count
@@ -257,7 +262,7 @@ def read_padding_value(value: Any) -> float:
         the number; complex numbers come back as such.
 
     Raises:
-        KindError: not a number.
+        KindError: not a number, or an int beyond 64 bits.
 
     Example:
         >>> read_padding_value(-1)
@@ -268,7 +273,26 @@ def read_padding_value(value: Any) -> float:
     if not isinstance(value, Number):
         raise KindError(explain("padding_value", f"type {type(value).__name__}", "one number", "pass for instance 0.0"))
     number: float = value  # type: ignore[assignment]  # Number is what int, float, complex and NumPy's share
+    if isinstance(number, int) and not -(2**63) <= number < 2**63:
+        raise KindError(explain("padding_value", quote(number), "a number of 64 bits", "pass a float, such as 1e30"))
     return number
+
+
+def read_flag(argument: str, flag: Any) -> bool:
+    """Check a yes or no.
+
+    Returns:
+        the same as a bool.
+
+    Raises:
+        KindError: neither True nor False, nor 0 or 1.
+
+    Example:
+        >>> read_flag("batch_first", True)
+        True
+    """
+    # torch takes 0 and 1 for them, too.
+    return bool(flag) if isinstance(flag, int) and flag in (0, 1) else check_flag(argument, flag, KindError)
 
 
 def read_padding_side(side: Any) -> bool:
@@ -285,25 +309,26 @@ def read_padding_side(side: Any) -> bool:
         >>> read_padding_side("right")
         False
     """
-    if side not in ("left", "right"):
+    if not isinstance(side, str) or side not in ("left", "right"):
         kind = ShapeError if isinstance(side, str) else KindError
-        raise kind(explain("padding_side", repr(side), '"left" or "right"', 'pass padding_side="right"'))
+        raise kind(explain("padding_side", quote(side), '"left" or "right"', 'pass padding_side="right"'))
     return bool(side == "left")
 
 
-def read_total_length(total_length: Any, steps: int) -> int:
+def read_total_length(total_length: Any, steps: int, count: int = 1) -> int:
     """Check the number of steps that a padded batch is to have.
 
     Args:
         total_length: None for as many as needed.
         steps: the longest length.
+        count: the number of sequences.
 
     Returns:
         the number of steps.
 
     Raises:
         KindError: not an integer.
-        ShapeError: below the longest length.
+        ShapeError: below the longest length, or more than can be counted.
 
     Example:
         >>> read_total_length(None, 3), read_total_length(5, 3)
@@ -318,7 +343,10 @@ def read_total_length(total_length: Any, steps: int) -> int:
         raise KindError(explain("total_length", got, "an integer or None", f"pass {steps} or more")) from error
     if wanted < steps:
         rule = f"at least the longest length, {steps}"
-        raise ShapeError(explain("total_length", str(wanted), rule, f"pass {steps} or more, or None"))
+        raise ShapeError(explain("total_length", quote(wanted), rule, f"pass {steps} or more, or None"))
+    if wanted * max(count, 1) >= 2**62:
+        rule = "the elements of the padded batch can be counted"
+        raise ShapeError(explain("total_length", quote(wanted), rule, f"pass {steps}, or None"))
     return wanted
 
 
@@ -341,6 +369,8 @@ def read_permutation(permutation: Any) -> Tensor:
     name, fix = "permutation", "pass the indices that torch.argsort gives"
     if not isinstance(permutation, Tensor):
         raise KindError(explain(name, f"type {type(permutation).__name__}", "a tensor or None", fix))
+    if permutation.is_nested or permutation.layout is not torch.strided:
+        raise KindError(explain(name, f"a tensor of {permutation.layout}", "a dense tensor or None", fix))
     if permutation.dim() != 1:
         raise DimensionError(explain(name, f"shape {tuple(permutation.shape)}", "one dimension, (B,)", fix))
     if permutation.dtype not in _INTEGERS:
@@ -371,4 +401,4 @@ def check_permutation(array: IntArray, argument: str, fix: str) -> None:
     # As many numbers as there are, none below 0, the highest count - 1, none missing: each is there once.
     counts = np.bincount(array) if array.min() >= 0 and array.max() < count else array[:0]
     if counts.shape[0] != count or np.count_nonzero(counts) != count:
-        raise ShapeError(explain(argument, f"{array.tolist()!r:.80}", f"each of 0 to {count - 1} once", fix))
+        raise ShapeError(explain(argument, quote(array.tolist()), f"each of 0 to {count - 1} once", fix))

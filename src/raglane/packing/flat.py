@@ -22,7 +22,7 @@ from raglane.packing.layouts import (
     unpacked_rows,
 )
 from raglane.rows import place_rows, take_rows
-from raglane.segments import lengths_from_offsets
+from raglane.segments.plain import lengths_from_offsets
 from raglane.tracing import never_traced
 
 __all__ = [

@@ -10,8 +10,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from raglane.packing.arguments import (
+    check_permutation,
     check_range,
     raise_unsorted,
+    read_flag,
     read_lengths,
     read_packed,
     read_padded,
@@ -164,6 +166,7 @@ def pack_padded_sequence(
         >>> packed.data, packed.batch_sizes
         (tensor([1, 3, 2, 4, 3]), tensor([2, 2, 1]))
     """
+    batch_first, enforce_sorted = read_flag("batch_first", batch_first), read_flag("enforce_sorted", enforce_sorted)
     count, steps = read_padded(input, "input", batch_first)
     given = read_lengths(lengths, count, batch_first)
     rows, strides = rows_of(input, batch_first)
@@ -210,13 +213,15 @@ def pad_packed_sequence(
                 [3, 4, 0]]), tensor([3, 2]))
     """
     batch_sizes, sorted_indices, count = read_packed(sequence, "sequence")
-    steps = read_total_length(total_length, batch_sizes.shape[0])
+    batch_first = read_flag("batch_first", batch_first)
+    steps = read_total_length(total_length, batch_sizes.shape[0], count)
     data, fill = sequence.data, read_padding_value(padding_value)
     shape, strides = ((count, steps), (steps, 1)) if batch_first else ((steps, count), (1, count))
     lengths = conjugate(batch_sizes, count)
     starts: IntArray | Tensor | None = None
     if sorted_indices is not None:
         order = on_host(sorted_indices)
+        check_permutation(order, "sequence.sorted_indices", "make the pack anew: one of its tensors was changed")
         starts = (order if data.is_cpu else sorted_indices) * strides[0]
         longest_first, lengths = lengths, np.empty_like(lengths)
         lengths[order] = longest_first
@@ -259,6 +264,7 @@ def pad_sequence(
                 [3, 4, 0]])
     """
     parts, lengths = read_sequences(sequences)
+    batch_first = read_flag("batch_first", batch_first)
     left, fill = read_padding_side(padding_side), read_padding_value(padding_value)
     # As a float a value outside the range of an integer dtype is refused, where an integer would be wrapped.
     fill = fill if isinstance(fill, complex) else float(fill)
@@ -294,6 +300,7 @@ def unpad_sequence(
         >>> unpad_sequence(torch.tensor([[1, 2, 3], [3, 4, 0]]), [3, 2], batch_first=True)
         [tensor([1, 2, 3]), tensor([3, 4])]
     """
+    batch_first = read_flag("batch_first", batch_first)
     values, host, _ = padded_to_flat(padded_sequences, lengths, batch_first, argument="padded_sequences")
     return _split(values, host)
 
@@ -319,6 +326,7 @@ def pack_sequence(sequences: Tensor | Iterable[Tensor], enforce_sorted: bool = T
         >>> packed.data, packed.batch_sizes
         (tensor([1, 3, 2, 4, 3]), tensor([2, 2, 1]))
     """
+    enforce_sorted = read_flag("enforce_sorted", enforce_sorted)
     parts, lengths = read_sequences(sequences)
     batch_sizes, order = _rank_on_host(lengths, int(lengths[lengths.argmax()]), enforce_sorted)
     flat = join(parts)

@@ -39,7 +39,8 @@ def read_sequences(sequences: Any) -> tuple[tuple[Tensor, ...], IntArray]:
     if isinstance(sequences, PackedSequence):
         _raise_no_list(sequences)
     try:
-        sequences = tuple(sequences)
+        is_nested = isinstance(sequences, Tensor) and sequences.is_nested
+        sequences = sequences.unbind() if is_nested else tuple(sequences)
     except TypeError:
         _raise_no_list(sequences)
     try:
@@ -53,7 +54,8 @@ def read_sequences(sequences: Any) -> tuple[tuple[Tensor, ...], IntArray]:
         sequences = tuple(sequence.to(sequences[0].dtype) for sequence in sequences)
         dtypes = {sequences[0].dtype}
     # NumPy's arrays have a shape and a dtype too; torch.cat passes over a (0,) among tensors of any shape.
-    if len(dtypes) != 1 or not isinstance(sequences[0], Tensor) or np.count_nonzero(lengths) != lengths.shape[0]:
+    is_odd = not sequences or not isinstance(sequences[0], Tensor) or sequences[0].layout is not torch.strided
+    if len(dtypes) != 1 or is_odd or np.count_nonzero(lengths) != lengths.shape[0]:
         _raise_unfit(sequences)
     return sequences, lengths
 
@@ -134,6 +136,9 @@ def _raise_unfit(sequences: tuple[Any, ...]) -> None:
         if not isinstance(sequence, Tensor):
             fix = "wrap it with torch.as_tensor"
             raise KindError(explain(argument, f"type {type(sequence).__name__}", "each sequence is a tensor", fix))
+        if sequence.layout is not torch.strided or sequence.is_nested:
+            got = f"a tensor of {sequence.layout}"
+            raise KindError(explain(argument, got, "dense tensors", "call .to_dense() on it"))
         if sequence.dim() == 0:
             fix = "pass sequences of shape (L, *features)"
             raise DimensionError(explain(argument, "a tensor without dimensions", "the first counts steps", fix))

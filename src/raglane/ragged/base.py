@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from raglane import segments
-from raglane.errors import ArgumentTypeError, ShapeError, explain
+from raglane.checks import check_value
+from raglane.errors import ShapeError, explain
+from raglane.segments import plain as segments
 
 __all__ = ["FlatBatch"]
 
@@ -167,9 +168,6 @@ class FlatBatch:
             rule = f"the same lengths as {whose}, here {int(theirs[place])}"
         raise ShapeError(explain(name, got, rule, "build both from the same lengths, or truncate the longer one"))
 
-    def _needs_value(self, name: str, value: float) -> None:
-        """Raise where the dtype of the values cannot hold a number, which torch would cut off or refuse."""
-        if not (self.values.is_floating_point() or self.values.is_complex()) and value % 1 != 0:
-            raise ArgumentTypeError(
-                explain(name, repr(value), f"a value of {self.values.dtype}", "pass an integer, or convert the batch")
-            )
+    def _value(self, name: str, value: Any) -> Any:
+        """A number as the dtype of the values holds it, or an error."""
+        return check_value(name, value, self.values.dtype)

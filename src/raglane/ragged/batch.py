@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from raglane import interop, segments
-from raglane.errors import ArgumentTypeError, ShapeError, explain
+from raglane import interop
+from raglane.checks import check_kind
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain, quote
 from raglane.ragged import display, functions
 from raglane.ragged.conversions import Conversions
 from raglane.ragged.operations import SequenceOperations
+from raglane.segments import plain as segments
 
 __all__ = ["Ragged"]
 
@@ -100,6 +102,7 @@ class Ragged(SequenceOperations, Conversions):
         Raises:
             IndexError: an integer out of range.
             ArgumentTypeError: something that selects no sequences, for instance a tuple.
+            ShapeError: as :meth:`select`, for an index or a mask.
 
         Example:
             >>> r = Ragged([torch.tensor([1, 2]), torch.tensor([3]), torch.tensor([4, 5])])
@@ -108,29 +111,32 @@ class Ragged(SequenceOperations, Conversions):
         """
         if isinstance(index, slice):
             return self._slice(index)
-        if isinstance(index, list | np.ndarray):
-            index = torch.as_tensor(index, dtype=torch.int64 if len(index) == 0 else None, device="cpu")
-        if isinstance(index, Tensor) and index.dim() > 0:
+        if isinstance(index, list) or (isinstance(index, Tensor | np.ndarray) and index.ndim > 0):
             return self.select(index)
         try:
             position = operator.index(index)
-        except TypeError:
+        except (TypeError, RuntimeError):
             raise ArgumentTypeError(
                 explain(
                     "index",
-                    repr(index),
+                    quote(index),
                     "an integer, a slice, a list, an index tensor or a mask chooses sequences",
                     "call r.map(lambda values: values[..., k]) to choose features",
                 )
             ) from None
         if not -len(self) <= position < len(self):
-            raise IndexError(explain("index", str(position), f"the batch has {len(self)} sequences", "see len(r)"))
+            raise IndexError(explain("index", quote(position), f"the batch has {len(self)} sequences", "see len(r)"))
         host_offsets = self._host_offsets()
         position %= len(self)
         return self._values[int(host_offsets[position]) : int(host_offsets[position + 1])]
 
     def _slice(self, index: slice) -> Self:
-        start, stop, step = index.indices(len(self))
+        try:
+            start, stop, step = index.indices(len(self))
+        except (TypeError, ValueError, RuntimeError) as error:
+            rule = "integers or None, and a step that is not 0"
+            kind = ArgumentError if isinstance(error, ValueError) else ArgumentTypeError
+            raise kind(explain("index", quote(index), rule, "pass for instance r[2:5]")) from error
         if step != 1:
             return self.select(torch.tensor(range(start, stop, step), dtype=torch.int64, device="cpu"))
         stop = max(start, stop)
@@ -146,12 +152,14 @@ class Ragged(SequenceOperations, Conversions):
             function: one that treats each row alone; that it does is the caller's promise.
 
         Raises:
+            ArgumentTypeError: no function.
             ShapeError: it does not return one row an element.
 
         Example:
             >>> Ragged([torch.ones(2, 3)]).map(lambda values: values.sum(-1)).values.tolist()
             [3.0, 3.0]
         """
+        check_kind("function", function, Callable, "a function of the flat values", "pass for instance torch.relu")
         values = function(self._values)
         if not isinstance(values, Tensor) or values.shape[:1] != self._values.shape[:1]:
             got = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
@@ -168,11 +176,18 @@ class Ragged(SequenceOperations, Conversions):
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Move or convert the values as :meth:`torch.Tensor.to` does; offsets follow to the device.
 
+        Raises:
+            ArgumentTypeError: what ``torch.Tensor.to`` does not take, or a device that is not there.
+
         Example:
             >>> Ragged([[1, 2]]).to(torch.float64).dtype
             torch.float64
         """
-        values = self._values.to(*args, **kwargs)
+        try:
+            values = self._values.to(*args, **kwargs)
+        except (TypeError, ValueError, RuntimeError, AssertionError) as error:
+            _refuse_to(args, kwargs, error)
+            raise
         offsets = self._offsets.to(values.device, non_blocking=bool(kwargs.get("non_blocking", False)))
         return self._make(values, offsets, self._known_lengths())
 
@@ -273,6 +288,16 @@ class Ragged(SequenceOperations, Conversions):
     def _repr_html_(self) -> str:
         lengths = self._known_lengths()
         return display.picture(repr(self), [] if lengths is None else lengths.tolist())
+
+
+def _refuse_to(args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exception) -> None:
+    """Raise where it is the arguments of ``to`` that are wrong: then nothing at all can be converted like that."""
+    try:
+        torch.empty(0, device="cpu").to(*args, **kwargs)
+    except (TypeError, ValueError, RuntimeError, AssertionError):
+        got = ", ".join([*map(quote, args), *(f"{name}={quote(value)}" for name, value in kwargs.items())])
+        rule = f"what torch.Tensor.to takes, and a device that is here ({str(error).splitlines()[0]})"
+        raise ArgumentTypeError(explain("to", got, rule, "pass a device, a dtype or both")) from error
 
 
 def _rebuild(values: Tensor, offsets: Tensor, host_lengths: Tensor | None) -> Ragged:

@@ -10,11 +10,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from raglane import interop, segments
+from raglane import interop
+from raglane.checks import check_flag, check_tensor, check_whole
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
 from raglane.packing.flat import flat_to_padded, flatten_packed, pack_flat, padded_to_flat
 from raglane.ragged.base import FlatBatch
 from raglane.rows import take_rows
+from raglane.segments import plain as segments
+from raglane.segments.checks import check_offsets
 from raglane.tracing import index_arithmetic, records_operators
 
 __all__ = ["Conversions"]
@@ -36,14 +39,15 @@ class Conversions(FlatBatch):
                 on a GPU, they stay there and are not checked, since that would wait for it.
 
         Raises:
-            ArgumentTypeError: neither offsets nor lengths, both, or not integers.
+            ArgumentTypeError: neither offsets nor lengths, both, or not integers; values that are no numbers, or a
+                nested, sparse or quantized tensor.
             ShapeError: they do not fit the values.
 
         Example:
             >>> Ragged.from_flat(torch.arange(6), lengths=[4, 2]).to_list()
             [tensor([0, 1, 2, 3]), tensor([4, 5])]
         """
-        values = interop.as_tensor(values)
+        values = interop.read_values(values, "values")
         if (offsets is None) == (lengths is None):
             raise ArgumentTypeError(
                 explain(
@@ -53,8 +57,6 @@ class Conversions(FlatBatch):
                     "pass lengths=[...] or offsets=[0, ...]",
                 )
             )
-        if values.dim() == 0:
-            raise ShapeError(explain("values", "a number", "(N, *features)", "pass at least one dimension"))
         if offsets is None:
             given = _own(interop.read_integers(lengths, "lengths"), lengths)
             offsets = segments.offsets_from_lengths(given)
@@ -62,10 +64,13 @@ class Conversions(FlatBatch):
             given = None
             offsets = _own(interop.read_integers(offsets, "offsets"), offsets)
         if offsets.device.type != "cpu":
+            if offsets.is_meta and not values.is_meta:
+                what = "offsets" if given is None else "lengths"
+                raise ShapeError(explain(what, "a tensor without data, on meta", "integers", "pass real ones"))
             return cls._make(values, offsets.to(values.device), None)
         host_lengths = segments.lengths_from_offsets(offsets) if given is None else given
         if not records_operators():  # what is wrong the kernels will say when they run
-            _check_offsets(offsets, host_lengths, values.shape[0], "offsets" if given is None else "lengths")
+            check_offsets(offsets, values.shape[0], "offsets" if given is None else "lengths")
         return cls._make(values, offsets.to(values.device, non_blocking=True), host_lengths)
 
     @classmethod
@@ -112,8 +117,9 @@ class Conversions(FlatBatch):
                     "pass the lengths, or a bool mask (B, T) for padding that is not on the right",
                 )
             )
+        batch_first = check_flag("batch_first", batch_first)
         if mask is not None:
-            return cls._from_mask(padded, mask, batch_first)
+            return cls._from_mask(check_tensor("padded", padded, 2), mask, batch_first)
         values, host_lengths, offsets = padded_to_flat(padded, lengths, batch_first, padding_side)
         return cls._make(values, offsets, host_lengths)
 
@@ -122,7 +128,8 @@ class Conversions(FlatBatch):
         if not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
             kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
             raise ArgumentTypeError(explain("mask", str(kind), "a bool tensor", "pass for instance mask.bool()"))
-        if padded.dim() < 2 or mask.shape != padded.shape[:2]:
+        check_tensor("mask", mask)
+        if mask.shape != padded.shape[:2]:
             raise ShapeError(
                 explain(
                     "mask",
@@ -160,7 +167,8 @@ class Conversions(FlatBatch):
 
         Raises:
             ArgumentTypeError: not a nested tensor.
-            ShapeError: ragged in another dimension than the first after the batch.
+            ShapeError: ragged in another dimension than the first after the batch, or offsets that do not describe its
+                values (looked at on a CPU): whoever holds them can change them.
 
         Example:
             >>> nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.jagged)
@@ -212,6 +220,7 @@ class Conversions(FlatBatch):
             The padded tensor, and the lengths ``(B,)`` int64 on the CPU.
 
         Raises:
+            ArgumentTypeError: an argument of the wrong kind, or a value that the dtype of the values cannot hold.
             ArgumentError: ``total_length`` below the longest length.
 
         Example:
@@ -219,9 +228,10 @@ class Conversions(FlatBatch):
             >>> padded.tolist(), lengths.tolist()
             ([[1, 2], [3, 0]], [2, 1])
         """
-        self._needs_value("padding_value", padding_value)
+        fill, batch_first = self._value("padding_value", padding_value), check_flag("batch_first", batch_first)
         longest = self.max_length
-        if total_length is not None and total_length < longest:
+        length = longest if total_length is None else check_whole("total_length", total_length)
+        if length < longest:
             raise ArgumentError(
                 explain(
                     "total_length",
@@ -230,8 +240,8 @@ class Conversions(FlatBatch):
                     f"pass {longest} or more, or call r.truncate({total_length}) first",
                 )
             )
-        length = longest if total_length is None else total_length
-        padded = flat_to_padded(self._values, self._offsets, length, batch_first, padding_value)
+        check_whole("total_length", length * max(len(self), 1), fix="pass a smaller one: this times the sequences")
+        padded = flat_to_padded(self._values, self._offsets, length, batch_first, fill)
         return padded, self.host_lengths.clone()
 
     def to_packed(self) -> PackedSequence:
@@ -284,27 +294,3 @@ def _own(read: Tensor, given: Any) -> Tensor:
     """Integers that nobody else can write to: a batch must not change when the caller's tensor does."""
     shares = isinstance(given, Tensor | np.ndarray)
     return read.clone() if shares else read
-
-
-@index_arithmetic
-def _check_offsets(offsets: Tensor, lengths: Tensor, total: int, name: str) -> None:
-    """Raise where offsets, or the lengths that they came from, do not describe ``total`` elements."""
-    # The lengths first: only if none is absurd does their sum not wrap.
-    outside = (lengths < 0) | (lengths > total)
-    if bool(outside.any()):
-        index = int(outside.nonzero()[0, 0])
-        raise ShapeError(
-            explain(
-                name,
-                f"length {int(lengths[index])} at index {index}",
-                f"each length is from 0 to the {total} elements of values",
-                "check that both belong together",
-            )
-        )
-    if offsets.shape[0] == 0 or int(offsets[0]) != 0 or int(offsets[-1]) != total:
-        last = int(offsets[-1]) if offsets.shape[0] else "nothing"
-        got = f"a sum of {last}" if name == "lengths" else f"{offsets.tolist()[:4]}..., ending in {last}"
-        rule = "they add up to" if name == "lengths" else "they start with 0 and end in"
-        raise ShapeError(
-            explain(name, got, f"{rule} the {total} elements of values", "check that both belong together")
-        )

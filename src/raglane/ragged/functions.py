@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raglane.errors import RaggedFunctionError, ShapeError, explain
+from raglane.errors import RaggedFunctionError, ShapeError, explain, quote
 
 __all__ = ["Kind", "apply", "check_dimension", "hint", "kind_of"]
 
@@ -159,7 +159,7 @@ def check_dimension(name: str, dim: Any, features: int) -> None:
     raise RaggedFunctionError(
         explain(
             f"dim of {name}",
-            repr(dim),
+            quote(dim),
             f"only the feature dimensions, counted from the end (here {features}), may be named on a Ragged",
             hint(name),
         )

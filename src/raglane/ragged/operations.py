@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import operator
-from typing import Self
+from collections.abc import Sequence
+from typing import Any, Self
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from raglane import segments
+from raglane.checks import check_flag, check_tensor, check_whole, read_index
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
 from raglane.ragged.base import FlatBatch
 from raglane.rows import place_rows, take_rows
+from raglane.segments import plain as segments
 
 __all__ = ["SequenceOperations"]
-
-
-def _whole(name: str, value: int) -> int:
-    """An integer from an int or what acts as one; anything else is an error."""
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise ArgumentTypeError(explain(name, repr(value), "a whole number", "pass an int")) from None
 
 
 class SequenceOperations(FlatBatch):
@@ -41,8 +35,7 @@ class SequenceOperations(FlatBatch):
             >>> Ragged([torch.tensor([4., 5.]), torch.empty(0)]).first(empty=-1).tolist()
             [4.0, -1.0]
         """
-        self._needs_value("empty", empty)
-        return segments.first(self.values, self.offsets, empty)
+        return segments.first(self.values, self.offsets, self._value("empty", empty))
 
     def last(self, empty: float = 0.0) -> Tensor:
         """The last element of each sequence, ``(B, *features)``; an empty sequence gives ``empty``.
@@ -54,8 +47,7 @@ class SequenceOperations(FlatBatch):
             >>> Ragged([torch.tensor([4., 5.]), torch.tensor([6.])]).last().tolist()
             [5.0, 6.0]
         """
-        self._needs_value("empty", empty)
-        return segments.last(self.values, self.offsets, empty)
+        return segments.last(self.values, self.offsets, self._value("empty", empty))
 
     def sum(self) -> Tensor:
         """The sum of each sequence, ``(B, *features)``; 0 for an empty one; int64 for integers and booleans.
@@ -77,8 +69,7 @@ class SequenceOperations(FlatBatch):
             [4.5, 0.0]
         """
         self._needs_floating("mean")
-        self._needs_value("empty", empty)
-        return segments.mean(self.values, self.offsets, empty)
+        return segments.mean(self.values, self.offsets, self._value("empty", empty))
 
     def max(self, empty: float = 0.0) -> Tensor:
         """The largest element of each sequence, feature by feature, ``(B, *features)``.
@@ -89,8 +80,8 @@ class SequenceOperations(FlatBatch):
             >>> Ragged([torch.tensor([[4., 1.], [3., 2.]])]).max().tolist()
             [[4.0, 2.0]]
         """
-        self._needs_value("empty", empty)
-        return segments.max(self.values, self.offsets, empty)
+        self._needs_real("max")
+        return segments.max(self.values, self.offsets, self._value("empty", empty))
 
     def min(self, empty: float = 0.0) -> Tensor:
         """The smallest element of each sequence, feature by feature, ``(B, *features)``.
@@ -101,8 +92,8 @@ class SequenceOperations(FlatBatch):
             >>> Ragged([torch.tensor([[4., 1.], [3., 2.]])]).min().tolist()
             [[3.0, 1.0]]
         """
-        self._needs_value("empty", empty)
-        return segments.min(self.values, self.offsets, empty)
+        self._needs_real("min")
+        return segments.min(self.values, self.offsets, self._value("empty", empty))
 
     def logsumexp(self, empty: float = 0.0) -> Tensor:
         """The logarithm of the sum of the exponentials of each sequence, feature by feature, ``(B, *features)``.
@@ -117,7 +108,8 @@ class SequenceOperations(FlatBatch):
             [3.0, 0.367...]
         """
         self._needs_floating("logsumexp")
-        return segments.logsumexp(self.values, self.offsets, empty)
+        self._needs_real("logsumexp")
+        return segments.logsumexp(self.values, self.offsets, self._value("empty", empty))
 
     def argsort(self, descending: bool = False) -> Tensor:
         """The index that sorts the sequences by length, ``(B,)`` int64 on the CPU; ties keep their order.
@@ -127,7 +119,7 @@ class SequenceOperations(FlatBatch):
             >>> r.argsort(descending=True).tolist()
             [1, 0, 2]
         """
-        return torch.argsort(self.host_lengths, stable=True, descending=descending)
+        return torch.argsort(self.host_lengths, stable=True, descending=check_flag("descending", descending))
 
     # -- one value an element -----------------------------------------------------------------------------------
 
@@ -142,6 +134,7 @@ class SequenceOperations(FlatBatch):
             [0.5, 0.5, 1.0]
         """
         self._needs_floating("softmax")
+        self._needs_real("softmax")
         return self._like(segments.softmax(self.values, self.offsets))
 
     def cumsum(self) -> Self:
@@ -173,8 +166,8 @@ class SequenceOperations(FlatBatch):
             >>> Ragged([torch.tensor([1, 2, 3]), torch.tensor([5])]).shift(1).values.tolist()
             [0, 1, 2, 0]
         """
-        self._needs_value("fill", fill)
-        return self._like(segments.shift(self.values, self.offsets, _whole("steps", steps), fill))
+        fill, steps = self._value("fill", fill), check_whole("steps", steps)
+        return self._like(segments.shift(self.values, self.offsets, steps, fill))
 
     def spread(self, per_sequence: Tensor) -> Self:
         """A batch with the same lengths, in which every element has the value of its sequence.
@@ -183,7 +176,8 @@ class SequenceOperations(FlatBatch):
             per_sequence: ``(B, *anything)`` on the device of the values.
 
         Raises:
-            ShapeError: not one row a sequence.
+            ArgumentTypeError: no dense tensor.
+            ShapeError: not one row a sequence, or on another device.
 
         Example:
             >>> r = Ragged([torch.tensor([1., 3.]), torch.tensor([5.])])
@@ -191,7 +185,11 @@ class SequenceOperations(FlatBatch):
             [-1.0, 1.0, 0.0]
         """
         count = self.offsets.shape[0] - 1
-        if per_sequence.dim() == 0 or per_sequence.shape[0] != count:
+        check_tensor("per_sequence", per_sequence, 1, "pass a tensor (B, *features)")
+        if per_sequence.device != self.values.device:
+            got = f"a tensor on {per_sequence.device}"
+            raise ShapeError(explain("per_sequence", got, f"that of the values, {self.values.device}", "move it"))
+        if per_sequence.shape[0] != count:
             raise ShapeError(
                 explain(
                     "per_sequence",
@@ -208,13 +206,14 @@ class SequenceOperations(FlatBatch):
         """The first ``length`` elements of each sequence; shorter ones stay whole.
 
         Raises:
+            ArgumentTypeError: no whole number.
             ArgumentError: ``length`` below 0.
 
         Example:
             >>> Ragged([torch.tensor([1, 2, 3]), torch.tensor([5])]).truncate(2).values.tolist()
             [1, 2, 5]
         """
-        length = _whole("length", length)
+        length = check_whole("length", length)
         if length < 0:
             raise ArgumentError(explain("length", str(length), "at least 0", "pass how many elements to keep"))
         lengths = self.host_lengths.clamp(max=length)
@@ -233,6 +232,7 @@ class SequenceOperations(FlatBatch):
                 do not overlap.
 
         Raises:
+            ArgumentTypeError: no whole numbers.
             ArgumentError: ``size`` or ``step`` out of range.
 
         Example:
@@ -242,8 +242,8 @@ class SequenceOperations(FlatBatch):
             >>> [w.tolist() for w in r.windows(3, step=2)]
             [[0, 1, 2], [2, 3, 4], [0, 1]]
         """
-        size = _whole("size", size)
-        step = size if step is None else _whole("step", step)
+        size = check_whole("size", size)
+        step = size if step is None else check_whole("step", step)
         if size < 1 or not 1 <= step <= size:
             raise ArgumentError(
                 explain(
@@ -272,7 +272,7 @@ class SequenceOperations(FlatBatch):
 
         Raises:
             ArgumentTypeError: something that is no ragged batch.
-            ShapeError: another number of sequences or other features.
+            ShapeError: another number of sequences, other features, another dtype or device.
 
         Example:
             >>> a = Ragged([torch.tensor([1]), torch.tensor([2, 3])])
@@ -286,6 +286,9 @@ class SequenceOperations(FlatBatch):
                 raise ArgumentTypeError(
                     explain("others", type(other).__name__, "Ragged batches", "wrap it with rl.Ragged first")
                 )
+            if (other.dtype, other.device) != (self.dtype, self.device):
+                got, rule = f"{other.dtype} on {other.device}", f"as here: {self.dtype} on {self.device}"
+                raise ShapeError(explain("others", got, rule, "convert it with .to(...)"))
             if other.offsets.shape != self.offsets.shape or other.values.shape[1:] != self.values.shape[1:]:
                 raise ShapeError(
                     explain(
@@ -307,51 +310,27 @@ class SequenceOperations(FlatBatch):
         values = torch.cat([batch.values for batch in batches])
         return self._build(place_rows(values, torch.cat(index), values.shape[0]), lengths)
 
-    def select(self, index: Tensor) -> Self:
+    def select(self, index: Tensor | Sequence[int] | NDArray[Any]) -> Self:
         """Choose sequences by an index or a mask, in the order of the index; a sequence may be chosen twice.
 
         Args:
-            index: ``(M,)`` of an integer dtype, negative ones counting from the end, or ``(B,)`` bool. One that
-                is on a device is copied to the host, which waits for it.
+            index: ``(M,)`` integers, negative ones counting from the end, or ``(B,)`` bools: a tensor, a list or an
+                array. One that is on a device is copied to the host, which waits for it.
 
         Raises:
-            ArgumentTypeError: not an integer or bool tensor.
-            ShapeError: not one-dimensional, a mask of another length, or an index out of range.
+            ArgumentTypeError: neither integers nor bools.
+            ShapeError: not one-dimensional, a mask of another length, or an index out of range (which is an IndexError,
+                too).
 
         Example:
             >>> r = Ragged([torch.tensor([1, 2]), torch.tensor([3]), torch.tensor([4, 5])])
             >>> r.select(torch.tensor([2, 0])).values.tolist()
             [4, 5, 1, 2]
         """
-        count = self.offsets.shape[0] - 1
-        on_host = index.cpu()
-        is_mask = on_host.dtype is torch.bool
-        if on_host.is_floating_point() or on_host.is_complex():
-            raise ArgumentTypeError(
-                explain("index", str(index.dtype), "an integer or bool tensor", "pass index.long() or a mask")
-            )
-        if on_host.dim() != 1 or (is_mask and on_host.shape[0] != count):
-            raise ShapeError(
-                explain(
-                    "index",
-                    f"shape {tuple(index.shape)}, {index.dtype}",
-                    f"one dimension, and for a mask one entry for each of the {count} sequences",
-                    "pass the positions of the sequences, or a mask (B,)",
-                )
-            )
-        chosen = on_host.nonzero().view(-1) if is_mask else on_host.long()
-        outside = (chosen < -count) | (chosen >= count)
-        if bool(outside.any()):
-            raise ShapeError(
-                explain(
-                    "index",
-                    str(int(chosen[outside][0])),
-                    f"from {-count} to {count - 1}, since the batch has {count} sequences",
-                    "choose among them",
-                )
-            )
-        chosen = torch.where(chosen < 0, chosen + count, chosen)
+        chosen = read_index(index, len(self))
+        is_mask = isinstance(index, Tensor) and index.dtype is torch.bool
         starts = self.offsets[:-1].index_select(0, chosen.to(self.offsets.device))
+        # A mask chooses none twice.
         return self._slices(starts, self.host_lengths[chosen], repeats=not is_mask)
 
     def _slices(self, starts: Tensor, host_lengths: Tensor, repeats: bool = False) -> Self:
@@ -362,6 +341,11 @@ class SequenceOperations(FlatBatch):
         # NOTE: take_rows is right only without repetition; index_select adds up the gradients of a repeated row.
         values = self.values.index_select(0, index) if repeats else take_rows(self.values, index)
         return self._build(values, host_lengths)
+
+    def _needs_real(self, name: str) -> None:
+        if self.values.is_complex():
+            fix = f"call r.map(torch.abs).{name}()"
+            raise ArgumentTypeError(explain(name, str(self.values.dtype), "real numbers, which can be compared", fix))
 
     def _needs_floating(self, name: str) -> None:
         if not (self.values.is_floating_point() or self.values.is_complex()):

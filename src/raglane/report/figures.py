@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from raglane.errors import require
+from raglane.errors import printable, require, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -98,11 +98,11 @@ def confusion_png(matrix: Sequence[Sequence[int]], labels: Sequence[str], title:
     axes = figure.add_subplot(1, 1, 1)
     shares = [[count / max(sum(row), 1) for count in row] for row in matrix]
     image = axes.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0)
-    longest = max((len(label) for label in labels), default=0)
-    names = [label if len(label) <= 24 else label[:23] + "…" for label in labels]
+    longest = max(map(len, labels), default=0)
+    names = [shorten(printable(label), 24) for label in labels]
     size = max(5.0, min(10.0, 260.0 / max(classes, 1)))
-    axes.set_xticks(range(classes), names, rotation=90 if longest > 3 else 0, fontsize=size)
-    axes.set_yticks(range(classes), names, fontsize=size)
+    axes.set_xticks(range(classes), names, rotation=90 if longest > 3 else 0, fontsize=size, parse_math=False)
+    axes.set_yticks(range(classes), names, fontsize=size, parse_math=False)
     axes.tick_params(length=0, colors=_INK)
     axes.set_xlabel("predicted")
     axes.set_ylabel("true")
@@ -144,7 +144,9 @@ def _figure(width: float, height: float, title: str) -> Figure:
 
     figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
-    figure.suptitle(title, fontsize=12, color=_INK)
+    # A dollar sign in a name is one, and no formula.
+    lines = "\n".join(map(printable, title.splitlines()))
+    figure.suptitle(lines, fontsize=12, color=_INK, parse_math=False)
     return figure
 
 

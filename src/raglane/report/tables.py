@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from raglane.errors import printable, shorten
+
 __all__ = ["confusion_table"]
+
+# Characters of a label.
+_WIDEST = 60
 
 
 def confusion_table(matrix: Sequence[Sequence[int]], labels: Sequence[str]) -> str:
@@ -12,7 +17,7 @@ def confusion_table(matrix: Sequence[Sequence[int]], labels: Sequence[str]) -> s
 
     Args:
         matrix: ``K`` rows of ``K`` counts; row is the true class, column the predicted one.
-        labels: the ``K`` names.
+        labels: the ``K`` names; a long one loses its middle, and what a line cannot show becomes an escape.
 
     Returns:
         Lines of equal width, the true class to the left; zeros are dots, so that mistakes stand out. A score that
@@ -25,6 +30,7 @@ def confusion_table(matrix: Sequence[Sequence[int]], labels: Sequence[str]) -> s
         b                 .  2   1.000      0.667  0.800
     """
     scores = [_scores(matrix, place) for place in range(len(labels))]
+    labels = [shorten(printable(label), _WIDEST) for label in labels]
     header = ["true \\ predicted", *labels, "recall", "precision", "F1"]
     rows = [
         [label, *(str(count) if count else "." for count in counts), *score]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from raglane.errors import ArgumentError, ArgumentTypeError, explain
 from raglane.schedules.base import Count, Schedule, Table, longest_first, real_count
-from raglane.segments import offsets_from_lengths, positions, segment_ids
+from raglane.segments.plain import offsets_from_lengths, positions, segment_ids
 
 __all__ = ["DEFAULT_LANES", "Lanes"]
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from raglane.packing.layouts import conjugate
 from raglane.schedules.base import Count, Schedule, Table, longest, longest_first, real_count
-from raglane.segments import offsets_from_lengths, positions, segment_ids
+from raglane.segments.plain import offsets_from_lengths, positions, segment_ids
 
 __all__ = ["Packed"]
 

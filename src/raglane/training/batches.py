@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from raglane import segments
 from raglane.data.dataset import SequenceDataset
 from raglane.data.samplers import BucketBatchSampler
 from raglane.ragged import Ragged
+from raglane.segments import plain as segments
 
 __all__ = ["Batch", "BatchStore", "in_order", "loader", "training_order"]
 

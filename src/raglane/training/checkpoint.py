@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from raglane.data.preprocess import Preprocessor
 from raglane.errors import CheckpointError, explain, require
+from raglane.reading import as_path
 from raglane.training.folder import BEST, find
 from raglane.training.memory import FLOAT, TENSOR, check_memory
 from raglane.training.model import ModelConfig, SequenceModel
@@ -92,16 +94,17 @@ def model_files(model: SequenceModel, preprocessor: Preprocessor, columns: Mappi
     return {CONFIG: to_json(config), WEIGHTS: to_safetensors(model.state_dict())}
 
 
-def load_model(path: Path) -> SavedModel:
+def load_model(path: str | os.PathLike[str]) -> SavedModel:
     """Read a saved model.
 
     Args:
         path: the folder of a model, or of a run: then its best model.
 
     Raises:
+        ArgumentTypeError: ``path`` is no path.
         CheckpointError: no such folder, no model in it, a file that is damaged, or a newer format.
     """
-    folder = model_folder(path)
+    folder = model_folder(as_path(path))
     config = read_json(folder / CONFIG)
     check_format(folder / CONFIG, config, FORMAT, FORMAT_VERSION)
     with reading(folder / CONFIG):
@@ -228,11 +231,12 @@ def model_folder(path: Path) -> Path:
     Raises:
         CheckpointError: no such folder, or no model in it.
     """
-    if not path.is_dir():
+    # Not by the methods of Path, which fail at a name that is too long.
+    if not os.path.isdir(path):
         raise CheckpointError(
             explain(
                 str(path),
-                "no such folder",
+                "a file" if os.path.exists(path) else "no such folder",
                 "the folder of a run or of a model",
                 "give the folder that raglane train wrote",
             )

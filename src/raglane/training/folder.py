@@ -66,7 +66,8 @@ def check_folder(folder: Path, *, resume: bool = False, overwrite: bool = False)
         return
     # A run that was killed before it had written its first file left no more than a part of it, and its lock.
     scraps = (f".{DESCRIPTION}.partial", LOCK)
-    if not folder.exists() or (folder.is_dir() and all(path.name in scraps for path in folder.iterdir())):
+    # A link that leads nowhere is there, too.
+    if not os.path.lexists(folder) or (folder.is_dir() and all(path.name in scraps for path in folder.iterdir())):
         check_place("out", folder)
         return
     if not is_run:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from raglane.data.dataset import SequenceDataset
+from raglane.data.epochs import check_least
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
-from raglane.errors import ArgumentError, DataError, explain
+from raglane.errors import ArgumentError, DataError, explain, quote
 from raglane.ragged import Ragged
 from raglane.training.batches import BatchStore, in_order
 from raglane.training.checkpoint import SavedModel
@@ -20,7 +21,7 @@ from raglane.training.memory import check_memory
 from raglane.training.metrics import accuracy, confusion_matrix, macro_f1
 from raglane.training.settings import DEVICES
 from raglane.training.state import Totals
-from raglane.training.stored import finite, short
+from raglane.training.stored import finite
 from raglane.training.tasks import make_task
 
 __all__ = ["Evaluation", "Predictions", "evaluate", "pick_device", "predict"]
@@ -97,7 +98,7 @@ def pick_device(name: str) -> torch.device:
     """
     if name not in DEVICES:
         fix = "pass auto; of several GPUs the environment variable CUDA_VISIBLE_DEVICES names one"
-        raise ArgumentError(explain("device", short(name), f"one of {', '.join(DEVICES)}", fix))
+        raise ArgumentError(explain("device", quote(name), f"one of {', '.join(DEVICES)}", fix))
     present = torch.cuda.is_available()
     if name == "cuda" and not present:
         raise ArgumentError(
@@ -132,14 +133,14 @@ def predict(
         ArgumentError: ``batch_size`` or ``horizon`` is below 1, or one asked for does not go with the task.
         DataError: the data does not fit the model.
     """
-    _at_least_one("batch_size", batch_size)
-    _at_least_one("horizon", horizon)
+    check_least("batch_size", batch_size, 1)
+    check_least("horizon", horizon, 1)
     for name, value, given, tasks in (
         ("horizon", horizon, horizon != 1, ("forecast",)),
         ("probabilities", probabilities, probabilities, ("classify", "tag")),
     ):
         if given and saved.task not in tasks:
-            raise ArgumentError(explain(name, repr(value), f"goes with the task {' or '.join(tasks)}", "leave it out"))
+            raise ArgumentError(explain(name, quote(value), f"goes with the task {' or '.join(tasks)}", "leave it out"))
     dataset = saved.preprocessor.apply(records, require_targets=False)
     ids = list(dataset.ids)
     numbers = len(ids) * horizon * len(saved.preprocessor.channels)
@@ -178,7 +179,7 @@ def evaluate(
         ArgumentError: ``batch_size`` is below 1.
         DataError: the data does not fit the model, has no labels, or one that training has not seen.
     """
-    _at_least_one("batch_size", batch_size)
+    check_least("batch_size", batch_size, 1)
     device = device or torch.device("cpu")
     preprocessor = saved.preprocessor
     dataset = preprocessor.apply(records)
@@ -254,8 +255,3 @@ def _logits(output: Tensor | Ragged) -> Tensor:
 
 def _by_sequence(values: list[Any], offsets: Tensor) -> list[list[Any]]:
     return [values[start:end] for start, end in pairwise(offsets.tolist())]
-
-
-def _at_least_one(name: str, value: int) -> None:
-    if value < 1:
-        raise ArgumentError(explain(name, repr(value), "at least 1", "pass a whole number above 0"))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from raglane.errors import ArgumentError, explain, require
+from raglane.reading import NotAFileError, as_path, check_file
 from raglane.training.checkpoint import CONFIG
 from raglane.training.files import check_place, write_file
 from raglane.training.folder import RUN_FILES, RUN_FOLDERS
@@ -19,25 +22,38 @@ from raglane.training.stored import finite
 __all__ = ["WRITERS", "check_apart", "check_output", "write_predictions"]
 
 
-def check_output(path: Path) -> None:
+def check_output(path: str | os.PathLike[str]) -> None:
     """Refuse a file that could not be written, before anything is computed.
 
     Args:
         path: where predictions are to go.
 
     Raises:
-        ArgumentError: an unknown suffix, a folder, or a file in a folder that is not there or closed to us.
+        ArgumentTypeError: ``path`` is no path.
+        ArgumentError: an unknown suffix, a folder or something else that is no file, or a file in a folder that is not
+            there or closed to us.
+        OSError: the file, or its folder, cannot be reached.
         MissingExtraError: Parquet without pyarrow.
 
     Example:
         >>> check_output(Path("predictions.csv"))
     """
+    path = as_path(path)
     if path.suffix.lower() not in WRITERS:
         raise ArgumentError(
             explain("output", repr(str(path)), f"a name that ends in {', '.join(WRITERS)}", "change the suffix")
         )
-    if path.is_dir():
-        raise ArgumentError(explain("output", repr(str(path)), "a file, not a folder", "name a file in it"))
+    try:
+        check_file(path)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except IsADirectoryError as error:
+        raise ArgumentError(explain("output", repr(str(path)), "a file, not a folder", "name a file in it")) from error
+    except NotAFileError as error:
+        # A link to what is not there yet is replaced, as a link to a file is.
+        if error.errno != errno.ENOENT:
+            got = f"{str(path)!r}, {error.strerror}"
+            raise ArgumentError(explain("output", got, "a file, or the name of a new one", "name a file")) from error
     if not path.parent.is_dir():
         raise ArgumentError(
             explain("output", repr(str(path)), "a file in a folder that exists", f"mkdir -p '{path.parent}'")
@@ -62,12 +78,12 @@ def check_apart(path: Path, data: Path, run: Path) -> None:
         >>> check_apart(Path("predictions.csv"), Path("data.csv"), Path("runs/first"))
     """
     # Of a link both count: the place where it stands, and the file that it leads to.
-    real, place = path.resolve(), path.parent.resolve() / path.name
-    if real == data.resolve() or place == data.resolve() or (path.exists() and path.samefile(data)):
+    real, place = _real(path), _real(path.parent) / path.name
+    if _real(data) in (real, place) or (path.exists() and data.exists() and path.samefile(data)):
         raise ArgumentError(
             explain("output", repr(str(path)), "another file than the data, which it would replace", "name a new file")
         )
-    folder = run.resolve()
+    folder = _real(run)
     for name in (real, place):
         inside = any(parent in name.parents for parent in map(folder.joinpath, RUN_FOLDERS))
         if inside or (name.parent == folder and (name.name in RUN_FILES or (folder / CONFIG).exists())):
@@ -76,7 +92,12 @@ def check_apart(path: Path, data: Path, run: Path) -> None:
             )
 
 
-def write_predictions(path: Path, predictions: Predictions) -> None:
+def _real(path: Path) -> Path:
+    """A path without links; unlike ``Path.resolve``, also where they lead in a circle."""
+    return Path(os.path.realpath(path))
+
+
+def write_predictions(path: str | os.PathLike[str], predictions: Predictions) -> None:
     r"""Write a table of predictions whole or not at all.
 
     Args:
@@ -96,6 +117,7 @@ def write_predictions(path: Path, predictions: Predictions) -> None:
         'id,prediction\n0,a\n'
     """
     check_output(path)
+    path = as_path(path)
     write_file(path, WRITERS[path.suffix.lower()](finite(predictions.columns)))
 
 
@@ -109,9 +131,10 @@ def _parquet(columns: dict[str, list[Any]]) -> bytes:
 
 
 def _one_kind(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Ids that are part numbers and part text become text: a column has one kind."""
+    """Ids that are part numbers and part text, or beyond 64 bits, become text: a column has one kind."""
     ids = columns["id"]
     mixed = len({isinstance(value, str) for value in ids}) > 1
+    mixed = mixed or any(not isinstance(value, str) and not -(2**63) <= value < 2**63 for value in ids)
     return columns | {"id": [str(value) for value in ids]} if mixed else columns
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
 from raglane.errors import ArgumentError, DataError, DivergedError, explain, require
+from raglane.reading import as_path
 from raglane.training.batches import BatchStore
 from raglane.training.checkpoint import check_format, load_weights, model_files
 from raglane.training.files import write_file, write_folder
@@ -100,7 +102,7 @@ class TrainingResult:
         return self.stopped_by is not None
 
 
-def load_description(folder: Path) -> RunDescription:
+def load_description(folder: str | os.PathLike[str]) -> RunDescription:
     """Read what a run was started with.
 
     Args:
@@ -109,7 +111,7 @@ def load_description(folder: Path) -> RunDescription:
     Raises:
         CheckpointError: there is no ``run.json``, or it is damaged or of a newer format.
     """
-    path = find(folder, DESCRIPTION)
+    path = find(as_path(folder), DESCRIPTION)
     config = read_json(path)
     check_format(path, config, FORMAT, FORMAT_VERSION)
     with reading(path):
@@ -167,7 +169,7 @@ def train(
     settings: Settings,
     training: Records,
     validation: Records | None,
-    folder: Path,
+    folder: str | os.PathLike[str],
     *,
     data: Mapping[str, Any] | None = None,
     columns: Mapping[str, Any] | None = None,
@@ -205,7 +207,7 @@ def train(
     """
     require("lightning.pytorch", "train")
     require("safetensors", "train")
-    rules = {"resume": resume, "overwrite": overwrite}
+    folder, rules = as_path(folder), {"resume": resume, "overwrite": overwrite}
     check_folder(folder, **rules)
     with at_work(folder):
         # Again, now that nobody else can change it.

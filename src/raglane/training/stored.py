@@ -13,10 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from raglane.errors import ArgumentError, CheckpointError, explain
+from raglane.errors import ArgumentError, CheckpointError, explain, quote
+from raglane.reading import check_file
 from raglane.training.memory import available_memory
 
-__all__ = ["build", "damaged", "finite", "read_bytes", "read_json", "reading", "short", "to_json"]
+__all__ = ["build", "damaged", "finite", "read_bytes", "read_json", "reading", "to_json"]
 
 # The most bytes of memory that a byte of JSON can come to: an empty object is two or three characters.
 _JSON_FACTOR = 32
@@ -51,11 +52,11 @@ def build(kind: type[Kind], content: Any, name: str) -> Kind:
         ValueError: point.x = None, which is not a number
     """
     if not isinstance(content, dict):
-        raise ValueError(f"{name} = {short(content)}, which is not an object")
+        raise ValueError(f"{name} = {quote(content)}, which is not an object")
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     unknown = [key for key in content if key not in fields]
     if unknown:
-        raise ValueError(f"{name} with the unknown entry {unknown[0]!r}")
+        raise ValueError(f"{name} with the unknown entry {quote(unknown[0])}")
     hints = typing.get_type_hints(kind)
     values = {}
     for key, field in fields.items():
@@ -79,7 +80,9 @@ def to_json(content: Any) -> bytes:
         >>> to_json({"a": [1, 2]}).decode()
         '{\n  "a": [\n    1,\n    2\n  ]\n}\n'
     """
-    return (json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    # The name of a file need not be UTF-8: what is not is half a surrogate pair here, and an escape of JSON there.
+    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return text.encode(errors="backslashreplace")
 
 
 def finite(content: Any) -> Any:
@@ -135,13 +138,14 @@ def read_bytes(path: Path, factor: int) -> bytes:
         CheckpointError: it is missing, cannot be read, or is too large.
     """
     try:
+        check_file(path)
         needed, most = factor * path.stat().st_size, available_memory()
         if needed > most:
             got = f"a file of {path.stat().st_size:,} bytes, which needs up to {needed:,} bytes of memory"
             raise damaged(path, f"{got} where {most:,.0f} are available")
         return path.read_bytes()
     except OSError as error:
-        raise damaged(path, f"{error}") from error
+        raise damaged(path, f"{error.strerror or error}") from error
 
 
 def _value(hint: Any, value: Any, name: str) -> Any:
@@ -162,25 +166,14 @@ def _value(hint: Any, value: Any, name: str) -> Any:
     # To Python a bool is an int.
     if isinstance(value, wanted) and (hint is bool or not isinstance(value, bool)):
         if hint is float and not -_LARGEST <= value <= _LARGEST:
-            raise ValueError(f"{name} = {short(value)}, which is beyond every number of 64 bits")
+            raise ValueError(f"{name} = {quote(value)}, which is beyond every number of 64 bits")
         return value
     words = _WORDS.get(hint, {list: "a list", dict: "an object"}.get(origin, "what it should be"))
-    raise ValueError(f"{name} = {short(value)}, which is not {words}")
+    raise ValueError(f"{name} = {quote(value)}, which is not {words}")
 
 
 def _is_json(hint: Any) -> bool:
     return typing.get_origin(hint) in (list, dict) or hint in (int, float, str, bool) or dataclasses.is_dataclass(hint)
-
-
-def short(value: Any) -> str:
-    """A value as Python writes it, cut where it is long.
-
-    Example:
-        >>> short(10**400)[-5:]
-        '00...'
-    """
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def damaged(path: Path, what: str) -> CheckpointError:

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from raglane.checks import check_choice, check_kind
 from raglane.data.formats import csv, folder, jsonl, parquet, ts
-from raglane.data.formats.base import Format, data_error, open_error
+from raglane.data.formats.base import FLAGS, Format, data_error, open_error
 from raglane.data.formats.ts import japanese_vowels
-from raglane.data.records import Columns, Records
-from raglane.errors import ArgumentError, explain
+from raglane.data.records import Columns, Records, note_empty
+from raglane.errors import printable, quote, shorten
+from raglane.reading import as_path, check_file
 
 __all__ = ["FORMATS", "Format", "japanese_vowels", "read"]
 
 FORMATS: dict[str, Format] = {
     "ts": Format("ts", (".ts",), ts.read),
-    "parquet": Format("parquet", (".parquet", ".pq"), parquet.read),
-    "jsonl": Format("jsonl", (".jsonl", ".ndjson"), jsonl.read),
-    "csv": Format("csv", (".csv",), csv.read),
+    "parquet": Format("parquet", (".parquet", ".pq"), parquet.read, ("sequence", "label", "id")),
+    "jsonl": Format("jsonl", (".jsonl", ".ndjson"), jsonl.read, ("sequence", "label", "id")),
+    "csv": Format("csv", (".csv",), csv.read, ("label", "id", "time", "features")),
     "folder": Format("folder", (), folder.read),
 }
+
+# Characters of a note: it may list all columns of a file.
+_NOTE = 400
 
 
 def read(path: str | os.PathLike[str], columns: Columns | None = None, format: str | None = None) -> Records:
@@ -31,11 +38,14 @@ def read(path: str | os.PathLike[str], columns: Columns | None = None, format: s
         format: a key of ``FORMATS``; None goes by the suffix, and by whether ``path`` is a folder.
 
     Returns:
-        What the file holds, as it was written; ``notes`` says what was guessed.
+        What the file holds, as it was written; ``notes`` says what was guessed, what was left out, which named column
+        the format has not, and how many sequences with a label are empty.
 
     Raises:
-        DataError: the path is missing, unreadable, empty or of an unknown suffix, or its content breaks a rule.
+        DataError: the path is missing, unreadable, empty or of an unknown suffix; it is neither a file nor a folder but
+            a FIFO, a socket or a device, which might never end; or its content breaks a rule.
         ArgumentError: ``format`` is not one of ``FORMATS``.
+        ArgumentTypeError: ``path`` is no path, or ``columns`` no :class:`~raglane.data.Columns`.
         MissingExtraError: the format needs the ``data`` extra.
 
     Example:
@@ -47,27 +57,46 @@ def read(path: str | os.PathLike[str], columns: Columns | None = None, format: s
         >>> records.labels, records.lengths.tolist()
         (('cat', 'cat', 'dog'), [3, 5, 3])
     """
-    path = Path(path)
-    return _pick(path, format).read(path, Columns() if columns is None else columns)
+    path, columns = as_path(path), _columns(columns)
+    chosen = _pick(path, format)
+    records = chosen.read(path, columns)
+    notes = [*records.notes, *_not_used(chosen, columns)]
+    if columns.task == "classify" and (note := note_empty(records)):
+        notes.append(note)
+    return replace(records, notes=tuple(shorten(printable(note), _NOTE) for note in notes))
+
+
+def _columns(columns: Any) -> Columns:
+    if columns is None:
+        return Columns()
+    fix = "pass rl.data.Columns(label=...), say"
+    check_kind("columns", columns, Columns, "an object of Columns, or None", fix)
+    found: Columns = columns
+    return found
+
+
+def _not_used(format: Format, columns: Columns) -> list[str]:
+    """A note on columns that were named, and that the format has not."""
+    named = [f"{FLAGS[role]}" for role in FLAGS if getattr(columns, role) is not None and role not in format.roles]
+    return [f"not used, since the format {format.name} has no such column: {', '.join(named)}"] if named else []
 
 
 def _pick(path: Path, format: str | None) -> Format:
     """The format that was named, or the one of a path."""
     try:
-        path.stat()
+        check_file(path)
+    except IsADirectoryError:
+        pass
     except OSError as error:
         raise open_error(path, error) from error
     if format is not None:
-        if format not in FORMATS:
-            rule = f"one of {', '.join(FORMATS)}"
-            raise ArgumentError(explain("format", repr(format), rule, "pass one of these, or None"))
-        return FORMATS[format]
+        return FORMATS[check_choice("format", format, tuple(FORMATS), "pass one of these, or None")]
     if path.is_dir():
         return FORMATS["folder"]
     for known in FORMATS.values():
         if path.suffix.lower() in known.suffixes:
             return known
     suffixes = ", ".join(suffix for known in FORMATS.values() for suffix in known.suffixes)
-    got = f"the suffix {path.suffix!r}" if path.suffix else "no suffix"
+    got = f"the suffix {quote(path.suffix)}" if path.suffix else "no suffix"
     rule = f"the suffix says the format: {suffixes}, or a folder of .txt files"
     raise data_error(path, got, rule, "rename or convert the file")

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from raglane.data.records import Columns, Records
-from raglane.errors import DataError, explain
+from raglane.errors import DataError, explain, quote, quote_all
+from raglane.reading import NotAFileError, check_file, read_file
 
 __all__ = [
     "FLAGS",
     "ID_NAMES",
     "TIME_NAMES",
     "Format",
+    "check_readable",
+    "check_text",
     "choose_column",
     "count_of",
     "data_error",
+    "decode",
     "has_utf8",
     "id_column",
     "named_column",
@@ -48,11 +53,13 @@ class Format:
         name: what ``format=`` takes, and the key in ``FORMATS``.
         suffixes: the file suffixes that mean this format, in lower case; () for a folder.
         reader: from a path that exists and the columns asked for to the records.
+        roles: which columns it has, of the keys of ``FLAGS``.
     """
 
     name: str
     suffixes: tuple[str, ...]
     reader: Callable[[Path, Columns], Records]
+    roles: tuple[str, ...] = ()
 
     def read(self, path: Path, columns: Columns) -> Records:
         """Read ``path``; raises :class:`~raglane.errors.DataError` for everything that is wrong with it."""
@@ -101,6 +108,9 @@ def open_error(path: Path, error: OSError) -> DataError:
         return data_error(path, "permission denied", "the data must be readable", f"try: chmod u+r '{path}'")
     if isinstance(error, IsADirectoryError):
         return data_error(path, "a folder", "this format is one file", "pass the file inside it")
+    if isinstance(error, NotAFileError):
+        fix = "pass the file itself; save in one what a program writes"
+        return data_error(path, f"{error.strerror}", "the data is a file or a folder", fix)
     return data_error(path, f"{error.strerror or error}", "the data must be readable", "check the file")
 
 
@@ -111,12 +121,66 @@ def read_bytes(path: Path) -> bytes:
         DataError: it is missing, a folder, unreadable or empty.
     """
     try:
-        content = path.read_bytes()
+        content = read_file(path)
     except OSError as error:
         raise open_error(path, error) from error
     if not content or content.isspace():
         raise data_error(path, "an empty file", "it must hold at least one sequence", "check the file")
     return content
+
+
+def check_readable(path: Path) -> None:
+    """Raise :class:`~raglane.errors.DataError` where a library is to open a file, and it is missing, none or empty."""
+    try:
+        check_file(path)
+        with path.open("rb") as content:
+            first = content.read(1)
+    except OSError as error:
+        raise open_error(path, error) from error
+    if not first:
+        raise data_error(path, "an empty file", "it must hold at least one sequence", "check the file")
+
+
+def check_text(path: Path, content: bytes) -> None:
+    r"""Refuse what cannot be text in UTF-8, whatever the bytes of its characters are.
+
+    Raises:
+        DataError: UTF-16, or a zero byte.
+
+    Example:
+        >>> check_text(Path("a.csv"), b"id,x\n1\0,2\n")
+        Traceback (most recent call last):
+        ...
+        raglane.errors.DataError: a.csv, line 2: got a zero byte; the rule: a text holds characters only. Fix: ...
+    """
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        fix = "convert it, for instance with: iconv -f UTF-16 -t UTF-8"
+        raise data_error(path, "a text in UTF-16", "a text is UTF-8", fix)
+    if (place := content.find(b"\0")) >= 0:
+        line = content.count(b"\n", 0, place) + 1
+        fix = "check that it is a text in UTF-8, and remove the byte"
+        raise data_error(path, "a zero byte", "a text holds characters only", fix, line)
+
+
+def decode(path: Path, content: bytes) -> str:
+    r"""The text of a file in UTF-8, with or without a byte order mark.
+
+    Raises:
+        DataError: other bytes; the message names the first, and its line.
+
+    Example:
+        >>> decode(Path("a.csv"), b"caf\xc3\xa9") == "caf" + chr(233)
+        True
+    """
+    check_text(path, content)
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        # Python counts from behind the mark.
+        place = error.start + len(content) - len(content.removeprefix(codecs.BOM_UTF8))
+        line = content.count(b"\n", 0, place) + 1
+        got = f"the byte 0x{content[place]:02x}, which is not UTF-8"
+        raise data_error(path, got, "a text is UTF-8", "convert it, or remove the line", line) from error
 
 
 def named_column(path: Path, role: str, name: str, present: Iterable[str]) -> str:
@@ -127,8 +191,8 @@ def named_column(path: Path, role: str, name: str, present: Iterable[str]) -> st
     """
     names = list(present)
     if name not in names:
-        there = ", ".join(map(repr, names))
-        raise data_error(path, f"no column {name!r}", f"its columns are {there}", f"pass one of them as {FLAGS[role]}")
+        there = f"its columns are {quote_all(names)}"
+        raise data_error(path, f"no column {quote(name)}", there, f"pass one of them as {FLAGS[role]}")
     return name
 
 
@@ -153,12 +217,11 @@ def choose_column(path: Path, role: str, candidates: list[str], kind: str, prese
         ('y', "label column: 'y' (the only candidate)")
     """
     if len(candidates) == 1:
-        return candidates[0], f"{role} column: {candidates[0]!r} (the only candidate)"
+        return candidates[0], f"{role} column: {quote(candidates[0])} (the only candidate)"
     if candidates:
-        there = ", ".join(map(repr, candidates))
-        got = f"{len(candidates)} candidates for the {role} column: {there}"
+        got = f"{len(candidates)} candidates for the {role} column: {quote_all(candidates)}"
         raise data_error(path, got, "one is taken only where there is one", f"pass {FLAGS[role]} NAME")
-    there = ", ".join(map(repr, present)) or "none"
+    there = quote_all(present) or "none"
     got = f"no candidate for the {role} column among its columns ({there})"
     raise data_error(path, got, f"the {role} column is a {kind}", f"add one, or pass {FLAGS[role]} NAME")
 
@@ -187,4 +250,4 @@ def id_column(
     taken = {columns.sequence, columns.label, columns.time, *(columns.features or ())}
     free = [name for name in eligible if name not in taken]
     found = next((name for known in names for name in free if name.lower() == known), None)
-    return found, () if found is None else (f"id column: {found!r} (by its name)",)
+    return found, () if found is None else (f"id column: {quote(found)} (by its name)",)

@@ -5,13 +5,18 @@ the file where there is none. Feature columns hold numbers (an empty cell, ``NaN
 one feature column, at least half of it words: tokens.
 
 Where no column is named, the id and the time column go by their names (``id``, ``sequence_id``, ...; ``time``,
-``step``, ``t``, ..., if its cells are times), and the label column is the only column of words (of integers, if there
-is none) that, to classify, is the same in all rows of a sequence; every other column is a feature.
+``step``, ``t``, ..., unless its cells are words), and the label column is the only column of words (of integers, if
+there is none) that, to classify, is the same in all rows of a sequence; every other column is a feature. A column
+without a name, such as the row numbers that pandas writes first, is left out.
+
+Ids are integers where all are written as such in at most 18 digits, else texts. A feature that float32 cannot hold,
+such as 1e999, is infinite, and so is missing.
 """
 
 from __future__ import annotations
 
 import io
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,16 +25,19 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane.data.formats.base import (
+    FLAGS,
     ID_NAMES,
-    TIME_NAMES,
     choose_column,
+    count_of,
     data_error,
+    decode,
     id_column,
     named_column,
     read_bytes,
 )
+from raglane.data.formats.times import choose_time, read_times, refuse_contradiction
 from raglane.data.records import Columns, Records, offsets_of
-from raglane.errors import DataError, require
+from raglane.errors import quote, quote_all, require
 
 __all__ = ["read"]
 
@@ -53,7 +61,7 @@ class _Table:
     def place(self, row: int) -> str:
         """A row in words."""
         sequence = int(np.searchsorted(self.offsets, row, side="right")) - 1
-        return f"data row {self.rows[row]} (id {self.ids[sequence]!r})"
+        return f"data row {self.rows[row]} (id {quote(self.ids[sequence])})"
 
     def constant(self, name: str) -> npt.NDArray[np.bool_]:
         """For each row, whether the cell is that of the first row of its sequence."""
@@ -70,19 +78,19 @@ def read(path: Path, columns: Columns) -> Records:
         columns: which columns hold what, and the task.
 
     Raises:
-        DataError: no such column, not exactly one candidate, a cell that is no number, two rows of one time in a
-            sequence, or a label that changes within one.
+        DataError: no such column, not exactly one candidate, a cell that is no number, a time that cannot be read, two
+            rows of one time in a sequence, or a label that changes within one.
         MissingExtraError: pandas is not installed.
     """
-    cells = _cells(path)
+    cells, left_out_notes = _cells(path)
     present = list(cells)
     id_name, notes = id_column(path, columns, present, present, _ID_NAMES)
     if id_name is None:
-        got = f"no id column among {', '.join(map(repr, present))}"
+        got = f"no id column among {quote_all(present)}"
         rule = f"a column says which sequence a row belongs to; its name is {', '.join(_ID_NAMES)}"
         raise data_error(path, got, rule, "pass --id-column NAME")
-    time, time_note = _choose_time(path, cells, columns, [name for name in present if name != id_name])
-    table = _group(path, cells, id_name, time)
+    time, time_note = choose_time(path, cells, columns, [name for name in present if name != id_name])
+    table = _group(path, cells, columns, id_name, time)
     free = [name for name in present if name not in (id_name, time)]
     label, label_notes = _choose_label(table, columns, free)
     if columns.features:
@@ -96,47 +104,55 @@ def read(path: Path, columns: Columns) -> Records:
     labels, tags = None, None
     if label is not None:
         labels, tags = _labels(table, columns, label)
-    notes = (*notes, time_note, *label_notes, *feature_notes)
+    notes = (*left_out_notes, *notes, time_note, *label_notes, *feature_notes)
     found = replace(columns, label=label or columns.label, id=id_name, features=tuple(features))
     return Records(values, table.offsets, table.ids, labels, tags, channels, path, notes, found)
 
 
-def _cells(path: Path) -> dict[str, npt.NDArray[np.object_]]:
-    """Every cell as it is written, column by column."""
+def _cells(path: Path) -> tuple[dict[str, npt.NDArray[np.object_]], tuple[str, ...]]:
+    """Every cell as it is written, column by column, and notes on the columns that are left out."""
     pandas = require("pandas", "data")
     content = read_bytes(path)
-    options: dict[str, Any] = {"dtype": object, "keep_default_na": False, "encoding": "utf-8-sig", "index_col": False}
+    # pandas decodes anew, but does not say where a byte is that it cannot read.
+    decode(path, content)
+    # The header is a row like the others: pandas would rename the second of two columns of one name, name those
+    # without, and cut off the cells of rows that are longer.
+    options: dict[str, Any] = {"header": None, "dtype": object, "keep_default_na": False, "encoding": "utf-8-sig"}
     try:
         frame = pandas.read_csv(io.BytesIO(content), **options)
-        # Read as a row, since pandas gives the second of two columns of one name a name of its own.
-        header = pandas.read_csv(io.BytesIO(content), header=None, nrows=1, **options).iloc[0].tolist()
-    except UnicodeDecodeError as error:
-        raise data_error(path, "bytes that are not UTF-8", "a CSV file is UTF-8", "convert it") from error
-    except (pandas.errors.ParserError, pandas.errors.EmptyDataError, pandas.errors.ParserWarning) as error:
-        got = f"rows that do not fit ({str(error).strip().rstrip('.')})"
+    except (pandas.errors.ParserError, pandas.errors.EmptyDataError) as error:
+        got = f"rows that do not fit ({' '.join(str(error).split()).rstrip('.')})"
         raise data_error(path, got, "each row has a cell for each column", "correct the file") from error
-    twice = next((name for name in header if name and header.count(name) > 1), None)
-    if twice is not None:
-        raise data_error(path, f"two columns {twice!r}", "a column's name is its own", "rename one")
-    if len(frame) == 0:
-        raise data_error(path, "a header and no rows", "it must hold at least one sequence", "check the file")
     # A row that is too short ends in cells that are not there at all.
-    return {str(name): frame[name].fillna("").to_numpy(dtype=object) for name in frame.columns}
+    rows: npt.NDArray[np.object_] = frame.fillna("").to_numpy(dtype=object)
+    header = rows[0].tolist()
+    counts = Counter(header)
+    twice = next((name for name in header if name and counts[name] > 1), None)
+    if twice is not None:
+        raise data_error(path, f"two columns {quote(twice)}", "a column's name is its own", "rename one")
+    if len(rows) == 1:
+        raise data_error(path, "a header and no rows", "it must hold at least one sequence", "check the file")
+    cells = {name: rows[1:, place] for place, name in enumerate(header) if name}
+    nameless = counts[""]
+    notes = (f"left out, because they have no name: {count_of(nameless, 'column')}",) if nameless else ()
+    return cells, notes
 
 
-def _group(path: Path, cells: dict[str, npt.NDArray[np.object_]], id_name: str, time: str | None) -> _Table:
+def _group(
+    path: Path, cells: dict[str, npt.NDArray[np.object_]], columns: Columns, id_name: str, time: str | None
+) -> _Table:
     """Bring the rows of each sequence together, in the order of the time column if there is one."""
     pandas = require("pandas", "data")
     codes, ids = pandas.factorize(cells[id_name])
     blank = ids == ""
     if blank.any():
         row = int((codes == int(blank.argmax())).argmax())
-        got = f"an empty cell in data row {row}, column {id_name!r}"
+        got = f"an empty cell in data row {row}, column {quote(id_name)}"
         raise data_error(path, got, "each row has an id", "fill it, or remove the row")
     if time is None:
         order = np.argsort(codes, kind="stable")
     else:
-        times = _times(path, cells[time], time)
+        times = read_times(path, cells[time], time)
         order = np.lexsort((times, codes))
     offsets = offsets_of(np.bincount(codes, minlength=len(ids)))
     table = _Table(path, {name: cell[order] for name, cell in cells.items()}, order, offsets, _as_ids(ids))
@@ -145,69 +161,41 @@ def _group(path: Path, cells: dict[str, npt.NDArray[np.object_]], id_name: str, 
         again = (np.diff(sorted_times) == 0) & (np.diff(sorted_codes) == 0)
         if again.any():
             row = int(again.argmax()) + 1
-            got = f"the time {table.cells[time][row]!r} again in {table.place(row)}"
-            fix = f"remove one of the rows, or correct {time!r}; if it is a feature, say so with --feature-column"
+            got = f"the time {quote(table.cells[time][row])} again in {table.place(row)}"
+            fix = (
+                f"remove one of the rows, or correct {quote(time)}; if it is a feature, say so with {FLAGS['features']}"
+            )
             raise data_error(path, got, "a sequence has one row for each time", fix)
+        refuse_contradiction(path, table.cells, columns, time, np.diff(sorted_codes) == 0)
     return table
 
 
 def _as_ids(ids: Any) -> tuple[str | int, ...]:
-    """Integers, if every id is written as one in the usual way; else strings."""
+    """Integers of 64 bits, if every id is written as one in the usual way; else strings."""
     words = [str(word) for word in ids]
-    plain = all(word.isascii() and word.isdigit() and (word == "0" or word[0] != "0") for word in words)
+    plain = all(
+        word.isascii() and word.isdigit() and (word == "0" or word[0] != "0") and len(word) < 19 for word in words
+    )
     return tuple(map(int, words)) if plain else tuple(words)
-
-
-def _choose_time(
-    path: Path, cells: dict[str, npt.NDArray[np.object_]], columns: Columns, free: list[str]
-) -> tuple[str | None, str]:
-    """The time column, if there is one, and the note that says so."""
-    if columns.time is not None:
-        return named_column(path, "time", columns.time, cells), f"time column: {columns.time!r}"
-    taken = {columns.label, *(columns.features or ())}
-    named = [name for known in TIME_NAMES for name in free if name.lower() == known and name not in taken]
-    for name in named:
-        try:
-            _times(path, cells[name], name)
-        except DataError:
-            # Words, or cells that are empty: whatever it is, it does not say when.
-            continue
-        return name, f"time column: {name!r} (by its name)"
-    return None, "no time column: rows keep the order of the file; name one with --time-column"
-
-
-def _times(path: Path, cells: npt.NDArray[np.object_], name: str) -> npt.NDArray[Any]:
-    """Times to sort by: numbers, or else dates."""
-    pandas = require("pandas", "data")
-    numbers = pandas.to_numeric(pandas.Series(cells), errors="coerce").to_numpy(dtype=np.float64)
-    if not np.isnan(numbers).any():
-        return np.asarray(numbers)
-    dates = pandas.to_datetime(pandas.Series(cells), errors="coerce", format="ISO8601", utc=True)
-    if dates.isna().any():
-        bad = dates.isna().to_numpy() if dates.notna().any() else np.isnan(numbers)
-        row = int(bad.argmax())
-        got = f"{cells[row]!r} in data row {row}, column {name!r}"
-        rule = "times are numbers, or dates such as 2024-01-31 or 2024-01-31T12:30:00"
-        raise data_error(path, got, rule, "correct it, or pass another --time-column")
-    return np.asarray(dates.astype("int64"))
 
 
 def _numbers(cells: npt.NDArray[np.object_]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
     """Cells as numbers, NaN where missing, and which of them are neither."""
-    try:
-        numbers = np.where(cells == "", "nan", cells).astype(np.float64)
-    except ValueError:
-        pass
-    else:
-        return numbers, np.zeros(len(cells), dtype=np.bool_)
+    text = "".join(cells.tolist())
+    # Python reads 1_5 as 15, and other scripts' digits as ours; in a file they are damage.
+    if text.isascii() and "_" not in text:
+        try:
+            numbers = np.where(cells == "", "nan", cells).astype(np.float64)
+        except ValueError:
+            pass
+        else:
+            return numbers, np.zeros(len(cells), dtype=np.bool_)
     # Words, or missing numbers that are written in another way: slower, so each different cell is looked at once.
     pandas = require("pandas", "data")
     codes, different = pandas.factorize(cells)
-    series = pandas.Series(different, dtype="str")
-    numbers = pandas.to_numeric(series, errors="coerce").to_numpy(dtype=np.float64)
+    numbers = np.asarray(pandas.to_numeric(different, errors="coerce"), dtype=np.float64)
     odd = np.isnan(numbers)
-    if odd.any():
-        odd[odd] = ~series[odd].str.strip().str.lower().isin(_MISSING).to_numpy()
+    odd[odd] = [word.strip().lower() not in _MISSING for word in different[odd].tolist()]
     return numbers[codes], odd[codes]
 
 
@@ -253,7 +241,7 @@ def _refuse_change(table: _Table, name: str) -> None:
     row = int((~same).argmax())
     cells = table.cells[name]
     first = cells[table.offsets[int(np.searchsorted(table.offsets, row, side="right")) - 1]]
-    got = f"the label {cells[row]!r} in {table.place(row)}, column {name!r}, after {first!r}"
+    got = f"the label {quote(cells[row])} in {table.place(row)}, column {quote(name)}, after {quote(first)}"
     fix = "correct it, or pass --task tag for a label a row"
     raise data_error(table.path, got, "the rows of a sequence have one label", fix)
 
@@ -277,10 +265,10 @@ def _features(table: _Table, features: list[str]) -> tuple[npt.NDArray[Any], tup
         numbers, odd = _numbers(table.cells[name])
         # A few words among numbers are mistakes, not tokens.
         if len(features) == 1 and odd.mean() >= 0.5:
-            return table.cells[name], (), (f"the cells of {name!r} are taken as tokens",)
+            return table.cells[name], (), (f"the cells of {quote(name)} are taken as tokens",)
         if odd.any():
             row = int(odd.argmax())
-            got = f"{table.cells[name][row]!r} in {table.place(row)}, column {name!r}"
+            got = f"{quote(table.cells[name][row])} in {table.place(row)}, column {quote(name)}"
             fix = "correct it, or say which columns are features with --feature-column NAME"
             raise data_error(table.path, got, "features are numbers, or one column of tokens", fix)
         # A number that float32 cannot hold becomes infinite, and is then reported or filled as missing.
@@ -296,7 +284,7 @@ def _labels(
     cells = table.cells[name]
     blank = cells == ""
     if blank.any():
-        got = f"an empty cell in {table.place(int(blank.argmax()))}, column {name!r}"
+        got = f"an empty cell in {table.place(int(blank.argmax()))}, column {quote(name)}"
         raise data_error(table.path, got, "each row has a label", "fill it, or remove the row")
     if columns.task == "tag":
         return None, cells

@@ -1,7 +1,8 @@
 """A folder of text files, one a class: the file's stem is the class, a line is a sequence of characters.
 
 Files other than ``*.txt``, hidden files and subfolders are left out with a note, and so are the texts that describe a
-data set and are no part of it: ``README.txt``, ``SOURCE.txt``, ``LICENSE.txt`` and the like, in capitals.
+data set and are no part of it: ``README.txt``, ``SOURCE.txt``, ``LICENSE.txt`` and the like, in capitals. A ``*.txt``
+that is no file, such as a link to what is not there, is refused: a class would be missing.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from raglane.data.formats.base import data_error, has_utf8, open_error, read_bytes
+from raglane.data.formats.base import data_error, decode, has_utf8, open_error, read_bytes
 from raglane.data.records import Columns, Records, offsets_of
+from raglane.errors import quote
 
 __all__ = ["read"]
 
@@ -42,7 +44,7 @@ def read(path: Path, columns: Columns) -> Records:
     lengths: list[npt.NDArray[np.int64]] = []
     for text in texts:
         # White space around a line is an accident of typing, and one that can tell the class.
-        lines = list(filter(None, map(str.strip, _decode(text).split("\n"))))
+        lines = list(filter(None, map(str.strip, decode(text, read_bytes(text)).split("\n"))))
         lengths.append(np.fromiter(map(len, lines), dtype=np.int64, count=len(lines)))
         # Four bytes a character, so that NumPy cuts the text into characters without a loop.
         tokens.append(np.frombuffer("".join(lines).encode("utf-32-le"), dtype="<U1").astype(object))
@@ -74,28 +76,13 @@ def _texts(path: Path) -> tuple[list[Path], list[str]]:
     texts = [
         entry
         for entry in entries
-        if entry.suffix == ".txt" and not entry.name.startswith(".") and entry.stem not in _ABOUT and entry.is_file()
+        if entry.suffix == ".txt" and not entry.name.startswith(".") and entry.stem not in _ABOUT and not entry.is_dir()
     ]
     if not texts:
         got = f"{len(entries)} entries, none of them a text" if entries else "an empty folder"
         raise data_error(path, got, "a folder holds one .txt file a class", "add them, or pass a file")
     odd = next((entry.name for entry in texts if not has_utf8(entry.name)), None)
     if odd is not None:
-        raise data_error(path, f"a file named {odd!a}", "a name is the class, text in UTF-8", "rename the file")
+        raise data_error(path, f"a file named {quote(odd)}", "a name is the class, text in UTF-8", "rename the file")
     kept = set(texts)
     return texts, [entry.name for entry in entries if entry not in kept]
-
-
-def _decode(path: Path) -> str:
-    """The text of a file."""
-    content = read_bytes(path)
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        got = f"the byte 0x{content[error.start]:02x}"
-        raise data_error(path, got, "a text is UTF-8", "convert it, or remove the line", line) from error
-    if "\0" in text:
-        line = text.count("\n", 0, text.index("\0")) + 1
-        raise data_error(path, "a zero byte", "a text holds characters only", "remove the file", line)
-    return text.replace("\r\n", "\n")

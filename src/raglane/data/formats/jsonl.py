@@ -1,26 +1,43 @@
-"""JSON lines: an object a line, with a list, or a text, under one key and a label under another."""
+"""JSON lines: an object a line, with a list, or a text, under one key and a label under another.
+
+Numbers are what Python's ``json`` reads, with three exceptions, each refused with its line: a whole number beyond 64
+bits, which a column cannot hold (write ``1e30``, or a string where it is a name); lists or objects nested more deeply
+than anything that is a sequence; and a key that comes twice in an object. ``NaN``, ``Infinity`` and ``-Infinity``,
+which JSON does not have but many programs write, are missing values, and so is a number such as ``1e999`` that is too
+large for a float.
+"""
 
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from raglane.data.formats.base import data_error, has_utf8, read_bytes
+from raglane.data.formats.base import data_error, decode, has_utf8, read_bytes
 from raglane.data.formats.table import choose, records_of
 from raglane.data.records import Columns, Records
-from raglane.errors import DataError, require
+from raglane.errors import DataError, quote, require
 
 __all__ = ["read"]
+
+# Lists of lists of numbers are the deepest that a sequence can be; objects are of no use, but may stand beside it.
+_DEEPEST = 32
+
+# Of a column for each key, the share that the lines must fill, where it is much at all.
+_SPARSE, _MUCH = 20, 10_000_000
+
+_HALF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def read(path: Path, columns: Columns) -> Records:
     """Read a file of JSON lines.
 
     Args:
-        path: the file; blank lines are skipped.
+        path: the file, in UTF-8; blank lines are skipped.
         columns: which keys hold what, and the task; see :mod:`raglane.data.formats.table` for what is guessed.
 
     Raises:
@@ -29,10 +46,15 @@ def read(path: Path, columns: Columns) -> Records:
     """
     arrow = require("pyarrow", "data")
     rows, lines = _rows(path)
-    names = dict.fromkeys(name for row in rows for name in row)
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    _refuse_sparse(path, rows, names)
     table: dict[str, Any] = {}
     for name in names:
         cells = [row.get(name) for row in rows]
+        if any(isinstance(_innermost(cell), dict) for cell in cells):
+            # Nothing can be read from objects, and a column for each of their keys may be more than memory holds.
+            table[name] = arrow.array([{}] * len(cells), arrow.struct([]))
+            continue
         try:
             table[name] = arrow.array(cells)
         except (arrow.ArrowException, OverflowError, TypeError) as error:
@@ -50,33 +72,96 @@ def _rows(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
     """The objects, and the number of each one's line, from 1."""
     rows: list[dict[str, Any]] = []
     lines: list[int] = []
-    for number, line in enumerate(read_bytes(path).removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
+    decoder = json.JSONDecoder(object_pairs_hook=_object)
+    for number, line in enumerate(decode(path, read_bytes(path)).split("\n"), start=1):
         if not line.strip():
             continue
-        try:
-            row = json.loads(line)
-        except UnicodeDecodeError as error:
-            raise data_error(path, "bytes that are not UTF-8", "JSON is UTF-8", "convert it", number) from error
-        except (json.JSONDecodeError, RecursionError) as error:
-            detail = f"{error.msg} at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else error
-            got = f"bad JSON ({detail})"
-            raise data_error(path, got, "one JSON object a line", "correct the line", number) from error
+        row = _row(path, decoder, line.strip(), number)
         if not isinstance(row, dict):
             got = f"a JSON {_kind(row)}"
             raise data_error(path, got, "one JSON object a line", 'write {"values": [...], ...}', number)
-        # Only these bytes, an escape or half a pair written out, can give what UTF-8 has not.
-        if (b"\\u" in line or b"\xed" in line) and not has_utf8(json.dumps(row, ensure_ascii=False)):
-            got = "half a surrogate pair, which is no character"
-            raise data_error(path, got, "a text is Unicode characters", "correct the line", number)
         rows.append(row)
         lines.append(number)
     return rows, lines
 
 
-def _kind(cell: Any) -> str:
+class _TwiceError(ValueError):
+    """A key that comes twice in an object."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; by itself, Python keeps the last value of a key without a word."""
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        raise _TwiceError(next(name for name in row if counts[name] > 1))
+    return row
+
+
+def _row(path: Path, decoder: json.JSONDecoder, line: str, number: int) -> Any:
+    """What a line says."""
+    try:
+        row = decoder.decode(line)
+        if _is_deep(row):
+            raise RecursionError
+        # Only an escape can give half a pair, since the file is UTF-8.
+        is_whole = not _HALF_A_PAIR.search(line) or has_utf8(json.dumps(row, ensure_ascii=False))
+    except _TwiceError as error:
+        got = f"the key {quote(str(error))} twice"
+        raise data_error(path, got, "a key stands once in an object", "remove one of them", number) from error
+    except json.JSONDecodeError as error:
+        got = f"bad JSON ({error.msg} at character {error.pos + 1})"
+        raise data_error(path, got, "one JSON object a line", "correct the line", number) from error
+    except RecursionError as error:
+        got = f"bad JSON (brackets in brackets, more than {_DEEPEST} deep)"
+        raise data_error(path, got, "a sequence is a list, or a list of lists", "correct the line", number) from error
+    except ValueError as error:
+        # Python turns no more than some thousands of digits into a number.
+        raise _too_large(path, "a whole number of thousands of digits", number) from error
+    if not is_whole:
+        got = "half a surrogate pair, which is no character"
+        raise data_error(path, got, "a text is Unicode characters", "correct the line", number)
+    return row
+
+
+def _is_deep(row: Any) -> bool:
+    """Whether lists and objects stand in each other more deeply than anything that is read.
+
+    A list that begins with a number or a text is not looked through: with a list in it, it is refused anyway.
+    """
+    level = [row]
+    for _ in range(_DEEPEST):
+        inner: list[Any] = []
+        for value in level:
+            if isinstance(value, dict):
+                inner += [entry for entry in value.values() if isinstance(entry, (dict, list))]
+            elif isinstance(value, list) and not (value and isinstance(value[0], (int, float, str))):
+                inner += [entry for entry in value if isinstance(entry, (dict, list))]
+        if not inner:
+            return False
+        level = inner
+    return True
+
+
+def _innermost(cell: Any) -> Any:
+    """The first value in a cell that is neither null nor a list; None where there is none."""
+    while isinstance(cell, list):
+        cell = next((entry for entry in cell if entry is not None), None)
+    return cell
+
+
+def _refuse_sparse(path: Path, rows: list[dict[str, Any]], names: list[str]) -> None:
+    """Raise where the lines have so many different keys that a table of them would be mostly holes."""
+    room = len(rows) * len(names)
+    if room > _MUCH and room > _SPARSE * sum(map(len, rows)):
+        got = f"{len(names):,} different keys in {len(rows):,} lines, most of them in few lines"
+        raise data_error(path, got, "the lines have the same keys", "put what varies into a list, or leave it out")
+
+
+def _kind(cell: Any, room: int = _DEEPEST) -> str:
     """What a JSON value is, for comparison and for messages."""
     if isinstance(cell, list):
-        inner = sorted({_kind(entry) for entry in cell} - {"null", "list"})
+        inner = sorted({_kind(entry, room - 1) for entry in cell} - {"null", "list"}) if room else ["lists"]
         return f"list of {' and '.join(inner)}" if inner else "list"
     if isinstance(cell, bool):
         return "boolean"
@@ -86,6 +171,17 @@ def _kind(cell: Any) -> str:
     return "null"
 
 
+def _has_large(cell: Any, most: int, room: int = _DEEPEST) -> bool:
+    """Whether a whole number beyond ``most`` is in a cell."""
+    if isinstance(cell, list):
+        return room > 0 and any(_has_large(entry, most, room - 1) for entry in cell)
+    return isinstance(cell, int) and not -most <= cell < most
+
+
+def _too_large(path: Path, got: str, line: int) -> DataError:
+    return data_error(path, got, "a whole number fits 64 bits", "write it as 1e30, or as a string", line)
+
+
 def _mixed(path: Path, name: str, cells: list[Any], lines: list[int]) -> DataError:
     """The error for a column whose cells are not all of one kind; names the first that is not like the others."""
     rule = "the values of a column are of one kind: all numbers, or all strings, equally deep in lists"
@@ -93,11 +189,17 @@ def _mixed(path: Path, name: str, cells: list[Any], lines: list[int]) -> DataErr
     first: str | None = None
     for cell, line in zip(cells, lines, strict=True):
         kind = _kind(cell)
+        if _has_large(cell, 2**63):
+            return _too_large(path, f"a whole number that is too large as {quote(name)}", line)
         if " and " in kind:
-            return data_error(path, f"a {kind} as {name!r}", rule, fix, line)
+            return data_error(path, f"a {kind} as {quote(name)}", rule, fix, line)
         if kind in ("null", "list"):
             continue
         if first is not None and kind != first:
-            return data_error(path, f"a {kind} as {name!r}, after a {first}", rule, fix, line)
+            return data_error(path, f"a {kind} as {quote(name)}, after a {first}", rule, fix, line)
         first = kind
-    return data_error(path, f"values of several kinds, or too large, as {name!r}", rule, fix)
+    for cell, line in zip(cells, lines, strict=True):
+        if _has_large(cell, 2**53):
+            got = f"a whole number beyond 2**53 among fractions as {quote(name)}"
+            return data_error(path, got, "a float holds whole numbers up to 2**53", "write it as a float", line)
+    return data_error(path, f"values of several kinds as {quote(name)}", rule, fix)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from raglane.data.formats.base import data_error, open_error
+from raglane.data.formats.base import check_readable, data_error
 from raglane.data.formats.table import choose, records_of
 from raglane.data.records import Columns, Records
-from raglane.errors import require
+from raglane.errors import require, shorten
 
 __all__ = ["read"]
 
@@ -24,19 +24,15 @@ def read(path: Path, columns: Columns) -> Records:
         MissingExtraError: pyarrow is not installed.
     """
     arrow, parquet = require("pyarrow", "data"), require("pyarrow.parquet", "data")
+    # Opened once before, because pyarrow's errors do not tell a file that is not there from one that is damaged.
+    check_readable(path)
     try:
-        # Opened once before, because pyarrow's errors do not tell a file that is not there from one that is damaged.
-        with path.open("rb") as content:
-            if not content.read(1):
-                raise data_error(path, "an empty file", "it must hold at least one sequence", "check the file")
-    except OSError as error:
-        raise open_error(path, error) from error
-    try:
-        with parquet.ParquetFile(path) as file:
+        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
             chosen = choose(path, file.schema_arrow, columns)
             table = file.read(columns=chosen.names)
-    except (arrow.ArrowException, OSError) as error:
+        return records_of(path, table, chosen, columns)
+    except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        # What is damaged may show when the file is opened, when a column is read, or when its content is looked at.
         detail = " ".join(str(error).split()).rstrip(".")
-        got = f"no readable Parquet ({detail})"
+        got = f"no readable Parquet ({shorten(detail, 200)})"
         raise data_error(path, got, "a whole Parquet file", "write it again") from error
-    return records_of(path, table, chosen, columns)

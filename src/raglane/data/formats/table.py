@@ -11,6 +11,7 @@ label column is the only other column of labels. A column called ``id`` (or ``se
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from raglane.data.formats.base import choose_column, count_of, data_error, id_column, named_column
+from raglane.data.formats.base import FLAGS, choose_column, count_of, data_error, id_column, named_column
 from raglane.data.missing import FILL
 from raglane.data.records import Columns, Records, offsets_of, place_of
-from raglane.errors import DataError, require
+from raglane.errors import DataError, quote, require
 
 __all__ = ["Chosen", "choose", "records_of"]
 
@@ -53,11 +54,17 @@ def choose(path: Path, schema: Any, columns: Columns) -> Chosen:
         DataError: a named column is not there, or none is named and there is not exactly one candidate.
     """
     # pandas stores the index of a table as a column of this name; it is nobody's label.
-    kinds = {field.name: field.type for field in schema if not field.name.startswith("__index_level_")}
+    fields = [field for field in schema if not field.name.startswith("__index_level_")]
+    kinds = {field.name: field.type for field in fields}
     present = list(kinds)
-    if len(set(schema.names)) < len(schema.names):
-        twice = next(name for name in present if schema.names.count(name) > 1)
-        raise data_error(path, f"two columns {twice!r}", "a column's name is its own", "rename one")
+    if len(present) < len(fields):
+        counts = Counter(field.name for field in fields)
+        twice = next(name for name in present if counts[name] > 1)
+        raise data_error(path, f"two columns {quote(twice)}", "a column's name is its own", "rename one")
+    if columns.time in kinds:
+        got = f"the time column {quote(columns.time)}"
+        rule = "a row is a whole sequence, its elements in their order; no column sorts them"
+        raise data_error(path, got, rule, f"sort the lists before, and leave {FLAGS['time']} out")
     notes: list[str] = []
     id_name, id_notes = id_column(path, columns, present, [name for name in present if _is_id(kinds[name])])
     if columns.sequence is not None:
@@ -70,7 +77,7 @@ def choose(path: Path, schema: Any, columns: Columns) -> Chosen:
         sequence, note = choose_column(path, "sequence", candidates, kind, present)
         notes.append(note)
     if _is_text(kinds[sequence]):
-        notes.append(f"the texts of {sequence!r} are split on white space into tokens")
+        notes.append(f"the texts of {quote(sequence)} are split on white space into tokens")
     label, label_notes = _choose_label(path, kinds, columns, {sequence, id_name})
     return Chosen(sequence, label, id_name, (*notes, *label_notes, *id_notes))
 
@@ -122,7 +129,7 @@ def _is_sequence(kind: Any) -> bool:
         _is_number(inner)
         or _is_text(inner)
         or _types().is_null(inner)
-        or (_is_list(inner) and _is_number(inner.value_type))
+        or (_is_list(inner) and (_is_number(inner.value_type) or _types().is_null(inner.value_type)))
     )
 
 
@@ -148,7 +155,7 @@ class _Reader:
 
     def row(self, row: int) -> str:
         """A row in words: its number from 0, its id and its line."""
-        details = [] if self.ids is None else [f"id {self.ids[row]!r}"]
+        details = [] if self.ids is None else [f"id {quote(self.ids[row])}"]
         details += [] if self.lines is None else [f"line {self.lines[row]}"]
         return f"row {row}" + (f" ({', '.join(details)})" if details else "")
 
@@ -161,13 +168,13 @@ class _Reader:
         if column.null_count:
             row = int(column.is_null().to_numpy().argmax())
             fix = "fill it, or remove the row"
-            raise self.error(f"a null in {self.row(row)}, column {name!r}", f"each row has a {role}", fix)
+            raise self.error(f"a null in {self.row(row)}, column {quote(name)}", f"each row has a {role}", fix)
 
     def refuse_inner_nulls(self, elements: Any, offsets: npt.NDArray[np.int64], name: str) -> None:
         """Raise if an element of a column of lists is null."""
         if elements.null_count:
             row, step = place_of(offsets, int(elements.is_null().to_numpy().argmax()))
-            got = f"a null in {self.row(row)}, step {step}, column {name!r}"
+            got = f"a null in {self.row(row)}, step {step}, column {quote(name)}"
             fix = f"fill it, remove the row, or write NaN and {FILL}"
             raise self.error(got, "the elements of a sequence are not null", fix)
 
@@ -214,13 +221,32 @@ def _ids(reader: _Reader, column: Any, name: str) -> tuple[str | int, ...]:
     return tuple(_words(reader, column, name).tolist())
 
 
-def _words(reader: _Reader, column: Any, name: str) -> npt.NDArray[np.object_]:
-    """A column of labels or tokens, without nulls, as ``(M,)`` str."""
+def _words(
+    reader: _Reader, column: Any, name: str, offsets: npt.NDArray[np.int64] | None = None
+) -> npt.NDArray[np.object_]:
+    """A column of labels or tokens, without nulls, as ``(M,)`` str; ``offsets`` where they are elements of rows."""
     if not _is_label(column.type):
         rule = "strings, integers or booleans"
-        raise reader.error(f"{column.type} in column {name!r}", rule, "convert the column, or name another")
-    words: npt.NDArray[np.object_] = column.cast("large_string").to_numpy().astype(object)
+        raise reader.error(f"{column.type} in column {quote(name)}", rule, "convert the column, or name another")
+    texts = column.cast("large_string")
+    try:
+        words: npt.NDArray[np.object_] = texts.to_numpy().astype(object)
+    except (UnicodeDecodeError, require("pyarrow", "data").ArrowException) as error:
+        raise _not_utf8(reader, texts, name, offsets) from error
     return words
+
+
+def _not_utf8(reader: _Reader, texts: Any, name: str, offsets: npt.NDArray[np.int64] | None) -> DataError:
+    """The error for the first text that is not UTF-8: Parquet stores whatever bytes it is given."""
+    for element, content in enumerate(texts.cast("large_binary").to_pylist()):
+        try:
+            content.decode()
+        except UnicodeDecodeError:
+            row, step = (element, None) if offsets is None else place_of(offsets, element)
+            place = reader.row(row) + ("" if step is None else f", step {step}")
+            got = f"{quote(content)} in {place}, column {quote(name)}"
+            return reader.error(got, "a text is UTF-8", "decode the column before you write it")
+    return reader.error(f"a text in column {quote(name)}", "a text is UTF-8", "decode it before you write it")
 
 
 def _explode(column: Any) -> tuple[npt.NDArray[np.int64], Any]:
@@ -235,15 +261,15 @@ def _sequences(reader: _Reader, column: Any, name: str) -> tuple[npt.NDArray[Any
     """The flat values of a sequence column, and their offsets."""
     reader.refuse_nulls(column, name, "sequence")
     if _is_text(column.type):
-        return _split_texts(column)
+        return _split_texts(reader, column, name)
     if not _is_sequence(column.type):
         rule = "lists of numbers, lists of lists of numbers, lists of strings, or texts"
-        raise reader.error(f"{column.type} in column {name!r}", rule, "pass --sequence-column NAME")
+        raise reader.error(f"{column.type} in column {quote(name)}", rule, "pass --sequence-column NAME")
     lengths, elements = _explode(column)
     offsets = offsets_of(lengths)
     reader.refuse_inner_nulls(elements, offsets, name)
     if _is_text(elements.type):
-        return _words(reader, elements, name), offsets
+        return _words(reader, elements, name, offsets), offsets
     if not _is_list(elements.type):
         return _numbers(elements)[:, None], offsets
     widths, entries = _explode(elements)
@@ -253,14 +279,18 @@ def _sequences(reader: _Reader, column: Any, name: str) -> tuple[npt.NDArray[Any
     if (widths != widths[0]).any():
         odd = int((widths != widths[0]).argmax())
         row, step = place_of(offsets, odd)
-        got = f"{count_of(widths[odd], 'channel')} in {reader.row(row)}, step {step}, column {name!r}"
+        got = f"{count_of(widths[odd], 'channel')} in {reader.row(row)}, step {step}, column {quote(name)}"
         got += f", after {count_of(widths[0], 'channel')}"
         raise reader.error(got, "all steps have the same channels", "correct the row, or remove it")
+    if widths[0] == 0:
+        row, step = place_of(offsets, 0)
+        got = f"no channel in {reader.row(row)}, step {step}, column {quote(name)}"
+        raise reader.error(got, "a step has at least one channel", "write the empty sequence as an empty list")
     if entries.null_count:
         # The place of an entry is that of its step.
         first = int(entries.is_null().to_numpy().argmax())
         row, step = place_of(offsets, first // int(widths[0]))
-        got = f"a null in {reader.row(row)}, step {step}, channel {first % int(widths[0])}, column {name!r}"
+        got = f"a null in {reader.row(row)}, step {step}, channel {first % int(widths[0])}, column {quote(name)}"
         fix = f"fill it, or write NaN and {FILL}"
         raise reader.error(got, "the elements of a sequence are not null", fix)
     return _numbers(entries).reshape(len(widths), int(widths[0])), offsets
@@ -278,11 +308,15 @@ def _numbers(entries: Any) -> npt.NDArray[np.float32]:
     return floats
 
 
-def _split_texts(column: Any) -> tuple[npt.NDArray[np.object_], npt.NDArray[np.int64]]:
+def _split_texts(reader: _Reader, column: Any, name: str) -> tuple[npt.NDArray[np.object_], npt.NDArray[np.int64]]:
     """Cut texts into tokens at white space; a text of white space alone has none."""
-    compute = require("pyarrow.compute", "data")
-    lengths, tokens = _explode(compute.utf8_split_whitespace(compute.cast(column, "large_string")))
-    words = tokens.to_numpy().astype(object)
+    arrow, compute = require("pyarrow", "data"), require("pyarrow.compute", "data")
+    texts = compute.cast(column, "large_string")
+    try:
+        lengths, tokens = _explode(compute.utf8_split_whitespace(texts))
+        words = tokens.to_numpy().astype(object)
+    except (UnicodeDecodeError, arrow.ArrowException) as error:
+        raise _not_utf8(reader, texts, name, None) from error
     # White space at an end leaves an empty token there.
     kept = words != ""
     before = np.concatenate([[0], np.cumsum(kept)])
@@ -294,12 +328,12 @@ def _tags(reader: _Reader, column: Any, name: str, offsets: npt.NDArray[np.int64
     reader.refuse_nulls(column, name, "list of labels")
     if not _is_list(column.type):
         rule = "to tag needs a list of labels, one an element"
-        raise reader.error(f"{column.type} in column {name!r}", rule, "pass --label-column NAME")
+        raise reader.error(f"{column.type} in column {quote(name)}", rule, "pass --label-column NAME")
     lengths, tags = _explode(column)
     differs = lengths != np.diff(offsets)
     if differs.any():
         row = int(differs.argmax())
-        got = f"{lengths[row]} labels for {np.diff(offsets)[row]} elements in {reader.row(row)}, column {name!r}"
+        got = f"{lengths[row]} labels for {np.diff(offsets)[row]} elements in {reader.row(row)}, column {quote(name)}"
         raise reader.error(got, "one label an element", "correct the row, or remove it")
     reader.refuse_inner_nulls(tags, offsets, name)
-    return _words(reader, tags, name)
+    return _words(reader, tags, name, offsets)

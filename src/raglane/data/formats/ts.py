@@ -2,7 +2,8 @@
 
 A header of lines that begin with ``@``, then ``@data``, then one sequence a line: channels separated by ``:``, the
 values of a channel by ``,``, and after a last ``:`` the label. ``?`` and ``NaN`` are missing values. Lines that begin
-with ``#`` or ``%`` are comments. Values with timestamps are not supported.
+with ``#`` or ``%`` are comments. Values with timestamps are not supported. A directive that stands there twice, or two
+that contradict each other, are refused: one of them would be passed over.
 """
 
 from __future__ import annotations
@@ -15,14 +16,21 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from raglane.data.formats.base import count_of, data_error, has_utf8, read_bytes
+from raglane.data.formats.base import check_text, count_of, data_error, has_utf8, read_bytes
 from raglane.data.records import Columns, Records, offsets_of
-from raglane.errors import DataError, MissingExtraError
+from raglane.errors import DataError, MissingExtraError, quote, quote_all
 
 __all__ = ["japanese_vowels", "read"]
 
 # Directives that say nothing about how the lines are to be read.
 _DESCRIPTIVE = ("problemname", "missing", "type", "path")
+
+# Those that say how they are to be read, and those that take one word; the others list something behind it.
+_ALIASES = {"dimension": "dimensions"}
+_ONE_WORD = ("timestamps", "univariate", "dimensions", "equallength", "serieslength")
+
+# Digits of the largest number of channels or steps that is believed.
+_DIGITS = 9
 
 
 @dataclass
@@ -37,6 +45,8 @@ class _Header:
     # From a label as a line may write it to the label: some writers put lines, but not the header, in lower case.
     classes: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    # What each directive said, and in which line.
+    seen: dict[str, tuple[list[str], int]] = field(default_factory=dict)
 
     @property
     def has_label(self) -> bool:
@@ -57,8 +67,10 @@ def read(path: Path, columns: Columns) -> Records:
     Raises:
         DataError: a line breaks a rule; the message has the file, the line, the rule and the fix.
     """
-    text = read_bytes(path).decode("utf-8-sig", errors="surrogateescape")
-    lines = _content_lines(text)
+    content = read_bytes(path)
+    check_text(path, content)
+    # Comments and names of problems are of no use, and in some archives not UTF-8.
+    lines = _content_lines(content.decode("utf-8-sig", errors="surrogateescape"))
     header = _read_header(path, lines)
     if columns.task == "tag":
         rule = "the .ts format has one label a sequence, to tag needs one an element"
@@ -107,13 +119,17 @@ def _read_header(path: Path, lines: Iterator[tuple[int, str]]) -> _Header:
     header = _Header()
     for number, line in lines:
         if not line.startswith("@"):
-            got = f"{line[:40]!a} before @data"
+            got = f"{quote(line)} before @data"
             rule = "a .ts file begins with lines that start with '@', the last of them @data"
             raise data_error(path, got, rule, "check that it is a .ts file", number)
-        name, *words = line[1:].split()
-        directive = name.lower()
-        if directive == "data":
+        name, *words = line[1:].split() or [""]
+        directive = _ALIASES.get(name.lower(), name.lower())
+        if directive == "data" and not words:
             return header
+        if directive in ("", "data"):
+            fix = "put what follows on a line of its own" if words else "name the directive, or remove the line"
+            rule = "a line that starts with '@' names a directive; @data stands alone"
+            raise data_error(path, quote(line), rule, fix, number)
         _read_directive(path, header, directive, words, number)
     rule = "a line @data stands before the sequences"
     raise data_error(path, "no line @data", rule, "check that it is a whole .ts file")
@@ -121,15 +137,20 @@ def _read_header(path: Path, lines: Iterator[tuple[int, str]]) -> _Header:
 
 def _read_directive(path: Path, header: _Header, name: str, words: list[str], number: int) -> None:
     """Note what one line of the header says."""
+    if name not in _DESCRIPTIVE:
+        _refuse_again(path, header, name, words, number)
+    if name in _ONE_WORD and len(words) > 1:
+        got = f"@{name} {quote(' '.join(words))}"
+        raise data_error(path, got, "one word follows it", "remove the others", number)
     if name == "timestamps":
         if _flag(path, name, words, number):
             rule = "values with timestamps are not supported"
             raise data_error(path, "@timeStamps true", rule, "save the series without timestamps", number)
     elif name == "univariate":
         if _flag(path, name, words, number):
-            header.dimensions = 1
-    elif name in ("dimensions", "dimension"):
-        header.dimensions = _count(path, name, words, number)
+            _set_dimensions(path, header, 1, number)
+    elif name == "dimensions":
+        _set_dimensions(path, header, _count(path, name, words, number), number)
     elif name == "equallength":
         header.equal_length = _flag(path, name, words, number)
     elif name == "serieslength":
@@ -137,32 +158,58 @@ def _read_directive(path: Path, header: _Header, name: str, words: list[str], nu
     elif name == "targetlabel":
         header.has_target = _flag(path, name, words, number)
     elif name == "classlabel":
-        header.has_class = _flag(path, name, words, number)
-        classes = words[1:]
-        odd = next((word for word in classes if not has_utf8(word)), None)
-        if odd is not None:
-            raise data_error(path, f"the class {odd!a}", "a class is text in UTF-8", "convert the file", number)
-        if header.has_class and not classes:
-            rule = "the classes are listed after '@classLabel true'"
-            raise data_error(path, "no class", rule, "list the classes there", number)
-        header.classes = {word.lower(): word for word in classes} | {word: word for word in classes}
+        _read_classes(path, header, words, number)
     elif name not in _DESCRIPTIVE:
         header.notes.append(f"line {number}: @{ascii(name)[1:-1]} is not known and not used")
+    if header.has_class and header.has_target:
+        rule = "a line ends in a class or in a target, not in both"
+        raise data_error(path, "@classLabel true and @targetLabel true", rule, "write one of them false", number)
+
+
+def _read_classes(path: Path, header: _Header, words: list[str], number: int) -> None:
+    """Note the classes of @classLabel."""
+    header.has_class = _flag(path, "classlabel", words, number)
+    classes = words[1:]
+    odd = next((word for word in classes if not has_utf8(word)), None)
+    if odd is not None:
+        raise data_error(path, f"the class {quote(odd)}", "a class is text in UTF-8", "convert the file", number)
+    if header.has_class and not classes:
+        rule = "the classes are listed after '@classLabel true'"
+        raise data_error(path, "no class", rule, "list the classes there", number)
+    header.classes = {word.lower(): word for word in classes} | {word: word for word in classes}
+
+
+def _refuse_again(path: Path, header: _Header, name: str, words: list[str], number: int) -> None:
+    """Raise if a directive stood there before and said something else."""
+    before, line = header.seen.setdefault(name, (words, number))
+    if [word.lower() for word in before] != [word.lower() for word in words]:
+        got = f"@{name} {quote(' '.join(words))}, after {quote(' '.join(before))} in line {line}"
+        raise data_error(path, got, "a directive says one thing", "remove one of the lines", number)
+
+
+def _set_dimensions(path: Path, header: _Header, count: int, number: int) -> None:
+    """Note the number of channels, which two directives can say."""
+    if header.dimensions not in (None, count):
+        got = f"{count_of(count, 'channel')}, after {header.dimensions}"
+        fix = "remove @univariate or @dimensions, or make them agree"
+        raise data_error(path, got, "@univariate true says 1, @dimensions the number", fix, number)
+    header.dimensions = count
 
 
 def _flag(path: Path, name: str, words: list[str], number: int) -> bool:
     """The true or false of a directive."""
     word = words[0].lower() if words else ""
     if word not in ("true", "false"):
-        raise data_error(path, f"@{name} {word!a}", "true or false", f"write @{name} false", number)
+        raise data_error(path, f"@{name} {quote(word)}", "true or false", f"write @{name} false", number)
     return word == "true"
 
 
 def _count(path: Path, name: str, words: list[str], number: int) -> int:
     """The whole number, above 0, of a directive."""
     word = words[0] if words else ""
-    if not (word.isascii() and word.isdigit() and int(word) > 0):
-        raise data_error(path, f"@{name} {word!a}", "a whole number above 0", f"write @{name} 1", number)
+    if not (word.isascii() and word.isdigit() and len(word) <= _DIGITS and int(word) > 0):
+        rule = f"a whole number above 0, of at most {_DIGITS} digits"
+        raise data_error(path, f"@{name} {quote(word)}", rule, f"write @{name} 1", number)
     return int(word)
 
 
@@ -185,9 +232,9 @@ def _fields(path: Path, header: _Header, line: str, number: int) -> list[str]:
 def _label(path: Path, header: _Header, label: str, number: int) -> str:
     """The label of a line, in the header's spelling."""
     if label not in header.classes and label.lower() not in header.classes:
-        known = ", ".join(dict.fromkeys(header.classes.values()))
+        known = quote_all(dict.fromkeys(header.classes.values()))
         fix = "add it to @classLabel, or restore the line"
-        raise data_error(path, f"the label {label!a}", f"@classLabel lists {known}", fix, number)
+        raise data_error(path, f"the label {quote(label)}", f"@classLabel lists {known}", fix, number)
     return header.classes.get(label) or header.classes[label.lower()]
 
 
@@ -195,35 +242,51 @@ def _matrix(path: Path, header: _Header, fields: list[str], number: int) -> npt.
     """The features of a line, ``(L, C)`` float64, NaN where missing."""
     lengths = {channel.count(",") for channel in fields}
     if len(lengths) > 1:
-        counts = ", ".join(str(channel.count(",") + 1) for channel in fields)
+        counts = quote_all(channel.count(",") + 1 for channel in fields)
         rule = "the channels of a sequence are equally long"
         raise data_error(path, f"channels of {counts} values", rule, "restore or remove the line", number)
     if not any(map(str.strip, fields)):
         matrix = np.empty((0, len(fields)))
     else:
-        entries = ",".join(fields).replace("?", "nan").split(",")
+        text = ",".join(fields)
+        entries = text.split(",")
+        if "?" in text:
+            entries = ["nan" if entry.strip() == "?" else entry for entry in entries]
         try:
             matrix = np.array(entries, dtype=np.float64).reshape(len(fields), -1).T
         except ValueError as error:
             raise _bad_value(path, fields, number) from error
-    if header.equal_length and header.length is not None and len(matrix) != header.length:
-        rule = f"@equalLength true and @seriesLength {header.length}"
-        fix = "restore the line, or write @equalLength false"
-        raise data_error(path, f"a sequence of {len(matrix)} steps", rule, fix, number)
+        # Python reads 1_5 as 15, and other scripts' digits as ours; in a file they are damage.
+        if "_" in text or not text.isascii():
+            raise _bad_value(path, fields, number)
+    if header.equal_length:
+        if header.length is None:
+            header.length = len(matrix)
+        if len(matrix) != header.length:
+            stated = f"@seriesLength {header.length}" if "serieslength" in header.seen else f"{header.length} before"
+            fix = "restore the line, or write @equalLength false"
+            got = f"a sequence of {count_of(len(matrix), 'step')}"
+            raise data_error(path, got, f"@equalLength true and {stated}", fix, number)
     return matrix
 
 
 def _bad_value(path: Path, fields: list[str], number: int) -> DataError:
     """The error for the first entry of a line that is no number."""
     for channel, entries in enumerate(fields):
-        for step, entry in enumerate(entries.replace("?", "nan").split(",")):
-            try:
-                float(entry)
-            except ValueError:
-                got = f"{entry[:40]!a} as channel {channel}, step {step}"
+        for step, entry in enumerate(entries.split(",")):
+            if not _is_value(entry):
+                got = f"{quote(entry)} as channel {channel}, step {step}"
                 fix = "correct it, or write ? where a value is missing"
                 return data_error(path, got, "a value is a number, NaN or ?", fix, number)
     return data_error(path, "a value that is no number", "a value is a number, NaN or ?", "correct it", number)
+
+
+def _is_value(entry: str) -> bool:
+    try:
+        float(entry)
+    except ValueError:
+        return entry.strip() == "?"
+    return entry.isascii() and "_" not in entry
 
 
 def japanese_vowels() -> tuple[Records, Records]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from raglane import interop
+from raglane.checks import check_flag
 from raglane.data.epochs import Epochs, check_least
 
 __all__ = ["BucketBatchSampler"]
@@ -38,7 +39,7 @@ class BucketBatchSampler(Epochs[list[int]], Sampler[list[int]]):
         bucket_batches: batches in a pool, at least 1.
 
     Raises:
-        ArgumentTypeError: lengths that are not integers.
+        ArgumentTypeError: lengths or another argument of the wrong kind.
         ShapeError: lengths that are not a flat list.
         ArgumentError: a length, a size or the seed is too small.
 
@@ -67,8 +68,8 @@ class BucketBatchSampler(Epochs[list[int]], Sampler[list[int]]):
         ):
             check_least(name, value, least)
         self.batch_size = batch_size
-        self.shuffle = shuffle
-        self.drop_last = drop_last
+        self.shuffle = check_flag("shuffle", shuffle)
+        self.drop_last = check_flag("drop_last", drop_last)
         self.seed = seed
         self.bucket_batches = bucket_batches
 
@@ -91,7 +92,8 @@ class BucketBatchSampler(Epochs[list[int]], Sampler[list[int]]):
             return np.argsort(-self._lengths, kind="stable")[:kept], starts
         random = np.random.default_rng([self.seed, self.epoch])
         shuffled = random.permutation(count)[:kept]
-        pools = np.arange(kept) // (self.batch_size * self.bucket_batches)
+        # Not beyond what NumPy can divide by.
+        pools = np.arange(kept) // min(self.batch_size * self.bucket_batches, count + 1)
         order = shuffled[np.lexsort((self._lengths[shuffled], pools))]
         return order, random.permutation(starts)
 

@@ -25,7 +25,7 @@ from raglane.kernels.cpu.library import ABI, call, library
 from raglane.kernels.cpu.memory import address, lies_well
 from raglane.packing.layouts import inverse, padded_rows, unpacked_rows
 from raglane.rows import place_rows, take_rows
-from raglane.segments import lengths_from_offsets
+from raglane.segments.plain import lengths_from_offsets
 from raglane.tracing import index_arithmetic, is_transformed, records_operators
 
 __all__ = ["Layout", "flatten_packed", "flatten_padded"]

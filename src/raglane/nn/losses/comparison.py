@@ -8,9 +8,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from raglane import segments
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain, quote
 from raglane.ragged import Ragged
+from raglane.segments import plain as segments
 
 __all__ = [
     "Comparison",
@@ -191,11 +191,11 @@ def check_reduction(reduction: Any) -> None:
     Example:
         >>> check_reduction("element")
     """
-    if reduction not in _REDUCTIONS:
+    if not isinstance(reduction, str) or reduction not in _REDUCTIONS:
         raise ArgumentError(
             explain(
                 "reduction",
-                repr(reduction),
+                quote(reduction),
                 f"one of {', '.join(map(repr, _REDUCTIONS))}",
                 "for torch's 'mean' pass 'element'; for its 'sum' pass 'none' and add up the values",
             )
@@ -249,12 +249,12 @@ def check_tensor(name: str, given: Any, batch: Ragged, fix: str) -> Tensor:
         fix: what to do where it is none.
 
     Raises:
-        ArgumentTypeError: no tensor, or a nested or a sparse one, or complex.
+        ArgumentTypeError: no tensor, or a nested, sparse or quantized one, or complex.
         ShapeError: on another device.
     """
     if not isinstance(given, Tensor):
         raise ArgumentTypeError(explain(name, f"a {type(given).__name__}", "a tensor", fix))
-    if given.is_nested or given.layout is not torch.strided or given.is_complex():
+    if given.is_nested or given.layout is not torch.strided or given.is_complex() or given.is_quantized:
         got = "a nested tensor" if given.is_nested else f"a tensor of {given.layout} and {given.dtype}"
         raise ArgumentTypeError(explain(name, got, "a dense tensor of real numbers", fix))
     if given.device != batch.device:

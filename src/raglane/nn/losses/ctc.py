@@ -18,12 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raglane import segments
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
+from raglane.checks import check_flag
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain, quote
 from raglane.nn.arguments import check_whole
 from raglane.nn.losses.comparison import Reduction, check_predictions, check_reduction, ratio, sequence_weights, wide
 from raglane.packing.layouts import conjugate
 from raglane.ragged import Ragged
+from raglane.segments import plain as segments
 
 __all__ = ["ctc_loss"]
 
@@ -74,6 +75,7 @@ def ctc_loss(
         [1.333..., 2.0]
     """
     check_reduction(reduction)
+    check_flag("zero_infinity", zero_infinity)
     check_predictions("log_probs", log_probs)
     _check_targets(log_probs, targets, blank)
     dtype = wide(log_probs.dtype)
@@ -116,7 +118,7 @@ def _check_targets(log_probs: Ragged, targets: Any, blank: Any) -> None:
         raise ArgumentError(
             explain(
                 "log_probs, blank",
-                f"elements of shape {tuple(log_probs.features)}, blank {blank}",
+                f"elements of shape {tuple(log_probs.features)}, blank {quote(blank)}",
                 "one log-probability a label, (N, C), and the blank is one of the C labels",
                 "put the labels last and nothing beside them, and pass a blank from 0 to C - 1",
             )

@@ -1,0 +1,268 @@
+"""What callers give, checked one by one: each function gives the argument as it is, or an error that teaches.
+
+Nothing here waits for a device: numbers that are on one are taken on trust.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from numbers import Complex, Real
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raglane.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DimensionError,
+    RaglaneError,
+    ShapeError,
+    explain,
+    quote,
+)
+
+__all__ = [
+    "check_choice",
+    "check_flag",
+    "check_kind",
+    "check_real",
+    "check_tensor",
+    "check_value",
+    "check_whole",
+    "read_index",
+]
+
+# More elements than any memory holds, and few enough that sums of them are exact.
+_MOST = 2**62
+
+
+def check_tensor(name: str, given: Any, least: int = 0, fix: str = "pass a torch.Tensor") -> Tensor:
+    """A dense tensor as it is.
+
+    Args:
+        name: what the caller calls it.
+        given: what was given.
+        least: dimensions that it has at least.
+        fix: what to do where it is none.
+
+    Raises:
+        ArgumentTypeError: no tensor, or a nested, sparse or quantized one.
+        ShapeError: too few dimensions.
+
+    Example:
+        >>> check_tensor("values", torch.ones(2), least=1)
+        tensor([1., 1.])
+    """
+    if not isinstance(given, Tensor):
+        raise ArgumentTypeError(explain(name, f"a {type(given).__name__}", "a tensor", fix))
+    if given.is_nested or given.layout is not torch.strided or given.is_quantized:
+        kind = "nested" if given.is_nested else "quantized" if given.is_quantized else f"{given.layout}"
+        raise ArgumentTypeError(explain(name, f"a tensor that is {kind}", "a dense tensor", "convert it first"))
+    if given.dim() < least:
+        what = f"at least {least} dimension" + "s" * (least > 1)
+        raise ShapeError(explain(name, f"shape {tuple(given.shape)}", what, "the first dimension counts elements"))
+    return given
+
+
+def check_kind(name: str, given: Any, kind: Any, rule: str, fix: str) -> None:
+    """Refuse what is no instance of a class.
+
+    Args:
+        name: what the caller calls it.
+        given: what was given.
+        kind: the class, or several.
+        rule: the same in words.
+        fix: what to do.
+
+    Raises:
+        ArgumentTypeError: it is none.
+
+    Example:
+        >>> check_kind("ids", ("a",), (tuple, list), "a tuple or a list", "convert it")
+    """
+    if not isinstance(given, kind):
+        raise ArgumentTypeError(explain(name, quote(given), rule, fix))
+
+
+def check_flag(name: str, given: Any, error: type[RaglaneError] = ArgumentTypeError) -> bool:
+    """A yes or no as a bool.
+
+    Args:
+        name: what the caller calls it.
+        given: what was given.
+        error: what to raise.
+
+    Raises:
+        ArgumentTypeError: anything else, unless ``error`` is another class.
+
+    Example:
+        >>> check_flag("batch_first", True)
+        True
+    """
+    if not isinstance(given, (bool, np.bool_)):
+        raise error(explain(name, quote(given), "True or False", "choose one of them"))
+    return bool(given)
+
+
+def check_choice(name: str, given: Any, choices: Sequence[str], fix: str = "pass one of these") -> str:
+    """One of several names as it is.
+
+    Raises:
+        ArgumentError: another.
+
+    Example:
+        >>> check_choice("task", "tag", ("classify", "tag"))
+        'tag'
+    """
+    if not isinstance(given, str) or given not in choices:
+        raise ArgumentError(explain(name, quote(given), f"one of {', '.join(choices)}", fix))
+    return given
+
+
+def check_real(name: str, given: Any, rule: str, holds: Callable[[float], bool], fix: str) -> float:
+    """A real number as a float.
+
+    Args:
+        name: what the caller calls it.
+        given: what was given.
+        rule: what must hold, in words.
+        holds: the same as a function.
+        fix: what to pass instead.
+
+    Raises:
+        ArgumentTypeError: no real number.
+        ArgumentError: one for which the rule does not hold.
+
+    Example:
+        >>> check_real("fraction", 0.1, "above 0", lambda number: number > 0, "pass 0.1")
+        0.1
+    """
+    if isinstance(given, bool) or not isinstance(given, Real):
+        raise ArgumentTypeError(explain(name, quote(given), rule, fix))
+    if not _fits(float, given) or not holds(float(given)):
+        raise ArgumentError(explain(name, quote(given), rule, fix))
+    return float(given)
+
+
+def check_whole(name: str, given: Any, least: int | None = None, fix: str = "check where it comes from") -> int:
+    """A whole number as an int.
+
+    Args:
+        name: what the caller calls it.
+        given: an int, or what acts as one, such as a tensor of one integer.
+        least: the smallest that is allowed; None for any.
+        fix: what to do where it is too small or too large.
+
+    Raises:
+        ArgumentTypeError: none; a bool is none.
+        ArgumentError: below ``least``, or 2**62 or more.
+
+    Example:
+        >>> check_whole("total", 3, 0)
+        3
+    """
+    whole: int | None = None
+    is_bool = isinstance(given, bool) or (isinstance(given, Tensor) and given.dtype is torch.bool)
+    if not is_bool and not isinstance(given, np.ndarray):
+        try:
+            whole = operator.index(given)
+        except (TypeError, RuntimeError):
+            whole = None
+    if whole is None:
+        raise ArgumentTypeError(explain(name, quote(given), "a whole number", "pass an int"))
+    if (least is not None and whole < least) or not -_MOST < whole < _MOST:
+        rule = "below 2**62" if least is None else f"at least {least}" + " and below 2**62" * (whole >= _MOST)
+        raise ArgumentError(explain(name, quote(given), rule, fix))
+    return whole
+
+
+def check_value(name: str, given: Any, dtype: torch.dtype) -> Any:
+    """A number that a dtype can hold, as torch takes it; another would be cut off, wrapped around or refused.
+
+    Returns:
+        a bool, an int, a float or a complex number, as the dtype is.
+
+    Raises:
+        ArgumentTypeError: no number, or one of another kind than the dtype.
+
+    Example:
+        >>> check_value("empty", -1, torch.int64)
+        -1
+        >>> check_value("empty", 0.5, torch.int64)
+        Traceback (most recent call last):
+        ...
+        raglane.errors.ArgumentTypeError: empty: got 0.5; the rule: a value of torch.int64. Fix: pass an integer, or \
+convert the batch.
+    """
+    if isinstance(given, Tensor) and given.numel() == 1 and given.is_cpu and not given.is_quantized:
+        given = given.item()
+    kind: Callable[[Any], Any] = complex if dtype.is_complex else float if dtype.is_floating_point else int
+    fits, fix = isinstance(given, Complex) and _fits(kind, given), "pass a number"
+    if fits and kind is int:
+        fix = "pass an integer, or convert the batch"
+        low, high = (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+        fits = given % 1 == 0 and low <= given <= high
+    if not fits:
+        raise ArgumentTypeError(explain(name, quote(given), f"a value of {dtype}", fix))
+    return bool(given) if dtype is torch.bool else kind(given)
+
+
+def _fits(kind: Callable[[Any], Any], given: Any) -> bool:
+    """Whether a number can be made one of a kind: it is not complex where that is not, and not too large."""
+    try:
+        kind(given)
+    except (OverflowError, TypeError, ValueError):
+        return False
+    return True
+
+
+def read_index(index: Any, count: int) -> Tensor:
+    """Which of several sequences are chosen.
+
+    Args:
+        index: ``(M,)`` integers, below 0 from the end, or ``(count,)`` bools: a list, an array or a tensor. One that is
+            on a device is copied to the host, which waits for it.
+        count: how many there are.
+
+    Returns:
+        ``(M,)`` int64 on the CPU, each from 0 to ``count - 1``.
+
+    Raises:
+        ArgumentTypeError: neither integers nor bools.
+        ShapeError: not one-dimensional, or a mask of another length.
+        DimensionError: an integer out of range; it is a ShapeError and an IndexError.
+
+    Example:
+        >>> read_index([2, -1], 3), read_index([True, False, True], 3)
+        (tensor([2, 2]), tensor([0, 2]))
+    """
+    rule, fix = "integer or bool numbers", "pass a list of integers, or a tensor: index.long(), or a mask"
+    try:
+        # Numbers that the caller wrote down stay on the host, whatever torch's default device is.
+        read = index if isinstance(index, Tensor) else torch.as_tensor(index, device="cpu")
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise ArgumentTypeError(explain("index", quote(index), rule, fix)) from error
+    check_tensor("index", read)
+    if read.dim() == 1 and read.shape[0] == 0:  # an empty list has no dtype of its own
+        read = read.new_empty(0, dtype=torch.int64)
+    if read.is_floating_point() or read.is_complex() or read.is_meta:
+        raise ArgumentTypeError(explain("index", f"{read.dtype} on {read.device}", rule, fix))
+    is_mask = read.dtype is torch.bool
+    if read.dim() != 1 or (is_mask and read.shape[0] != count):
+        got = f"shape {tuple(read.shape)}, {read.dtype}"
+        what = f"one dimension, and for a mask one entry for each of the {count} sequences"
+        raise ShapeError(explain("index", got, what, "pass the positions of the sequences, or a mask (B,)"))
+    on_host = read.cpu()
+    if is_mask:
+        return on_host.nonzero().view(-1)
+    # Before uint64, which torch cannot compare, becomes int64, in which its largest numbers count from the end.
+    numbers: Any = on_host.numpy() if on_host.dtype is torch.uint64 else on_host
+    outside = (numbers < -count) | (numbers >= count)
+    if bool(outside.any()):
+        what = f"from {-count} to {count - 1}, since there are {count} sequences"
+        raise DimensionError(explain("index", f"{int(numbers[outside][0])}", what, "choose among them"))
+    chosen = on_host.long()
+    return torch.where(chosen < 0, chosen + count, chosen)

@@ -1,0 +1,121 @@
+"""The column that orders the rows of a sequence: found, or refused where its cells say no time.
+
+A column that is called like a time is taken for one. Were it passed over where a cell cannot be read, a model would be
+trained on rows in whatever order they stand. Only a column of words (no digit in any cell) is no time, whatever its
+name. Where several columns are called like times, the first orders the rows, if the others do not contradict it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from raglane.data.formats.base import TIME_NAMES, data_error, named_column
+from raglane.data.records import Columns
+from raglane.errors import DataError, quote, require
+
+__all__ = ["choose_time", "read_times", "refuse_contradiction"]
+
+
+def choose_time(
+    path: Path, cells: Mapping[str, npt.NDArray[np.object_]], columns: Columns, free: Sequence[str]
+) -> tuple[str | None, str]:
+    """The time column: the one named, else one whose name says so; and the note that says so.
+
+    Args:
+        path: the file, for messages.
+        cells: the cells of each column, as they are written.
+        columns: what the user named.
+        free: the names of the columns that could be it.
+
+    Raises:
+        DataError: the one named is not there; or a column that is called like a time holds a cell that is none.
+    """
+    if columns.time is not None:
+        return named_column(path, "time", columns.time, cells), f"time column: {quote(columns.time)}"
+    why = ""
+    for name in _called_times(columns, free):
+        if _is_words(cells[name]):
+            why = why or f"{quote(name)} holds words; "
+            continue
+        read_times(path, cells[name], name)
+        return name, f"time column: {quote(name)} (by its name)"
+    return None, f"no time column: {why}rows keep the order of the file; name one with --time-column"
+
+
+def _called_times(columns: Columns, free: Sequence[str]) -> list[str]:
+    """The columns whose name says time, and that are nothing else by name; the most telling name first."""
+    taken = {columns.label, columns.id, *(columns.features or ())}
+    return [name for known in TIME_NAMES for name in free if name.lower() == known and name not in taken]
+
+
+def refuse_contradiction(
+    path: Path,
+    cells: Mapping[str, npt.NDArray[np.object_]],
+    columns: Columns,
+    time: str,
+    same: npt.NDArray[np.bool_],
+) -> None:
+    """Raise where a second column of times would order the rows in another way, and nobody chose between the two.
+
+    Args:
+        path: the file, for messages.
+        cells: the cells of each column, the rows of each sequence together and in the order of ``time``.
+        columns: what the user named.
+        time: the column that orders the rows.
+        same: ``(rows - 1,)``, whether the next row is of the same sequence.
+
+    Raises:
+        DataError: it would.
+    """
+    if columns.time is not None:
+        return
+    for name in _called_times(columns, list(cells)):
+        if name == time or _is_words(cells[name]):
+            continue
+        try:
+            times = read_times(path, cells[name], name)
+        except DataError:
+            continue  # no time, so a feature or a label, which is looked at where they are
+        if ((times[1:] < times[:-1]) & same).any():
+            got = f"the columns {quote(time)} and {quote(name)}, which order the rows differently"
+            raise data_error(path, got, "one column orders the rows", "pass --time-column NAME for the one that does")
+
+
+def _is_words(cells: npt.NDArray[np.object_]) -> bool:
+    """Whether there is something in the cells, and no digit."""
+    text = "\n".join(cells.tolist())
+    return not text.isspace() and text != "" and re.search(r"\d", text) is None
+
+
+def read_times(path: Path, cells: npt.NDArray[np.object_], name: str) -> npt.NDArray[Any]:
+    """Times to sort by, int64 or float64: numbers, or else dates.
+
+    Args:
+        path: the file, for messages.
+        cells: ``(rows,)`` str.
+        name: of the column.
+
+    Raises:
+        DataError: a cell is neither; the message names the first, and its row.
+    """
+    pandas = require("pandas", "data")
+    series = pandas.Series(cells, dtype=object)
+    # Whole numbers stay whole: a float holds no nanoseconds since 1970.
+    numbers = pandas.to_numeric(series, errors="coerce").to_numpy()
+    if numbers.dtype.kind in "iu" or np.isfinite(numbers).all():
+        return np.asarray(numbers)
+    dates = pandas.to_datetime(series, errors="coerce", format="ISO8601", utc=True)
+    if dates.isna().any():
+        bad = dates.isna().to_numpy() if dates.notna().any() else ~np.isfinite(numbers)
+        row = int(bad.argmax())
+        got = f"{quote(cells[row])} in data row {row}, column {quote(name)}"
+        rule = "times are numbers, or dates such as 2024-01-31 or 2024-01-31T12:30:00"
+        fix = "correct it, pass --time-column NAME for another column, or remove this one where the rows are in order"
+        raise data_error(path, got, rule, fix)
+    return np.asarray(dates.astype("int64"))

@@ -1,0 +1,133 @@
+"""Numbers that callers give, as tensors: values, lengths and offsets."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raglane.checks import check_tensor
+from raglane.errors import ArgumentTypeError, RaglaneError, ShapeError, explain
+from raglane.segments.checks import check_lengths
+from raglane.tracing import index_arithmetic
+
+__all__ = ["as_tensor", "read_integers", "read_lengths", "read_values"]
+
+
+def as_tensor(data: Any) -> Tensor:
+    """A tensor that shares memory with a tensor or NumPy array where it can, and copies anything else.
+
+    A read-only NumPy array is shared too: nothing in Raglane writes into the values of a batch.
+
+    Example:
+        >>> as_tensor(np.arange(3)).tolist()
+        [0, 1, 2]
+    """
+    if isinstance(data, Tensor):
+        return data
+    if isinstance(data, np.ndarray) and (not data.dtype.isnative or min(data.strides, default=0) < 0):
+        # torch has neither the other byte order nor strides that run backwards.
+        data = np.ascontiguousarray(data, dtype=data.dtype.newbyteorder("="))
+    if isinstance(data, np.ndarray) and not data.flags.writeable:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*not writable.*", category=UserWarning)
+            return torch.as_tensor(data)
+    return torch.as_tensor(data)
+
+
+def read_values(data: Any, name: str) -> Tensor:
+    """What a caller gives as flat values; a tensor or NumPy array is not copied.
+
+    Args:
+        data: a dense tensor, an array, or lists of numbers.
+        name: what errors call it.
+
+    Returns:
+        ``(N, *features)``.
+
+    Raises:
+        ArgumentTypeError: no numbers, or a nested, sparse or quantized tensor.
+        ShapeError: a single number.
+
+    Example:
+        >>> read_values([[1, 2], [3, 4]], "values").shape
+        torch.Size([2, 2])
+    """
+    fix = "pass a tensor or an array of numbers; Ragged(sequences) takes a list of them"
+    try:
+        if not isinstance(data, str | bytes):
+            return check_tensor(name, as_tensor(data), 1)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        if isinstance(error, RaglaneError):
+            raise
+    raise ArgumentTypeError(explain(name, f"a {type(data).__name__} that is no array of numbers", "numbers", fix))
+
+
+@index_arithmetic
+def read_integers(data: Any, name: str) -> Tensor:
+    """What a caller gives as lengths or offsets, as integers in one dimension; on the device where they are.
+
+    Args:
+        data: a list, an array or a tensor.
+        name: what errors call it.
+
+    Returns:
+        ``(M,)`` int64.
+
+    Raises:
+        ArgumentTypeError: not an array of integers.
+        ShapeError: not one-dimensional.
+
+    Example:
+        >>> read_integers([3, 1], "lengths")
+        tensor([3, 1])
+    """
+    try:
+        # Numbers that the caller wrote down stay on the host, whatever torch's default device is.
+        tensor = data if isinstance(data, Tensor) else torch.as_tensor(data, device="cpu")
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise ArgumentTypeError(
+            explain(
+                name,
+                f"a {type(data).__name__} that is no array of numbers",
+                "integers",
+                "pass a list of them, or wrap sequences with rl.Ragged",
+            )
+        ) from error
+    check_tensor(name, tensor)
+    if tensor.dim() != 1:
+        raise ShapeError(
+            explain(name, f"shape {tuple(tensor.shape)}", "integers in one dimension", "pass them in a flat list")
+        )
+    if tensor.shape[0] == 0:  # an empty list has no dtype of its own
+        return tensor.new_empty(0, dtype=torch.int64)
+    if tensor.dtype is torch.bool or tensor.is_floating_point() or tensor.is_complex():
+        raise ArgumentTypeError(explain(name, f"{tensor.dtype}", "integers", "convert with .to(torch.int64)"))
+    return tensor.detach().resolve_neg().to(torch.int64)
+
+
+@index_arithmetic
+def read_lengths(data: Any) -> Tensor:
+    """What a caller gives as lengths, on the CPU, each at least 0; lengths on a device are waited for.
+
+    Returns:
+        ``(B,)`` int64.
+
+    Raises:
+        ArgumentTypeError: not an array of integers.
+        ShapeError: not one-dimensional.
+        ArgumentError: a length below 0.
+
+    Example:
+        >>> read_lengths(np.array([3, 1], dtype=np.int16))
+        tensor([3, 1])
+    """
+    given = read_integers(data, "lengths")
+    if given.is_meta:
+        raise ArgumentTypeError(explain("lengths", "a tensor without data, on meta", "integers", "pass real ones"))
+    lengths = given.cpu()
+    check_lengths(lengths)
+    return lengths

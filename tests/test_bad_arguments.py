@@ -1,0 +1,473 @@
+"""Whatever a caller gives: the library's own errors, each with the argument, its value, the rule and the fix.
+
+Each function of the public face below is called with every argument replaced in turn by all kinds of things that it
+does not take. It may take one after all (``None`` is often a default); what it must not do is to fail in a way of its
+own.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import raglane as rl
+from raglane import Ragged, segments
+from raglane.data import BucketBatchSampler, Chunks, Columns, Preprocessor, Records, SequenceDataset, read, split
+from raglane.data.records import offsets_of
+from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
+from raglane.nn import losses
+
+pa = pytest.importorskip("pyarrow")
+
+Call = tuple[Callable[..., Any], dict[str, Any]]
+
+
+class _Odd:
+    """Something that does not even say what it is."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+def _things() -> list[Any]:
+    """What hardly any argument is."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.jagged)
+        strided = torch.nested.nested_tensor([torch.ones(2), torch.ones(1)])
+        quantized = torch.quantize_per_tensor(torch.zeros(3), 0.1, 0, torch.qint8)
+    return [
+        *(None, True, -1, 1.5, math.nan, math.inf, 2**62, 10**30, 10**5000, "", "x", b"x", object(), _Odd(), int),
+        *([], {}, (), set(), [1.5], ["a"], [None], [[1], [1, 2]], [2**70], [-1], [math.nan], torch.float32),
+        *(np.array([1, "a", None], dtype=object), np.array(["a"]), np.array([1.5]), np.array(3), np.zeros((2, 2))),
+        *(np.array([2**63], np.uint64), np.array([2**64 - 1], np.uint64), np.array(["2020"], "M8[D]")),
+        *(torch.tensor(3), torch.tensor([1.5]), torch.tensor([math.nan]), torch.tensor([-1]), torch.tensor([99])),
+        *(torch.tensor([2**62, 2**62]), torch.tensor([0, 2**62]), torch.tensor([True]), torch.zeros(2, 2)),
+        *(torch.zeros(0), torch.zeros(3, dtype=torch.complex64), torch.tensor([0, 5, 3]), torch.tensor([1, 3])),
+        *(torch.tensor([0, 2, 1, 3]), torch.zeros(3, 2).to_sparse(), torch.zeros(3, device="meta")),
+        *(nested, strided, quantized, pa.array([1, 2]), pa.array([[1], None]), Ragged([[1, 2], [3]])),
+    ]
+
+
+VALUES, OFFSETS, LENGTHS = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0, 2, 2, 3]), torch.tensor([2, 0, 1])
+ONES = torch.ones(3)
+
+
+def _batch(*features: int) -> Ragged:
+    return Ragged.from_flat(torch.randn(3, *features), lengths=LENGTHS)
+
+
+def _segments() -> dict[str, Call]:
+    flat: dict[str, Any] = {"values": VALUES, "offsets": OFFSETS}
+    calls: dict[str, Call] = {name: (getattr(segments, name), flat) for name in ("sum", "softmax", "reverse")}
+    for name in ("mean", "max", "min", "first", "last", "logsumexp"):
+        calls[name] = getattr(segments, name), {**flat, "empty": 0.0}
+    return calls | {
+        "spread": (segments.spread, {"per_sequence": ONES, "offsets": OFFSETS, "total": 3}),
+        "cumsum": (segments.cumsum, {**flat, "longest": 2}),
+        "shift": (segments.shift, {**flat, "steps": 1, "fill": 0.0}),
+        "reverse_index": (segments.reverse_index, {"offsets": OFFSETS, "total": 3}),
+        "positions": (segments.positions, {"offsets": OFFSETS, "total": 3}),
+        "segment_ids": (segments.segment_ids, {"offsets": OFFSETS, "total": 3}),
+        "offsets_from_lengths": (segments.offsets_from_lengths, {"lengths": LENGTHS}),
+        "element_index": (
+            segments.element_index,
+            {"starts": torch.tensor([0, 2]), "lengths": torch.tensor([2, 1]), "total": 3},
+        ),
+    }
+
+
+def _ragged() -> dict[str, Call]:
+    batch, whole = _batch(), Ragged.from_flat(torch.tensor([1, 2, 3]), lengths=LENGTHS)
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.jagged)
+    packed = rl.packing.pack_sequence([torch.ones(2), torch.ones(1)])
+    mask = torch.ones(3, 2, dtype=torch.bool)
+    calls: dict[str, Call] = {
+        "Ragged": (Ragged, {"sequences": [VALUES]}),
+        "from_flat": (Ragged.from_flat, {"values": VALUES, "offsets": OFFSETS}),
+        "from_flat, lengths": (Ragged.from_flat, {"values": VALUES, "lengths": LENGTHS}),
+        "from_padded": (
+            Ragged.from_padded,
+            {"padded": torch.zeros(3, 2), "lengths": LENGTHS, "batch_first": True, "padding_side": "right"},
+        ),
+        "from_padded, mask": (Ragged.from_padded, {"padded": torch.zeros(3, 2), "mask": mask, "batch_first": True}),
+        "from_packed": (Ragged.from_packed, {"packed": packed}),
+        "from_nested": (Ragged.from_nested, {"nested": nested}),
+        "from_arrow": (Ragged.from_arrow, {"array": pa.array([[1]])}),
+        "argsort": (batch.argsort, {"descending": False}),
+        "shift": (batch.shift, {"steps": 1, "fill": 0.0}),
+        "spread": (batch.spread, {"per_sequence": ONES}),
+        "truncate": (batch.truncate, {"length": 1}),
+        "windows": (batch.windows, {"size": 2, "step": 1}),
+        "concat": (lambda other: batch.concat(other), {"other": batch}),
+        "select": (batch.select, {"index": torch.tensor([0])}),
+        "[]": (lambda index: batch[index], {"index": 0}),
+        "[:]": (lambda start, stop, step: batch[start:stop:step], {"start": 0, "stop": 2, "step": 1}),
+        "to": (lambda what: batch.to(what), {"what": torch.float64}),
+        "to_padded": (batch.to_padded, {"batch_first": True, "padding_value": 0.0, "total_length": 3}),
+        "to_padded, integers": (whole.to_padded, {"padding_value": 0}),
+        "first, integers": (whole.first, {"empty": 0}),
+    }
+    for name in ("first", "last", "mean", "max", "min", "logsumexp"):
+        calls[name] = getattr(batch, name), {"empty": 0.0}
+    return calls
+
+
+def _packing() -> dict[str, Call]:
+    packing = rl.packing
+    packed = packing.pack_sequence([torch.ones(2), torch.ones(1)])
+    padded: dict[str, Any] = {"lengths": [2, 1, 1], "batch_first": False}
+    return {
+        "invert_permutation": (packing.invert_permutation, {"permutation": torch.tensor([1, 0])}),
+        "pack_padded_sequence": (
+            packing.pack_padded_sequence,
+            {"input": torch.zeros(2, 3), **padded, "enforce_sorted": True},
+        ),
+        "pack_sequence": (packing.pack_sequence, {"sequences": [VALUES], "enforce_sorted": True}),
+        "pad_packed_sequence": (
+            packing.pad_packed_sequence,
+            {"sequence": packed, "batch_first": False, "padding_value": 0.0, "total_length": 3},
+        ),
+        "pad_sequence": (
+            packing.pad_sequence,
+            {"sequences": [VALUES], "batch_first": False, "padding_value": 0.0, "padding_side": "right"},
+        ),
+        "unpad_sequence": (packing.unpad_sequence, {"padded_sequences": torch.zeros(2, 3), **padded}),
+        "unpack_sequence": (packing.unpack_sequence, {"packed_sequences": packed}),
+    }
+
+
+def _data() -> dict[str, Call]:
+    records = Records(np.zeros((3, 1), np.float32), offsets_of([2, 0, 1]), labels=("a", "b", "a"), channels=("x0",))
+    dataset = SequenceDataset(VALUES, OFFSETS, torch.tensor([0, 1, 0]))
+    sampler = BucketBatchSampler([1, 2], 1)
+    fitted = Preprocessor.fit(records, task="classify")
+    return {
+        "collate": (rl.collate, {"samples": [VALUES]}),
+        "collate, two": (lambda sample: rl.collate([sample, sample]), {"sample": VALUES}),
+        "collate, mixed": (lambda sample: rl.collate([VALUES, sample]), {"sample": VALUES}),
+        "Columns": (
+            Columns,
+            {"task": "tag", "need_labels": True, "sequence": "x", "label": "y", "id": "i", "time": "t", "features": ()},
+        ),
+        "Records": (
+            Records,
+            {
+                "values": np.zeros((3, 1), np.float32),
+                "offsets": offsets_of([2, 0, 1]),
+                "ids": ("a", "b", "c"),
+                "labels": ("a", "b", "a"),
+                "tags": np.array(["a"] * 3, dtype=object),
+                "channels": ("x0",),
+                "source": Path("x"),
+                "notes": (),
+                "columns": Columns(),
+            },
+        ),
+        "Records.select": (records.select, {"index": [0]}),
+        "offsets_of": (offsets_of, {"lengths": [1]}),
+        "SequenceDataset": (
+            SequenceDataset,
+            {
+                "values": VALUES,
+                "offsets": OFFSETS,
+                "targets": torch.tensor([0, 1, 0]),
+                "per_element": False,
+                "ids": (0, 1, 2),
+            },
+        ),
+        "SequenceDataset[]": (lambda index: dataset[index], {"index": 0}),
+        "SequenceDataset.subset": (dataset.subset, {"index": [0]}),
+        "split": (split, {"records": records, "fraction": 0.5, "seed": 0, "stratify": True}),
+        "BucketBatchSampler": (
+            lambda **given: list(BucketBatchSampler(**given)),
+            {
+                "lengths": [1, 2],
+                "batch_size": 1,
+                "shuffle": True,
+                "drop_last": False,
+                "seed": 0,
+                "bucket_batches": 50,
+            },
+        ),
+        "set_epoch": (sampler.set_epoch, {"epoch": 0}),
+        "state_dict": (sampler.state_dict, {"done": 1}),
+        "load_state_dict": (sampler.load_state_dict, {"state": sampler.state_dict()}),
+        "load_state_dict, done": (
+            lambda done, epoch: sampler.load_state_dict(sampler.state_dict() | {"done": done, "epoch": epoch}),
+            {"done": 0, "epoch": 0},
+        ),
+        "Chunks": (
+            Chunks,
+            {"data": _batch(), "batch_size": 1, "steps": 1, "targets": ONES, "shuffle": True, "seed": 0},
+        ),
+        "Preprocessor": (
+            Preprocessor,
+            {
+                "task": "classify",
+                "channels": ("a",),
+                "mean": (0.0,),
+                "std": (1.0,),
+                "vocabulary": None,
+                "labels": ("a",),
+                "missing": "error",
+            },
+        ),
+        "Preprocessor.fit": (
+            Preprocessor.fit,
+            {
+                "records": records,
+                "task": "classify",
+                "missing": "error",
+                "standardize": True,
+                "max_vocabulary": 3,
+                "minimum_count": 1,
+            },
+        ),
+        "Preprocessor.apply": (fitted.apply, {"records": records, "require_targets": True}),
+        "Preprocessor.from_config": (Preprocessor.from_config, {"config": fitted.to_config()}),
+        "read": (read, {"path": __file__, "columns": None, "format": "csv"}),
+    }
+
+
+def _nn() -> dict[str, Call]:
+    one, four = _batch(), _batch(4)
+    tags = Ragged.from_flat(torch.tensor([0, 1, 3]), lengths=LENGTHS)
+    labels = Ragged.from_flat(torch.tensor([1, 2]), lengths=[1, 0, 1])
+    weighed: dict[str, Any] = {"weights": ONES, "reduction": "element"}
+    numbers: dict[str, Any] = {"input": one, "target": one, **weighed}
+    classes: dict[str, Any] = {"input": four, "target": tags, "weight": torch.ones(4), "ignore_index": -100, **weighed}
+    pooling, attention, crf = rl.nn.Pooling("mean"), rl.nn.AttentionPooling(4), rl.nn.CRF(4)
+    return {
+        "cross_entropy": (losses.cross_entropy, {**classes, "label_smoothing": 0.0}),
+        "nll_loss": (losses.nll_loss, classes),
+        "mse_loss": (losses.mse_loss, numbers),
+        "l1_loss": (losses.l1_loss, numbers),
+        "huber_loss": (losses.huber_loss, {**numbers, "delta": 1.0}),
+        "binary_cross_entropy_with_logits": (
+            losses.binary_cross_entropy_with_logits,
+            {**numbers, "target": one.map(torch.sigmoid), "pos_weight": torch.ones(1)},
+        ),
+        "ctc_loss": (
+            losses.ctc_loss,
+            {"log_probs": four, "targets": labels, "blank": 0, "zero_infinity": False, **weighed},
+        ),
+        "Pooling": (rl.nn.Pooling, {"name": "mean"}),
+        "Pooling()": (pooling, {"batch": one}),
+        "AttentionPooling": (rl.nn.AttentionPooling, {"features": 4, "heads": 2}),
+        "AttentionPooling()": (attention, {"batch": four}),
+        "CRF": (rl.nn.CRF, {"num_tags": 4}),
+        "CRF()": (crf, {"emissions": four, "tags": tags, "reduction": "element"}),
+        "CRF.decode": (crf.decode, {"emissions": four}),
+        "CRF.marginals": (crf.marginals, {"emissions": four}),
+        "CRF.log_partition": (crf.log_partition, {"emissions": four}),
+        "CRF.log_likelihood": (crf.log_likelihood, {"emissions": four, "tags": tags}),
+    }
+
+
+def _faults(function: Callable[..., Any], right: dict[str, Any]) -> Iterator[str]:
+    """What goes wrong otherwise than by an error of the library's own, or by an IndexError."""
+    for name in right:
+        for thing in _things():
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # of other libraries, about the things themselves
+                    function(**{**right, name: thing})
+            except RaglaneError as error:
+                message = str(error)
+                if not (": got " in message and "; the rule: " in message and ". Fix: " in message):
+                    yield f"{name}: a message that does not teach: {message}"
+            except IndexError as error:
+                if ". Fix: " not in str(error):
+                    yield f"{name}: an IndexError that does not teach: {error}"
+            except Exception as error:
+                kind = type(thing).__name__
+                yield f"{name}: a {kind} gives {type(error).__name__}: {str(error)[:100]}"
+
+
+@pytest.mark.parametrize("calls", [_segments, _ragged, _packing, _data, _nn])
+def test_whatever_is_given_is_refused_in_the_librarys_own_words(calls: Callable[[], dict[str, Call]]) -> None:
+    table = calls()
+    for name, (function, right) in table.items():
+        if name != "read":
+            function(**right)  # what is not replaced is right
+        faults = list(_faults(function, right))
+        assert not faults, (name, faults[:5])
+
+
+@pytest.mark.parametrize("name", [name for name, (_, right) in _segments().items() if "offsets" in right])
+def test_offsets_that_do_not_describe_the_values_never_reach_torch(name: str) -> None:
+    """Which writes beyond its memory where repeats do not add up to the size that it was told."""
+    function, right = _segments()[name]
+    for wrong in (
+        [0, 2, 2, 4],  # beyond the values
+        [0, 2, 2, 2],  # short of them
+        [1, 2, 2, 3],
+        [-1, 2, 2, 3],
+        [0, 3, 2, 3],  # falling
+        [0, 5, -2, 3],
+        [0, 2**62, 2**62, 3],
+        [0, 2**63 - 1, -(2**63), 3],
+        [0],
+        [],
+    ):
+        per_sequence = {"per_sequence": torch.ones(max(len(wrong) - 1, 0))} if "per_sequence" in right else {}
+        with pytest.raises(ShapeError, match=r"offsets: got .*; the rule: "):
+            function(**right | per_sequence | {"offsets": torch.tensor(wrong, dtype=torch.int64)})
+    for dtype in (torch.int32, torch.float32, torch.bool):
+        with pytest.raises(ArgumentTypeError, match="offsets: got torch"):
+            function(**right | {"offsets": OFFSETS.to(dtype)})
+    with pytest.raises(ShapeError, match=r"offsets: got shape \(1, 4\)"):
+        function(**right | {"offsets": OFFSETS[None]})
+    with pytest.raises(ShapeError, match="offsets: got a tensor on meta" if "values" in right else "got"):
+        function(**right | {"offsets": OFFSETS.to("meta")} | ({} if "values" in right else {"per_sequence": ONES}))
+
+
+def test_lengths_that_nobody_can_count() -> None:
+    for lengths in ([-1, 4], [2**62, 1], [2**62, 2**62], [2**63 - 1, 2**63 - 1, 2]):
+        given = torch.tensor(lengths)
+        for function in (
+            segments.offsets_from_lengths,
+            offsets_of,
+            lambda wrong: Ragged.from_flat(torch.ones(3), lengths=wrong),
+            lambda wrong: BucketBatchSampler(wrong, 1),
+            lambda wrong: Ragged.from_padded(torch.ones(len(wrong), 3), wrong),
+            lambda wrong: rl.packing.pack_padded_sequence(torch.ones(len(wrong), 3), wrong, True, False),
+            lambda wrong: segments.element_index(torch.zeros_like(wrong), wrong, 3),
+        ):
+            with pytest.raises(ArgumentError, match="length"):
+                function(given)
+
+
+def test_slices_that_do_not_add_up() -> None:
+    two = torch.tensor([2, 1])
+    for starts, lengths, total, words in (
+        (torch.tensor([0]), two, 3, "starts: got 1 of them"),
+        (torch.tensor([0, -1]), two, 3, "starts: got -1 among them"),
+        (torch.tensor([0, 2]), two, 4, "total: got 4; the rule: the sum of lengths, 3"),
+        (torch.tensor([0, 2]), two, -1, "total: got -1; the rule: at least 0"),
+        (torch.tensor([0, 2]).int(), two, 3, "starts: got torch.int32; the rule: int64"),
+    ):
+        with pytest.raises(RaglaneError, match=words):
+            segments.element_index(starts, lengths, total)
+
+
+def test_numbers_that_a_dtype_cannot_hold() -> None:
+    """They would be cut off or wrap around."""
+    whole, yes = Ragged([[1], []]).to(torch.int8), Ragged([[True], []])
+    numbers: list[Any] = [0.5, 128, -129, math.nan, math.inf, 2**70, 1j]
+    for wrong in numbers:
+        for function in (
+            whole.first,
+            whole.max,
+            lambda fill: whole.shift(1, fill),
+            lambda fill: whole.to_padded(True, fill),
+        ):
+            with pytest.raises(ArgumentTypeError, match=r"the rule: a value of torch\.int8"):
+                function(wrong)
+    with pytest.raises(ArgumentTypeError, match=r"empty: got 2; the rule: a value of torch\.bool"):
+        yes.last(2)
+    with pytest.raises(ArgumentTypeError, match=r"empty: got 1j; the rule: a value of torch\.float32"):
+        _batch().first(1j)  # type: ignore[arg-type]
+    assert whole.first(-128).tolist() == [1, -128]
+    assert yes.last(True).tolist() == [True, True]
+
+
+def test_dtypes_in_which_an_operation_means_nothing() -> None:
+    whole, many = torch.tensor([1, 2, 3]), torch.ones(3, dtype=torch.complex64)
+    for name, values in (
+        *((name, whole) for name in ("mean", "softmax", "logsumexp")),
+        *((name, many) for name in ("max", "min", "softmax", "logsumexp")),
+    ):
+        with pytest.raises(ArgumentTypeError, match=f"values: got {values.dtype}; the rule: {name}"):
+            getattr(segments, name)(values, OFFSETS)
+        with pytest.raises(ArgumentTypeError, match="; the rule: "):
+            getattr(Ragged.from_flat(values, offsets=OFFSETS), name)()
+
+
+def test_an_index_chooses_among_the_sequences() -> None:
+    batch = _batch()
+    records = Records(np.zeros((3, 1), np.float32), offsets_of([2, 0, 1]), channels=("x0",))
+    dataset = SequenceDataset(VALUES, OFFSETS)
+    functions: list[Callable[[Any], Any]] = [batch.select, records.select, dataset.subset]
+    for choose in functions:
+        for right in ([2, -3], np.array([2, 0]), torch.tensor([-1, 0], dtype=torch.int8), [True, False, True]):
+            assert sorted(choose(right).lengths.tolist()) == [1, 2]
+        for wrong in ([3], [-4], torch.tensor([9]), np.array([2**64 - 1], np.uint64), np.array([2**63], np.uint64)):
+            with pytest.raises(IndexError, match=r"index: got .*from -3 to 2, since there are 3 sequences") as caught:
+                choose(wrong)
+            assert isinstance(caught.value, ShapeError)
+        for kind in ([1.5], [math.nan], ["a"], [None], np.array([1.5]), torch.tensor([0.0])):
+            with pytest.raises(ArgumentTypeError, match=r"index: got .*integer or bool"):
+                choose(kind)
+        for shape in ([[0]], [True], np.array([True, False]), torch.tensor(0)):
+            with pytest.raises(ShapeError, match="one dimension, and for a mask one entry for each of the 3"):
+                choose(shape)
+    with pytest.raises(IndexError, match=r"index: got 3; the rule: the batch has 3 sequences. Fix: "):
+        batch[3]
+    with pytest.raises(IndexError, match=r"index: got 3; the rule: there are 3 sequences. Fix: "):
+        dataset[3]
+
+
+def test_a_nested_tensor_whose_offsets_were_changed() -> None:
+    for wrong in ([1, 2, 3], [0, 3, 2], [0, 2, 4], [0, -1, 3], [0, 2, 2]):
+        nested: Any = torch.nested.nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.jagged)
+        nested.offsets().copy_(torch.tensor(wrong))
+        with pytest.raises(ShapeError, match=r"nested: got .*; the rule: .* elements of values"):
+            Ragged.from_nested(nested)
+    for starts, lengths in (([0, 2], [2, 2]), ([0, -1], [1, 1]), ([0, 2], [-1, 1])):
+        values = torch.ones(3)
+        nested = torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 2, 3]), torch.tensor([1, 1]))
+        nested.offsets()[:2] = torch.tensor(starts)
+        nested.lengths().copy_(torch.tensor(lengths))
+        with pytest.raises(ShapeError, match="nested: got offsets and lengths that reach beyond its values"):
+            Ragged.from_nested(nested)
+
+
+def test_a_nested_tensor_that_is_changed_later_changes_no_batch() -> None:
+    nested: Any = torch.nested.nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.jagged)
+    batch = Ragged.from_nested(nested)
+    nested.offsets().copy_(torch.tensor([0, 9, 9]))
+    assert batch.lengths.tolist() == [2, 1]
+
+
+def test_nothing_on_a_device_is_read_to_check_it() -> None:
+    """On meta there is nothing to read, so reading fails."""
+    values, offsets = torch.ones(3, device="meta"), torch.tensor([0, 2, 2, 3]).to("meta")
+    assert segments.sum(values, offsets).shape == (3,)
+    assert segments.last(values, offsets).shape == (3,)
+    assert segments.cumsum(values, offsets, 2).shape == (3,)
+    assert segments.spread(torch.ones(3, device="meta"), offsets, 3).shape == (3,)
+    assert segments.element_index(offsets[:2], offsets[:2], 3).shape == (3,)
+    assert Ragged.from_flat(values, offsets=offsets).sum().shape == (3,)
+    batch = Ragged.from_flat(torch.ones(3, 4, device="meta"), offsets=offsets)
+    classes = Ragged.from_flat(torch.ones(3, dtype=torch.int64, device="meta"), offsets=offsets)
+    assert losses.cross_entropy(batch, classes).shape == ()
+
+
+def test_a_huge_number_of_streams_takes_no_room_before_the_first_chunk() -> None:
+    assert len(Chunks(_batch(), 2**31 - 1, 1)) == 2
+    with pytest.raises(ArgumentError, match=r"batch_size: got .*at most 2147483647"):
+        Chunks(_batch(), 2**31, 1)
+
+
+def test_a_pack_whose_order_was_changed_is_not_padded() -> None:
+    packed = rl.packing.pack_sequence([torch.ones(1), torch.ones(2)], enforce_sorted=False)
+    assert packed.sorted_indices is not None
+    for wrong in ([0, 0], [1, 2], [-1, 0]):
+        packed.sorted_indices.copy_(torch.tensor(wrong))
+        for function in (rl.packing.pad_packed_sequence, rl.packing.unpack_sequence, Ragged.from_packed):
+            with pytest.raises(ShapeError, match="each of 0 to 1 once"):
+                function(packed)
+
+
+def test_batches_of_another_dtype_are_not_joined() -> None:
+    with pytest.raises(ShapeError, match=r"others: got torch\.int64 on cpu; the rule: as here: torch\.float32 on cpu"):
+        _batch().concat(Ragged.from_flat(torch.tensor([1, 2, 3]), lengths=LENGTHS))
