@@ -6,17 +6,20 @@ READY := $(VENV)/.ready
 RUN := runs/demo
 # Processes that run the tests side by side; the networks in them are small, so each takes one thread.
 JOBS ?= 2
-# How many random calls make sanitize draws, and from which seed.
+# How many random calls make sanitize draws, for how long make fuzz attacks, and both from which seed.
 ROUNDS ?= 300
+SECONDS ?= 60
 SEED ?= 1
 CMAKE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
 
-.PHONY: help setup demo test check sanitize emulate ulps format bench clean
+.PHONY: help setup demo test check fuzz attack sanitize emulate ulps format bench clean
 
 help:
 	@echo "make demo    train on the bundled recordings, evaluate, predict"
 	@echo "make test    run the tests"
 	@echo "make check   format, lint, types, layers"
+	@echo "make fuzz    random networks, tensors, files, commands and kills for SECONDS=60 from SEED=1"
+	@echo "make attack  the same for an hour, from a seed of its own"
 	@echo "make sanitize  the CPU kernels under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer"
 	@echo "make emulate   the CPU kernels for AMX and AVX512-BF16, on any processor with AVX-512"
 	@echo "make ulps    every float through the kernels' exp, tanh and sigmoid, on every instruction set here"
@@ -50,6 +53,13 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# From the folder of the tests, whose packages they are.
+fuzz: $(READY)
+	cd tests && OMP_NUM_THREADS=2 $(CURDIR)/$(BIN)/python -m attacks $(SECONDS) $(SEED)
+
+attack: $(READY)
+	cd tests && OMP_NUM_THREADS=2 $(CURDIR)/$(BIN)/python -m attacks 3600
 
 # A driver draws random calls; each sanitizer watches the kernels of every instruction set here, and of those that are
 # emulated. AddressSanitizer also watches the attacks from Python; what Python itself leaks is not its affair there.

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from attacks import commands, malformed_files
+import attacks.__main__ as turns
+from attacks import commands, malformed_files, numbers
 from raglane.data import Columns
 from raglane.errors import DataError
 
@@ -18,6 +22,53 @@ def test_malformed_files(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert commands.main(40, 1) == 0, capsys.readouterr().out
+
+
+def test_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert numbers.main(60, 1) == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("wrong", "what"),
+    [
+        (lambda part, layer: part * (1 + 1e-3) if layer.backend != "reference" else part, "is off by"),
+        (lambda part, _: part.nextafter(part + 1) if not part.requires_grad else part, "other bits where no gradient"),
+        (lambda part, _: part + 1e-6 * len(part), "has other bits in another batch"),
+    ],
+)
+def test_numbers_that_are_wrong_are_found(
+    wrong: Callable[..., torch.Tensor],
+    what: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = numbers.Round.run
+
+    def other(this: numbers.Round, layer: Any, *given: Any) -> list[torch.Tensor]:
+        out, *more = run(this, layer, *given)
+        return [wrong(out, layer), *more]
+
+    monkeypatch.setattr(numbers.Round, "run", other)
+    assert numbers.main(20, 1) > 0
+    found = capsys.readouterr().out
+    assert what in found
+    assert "python -m attacks.numbers 1 " in found
+
+
+def test_attacks_in_turn_say_what_they_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the command that repeats it, whether it ended with a code or by a signal."""
+    monkeypatch.setattr(turns, "ROUNDS", {"malformed_files": 2})
+    assert turns.main(0, 7) == 0
+    assert "1 attacks" in capsys.readouterr().out
+    for end in ("import os; os.abort()", "raise SystemExit(1)"):
+        monkeypatch.setattr(turns, "COMMAND", [sys.executable, "-c", end])
+        assert turns.main(0, 7) == 1
+        found = capsys.readouterr().out
+        assert "make fuzz SECONDS=0 SEED=7" in found
+        assert "FAULT: python -m attacks.malformed_files 2 " in found
+        assert ": exit code " in found
 
 
 @pytest.mark.parametrize(

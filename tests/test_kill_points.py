@@ -52,5 +52,5 @@ def test_the_attack_notices_what_is_lost(shop: Workshop, monkeypatch: pytest.Mon
 
 
 def test_rounds_are_drawn(capsys: pytest.CaptureFixture[str]) -> None:
-    main(3, 1)
+    assert main(3, 1) == 0
     assert "kill_points: 3 rounds of seed 1, " in capsys.readouterr().out

@@ -10,9 +10,14 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from pathlib import Path
 
+HERE = Path(__file__).parent.parent
+COMMAND = [sys.executable, "-W", "ignore", "-m"]
 # Rounds that take some ten seconds.
-ROUNDS = {"numbers": 60, "memory": 250, "malformed_files": 60, "kill_points": 12}
+ROUNDS = {"numbers": 60, "memory": 250, "malformed_files": 1000, "kill_points": 6, "commands": 40}
+_LONGEST = 900
 
 
 def main(seconds: float, seed: int) -> int:
@@ -26,22 +31,25 @@ def main(seconds: float, seed: int) -> int:
     while turns < len(ROUNDS) or time.monotonic() - start < seconds:
         name = list(ROUNDS)[turns % len(ROUNDS)]
         turns += 1
-        command = [
-            sys.executable,
-            "-W",
-            "ignore",
-            "-m",
-            f"attacks.{name}",
-            str(ROUNDS[name]),
-            str(chance.randrange(10**6)),
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
+        attack = [f"attacks.{name}", str(ROUNDS[name]), str(chance.randrange(10**6))]
+        fault = _play(attack)
+        if fault is not None:
             faults += 1
-            print(f"FAULT (exit code {done.returncode}): {' '.join(command[3:])}")
-            print(done.stdout[-4000:], done.stderr[-4000:], sep="\n", flush=True)
+            print(f"FAULT: python -m {' '.join(attack)}: {fault}", flush=True)
     print(f"{turns} attacks in {time.monotonic() - start:.0f} s, {faults} found something", flush=True)
     return faults
+
+
+def _play(attack: Sequence[str]) -> str | None:
+    """How an attack ended that found something, and what it said."""
+    try:
+        done = subprocess.run(
+            [*COMMAND, *attack], capture_output=True, text=True, check=False, cwd=HERE, timeout=_LONGEST
+        )
+    except subprocess.TimeoutExpired:
+        return f"no end within {_LONGEST} seconds"
+    said = f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    return f"exit code {done.returncode}\n{said}" if done.returncode != 0 else None
 
 
 if __name__ == "__main__":

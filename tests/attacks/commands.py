@@ -2,7 +2,7 @@
 
 A round takes a file of :mod:`attacks.malformed_files`, or one that can be read, and a random command with random
 options. What may come of it is exit code 0; or 2, one line of printable characters on the standard error, and nothing
-new in the folder. A fault prints how to repeat it::
+new in the folder; or 3 and one line of a training that ran away. A fault prints how to repeat it::
 
     cd tests
     python -m attacks.commands 500 1          # 500 rounds from seed 1
@@ -126,9 +126,9 @@ def attack(seed: int, number: int, ready: Path, folder: Path) -> tuple[str | Non
     os.chdir(home)
     lines = errors.getvalue().splitlines()
     left = sorted(path.name for path in set(folder.rglob("*")) - before)
-    if code not in (0, 2):
+    if code not in (0, 2, 3):
         return f"exit code {code}: {errors.getvalue()[-300:]}", command
-    if code == 2 and (len(lines) != 1 or not lines[0].isprintable() or len(lines[0]) > 2500):
+    if code != 0 and (len(lines) != 1 or not lines[0].isprintable() or len(lines[0]) > 2500):
         return f"not one clear line: {errors.getvalue()[:500]!a}", command
     if code == 0 and lines:
         return f"errors of a command that ended well: {errors.getvalue()[:300]!a}", command
