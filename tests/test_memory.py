@@ -18,8 +18,9 @@ from torch import Tensor, nn
 import raglane as rl
 from attacks.memory import WRONG
 from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
+from raglane.kernels.cpu import guards, matrix, missing_kernels, operators
 from raglane.kernels.cpu import library as library_module
-from raglane.kernels.cpu import matrix, missing_kernels, operators
+from raglane.kernels.cpu.guards import guard
 from raglane.kernels.cpu.library import call
 from raglane.packing import PackedSequence
 
@@ -283,6 +284,43 @@ def test_attacks_beside_guard_pages() -> None:
     """``make attack`` plays many more."""
     done = script("import sys; from attacks.memory import main; sys.exit(main(rounds=250, seed=1))")
     assert done.returncode == 0, (done.stdout, done.stderr[-300:])
+
+
+def test_attacks_where_torch_looks_at_one_tensor_at_a_time() -> None:
+    """Nobody promises the class that looks at all of them at once."""
+    done = script(
+        "import sys; from raglane.kernels.cpu import guards; guards._is_right = lambda: False;"
+        "from attacks.memory import main; sys.exit(main(rounds=100, seed=300))"
+    )
+    assert done.returncode == 0, (done.stdout, done.stderr[-300:])
+
+
+def test_a_look_at_many_tensors() -> None:
+    weight, offsets = torch.nn.Parameter(torch.zeros(2, 3)), torch.tensor([0, 4])
+    alike = guard([torch.zeros(4, 3), offsets, weight], [(None, 3), (None,), (2, 3)])
+    assert alike is not None, "this torch has no such class: who looks tensor by tensor takes longer"
+    assert alike(torch.ones(7, 3), torch.tensor([0, 3, 7]), weight)
+    for other in (torch.ones(7, 2), torch.ones(3, 7).t(), torch.ones(7, 3).half(), torch.ones(7), torch.zeros(0)):
+        assert not alike(other, offsets, weight)
+    assert not alike(torch.ones(7, 3), offsets.int(), weight)
+    weight.data = torch._neg_view(weight.data)
+    assert not alike(torch.ones(7, 3), offsets, weight)
+    weight.data = torch.zeros(3, 2)
+    assert not alike(torch.ones(7, 3), offsets, weight)
+
+
+@pytest.mark.parametrize("wrong", [True, False])
+def test_a_look_that_is_always_or_never_content_is_not_used(wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrong:
+        def __init__(self, *_: Any, **__: Any) -> None: ...
+
+        def check(self, *_: Any) -> bool:
+            return wrong
+
+    monkeypatch.setattr(torch._C._dynamo.guards, "TensorGuards", Wrong)
+    assert not guards._is_right.__wrapped__()
+    monkeypatch.delattr(torch._C._dynamo.guards, "TensorGuards")
+    assert not guards._is_right.__wrapped__()
 
 
 def test_guard_pages_end_a_process_that_passes_them() -> None:

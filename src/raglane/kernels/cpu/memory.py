@@ -18,6 +18,7 @@ from torch import Tensor
 from raglane.cells import CELLS
 from raglane.errors import ArgumentError, ShapeError, explain
 from raglane.kernels.checks import check_offsets, check_tensor, check_weights, weight_shapes
+from raglane.kernels.cpu.guards import Alike, guard
 from raglane.kernels.cpu.library import DTYPES
 
 __all__ = ["Given", "Layer", "Saved", "address", "addresses", "lies_well"]
@@ -73,36 +74,34 @@ class Layer(NamedTuple):
         )
 
     def _lies_well(self) -> bool:
-        """A quick look at everything. What is asked of a tensor stands here in a row: a call for each takes longer."""
+        """A quick look at everything: storages one by one, all else at once where :func:`guard` can."""
         cell, values, offsets, initial, weights, sizes, directions, _ = self
         dtype, (_, width), (count,) = values.dtype, values.shape, offsets.shape
-        size, rules = _rules(cell, width, sizes, directions, dtype)
-        for part, (shape, room, optional) in zip(weights, rules, strict=True):
-            if part is None:
-                if not optional:
+        rules = _rules(cell, width, sizes, directions, dtype)
+        size, parts = rules.size, [values, offsets]
+        for part, (_, room, optional) in zip(weights, rules.weights, strict=True):
+            if part is not None:
+                parts.append(part)
+                if part.untyped_storage().nbytes() < room + part.storage_offset() * size:
                     return False
-            elif (
-                part.shape != shape
-                or part.dtype is not dtype
-                or not part.is_cpu
-                or not part.is_contiguous()
-                or part.is_neg()
-                or part.untyped_storage().nbytes() < room + part.storage_offset() * size
-            ):
+            elif not optional:
                 return False
         if (
-            not values.is_cpu
-            or not values.is_contiguous()
-            or values.is_neg()
+            count == 0
             or values.untyped_storage().nbytes() < values.nbytes + values.storage_offset() * size
-            or count == 0
-            or offsets.dtype is not torch.int64
-            or not offsets.is_cpu
-            or not offsets.is_contiguous()
-            or offsets.is_neg()
             or offsets.untyped_storage().nbytes() < 8 * (count + offsets.storage_offset())
         ):
             return False
+        expected, alike = rules.expected
+        if len(parts) != expected or not alike(*parts):
+            shapes = [shape for part, (shape, _, _) in zip(weights, rules.weights, strict=True) if part is not None]
+            if not (
+                _all_lie_well((values,), ((values.shape[0], width),), values)
+                and _all_lie_well((offsets,), ((count,),), rules.integers)
+                and _all_lie_well(parts[2:], shapes, values)  # type: ignore[arg-type]
+            ):
+                return False
+            rules.expect(parts, ((None, width), (None,), *shapes))  # type: ignore[arg-type]
         if initial:
             return len(initial) == len(sizes) and _all_lie_well(
                 initial, [(directions, count - 1, each) for each in sizes], values
@@ -205,11 +204,37 @@ class _Rule(NamedTuple):
     optional: bool
 
 
+def _nothing(*_: Tensor) -> bool:
+    return False
+
+
+class _Rules:
+    """What the tensors of a layer must be.
+
+    Attributes:
+        size: the bytes of a number.
+        weights: their rules, direction after direction.
+        integers: a tensor as offsets are.
+        expected: how many tensors there were last, and what says at once whether so many are what they must be.
+    """
+
+    __slots__ = ("expected", "integers", "size", "weights")
+
+    def __init__(self, size: int, weights: tuple[_Rule, ...]) -> None:
+        self.size, self.weights = size, weights
+        self.integers = torch.empty(0, dtype=torch.int64, device="cpu")
+        self.expected: tuple[int, Alike] = (0, _nothing)
+
+    def expect(self, parts: Sequence[Tensor], shapes: Sequence[tuple[int | None, ...]]) -> None:
+        """Expect tensors like these from now on, which are what they must be."""
+        alike = guard(parts, shapes)
+        if alike is not None:
+            self.expected = (len(parts), alike)
+
+
 @lru_cache(maxsize=512)
-def _rules(
-    cell: str, input_size: int, sizes: tuple[int, ...], directions: int, dtype: torch.dtype
-) -> tuple[int, tuple[_Rule, ...]]:
-    """The bytes of a number, and the rules for a layer's weights, direction after direction."""
+def _rules(cell: str, input_size: int, sizes: tuple[int, ...], directions: int, dtype: torch.dtype) -> _Rules:
+    """The rules for the tensors of a layer."""
     size = dtype.itemsize
     if dtype not in DTYPES or len(sizes) != len(CELLS[cell].states) or directions not in (1, 2):
         raise ValueError
@@ -217,7 +242,7 @@ def _rules(
     for _, shape, optional in weight_shapes(CELLS[cell], input_size, sizes) or ():
         room = 0 if shape is None else size * torch.Size(shape).numel()
         rules.append(_Rule(shape, room, optional or shape is None))
-    return size, tuple(rules) * directions
+    return _Rules(size, tuple(rules) * directions)
 
 
 def _all_lie_well(parts: Sequence[Any], shapes: Sequence[tuple[int, ...]], like: Tensor) -> bool:

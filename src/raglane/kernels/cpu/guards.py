@@ -1,0 +1,75 @@
+"""One look at many tensors: are they what some others were, but for sizes that may differ?
+
+torch.compile asks this of its inputs before every call, by a class in C++ that nobody promises to keep. It takes a
+fifth of the time of asking each tensor from Python, so it is used where it is there and, tried out once, answers
+rightly; where it says no, or is not there, Python asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["Alike", "guard"]
+
+Alike = Callable[..., bool]
+"""Whether tensors have the type, dtype, device, sizes and strides that others had; raises TypeError for None."""
+
+
+def guard(examples: Sequence[Tensor], shapes: Sequence[tuple[int | None, ...]]) -> Alike | None:
+    """A look at as many tensors as there are examples.
+
+    Args:
+        examples: dense tensors, their numbers side by side, none of them twice.
+        shapes: of each, with None for a size that may differ; only the first may.
+
+    Returns:
+        None where torch cannot do it.
+
+    Example:
+        >>> alike = guard([torch.zeros(4, 3)], [(None, 3)])
+        >>> alike is None or (alike(torch.ones(5, 3)), alike(torch.ones(3, 5).t()), alike(torch.ones(5, 3).double()))
+        (True, False, False)
+    """
+    return _make(examples, shapes) if _is_right() else None
+
+
+def _make(examples: Sequence[Tensor], shapes: Sequence[tuple[int | None, ...]]) -> Alike | None:
+    sizes: list[Any] = [list(shape) for shape in shapes]
+    strides: list[Any] = [list(part.stride()) for part in examples]
+    try:
+        made = torch._C._dynamo.guards.TensorGuards(*examples, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+        check: Alike = made.check
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        return None
+    return check
+
+
+@lru_cache(maxsize=1)
+def _is_right() -> bool:
+    """Whether the class is there and tells apart what must be told apart."""
+    good, weight = torch.zeros(4, 3), torch.nn.Parameter(torch.zeros(2, 3))
+    alike = _make([good, weight], [(None, 3), (2, 3)])
+    others = [
+        torch.zeros(5, 2),
+        torch.zeros(3, 4).t(),
+        torch.zeros(4, 6)[:, ::2],
+        torch.zeros(4, 3, 1),
+        torch.zeros(4, 3).double(),
+        torch.zeros(4, 3, device="meta"),
+        torch.zeros(4, 3).to_sparse(),
+        torch._neg_view(torch.zeros(4, 3)),
+    ]
+    try:
+        return (
+            alike is not None
+            and alike(torch.ones(7, 3), weight)
+            and not any(alike(other, weight) for other in others)
+            and not alike(good, torch.nn.Parameter(torch.zeros(3, 3)))
+        )
+    except (TypeError, ValueError, RuntimeError):
+        return False
