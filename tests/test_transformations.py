@@ -41,6 +41,9 @@ def leaf_of(kind: str) -> Tensor:
     return torch.randn(shapes[kind], dtype=torch.float64)
 
 
+_COMPILES_PADDING = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+
+
 class Around(nn.Module):
     """A layer with one tensor in and one out, whatever kind of input it is given inside."""
 
@@ -229,7 +232,7 @@ TRANSFORMATIONS: dict[str, Callable[[nn.Module, Tensor], Pair]] = {
 }
 
 REFUSALS: dict[str, str] = {
-    "torch.compile(fullgraph=True)": "marked that the function `disable`|data-dependent|Data-dependent",
+    "torch.compile(fullgraph=True)": r"`disable`|disable\(\)`|[Dd]ata-dependent|PendingUnbacked",
     "torch.export.export": "Fix: (export|pass)",
     "make_fx": "get value out of a tracing tensor",
     "torch.jit.trace": r"torch\.jit\.trace: got a layer LSTM; .* Fix: use torch\.export",
@@ -339,7 +342,8 @@ def test_a_pack_made_and_unmade_within_a_model() -> None:
         lambda: rl.nn.LSTM(2, 3, backend="torch"),
         lambda: rl.accelerate(nn.LSTM(2, 3)),
     ):
-        for functions in (rnn, rl.packing):
+        # torch 2.11 and 2.12 cannot compile what unpacks a pack that comes from outside of the graph.
+        for functions in (rnn, rl.packing) if _COMPILES_PADDING else (rl.packing,):
             torch._dynamo.reset()
             model = Model(make(), functions)
             twin = torch.compile(model, backend="eager")
@@ -349,6 +353,7 @@ def test_a_pack_made_and_unmade_within_a_model() -> None:
                 assert largest_error(found, wanted) < 1e-6
 
 
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # torch 2.11's own, when it loads
 def test_exported_programs_run_other_batches() -> None:
     """Saved, loaded, and run with other numbers of sequences, steps and elements."""
     dynamic = torch.export.Dim.DYNAMIC

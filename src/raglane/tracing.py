@@ -23,6 +23,7 @@ __all__ = [
     "constant_when_traced",
     "has_tangent",
     "index_arithmetic",
+    "is_exporting",
     "is_jit_traced",
     "is_transformed",
     "never_traced",
@@ -97,6 +98,20 @@ def is_jit_traced() -> bool:
         False
     """
     return not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None
+
+
+@constant_when_traced
+def is_exporting() -> bool:
+    """Whether ``torch.export`` is at work.
+
+    NOTE: this is what ``torch.compiler.is_exporting`` reads; that function itself says yes within ``torch.compile`` of
+    torch 2.11 as well.
+
+    Example:
+        >>> is_exporting()
+        False
+    """
+    return bool(torch.compiler._is_exporting_flag)
 
 
 @constant_when_traced

@@ -132,8 +132,9 @@ def pick(
     Raises:
         DispatchError: as there.
     """
+    # One by one: torch 2.11 cannot compile a comparison of what is constant while it traces with a tuple.
     override = _overridden()
-    if override != (AUTO, AUTO):
+    if override[0] != AUTO or override[1] != AUTO:
         schedule, backend = override
     if schedule != AUTO or backend != AUTO:
         check_names(schedule, backend)

@@ -23,7 +23,7 @@ from raglane.kernels.stack import run_stack
 from raglane.kernels.walk import Moment, Order, Walk, walk
 from raglane.rows import take_rows
 from raglane.schedules import SCHEDULES
-from raglane.tracing import index_arithmetic
+from raglane.tracing import index_arithmetic, is_exporting
 
 __all__ = ["BACKEND", "ReferenceBackend"]
 
@@ -70,7 +70,7 @@ class ReferenceBackend:
             request: see :class:`~raglane.kernels.contract.Request`.
             schedule: a key of :data:`raglane.schedules.SCHEDULES`.
         """
-        if torch.compiler.is_exporting():
+        if is_exporting():
             rule = "a graph has no loop over as many steps as a batch happens to have"
             fix = "export a layer that the cpu kernels run, see rl.explain(layer, batch)"
             raise DispatchError(explain("torch.export", f"cell {request.cell.name!r} in plain torch", rule, fix))

@@ -22,7 +22,7 @@ from raglane.packing.flat import flat_to_padded, padded_to_flat
 from raglane.packing.layouts import packed_layout
 from raglane.rows import place_rows, take_rows
 from raglane.segments import plain as segments
-from raglane.tracing import has_tangent
+from raglane.tracing import has_tangent, is_exporting
 
 __all__ = ["BACKEND", "TorchBackend", "call"]
 
@@ -54,7 +54,7 @@ class TorchBackend:
 
     def run(self, request: Request, schedule: str) -> Result:
         """See :class:`~raglane.kernels.contract.Backend`."""
-        if torch.compiler.is_exporting():
+        if is_exporting():
             rule = "a graph cannot hold the order of a batch that only its lengths say"
             fix = "export it with a tensor without lengths, or on a machine with the cpu kernels"
             raise DispatchError(explain("torch.export", "torch's kernels on sequences of any length", rule, fix))

@@ -21,7 +21,7 @@ from raglane.nn.inputs import flatten, flatten_marks
 from raglane.nn.regularisation import Regularisation
 from raglane.nn.resets import check_marks, split
 from raglane.ragged import Ragged
-from raglane.tracing import are_transforms_active, is_jit_traced, never_traced
+from raglane.tracing import are_transforms_active, is_exporting, is_jit_traced, never_traced
 
 __all__ = ["OPTIONS", "RecurrentLayer"]
 
@@ -203,7 +203,7 @@ class RecurrentLayer(torch.nn.Module):
         check_flag("last_only", last_only)
         check_flag("return_states", return_states)
         if torch.compiler.is_compiling() and (isinstance(input, PackedSequence) or are_transforms_active()):
-            if torch.compiler.is_exporting() and isinstance(input, PackedSequence):
+            if is_exporting() and isinstance(input, PackedSequence):
                 rule, fix = "a graph cannot hold one", "pass a Ragged, or a padded tensor with lengths"
                 raise DispatchError(explain("input", "a PackedSequence under torch.export", rule, fix))
             # NOTE: a pack that is made within a graph of torch.compile comes out of it empty, and the compiler cannot
