@@ -12,7 +12,7 @@ SECONDS ?= 60
 SEED ?= 1
 CMAKE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
 
-.PHONY: help setup demo test check fuzz attack sanitize emulate ulps format bench clean
+.PHONY: help setup demo test check fuzz attack device sanitize emulate ulps format bench clean
 
 help:
 	@echo "make demo    train on the bundled recordings, evaluate, predict"
@@ -25,6 +25,7 @@ help:
 	@echo "make ulps    every float through the kernels' exp, tanh and sigmoid, on every instruction set here"
 	@echo "make format  rewrite the files as the formatter wants them"
 	@echo "make bench   time the layers against PyTorch's, and other engines' where they are installed"
+	@echo "make device  what a GPU or many processors can show, in 9 minutes; installs nothing"
 	@echo "make clean   remove what the targets above made"
 
 setup: $(READY)
@@ -97,6 +98,10 @@ format: $(READY)
 
 bench: $(READY)
 	$(BIN)/raglane bench --suites grid,elementwise,loop,own-cell --out runs/bench --overwrite
+
+# With whatever Python has torch; the checkout is all that it needs besides.
+device:
+	$(PYTHON) benchmarks/device.py --out runs/device --minutes 9
 
 clean:
 	rm -rf $(VENV) build dist $(RUN) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -55,6 +55,26 @@ def test_naming_one_resolves_the_other(chosen: dict[str, Any], expected: tuple[s
     assert (choice.backend, choice.schedule) == expected
 
 
+@pytest.mark.parametrize(
+    ("layer", "options", "backend"),
+    [
+        ("LSTM", {}, "torch"),
+        ("LSTM", {"proj_size": 2, "num_layers": 2, "bidirectional": True, "initial_state": "learned"}, "torch"),
+        ("GRU", {}, "torch"),
+        ("RNN", {}, "torch"),
+        ("RNN", {"clip": 1.0}, "reference"),
+        ("GRU", {"reset_after": False}, "reference"),
+        ("LSTM", {"zoneout": 0.1}, "reference"),
+        ("MinGRU", {}, "reference"),
+        ("LayerNormLSTM", {}, "reference"),
+    ],
+)
+def test_what_runs_on_a_device_that_is_no_cpu(layer: str, options: dict[str, Any], backend: str) -> None:
+    """As docs/on-a-gpu.md has it."""
+    batch = rl.Ragged.from_flat(torch.empty(5, 3, device="meta"), lengths=[3, 2])
+    assert rl.explain(getattr(rl.nn, layer)(3, 4, device="meta", **options), batch).backend == backend
+
+
 def test_reasons_are_words() -> None:
     layer = rl.nn.GRU(5, 4)
     assert "auto" in rl.explain(layer, a_batch()).reason

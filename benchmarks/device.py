@@ -1,0 +1,148 @@
+"""Everything that a GPU, or a machine of many processors, can show, in one call::
+
+    python benchmarks/device.py --out FOLDER --minutes 9
+
+It installs nothing: it needs torch 2.11 or newer, NumPy and this repository. The cpu kernels are taken from the
+installation, or built in ``build/device`` where CMake and a compiler are; pytest and hypothesis may come along as
+wheels on ``PYTHONPATH``. A part whose need is missing says so. Parts come in the order of what they tell, items too,
+and each is written as soon as it is known: a call that is cut off leaves what it had, and the next one with the same
+``--out`` goes on after it. What had a fault is asked again, after all else; a fault that leaves the GPU unusable for a
+process is written, and another process goes on.
+
+In the folder: a file of JSON lines for each part, ``report.md`` and ``report.png``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+_HOME = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(_HOME / "benchmarks"), *([str(_HOME / "src")] if (_HOME / "src").is_dir() else [])]
+
+import torch  # noqa: E402
+from on_device import facts, loops, scaling, speed, suite, waits  # noqa: E402
+from on_device.base import BrokenError, Context, Part, Record, Row, play  # noqa: E402
+from on_device.report import write_report  # noqa: E402
+
+PARTS: dict[str, Part] = {
+    part.name: part for part in (facts.PART, suite.PART, waits.PART, speed.PART, loops.PART, scaling.PART)
+}
+# In the environment: the name of a call, which goes on in another process after some faults.
+_CALL = "RAGLANE_DEVICE_CALL"
+# Seconds between two reports while a part runs.
+_EVERY = 20.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what is asked for.
+
+    Returns:
+        0, or 1 where something had a fault; wrong arguments exit with 2.
+    """
+    given = _parse(arguments)
+    context = Context(
+        torch.device("cpu" if given.rehearse else "cuda" if torch.cuda.is_available() else "cpu"),
+        given.rehearse,
+        time.monotonic() + 60 * given.minutes,
+        os.environ.setdefault(_CALL, f"{time.time_ns()}"),
+        _kernels(),
+    )
+    parts = [PARTS[name] for name in given.parts]
+    records: dict[str, Record] = given.records
+    not_run: list[Row] = []
+    counts = {"done": 0, "fault": 0, "not run": 0}
+
+    def report() -> None:
+        rows = {name: list(record.rows.values()) for name, record in records.items()}
+        write_report(given.out, list(PARTS.values()), rows, not_run, is_rehearsal=given.rehearse)
+
+    for part in parts:
+        print(f"== {part.name}: {part.question}", flush=True)
+        reported = time.monotonic()
+        try:
+            for row in play(part, context, records[part.name]):
+                counts[row["state"]] += 1
+                if row["state"] == "not run":
+                    not_run.append(row)
+                print(_line(row), flush=True)
+                if time.monotonic() - reported > _EVERY:
+                    report()
+                    reported = time.monotonic()
+        except BrokenError:
+            print("the device is unusable for this process; another one goes on", flush=True)
+            minutes = max(context.left(), 1) / 60
+            again = ["--out", str(given.out), "--parts", ",".join(given.parts), "--minutes", f"{minutes:.3f}"]
+            os.execv(sys.executable, [sys.executable, str(Path(__file__).resolve()), *again])
+        report()
+    print(", ".join(f"{number} {name}" for name, number in counts.items()) + f"; {given.out / 'report.md'}", flush=True)
+    return int(counts["fault"] > 0)
+
+
+def _line(row: Row) -> str:
+    if row["state"] == "not run":
+        return f"not run: {row['key']}: {row['why']}"
+    if row["state"] == "fault":
+        return f"FAULT    {row['key']}: {' '.join(str(row['fault']).split())}"
+    times = row.get("milliseconds", {})
+    told = ", ".join(f"{name} {time:.3g} ms" for name, time in times.items())
+    return f"{row['took']:7.1f} s {row['key']}" + (f": {told}" if told else "")
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder for what is found; an earlier one goes on")
+    parser.add_argument("--parts", default="all", help=f"some of {','.join(PARTS)}, or all; in this order")
+    parser.add_argument("--minutes", type=float, default=9.0, help="after which nothing more begins; default 9")
+    parser.add_argument(
+        "--rehearse", action="store_true", help="tiny sizes on the CPU, to see that it runs; its times say nothing"
+    )
+    given = parser.parse_args(arguments)
+    if not 0 < given.minutes < 10_000:
+        parser.error(f"--minutes: got {given.minutes:g}; the rule: above 0, and below 10,000")
+    chosen = list(PARTS) if given.parts == "all" else given.parts.split(",")
+    unknown = [name for name in chosen if name not in PARTS]
+    if unknown:
+        parser.error(f"--parts: got {unknown[0]!r}; the rule: some of {', '.join(PARTS)}, with commas between them")
+    given.parts = [name for name in PARTS if name in chosen]
+    try:
+        given.out.mkdir(parents=True, exist_ok=True)
+        given.records = {name: Record(given.out / f"{name}.jsonl") for name in PARTS}
+    except (OSError, ValueError) as error:
+        parser.error(f"--out: {error}")
+    return given
+
+
+def _kernels() -> Path | None:
+    """Where the cpu kernels are that were built for this call; None where they are installed, or cannot be built."""
+    import raglane.kernels.cpu as cpu
+
+    if cpu.missing_kernels() is None or shutil.which("cmake") is None:
+        return None
+    folder = _HOME / "build" / "device"
+    generator = ["-G", "Ninja"] if shutil.which("ninja") else []
+    for command in (
+        ["cmake", "-S", str(_HOME), "-B", str(folder), *generator],
+        ["cmake", "--build", str(folder), "--parallel"],
+        ["cmake", "--install", str(folder), "--prefix", str(folder / "installed")],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            print(f"the cpu kernels were not built: {(done.stdout + done.stderr)[-500:]}", flush=True)
+            return None
+    found = folder / "installed" / "raglane" / "kernels" / "cpu"
+    cpu.__path__.insert(0, str(found))
+    from raglane.kernels.cpu.library import library
+
+    library.cache_clear()
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

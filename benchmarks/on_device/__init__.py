@@ -1,0 +1,1 @@
+"""The parts of ``benchmarks/device.py``: what only a GPU, or many processors, can show."""

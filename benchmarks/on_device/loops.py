@@ -1,0 +1,138 @@
+"""Cells that run as loops of torch's operations: what a fused kernel would have to beat.
+
+A layer as it is, on a ragged batch; and the equations of its cell, as often as the longest sequence has steps and on
+all sequences at once, with the input products made before: by torch's operations, compiled, and by a CUDA graph of one
+step that is replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import raglane as rl
+from on_device.base import Context, Item, NotHereError, Part, Row
+from on_device.layers import LOOPS, build
+from on_device.timing import milliseconds, times_table
+from raglane.benchmark.lengths import LENGTHS
+
+__all__ = ["PART"]
+
+_SIZES = ((64, 256), (256, 128), (16, 512))
+_ROUNDS, _SECONDS = 5, 6.0
+
+State = tuple[Tensor, ...]
+Step = Callable[[Tensor, State], tuple[Tensor, State]]
+
+
+def _walk(step: Step, prepared: Tensor, state: State) -> State:
+    """Steps over ``(T, B, G * H)``."""
+    for row in prepared:
+        _, state = step(row, state)
+    return state
+
+
+def _train(step: Step, prepared: Tensor, state: State) -> object:
+    """The same, and back to what was prepared."""
+    leaf = prepared.detach().requires_grad_()
+    last = _walk(step, leaf, state)[0]
+    return torch.autograd.grad(last, [leaf], torch.ones_like(last))
+
+
+def _graph_of(step: Step, prepared: Tensor, state: State) -> Callable[[], object]:
+    """The same by a graph of one step, which reads its input and its state where they were left for it."""
+    row, kept = prepared[0].clone(), tuple(part.clone() for part in state)
+    device = prepared.device
+    side = torch.cuda.Stream(device)
+    side.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step(row, kept)
+    torch.cuda.current_stream(device).wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        _, new = step(row, kept)
+        for old, part in zip(kept, new, strict=True):
+            old.copy_(part)
+
+    def replay() -> None:
+        for now in prepared:
+            row.copy_(now)
+            graph.replay()
+
+    return replay
+
+
+def _run(context: Context, name: str, count: int, hidden: int) -> Row:
+    device = context.device
+    layer = build(name, (hidden, hidden), device, torch.float32)
+    lengths = LENGTHS["lognormal"].draw(count)
+    values = torch.randn(sum(lengths), hidden, device=device, requires_grad=True)
+    batch = rl.Ragged.from_flat(values, lengths=lengths)
+    gradient = torch.randn(count, hidden, device=device)
+    network = layer._network()
+    cell, weights = network.cell, network.weights[0]
+    steps = max(lengths)
+    with torch.no_grad():
+        every = torch.arange(steps + 1, device=device) * count
+        inputs = torch.randn(steps * count, hidden, device=device)
+        prepared = cell.prepare(weights, inputs, every).view(steps, count, -1)
+        state = tuple(torch.zeros(count, size, device=device) for size in network.state_sizes)
+
+    def step(row: Tensor, state: State) -> tuple[Tensor, State]:
+        found: tuple[Tensor, State] = cell.step(weights, row, state)
+        return found
+
+    def train() -> object:
+        out, _ = layer(batch)
+        return torch.autograd.grad(out.last(), [values, *layer.parameters()], gradient, allow_unused=True)
+
+    torch._dynamo.reset()
+    compiled: Any = torch.compile(step)
+    quiet = torch.no_grad()
+    ways: dict[str, Callable[[], Callable[[], object]]] = {
+        "layer, train": lambda: train,
+        "layer, infer": lambda: quiet(lambda: layer(batch)),
+        "steps, train": lambda: partial(_train, step, prepared, state),
+        "steps, infer": lambda: quiet(partial(_walk, step, prepared, state)),
+        "compiled, train": lambda: partial(_train, compiled, prepared, state),
+        "compiled, infer": lambda: quiet(partial(_walk, compiled, prepared, state)),
+    }
+    if device.type == "cuda":
+        ways["graph, infer"] = lambda: quiet(quiet(_graph_of)(step, prepared, state))
+    calls, faults = {}, {}
+    for way, make in ways.items():
+        try:
+            call = make()
+            call()
+            calls[way] = call
+        # Whatever it raises ends this way, and not the others.
+        except Exception as error:
+            faults[way] = f"{type(error).__name__}: {error}"[:200]
+    times = milliseconds(calls, device, 3 if context.is_rehearsal else _ROUNDS, _SECONDS)
+    row: Row = {"milliseconds": times, "elements": sum(lengths), "steps": steps}
+    own = [fault for way, fault in faults.items() if way.startswith("layer")]
+    return row | ({"faults": faults} if faults else {}) | ({"fault": own[0]} if own else {})
+
+
+def _items(context: Context) -> Iterator[Item]:
+    if context.device.type != "cuda" and not context.is_rehearsal:
+        raise NotHereError("a GPU")
+    for count, hidden in ((4, 8),) if context.is_rehearsal else _SIZES:
+        for name in LOOPS:
+            yield Item(f"{name} H {hidden} B {count}", partial(_run, context, name, count, hidden))
+
+
+def _table(rows: list[Row]) -> list[str]:
+    lines = times_table(
+        rows,
+        {"layer": lambda row: row["key"], "elements; steps": lambda row: f"{row['elements']:,}; {row['steps']}"},
+    )
+    return [*lines, "", "Milliseconds. A layer walks over its sequences alone; the steps walk over a padded batch."]
+
+
+PART = Part("loops", "what would a fused kernel have to beat?", _items, _table)

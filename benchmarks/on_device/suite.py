@@ -1,0 +1,99 @@
+"""The test suite on the device, a file at a time: what fails, and where."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from on_device.base import Context, Item, NotHereError, Part, Row
+
+__all__ = ["PART"]
+
+_TESTS = Path(__file__).parent.parent.parent / "tests"
+_REHEARSED = ("test_layouts.py", "test_schedules.py")
+# Files that take more than seven seconds on two cores, longest last: what is quick tells first.
+_LONG = (
+    "test_training_folder.py", "test_crf.py", "test_compile.py", "test_losses.py", "test_cell_layers.py",
+    "test_cpu_elementwise.py", "test_reference_rules.py", "test_layers.py", "test_reference.py", "test_cli_bench.py",
+    "test_cpu_torch.py", "test_device_benchmark.py", "test_memory.py", "test_benchmark.py", "test_attacks.py",
+    "test_cpu_kernels.py", "test_kill_points.py", "test_transformations.py", "test_cli_process.py",
+)  # fmt: skip
+_NEEDS = ("pytest", "hypothesis")
+# Seconds that a file may take, and the failures of one that are kept with their traces.
+_PATIENCE, _KEPT, _TRACE = 300.0, 20, 3000
+
+
+def _run(context: Context, name: str) -> Row:
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        options = ["-q", "-p", "no:cacheprovider", "--device", str(context.device), "--junitxml", str(report)]
+        if context.kernels is not None:
+            options += ["--kernels", str(context.kernels)]
+        patience = max(5.0, min(_PATIENCE, context.left()))
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "pytest", str(_TESTS / name), *options],
+                cwd=_TESTS.parent,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path[1:])},
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=patience,
+            )
+        except subprocess.TimeoutExpired:
+            if patience < _PATIENCE:
+                raise NotHereError(f"more than the {patience:.0f} s that were left") from None
+            return {"fault": f"no end within {patience:.0f} s"}
+        # 5: there was no test in it; with anything above 1 but that, the file was not run.
+        if not report.is_file() or done.returncode not in (0, 1, 5):
+            return {"fault": f"pytest ended with {done.returncode}", "trace": (done.stdout + done.stderr)[-_TRACE:]}
+        return read_report(report)
+
+
+def read_report(path: Path) -> Row:
+    """Counts and failures of pytest's report."""
+    counts = {"tests": 0, "failures": 0, "errors": 0, "skipped": 0}
+    failures = []
+    # Written by the pytest that ran just now.
+    for suite in ElementTree.parse(path).getroot().iter("testsuite"):
+        counts = {name: number + int(suite.get(name, 0)) for name, number in counts.items()}
+        for case in suite.iter("testcase"):
+            for kind in ("failure", "error"):
+                if (fault := case.find(kind)) is not None:
+                    name = f"{case.get('classname')}::{case.get('name')}"
+                    failures.append({"test": name, "message": fault.get("message", "")[:400], "trace": fault.text})
+    row: Row = dict(counts)
+    if failures:
+        row["fault"] = f"{len(failures)} failed: " + ", ".join(entry["test"] or "" for entry in failures[:5])
+        row["failures listed"] = [entry | {"trace": (entry["trace"] or "")[-_TRACE:]} for entry in failures[:_KEPT]]
+    return row
+
+
+def _items(context: Context) -> Iterator[Item]:
+    missing = [name for name in _NEEDS if importlib.util.find_spec(name) is None]
+    if missing:
+        raise NotHereError(f"{' and '.join(missing)} (carry them along as wheels)")
+    names = [path.name for path in sorted(_TESTS.glob("test_*.py"))]
+    names.sort(key=lambda name: _LONG.index(name) if name in _LONG else -1)
+    for name in _REHEARSED if context.is_rehearsal else names:
+        yield Item(name, partial(_run, context, name))
+
+
+def _table(rows: list[Row]) -> list[str]:
+    total = {name: sum(row.get(name, 0) for row in rows) for name in ("tests", "failures", "errors", "skipped")}
+    lines = [", ".join(f"{number:,} {name}" for name, number in total.items()) + f", of {len(rows)} files.", ""]
+    faulty = [row for row in rows if "fault" in row]
+    if faulty:
+        lines += ["| file | fault |", "| --- | --- |"]
+        lines += [f"| {row['key']} | {' '.join(row['fault'].split()).replace('|', '/')} |" for row in faulty]
+    return lines
+
+
+PART = Part("tests", "what of the test suite fails on the device?", _items, _table)

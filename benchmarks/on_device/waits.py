@@ -1,0 +1,255 @@
+"""That nothing between a Ragged on the device and its result waits for it; graphs, streams, and other dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import raglane as rl
+from on_device.base import Context, Item, NotHereError, Part, Row
+from on_device.layers import LAYERS, build
+from raglane.nn.pooling import POOLINGS
+
+__all__ = ["PART"]
+
+_LENGTHS, _D, _H = [5, 0, 9, 1, 7, 7], 12, 16
+# Of the largest number, against float64.
+_ALLOWED = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
+
+Call = Callable[[], Any]
+"""Gives a tensor, a Ragged, or several of them; what has to be built was built before."""
+
+
+class Given:
+    """A batch on the device whose lengths the host knows, as a DataLoader gives it, and what goes with it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, total = device, sum(_LENGTHS)
+        self.values = torch.randn(total, _D, device=device).requires_grad_()
+        self.batch = self.like(self.values)
+        self.other = self.like(torch.rand(total, _D, device=device))
+        self.labels = self.like(torch.arange(total, device=device) % _D)
+        # One label each, none of them the blank.
+        ones = torch.ones(len(_LENGTHS), dtype=torch.int64, device=device)
+        self.targets = rl.Ragged.from_flat(ones, lengths=[1] * len(_LENGTHS))
+        self.per_sequence = torch.randn(len(_LENGTHS), _D, device=device)
+        self.weight = torch.randn(3, _D, device=device)
+        self.padded, self.lengths = torch.randn(len(_LENGTHS), 9, _D, device=device), torch.tensor(_LENGTHS)
+
+    def like(self, values: Tensor) -> rl.Ragged:
+        """Flat values with the lengths of the batch."""
+        return rl.Ragged.from_flat(values, lengths=_LENGTHS)
+
+
+def _layer(given: Given, name: str) -> Call:
+    layer = build(name, (_D, _H), given.device, torch.float32)
+    return lambda: layer(given.batch)
+
+
+def _deep_layer(given: Given, name: str) -> Call:
+    layer = build(name, (_D, _H), given.device, torch.float32, num_layers=2, bidirectional=True)
+    return lambda: layer(given.batch)
+
+
+def _padded_layer(given: Given, name: str) -> Call:
+    layer = build(name, (_D, _H), given.device, torch.float32, batch_first=True)
+    return lambda: layer(given.padded, lengths=given.lengths)
+
+
+def _pooling(given: Given, name: str) -> Call:
+    pooling = POOLINGS[name](_D, device=given.device)
+    return lambda: pooling(given.batch)
+
+
+def _crf(given: Given, ask: Callable[[Any, Given], Any]) -> Call:
+    crf = rl.nn.CRF(_D).to(given.device)
+    return lambda: ask(crf, given)
+
+
+def _plain(given: Given, ask: Callable[[Given], Any]) -> Call:
+    return lambda: ask(given)
+
+
+def _log_softmax(values: Tensor) -> Tensor:
+    return values.log_softmax(-1)
+
+
+OPERATIONS: dict[str, Callable[[Given], Any]] = {
+    "first, last": lambda g: (g.batch.first(), g.batch.last()),
+    "sum, mean": lambda g: (g.batch.sum(), g.batch.mean()),
+    "max, min": lambda g: (g.batch.max(), g.batch.min()),
+    "logsumexp, softmax": lambda g: (g.batch.logsumexp(), g.batch.softmax()),
+    "cumsum": lambda g: g.batch.cumsum(),
+    "reverse": lambda g: g.batch.reverse(),
+    "shift": lambda g: (g.batch.shift(1), g.batch.shift(-2)),
+    "spread": lambda g: g.batch.spread(g.per_sequence),
+    "truncate": lambda g: g.batch.truncate(3),
+    "windows": lambda g: g.batch.windows(2),
+    "concat": lambda g: g.batch.concat(g.other),
+    "select": lambda g: g.batch.select(torch.tensor([2, 0])),
+    "slice": lambda g: g.batch[1:4],
+    "arithmetic": lambda g: torch.relu(g.batch * 2 + g.other),  # type: ignore[arg-type]
+    "linear": lambda g: F.linear(g.batch, g.weight),  # type: ignore[arg-type]
+    "to_padded": lambda g: g.batch.to_padded(),
+    "to_packed": lambda g: g.batch.to_packed().data,
+    "from_padded": lambda g: rl.Ragged.from_padded(g.padded, g.lengths),
+}
+LOSSES: dict[str, Callable[[Given], Any]] = {
+    "mse_loss": lambda g: rl.nn.losses.mse_loss(g.batch, g.other),
+    "l1_loss": lambda g: rl.nn.losses.l1_loss(g.batch, g.other),
+    "huber_loss": lambda g: rl.nn.losses.huber_loss(g.batch, g.other),
+    "binary_cross_entropy_with_logits": lambda g: rl.nn.losses.binary_cross_entropy_with_logits(g.batch, g.other),
+    "cross_entropy": lambda g: rl.nn.losses.cross_entropy(g.batch, g.labels),
+    "nll_loss": lambda g: rl.nn.losses.nll_loss(g.batch.map(_log_softmax), g.labels),
+    "ctc_loss": lambda g: rl.nn.losses.ctc_loss(g.batch.map(_log_softmax), g.targets),
+}
+CRF: dict[str, Callable[[Any, Given], Any]] = {
+    "loss": lambda crf, g: crf(g.batch, g.labels),
+    "marginals": lambda crf, g: crf.marginals(g.batch),
+    "decode": lambda crf, g: crf.decode(g.batch),
+}
+
+
+def _questions(given: Given) -> Iterator[tuple[str, Callable[[], Call]]]:
+    """What is asked, by name, and what builds it before anybody listens."""
+    for name in LAYERS:
+        yield f"layer {name}", partial(_layer, given, name)
+        yield f"layer {name}, two in both directions", partial(_deep_layer, given, name)
+        yield f"layer {name}, padded with lengths", partial(_padded_layer, given, name)
+    for name, ask in OPERATIONS.items():
+        yield f"operation {name}", partial(_plain, given, ask)
+    for name in POOLINGS:
+        yield f"pooling {name}", partial(_pooling, given, name)
+    for name, ask in LOSSES.items():
+        yield f"loss {name}", partial(_plain, given, ask)
+    for name, of_crf in CRF.items():
+        yield f"CRF {name}", partial(_crf, given, of_crf)
+
+
+@contextmanager
+def _listening(device: torch.device) -> Iterator[None]:
+    """Make an error of whatever waits for the device."""
+    if device.type != "cuda":
+        yield
+        return
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def _tensors(found: Any) -> list[Tensor]:
+    """The tensors of an answer."""
+    if isinstance(found, rl.Ragged):
+        return [found.values]
+    if isinstance(found, Tensor):
+        return [found]
+    return [tensor for part in found for tensor in _tensors(part)]
+
+
+def _ask(context: Context, make: Callable[[], Call], values: Tensor) -> Row:
+    call = make()
+
+    def both() -> None:
+        parts = [part for part in _tensors(call()) if part.requires_grad]
+        if parts:
+            torch.autograd.grad(parts, [values], [torch.ones_like(part) for part in parts], allow_unused=True)
+
+    both()  # what a library makes the first time may wait
+    with _listening(context.device):
+        both()
+    return {"waits": "no"}
+
+
+def _captured(context: Context, name: str) -> Row:
+    """A layer as a CUDA graph, with other values in the same memory when it is replayed."""
+    if context.device.type != "cuda":
+        raise NotHereError("a GPU")
+    layer, given = build(name, (_D, _H), context.device, torch.float32).eval(), Given(context.device)
+    values = given.values.detach()
+    batch = given.like(values)
+    with torch.no_grad():
+        side = torch.cuda.Stream(context.device)
+        side.wait_stream(torch.cuda.current_stream(context.device))
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                layer(batch)
+        torch.cuda.current_stream(context.device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = _tensors(layer(batch))
+        values.copy_(torch.randn_like(values))
+        graph.replay()
+        for mine, right in zip(found, _tensors(layer(batch)), strict=True):
+            torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-5)
+    return {"capture": "equal"}
+
+
+def _on_a_stream(context: Context, name: str) -> Row:
+    """A layer on a stream of its own, forward and backward, against the same on the default one."""
+    if context.device.type != "cuda":
+        raise NotHereError("a GPU")
+    layer, given = build(name, (_D, _H), context.device, torch.float32).eval(), Given(context.device)
+
+    def gradients() -> tuple[Tensor, ...]:
+        parts = [part for part in _tensors(layer(given.batch)) if part.requires_grad]
+        wanted = [given.values, *layer.parameters()]
+        return torch.autograd.grad(parts, wanted, [torch.ones_like(part) for part in parts])
+
+    wanted = gradients()
+    torch.cuda.synchronize(context.device)
+    with torch.cuda.stream(torch.cuda.Stream(context.device)):
+        found = gradients()
+    torch.cuda.synchronize(context.device)
+    for mine, right in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-4)
+    return {"stream": "equal"}
+
+
+def _second_dtype(context: Context, name: str, dtype: torch.dtype) -> Row:
+    """A layer in a dtype against the same in float64 on the CPU."""
+    layer = build(name, (_D, _H), torch.device("cpu"), torch.float64).eval()
+    values = torch.randn(sum(_LENGTHS), _D, dtype=torch.float64)
+    wanted = _tensors(layer(rl.Ragged.from_flat(values, lengths=_LENGTHS)))
+    layer.to(device=context.device, dtype=dtype)
+    found = _tensors(layer(rl.Ragged.from_flat(values.to(context.device, dtype), lengths=_LENGTHS)))
+    error = max(
+        float((mine.detach().cpu().double() - right.detach()).abs().max() / right.detach().abs().max())
+        for mine, right in zip(found, wanted, strict=True)
+    )
+    row: Row = {"relative error": error}
+    allowed = _ALLOWED[dtype]
+    return row if error < allowed else row | {"fault": f"off by {error:.2g}, and {allowed:g} is allowed"}
+
+
+def _items(context: Context) -> Iterator[Item]:
+    if context.device.type != "cuda" and not context.is_rehearsal:
+        raise NotHereError("a GPU: a CPU is never waited for")
+    given = Given(context.device)
+    for name, make in _questions(given):
+        yield Item(name, partial(_ask, context, make, given.values))
+    for name in LAYERS:
+        yield Item(f"graph of {name}", partial(_captured, context, name))
+        yield Item(f"stream with {name}", partial(_on_a_stream, context, name))
+        for dtype in _ALLOWED:
+            what = str(dtype).removeprefix("torch.")
+            yield Item(f"{what} in {name}", partial(_second_dtype, context, name, dtype))
+
+
+def _table(rows: list[Row]) -> list[str]:
+    faulty = [row for row in rows if "fault" in row]
+    lines = [f"{len(rows) - len(faulty)} of {len(rows)} hold.", ""]
+    if faulty:
+        lines += ["| what | fault |", "| --- | --- |"]
+        lines += [f"| {row['key']} | {' '.join(row['fault'].split()).replace('|', '/')} |" for row in faulty]
+    return lines
+
+
+PART = Part("waits", "does anything wait for the device, and do graphs, streams and dtypes work?", _items, _table)
