@@ -123,9 +123,20 @@ def _kernels() -> Path | None:
     """Where the cpu kernels are that were built for this call; None where they are installed, or cannot be built."""
     import raglane.kernels.cpu as cpu
 
-    if cpu.missing_kernels() is None or shutil.which("cmake") is None:
+    if cpu.missing_kernels() is None:
         return None
     folder = _HOME / "build" / "device"
+    fault = _build(folder)
+    found = _load(folder)  # what was built now, or came along
+    if fault is not None:
+        print(f"the cpu kernels were not built ({fault}); " + ("others are there" if found else "none are there"))
+    return found
+
+
+def _build(folder: Path) -> str | None:
+    """Build the kernels, or say why not; what is as new as its source is not built again."""
+    if shutil.which("cmake") is None:
+        return "CMake is not here"
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
     for command in (
         ["cmake", "-S", str(_HOME), "-B", str(folder), *generator],
@@ -134,14 +145,23 @@ def _kernels() -> Path | None:
     ):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            print(f"the cpu kernels were not built: {(done.stdout + done.stderr)[-500:]}", flush=True)
-            return None
-    found = folder / "installed" / "raglane" / "kernels" / "cpu"
-    cpu.__path__.insert(0, str(found))
+            return " ".join((done.stdout + done.stderr)[-500:].split())
+    return None
+
+
+def _load(folder: Path) -> Path | None:
+    """Take the kernels that were built in a folder, if they are of this version."""
+    import raglane.kernels.cpu as cpu
     from raglane.kernels.cpu.library import library
 
+    found = folder / "installed" / "raglane" / "kernels" / "cpu"
+    cpu.__path__.insert(0, str(found))
     library.cache_clear()
-    return found
+    if cpu.missing_kernels() is None:
+        return found
+    cpu.__path__.remove(str(found))
+    library.cache_clear()
+    return None
 
 
 if __name__ == "__main__":

@@ -182,4 +182,6 @@ def test_failures_of_the_suite_are_listed_with_their_traces(tmp_path: Path) -> N
     assert (row["tests"], row["failures"], row["skipped"]) == (3, 1, 1)
     assert row["failures listed"][0]["test"].endswith("test_bad")
     assert "assert 1 == 2" in row["failures listed"][0]["trace"]
-    assert "test_bad" in "\n".join(suite.PART.table([row | {"key": "test_some.py"}]))
+    table = "\n".join(suite.PART.table([row | {"key": "test_some.py"}]))
+    assert "test_bad" in table
+    assert "    E   assert 1 == 2" in table

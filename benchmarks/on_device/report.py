@@ -36,7 +36,7 @@ def write_report(
         lines += ["## Not run", ""]
         lines += [f"- {row['key']}: {row['why']}" for row in not_run] + [""]
     _replace(folder / "report.md", "\n".join(lines).encode())
-    picture = _picture(rows)
+    picture = _picture(rows, "a rehearsal: its times say nothing" if is_rehearsal else "")
     if picture is not None:
         _replace(folder / "report.png", picture)
 
@@ -47,7 +47,7 @@ def _replace(path: Path, content: bytes) -> None:
     partial.replace(path)
 
 
-def _picture(rows: Mapping[str, list[Row]]) -> bytes | None:
+def _picture(rows: Mapping[str, list[Row]], title: str) -> bytes | None:
     speed = [
         (row["key"], found)
         for row in rows.get("speed", [])
@@ -64,6 +64,8 @@ def _picture(rows: Mapping[str, list[Row]]) -> bytes | None:
     height = 1.5 + max(0.24 * len(speed), 4.0 if scaling else 0)
     figure = Figure(figsize=(7.5 * ((len(speed) > 0) + (len(scaling) > 0)), height), layout="constrained")
     FigureCanvasAgg(figure)
+    if title:
+        figure.suptitle(title, fontsize=10, color=_SLOWER)
     panels = list(figure.subplots(1, (len(speed) > 0) + (len(scaling) > 0), squeeze=False)[0])
     if speed:
         _draw_ratios(panels.pop(0), speed)

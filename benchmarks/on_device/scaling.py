@@ -83,7 +83,7 @@ def _table(rows: list[Row]) -> list[str]:
     lines = [
         "Milliseconds of ours (parallel efficiency; the fastest of torch's ways over ours).",
         "",
-        "| case | " + " | ".join(f"{count} threads" for count in counts) + " |",
+        "| case | " + " | ".join("1 thread" if count == 1 else f"{count} threads" for count in counts) + " |",
         "|" + " --- |" * (len(counts) + 1),
     ]
     for name, each in found.items():

@@ -28,6 +28,8 @@ _LONG = (
 _NEEDS = ("pytest", "hypothesis")
 # Seconds that a file may take, and the failures of one that are kept with their traces.
 _PATIENCE, _KEPT, _TRACE = 300.0, 20, 3000
+# Failures whose traces stand in the report; the others are in the file of the part.
+_SHOWN = 30
 
 
 def _run(context: Context, name: str) -> Row:
@@ -93,6 +95,10 @@ def _table(rows: list[Row]) -> list[str]:
     if faulty:
         lines += ["| file | fault |", "| --- | --- |"]
         lines += [f"| {row['key']} | {' '.join(row['fault'].split()).replace('|', '/')} |" for row in faulty]
+    for failure in [each for row in faulty for each in row.get("failures listed", [])][:_SHOWN]:
+        # Indented lines are code, whatever stands in them.
+        trace = [f"    {line}" for line in failure["trace"].strip().splitlines()]
+        lines += ["", f"### {failure['test']}", "", *trace]
     return lines
 
 
