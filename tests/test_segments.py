@@ -162,6 +162,21 @@ def test_selecting_twice_adds_gradients() -> None:
     assert values.grad.tolist() == [2, 2, 1, 1, 1]
 
 
+def test_elements_of_a_large_batch_that_are_in_several_slices() -> None:
+    """Many rows are moved in another way than few, which must know that some come twice."""
+    values = torch.randn(40_000, dtype=torch.float64, requires_grad=True)
+    batch = rl.Ragged.from_flat(values, lengths=[39_999, 1])
+    for moved, expected in (
+        (batch[torch.tensor([0, 1, 0])], torch.cat([values, values[:-1]])),
+        (batch.windows(3, 1)[:30_000], values[:-1].unfold(0, 3, 1)[:30_000].reshape(-1)),
+    ):
+        assert torch.equal(moved.values, expected)
+        weight = torch.randn_like(expected)
+        (ours,) = torch.autograd.grad(moved.values, values, weight)
+        (theirs,) = torch.autograd.grad(expected, values, weight)
+        torch.testing.assert_close(ours, theirs)
+
+
 def test_cumsum_does_not_round_like_the_batch() -> None:
     """A small sequence after a huge one keeps all its digits."""
     batch = rl.Ragged([torch.full((1000,), 1e6), torch.tensor([1e-3, 1e-3])])

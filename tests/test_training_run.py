@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -227,7 +228,45 @@ def test_evaluation_agrees_with_predictions(tmp_path: Path) -> None:
         assert evaluation.count == len(truth)
         assert evaluation.numbers["accuracy"] == pytest.approx(right / len(truth))
         assert evaluation.confusion is not None
-        assert int(evaluation.confusion.sum()) == len(truth)
+        pairs = Counter(zip(truth, flat, strict=True))
+        counted = [[pairs[one, other] for other in evaluation.labels] for one in evaluation.labels]
+        assert evaluation.confusion.tolist() == counted
+
+
+def test_macro_f1_on_unbalanced_classes(tmp_path: Path) -> None:
+    """Against precision and recall counted by hand: 20 against 5, of which the rare one is mostly missed."""
+    records = _records(25)
+    train(replace(_QUICK, epochs=1), records, None, tmp_path / "run")
+    saved = load_model(tmp_path / "run")
+    answers = predict(saved, records).columns["prediction"]
+    # The labels are made from the answers, so that what is right and wrong is known.
+    names = list(saved.preprocessor.labels or ())
+    labels = [name if row % 5 else names[1 - names.index(name)] for row, name in enumerate(answers)]
+    evaluation = evaluate(saved, replace(records, labels=tuple(labels)))
+    scores = []
+    for name in names:
+        right = sum(one == other == name for one, other in zip(labels, answers, strict=True))
+        if labels.count(name) + answers.count(name):
+            scores.append(2 * right / (labels.count(name) + answers.count(name)))
+    assert evaluation.numbers["macro_f1"] == pytest.approx(sum(scores) / len(scores))
+    assert evaluation.numbers["macro_f1"] != pytest.approx(evaluation.numbers["accuracy"])
+
+
+def test_scaling_is_that_of_the_training_part_alone(tmp_path: Path) -> None:
+    """What is measured on the validation part must not have shaped the model's input."""
+    training = _records(20)
+    validation = replace(_records(10, seed=1), values=_records(10, seed=1).values * 50 + 100)
+    train(replace(_QUICK, epochs=1), training, validation, tmp_path / "run")
+    preprocessor = load_model(tmp_path / "run").preprocessor
+    assert preprocessor.mean == pytest.approx(training.values.astype(np.float64).mean(0).tolist())
+    assert preprocessor.std == pytest.approx(training.values.astype(np.float64).std(0).tolist())
+
+
+def test_going_on_with_other_validation_data_is_refused(tmp_path: Path) -> None:
+    records, other = _records(20), _records(10, seed=1)
+    train(replace(_QUICK, epochs=1), records, other, tmp_path / "run")
+    with pytest.raises(DataError, match="data"):
+        train(replace(_QUICK, epochs=2), records, _records(10, seed=2), tmp_path / "run", resume=True)
 
 
 def test_a_longer_forecast_feeds_itself(tmp_path: Path) -> None:
