@@ -23,14 +23,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+from on_device import facts, loops, scaling, speed, suite, waits
+from on_device.base import BrokenError, Context, Part, Record, Row, play
+from on_device.report import write_report
+
 _HOME = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(_HOME / "benchmarks"), *([str(_HOME / "src")] if (_HOME / "src").is_dir() else [])]
-
-import torch  # noqa: E402
-from on_device import facts, loops, scaling, speed, suite, waits  # noqa: E402
-from on_device.base import BrokenError, Context, Part, Record, Row, play  # noqa: E402
-from on_device.report import write_report  # noqa: E402
-
 PARTS: dict[str, Part] = {
     part.name: part for part in (facts.PART, suite.PART, waits.PART, speed.PART, loops.PART, scaling.PART)
 }

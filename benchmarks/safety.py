@@ -14,6 +14,7 @@ import statistics
 import time
 import timeit
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def checks() -> None:
             layer = Layer(network.cell.name, batch.values, batch.offsets, (), weights, network.state_sizes, directions)
             checked = microseconds(layer.checked, 20_000) / directions
             with torch.no_grad():
-                whole = microseconds(lambda module=module: module(batch), 1000)  # type: ignore[misc]
+                whole = microseconds(partial(module, batch), 1000)
             print(f"| {name} | {directions} | {checked:.2f} | {whole:.1f} |")
 
 

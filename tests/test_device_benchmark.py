@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,33 @@ def test_the_most_telling_cases_come_first() -> None:
     found = speed.cases(False)
     assert str(found[0]) == "LSTM H 256 B 64 lognormal float32 train"
     assert len(found) == len(set(found)) == 3 * 6 * 5 * 2 * 2 * 2
+
+
+def test_every_file_of_the_suite_is_run_once() -> None:
+    names = {path.name for path in (HOME / "tests").glob("test_*.py")}
+    assert set(suite._LONG) <= names
+    items = list(suite._items(replace(_context(), is_rehearsal=False)))
+    run = [name for item in items for name in item.run.args[1]]  # type: ignore[attr-defined]
+    assert sorted(run) == sorted(names)
+    assert run[-len(suite._LONG) :] == list(suite._LONG)
+
+
+def test_files_run_one_by_one_after_a_fault_that_leaves_the_device_unusable(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def run(_: Context, names: list[str]) -> dict[str, Any]:
+        asked.append(names)
+        if "bad" not in names:
+            return {"tests": 3, "failures": 0, "errors": 0, "skipped": 1}
+        failures = [{"test": "bad::one", "message": "", "trace": "RuntimeError: CUDA error: an illegal access"}]
+        return {"tests": 2, "failures": 1, "errors": 0, "skipped": 0, "fault": "1 failed", "failures listed": failures}
+
+    monkeypatch.setattr(suite, "_run_together", run)
+    row = suite._run(_context(), ["good", "bad", "other"])
+    assert asked == [["good", "bad", "other"], ["good"], ["bad"], ["other"]]
+    assert (row["tests"], row["failures"], row["skipped"]) == (8, 1, 2)
+    assert row["fault"] == "bad: 1 failed"
+    assert [each["test"] for each in row["failures listed"]] == ["bad::one"]
 
 
 def test_failures_of_the_suite_are_listed_with_their_traces(tmp_path: Path) -> None:

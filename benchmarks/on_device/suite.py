@@ -1,4 +1,4 @@
-"""The test suite on the device, a file at a time: what fails, and where."""
+"""The test suite on the device, some files at a time: what fails, and where."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +25,9 @@ _LONG = (
     "test_cpu_torch.py", "test_device_benchmark.py", "test_memory.py", "test_benchmark.py", "test_attacks.py",
     "test_cpu_kernels.py", "test_kill_points.py", "test_transformations.py", "test_cli_process.py",
 )  # fmt: skip
+_COUNTS = ("tests", "failures", "errors", "skipped")
+# Quick files that share a process, which takes seconds to begin.
+_TOGETHER = 12
 _NEEDS = ("pytest", "hypothesis")
 # Seconds that a file may take, and the failures of one that are kept with their traces.
 _PATIENCE, _KEPT, _TRACE = 300.0, 20, 3000
@@ -32,7 +35,19 @@ _PATIENCE, _KEPT, _TRACE = 300.0, 20, 3000
 _SHOWN = 30
 
 
-def _run(context: Context, name: str) -> Row:
+def _run(context: Context, names: Sequence[str]) -> Row:
+    """Files in one process; one by one where a fault in one of them left the device unusable for the next."""
+    row = _run_together(context, names)
+    if len(names) == 1 or not any("CUDA error" in each["trace"] for each in row.get("failures listed", [])):
+        return row
+    rows = [_run_together(context, [name]) for name in names]
+    merged: Row = {count: sum(each.get(count, 0) for each in rows) for count in _COUNTS}
+    faults = [f"{name}: {each['fault']}" for name, each in zip(names, rows, strict=True) if "fault" in each]
+    merged["failures listed"] = [failure for each in rows for failure in each.get("failures listed", [])]
+    return merged | ({"fault": "; ".join(faults)} if faults else {})
+
+
+def _run_together(context: Context, names: Sequence[str]) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         options = ["-q", "-p", "no:cacheprovider", "--device", str(context.device), "--junitxml", str(report)]
@@ -41,9 +56,9 @@ def _run(context: Context, name: str) -> Row:
         patience = max(5.0, min(_PATIENCE, context.left()))
         try:
             done = subprocess.run(
-                [sys.executable, "-m", "pytest", str(_TESTS / name), *options],
+                [sys.executable, "-m", "pytest", *(str(_TESTS / name) for name in names), *options],
                 cwd=_TESTS.parent,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path[1:])},
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 capture_output=True,
                 text=True,
                 check=False,
@@ -61,7 +76,7 @@ def _run(context: Context, name: str) -> Row:
 
 def read_report(path: Path) -> Row:
     """Counts and failures of pytest's report."""
-    counts = {"tests": 0, "failures": 0, "errors": 0, "skipped": 0}
+    counts = dict.fromkeys(_COUNTS, 0)
     failures = []
     # Written by the pytest that ran just now.
     for suite in ElementTree.parse(path).getroot().iter("testsuite"):
@@ -83,17 +98,20 @@ def _items(context: Context) -> Iterator[Item]:
     if missing:
         raise NotHereError(f"{' and '.join(missing)} (carry them along as wheels)")
     names = [path.name for path in sorted(_TESTS.glob("test_*.py"))]
-    names.sort(key=lambda name: _LONG.index(name) if name in _LONG else -1)
-    for name in _REHEARSED if context.is_rehearsal else names:
-        yield Item(name, partial(_run, context, name))
+    quick = list(_REHEARSED) if context.is_rehearsal else [name for name in names if name not in _LONG]
+    for begin in range(0, len(quick), _TOGETHER):
+        group = quick[begin : begin + _TOGETHER]
+        yield Item(f"{group[0]} to {group[-1]}", partial(_run, context, group))
+    for name in () if context.is_rehearsal else _LONG:
+        yield Item(name, partial(_run, context, [name]))
 
 
 def _table(rows: list[Row]) -> list[str]:
-    total = {name: sum(row.get(name, 0) for row in rows) for name in ("tests", "failures", "errors", "skipped")}
-    lines = [", ".join(f"{number:,} {name}" for name, number in total.items()) + f", of {len(rows)} files.", ""]
+    total = {name: sum(row.get(name, 0) for row in rows) for name in _COUNTS}
+    lines = [", ".join(f"{number:,} {name}" for name, number in total.items()) + f", in {len(rows)} runs.", ""]
     faulty = [row for row in rows if "fault" in row]
     if faulty:
-        lines += ["| file | fault |", "| --- | --- |"]
+        lines += ["| files | fault |", "| --- | --- |"]
         lines += [f"| {row['key']} | {' '.join(row['fault'].split()).replace('|', '/')} |" for row in faulty]
     for failure in [each for row in faulty for each in row.get("failures listed", [])][:_SHOWN]:
         # Indented lines are code, whatever stands in them.
