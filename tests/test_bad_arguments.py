@@ -101,7 +101,7 @@ def _ragged() -> dict[str, Call]:
         "from_packed": (Ragged.from_packed, {"packed": packed}),
         "from_nested": (Ragged.from_nested, {"nested": nested}),
         "from_arrow": (Ragged.from_arrow, {"array": pa.array([[1]])}),
-        "argsort": (batch.argsort, {"descending": False}),
+        "order_by_length": (batch.order_by_length, {"descending": False}),
         "shift": (batch.shift, {"steps": 1, "fill": 0.0}),
         "spread": (batch.spread, {"per_sequence": ONES}),
         "truncate": (batch.truncate, {"length": 1}),

@@ -171,10 +171,10 @@ def test_step_by_step_equals_at_once(kind: Kind, first: bool) -> None:
 
 @pytest.mark.parametrize(("layers", "both"), SHAPES)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_last_only_and_summary(kind: Kind, layers: int, both: bool) -> None:
+def test_no_output_and_summary(kind: Kind, layers: int, both: bool) -> None:
     layer, batch = build(kind, layers, bidirectional=both), _batch([4, 1, 6])
     out, state = layer(batch)
-    nothing, same_state = layer(batch, last_only=True)
+    nothing, same_state = layer(batch, return_output=False)
     assert nothing is None
     _same(same_state, state)
     expected = out.last()[:, :H]
@@ -200,7 +200,7 @@ def test_return_states(kind: Kind, layers: int, both: bool) -> None:
     for ours, theirs in zip(states, wanted.states, strict=True):
         assert all(isinstance(part, rl.Ragged) for part in parts(ours))
         _same(tuple(part.values for part in parts(ours)), theirs)
-    nothing, _, again = layer(batch, hx, return_states=True, last_only=True)
+    nothing, _, again = layer(batch, hx, return_states=True, return_output=False)
     assert nothing is None
     _same(parts(again[-1])[0].values, out.values)
 

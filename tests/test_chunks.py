@@ -410,7 +410,7 @@ def test_training_in_chunks_learns_what_no_chunk_holds() -> None:
     for _ in range(8):
         state, right = None, 0
         for chunk in chunks:
-            _, state = layer(chunk.inputs, carry(layer, chunk.inputs, state, chunk.begins), last_only=True)
+            _, state = layer(chunk.inputs, carry(layer, chunk.inputs, state, chunk.begins), return_output=False)
             if chunk.ends.any():
                 assert isinstance(chunk.targets, Tensor)
                 logits = head(state[-1][chunk.ends])

@@ -136,9 +136,9 @@ def test_only_the_last_state_is_computed_where_it_is_what_is_read(monkeypatch: p
     seen: list[bool] = []
     plain = GRU.forward
 
-    def watch(self: GRU, *args: Any, last_only: bool = False, **kwargs: Any) -> Any:
-        seen.append(last_only)
-        return plain(self, *args, last_only=last_only, **kwargs)
+    def watch(self: GRU, *args: Any, return_output: bool = True, **kwargs: Any) -> Any:
+        seen.append(not return_output)
+        return plain(self, *args, return_output=return_output, **kwargs)
 
     monkeypatch.setattr(GRU, "forward", watch)
     batch = Ragged([torch.randn(2, D)])

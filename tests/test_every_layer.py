@@ -45,7 +45,7 @@ def test_every_schedule_on_every_layer(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_last_only_asks_for_no_output(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_output_asks_for_no_output(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the last layer, whoever runs it; what is returned is the same state."""
     layer = build(name, 2, bidirectional=True)
     batch, seen = a_batch(), []
@@ -62,7 +62,7 @@ def test_last_only_asks_for_no_output(name: str, monkeypatch: pytest.MonkeyPatch
         with rl.using(schedule=schedule):
             _, expected = layer(batch)
             seen.clear()
-            nothing, state = layer(batch, last_only=True)
+            nothing, state = layer(batch, return_output=False)
         assert nothing is None
         assert seen == [(False, seen[0][1])]
         assert_same(parts(state), parts(expected))

@@ -194,11 +194,11 @@ def test_every_kind_of_input(kind: str, first: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_last_only_and_every_state(kind: str) -> None:
+def test_no_output_and_every_state(kind: str) -> None:
     layer = layer_of("lstm", kind)
     batch = rl.Ragged(sequences_of(LENGTHS))
     out, state = layer(batch)
-    nothing, same = layer(batch, last_only=True)
+    nothing, same = layer(batch, return_output=False)
     assert nothing is None
     assert_same(same, state)
     again, same, states = layer(batch, return_states=True)

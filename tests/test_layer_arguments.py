@@ -17,6 +17,7 @@ from cell_requests import largest_error
 from layer_kinds import GATED, KINDS, D, H, Kind, build, parts, random_state
 from raglane.cells import CELLS
 from raglane.errors import RaglaneError
+from raglane.nn import init
 
 OURS = [kind for kind in KINDS if kind.layer not in ("RNN", "LSTM", "GRU")]
 FORGETTING = [kind for kind in KINDS if "f" in CELLS[kind.cell].gates]
@@ -269,8 +270,8 @@ def test_torch_has_no_kernel_for_them(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", FORGETTING, ids=str)
-def test_unit_forget_bias(kind: Kind) -> None:
-    layer = build(kind, 2, bidirectional=True, unit_forget_bias=True)
+def test_open_forget_gates(kind: Kind) -> None:
+    layer = init.forget_bias_(build(kind, 2, bidirectional=True))
     cell = CELLS[kind.cell]
     for suffix in ("_l0", "_l0_reverse", "_l1", "_l1_reverse"):
         biases = [value for name, value in layer.named_parameters() if name in (f"bias_ih{suffix}", f"bias_hh{suffix}")]
@@ -295,9 +296,9 @@ def test_unit_forget_bias(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in FORGETTING], ids=str)
-def test_unit_forget_bias_wants_a_forget_gate(kind: Kind) -> None:
+def test_open_forget_gates_need_one(kind: Kind) -> None:
     with pytest.raises(ValueError, match=r"a gate 'f' with a bias"):
-        build(kind, unit_forget_bias=True)
+        init.forget_bias_(build(kind))
 
 
 # -- mistakes ---------------------------------------------------------------------------------------------------------
@@ -323,7 +324,6 @@ def test_unit_forget_bias_wants_a_forget_gate(kind: Kind) -> None:
         ({"dtype": "float32"}, "dtype: got 'float32'"),
         ({"proj_size": 7}, "proj_size: got 7"),
         ({"foo": 7}, "foo: got 7"),
-        ({"unit_forget_bias": 1}, "unit_forget_bias: got 1"),
         ({"schedule": "sorted"}, "schedule: got 'sorted'"),
         ({"backend": None}, "backend: got None"),
         ({"schedule": "each", "backend": "cpu"}, "schedule, backend: got 'each', 'cpu'"),
@@ -390,7 +390,7 @@ def test_wrong_inputs_are_named(kind: Kind) -> None:
     ):
         with pytest.raises(RaglaneError, match=says):
             layer(*arguments)
-    for name in ("last_only", "return_states"):
+    for name in ("return_output", "return_states"):
         with pytest.raises(RaglaneError, match=f"{name}: got 1"):
             layer(batch, **{name: 1})
     for shape in ((2, 3, H), (1, 3, H + 1), (1,), (1, 1, 3, H)):

@@ -234,11 +234,11 @@ def test_one_long_among_many_short() -> None:
 
 
 @pytest.mark.parametrize("arguments", [a for a in ARGUMENTS if a["bias"]], ids=name_of)
-def test_last_only_and_summary(arguments: dict[str, Any]) -> None:
+def test_no_output_and_summary(arguments: dict[str, Any]) -> None:
     _, layer = pair_of_layers(arguments, torch.float64)
     batch = rl.Ragged(sequences_of([4, 1, 7], (5,)))
     out, state = layer(batch)
-    nothing, same_state = layer(batch, last_only=True)
+    nothing, same_state = layer(batch, return_output=False)
     assert nothing is None
     for own, other in zip(parts(same_state), parts(state), strict=True):
         assert_close(own, other, "state")

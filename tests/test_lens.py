@@ -51,7 +51,7 @@ def person() -> Person:
 
 def test_the_example_of_every_name_under_every_address(person: Person) -> None:
     before = copy.deepcopy(person)
-    changed = modify(person).addresses.each.street.each.name.using(str.upper)
+    changed = modify(person).addresses.each.street.each.name.apply(str.upper)
     assert changed == Person(
         [Address(Street("MILL LANE")), Address(None), Address(Street("HIGH STREET"), "Bonn")],
     )
@@ -94,8 +94,8 @@ def add_one(value: Any) -> Any:
         ({-1: 1}, lambda p: p[-1], {-1: 2}),
         ({None: 1}, lambda p: p[None], {None: 2}),
         ({(1, 2): 1}, lambda p: p[1, 2], {(1, 2): 2}),
-        ({"each": 1, "using": 1}, lambda p: p["each"], {"each": 2, "using": 1}),
-        ({"each": 1, "using": 1}, lambda p: p["using"], {"each": 1, "using": 2}),
+        ({"each": 1, "apply": 1}, lambda p: p["each"], {"each": 2, "apply": 1}),
+        ({"each": 1, "apply": 1}, lambda p: p["apply"], {"each": 1, "apply": 2}),
         ({"__a": 1}, lambda p: p["__a"], {"__a": 2}),
         ({"values": 1, "keys": 1, "_steps": 1}, lambda p: p.keys, {"values": 1, "keys": 2, "_steps": 1}),
         ({"values": 1, "keys": 1, "_steps": 1}, lambda p: p._steps, {"values": 1, "keys": 1, "_steps": 2}),
@@ -108,7 +108,7 @@ def add_one(value: Any) -> Any:
 )
 def test_where_a_path_leads(value: Any, path: Callable[[Any], Any], expected: Any) -> None:
     before = copy.deepcopy(value) if not isinstance(value, MappingProxyType) else value
-    found = path(modify(value)).using(add_one)
+    found = path(modify(value)).apply(add_one)
     assert found == expected
     assert type(found) is type(expected)
     assert value == before
@@ -120,26 +120,26 @@ def test_a_subclass_stays_what_it_is() -> None:
 
     listing = Listing([1, 2])
     listing.name = "mine"
-    changed = modify(listing).each.using(add_one)
+    changed = modify(listing).each.apply(add_one)
     assert type(changed) is Listing
     assert (changed, changed.name) == ([2, 3], "mine")
 
     counts = defaultdict(list, {"a": [1]})
-    grown = modify(counts).a.each.using(add_one)
+    grown = modify(counts).a.each.apply(add_one)
     assert type(grown) is defaultdict
     assert grown.default_factory is list
     assert grown == {"a": [2]}
 
     ordered = OrderedDict([("b", 1), ("a", 2)])
     ordered.move_to_end("b")
-    assert list(modify(ordered).b.using(add_one).items()) == [("a", 2), ("b", 2)]
-    assert isinstance(modify(ordered).b.using(add_one), OrderedDict)
+    assert list(modify(ordered).b.apply(add_one).items()) == [("a", 2), ("b", 2)]
+    assert isinstance(modify(ordered).b.apply(add_one), OrderedDict)
 
-    user = modify(UserDict({"a": 1})).a.using(add_one)
+    user = modify(UserDict({"a": 1})).a.apply(add_one)
     assert type(user) is UserDict
     assert user == {"a": 2}
 
-    size = modify(torch.Size([2, 3]))[0].using(add_one)
+    size = modify(torch.Size([2, 3]))[0].apply(add_one)
     assert type(size) is torch.Size
     assert size == (3, 3)
 
@@ -147,7 +147,7 @@ def test_a_subclass_stays_what_it_is() -> None:
         def __new__(cls, both: int) -> Checked:
             return super().__new__(cls, both, both)
 
-    checked = modify(Checked(4)).left.using(add_one)
+    checked = modify(Checked(4)).left.apply(add_one)
     assert type(checked) is Checked
     assert checked == (5, 4)
 
@@ -155,14 +155,14 @@ def test_a_subclass_stays_what_it_is() -> None:
 def test_a_missing_key_is_not_put_into_a_defaultdict() -> None:
     counts: defaultdict[str, int] = defaultdict(int)
     with pytest.raises(ArgumentError):
-        modify(counts).a.using(add_one)
+        modify(counts).a.apply(add_one)
     assert not counts
 
 
 def test_what_is_not_touched_is_shared() -> None:
     first, second, third = {"x": 1}, {"x": 2}, {"x": 3}
     value: dict[str, Any] = {"rows": [first, second, third], "other": [object()]}
-    changed = modify(value)["rows"][1].x.using(add_one)
+    changed = modify(value)["rows"][1].x.apply(add_one)
     assert changed == {"rows": [{"x": 1}, {"x": 3}, {"x": 3}], "other": value["other"]}
     assert changed["rows"][0] is first
     assert changed["rows"][2] is third
@@ -186,15 +186,15 @@ def test_a_part_that_stays_is_shared_and_so_is_all_around_it(person: Person) -> 
         lambda p: p.pair.each.each,
     ]
     for path in paths:
-        assert path(modify(batch)).using(same) is batch
-    changed = modify(batch).person.addresses.each.using(lambda address: Address(None) if address.street else address)
+        assert path(modify(batch)).apply(same) is batch
+    changed = modify(batch).person.addresses.each.apply(lambda address: Address(None) if address.street else address)
     assert changed["person"].addresses[1] is person.addresses[1]
     assert changed["inputs"] is batch["inputs"]
 
 
 def test_the_function_sees_the_parts_in_order_and_each_once() -> None:
     seen: list[Any] = []
-    modify({"b": [1, 2], "a": (3,)}).each.each.using(seen.append)
+    modify({"b": [1, 2], "a": (3,)}).each.each.apply(seen.append)
     assert seen == [1, 2, 3]
 
 
@@ -213,15 +213,15 @@ class Box:
 
 
 def test_a_dataclass_is_made_anew_with_what_follows_from_its_fields() -> None:
-    box = modify(Box(sides=(2, 3))).sides[0].using(add_one)
+    box = modify(Box(sides=(2, 3))).sides[0].apply(add_one)
     assert (box.sides, box.area) == ((3, 3), 9)
     with pytest.raises(ValueError, match="a side below 0"):
-        modify(Box(sides=(2, 3))).sides.each.using(lambda side: -side)
+        modify(Box(sides=(2, 3))).sides.each.apply(lambda side: -side)
 
 
 def test_a_field_that_follows_from_others_is_no_step() -> None:
     with pytest.raises(ArgumentError, match=r"its fields are 'sides'; 'area' with init=False"):
-        modify(Box(sides=(2, 3))).area.using(add_one)
+        modify(Box(sides=(2, 3))).area.apply(add_one)
 
 
 # -- Ragged ---------------------------------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ class Batch:
 
 def test_the_sequences_of_a_ragged_batch_nested_deep() -> None:
     batch = Batch({"inputs": [Ragged([torch.arange(4), torch.arange(0), torch.arange(2)])], "label": torch.tensor(1)})
-    changed = modify(batch).parts.inputs.each.each.using(lambda sequence: sequence[1:] * 10)
+    changed = modify(batch).parts.inputs.each.each.apply(lambda sequence: sequence[1:] * 10)
     assert [sequence.tolist() for sequence in changed.parts["inputs"][0]] == [[10, 20, 30], [], [10]]
     assert changed.parts["label"] is batch.parts["label"]
     assert [sequence.tolist() for sequence in batch.parts["inputs"][0]] == [[0, 1, 2, 3], [], [0, 1]]
@@ -242,17 +242,17 @@ def test_the_sequences_of_a_ragged_batch_nested_deep() -> None:
 
 def test_one_sequence_and_the_values_of_a_ragged_batch() -> None:
     batch = Ragged([torch.arange(3), torch.arange(2)])
-    assert modify(batch)[-1].using(lambda sequence: sequence[:1]).lengths.tolist() == [3, 1]
-    doubled = modify(batch).values.using(lambda values: values * 2)
+    assert modify(batch)[-1].apply(lambda sequence: sequence[:1]).lengths.tolist() == [3, 1]
+    doubled = modify(batch).values.apply(lambda values: values * 2)
     assert doubled.values.tolist() == [0, 2, 4, 0, 2]
     assert doubled.offsets is batch.offsets
-    assert modify(Ragged([])).each.using(add_one).values.shape == (0,)
+    assert modify(Ragged([])).each.apply(add_one).values.shape == (0,)
 
 
 def test_gradients_flow_through_a_ragged_batch() -> None:
     values = torch.arange(5.0, requires_grad=True)
     batch = Ragged.from_flat(values, lengths=[2, 0, 3])
-    changed = modify({"x": batch}).x.each.using(lambda sequence: sequence.flip(0) * len(sequence))
+    changed = modify({"x": batch}).x.each.apply(lambda sequence: sequence.flip(0) * len(sequence))
     (grad,) = torch.autograd.grad((changed["x"].values * torch.arange(5.0)).sum(), values)
     assert grad.tolist() == [2.0, 0.0, 12.0, 9.0, 6.0]
 
@@ -270,7 +270,7 @@ def test_what_cannot_be_a_ragged_batch(
     path: Callable[[Any], Any], function: Callable[[Any], Any], kind: type[RaglaneError], said: str
 ) -> None:
     with pytest.raises(kind, match=said):
-        path(modify(Ragged([[1, 2], [3]]))).using(function)
+        path(modify(Ragged([[1, 2], [3]]))).apply(function)
 
 
 # -- mistakes -------------------------------------------------------------------------------------------------------
@@ -330,23 +330,23 @@ def test_a_wrong_path_says_which_part_does_not_exist(
 ) -> None:
     value = {"person": person, "rows": [[1], []], "inputs": Ragged([[1, 2], [3]]), "pair": Pair(1, 2), 7: "seven"}
     with pytest.raises(kind) as raised:
-        path(modify(value)).using(lambda part: part)
+        path(modify(value)).apply(lambda part: part)
     assert said in str(raised.value)
 
 
 def test_many_names_are_not_all_told() -> None:
     with pytest.raises(ArgumentError, match=r"'key11' and 88 more\. Fix: write \.key55\."):
-        modify({f"key{number}": 0 for number in range(100)}).kay55.using(add_one)
+        modify({f"key{number}": 0 for number in range(100)}).kay55.apply(add_one)
 
 
-def test_using_needs_a_function() -> None:
+def test_apply_needs_a_function() -> None:
     with pytest.raises(ArgumentTypeError, match="function: got int"):
-        modify([1]).each.using(3)  # type: ignore[arg-type]
+        modify([1]).each.apply(3)  # type: ignore[arg-type]
 
 
 def test_an_error_of_the_function_is_the_callers() -> None:
     with pytest.raises(ZeroDivisionError):
-        modify([1, 0]).each.using(lambda number: 1 / number)
+        modify([1, 0]).each.apply(lambda number: 1 / number)
 
 
 # -- paths ----------------------------------------------------------------------------------------------------------
@@ -355,8 +355,8 @@ def test_an_error_of_the_function_is_the_callers() -> None:
 def test_a_path_can_be_kept_and_goes_on_from_where_it_is(person: Person) -> None:
     addresses = modify(person).addresses
     names = addresses.each.street.each.name
-    assert [address.city for address in addresses.each.city.using(str.lower).addresses] == ["ulm", "ulm", "bonn"]
-    assert names.using(str.upper) == names.using(str.upper) != person
+    assert [address.city for address in addresses.each.city.apply(str.lower).addresses] == ["ulm", "ulm", "bonn"]
+    assert names.apply(str.upper) == names.apply(str.upper) != person
     assert repr(names) == "modify(<Person>).addresses.each.street.each.name"
     assert repr(modify({})["a b"][-1]["each"]["class"].class_) == "modify(<dict>)['a b'][-1]['each']['class'].class_"
 
@@ -371,7 +371,7 @@ def test_a_path_is_no_container_and_nothing_is_set_by_it(person: Person) -> None
         _ = path.__len__
     assert not hasattr(path, "__array__")
     for again in (copy.copy(path.addresses.each), pickle.loads(pickle.dumps(path.addresses.each))):
-        assert again.city.using(str.upper) == path.addresses.each.city.using(str.upper)
+        assert again.city.apply(str.upper) == path.addresses.each.city.apply(str.upper)
 
 
 # -- any structure --------------------------------------------------------------------------------------------------
@@ -422,9 +422,9 @@ def test_each_equals_the_obvious_rewriting(value: Any, depth: int) -> None:
     path = modify(value)
     for _ in range(depth):
         path = path.each
-    assert path.using(rewritten) == every(copy.deepcopy(value), depth)
+    assert path.apply(rewritten) == every(copy.deepcopy(value), depth)
     assert value == before
-    assert path.using(lambda part: part) is value
+    assert path.apply(lambda part: part) is value
 
 
 @given(value=structures(), data=st.data())
@@ -438,7 +438,7 @@ def test_one_part_changes_and_nothing_else(value: Any, data: st.DataObject) -> N
         way.append(step)
         path, here = path[step], part_of(here, step)
     new = object()
-    changed = path.using(lambda part: new if part is here else pytest.fail("another part"))
+    changed = path.apply(lambda part: new if part is here else pytest.fail("another part"))
     for step in way:
         assert type(changed) is type(value)
         assert steps_of(changed) == steps_of(value)

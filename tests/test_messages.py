@@ -11,7 +11,7 @@ from torch._utils import ExceptionWrapper
 from raglane import errors
 from raglane.cli import main
 from raglane.cli.console import complain, say
-from raglane.errors import DataError, RaglaneError, explain, printable, quote, quote_all, shorten
+from raglane.errors import DataError, RaglaneError, message, printable, quote, quote_all, shorten
 from raglane.report.figures import confusion_png, curves_png
 from raglane.report.tables import confusion_table
 
@@ -40,7 +40,7 @@ def test_every_error_is_one_printable_line(kind: type[RaglaneError]) -> None:
 def test_the_error_of_a_worker_keeps_the_lines_of_its_trace() -> None:
     """A DataLoader makes it anew, of its class and with the trace in its message."""
     try:
-        raise DataError(explain("a\nb", "c", "d", "e"))
+        raise DataError(message("a\nb", "c", "d", "e"))
     except DataError:
         wrapped = ExceptionWrapper(where="in DataLoader worker process 0")
     with pytest.raises(DataError, match="Caught DataError in DataLoader worker") as caught:
@@ -54,11 +54,11 @@ def test_the_error_of_a_worker_keeps_the_lines_of_its_trace() -> None:
 def test_a_long_value_loses_its_middle() -> None:
     assert shorten("x" * 12, 12) == "x" * 12
     assert shorten("begin" + "x" * 1000 + "end", 20) == "beginxxxxxxx...xxend"
-    message = explain("x" * 5000 + " in line 7", quote("y" * 5000) + " in row 3", EVIL * 500, "z" * 5000)
-    assert message.isprintable()
-    assert len(message) < 2000
-    assert " in line 7: got 'yyy" in message
-    assert "' in row 3; the rule: " in message
+    text = message("x" * 5000 + " in line 7", quote("y" * 5000) + " in row 3", EVIL * 500, "z" * 5000)
+    assert text.isprintable()
+    assert len(text) < 2000
+    assert " in line 7: got 'yyy" in text
+    assert "' in row 3; the rule: " in text
 
 
 class _Silent:
@@ -148,5 +148,5 @@ def test_names_in_tables_and_pictures_are_text() -> None:
 
 def test_an_error_of_data_is_shown_as_the_caller_of_the_library_sees_it() -> None:
     with pytest.raises(DataError) as caught:
-        raise DataError(explain("a\nb", "c", "d", "e"))
+        raise DataError(message("a\nb", "c", "d", "e"))
     assert str(caught.value) == "a\\nb: got c; the rule: d. Fix: e."

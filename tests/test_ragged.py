@@ -86,9 +86,9 @@ def test_selecting(lengths: list[int], data: st.DataObject) -> None:
         assert same(batch[index], [sequences[i] for i in index])
     mask = torch.tensor(data.draw(st.lists(st.booleans(), min_size=count, max_size=count)), dtype=torch.bool)
     assert same(batch[mask], [s for s, keep in zip(sequences, mask.tolist(), strict=True) if keep])
-    order = batch.argsort()
+    order = batch.order_by_length()
     assert order.tolist() == sorted(range(count), key=lambda i: lengths[i])
-    assert batch.argsort(descending=True).tolist() == sorted(range(count), key=lambda i: -lengths[i])
+    assert batch.order_by_length(descending=True).tolist() == sorted(range(count), key=lambda i: -lengths[i])
 
 
 @pytest.mark.parametrize(

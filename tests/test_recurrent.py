@@ -239,7 +239,10 @@ def test_summary() -> None:
     out, state = single(batch)
     assert_same([single.summary(out, state)], [out.last()])
     padded, told = batch.to_padded(batch_first=False)
-    for wrong, says in ((single(padded, lengths=told), "a padded tensor"), (single(batch, last_only=True), "NoneType")):
+    for wrong, says in (
+        (single(padded, lengths=told), "a padded tensor"),
+        (single(batch, return_output=False), "NoneType"),
+    ):
         with pytest.raises(ArgumentTypeError, match=f"out: got .*{says}"):
             single.summary(*wrong)
     torchs = rl.nn.Recurrent(nn.LSTMCell(D, H, dtype=torch.float64))

@@ -19,7 +19,7 @@ from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, Shape
 from raglane.schedules import SCHEDULES
 
 
-def test_last_only_keeps_no_output() -> None:
+def test_no_output_keeps_no_output() -> None:
     """Not one output outlives its step: they are not gathered and then thrown away."""
     alive: list[int] = []
     outputs: weakref.WeakSet[Tensor] = weakref.WeakSet()
@@ -35,7 +35,7 @@ def test_last_only_keeps_no_output() -> None:
     for schedule in SCHEDULES:
         with rl.using(schedule=schedule), torch.no_grad():
             alive.clear()
-            assert layer(a_batch([6, 6]), last_only=True)[0] is None
+            assert layer(a_batch([6, 6]), return_output=False)[0] is None
             assert max(alive) <= 1
             alive.clear()
             layer(a_batch([6, 6]))

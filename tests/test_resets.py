@@ -286,7 +286,7 @@ def test_a_tensor_without_lengths(first: bool) -> None:
     assert_same([out, state], [expected.to_padded(first)[0], expected_state])
 
 
-def test_every_state_and_the_last_only() -> None:
+def test_every_state_and_no_output() -> None:
     layer = build("lstm", 2, bidirectional=True)
     marks = MARKS["mixed"]
     batch, hx = rl.Ragged(sequences_of([len(part) for part in marks])), a_state(layer, len(marks))
@@ -300,7 +300,7 @@ def test_every_state_and_the_last_only() -> None:
         for part, final in zip(states[depth], state, strict=True):
             assert_same([part.last()[full, :H]], [final[2 * depth, full]])
             assert_same([part.first()[full, H:]], [final[2 * depth + 1, full]])
-    nothing, same = layer(batch, hx, resets=ragged_marks(marks), last_only=True)
+    nothing, same = layer(batch, hx, resets=ragged_marks(marks), return_output=False)
     assert nothing is None
     assert_same(same, state)
 

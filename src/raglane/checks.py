@@ -20,7 +20,7 @@ from raglane.errors import (
     DimensionError,
     RaglaneError,
     ShapeError,
-    explain,
+    message,
     quote,
 )
 
@@ -57,13 +57,13 @@ def check_tensor(name: str, given: Any, least: int = 0, fix: str = "pass a torch
         tensor([1., 1.])
     """
     if not isinstance(given, Tensor):
-        raise ArgumentTypeError(explain(name, f"a {type(given).__name__}", "a tensor", fix))
+        raise ArgumentTypeError(message(name, f"a {type(given).__name__}", "a tensor", fix))
     if given.is_nested or given.layout is not torch.strided or given.is_quantized:
         kind = "nested" if given.is_nested else "quantized" if given.is_quantized else f"{given.layout}"
-        raise ArgumentTypeError(explain(name, f"a tensor that is {kind}", "a dense tensor", "convert it first"))
+        raise ArgumentTypeError(message(name, f"a tensor that is {kind}", "a dense tensor", "convert it first"))
     if given.dim() < least:
         what = f"at least {least} dimension" + "s" * (least > 1)
-        raise ShapeError(explain(name, f"shape {tuple(given.shape)}", what, "the first dimension counts elements"))
+        raise ShapeError(message(name, f"shape {tuple(given.shape)}", what, "the first dimension counts elements"))
     return given
 
 
@@ -84,7 +84,7 @@ def check_kind(name: str, given: Any, kind: Any, rule: str, fix: str) -> None:
         >>> check_kind("ids", ("a",), (tuple, list), "a tuple or a list", "convert it")
     """
     if not isinstance(given, kind):
-        raise ArgumentTypeError(explain(name, quote(given), rule, fix))
+        raise ArgumentTypeError(message(name, quote(given), rule, fix))
 
 
 def check_flag(name: str, given: Any, error: type[RaglaneError] = ArgumentTypeError) -> bool:
@@ -103,7 +103,7 @@ def check_flag(name: str, given: Any, error: type[RaglaneError] = ArgumentTypeEr
         True
     """
     if not isinstance(given, (bool, np.bool_)):
-        raise error(explain(name, quote(given), "True or False", "choose one of them"))
+        raise error(message(name, quote(given), "True or False", "choose one of them"))
     return bool(given)
 
 
@@ -118,7 +118,7 @@ def check_choice(name: str, given: Any, choices: Sequence[str], fix: str = "pass
         'tag'
     """
     if not isinstance(given, str) or given not in choices:
-        raise ArgumentError(explain(name, quote(given), f"one of {', '.join(choices)}", fix))
+        raise ArgumentError(message(name, quote(given), f"one of {', '.join(choices)}", fix))
     return given
 
 
@@ -141,9 +141,9 @@ def check_real(name: str, given: Any, rule: str, holds: Callable[[float], bool],
         0.1
     """
     if isinstance(given, bool) or not isinstance(given, Real):
-        raise ArgumentTypeError(explain(name, quote(given), rule, fix))
+        raise ArgumentTypeError(message(name, quote(given), rule, fix))
     if not _fits(float, given) or not holds(float(given)):
-        raise ArgumentError(explain(name, quote(given), rule, fix))
+        raise ArgumentError(message(name, quote(given), rule, fix))
     return float(given)
 
 
@@ -172,10 +172,10 @@ def check_whole(name: str, given: Any, least: int | None = None, fix: str = "che
         except (TypeError, RuntimeError):
             whole = None
     if whole is None:
-        raise ArgumentTypeError(explain(name, quote(given), "a whole number", "pass an int"))
+        raise ArgumentTypeError(message(name, quote(given), "a whole number", "pass an int"))
     if (least is not None and whole < least) or not -_MOST < whole < _MOST:
         rule = "below 2**62" if least is None else f"at least {least}" + " and below 2**62" * (whole >= _MOST)
-        raise ArgumentError(explain(name, quote(given), rule, fix))
+        raise ArgumentError(message(name, quote(given), rule, fix))
     return whole
 
 
@@ -206,7 +206,7 @@ convert the batch.
         low, high = (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
         fits = given % 1 == 0 and low <= given <= high
     if not fits:
-        raise ArgumentTypeError(explain(name, quote(given), f"a value of {dtype}", fix))
+        raise ArgumentTypeError(message(name, quote(given), f"a value of {dtype}", fix))
     return bool(given) if dtype is torch.bool else kind(given)
 
 
@@ -244,17 +244,17 @@ def read_index(index: Any, count: int) -> Tensor:
         # Numbers that the caller wrote down stay on the host, whatever torch's default device is.
         read = index if isinstance(index, Tensor) else torch.as_tensor(index, device="cpu")
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise ArgumentTypeError(explain("index", quote(index), rule, fix)) from error
+        raise ArgumentTypeError(message("index", quote(index), rule, fix)) from error
     check_tensor("index", read)
     if read.dim() == 1 and read.shape[0] == 0:  # an empty list has no dtype of its own
         read = read.new_empty(0, dtype=torch.int64)
     if read.is_floating_point() or read.is_complex() or read.is_meta:
-        raise ArgumentTypeError(explain("index", f"{read.dtype} on {read.device}", rule, fix))
+        raise ArgumentTypeError(message("index", f"{read.dtype} on {read.device}", rule, fix))
     is_mask = read.dtype is torch.bool
     if read.dim() != 1 or (is_mask and read.shape[0] != count):
         got = f"shape {tuple(read.shape)}, {read.dtype}"
         what = f"one dimension, and for a mask one entry for each of the {count} sequences"
-        raise ShapeError(explain("index", got, what, "pass the positions of the sequences, or a mask (B,)"))
+        raise ShapeError(message("index", got, what, "pass the positions of the sequences, or a mask (B,)"))
     on_host = read.cpu()
     if is_mask:
         return on_host.nonzero().view(-1)
@@ -263,6 +263,6 @@ def read_index(index: Any, count: int) -> Tensor:
     outside = (numbers < -count) | (numbers >= count)
     if bool(outside.any()):
         what = f"from {-count} to {count - 1}, since there are {count} sequences"
-        raise DimensionError(explain("index", f"{int(numbers[outside][0])}", what, "choose among them"))
+        raise DimensionError(message("index", f"{int(numbers[outside][0])}", what, "choose among them"))
     chosen = on_host.long()
     return torch.where(chosen < 0, chosen + count, chosen)

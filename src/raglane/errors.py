@@ -21,7 +21,7 @@ both, so that code written against either keeps working. The two classes with mo
 raise whichever error their code runs into.
 
 A message is one line of printable characters, whatever a file or a caller put into it: it can neither break a log into
-lines nor control the terminal that shows it. :class:`RaglaneError` sees to that; :func:`quote` and :func:`explain` keep
+lines nor control the terminal that shows it. :class:`RaglaneError` sees to that; :func:`quote` and :func:`message` keep
 it short.
 """
 
@@ -45,7 +45,7 @@ __all__ = [
     "RaggedFunctionError",
     "RaglaneError",
     "ShapeError",
-    "explain",
+    "message",
     "printable",
     "quote",
     "quote_all",
@@ -179,7 +179,7 @@ class MissingExtraError(RaglaneError, ImportError):
     """An optional dependency that is not installed."""
 
 
-def explain(argument: str, got: str, rule: str, fix: str) -> str:
+def message(argument: str, got: str, rule: str, fix: str) -> str:
     """Build the message of an error that teaches: the argument, its value, the rule, the fix.
 
     Args:
@@ -189,7 +189,7 @@ def explain(argument: str, got: str, rule: str, fix: str) -> str:
         fix: what to pass or call instead.
 
     Example:
-        >>> explain("lengths", "3 lengths", "one length a sequence, and input holds 1", "pass [9]")
+        >>> message("lengths", "3 lengths", "one length a sequence, and input holds 1", "pass [9]")
         'lengths: got 3 lengths; the rule: one length a sequence, and input holds 1. Fix: pass [9].'
     """
     argument, got, rule, fix = (shorten(printable(part), _PART) for part in (argument, got, rule, fix))

@@ -2,7 +2,7 @@
 
 >>> from raglane.ragged import Ragged
 >>> batch = {"inputs": Ragged([[1, 2, 3], [4]]), "labels": [0, 1]}
->>> modify(batch).inputs.each.using(lambda sequence: sequence[-2:])["inputs"].values.tolist()
+>>> modify(batch).inputs.each.apply(lambda sequence: sequence[-2:])["inputs"].values.tolist()
 [2, 3, 4]
 """
 
@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
-from raglane.errors import ArgumentError, ArgumentTypeError, explain
+from raglane.errors import ArgumentError, ArgumentTypeError, message
 from raglane.ragged import Ragged
 
 __all__ = ["Path", "modify"]
@@ -41,7 +41,7 @@ class _Mark(Enum):
 
 
 def modify(value: T) -> Path[T]:
-    """Begin a path into ``value``; :meth:`Path.using` ends it with a function and gives the changed value.
+    """Begin a path into ``value``; :meth:`Path.apply` ends it with a function and gives the changed value.
 
     ==========================  ====================================================================================
     step                        where it leads
@@ -68,11 +68,11 @@ def modify(value: T) -> Path[T]:
         value: a nested structure of the above.
 
     Raises:
-        ArgumentError: by ``using``: a name, key or index that does not exist, or a field with ``init=False``. The
+        ArgumentError: by ``apply``: a name, key or index that does not exist, or a field with ``init=False``. The
             message names the part of the path, what is there and what that has.
-        ArgumentTypeError: by ``using``: a path that goes on through something else, for instance a string; or a
+        ArgumentTypeError: by ``apply``: a path that goes on through something else, for instance a string; or a
             function that cannot be called.
-        ShapeError: by ``using``: what became of the sequences or the values of a Ragged does not fit together.
+        ShapeError: by ``apply``: what became of the sequences or the values of a Ragged does not fit together.
 
     Example:
         >>> from dataclasses import dataclass
@@ -86,9 +86,9 @@ def modify(value: T) -> Path[T]:
         ... class Person:
         ...     addresses: list[Address]
         >>> person = Person([Address(Street("Mill Lane")), Address(None)])
-        >>> modify(person).addresses.each.street.each.name.using(str.upper)
+        >>> modify(person).addresses.each.street.each.name.apply(str.upper)
         Person(addresses=[Address(street=Street(name='MILL LANE')), Address(street=None)])
-        >>> modify(person).addresses.each.stret.each.name.using(str.upper)
+        >>> modify(person).addresses.each.stret.each.name.apply(str.upper)
         Traceback (most recent call last):
         ...
         raglane.errors.ArgumentError: modify(<Person>).addresses.each.stret: got Address at .addresses[0]; the rule: \
@@ -100,7 +100,7 @@ its fields are 'street'. Fix: write .street.
 class Path(Generic[T]):
     """A path into a value, which :func:`modify` begins. Every step gives a new path, so that one can be kept.
 
-    A field, or a key of a dict, that is called ``each`` or ``using``, or that begins with two underscores, is reached
+    A field, or a key of a dict, that is called ``each`` or ``apply``, or that begins with two underscores, is reached
     in brackets: ``["each"]``.
 
     Example:
@@ -131,7 +131,7 @@ class Path(Generic[T]):
         """The path to every part: see :func:`modify`."""
         return Path(self.__root, (*self.__steps, _Mark.EACH))
 
-    def using(self, function: Callable[[Any], Any]) -> T:
+    def apply(self, function: Callable[[Any], Any]) -> T:
         """The value with what the path leads to replaced by what ``function`` makes of it.
 
         Args:
@@ -144,12 +144,12 @@ class Path(Generic[T]):
             ShapeError: what became of a Ragged does not fit together.
 
         Example:
-            >>> modify([1, 2, 3])[-1].using(lambda number: number + 1)
+            >>> modify([1, 2, 3])[-1].apply(lambda number: number + 1)
             [1, 2, 4]
         """
         if not callable(function):
             raise ArgumentTypeError(
-                explain("function", type(function).__name__, "a function of one value", "pass for instance str.upper")
+                message("function", type(function).__name__, "a function of one value", "pass for instance str.upper")
             )
         result: T = _Update(self.__root, self.__steps, function).of(self.__root, ())
         return result
@@ -203,13 +203,13 @@ class _Update:
         if opened is None:
             rule = "a path leads through dataclasses, named tuples, dicts, lists, tuples and Ragged batches"
             fix = "write .each before it where there may be None" if value is None else "end the path before it"
-            raise ArgumentTypeError(explain(path, got, rule, fix))
+            raise ArgumentTypeError(message(path, got, rule, fix))
         key = opened.find(step)
         if key is _Mark.NOWHERE:
             names = [name for name in opened.names if isinstance(name, str)]
             close = difflib.get_close_matches(step, names, 1) if isinstance(step, str) else []
             others = "choose one of them" if opened.keys is None else "choose one, or write .each for all of them"
-            raise ArgumentError(explain(path, got, opened.rule(), f"write {_step(close[0])}" if close else others))
+            raise ArgumentError(message(path, got, opened.rule(), f"write {_step(close[0])}" if close else others))
         return opened, key
 
 
@@ -218,7 +218,7 @@ def _step(step: Any) -> str:
     if step is _Mark.EACH:
         return ".each"
     is_name = isinstance(step, str) and step.isidentifier() and not keyword.iskeyword(step)
-    return f".{step}" if is_name and step not in ("each", "using") and not step.startswith("__") else f"[{step!r}]"
+    return f".{step}" if is_name and step not in ("each", "apply") and not step.startswith("__") else f"[{step!r}]"
 
 
 def _written(root: Any, steps: tuple[Any, ...]) -> str:
@@ -369,7 +369,7 @@ class _Sequences(_Items):
         for key, part in changed.items():
             if not isinstance(part, Tensor):
                 raise ArgumentTypeError(
-                    explain(
+                    message(
                         "function",
                         f"a result of type {type(part).__name__} for {_step(key)} of a Ragged",
                         "a tensor takes the place of a sequence or of the values",

@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from raglane.errors import ArgumentTypeError, explain, quote
+from raglane.errors import ArgumentTypeError, message, quote
 
 __all__ = ["NotAFileError", "as_path", "check_file", "read_file"]
 
@@ -39,7 +39,7 @@ def as_path(path: Any) -> Path:
         'first'
     """
     if isinstance(path, bytes) or not isinstance(path, (str, os.PathLike)):
-        raise ArgumentTypeError(explain("path", quote(path), "a path", "pass a str or a pathlib.Path"))
+        raise ArgumentTypeError(message("path", quote(path), "a path", "pass a str or a pathlib.Path"))
     return Path(path)
 
 

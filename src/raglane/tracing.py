@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from raglane.errors import ArgumentError, explain
+from raglane.errors import ArgumentError, message
 
 __all__ = [
     "are_transformed",
@@ -229,6 +229,6 @@ def plain(part: T) -> T:
         if functorch.is_batchedtensor(part):
             got, rule = "other numbers for each sample of torch.vmap", "all samples have the same lengths"
             fix = "map over values, states or weights, or make one Ragged batch of all samples"
-            raise ArgumentError(explain("lengths or offsets", got, rule, fix))
+            raise ArgumentError(message("lengths or offsets", got, rule, fix))
         part = functorch.get_unwrapped(part)  # type: ignore[assignment]
     return part

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from raglane import cells
 from raglane.benchmark.lengths import LENGTHS, Lengths
-from raglane.errors import ArgumentError, explain
+from raglane.errors import ArgumentError, message
 
 __all__ = [
     "CELLS",
@@ -266,7 +266,7 @@ def select(
     for case in cases:
         if case.size.batch < case.lengths.fewest:
             raise ArgumentError(
-                explain(
+                message(
                     "sizes",
                     str(case.size),
                     f"lengths {case.lengths.name} need at least {case.lengths.fewest} sequences",
@@ -275,6 +275,6 @@ def select(
             )
     if not cases:
         raise ArgumentError(
-            explain("suites", ", ".join(suites), "at least one case is left to run", "add cells or modes")
+            message("suites", ", ".join(suites), "at least one case is left to run", "add cells or modes")
         )
     return list(dict.fromkeys(cases))

@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from raglane.errors import DataError, explain, printable, quote, shorten
+from raglane.errors import DataError, message, printable, quote, shorten
 from raglane.reading import read_file
 
 __all__ = ["LENGTHS", "QUANTILES", "Lengths", "draw_like", "read_lengths"]
@@ -95,7 +95,7 @@ def read_lengths(path: Path) -> Lengths:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         got = f"{str(path)!r}, which cannot be read ({why})"
-        raise DataError(explain("lengths", got, f"one of {', '.join(LENGTHS)}, all, or a file", fix)) from error
+        raise DataError(message("lengths", got, f"one of {', '.join(LENGTHS)}, all, or a file", fix)) from error
     listed: list[int] = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -103,10 +103,10 @@ def read_lengths(path: Path) -> Lengths:
         text = line.strip()
         if not (text.isascii() and text.isdigit() and len(text) <= 7 and 1 <= int(text) <= 10**6):
             rule = "an integer from 1 to 1,000,000 a line"
-            raise DataError(explain("lengths", f"{quote(text)} in line {number} of {path}", rule, fix))
+            raise DataError(message("lengths", f"{quote(text)} in line {number} of {path}", rule, fix))
         listed.append(int(text))
     if not listed:
-        raise DataError(explain("lengths", f"no length in {path}", "an integer of at least 1 a line", fix))
+        raise DataError(message("lengths", f"no length in {path}", "an integer of at least 1 a line", fix))
 
     def draw(count: int) -> list[int]:
         if count == len(listed):

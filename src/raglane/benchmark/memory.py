@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from raglane.benchmark.cases import Case, Size
-from raglane.errors import RaglaneError, explain
+from raglane.errors import RaglaneError, message
 
 __all__ = ["is_measurable", "peak_floats"]
 
@@ -48,7 +48,7 @@ def peak_floats(case: Case, competitor: str) -> float:
     if process.returncode != 0:
         last = (process.stderr.strip().splitlines() or ["no word of why"])[-1]
         got = f"exit code {process.returncode}: {last}"
-        raise RaglaneError(explain("memory", got, "a process measures a step", "run it with less, or look there"))
+        raise RaglaneError(message("memory", got, "a process measures a step", "run it with less, or look there"))
     return float(process.stdout.split()[-1])
 
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from raglane.cells.spec import CellSpec
-from raglane.errors import ArgumentTypeError, ShapeError, explain
+from raglane.errors import ArgumentTypeError, ShapeError, message
 
 __all__ = ["ModuleCell"]
 
@@ -64,7 +64,7 @@ class ModuleCell(CellSpec):
         where, fix = f"{type(weights).__name__}.prepare", "return a tensor with a row for each row of values"
         if not isinstance(prepared, Tensor) or prepared.dim() != 2 or prepared.shape[0] != values.shape[0]:
             rule = f"one row an element: ({values.shape[0]}, features)"
-            raise ShapeError(explain(where, _shape(prepared), rule, fix))
+            raise ShapeError(message(where, _shape(prepared), rule, fix))
         _check_dtype(where, prepared)
         return prepared
 
@@ -88,7 +88,7 @@ class ModuleCell(CellSpec):
         where = f"{type(weights).__name__}.step"
         if not isinstance(given, tuple | list) or len(given) != 2:
             raise ArgumentTypeError(
-                explain(where, f"a {type(given).__name__}", "a pair (output, state)", "return output, state")
+                message(where, f"a {type(given).__name__}", "a pair (output, state)", "return output, state")
             )
         output, new = given
         new = tuple(new) if self.is_tuple and isinstance(new, tuple | list) else (new,)
@@ -96,7 +96,7 @@ class ModuleCell(CellSpec):
         _check(f"{where}: output", output, (rows, self.output_size), "set output_size if it is not hidden_size")
         if len(new) != len(state):
             rule = f"{len(state)} tensors, as the initial state has"
-            raise ShapeError(explain(f"{where}: state", f"{len(new)} tensors", rule, "return them all"))
+            raise ShapeError(message(f"{where}: state", f"{len(new)} tensors", rule, "return them all"))
         for part, before in zip(new, state, strict=True):
             _check(f"{where}: state", part, tuple(before.shape), "return a state shaped like the one given")
         # A state keeps the dtype that it began with: under autocast a step may give another one, and what a batch
@@ -106,14 +106,14 @@ class ModuleCell(CellSpec):
 
 def _check(name: str, part: Any, shape: tuple[int, ...], fix: str) -> None:
     if not isinstance(part, Tensor) or tuple(part.shape) != shape:
-        raise ShapeError(explain(name, _shape(part), f"a tensor of shape {shape}, one row a sequence", fix))
+        raise ShapeError(message(name, _shape(part), f"a tensor of shape {shape}, one row a sequence", fix))
     _check_dtype(name, part)
 
 
 def _check_dtype(name: str, part: Tensor) -> None:
     if not part.is_floating_point():
         rule = "a floating-point dtype"
-        raise ArgumentTypeError(explain(name, str(part.dtype), rule, "convert it where it is returned"))
+        raise ArgumentTypeError(message(name, str(part.dtype), rule, "convert it where it is returned"))
 
 
 def _shape(part: Any) -> str:

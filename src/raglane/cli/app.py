@@ -16,7 +16,7 @@ from raglane.cli.console import complain, say
 from raglane.cli.evaluate import evaluate
 from raglane.cli.predict import predict
 from raglane.cli.train import train
-from raglane.errors import DivergedError, RaglaneError, explain, shorten
+from raglane.errors import DivergedError, RaglaneError, message, shorten
 
 __all__ = ["app", "run"]
 
@@ -107,7 +107,7 @@ def _explain(error: Exception) -> tuple[str, int]:
         asked = re.search(r"allocate ([\d.]+ \w+)", str(error))
         got = f"no room for {asked[1]} more" if asked else "no room for what is asked"
         fix = "make hidden, layers, embedding or batch_size smaller (--hidden, --batch-size, ...)"
-        return explain("memory", got, "model and batch fit in it", fix), 2
+        return message("memory", got, "model and batch fit in it", fix), 2
     text = shorten(f"{type(error).__name__}: {error}".splitlines()[0], _LONGEST)
     return f"{text} (a fault of Raglane; --debug shows the trace)", 1
 

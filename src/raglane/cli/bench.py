@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from raglane.cli import console, options
-from raglane.errors import ArgumentError, explain, quote, require
+from raglane.errors import ArgumentError, message, quote, require
 
 if TYPE_CHECKING:
     from raglane.benchmark.cases import Case, Size
@@ -208,7 +208,7 @@ def _split(option: str, text: str) -> list[str]:
     """The parts of a list with commas, none twice."""
     parts = [part.strip() for part in text.split(",")]
     if not all(parts):
-        raise ArgumentError(explain(option, quote(text), "names with a comma between them", "leave none empty"))
+        raise ArgumentError(message(option, quote(text), "names with a comma between them", "leave none empty"))
     return list(dict.fromkeys(parts))
 
 
@@ -219,7 +219,7 @@ def _pick(option: str, text: str, known: Mapping[str, object]) -> list[str]:
         return list(known)
     for part in parts:
         if part not in known:
-            raise ArgumentError(explain(option, quote(part), f"one of {', '.join(known)}, or all", "pass one of these"))
+            raise ArgumentError(message(option, quote(part), f"one of {', '.join(known)}, or all", "pass one of these"))
     return parts
 
 
@@ -230,7 +230,7 @@ def _size(text: str) -> Size:
     numbers = [int(number) for number in match.groups()] if match else []
     if not numbers or not all(1 <= number <= _MOST for number in numbers):
         rule = f"sequences x units x features, each from 1 to {_MOST:,}"
-        raise ArgumentError(explain("sizes", quote(text), rule, "pass 64x256x256, say"))
+        raise ArgumentError(message("sizes", quote(text), rule, "pass 64x256x256, say"))
     return Size(*numbers)
 
 
@@ -248,7 +248,7 @@ def _lengths(text: str, known: Mapping[str, Lengths]) -> list[Lengths]:
             found.append(read_lengths(Path(part)))
         else:
             rule = f"one of {', '.join(known)}, all, or a file"
-            raise ArgumentError(explain("lengths", quote(part), rule, "pass one of these, or the path of a text file"))
+            raise ArgumentError(message("lengths", quote(part), rule, "pass one of these, or the path of a text file"))
     return found
 
 
@@ -258,7 +258,7 @@ def _threads(text: str) -> list[int]:
     for part in _split("threads", text):
         if not (part.isascii() and part.isdigit() and len(part) < 10 and 1 <= int(part) <= most):
             rule = f"whole numbers from 1 to {most} on this machine, with commas between them"
-            raise ArgumentError(explain("threads", quote(part), rule, "pass 1,2, say"))
+            raise ArgumentError(message("threads", quote(part), rule, "pass 1,2, say"))
         counts.append(int(part))
     return counts
 
@@ -276,7 +276,7 @@ def _rivals(text: str) -> list[str]:
 
 def _check_rounds(rounds: int) -> None:
     if not 1 <= rounds <= 10_000:
-        raise ArgumentError(explain("rounds", str(rounds), "from 1 to 10,000", "pass 7, say"))
+        raise ArgumentError(message("rounds", str(rounds), "from 1 to 10,000", "pass 7, say"))
 
 
 def _check_out(out: Path, overwrite: bool) -> None:
@@ -289,14 +289,14 @@ def _check_out(out: Path, overwrite: bool) -> None:
         return
     names = {path.name for path in out.iterdir()} - {LOCK} if out.is_dir() else None
     if names is None or not names <= set(_FILES):
-        raise ArgumentError(explain("out", repr(str(out)), "a new folder, or one of results", "give another --out"))
+        raise ArgumentError(message("out", repr(str(out)), "a new folder, or one of results", "give another --out"))
     here = Path.cwd()
     if out.resolve() in (here, *here.parents):
         rule = "results are a folder beside others, which is replaced as a whole"
-        raise ArgumentError(explain("out", f"{str(out)!r}, the current folder or one above it", rule, "name a new one"))
+        raise ArgumentError(message("out", f"{str(out)!r}, the current folder or one above it", rule, "name a new one"))
     check_place("out", out.absolute().parent)
     if names and not overwrite:
         rule = "results are not replaced unasked"
         raise ArgumentError(
-            explain("out", f"{str(out)!r}, where results are already", rule, "give another --out, or --overwrite")
+            message("out", f"{str(out)!r}, where results are already", rule, "give another --out, or --overwrite")
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from raglane.cli import console, options
 from raglane.cli.sources import COLUMNS, SavedColumns, SavedSource, Source
-from raglane.errors import ArgumentError, explain
+from raglane.errors import ArgumentError, message
 
 if TYPE_CHECKING:
     import torch
@@ -191,4 +191,4 @@ def test_part(run: Path, task: str) -> Records:
             return data.source(data.test).read(task)
         if data.path is None:
             return Source(None, None, {}).read(task, part="test")
-    raise ArgumentError(explain("data", "nothing", "this run names no test data to fall back on", "give DATA"))
+    raise ArgumentError(message("data", "nothing", "this run names no test data to fall back on", "give DATA"))

@@ -11,7 +11,7 @@ import typer
 
 from raglane.cli import console, options
 from raglane.cli.sources import COLUMNS, DEFAULT_DATA, SavedSource, Source, hold_out
-from raglane.errors import ArgumentError, DivergedError, explain
+from raglane.errors import ArgumentError, DivergedError, message
 
 if TYPE_CHECKING:
     from raglane.data.records import Records
@@ -160,7 +160,7 @@ def _new(values: Mapping[str, Any]) -> _Order:
     source = Source(values["data"], values["format"], {name: values[name] for name in COLUMNS})
     if source.path is None and settings.task != "classify":
         raise ArgumentError(
-            explain("task", repr(settings.task), f"the default data, {DEFAULT_DATA}, is to classify", "give DATA")
+            message("task", repr(settings.task), f"the default data, {DEFAULT_DATA}, is to classify", "give DATA")
         )
     name = f"{source.name}-{settings.task}-{settings.cell}"
     return _Order(
@@ -179,9 +179,9 @@ def _run_to_resume(values: Mapping[str, Any]) -> Path:
     """The folder of the run to go on with."""
     out: Path | None = values["out"]
     if out is None:
-        raise ArgumentError(explain("out", "nothing", "--resume needs the folder of a run", "give --out"))
+        raise ArgumentError(message("out", "nothing", "--resume needs the folder of a run", "give --out"))
     if values["overwrite"]:
-        raise ArgumentError(explain("overwrite", "True, with --resume", "one of the two", "leave one out"))
+        raise ArgumentError(message("overwrite", "True, with --resume", "one of the two", "leave one out"))
     return out
 
 
@@ -200,7 +200,7 @@ def _resumed(values: Mapping[str, Any], given: set[str], out: Path) -> _Order:
     changed += [name for name in given if name in columns and values[name] != columns[name]]
     if changed:
         raise ArgumentError(
-            explain(
+            message(
                 changed[0],
                 f"{values[changed[0]]!r}, and the run in {str(out)!r} was started with another value",
                 "a run goes on with its own settings; only " + ", ".join(_CHANGEABLE) + " may change",

@@ -16,7 +16,7 @@ from raglane.checks import check_flag, check_tensor
 from raglane.data.collate import collate
 from raglane.data.dataset import SequenceDataset
 from raglane.data.epochs import Epochs, check_least
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
 from raglane.ragged import Ragged
 
 __all__ = ["Chunk", "Chunks"]
@@ -114,7 +114,7 @@ class Chunks(Epochs[Chunk]):
         self._inputs, own_targets = _read(data)
         if targets is not None and own_targets is not None:
             got = "targets, and data that has its own"
-            raise ArgumentError(explain("targets", got, "there is one target each", "leave one of them out"))
+            raise ArgumentError(message("targets", got, "there is one target each", "leave one of them out"))
         self._targets = _check_targets(own_targets if targets is None else targets, self._inputs)
         self.batch_size = batch_size
         self.steps = steps
@@ -229,7 +229,7 @@ def _read(data: Any) -> tuple[Ragged, Any]:
         batch, targets = batch
     if not isinstance(batch, Ragged):
         raise ArgumentTypeError(
-            explain(
+            message(
                 "data",
                 f"samples such as a {type(data[0]).__name__}",
                 "a sample is a tensor or array (L, *features), a pair of that and its target, or a dict with 'inputs'",
@@ -247,14 +247,14 @@ def _check_targets(targets: Any, inputs: Ragged) -> Ragged | Tensor | None:
         if not torch.equal(targets.host_lengths, inputs.host_lengths):
             got, rule = "a Ragged of other lengths", "one target an element: the lengths of the inputs"
             fix = "pass a tensor with one target a sequence, or a target for each element"
-            raise ShapeError(explain("targets", got, rule, fix))
+            raise ShapeError(message("targets", got, rule, fix))
         return targets
     if isinstance(targets, Tensor):
         check_tensor("targets", targets)
         if targets.shape[:1] != (len(inputs),):
             rule = f"one target a sequence: ({len(inputs)}, *features)"
             fix = "pass one each, or a Ragged with one for each element"
-            raise ShapeError(explain("targets", f"shape {tuple(targets.shape)}", rule, fix))
+            raise ShapeError(message("targets", f"shape {tuple(targets.shape)}", rule, fix))
         return targets
     rule = "a Ragged with one an element, or a tensor with one a sequence"
-    raise ArgumentTypeError(explain("targets", f"a {type(targets).__name__}", rule, "convert them"))
+    raise ArgumentTypeError(message("targets", f"a {type(targets).__name__}", rule, "convert them"))

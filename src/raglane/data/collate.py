@@ -12,7 +12,7 @@ from torch import Tensor
 
 from raglane import interop
 from raglane.checks import check_tensor
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain, quote
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, quote
 from raglane.ragged import Ragged
 
 __all__ = ["collate"]
@@ -78,9 +78,9 @@ Fix: give every sample the same trailing dimensions.
     """
     if isinstance(samples, (str, bytes, Mapping, Tensor)) or not isinstance(samples, Sequence):
         got = type(samples).__name__
-        raise ArgumentTypeError(explain("samples", got, "a list of samples", "pass a list"))
+        raise ArgumentTypeError(message("samples", got, "a list of samples", "pass a list"))
     if not samples:
-        raise ArgumentError(explain("samples", "an empty list", "at least one sample", "leave empty batches out"))
+        raise ArgumentError(message("samples", "an empty list", "at least one sample", "leave empty batches out"))
     return _collate(samples, "")
 
 
@@ -92,7 +92,7 @@ def _collate(samples: Sequence[Any], field: str) -> Any:
         # Most samples are of the very type of the first; only the others need a closer look.
         if type(sample) is not type(first) and _kind(sample, field, number) is not kind:
             got, rule = _name(sample), f"{_name(first)}, as in samples[0]{field}"
-            raise ArgumentTypeError(explain(_place(number, field), got, rule, "give every sample the same kind"))
+            raise ArgumentTypeError(message(_place(number, field), got, rule, "give every sample the same kind"))
     if kind is Tensor:
         return _tensors(samples, field)
     if kind is np.ndarray:
@@ -101,7 +101,7 @@ def _collate(samples: Sequence[Any], field: str) -> Any:
         for number, sample in enumerate(samples):
             if not -(2**63) <= sample < 2**63:
                 fix = "give it as a float or a str"
-                raise ArgumentError(explain(_place(number, field), quote(sample), "an int of 64 bits", fix))
+                raise ArgumentError(message(_place(number, field), quote(sample), "an int of 64 bits", fix))
     if kind in (bool, int, float, complex):
         return torch.tensor(samples)
     if kind in (str, bytes):
@@ -128,7 +128,7 @@ def _kind(sample: Any, field: str, number: int = 0) -> Any:
     fix = "convert it in the dataset"
     if isinstance(sample, list):
         fix = "pass torch.tensor(...) for a sequence, a tuple for a record"
-    raise ArgumentTypeError(explain(_place(number, field), _name(sample), rule, fix))
+    raise ArgumentTypeError(message(_place(number, field), _name(sample), rule, fix))
 
 
 def _name(sample: Any) -> str:
@@ -149,7 +149,7 @@ def _check_same(found: Sequence[Any], field: str, what: str, fix: str) -> None:
     for number, value in enumerate(found):
         if value != found[0]:
             got, rule = f"{what} {value}", f"{what} {found[0]}, as in {_place(0, field)}"
-            raise ShapeError(explain(_place(number, field), got, rule, fix))
+            raise ShapeError(message(_place(number, field), got, rule, fix))
 
 
 def _check_alike(samples: Sequence[Any], shapes: list[tuple[int, ...]], field: str) -> None:
@@ -177,7 +177,7 @@ def _arrays(samples: Sequence[np.ndarray[Any, Any]], field: str) -> Ragged | Ten
     for number, sample in enumerate(samples):
         if sample.dtype.kind not in "biufc":
             got, rule = f"dtype {sample.dtype}", "booleans, integers, floats or complex numbers"
-            raise ArgumentTypeError(explain(_place(number, field), got, rule, "convert the array"))
+            raise ArgumentTypeError(message(_place(number, field), got, rule, "convert the array"))
     _check_alike(samples, shapes, field)
     native = samples[0].dtype.newbyteorder("=")
     flat = np.stack(samples) if not shapes[0] else np.concatenate(samples)
@@ -193,7 +193,7 @@ def _tuples(samples: Sequence[tuple[Any, ...]], field: str) -> tuple[Any, ...]:
     for number, sample in enumerate(samples):
         if len(sample) != len(first):
             got, rule = f"a tuple of {len(sample)}", f"a tuple of {len(first)}, as in {_place(0, field)}"
-            raise ArgumentError(explain(_place(number, field), got, rule, "give every sample the same entries"))
+            raise ArgumentError(message(_place(number, field), got, rule, "give every sample the same entries"))
     names: tuple[str, ...] | None = getattr(first, "_fields", None)
     paths = [f".{name}" for name in names] if names is not None else [f"[{entry}]" for entry in range(len(first))]
     entries = [_collate(column, field + path) for path, column in zip(paths, zip(*samples, strict=True), strict=True)]
@@ -211,7 +211,7 @@ def _mappings(samples: Sequence[Mapping[Any, Any]], field: str) -> dict[Any, Any
         if sample.keys() != first.keys():
             odd = ", ".join(sorted(map(repr, sample.keys() ^ first.keys())))
             got, rule = f"a dict that differs in {odd}", f"the keys of {_place(0, field)}"
-            raise ArgumentError(explain(_place(number, field), got, rule, "give every sample the same keys"))
+            raise ArgumentError(message(_place(number, field), got, rule, "give every sample the same keys"))
     return {key: _collate([sample[key] for sample in samples], f"{field}[{key!r}]") for key in first}
 
 

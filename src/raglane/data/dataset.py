@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from raglane.checks import check_flag, check_kind, check_real, check_tensor, check_whole, read_index
 from raglane.data.epochs import check_least
 from raglane.data.records import Records
-from raglane.errors import ArgumentError, ShapeError, explain
+from raglane.errors import ArgumentError, ShapeError, message
 from raglane.segments import plain as segments
 from raglane.segments.checks import check_offsets
 
@@ -61,18 +61,18 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
         total = check_tensor("values", values, 1).shape[0]
         if check_tensor("offsets", offsets).dtype != torch.int64 or offsets.dim() != 1:
             got = f"{offsets.dtype} of shape {tuple(offsets.shape)}"
-            raise ShapeError(explain("offsets", got, "(B + 1,) int64", "pass the offsets of these values"))
+            raise ShapeError(message("offsets", got, "(B + 1,) int64", "pass the offsets of these values"))
         if offsets.is_cpu:
             check_offsets(offsets, total, "offsets")
         count = offsets.shape[0] - 1
         expected = total if check_flag("per_element", per_element) else count
         if targets is not None and check_tensor("targets", targets).shape != (expected,):
             rule = f"one {'an element' if per_element else 'a sequence'}: ({expected},)"
-            raise ShapeError(explain("targets", f"shape {tuple(targets.shape)}", rule, "pass one each"))
+            raise ShapeError(message("targets", f"shape {tuple(targets.shape)}", rule, "pass one each"))
         if ids is not None:
             check_kind("ids", ids, Sequence, "one a sequence, in a tuple or a list", "convert them")
         if ids is not None and len(ids) != count:
-            raise ShapeError(explain("ids", f"{len(ids)}", f"one a sequence: {count}", "pass one each"))
+            raise ShapeError(message("ids", f"{len(ids)}", f"one a sequence: {count}", "pass one each"))
         self.values = values
         self.offsets = offsets
         self.targets = targets
@@ -88,7 +88,7 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
         index = check_whole("index", index)
         row = index + len(self) if index < 0 else index
         if not 0 <= row < len(self):
-            raise IndexError(explain("index", f"{index}", f"there are {len(self)} sequences", "see len(dataset)"))
+            raise IndexError(message("index", f"{index}", f"there are {len(self)} sequences", "see len(dataset)"))
         start, end = self.offsets[row : row + 2].tolist()
         item = {"inputs": self.values[start:end]}
         if self.targets is not None:
@@ -161,7 +161,7 @@ def split(records: Records, fraction: float, seed: int = 0, stratify: bool = Tru
     if count < 2:
         got = f"{count} sequence" + "s" * (count != 1)
         fix = "pass more data, or hold nothing out with validation_fraction=0 (--validation-fraction 0)"
-        raise ArgumentError(explain("records", got, "two parts need at least 2", fix))
+        raise ArgumentError(message("records", got, "two parts need at least 2", fix))
     held_out = np.zeros(count, dtype=np.bool_)
     size = min(max(round(fraction * count), 1), count - 1)
     shuffled = np.random.default_rng(seed).permutation(count)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Generic, TypeVar
 
 from raglane.checks import check_kind
-from raglane.errors import ArgumentError, ArgumentTypeError, explain, quote
+from raglane.errors import ArgumentError, ArgumentTypeError, message, quote
 
 __all__ = ["Epochs", "check_least"]
 
@@ -78,7 +78,7 @@ class Epochs(Generic[Item]):
         check_least(name, done, 0)
         if done > len(self):
             rule = f"from 0 to the number of batches, {len(self)}"
-            raise ArgumentError(explain(name, quote(done), rule, "pass the batches of this epoch"))
+            raise ArgumentError(message(name, quote(done), rule, "pass the batches of this epoch"))
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Stand where :meth:`state_dict` was called: the next iteration gives exactly what remains.
@@ -93,7 +93,7 @@ class Epochs(Generic[Item]):
             if name not in state or (mine is not None and state[name] != mine):
                 got = f"{name} = {quote(state.get(name))}"
                 rule = f"a state of this {kind}" if mine is None else f"this {kind} has {name} = {mine}"
-                raise ArgumentError(explain("state", got, rule, f"make the {kind} with the same arguments"))
+                raise ArgumentError(message("state", got, rule, f"make the {kind} with the same arguments"))
         check_least("state['epoch']", state["epoch"], 0)
         self._check_done("state['done']", state["done"])
         self.epoch = state["epoch"]
@@ -122,8 +122,8 @@ def check_least(name: str, value: int, least: int, most: int = 2**63 - 1) -> Non
         raglane.errors.ArgumentError: steps: got 0; the rule: at least 1. Fix: pass 1 or more.
     """
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ArgumentTypeError(explain(name, quote(value), "an int", f"pass {least} or more"))
+        raise ArgumentTypeError(message(name, quote(value), "an int", f"pass {least} or more"))
     if value < least:
-        raise ArgumentError(explain(name, quote(value), f"at least {least}", f"pass {least} or more"))
+        raise ArgumentError(message(name, quote(value), f"at least {least}", f"pass {least} or more"))
     if value > most:
-        raise ArgumentError(explain(name, quote(value), f"at most {most}", "pass a smaller one"))
+        raise ArgumentError(message(name, quote(value), f"at most {most}", "pass a smaller one"))

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from raglane.checks import check_choice
 from raglane.data.records import Records, place_of
-from raglane.errors import DataError, explain, quote
+from raglane.errors import DataError, message, quote
 
 __all__ = ["FILL", "MISSING", "check_policy", "fill_missing", "refuse_missing"]
 
@@ -57,7 +57,7 @@ the rule: features are finite numbers. Fix: correct the data, or train with miss
         # The file may well hold a finite number: readers make float32 of it, which has no place for 1e300.
         share += "; a number beyond 3.4e38 does not fit float32 and is read as infinite"
     got = f"{value} in {place} ({share})"
-    raise DataError(explain(f"{records.source}", got, "features are finite numbers", f"correct the data, or {FILL}"))
+    raise DataError(message(f"{records.source}", got, "features are finite numbers", f"correct the data, or {FILL}"))
 
 
 def fill_missing(

@@ -19,7 +19,7 @@ from raglane.data.dataset import SequenceDataset
 from raglane.data.epochs import check_least
 from raglane.data.missing import check_policy, fill_missing, refuse_missing
 from raglane.data.records import Records, check_task, place_of
-from raglane.errors import ArgumentError, CheckpointError, DataError, explain, quote, quote_all
+from raglane.errors import ArgumentError, CheckpointError, DataError, message, quote, quote_all
 
 __all__ = ["UNKNOWN", "Preprocessor", "sort_labels"]
 
@@ -100,13 +100,13 @@ class Preprocessor:
         for name, scale in (("mean", self.mean), ("std", self.std)):
             if scale is not None and len(scale) != len(self.channels):
                 got, rule = f"{len(scale)} numbers", f"one a channel, and there are {len(self.channels)}"
-                raise ArgumentError(explain(name, got, rule, "pass one each, or None"))
+                raise ArgumentError(message(name, got, rule, "pass one each, or None"))
         for name, scale, rule in (("mean", self.mean, "finite numbers"), ("std", self.std, "finite numbers above 0")):
             # NaN passes no comparison.
             wrong = [number for number in scale or () if not abs(number) <= _LARGEST or (name == "std" and number <= 0)]
             if wrong:
                 got = f"{wrong[0]!r}"[:60]
-                raise ArgumentError(explain(name, got, f"{rule} of 32 bits", "fit the preprocessing again"))
+                raise ArgumentError(message(name, got, f"{rule} of 32 bits", "fit the preprocessing again"))
 
     @classmethod
     def fit(
@@ -144,7 +144,7 @@ class Preprocessor:
             check_least("max_vocabulary", max_vocabulary, 2)
         if len(records.values) == 0:
             got = f"{len(records)} sequences without an element"
-            raise DataError(explain(f"{records.source}", got, "training needs elements", "check the data"))
+            raise DataError(message(f"{records.source}", got, "training needs elements", "check the data"))
         labels = None if task == "forecast" else tuple(sort_labels(_label_words(records, task).tolist()))
         if records.is_tokens:
             counts = Counter(records.values.tolist())
@@ -213,7 +213,7 @@ class Preprocessor:
         if not records.is_tokens:
             got = f"features ({quote_all(records.channels)})"
             fix = "pass data of the kind that the model was trained on"
-            raise DataError(explain(f"{records.source}", got, "the model was trained on tokens", fix))
+            raise DataError(message(f"{records.source}", got, "the model was trained on tokens", fix))
         table = {token: place for place, token in enumerate(self.vocabulary or ())}
         return torch.from_numpy(_look_up(records.values.tolist(), table, len(records.values), 0))
 
@@ -225,7 +225,7 @@ class Preprocessor:
         if absent or records.is_tokens:
             got = "tokens" if records.is_tokens else f"the channels {quote_all(records.channels)}"
             rule = f"the model was trained on the channels {quote_all(self.channels)}"
-            raise DataError(explain(f"{records.source}", got, rule, "pass data with these channels"))
+            raise DataError(message(f"{records.source}", got, rule, "pass data with these channels"))
         values = records.values
         if self.missing == "error":
             refuse_missing(records)
@@ -251,7 +251,7 @@ class Preprocessor:
             fix = "train on data that has this label, or correct it"
             got = f"the label {quote(words[first])} in {place}"
             known = f"the labels seen in training are {quote_all(classes)}"
-            raise DataError(explain(f"{records.source}", got, known, fix))
+            raise DataError(message(f"{records.source}", got, known, fix))
         return torch.from_numpy(places)
 
     def to_config(self) -> dict[str, Any]:
@@ -269,11 +269,11 @@ class Preprocessor:
         given: Any = config
         if not isinstance(given, Mapping):
             rule = f"an object with {', '.join(names)}"
-            raise CheckpointError(explain("preprocessing", quote(config), rule, "train again"))
+            raise CheckpointError(message("preprocessing", quote(config), rule, "train again"))
         odd = sorted(map(str, set(names) ^ set(config)))
         if odd:
             got = f"entries {quote_all(odd)} missing or unknown"
-            raise CheckpointError(explain("preprocessing", got, f"exactly {', '.join(names)}", "train again"))
+            raise CheckpointError(message("preprocessing", got, f"exactly {', '.join(names)}", "train again"))
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in config.items()
         }
@@ -286,10 +286,10 @@ class Preprocessor:
             )
             if not fits and (value is not None or name == "channels"):
                 got, rule = f"{name} = {quote(value)}", "a list of numbers or strings"
-                raise CheckpointError(explain("preprocessing", got, rule, "train again"))
+                raise CheckpointError(message("preprocessing", got, rule, "train again"))
         if (values["labels"] is None) != (values["task"] == "forecast"):
             got = f"labels = {quote(values['labels'])} for the task {quote(values['task'])}"
-            raise CheckpointError(explain("preprocessing", got, "labels, but for a forecast", "train again"))
+            raise CheckpointError(message("preprocessing", got, "labels, but for a forecast", "train again"))
         try:
             return cls(**values)
         except ArgumentError as error:
@@ -301,12 +301,12 @@ def _label_words(records: Records, task: str) -> npt.NDArray[np.object_]:
     if task == "tag":
         if records.tags is None:
             raise DataError(
-                explain(f"{records.source}", "no label for each element", "to tag needs them", "name their column")
+                message(f"{records.source}", "no label for each element", "to tag needs them", "name their column")
             )
         return records.tags
     if records.labels is None:
         fix = "name their column with --label-column"
-        raise DataError(explain(f"{records.source}", "no labels", "to classify needs one a sequence", fix))
+        raise DataError(message(f"{records.source}", "no labels", "to classify needs one a sequence", fix))
     return np.array(records.labels, dtype=object)
 
 

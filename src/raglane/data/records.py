@@ -13,7 +13,7 @@ import torch
 
 from raglane import interop
 from raglane.checks import check_choice, check_flag, check_kind, read_index
-from raglane.errors import DataError, explain, quote
+from raglane.errors import DataError, message, quote
 from raglane.segments import plain as segments
 
 __all__ = ["TASKS", "Columns", "Records", "check_task", "note_empty", "offsets_of", "place_of"]
@@ -154,7 +154,7 @@ class Records:
         is_flat = offsets.ndim == 1 and offsets.dtype == np.int64 and len(offsets) > 0
         if not is_flat or offsets[0] != 0 or (np.diff(offsets) < 0).any():
             rule = "(B + 1,) int64, first 0, nowhere falling"
-            raise DataError(explain("offsets", quote(offsets), rule, "use offsets_of(lengths)"))
+            raise DataError(message("offsets", quote(offsets), rule, "use offsets_of(lengths)"))
         if values.dtype == object:
             fits = values.ndim == 1 and not self.channels
         else:
@@ -162,20 +162,20 @@ class Records:
         if not fits:
             rule = "(N, C) float32 with C channels, or (N,) object with none"
             got = f"{values.dtype} of shape {values.shape} and {len(self.channels)} channels"
-            raise DataError(explain("values", got, rule, "convert the values, and name one channel a column"))
+            raise DataError(message("values", got, rule, "convert the values, and name one channel a column"))
         count, total = len(offsets) - 1, int(offsets[-1])
         if self.tags is not None and (self.tags.ndim != 1 or self.tags.dtype != object):
             got = f"{self.tags.dtype} of shape {self.tags.shape}"
-            raise DataError(explain("tags", got, "(N,) object", "pass one str an element"))
+            raise DataError(message("tags", got, "(N,) object", "pass one str an element"))
         sizes = {"values": len(values)} if self.tags is None else {"values": len(values), "tags": len(self.tags)}
         for name, size in sizes.items():
             if size != total:
                 got = f"{size} elements"
-                raise DataError(explain(name, got, f"offsets end at {total}", "pass one row an element"))
+                raise DataError(message(name, got, f"offsets end at {total}", "pass one row an element"))
         for name, given in (("ids", self.ids), ("labels", self.labels)):
             if given is not None and len(given) != count:
                 got = f"{len(given)} of them"
-                raise DataError(explain(name, got, f"one a sequence, and there are {count}", "pass one each"))
+                raise DataError(message(name, got, f"one a sequence, and there are {count}", "pass one each"))
 
     def _check_kinds(self) -> None:
         """Refuse what the other checks could not even ask."""

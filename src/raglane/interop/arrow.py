@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain, require
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, require
 from raglane.interop.numbers import as_tensor
 
 __all__ = ["from_arrow", "to_arrow"]
@@ -47,7 +47,7 @@ def from_arrow(array: Any) -> tuple[Tensor, Tensor]:
     if not isinstance(array, pyarrow.Array) or not _is_list(array.type):
         kind = array.type if isinstance(array, pyarrow.Array) else type(array).__name__
         raise ArgumentTypeError(
-            explain("array", str(kind), "an Arrow array of lists", "pass a list column, or Ragged(sequences)")
+            message("array", str(kind), "an Arrow array of lists", "pass a list column, or Ragged(sequences)")
         )
     _refuse_nulls(array, "array")
     offsets = _list_offsets(array)
@@ -57,7 +57,7 @@ def from_arrow(array: Any) -> tuple[Tensor, Tensor]:
         sizes = np.unique(np.diff(_list_offsets(flat)))
         if len(sizes) > 1:
             raise ShapeError(
-                explain(
+                message(
                     "array",
                     f"elements of {sizes[0]} to {sizes[-1]} numbers",
                     "every element of every sequence has the same number of channels",
@@ -86,7 +86,7 @@ def _refuse_nulls(array: Any, name: str) -> None:
     if array.null_count:
         row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
         raise ArgumentError(
-            explain(
+            message(
                 name,
                 f"{array.null_count} null(s), the first at index {row}",
                 "a batch has no nulls: an empty sequence is an empty list",
@@ -103,7 +103,7 @@ def _numbers(flat: Any) -> Tensor:
         return torch.from_numpy(flat.to_numpy(zero_copy_only=False))
     if not (pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind)):
         raise ArgumentTypeError(
-            explain(
+            message(
                 "array",
                 f"a list of {kind}",
                 "lists of numbers or booleans, or of lists of numbers",
@@ -132,11 +132,11 @@ def to_arrow(values: Tensor, offsets: Tensor) -> Any:
     pyarrow = require("pyarrow", "data")
     if values.dtype is torch.bfloat16 or values.is_complex():
         raise ArgumentTypeError(
-            explain("values", str(values.dtype), "a dtype that Arrow has", "convert with .to(torch.float32) first")
+            message("values", str(values.dtype), "a dtype that Arrow has", "convert with .to(torch.float32) first")
         )
     if 0 in values.shape[1:]:
         raise ArgumentTypeError(
-            explain(
+            message(
                 "values", f"elements of shape {tuple(values.shape[1:])}", "Arrow has no empty features", "leave them"
             )
         )

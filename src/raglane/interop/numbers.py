@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from raglane.checks import check_tensor
-from raglane.errors import ArgumentTypeError, RaglaneError, ShapeError, explain
+from raglane.errors import ArgumentTypeError, RaglaneError, ShapeError, message
 from raglane.segments.checks import check_lengths
 from raglane.tracing import index_arithmetic
 
@@ -63,7 +63,7 @@ def read_values(data: Any, name: str) -> Tensor:
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         if isinstance(error, RaglaneError):
             raise
-    raise ArgumentTypeError(explain(name, f"a {type(data).__name__} that is no array of numbers", "numbers", fix))
+    raise ArgumentTypeError(message(name, f"a {type(data).__name__} that is no array of numbers", "numbers", fix))
 
 
 @index_arithmetic
@@ -90,7 +90,7 @@ def read_integers(data: Any, name: str) -> Tensor:
         tensor = data if isinstance(data, Tensor) else torch.as_tensor(data, device="cpu")
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ArgumentTypeError(
-            explain(
+            message(
                 name,
                 f"a {type(data).__name__} that is no array of numbers",
                 "integers",
@@ -100,12 +100,12 @@ def read_integers(data: Any, name: str) -> Tensor:
     check_tensor(name, tensor)
     if tensor.dim() != 1:
         raise ShapeError(
-            explain(name, f"shape {tuple(tensor.shape)}", "integers in one dimension", "pass them in a flat list")
+            message(name, f"shape {tuple(tensor.shape)}", "integers in one dimension", "pass them in a flat list")
         )
     if tensor.shape[0] == 0:  # an empty list has no dtype of its own
         return tensor.new_empty(0, dtype=torch.int64)
     if tensor.dtype is torch.bool or tensor.is_floating_point() or tensor.is_complex():
-        raise ArgumentTypeError(explain(name, f"{tensor.dtype}", "integers", "convert with .to(torch.int64)"))
+        raise ArgumentTypeError(message(name, f"{tensor.dtype}", "integers", "convert with .to(torch.int64)"))
     return tensor.detach().resolve_neg().to(torch.int64)
 
 
@@ -127,7 +127,7 @@ def read_lengths(data: Any) -> Tensor:
     """
     given = read_integers(data, "lengths")
     if given.is_meta:
-        raise ArgumentTypeError(explain("lengths", "a tensor without data, on meta", "integers", "pass real ones"))
+        raise ArgumentTypeError(message("lengths", "a tensor without data, on meta", "integers", "pass real ones"))
     lengths = given.cpu()
     check_lengths(lengths)
     return lengths

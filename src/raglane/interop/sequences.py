@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raglane.errors import ArgumentTypeError, ShapeError, explain
+from raglane.errors import ArgumentTypeError, ShapeError, message
 from raglane.interop.numbers import as_tensor
 from raglane.segments.checks import check_offsets
 from raglane.segments.plain import element_index, offsets_from_lengths
@@ -41,7 +41,7 @@ def from_list(sequences: Iterable[Any]) -> tuple[Tensor, Tensor]:
         if isinstance(sequences, np.ndarray) or (isinstance(sequences, Tensor) and not sequences.is_nested):
             shape = f" of shape {tuple(sequences.shape)}"
         raise ArgumentTypeError(
-            explain(
+            message(
                 "sequences",
                 f"one {type(sequences).__name__}{shape}",
                 "a list with one tensor (L_i, *features) for each sequence",
@@ -69,7 +69,7 @@ def _read_sequence(item: Any, index: int) -> Tensor:
         tensor = as_tensor(item)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ArgumentTypeError(
-            explain(
+            message(
                 f"sequences[{index}]",
                 f"a {type(item).__name__} that is no array of numbers",
                 "a sequence is a tensor (L, *features), or lists of numbers of one shape",
@@ -78,7 +78,7 @@ def _read_sequence(item: Any, index: int) -> Tensor:
         ) from error
     if tensor.is_nested:
         raise ArgumentTypeError(
-            explain(
+            message(
                 f"sequences[{index}]",
                 "a nested tensor",
                 "a sequence is a tensor (L, *features)",
@@ -92,7 +92,7 @@ def _check_alike(tensors: Sequence[Tensor], typical: Tensor) -> None:
     """Raise a ShapeError that names the first sequence that does not go with the others."""
     if typical.dim() == 0:
         raise ShapeError(
-            explain(
+            message(
                 "sequences",
                 "a number where a sequence belongs",
                 "each sequence has at least one dimension, its steps",
@@ -103,7 +103,7 @@ def _check_alike(tensors: Sequence[Tensor], typical: Tensor) -> None:
     for index, tensor in enumerate(tensors):
         if tensor.dim() == 0 or (tensor.shape[1:], tensor.dtype, tensor.device) != wanted:
             raise ShapeError(
-                explain(
+                message(
                     f"sequences[{index}]",
                     f"shape {tuple(tensor.shape)}, {tensor.dtype}, {tensor.device}",
                     f"every sequence is (L, {', '.join(map(str, typical.shape[1:]))}), {typical.dtype} on "
@@ -137,7 +137,7 @@ def from_nested(nested: Tensor) -> tuple[Tensor, Tensor]:
     """
     if not (isinstance(nested, Tensor) and nested.is_nested):
         raise ArgumentTypeError(
-            explain(
+            message(
                 "nested",
                 type(nested).__name__,
                 "a tensor of torch.nested",
@@ -149,7 +149,7 @@ def from_nested(nested: Tensor) -> tuple[Tensor, Tensor]:
         return values, offsets_from_lengths(lengths).to(values.device)
     if getattr(nested, "_ragged_idx", 1) != 1:
         raise ShapeError(
-            explain(
+            message(
                 "nested",
                 f"dimension {getattr(nested, '_ragged_idx', 1)} ragged",
                 "only dimension 1, the steps, may be ragged",
@@ -167,7 +167,7 @@ def from_nested(nested: Tensor) -> tuple[Tensor, Tensor]:
     lengths = holes.to(torch.int64)
     if lengths.is_cpu and bool(((lengths < 0) | (offsets[:-1] < 0) | (offsets[:-1] + lengths > len(values))).any()):
         got, rule = "offsets and lengths that reach beyond its values", "each sequence is a part of the values"
-        raise ShapeError(explain("nested", got, rule, "make the nested tensor anew"))
+        raise ShapeError(message("nested", got, rule, "make the nested tensor anew"))
     total = int(lengths.sum())
     index = element_index(offsets[:-1], lengths, total)
     return values.index_select(0, index), offsets_from_lengths(lengths)

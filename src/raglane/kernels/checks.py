@@ -17,7 +17,7 @@ from torch import Tensor
 from raglane.cells.module import ModuleCell
 from raglane.cells.regularised import Regularised
 from raglane.cells.spec import CellSpec
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
 from raglane.kernels.contract import Request
 from raglane.segments.plain import lengths_from_offsets
 from raglane.tracing import index_arithmetic, records_operators
@@ -51,7 +51,7 @@ def check_dense(name: str, given: Tensor) -> None:
         >>> check_dense("input", torch.zeros(2))
     """
     if given.layout is not torch.strided:
-        raise ShapeError(explain(name, f"a tensor of layout {given.layout}", "dense tensors", "call .to_dense() on it"))
+        raise ShapeError(message(name, f"a tensor of layout {given.layout}", "dense tensors", "call .to_dense() on it"))
 
 
 def check_fits(name: str, given: Tensor, other: Tensor) -> None:
@@ -73,7 +73,7 @@ def check_fits(name: str, given: Tensor, other: Tensor) -> None:
     check_dense(name, given)
     if given.device != other.device:
         raise ShapeError(
-            explain(name, f"a tensor on {given.device}", f"all is on one device, {other.device}", "move it with .to()")
+            message(name, f"a tensor on {given.device}", f"all is on one device, {other.device}", "move it with .to()")
         )
     if given.dtype == other.dtype:
         return
@@ -82,7 +82,7 @@ def check_fits(name: str, given: Tensor, other: Tensor) -> None:
         rule, fix = f"one dtype for weights, input and state, {other.dtype}", f"convert it with .to({other.dtype})"
         if given.is_floating_point():
             fix = f"{fix}, or the layer with .to({given.dtype})"
-        raise ShapeError(explain(name, str(given.dtype), rule, fix))
+        raise ShapeError(message(name, str(given.dtype), rule, fix))
 
 
 def check_tensor(name: str, given: Any, shape: tuple[int, ...], like: Tensor) -> None:
@@ -102,11 +102,11 @@ def check_tensor(name: str, given: Any, shape: tuple[int, ...], like: Tensor) ->
         >>> check_tensor("weight_hh_l0", torch.zeros(4, 2), (4, 2), torch.zeros(1))
     """
     if not isinstance(given, Tensor):
-        raise ArgumentTypeError(explain(name, f"a {type(given).__name__}", f"a tensor {shape}", "set it to one"))
+        raise ArgumentTypeError(message(name, f"a {type(given).__name__}", f"a tensor {shape}", "set it to one"))
     check_dense(name, given)
     if tuple(given.shape) != shape:
         raise ShapeError(
-            explain(
+            message(
                 name,
                 f"shape {tuple(given.shape)}",
                 f"{shape}, from the layer's cell and its sizes as they are now",
@@ -145,7 +145,7 @@ def check_storage(name: str, given: Tensor) -> None:
     needed = (given.storage_offset() + last + 1) * given.element_size()
     if there < needed:
         raise ShapeError(
-            explain(
+            message(
                 name,
                 f"a storage of {there} bytes",
                 f"{needed} bytes, which its shape {tuple(given.shape)} needs",
@@ -222,7 +222,7 @@ def check_weights(
         if shape is None:
             if part is not None:
                 rule = "there is no such weight in a layer of this cell and these sizes"
-                raise ArgumentTypeError(explain(name, f"a {type(part).__name__}", rule, "build the layer anew"))
+                raise ArgumentTypeError(message(name, f"a {type(part).__name__}", rule, "build the layer anew"))
         elif part is not None or not optional:
             check_tensor(name, part, shape, like)
 
@@ -244,12 +244,12 @@ def check_offsets(offsets: Any, total: int, device: torch.device) -> None:
         >>> check_offsets(torch.tensor([0, 2, 2, 5]), 5, torch.device("cpu"))
     """
     if not isinstance(offsets, Tensor):
-        raise ArgumentTypeError(explain("offsets", f"a {type(offsets).__name__}", "a tensor (B + 1,)", "pass one"))
+        raise ArgumentTypeError(message("offsets", f"a {type(offsets).__name__}", "a tensor (B + 1,)", "pass one"))
     check_dense("offsets", offsets)
     got = f"shape {tuple(offsets.shape)}, {offsets.dtype}, on {offsets.device}"
     if offsets.dim() != 1 or not offsets.shape[0] or offsets.dtype is not torch.int64 or offsets.device != device:
         rule = f"(B + 1,), torch.int64, on {device}, where the values are"
-        raise ShapeError(explain("offsets", got, rule, "build the batch anew"))
+        raise ShapeError(message("offsets", got, rule, "build the batch anew"))
     check_storage("offsets", offsets)
     if offsets.is_cpu and not records_operators():
         _check_numbers(offsets, total)
@@ -260,13 +260,13 @@ def _check_numbers(offsets: Tensor, total: int) -> None:
     fix = "build the batch anew: its offsets were changed"
     falls = offsets.diff() < 0
     if int(offsets[0]) != 0:
-        raise ArgumentError(explain("offsets[0]", str(int(offsets[0])), "offsets begin with 0", fix))
+        raise ArgumentError(message("offsets[0]", str(int(offsets[0])), "offsets begin with 0", fix))
     if bool(falls.any()):
         place = 1 + int(falls.nonzero()[0])
         got = f"{int(offsets[place])} after {int(offsets[place - 1])}"
-        raise ArgumentError(explain(f"offsets[{place}]", got, "offsets never fall", fix))
+        raise ArgumentError(message(f"offsets[{place}]", got, "offsets never fall", fix))
     if int(offsets[-1]) != total:
-        raise ArgumentError(explain("offsets[-1]", str(int(offsets[-1])), f"the number of elements, {total}", fix))
+        raise ArgumentError(message("offsets[-1]", str(int(offsets[-1])), f"the number of elements, {total}", fix))
 
 
 def check_stack(
@@ -315,7 +315,7 @@ def check(request: Request) -> Request:
     """
     values, offsets = request.values, request.offsets
     if values.dim() != 2:
-        raise ShapeError(explain("input", f"shape {tuple(values.shape)}", "(N, D)", "pass the flat values"))
+        raise ShapeError(message("input", f"shape {tuple(values.shape)}", "(N, D)", "pass the flat values"))
     check_tensor("input", values, tuple(values.shape), values)
     if isinstance(offsets, Tensor) and offsets.is_cpu and not records_operators():
         check_storage("offsets", offsets)

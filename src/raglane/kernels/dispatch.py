@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from raglane.errors import DispatchError, explain
+from raglane.errors import DispatchError, message
 from raglane.kernels import cpu, reference
 from raglane.kernels import torch as torch_kernels
 from raglane.kernels.contract import Backend, Traits
@@ -152,7 +152,7 @@ def pick(
             return name, wanted
         refusals.append(refusal)
     raise DispatchError(
-        explain(
+        message(
             "schedule, backend",
             f"{schedule!r}, {backend!r}",
             "; ".join(refusals) or "no backend runs that schedule",
@@ -190,11 +190,11 @@ def check_names(schedule: str, backend: str) -> None:
     for argument, name, known in (("schedule", schedule, SCHEDULES), ("backend", backend, BACKENDS)):
         if name != AUTO and not (isinstance(name, str) and name in known):
             raise DispatchError(
-                explain(argument, repr(name), f"one of {', '.join(known)} or auto", f"the pairs are {_pairs()}")
+                message(argument, repr(name), f"one of {', '.join(known)} or auto", f"the pairs are {_pairs()}")
             )
     if backend != AUTO and schedule != AUTO and schedule not in BACKENDS[backend].schedules:
         raise DispatchError(
-            explain(
+            message(
                 "schedule, backend",
                 f"{schedule!r}, {backend!r}",
                 f"backend {backend} runs {', '.join(BACKENDS[backend].schedules)}",

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from raglane.cells.spec import CellSpec
-from raglane.errors import DispatchError, explain
+from raglane.errors import DispatchError, message
 from raglane.kernels.checks import check
 from raglane.kernels.contract import LayerResult, Request, Result, Traits
 from raglane.kernels.stack import run_stack
@@ -73,7 +73,7 @@ class ReferenceBackend:
         if is_exporting():
             rule = "a graph has no loop over as many steps as a batch happens to have"
             fix = "export a layer that the cpu kernels run, see rl.explain(layer, batch)"
-            raise DispatchError(explain("torch.export", f"cell {request.cell.name!r} in plain torch", rule, fix))
+            raise DispatchError(message("torch.export", f"cell {request.cell.name!r} in plain torch", rule, fix))
         if torch.compiler.is_dynamo_compiling():
             # As many steps as the schedule has: traced, the loop would be compiled anew for every batch.
             untraced: Callable[[Request, str], Result] = torch.compiler.disable(_run)

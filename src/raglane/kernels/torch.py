@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from raglane.cells.spec import CellSpec, Weights
-from raglane.errors import DispatchError, explain
+from raglane.errors import DispatchError, message
 from raglane.kernels import reference
 from raglane.kernels.checks import check
 from raglane.kernels.contract import LayerResult, NetworkLike, Request, Result, Traits
@@ -57,7 +57,7 @@ class TorchBackend:
         if is_exporting():
             rule = "a graph cannot hold the order of a batch that only its lengths say"
             fix = "export it with a tensor without lengths, or on a machine with the cpu kernels"
-            raise DispatchError(explain("torch.export", "torch's kernels on sequences of any length", rule, fix))
+            raise DispatchError(message("torch.export", "torch's kernels on sequences of any length", rule, fix))
         request = check(request)
         # Torch's kernels refuse a batch without a single element, and have no rule for some derivatives taken forward.
         if request.values.shape[0] == 0 or has_tangent(request.tensors()):

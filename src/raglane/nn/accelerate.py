@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from raglane.errors import ArgumentTypeError, explain
+from raglane.errors import ArgumentTypeError, message
 from raglane.nn.layer import OPTIONS, RecurrentLayer
 from raglane.nn.recurrent import GRU, LSTM, RNN
 from raglane.tracing import is_jit_traced
@@ -35,7 +35,7 @@ class _Accelerated(RecurrentLayer):
 
     def __prepare_scriptable__(self) -> Any:
         rule, fix = "TorchScript compiles torch's layers alone", "call rl.restore(model) before torch.jit.script(model)"
-        raise ArgumentTypeError(explain("torch.jit.script", f"a layer that is {type(self).__name__}", rule, fix))
+        raise ArgumentTypeError(message("torch.jit.script", f"a layer that is {type(self).__name__}", rule, fix))
 
     @property
     def qconfig(self) -> Any:
@@ -188,7 +188,7 @@ def restore(model: M) -> M:
         if isinstance(module, _Accelerated):
             if type(module) not in _THEIRS:
                 rule, fix = "its class is its own", "call torch.nn.utils.parametrize.remove_parametrizations first"
-                raise ArgumentTypeError(explain(place or "model", "a layer with a parametrization", rule, fix))
+                raise ArgumentTypeError(message(place or "model", "a layer with a parametrization", rule, fix))
             for name in ("__module__", "_qconfig", *OPTIONS):
                 vars(module).pop(name, None)
             module.__class__ = _THEIRS[type(module)]
@@ -198,7 +198,7 @@ def restore(model: M) -> M:
 def _check_model(model: Any) -> None:
     if not isinstance(model, torch.nn.Module):
         raise ArgumentTypeError(
-            explain("model", type(model).__name__, "a torch.nn.Module", "pass the model, before torch.compile")
+            message("model", type(model).__name__, "a torch.nn.Module", "pass the model, before torch.compile")
         )
 
 

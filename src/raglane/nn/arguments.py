@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from raglane.errors import ArgumentError, ArgumentTypeError, explain, quote
+from raglane.errors import ArgumentError, ArgumentTypeError, message, quote
 
 __all__ = [
     "check_clip",
@@ -42,7 +42,7 @@ def check_number(name: str, value: Any, rule: str, holds: Callable[[float], bool
     """
     # NumPy's numbers are such numbers too, which is what sizes and shares often come from.
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not _holds(holds, value):
-        raise ArgumentError(explain(name, quote(value), rule, "pass such a number"))
+        raise ArgumentError(message(name, quote(value), rule, "pass such a number"))
     return value
 
 
@@ -66,10 +66,10 @@ def check_whole(name: str, value: Any) -> int:
         -100
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise ArgumentTypeError(explain(name, quote(value), "a whole number", "pass an int"))
+        raise ArgumentTypeError(message(name, quote(value), "a whole number", "pass an int"))
     whole = int(value)
     if not -(2**63) <= whole < 2**63:
-        raise ArgumentError(explain(name, quote(value), "a whole number of 64 bits", "pass a smaller one"))
+        raise ArgumentError(message(name, quote(value), "a whole number of 64 bits", "pass a smaller one"))
     return whole
 
 
@@ -99,9 +99,9 @@ def check_count(name: str, value: Any) -> int:
         3
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
-        raise ArgumentError(explain(name, quote(value), "a whole number of at least 1", "pass 1 or more"))
+        raise ArgumentError(message(name, quote(value), "a whole number of at least 1", "pass 1 or more"))
     if int(value) >= 2**31:
-        raise ArgumentError(explain(name, quote(value), "at most 2**31 - 1", "pass a smaller one"))
+        raise ArgumentError(message(name, quote(value), "at most 2**31 - 1", "pass a smaller one"))
     return int(value)
 
 
@@ -116,7 +116,7 @@ def check_flag(name: str, value: Any) -> bool:
         True
     """
     if not isinstance(value, bool):
-        raise ArgumentError(explain(name, quote(value), "True or False", "choose one of them"))
+        raise ArgumentError(message(name, quote(value), "True or False", "choose one of them"))
     return value
 
 
@@ -144,7 +144,7 @@ def check_dtype(dtype: Any) -> None:
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         rule = "a floating-point dtype, or None for torch's default"
-        raise ArgumentError(explain("dtype", quote(dtype), rule, "pass torch.float32, say"))
+        raise ArgumentError(message("dtype", quote(dtype), rule, "pass torch.float32, say"))
 
 
 def check_signature(name: str, function: Callable[..., Any], rule: str, *args: Any, **kwargs: Any) -> None:
@@ -171,4 +171,4 @@ def check_signature(name: str, function: Callable[..., Any], rule: str, *args: A
         signature.bind(*args, **kwargs)
     except TypeError as error:
         got = f"{getattr(function, '__name__', type(function).__name__)}{signature}, with {error}"
-        raise ArgumentTypeError(explain(name, got, rule, "let it take these arguments")) from None
+        raise ArgumentTypeError(message(name, got, rule, "let it take these arguments")) from None

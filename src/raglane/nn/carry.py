@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
 from raglane.nn.functional import State, one_or_tuple, prepare
 from raglane.nn.inputs import flatten
 from raglane.nn.layer import RecurrentLayer
@@ -63,19 +63,19 @@ def carry(layer: RecurrentLayer, input: Ragged, hx: State | None, begins: Tensor
 def _check(layer: Any, input: Any, begins: Any) -> None:
     if not isinstance(layer, RecurrentLayer):
         got, rule = f"a {type(layer).__name__}", "a recurrent layer of rl.nn"
-        raise ArgumentTypeError(explain("layer", got, rule, "pass the layer, or turn torch's with rl.accelerate"))
+        raise ArgumentTypeError(message("layer", got, rule, "pass the layer, or turn torch's with rl.accelerate"))
     if layer.bidirectional:
         rule = "chunks are read in one direction: the other would begin at an end that has not arrived"
         fix = "build the layer with bidirectional=False"
-        raise ArgumentTypeError(explain("layer", "a bidirectional layer", rule, fix))
+        raise ArgumentTypeError(message("layer", "a bidirectional layer", rule, fix))
     if not isinstance(input, Ragged):
-        raise ArgumentTypeError(explain("input", f"a {type(input).__name__}", "a Ragged", "pass chunk.inputs"))
+        raise ArgumentTypeError(message("input", f"a {type(input).__name__}", "a Ragged", "pass chunk.inputs"))
     if not isinstance(begins, Tensor) or begins.dtype is not torch.bool:
         got = str(begins.dtype) if isinstance(begins, Tensor) else f"a {type(begins).__name__}"
-        raise ArgumentTypeError(explain("begins", got, "a bool tensor", "pass chunk.begins"))
+        raise ArgumentTypeError(message("begins", got, "a bool tensor", "pass chunk.begins"))
     if begins.shape != (len(input),):
         rule = f"one bool a sequence: ({len(input)},)"
-        raise ShapeError(explain("begins", f"shape {tuple(begins.shape)}", rule, "pass chunk.begins"))
+        raise ShapeError(message("begins", f"shape {tuple(begins.shape)}", rule, "pass chunk.begins"))
 
 
 def _check_all_begin(input: Ragged, begins: Tensor) -> None:
@@ -85,7 +85,7 @@ def _check_all_begin(input: Ragged, begins: Tensor) -> None:
     goes_on = ~begins.cpu() & (input.host_lengths > 0)
     if bool(goes_on.any()):
         raise ArgumentError(
-            explain(
+            message(
                 "hx",
                 f"None, and row {int(goes_on.nonzero()[0, 0])} that does not begin",
                 "a sequence goes on from the state in which the last chunk left it",

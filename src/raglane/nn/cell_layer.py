@@ -12,7 +12,6 @@ from torch import nn
 from raglane.cells import CellSpec
 from raglane.nn.arguments import check_count, check_dropout, check_dtype, check_flag
 from raglane.nn.functional import Network
-from raglane.nn.init import forget_bias_
 from raglane.nn.layer import RecurrentLayer
 
 __all__ = ["CellLayer"]
@@ -39,7 +38,6 @@ class CellLayer(RecurrentLayer):
         dropout: the probability that an element of a layer's output is zeroed before the next layer reads it.
         bidirectional: also run from the end to the start.
         device, dtype: of the parameters.
-        unit_forget_bias: begin with the forget gate open (:func:`raglane.nn.init.forget_bias_`), where there is one.
         **options: those of every layer, :class:`raglane.nn.layer.RecurrentLayer`, and what the cell takes.
 
     Raises:
@@ -61,8 +59,6 @@ class CellLayer(RecurrentLayer):
         bidirectional: bool = False,
         device: Any = None,
         dtype: Any = None,
-        *,
-        unit_forget_bias: bool = False,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -90,8 +86,6 @@ class CellLayer(RecurrentLayer):
                     self.register_parameter(f"{name}_l{index}{suffix}", parameter)
         self.reset_parameters()
         self._set_options(**options)
-        if check_flag("unit_forget_bias", unit_forget_bias):
-            forget_bias_(self)
 
     @staticmethod
     @abstractmethod

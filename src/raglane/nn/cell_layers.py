@@ -11,7 +11,7 @@ from torch import Tensor
 from raglane import cells
 from raglane.cells import CELLS, CellSpec
 from raglane.cells.elementwise import ElementwiseWeights
-from raglane.errors import ArgumentError, explain
+from raglane.errors import ArgumentError, message
 from raglane.nn.arguments import check_clip, check_count
 from raglane.nn.cell_layer import CellLayer
 
@@ -71,7 +71,7 @@ class IndRNN(CellLayer):
     @staticmethod
     def _make_cell(nonlinearity: str, max_length: int | None) -> CellSpec:  # type: ignore[override]
         if nonlinearity not in ("relu", "tanh"):
-            raise ArgumentError(explain("nonlinearity", repr(nonlinearity), "'relu' or 'tanh'", "choose one of them"))
+            raise ArgumentError(message("nonlinearity", repr(nonlinearity), "'relu' or 'tanh'", "choose one of them"))
         if max_length is not None:
             check_count("max_length", max_length)
         return CELLS[f"indrnn_{nonlinearity}"]

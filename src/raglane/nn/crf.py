@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
 from raglane.nn import chain
 from raglane.nn.arguments import check_count, check_dtype
 from raglane.nn.losses.comparison import Reduction, check_reduction, wide
@@ -207,11 +207,11 @@ class CRF(torch.nn.Module):
         values = emissions.values
         if not values.is_floating_point():
             raise ArgumentTypeError(
-                explain("emissions", str(values.dtype), "a floating-point dtype", "call .to(torch.float32)")
+                message("emissions", str(values.dtype), "a floating-point dtype", "call .to(torch.float32)")
             )
         if values.dim() != 2 or values.shape[1] != self.num_tags:
             raise ShapeError(
-                explain(
+                message(
                     "emissions",
                     f"elements of shape {tuple(values.shape[1:])}",
                     f"a score for each of the {self.num_tags} tags",
@@ -227,10 +227,10 @@ class CRF(torch.nn.Module):
         _check_ragged("tags", tags)
         path = tags.values
         if path.is_floating_point() or path.is_complex() or path.dtype is torch.bool:
-            raise ArgumentTypeError(explain("tags", str(path.dtype), "an integer dtype", "call .to(torch.int64)"))
+            raise ArgumentTypeError(message("tags", str(path.dtype), "an integer dtype", "call .to(torch.int64)"))
         if path.dim() != 1:
             raise ShapeError(
-                explain(
+                message(
                     "tags",
                     f"elements of shape {tuple(path.shape[1:])}",
                     "one number an element, (N,)",
@@ -243,7 +243,7 @@ class CRF(torch.nn.Module):
             lowest, highest = map(int, path.aminmax())
             if lowest < 0 or highest >= self.num_tags:
                 raise ArgumentError(
-                    explain(
+                    message(
                         "tags",
                         f"values from {lowest} to {highest}",
                         f"from 0 to num_tags - 1 = {self.num_tags - 1}",
@@ -256,12 +256,12 @@ class CRF(torch.nn.Module):
 def _check_ragged(name: str, batch: Any) -> None:
     if not isinstance(batch, Ragged):
         raise ArgumentTypeError(
-            explain(name, type(batch).__name__, "a Ragged batch", "wrap a list of sequences with rl.Ragged")
+            message(name, type(batch).__name__, "a Ragged batch", "wrap a list of sequences with rl.Ragged")
         )
 
 
 def _check_device(name: str, given: Tensor, other: Tensor) -> None:
     if given.device != other.device:
         raise ShapeError(
-            explain(name, f"values on {given.device}", f"all is on one device, {other.device}", "move it with .to()")
+            message(name, f"values on {given.device}", f"all is on one device, {other.device}", "move it with .to()")
         )

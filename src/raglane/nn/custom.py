@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 from raglane.cells import CELLS, CellSpec
 from raglane.cells.module import ModuleCell
 from raglane.cells.spec import Weights
-from raglane.errors import ArgumentError, ArgumentTypeError, explain
+from raglane.errors import ArgumentError, ArgumentTypeError, message
 from raglane.nn.arguments import check_count, check_dropout, check_flag, check_signature
 from raglane.nn.functional import Network, State, one_or_tuple
 from raglane.nn.inputs import flatten
@@ -94,7 +94,7 @@ class Recurrent(RecurrentLayer):
         for name in ("zoneout", "state_dropout", "weight_dropout"):
             if options.get(name) and isinstance(self._spec, ModuleCell):
                 rule = "a cell of one's own has its own equations"
-                raise ArgumentError(explain(name, repr(options[name]), rule, "write it into step"))
+                raise ArgumentError(message(name, repr(options[name]), rule, "write it into step"))
         self._set_options(**options)
 
     def _modules_of(self, cell: Any, input_size: int | None, hidden_size: int | None) -> list[Any]:
@@ -105,15 +105,15 @@ class Recurrent(RecurrentLayer):
                 ("hidden_size", hidden_size, getattr(cell, "hidden_size", None)),
             ):
                 if value not in (None, own):
-                    raise ArgumentError(explain(name, repr(value), f"the cell's own, {own}", "leave it out"))
+                    raise ArgumentError(message(name, repr(value), f"the cell's own, {own}", "leave it out"))
             if self.num_layers > 1 or self.bidirectional:
                 got = f"a module, with num_layers={self.num_layers} and bidirectional={self.bidirectional}"
                 rule = "one module is one layer in one direction"
-                raise ArgumentError(explain("cell", got, rule, "pass its class, or a function that makes it"))
+                raise ArgumentError(message("cell", got, rule, "pass its class, or a function that makes it"))
             return [_checked(cell)]
         if not callable(cell):
             rule = "a module with step(x_t, state), or what makes one from (input_size, hidden_size)"
-            raise ArgumentTypeError(explain("cell", f"a {type(cell).__name__}", rule, "pass one of the two"))
+            raise ArgumentTypeError(message("cell", f"a {type(cell).__name__}", rule, "pass one of the two"))
         width, size = check_count("input_size", input_size), check_count("hidden_size", hidden_size)
         check_signature("cell", cell, "what makes a module from (input_size, hidden_size)", width, size)
         modules: list[Any] = []
@@ -125,7 +125,7 @@ class Recurrent(RecurrentLayer):
         if len(kinds) > 1:
             got = "modules with " + " and ".join(sorted(map(repr, kinds)))
             rule = "the same class, output_size and sizes of states in every layer and direction"
-            raise ArgumentError(explain("cell", got, rule, "make all modules alike"))
+            raise ArgumentError(message("cell", got, rule, "make all modules alike"))
         return modules
 
     @property
@@ -159,7 +159,9 @@ class Recurrent(RecurrentLayer):
         if not (isinstance(out, Ragged | PackedSequence) or (isinstance(out, Tensor) and out.dim() == 2)):
             got = "a padded tensor" if isinstance(out, Tensor) else f"a {type(out).__name__}"
             rule = "an output that knows its lengths: this cell's output is not its state"
-            raise ArgumentTypeError(explain("out", got, rule, "call the layer with a Ragged, without last_only"))
+            raise ArgumentTypeError(
+                message("out", got, rule, "call the layer with a Ragged, without return_output=False")
+            )
         inputs = flatten(out, None, self.batch_first)
         vectors = inputs.batch.last()
         if self.bidirectional:
@@ -235,7 +237,7 @@ def _state_of(module: Any, count: int) -> tuple[Tensor, ...]:
         shapes = [f"shape {tuple(part.shape)}" for part in parts if isinstance(part, Tensor)] if is_tuple else []
         got = " and ".join(shapes) or f"a {type(own).__name__}"
         name, rule = f"{type(module).__name__}.initial_state({count})", f"a tensor ({count}, size), or a tuple of them"
-        raise ArgumentTypeError(explain(name, got, rule, "return one row a sequence"))
+        raise ArgumentTypeError(message(name, got, rule, "return one row a sequence"))
     return tuple(parts)
 
 
@@ -246,7 +248,7 @@ def _made(factory: Callable[[int, int], Any], input_size: int, hidden_size: int)
         if getattr(module, name) != wanted:
             got = f"what makes a {type(module).__name__} with {name}={getattr(module, name)}"
             rule = f"modules of the sizes asked for, here {name}={wanted}"
-            raise ArgumentError(explain("cell", got, rule, "pass both arguments on to the module"))
+            raise ArgumentError(message("cell", got, rule, "pass both arguments on to the module"))
     return module
 
 
@@ -255,19 +257,19 @@ def _checked(module: Any) -> Any:
     if isinstance(module, RecurrentLayer | nn.RNNBase):
         rule = "a cell, which runs one step; a layer runs a batch of sequences by itself"
         raise ArgumentTypeError(
-            explain("cell", f"a {type(module).__name__}", rule, "call the layer, without Recurrent")
+            message("cell", f"a {type(module).__name__}", rule, "call the layer, without Recurrent")
         )
     for name in ("prepare", "initial_state"):
         if hasattr(module, name) and not callable(getattr(module, name)):
             got = f"a {type(getattr(module, name)).__name__}"
-            raise ArgumentTypeError(explain(f"{type(module).__name__}.{name}", got, "a method", "give it another name"))
+            raise ArgumentTypeError(message(f"{type(module).__name__}.{name}", got, "a method", "give it another name"))
     is_cell = isinstance(module, nn.RNNCellBase) or callable(getattr(module, "step", None))
     missing = [name for name in ("input_size", "hidden_size") if not isinstance(getattr(module, name, None), int)]
     if not isinstance(module, nn.Module) or not is_cell or missing:
         lacking = "" if is_cell else "step(x_t, state)"
         got = f"a {type(module).__name__} without {', '.join([*filter(None, [lacking]), *missing])}"
         rule = "a module with input_size, hidden_size and step(x_t, state) -> (output, state)"
-        raise ArgumentTypeError(explain("cell", got, rule, "give it what is missing"))
+        raise ArgumentTypeError(message("cell", got, rule, "give it what is missing"))
     for name in ("input_size", "hidden_size", "output_size"):
         if hasattr(module, name):
             check_count(f"{type(module).__name__}.{name}", getattr(module, name))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
 from raglane.nn.arguments import check_count, check_dropout, check_dtype, check_flag, check_signature
 from raglane.nn.cell_layers import (
     QRNN,
@@ -121,7 +121,7 @@ class SequenceEncoder(nn.Module):
         self.output_size = self.recurrent.output_size
         if pooling is not None and not (isinstance(pooling, str) and pooling in POOLINGS):
             rule = f"one of {', '.join(POOLINGS)}, or None for one vector an element"
-            raise ArgumentError(explain("pooling", repr(pooling), rule, "choose one of them"))
+            raise ArgumentError(message("pooling", repr(pooling), rule, "choose one of them"))
         self.pooling = pooling
         self.pool = None if pooling in (None, "last") else POOLINGS[pooling](self.output_size, **placed)
 
@@ -142,7 +142,7 @@ class SequenceEncoder(nn.Module):
         """
         embedded = self._embed(batch)
         if self.pooling == "last":
-            out, state = self.recurrent(embedded, last_only=self.recurrent.cell.output_is_state)
+            out, state = self.recurrent(embedded, return_output=not self.recurrent.cell.output_is_state)
             summary: Tensor = self.dropout(self.recurrent.summary(out, state))
             return summary
         out, _ = self.recurrent(embedded)
@@ -155,18 +155,18 @@ class SequenceEncoder(nn.Module):
     def _embed(self, batch: Any) -> Ragged:
         if not isinstance(batch, Ragged):
             raise ArgumentTypeError(
-                explain("batch", f"a {type(batch).__name__}", "a Ragged", "wrap it with rl.Ragged(sequences)")
+                message("batch", f"a {type(batch).__name__}", "a Ragged", "wrap it with rl.Ragged(sequences)")
             )
         if self.embedding is None:
             return batch
         if batch.dtype not in (torch.int64, torch.int32):
             rule = "tokens, of int64 or int32"
             raise ArgumentTypeError(
-                explain("batch", f"values of {batch.dtype}", rule, "leave embedding out for elements of floats")
+                message("batch", f"values of {batch.dtype}", rule, "leave embedding out for elements of floats")
             )
         if batch.features:
             raise ShapeError(
-                explain("batch", f"elements of shape {tuple(batch.features)}", "one token an element", "reshape it")
+                message("batch", f"elements of shape {tuple(batch.features)}", "one token an element", "reshape it")
             )
         # Only where to look does not mean to wait for a device.
         if batch.values.is_cpu and batch.values.numel() and not torch.compiler.is_compiling():
@@ -174,7 +174,7 @@ class SequenceEncoder(nn.Module):
             if lowest < 0 or highest >= self.embedding.num_embeddings:
                 rule = f"tokens from 0 to input_size - 1 = {self.embedding.num_embeddings - 1}"
                 fix = "map unknown tokens to one that is known, or build the encoder with a larger input_size"
-                raise ArgumentError(explain("batch", f"tokens from {lowest} to {highest}", rule, fix))
+                raise ArgumentError(message("batch", f"tokens from {lowest} to {highest}", rule, fix))
         return batch.map(self.embedding)
 
 
@@ -187,9 +187,9 @@ def _layer_class(cell: Any, layer_norm: bool) -> Callable[..., RecurrentLayer]:
         return cell  # type: ignore[no-any-return]
     if layer_norm:
         rule = f"with layer_norm one of {', '.join(known)}"
-        raise ArgumentError(explain("cell", repr(cell), rule, "choose one of them, or leave layer_norm out"))
+        raise ArgumentError(message("cell", repr(cell), rule, "choose one of them, or leave layer_norm out"))
     rule = f"one of {', '.join(known)}, or what makes a layer, such as a class of rl.nn"
-    raise ArgumentError(explain("cell", repr(cell), rule, "choose one of them"))
+    raise ArgumentError(message("cell", repr(cell), rule, "choose one of them"))
 
 
 def _made(make: Callable[..., Any], width: int, hidden_size: int, **options: Any) -> RecurrentLayer:
@@ -199,5 +199,5 @@ def _made(make: Callable[..., Any], width: int, hidden_size: int, **options: Any
     layer = make(width, hidden_size, **options)
     if not isinstance(layer, RecurrentLayer):
         got = f"what makes a {type(layer).__module__}.{type(layer).__name__}"
-        raise ArgumentTypeError(explain("cell", got, rule, f"choose one of {', '.join(LAYERS)}, or a class of rl.nn"))
+        raise ArgumentTypeError(message("cell", got, rule, f"choose one of {', '.join(LAYERS)}, or a class of rl.nn"))
     return layer

@@ -36,7 +36,7 @@ def explain(layer: torch.nn.Module, batch: Any, *, lengths: Any = None, return_s
     """
     if not isinstance(layer, RecurrentLayer):
         raise errors.ArgumentTypeError(
-            errors.explain(
+            errors.message(
                 "layer",
                 type(layer).__name__,
                 "a recurrent layer of rl.nn",
@@ -46,7 +46,7 @@ def explain(layer: torch.nn.Module, batch: Any, *, lengths: Any = None, return_s
     values = batch.values if isinstance(batch, Ragged) else batch.data if isinstance(batch, PackedSequence) else batch
     if not isinstance(values, Tensor):
         raise errors.ArgumentTypeError(
-            errors.explain("batch", type(batch).__name__, "what the layer is called with", "pass a Ragged or a tensor")
+            errors.message("batch", type(batch).__name__, "what the layer is called with", "pass a Ragged or a tensor")
         )
     dense = isinstance(batch, Tensor) and lengths is None
     return layer._choice(values, dense=dense, need_states=return_states)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from raglane.cells.spec import CellSpec
-from raglane.errors import ArgumentTypeError, ShapeError, explain
+from raglane.errors import ArgumentTypeError, ShapeError, message
 from raglane.kernels import dispatch
 from raglane.kernels import torch as torch_kernels
 from raglane.kernels.checks import check_fits, check_stack, check_storage
@@ -233,7 +233,7 @@ def _check_weights(network: Network, values: Tensor) -> None:
 def _check_values(network: Network, values: Tensor) -> None:
     if values.dim() != 2 or values.shape[1] != network.input_size:
         raise ShapeError(
-            explain(
+            message(
                 "input",
                 f"elements of shape {tuple(values.shape[1:])}",
                 f"each element has input_size = {network.input_size} features",
@@ -299,7 +299,7 @@ def check_state(
         or not all(isinstance(part, Tensor) for part in given)
     ):
         raise ArgumentTypeError(
-            explain(
+            message(
                 argument,
                 f"a {type(hx).__name__}",
                 "a tensor" if len(names) == 1 else f"a tuple ({', '.join(names)}) of tensors",
@@ -311,7 +311,7 @@ def check_state(
         wanted = (rows, size) if count is None else (rows, count, size)
         if tuple(part.shape) != wanted:
             raise ShapeError(
-                explain(
+                message(
                     f"{argument} ({name})",
                     f"shape {tuple(part.shape)}",
                     f"{wanted}: layers times directions, {'' if count is None else 'sequences, '}size",

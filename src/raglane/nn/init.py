@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from raglane.cells import CELLS, CellSpec
-from raglane.errors import ArgumentError, ArgumentTypeError, explain
+from raglane.errors import ArgumentError, ArgumentTypeError, message
 from raglane.nn.arguments import check_number
 from raglane.nn.custom import Recurrent
 from raglane.nn.layer import RecurrentLayer
@@ -115,7 +115,7 @@ def chrono_(layer: L, max_length: int) -> L:
         True
     """
     if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 2:
-        raise ArgumentError(explain("max_length", repr(max_length), "a whole number of at least 2", "pass 100, say"))
+        raise ArgumentError(message("max_length", repr(max_length), "a whole number of at least 2", "pass 100, say"))
     opened = list(_bias_of(layer, "f"))
     for block in opened:
         with torch.no_grad():
@@ -134,14 +134,14 @@ def _check_gain(gain: Any) -> None:
 def _cell_of(layer: nn.Module) -> CellSpec:
     if isinstance(layer, Recurrent):
         got, rule = f"a Recurrent of {type(layer.cells[0]).__name__}", "a layer that makes its parameters itself"
-        raise ArgumentTypeError(explain("layer", got, rule, "initialise the cell's module, where it is made"))
+        raise ArgumentTypeError(message("layer", got, rule, "initialise the cell's module, where it is made"))
     if isinstance(layer, RecurrentLayer):
         return layer.cell
     for kind, name in _TORCH_CELLS.items():
         if isinstance(layer, kind):
             return CELLS[name]
     raise ArgumentTypeError(
-        explain("layer", type(layer).__name__, "a recurrent layer of rl.nn or torch.nn", "pass the layer itself")
+        message("layer", type(layer).__name__, "a recurrent layer of rl.nn or torch.nn", "pass the layer itself")
     )
 
 
@@ -165,7 +165,7 @@ def _blocks(layer: Any, name: str, dimensions: int) -> Iterator[Tensor]:
             yield parameter.detach()[cell.block(name, gate, layer.hidden_size)]
     if not found:
         raise ArgumentError(
-            explain("layer", f"cell {cell.name!r}", f"it has no matrix {name}", "leave this initialisation out")
+            message("layer", f"cell {cell.name!r}", f"it has no matrix {name}", "leave this initialisation out")
         )
 
 
@@ -174,7 +174,7 @@ def _bias_of(layer: Any, gate: str) -> Iterator[Tensor]:
     cell = _cell_of(layer)
     if gate not in cell.gates or not layer.bias:
         got = f"cell {cell.name!r} with gates {', '.join(cell.gates)}, bias={layer.bias}"
-        raise ArgumentError(explain("layer", got, f"a gate {gate!r} with a bias", "choose another initialisation"))
+        raise ArgumentError(message("layer", got, f"a gate {gate!r} with a bias", "choose another initialisation"))
     rows = cell.block("bias_ih", gate, layer.hidden_size)
     for second in _parameters(layer, "bias_hh"):
         nn.init.zeros_(second.detach()[rows])

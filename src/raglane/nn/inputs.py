@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from raglane.errors import ArgumentTypeError, ShapeError, explain
+from raglane.errors import ArgumentTypeError, ShapeError, message
 from raglane.kernels.checks import check_dense, check_storage
 from raglane.kernels.cpu import layouts
 from raglane.packing.flat import find_packed, find_padded, flat_to_padded
@@ -55,14 +55,14 @@ def flatten(inputs: Any, lengths: Any, batch_first: bool) -> FlatInput:
     if isinstance(inputs, Ragged | PackedSequence):
         if lengths is not None:
             raise ArgumentTypeError(
-                explain("lengths", "lengths", f"a {type(inputs).__name__} brings its own", "leave them out")
+                message("lengths", "lengths", f"a {type(inputs).__name__} brings its own", "leave them out")
             )
         if isinstance(inputs, Ragged):
             return FlatInput(inputs, inputs._like)
         return _flatten_packed(inputs)
     if not isinstance(inputs, Tensor) or inputs.is_nested:
         raise ArgumentTypeError(
-            explain(
+            message(
                 "input",
                 "a nested tensor" if isinstance(inputs, Tensor) else f"a {type(inputs).__name__}",
                 "a Ragged, a PackedSequence, or a tensor",
@@ -77,7 +77,7 @@ def flatten(inputs: Any, lengths: Any, batch_first: bool) -> FlatInput:
         return FlatInput(_even(inputs, 1, inputs.shape[0]), lambda flat: flat, batched=False)
     if inputs.dim() != 3:
         raise ShapeError(
-            explain(
+            message(
                 "input",
                 f"a tensor of shape {tuple(inputs.shape)}",
                 f"(B, T, D) or (T, B, D){'' if lengths is not None else ', or (T, D) for one sequence'}",

@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from torch.nn.utils.rnn import PackedSequence
 
 from raglane.cells.spec import CellSpec
-from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError, ShapeError, explain
+from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError, ShapeError, message
 from raglane.kernels.dispatch import Choice, check_names, choose, pick
 from raglane.nn import functional
 from raglane.nn.arguments import check_count, check_flag
@@ -105,7 +105,7 @@ class RecurrentLayer(torch.nn.Module):
             check_count(name, getattr(self, name))
         if count != self.num_layers * (2 if self.bidirectional else 1):
             raise ArgumentError(
-                explain(
+                message(
                     "num_layers, bidirectional",
                     f"{self.num_layers!r}, {self.bidirectional!r}",
                     f"the layer was built with weights for {count}: layers times directions",
@@ -129,7 +129,7 @@ class RecurrentLayer(torch.nn.Module):
         for name, value in regularisation.items():
             if name not in OPTIONS:
                 rule = f"this layer takes torch's arguments and {', '.join(OPTIONS)}"
-                raise ArgumentTypeError(explain(name, repr(value), rule, "leave it out"))
+                raise ArgumentTypeError(message(name, repr(value), rule, "leave it out"))
         check_names(schedule, backend)
         self.schedule, self.backend = schedule, backend
         self.regularisation = Regularisation(**regularisation)
@@ -139,7 +139,7 @@ class RecurrentLayer(torch.nn.Module):
             return
         if initial_state not in ("zeros", "learned", "lengths"):
             raise ArgumentError(
-                explain(
+                message(
                     "initial_state",
                     repr(initial_state),
                     "'zeros', 'learned', 'lengths', or a module from a Ragged batch to its initial state",
@@ -172,7 +172,7 @@ class RecurrentLayer(torch.nn.Module):
         *,
         lengths: Any = None,
         resets: Any = None,
-        last_only: bool = False,
+        return_output: bool = True,
         return_states: bool = False,
     ) -> Any:
         """Run the layer on a batch of sequences. Like in, like out.
@@ -185,7 +185,7 @@ class RecurrentLayer(torch.nn.Module):
             lengths: for a padded tensor, ``(B,)`` integers from 0 to T. Without them every element counts.
             resets: one bool an element, of the input's kind without features: True where a new episode starts, from the
                 initial state of a sequence for which none is given.
-            last_only: return None for the output, where only the state is read.
+            return_output: False to get None for the output, where only the state is read.
             return_states: also return every layer's states at every step.
 
         Returns:
@@ -197,18 +197,23 @@ class RecurrentLayer(torch.nn.Module):
         Raises:
             ShapeError: sizes, lengths, dtypes or devices that do not fit together.
             ArgumentTypeError: an input, a state or resets of another kind.
-            ArgumentError: ``last_only`` or ``return_states`` is no bool.
+            ArgumentError: ``return_output`` or ``return_states`` is no bool.
             DispatchError: the schedule and backend chosen cannot run this.
         """
-        check_flag("last_only", last_only)
+        check_flag("return_output", return_output)
         check_flag("return_states", return_states)
         if torch.compiler.is_compiling() and (isinstance(input, PackedSequence) or are_transforms_active()):
             if is_exporting() and isinstance(input, PackedSequence):
                 rule, fix = "a graph cannot hold one", "pass a Ragged, or a padded tensor with lengths"
-                raise DispatchError(explain("input", "a PackedSequence under torch.export", rule, fix))
+                raise DispatchError(message("input", "a PackedSequence under torch.export", rule, fix))
             # NOTE: a pack that is made within a graph of torch.compile comes out of it empty, and the compiler cannot
             # take up again within a transformation of torch.func what it leaves out.
-            options = {"lengths": lengths, "resets": resets, "last_only": last_only, "return_states": return_states}
+            options = {
+                "lengths": lengths,
+                "resets": resets,
+                "return_output": return_output,
+                "return_states": return_states,
+            }
             return _outside_of_graphs(self, input, hx, **options)
         network = self._network()
         if resets is None and self._direct(network, input, hx, lengths, return_states):
@@ -217,22 +222,22 @@ class RecurrentLayer(torch.nn.Module):
                 if isinstance(input, PackedSequence)
                 else functional.run_dense(network, input, hx, self.batch_first)
             )
-            return (None if last_only else output), state
+            return (output if return_output else None), state
         if is_jit_traced():
             rule = "a trace holds PyTorch's own operators and the sizes of one batch: it could not run another"
             fix = "use torch.export.export or torch.compile, or backend='torch' with a tensor without lengths"
-            raise DispatchError(explain("torch.jit.trace", f"a layer {type(self).__name__}", rule, fix))
+            raise DispatchError(message("torch.jit.trace", f"a layer {type(self).__name__}", rule, fix))
         inputs = flatten(input, lengths, self.batch_first)
         pieces = None
         if resets is not None:
             check_marks(resets, input)
             pieces = split(inputs.batch, flatten_marks(resets, lengths, self.batch_first))
-        request = functional.prepare(network, inputs, hx, pieces, not last_only, return_states)
+        request = functional.prepare(network, inputs, hx, pieces, return_output, return_states)
         return functional.run(network, inputs, request, pieces)
 
     def __prepare_scriptable__(self) -> Any:
         rule, fix = "TorchScript cannot compile it", "use torch.compile or torch.export.export"
-        raise ArgumentTypeError(explain("torch.jit.script", f"a layer {type(self).__name__}", rule, fix))
+        raise ArgumentTypeError(message("torch.jit.script", f"a layer {type(self).__name__}", rule, fix))
 
     def step(self, x_t: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Run one step, for streams that arrive element by element.
@@ -257,7 +262,7 @@ class RecurrentLayer(torch.nn.Module):
         """
         if self.bidirectional:
             raise ArgumentTypeError(
-                explain(
+                message(
                     "step",
                     "a bidirectional layer",
                     "a stream has one direction: the other would begin at an end that has not arrived",
@@ -267,7 +272,7 @@ class RecurrentLayer(torch.nn.Module):
         if not isinstance(x_t, Tensor) or x_t.dim() not in (1, 2):
             got = f"shape {tuple(x_t.shape)}" if isinstance(x_t, Tensor) else f"a {type(x_t).__name__}"
             raise ShapeError(
-                explain("x_t", got, "a tensor (B, input_size) or (input_size,)", "pass one element of each stream")
+                message("x_t", got, "a tensor (B, input_size) or (input_size,)", "pass one element of each stream")
             )
         time = 1 if self.batch_first and x_t.dim() == 2 else 0
         output, state = self(x_t.unsqueeze(time), state)
@@ -281,7 +286,7 @@ class RecurrentLayer(torch.nn.Module):
         last element, when it has seen that one alone.
 
         Args:
-            out: the output; not read, so None of ``last_only=True`` will do.
+            out: the output; not read, so None of ``return_output=False`` will do.
             state: the final state that came with it.
 
         Returns:
@@ -300,13 +305,13 @@ class RecurrentLayer(torch.nn.Module):
         h = state[0] if isinstance(state, tuple | list) and state else state
         if not isinstance(h, Tensor):
             raise ArgumentTypeError(
-                explain("state", f"a {type(state).__name__}", "the final state", "pass what the layer returned second")
+                message("state", f"a {type(state).__name__}", "the final state", "pass what the layer returned second")
             )
         rows = self.num_layers * (2 if self.bidirectional else 1)
         size = self.cell.state_sizes(self.hidden_size, getattr(self, "proj_size", 0))[0]
         if h.dim() not in (2, 3) or h.shape[0] != rows or h.shape[-1] != size:
             rule = f"({rows}, B, {size}), or ({rows}, {size}) without a batch: layers times directions, sequences, size"
-            raise ShapeError(explain("state", f"shape {tuple(h.shape)}", rule, "pass what this layer returned second"))
+            raise ShapeError(message("state", f"shape {tuple(h.shape)}", rule, "pass what this layer returned second"))
         return torch.cat((h[-2], h[-1]), -1) if self.bidirectional else h[-1]
 
     def extra_repr(self) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain, quote
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, quote
 from raglane.kernels.checks import check_fits
 from raglane.nn.arguments import check_count, check_dtype
 from raglane.ragged import Ragged
@@ -32,7 +32,7 @@ _PLAIN: dict[str, Callable[[Ragged], Tensor]] = {
 def _check_batch(batch: Any) -> None:
     if not isinstance(batch, Ragged):
         raise ArgumentTypeError(
-            explain(
+            message(
                 "batch",
                 type(batch).__name__,
                 "a Ragged says where its sequences end",
@@ -64,7 +64,7 @@ class Pooling(nn.Module):
         super().__init__()
         if not isinstance(name, str) or name not in _PLAIN:
             raise ArgumentError(
-                explain("name", quote(name), f"one of {', '.join(_PLAIN)}", 'for "attention" build an AttentionPooling')
+                message("name", quote(name), f"one of {', '.join(_PLAIN)}", 'for "attention" build an AttentionPooling')
             )
         self.name = name
 
@@ -134,7 +134,7 @@ class AttentionPooling(nn.Module):
         check_dtype(dtype)
         if features % heads != 0:
             rule = f"a number that divides features, {features}, since each head weighs a block of them"
-            raise ArgumentError(explain("heads", quote(heads), rule, f"pass a divisor of {features}"))
+            raise ArgumentError(message("heads", quote(heads), rule, f"pass a divisor of {features}"))
         self.hidden = nn.Linear(features, features, bias=False, device=device, dtype=dtype)
         self.query = nn.Linear(features, heads, bias=False, device=device, dtype=dtype)
 
@@ -151,7 +151,7 @@ class AttentionPooling(nn.Module):
         _check_batch(batch)
         if tuple(batch.features) != (self.features,):
             raise ShapeError(
-                explain(
+                message(
                     "batch",
                     f"elements of shape {tuple(batch.features)}",
                     f"one dimension of {self.features} features",

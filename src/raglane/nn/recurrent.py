@@ -14,10 +14,9 @@ import torch
 from raglane import cells
 from raglane.cells import CELLS, CellSpec
 from raglane.cells.spec import Weights
-from raglane.errors import ArgumentError, explain
+from raglane.errors import ArgumentError, message
 from raglane.nn.arguments import check_clip, check_count, check_dropout, check_dtype, check_flag
 from raglane.nn.functional import Network
-from raglane.nn.init import forget_bias_
 from raglane.nn.layer import RecurrentLayer
 
 __all__ = ["GRU", "LSTM", "RNN"]
@@ -48,8 +47,6 @@ class _TorchLayer(RecurrentLayer, torch.nn.RNNBase):
         proj_size: int = 0,
         device: Any = None,
         dtype: Any = None,
-        *,
-        unit_forget_bias: bool = False,
         **options: Any,
     ) -> None:
         check_dtype(dtype)
@@ -68,8 +65,6 @@ class _TorchLayer(RecurrentLayer, torch.nn.RNNBase):
         )
         self._variant = variant
         self._set_options(**options)
-        if check_flag("unit_forget_bias", unit_forget_bias):
-            forget_bias_(self)
 
     def reset_parameters(self) -> None:
         """Fill all parameters anew as torch does; learned initial states are zeros again."""
@@ -87,7 +82,7 @@ class _TorchLayer(RecurrentLayer, torch.nn.RNNBase):
             return self._variant
         if self.mode not in _CELL_OF_MODE:
             raise ArgumentError(
-                explain("mode", repr(self.mode), f"one of {', '.join(_CELL_OF_MODE)}", "leave it alone")
+                message("mode", repr(self.mode), f"one of {', '.join(_CELL_OF_MODE)}", "leave it alone")
             )
         return CELLS[_CELL_OF_MODE[self.mode]]
 
@@ -110,7 +105,7 @@ class _TorchLayer(RecurrentLayer, torch.nn.RNNBase):
             part: list[Any] = [parameters[name] if name in parameters else getattr(self, name) for name in names]
             if self.bias and len(part) < 4:
                 rule = "the layer was built without biases"
-                raise ArgumentError(explain("bias", repr(self.bias), rule, "build a layer that has them"))
+                raise ArgumentError(message("bias", repr(self.bias), rule, "build a layer that has them"))
             input_bias, hidden_bias = part[2:4] if self.bias else (None, None)
             yield Weights(part[0], part[1], input_bias, hidden_bias, part[-1] if self.proj_size > 0 else None)
 
@@ -118,10 +113,10 @@ class _TorchLayer(RecurrentLayer, torch.nn.RNNBase):
 def _check_proj_size(proj_size: Any, hidden_size: int, mode: str) -> int:
     """A projection's size as it is."""
     if mode != "LSTM" and proj_size != 0:
-        raise ArgumentError(explain("proj_size", repr(proj_size), "only an LSTM projects its state", "leave it out"))
+        raise ArgumentError(message("proj_size", repr(proj_size), "only an LSTM projects its state", "leave it out"))
     if isinstance(proj_size, bool) or not isinstance(proj_size, int) or not 0 <= proj_size < hidden_size:
         rule = f"a whole number below hidden_size, {hidden_size}, and 0 for no projection"
-        raise ArgumentError(explain("proj_size", repr(proj_size), rule, "pass a smaller one, or leave it out"))
+        raise ArgumentError(message("proj_size", repr(proj_size), rule, "pass a smaller one, or leave it out"))
     return proj_size
 
 
@@ -160,7 +155,7 @@ class RNN(_TorchLayer):
         **kwargs: Any,
     ) -> None:
         if nonlinearity not in ("tanh", "relu"):
-            raise ArgumentError(explain("nonlinearity", repr(nonlinearity), "'tanh' or 'relu'", "choose one of them"))
+            raise ArgumentError(message("nonlinearity", repr(nonlinearity), "'tanh' or 'relu'", "choose one of them"))
         variant = None if clip is None else cells.Elman(nonlinearity, check_clip(clip))
         super().__init__(f"RNN_{nonlinearity.upper()}", variant, input_size, hidden_size, num_layers, *args, **kwargs)
         self.nonlinearity = nonlinearity
@@ -174,7 +169,6 @@ class LSTM(_TorchLayer):
     Args:
         *args: ``input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size``, as
             torch has them.
-        unit_forget_bias: begin with the forget gate open: its bias is 1 (:func:`raglane.nn.init.forget_bias_`).
         clip: hold the gates' arguments between ``-clip`` and ``clip``, as the ONNX operator can.
         **kwargs: the rest of torch's, and the options of every layer, :class:`raglane.nn.layer.RecurrentLayer`.
 

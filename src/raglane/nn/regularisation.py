@@ -11,7 +11,7 @@ from torch import Tensor
 
 from raglane.cells import CellSpec
 from raglane.cells.regularised import Regularised, RegularisedWeights
-from raglane.errors import ArgumentError, explain
+from raglane.errors import ArgumentError, message
 from raglane.kernels.contract import Request, Result
 from raglane.segments import plain as segments
 
@@ -47,7 +47,7 @@ class Regularisation:
             for share in given if name == "zoneout" and isinstance(given, tuple) else (given,):
                 if not (isinstance(share, float | int) and 0 <= share < 1):
                     raise ArgumentError(
-                        explain(name, repr(given), "a probability, at least 0 and below 1", "pass 0.2, say")
+                        message(name, repr(given), "a probability, at least 0 and below 1", "pass 0.2, say")
                     )
 
     def check_fits(self, states: tuple[str, ...], reads_state: bool) -> None:
@@ -62,11 +62,11 @@ class Regularisation:
         """
         if isinstance(self.zoneout, tuple) and len(self.zoneout) != len(states):
             rule = f"one number, or one for each state of the cell, {', '.join(states)}"
-            raise ArgumentError(explain("zoneout", repr(self.zoneout), rule, f"pass {len(states)} numbers"))
+            raise ArgumentError(message("zoneout", repr(self.zoneout), rule, f"pass {len(states)} numbers"))
         for name in ("state_dropout", "weight_dropout"):
             if getattr(self, name) and not reads_state:
                 raise ArgumentError(
-                    explain(
+                    message(
                         name,
                         repr(getattr(self, name)),
                         "no weight of this cell meets the state",

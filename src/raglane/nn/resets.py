@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from raglane.errors import ArgumentTypeError, ShapeError, explain
+from raglane.errors import ArgumentTypeError, ShapeError, message
 from raglane.ragged import Ragged
 from raglane.segments import plain as segments
 
@@ -82,15 +82,15 @@ def check_marks(resets: Any, inputs: Any) -> None:
     if not is_flat and (not (isinstance(resets, Tensor) and isinstance(inputs, Tensor)) or resets.is_nested):
         rule = f"bools of the input's kind, which is a {type(inputs).__name__}"
         raise ArgumentTypeError(
-            explain("resets", f"a {type(resets).__name__}", rule, "wrap a list of sequences with rl.Ragged(sequences)")
+            message("resets", f"a {type(resets).__name__}", rule, "wrap a list of sequences with rl.Ragged(sequences)")
         )
     dtype = resets.data.dtype if isinstance(resets, PackedSequence) else resets.dtype
     if dtype is not torch.bool:
         rule = "bool, True where an episode starts"
-        raise ArgumentTypeError(explain("resets", f"values of {dtype}", rule, "compare them with 0"))
+        raise ArgumentTypeError(message("resets", f"values of {dtype}", rule, "compare them with 0"))
     if not is_flat and resets.shape != inputs.shape[:-1]:
         rule = f"one bool an element of the input: {tuple(inputs.shape[:-1])}"
-        raise ShapeError(explain("resets", f"shape {tuple(resets.shape)}", rule, "pass one for each element"))
+        raise ShapeError(message("resets", f"shape {tuple(resets.shape)}", rule, "pass one for each element"))
 
 
 def split(batch: Ragged, resets: Ragged) -> Pieces:
@@ -113,7 +113,7 @@ def split(batch: Ragged, resets: Ragged) -> Pieces:
     """
     if resets.features or not torch.equal(resets.host_lengths, batch.host_lengths):
         raise ShapeError(
-            explain(
+            message(
                 "resets",
                 f"elements of shape {tuple(resets.features)} and lengths {resets.host_lengths.tolist()}",
                 f"one bool an element of the input, whose lengths are {batch.host_lengths.tolist()}",

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from raglane.checks import check_flag
-from raglane.errors import DimensionError, KindError, ShapeError, explain, quote
+from raglane.errors import DimensionError, KindError, ShapeError, message, quote
 from raglane.packing.layouts import IntArray, inverse
 from raglane.tracing import index_arithmetic
 
@@ -62,7 +62,7 @@ def read_padded(padded: Tensor, argument: str, batch_first: bool) -> tuple[int, 
     """
     if not isinstance(padded, Tensor):
         raise KindError(
-            explain(
+            message(
                 argument,
                 f"type {type(padded).__name__}",
                 "one padded tensor",
@@ -71,10 +71,10 @@ def read_padded(padded: Tensor, argument: str, batch_first: bool) -> tuple[int, 
         )
     if padded.layout is not torch.strided or padded.is_nested or padded.is_quantized:
         fix = "convert it first, for instance with .to_dense()"
-        raise KindError(explain(argument, f"a tensor of {padded.layout} and {padded.dtype}", "a dense tensor", fix))
+        raise KindError(message(argument, f"a tensor of {padded.layout} and {padded.dtype}", "a dense tensor", fix))
     if padded.dim() < 2:
         raise DimensionError(
-            explain(
+            message(
                 argument,
                 f"shape {tuple(padded.shape)}",
                 "one dimension of sequences and one of steps",
@@ -109,16 +109,16 @@ def read_lengths(lengths: Any, count: int, batch_first: bool) -> IntArray | Tens
     tensor = lengths if isinstance(lengths, Tensor) else _tensor_from(lengths)
     if tensor.dtype not in _INTEGERS:
         raise ShapeError(
-            explain("lengths", f"dtype {tensor.dtype}", "integers", "count the steps of each sequence; no mask here")
+            message("lengths", f"dtype {tensor.dtype}", "integers", "count the steps of each sequence; no mask here")
         )
     if tensor.dim() != 1:
         raise DimensionError(
-            explain("lengths", f"shape {tuple(tensor.shape)}", "one dimension, (B,)", "pass one number a sequence")
+            message("lengths", f"shape {tuple(tensor.shape)}", "one dimension, (B,)", "pass one number a sequence")
         )
     if tensor.shape[0] != count:
         axis = "first" if batch_first else "second"
         raise DimensionError(
-            explain(
+            message(
                 "lengths",
                 f"{tensor.shape[0]} lengths",
                 f"one length a sequence, and the {axis} dimension of the padded batch holds {count}",
@@ -140,7 +140,7 @@ def _tensor_from(lengths: Any) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         kind = ShapeError if isinstance(error, ValueError) else KindError
         rule = "one integer a sequence, in a list, a tuple or a tensor"
-        raise kind(explain("lengths", quote(lengths), rule, "pass for instance [9, 8, 6]")) from error
+        raise kind(message("lengths", quote(lengths), rule, "pass for instance [9, 8, 6]")) from error
     return tensor.long() if tensor.numel() == 0 else tensor  # an empty list says no dtype
 
 
@@ -154,10 +154,10 @@ def check_range(low: int, high: int, steps: int) -> None:
         >>> check_range(0, 3, steps=3)
     """
     if low < 0:
-        raise ShapeError(explain("lengths", f"a length of {low}", "at least 0", "count the steps of each sequence"))
+        raise ShapeError(message("lengths", f"a length of {low}", "at least 0", "count the steps of each sequence"))
     if high > steps:
         raise ShapeError(
-            explain(
+            message(
                 "lengths",
                 f"a length of {high}",
                 f"at most the {steps} steps of the padded batch",
@@ -198,7 +198,7 @@ def raise_unsorted(lengths: IntArray | Tensor) -> NoReturn:
         raglane.errors.ShapeError: lengths: got [1, 2]; the rule: none longer than the one before it...
     """
     raise ShapeError(
-        explain(
+        message(
             "lengths",
             quote(lengths.tolist()),
             "none longer than the one before it, since enforce_sorted is True",
@@ -231,11 +231,11 @@ def read_packed(packed: PackedSequence, argument: str) -> tuple[IntArray, Tensor
         (array([2, 1]), None, 2)
     """
     if not isinstance(packed, PackedSequence):
-        raise KindError(explain(argument, f"type {type(packed).__name__}", "a PackedSequence", _MAKE_A_PACK))
+        raise KindError(message(argument, f"type {type(packed).__name__}", "a PackedSequence", _MAKE_A_PACK))
     data, sizes, order, places = packed
     if sizes.dtype is not torch.int64 or sizes.dim() != 1:
         got = f"{sizes.dtype} of shape {tuple(sizes.shape)}"
-        raise ShapeError(explain(f"{argument}.batch_sizes", got, "int64 of shape (T,)", _MAKE_A_PACK))
+        raise ShapeError(message(f"{argument}.batch_sizes", got, "int64 of shape (T,)", _MAKE_A_PACK))
     if order is None and places is not None:
         order = inverse(places)
     order, array = _read_numbers(order, sizes)
@@ -245,7 +245,7 @@ def read_packed(packed: PackedSequence, argument: str) -> tuple[IntArray, Tensor
     if not fits or (array.shape[0] and (array[-1] < 1 or np.count_nonzero(array[1:] > array[:-1]))):
         got = f"{quote(array.tolist())} for data of shape {tuple(data.shape)}"
         rule = f"above 0, none above the one before it, the first at most {count}, their sum the number of elements"
-        raise ShapeError(explain(f"{argument}.batch_sizes", got, rule, _MAKE_A_PACK))
+        raise ShapeError(message(f"{argument}.batch_sizes", got, rule, _MAKE_A_PACK))
     return array, order, count
 
 
@@ -271,10 +271,10 @@ def read_padding_value(value: Any) -> float:
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
     if not isinstance(value, Number):
-        raise KindError(explain("padding_value", f"type {type(value).__name__}", "one number", "pass for instance 0.0"))
+        raise KindError(message("padding_value", f"type {type(value).__name__}", "one number", "pass for instance 0.0"))
     number: float = value  # type: ignore[assignment]  # Number is what int, float, complex and NumPy's share
     if isinstance(number, int) and not -(2**63) <= number < 2**63:
-        raise KindError(explain("padding_value", quote(number), "a number of 64 bits", "pass a float, such as 1e30"))
+        raise KindError(message("padding_value", quote(number), "a number of 64 bits", "pass a float, such as 1e30"))
     return number
 
 
@@ -311,7 +311,7 @@ def read_padding_side(side: Any) -> bool:
     """
     if not isinstance(side, str) or side not in ("left", "right"):
         kind = ShapeError if isinstance(side, str) else KindError
-        raise kind(explain("padding_side", quote(side), '"left" or "right"', 'pass padding_side="right"'))
+        raise kind(message("padding_side", quote(side), '"left" or "right"', 'pass padding_side="right"'))
     return bool(side == "left")
 
 
@@ -340,13 +340,13 @@ def read_total_length(total_length: Any, steps: int, count: int = 1) -> int:
         wanted = operator.index(total_length)
     except TypeError as error:
         got = f"type {type(total_length).__name__}"
-        raise KindError(explain("total_length", got, "an integer or None", f"pass {steps} or more")) from error
+        raise KindError(message("total_length", got, "an integer or None", f"pass {steps} or more")) from error
     if wanted < steps:
         rule = f"at least the longest length, {steps}"
-        raise ShapeError(explain("total_length", quote(wanted), rule, f"pass {steps} or more, or None"))
+        raise ShapeError(message("total_length", quote(wanted), rule, f"pass {steps} or more, or None"))
     if wanted * max(count, 1) >= 2**62:
         rule = "the elements of the padded batch can be counted"
-        raise ShapeError(explain("total_length", quote(wanted), rule, f"pass {steps}, or None"))
+        raise ShapeError(message("total_length", quote(wanted), rule, f"pass {steps}, or None"))
     return wanted
 
 
@@ -368,13 +368,13 @@ def read_permutation(permutation: Any) -> Tensor:
     """
     name, fix = "permutation", "pass the indices that torch.argsort gives"
     if not isinstance(permutation, Tensor):
-        raise KindError(explain(name, f"type {type(permutation).__name__}", "a tensor or None", fix))
+        raise KindError(message(name, f"type {type(permutation).__name__}", "a tensor or None", fix))
     if permutation.is_nested or permutation.layout is not torch.strided:
-        raise KindError(explain(name, f"a tensor of {permutation.layout}", "a dense tensor or None", fix))
+        raise KindError(message(name, f"a tensor of {permutation.layout}", "a dense tensor or None", fix))
     if permutation.dim() != 1:
-        raise DimensionError(explain(name, f"shape {tuple(permutation.shape)}", "one dimension, (B,)", fix))
+        raise DimensionError(message(name, f"shape {tuple(permutation.shape)}", "one dimension, (B,)", fix))
     if permutation.dtype not in _INTEGERS:
-        raise ShapeError(explain(name, f"dtype {permutation.dtype}", "integers", fix))
+        raise ShapeError(message(name, f"dtype {permutation.dtype}", "integers", fix))
     plain: Tensor = permutation.resolve_neg()
     if plain.is_cpu:
         check_permutation(plain.numpy().astype(np.int64, copy=False), name, fix)
@@ -401,4 +401,4 @@ def check_permutation(array: IntArray, argument: str, fix: str) -> None:
     # As many numbers as there are, none below 0, the highest count - 1, none missing: each is there once.
     counts = np.bincount(array) if array.min() >= 0 and array.max() < count else array[:0]
     if counts.shape[0] != count or np.count_nonzero(counts) != count:
-        raise ShapeError(explain(argument, quote(array.tolist()), f"each of 0 to {count - 1} once", fix))
+        raise ShapeError(message(argument, quote(array.tolist()), f"each of 0 to {count - 1} once", fix))

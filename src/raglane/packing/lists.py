@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from raglane.errors import DimensionError, KindError, ShapeError, explain
+from raglane.errors import DimensionError, KindError, ShapeError, message
 from raglane.packing.layouts import IntArray, padded_rows
 from raglane.rows import place_joined_rows
 
@@ -63,7 +63,7 @@ def read_sequences(sequences: Any) -> tuple[tuple[Tensor, ...], IntArray]:
 def _raise_no_list(sequences: Any) -> NoReturn:
     rule = "a list of tensors, one a sequence"
     fix = "pass for instance [torch.ones(3), torch.ones(2)]; pad_packed_sequence takes a pack"
-    raise KindError(explain("sequences", f"type {type(sequences).__name__}", rule, fix))
+    raise KindError(message("sequences", f"type {type(sequences).__name__}", rule, fix))
 
 
 def join(sequences: tuple[Tensor, ...]) -> Tensor:
@@ -130,18 +130,18 @@ def _raise_unfit(sequences: tuple[Any, ...]) -> None:
     if not sequences:
         rule = "at least one, since the features and the dtype are read from them"
         fix = "skip an empty batch, or pass a padded tensor of shape (0, 0, *features) to pack_padded_sequence"
-        raise ShapeError(explain("sequences", "none", rule, fix))
+        raise ShapeError(message("sequences", "none", rule, fix))
     for number, sequence in enumerate(sequences):
         argument = f"sequences[{number}]"
         if not isinstance(sequence, Tensor):
             fix = "wrap it with torch.as_tensor"
-            raise KindError(explain(argument, f"type {type(sequence).__name__}", "each sequence is a tensor", fix))
+            raise KindError(message(argument, f"type {type(sequence).__name__}", "each sequence is a tensor", fix))
         if sequence.layout is not torch.strided or sequence.is_nested:
             got = f"a tensor of {sequence.layout}"
-            raise KindError(explain(argument, got, "dense tensors", "call .to_dense() on it"))
+            raise KindError(message(argument, got, "dense tensors", "call .to_dense() on it"))
         if sequence.dim() == 0:
             fix = "pass sequences of shape (L, *features)"
-            raise DimensionError(explain(argument, "a tensor without dimensions", "the first counts steps", fix))
+            raise DimensionError(message(argument, "a tensor without dimensions", "the first counts steps", fix))
         first = sequences[0]
         for what, mine, its in (
             ("trailing shape", tuple(sequence.shape[1:]), tuple(first.shape[1:])),
@@ -155,4 +155,4 @@ def _raise_unfit(sequences: tuple[Any, ...]) -> None:
                     if what != "trailing shape"
                     else ("pass sequences of shape (L, *features) that differ in L alone")
                 )
-                raise ShapeError(explain(argument, f"{what} {mine}", rule, fix))
+                raise ShapeError(message(argument, f"{what} {mine}", rule, fix))

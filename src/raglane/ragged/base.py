@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from raglane.checks import check_value
-from raglane.errors import ShapeError, explain
+from raglane.errors import ShapeError, message
 from raglane.segments import plain as segments
 
 __all__ = ["FlatBatch"]
@@ -166,7 +166,7 @@ class FlatBatch:
             place = int((mine != theirs).nonzero()[0])
             got = f"length {int(mine[place])} for sequence {place}"
             rule = f"the same lengths as {whose}, here {int(theirs[place])}"
-        raise ShapeError(explain(name, got, rule, "build both from the same lengths, or truncate the longer one"))
+        raise ShapeError(message(name, got, rule, "build both from the same lengths, or truncate the longer one"))
 
     def _value(self, name: str, value: Any) -> Any:
         """A number as the dtype of the values holds it, or an error."""

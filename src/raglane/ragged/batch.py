@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from raglane import interop
 from raglane.checks import check_kind
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain, quote
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, quote
 from raglane.ragged import display, functions
 from raglane.ragged.conversions import Conversions
 from raglane.ragged.operations import SequenceOperations
@@ -117,7 +117,7 @@ class Ragged(SequenceOperations, Conversions):
             position = operator.index(index)
         except (TypeError, RuntimeError):
             raise ArgumentTypeError(
-                explain(
+                message(
                     "index",
                     quote(index),
                     "an integer, a slice, a list, an index tensor or a mask chooses sequences",
@@ -125,7 +125,7 @@ class Ragged(SequenceOperations, Conversions):
                 )
             ) from None
         if not -len(self) <= position < len(self):
-            raise IndexError(explain("index", quote(position), f"the batch has {len(self)} sequences", "see len(r)"))
+            raise IndexError(message("index", quote(position), f"the batch has {len(self)} sequences", "see len(r)"))
         host_offsets = self._host_offsets()
         position %= len(self)
         return self._values[int(host_offsets[position]) : int(host_offsets[position + 1])]
@@ -136,7 +136,7 @@ class Ragged(SequenceOperations, Conversions):
         except (TypeError, ValueError, RuntimeError) as error:
             rule = "integers or None, and a step that is not 0"
             kind = ArgumentError if isinstance(error, ValueError) else ArgumentTypeError
-            raise kind(explain("index", quote(index), rule, "pass for instance r[2:5]")) from error
+            raise kind(message("index", quote(index), rule, "pass for instance r[2:5]")) from error
         if step != 1:
             return self.select(torch.tensor(range(start, stop, step), dtype=torch.int64, device="cpu"))
         stop = max(start, stop)
@@ -164,7 +164,7 @@ class Ragged(SequenceOperations, Conversions):
         if not isinstance(values, Tensor) or values.shape[:1] != self._values.shape[:1]:
             got = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
             raise ShapeError(
-                explain(
+                message(
                     "function",
                     f"a result of {got}",
                     f"a tensor with one row for each of the {self._values.shape[0]} elements",
@@ -244,7 +244,7 @@ class Ragged(SequenceOperations, Conversions):
     def __bool__(self) -> bool:
         # A batch is a container, which would make `if a == b` true for whatever they hold.
         raise ArgumentTypeError(
-            explain(
+            message(
                 "a Ragged",
                 "a question for its truth",
                 "a batch of many values is neither true nor false",
@@ -260,7 +260,7 @@ class Ragged(SequenceOperations, Conversions):
         # Reached only for what a Ragged has not got; a method of tensors is worth a word on what there is instead.
         if hasattr(Tensor, name) and not name.startswith("__"):
             raise AttributeError(
-                explain(
+                message(
                     f"Ragged.{name}",
                     "a method of tensors",
                     "a Ragged has no dimension for its steps, so not every one applies",
@@ -297,7 +297,7 @@ def _refuse_to(args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exceptio
     except (TypeError, ValueError, RuntimeError, AssertionError):
         got = ", ".join([*map(quote, args), *(f"{name}={quote(value)}" for name, value in kwargs.items())])
         rule = f"what torch.Tensor.to takes, and a device that is here ({str(error).splitlines()[0]})"
-        raise ArgumentTypeError(explain("to", got, rule, "pass a device, a dtype or both")) from error
+        raise ArgumentTypeError(message("to", got, rule, "pass a device, a dtype or both")) from error
 
 
 def _rebuild(values: Tensor, offsets: Tensor, host_lengths: Tensor | None) -> Ragged:

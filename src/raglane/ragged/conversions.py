@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from raglane import interop
 from raglane.checks import check_flag, check_tensor, check_whole
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
 from raglane.packing.flat import flat_to_padded, flatten_packed, pack_flat, padded_to_flat
 from raglane.ragged.base import FlatBatch
 from raglane.rows import take_rows
@@ -50,7 +50,7 @@ class Conversions(FlatBatch):
         values = interop.read_values(values, "values")
         if (offsets is None) == (lengths is None):
             raise ArgumentTypeError(
-                explain(
+                message(
                     "offsets, lengths",
                     "neither" if offsets is None else "both",
                     "exactly one of them says where the sequences are",
@@ -66,7 +66,7 @@ class Conversions(FlatBatch):
         if offsets.device.type != "cpu":
             if offsets.is_meta and not values.is_meta:
                 what = "offsets" if given is None else "lengths"
-                raise ShapeError(explain(what, "a tensor without data, on meta", "integers", "pass real ones"))
+                raise ShapeError(message(what, "a tensor without data, on meta", "integers", "pass real ones"))
             return cls._make(values, offsets.to(values.device), None)
         host_lengths = segments.lengths_from_offsets(offsets) if given is None else given
         if not records_operators():  # what is wrong the kernels will say when they run
@@ -110,7 +110,7 @@ class Conversions(FlatBatch):
         """
         if (lengths is None) == (mask is None):
             raise ArgumentTypeError(
-                explain(
+                message(
                     "lengths, mask",
                     "neither" if lengths is None else "both",
                     "exactly one of them says which elements are real",
@@ -127,11 +127,11 @@ class Conversions(FlatBatch):
     def _from_mask(cls, padded: Tensor, mask: Tensor, batch_first: bool) -> Self:
         if not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
             kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-            raise ArgumentTypeError(explain("mask", str(kind), "a bool tensor", "pass for instance mask.bool()"))
+            raise ArgumentTypeError(message("mask", str(kind), "a bool tensor", "pass for instance mask.bool()"))
         check_tensor("mask", mask)
         if mask.shape != padded.shape[:2]:
             raise ShapeError(
-                explain(
+                message(
                     "mask",
                     f"shape {tuple(mask.shape)}",
                     f"the first two dimensions of padded, which is {tuple(padded.shape)}",
@@ -233,7 +233,7 @@ class Conversions(FlatBatch):
         length = longest if total_length is None else check_whole("total_length", total_length)
         if length < longest:
             raise ArgumentError(
-                explain(
+                message(
                     "total_length",
                     str(total_length),
                     f"at least the longest length, {longest}",

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raglane.errors import RaggedFunctionError, ShapeError, explain, quote
+from raglane.errors import RaggedFunctionError, ShapeError, message, quote
 
 __all__ = ["Kind", "apply", "check_dimension", "hint", "kind_of"]
 
@@ -115,7 +115,7 @@ def kind_of(function: Callable[..., Any]) -> Kind:
     if kind is None:
         name = getattr(function, "__name__", str(function))
         raise RaggedFunctionError(
-            explain(
+            message(
                 name,
                 "a Ragged",
                 "only functions of each element, or of its features, apply to a ragged batch as it is",
@@ -157,7 +157,7 @@ def check_dimension(name: str, dim: Any, features: int) -> None:
     if all(isinstance(d, int) and -features <= d < 0 for d in dims) and dims:
         return
     raise RaggedFunctionError(
-        explain(
+        message(
             f"dim of {name}",
             quote(dim),
             f"only the feature dimensions, counted from the end (here {features}), may be named on a Ragged",
@@ -185,7 +185,7 @@ def apply(kind: type[Any], function: Callable[..., Any], args: tuple[Any, ...], 
     acts_on = kind_of(function)
     name = getattr(function, "__name__", str(function))
     if kwargs.get("out") is not None:
-        raise RaggedFunctionError(explain("out", "a tensor", "a Ragged is immutable", "use what the call returns"))
+        raise RaggedFunctionError(message("out", "a tensor", "a Ragged is immutable", "use what the call returns"))
     found = _arguments(args, kwargs)
     batches = [value for value in found if isinstance(value, kind)]
     features = batches[0].values.dim() - 1
@@ -228,7 +228,7 @@ def _values(kind: type[Any], value: Any) -> Any:
 def _check_together(name: str, batch: Any, other: Any) -> None:
     if batch.values.dim() != other.values.dim():
         raise ShapeError(
-            explain(
+            message(
                 name,
                 f"batches with elements of shape {tuple(batch.features)} and {tuple(other.features)}",
                 "elements have the same number of feature dimensions",
@@ -239,7 +239,7 @@ def _check_together(name: str, batch: Any, other: Any) -> None:
 
 
 def _broadcast_message(name: str, value: Tensor, features: int) -> str:
-    return explain(
+    return message(
         name,
         f"a tensor of shape {tuple(value.shape)}",
         f"a plain tensor meets the features of each element, so it has at most {features} dimension(s) here",
@@ -252,7 +252,7 @@ def _check_features(name: str, kind: type[Any], args: tuple[Any, ...], kwargs: d
     first = args[0] if args else kwargs.get("input")
     if not isinstance(first, kind) or any(isinstance(value, kind) for value in _arguments(args, kwargs)[1:]):
         raise RaggedFunctionError(
-            explain(name, "a Ragged that is not its input", "only the input may be ragged", "pass r.values")
+            message(name, "a Ragged that is not its input", "only the input may be ragged", "pass r.values")
         )
     needed = 0
     if name == "linear":
@@ -261,7 +261,7 @@ def _check_features(name: str, kind: type[Any], args: tuple[Any, ...], kwargs: d
         needed = len(kwargs["normalized_shape"] if "normalized_shape" in kwargs else args[1])
     if features < needed:
         raise RaggedFunctionError(
-            explain(
+            message(
                 name,
                 f"elements of {features} feature dimension(s)",
                 f"it acts on the last {needed} feature dimension(s)",

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raglane.checks import check_flag, check_tensor, check_whole, read_index
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
 from raglane.ragged.base import FlatBatch
 from raglane.rows import place_rows, take_rows
 from raglane.segments import plain as segments
@@ -111,12 +111,12 @@ class SequenceOperations(FlatBatch):
         self._needs_real("logsumexp")
         return segments.logsumexp(self.values, self.offsets, self._value("empty", empty))
 
-    def argsort(self, descending: bool = False) -> Tensor:
+    def order_by_length(self, descending: bool = False) -> Tensor:
         """The index that sorts the sequences by length, ``(B,)`` int64 on the CPU; ties keep their order.
 
         Example:
             >>> r = Ragged([torch.ones(2), torch.ones(3), torch.ones(2)])
-            >>> r.argsort(descending=True).tolist()
+            >>> r.order_by_length(descending=True).tolist()
             [1, 0, 2]
         """
         return torch.argsort(self.host_lengths, stable=True, descending=check_flag("descending", descending))
@@ -188,10 +188,10 @@ class SequenceOperations(FlatBatch):
         check_tensor("per_sequence", per_sequence, 1, "pass a tensor (B, *features)")
         if per_sequence.device != self.values.device:
             got = f"a tensor on {per_sequence.device}"
-            raise ShapeError(explain("per_sequence", got, f"that of the values, {self.values.device}", "move it"))
+            raise ShapeError(message("per_sequence", got, f"that of the values, {self.values.device}", "move it"))
         if per_sequence.shape[0] != count:
             raise ShapeError(
-                explain(
+                message(
                     "per_sequence",
                     f"shape {tuple(per_sequence.shape)}",
                     f"one row a sequence, and the batch has {count}",
@@ -215,7 +215,7 @@ class SequenceOperations(FlatBatch):
         """
         length = check_whole("length", length)
         if length < 0:
-            raise ArgumentError(explain("length", str(length), "at least 0", "pass how many elements to keep"))
+            raise ArgumentError(message("length", str(length), "at least 0", "pass how many elements to keep"))
         lengths = self.host_lengths.clamp(max=length)
         return self._slices(self.offsets[:-1], lengths)
 
@@ -246,7 +246,7 @@ class SequenceOperations(FlatBatch):
         step = size if step is None else check_whole("step", step)
         if size < 1 or not 1 <= step <= size:
             raise ArgumentError(
-                explain(
+                message(
                     "size, step",
                     f"{size}, {step}",
                     "size is at least 1, and step at least 1 and at most size, so that no element is left out",
@@ -284,14 +284,14 @@ class SequenceOperations(FlatBatch):
         for other in batches[1:]:
             if not isinstance(other, FlatBatch):
                 raise ArgumentTypeError(
-                    explain("others", type(other).__name__, "Ragged batches", "wrap it with rl.Ragged first")
+                    message("others", type(other).__name__, "Ragged batches", "wrap it with rl.Ragged first")
                 )
             if (other.dtype, other.device) != (self.dtype, self.device):
                 got, rule = f"{other.dtype} on {other.device}", f"as here: {self.dtype} on {self.device}"
-                raise ShapeError(explain("others", got, rule, "convert it with .to(...)"))
+                raise ShapeError(message("others", got, rule, "convert it with .to(...)"))
             if other.offsets.shape != self.offsets.shape or other.values.shape[1:] != self.values.shape[1:]:
                 raise ShapeError(
-                    explain(
+                    message(
                         "others",
                         f"{other.offsets.shape[0] - 1} sequences of features {tuple(other.values.shape[1:])}",
                         f"as many as here, {self.offsets.shape[0] - 1}, of features {tuple(self.values.shape[1:])}",
@@ -345,12 +345,12 @@ class SequenceOperations(FlatBatch):
     def _needs_real(self, name: str) -> None:
         if self.values.is_complex():
             fix = f"call r.map(torch.abs).{name}()"
-            raise ArgumentTypeError(explain(name, str(self.values.dtype), "real numbers, which can be compared", fix))
+            raise ArgumentTypeError(message(name, str(self.values.dtype), "real numbers, which can be compared", fix))
 
     def _needs_floating(self, name: str) -> None:
         if not (self.values.is_floating_point() or self.values.is_complex()):
             raise ArgumentTypeError(
-                explain(
+                message(
                     name,
                     str(self.values.dtype),
                     "a floating-point dtype",

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from raglane.errors import ArgumentError, ArgumentTypeError, explain
+from raglane.errors import ArgumentError, ArgumentTypeError, message
 from raglane.schedules.base import Count, Schedule, Table, longest_first, real_count
 from raglane.segments.plain import offsets_from_lengths, positions, segment_ids
 
@@ -81,7 +81,7 @@ def _rows(lengths: Tensor, lanes: int | None) -> int:
         lanes = DEFAULT_LANES
     elif isinstance(lanes, bool) or not hasattr(lanes, "__index__"):
         raise ArgumentTypeError(
-            explain(
+            message(
                 "lanes",
                 f"{lanes!r}, a {type(lanes).__name__}",
                 "the number of rows of the running batch, an integer",
@@ -91,7 +91,7 @@ def _rows(lengths: Tensor, lanes: int | None) -> int:
     rows = operator.index(lanes)
     if rows < 1:
         raise ArgumentError(
-            explain(
+            message(
                 "lanes",
                 str(rows),
                 "a running batch has at least one row",

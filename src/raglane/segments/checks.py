@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from raglane.checks import check_tensor, check_value, check_whole
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
 from raglane.tracing import index_arithmetic
 
 __all__ = ["check_lengths", "check_offsets", "checked"]
@@ -44,12 +44,12 @@ def check_lengths(lengths: Tensor, name: str = "lengths") -> None:
     # In float64, which a wrong length does not make wrap around.
     if float(lengths.sum(dtype=torch.float64)) >= _MOST:
         rule = "the elements can be counted"
-        raise ArgumentError(explain(name, "a sum beyond 64-bit integers", rule, "check the data"))
+        raise ArgumentError(message(name, "a sum beyond 64-bit integers", rule, "check the data"))
     below = lengths < 0
     if bool(below.any()):
         place = int(below.nonzero()[0, 0])
         fix = "check the data; an empty sequence has length 0"
-        raise ArgumentError(explain(name, f"{int(lengths[place])} at index {place}", "a length is at least 0", fix))
+        raise ArgumentError(message(name, f"{int(lengths[place])} at index {place}", "a length is at least 0", fix))
 
 
 @index_arithmetic
@@ -77,7 +77,7 @@ def check_offsets(offsets: Tensor, total: int, name: str) -> None:
     if bool(outside.any()):
         index = int(outside.nonzero()[0, 0])
         raise ShapeError(
-            explain(
+            message(
                 name,
                 f"length {int(lengths[index])} at index {index}",
                 f"each length is from 0 to the {total} elements of values",
@@ -87,7 +87,7 @@ def check_offsets(offsets: Tensor, total: int, name: str) -> None:
     last = int(offsets[-1]) if offsets.shape[0] else "nothing"
     got = f"a sum of {last}" if name == "lengths" else f"{offsets[:4].tolist()}..., ending in {last}"
     rule = "they add up to" if name == "lengths" else "they start with 0 and end in"
-    raise ShapeError(explain(name, got, f"{rule} the {total} elements of values", "check that both belong together"))
+    raise ShapeError(message(name, got, f"{rule} the {total} elements of values", "check that both belong together"))
 
 
 def checked(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
@@ -146,10 +146,10 @@ def _check_values(function: str, values: Tensor) -> Tensor:
     real = values.is_floating_point()
     if function in ("mean", "softmax", "logsumexp") and not (real or (function == "mean" and values.is_complex())):
         rule = f"{function} is of a floating-point dtype"
-        raise ArgumentTypeError(explain("values", f"{values.dtype}", rule, "call .to(torch.float32) first"))
+        raise ArgumentTypeError(message("values", f"{values.dtype}", rule, "call .to(torch.float32) first"))
     if function in ("max", "min") and values.is_complex():
         rule = f"{function} compares real numbers"
-        raise ArgumentTypeError(explain("values", f"{values.dtype}", rule, "call .abs() or .real first"))
+        raise ArgumentTypeError(message("values", f"{values.dtype}", rule, "call .abs() or .real first"))
     return values
 
 
@@ -157,15 +157,15 @@ def _check_integers(name: str, given: Any, beside: Tensor | None, any_dtype: boo
     """One dimension of integers, on the device of the tensor beside it."""
     integers = check_tensor(name, given)
     if integers.is_floating_point() or integers.is_complex() or integers.dtype is torch.bool:
-        raise ArgumentTypeError(explain(name, f"{integers.dtype}", "integers", "convert with .to(torch.int64)"))
+        raise ArgumentTypeError(message(name, f"{integers.dtype}", "integers", "convert with .to(torch.int64)"))
     if not any_dtype and integers.dtype is not torch.int64:
-        raise ArgumentTypeError(explain(name, f"{integers.dtype}", "int64", "convert with .to(torch.int64)"))
+        raise ArgumentTypeError(message(name, f"{integers.dtype}", "int64", "convert with .to(torch.int64)"))
     if integers.dim() != 1:
         shape = f"shape {tuple(integers.shape)}"
-        raise ShapeError(explain(name, shape, "one dimension", "pass one number a sequence"))
+        raise ShapeError(message(name, shape, "one dimension", "pass one number a sequence"))
     if beside is not None and integers.device != beside.device:
         got = f"a tensor on {integers.device}"
-        raise ShapeError(explain(name, got, f"all is on one device, {beside.device}", "move it with .to()"))
+        raise ShapeError(message(name, got, f"all is on one device, {beside.device}", "move it with .to()"))
     return integers
 
 
@@ -173,10 +173,10 @@ def _check_batch(given: Mapping[str, Any], beside: Tensor | None, total: int) ->
     """Check offsets against the values, and what there is one of a sequence."""
     offsets = _check_integers("offsets", given["offsets"], beside, any_dtype=False)
     if offsets.shape[0] == 0:
-        raise ShapeError(explain("offsets", "none", "(B + 1,), the first of them 0", "pass at least [0]"))
+        raise ShapeError(message("offsets", "none", "(B + 1,), the first of them 0", "pass at least [0]"))
     if "per_sequence" in given and given["per_sequence"].shape[0] != offsets.shape[0] - 1:
         got, count = f"{given['per_sequence'].shape[0]} rows", offsets.shape[0] - 1
-        raise ShapeError(explain("per_sequence", got, f"one a sequence: {count}", "pass a tensor (B, *features)"))
+        raise ShapeError(message("per_sequence", got, f"one a sequence: {count}", "pass a tensor (B, *features)"))
     if offsets.is_cpu:
         check_offsets(offsets, total, "offsets")
     if "longest" in given:
@@ -187,7 +187,7 @@ def _check_batch(given: Mapping[str, Any], beside: Tensor | None, total: int) ->
 def _check_longest(offsets: Tensor, longest: int) -> None:
     if offsets.is_cpu and offsets.shape[0] > 1 and longest < (most := int(offsets.diff().max())):
         rule = f"at least the longest length, {most}"
-        raise ArgumentError(explain("longest", f"{longest}", rule, "pass int(offsets.diff().max())"))
+        raise ArgumentError(message("longest", f"{longest}", rule, "pass int(offsets.diff().max())"))
 
 
 @index_arithmetic
@@ -195,12 +195,12 @@ def _check_slices(lengths: Tensor, starts: Tensor | None, total: int | None) -> 
     """Check lengths, and with them where slices start."""
     if starts is not None and starts.shape != lengths.shape:
         got = f"{starts.shape[0]} of them"
-        raise ShapeError(explain("starts", got, f"one a length: {lengths.shape[0]}", "pass as many of both"))
+        raise ShapeError(message("starts", got, f"one a length: {lengths.shape[0]}", "pass as many of both"))
     if not lengths.is_cpu:
         return
     check_lengths(lengths)
     if total is not None and int(lengths.sum()) != total:
-        raise ShapeError(explain("total", f"{total}", f"the sum of lengths, {int(lengths.sum())}", "pass that"))
+        raise ShapeError(message("total", f"{total}", f"the sum of lengths, {int(lengths.sum())}", "pass that"))
     if starts is not None and bool((starts < 0).any()):
         got = f"{int(starts.min())} among them"
-        raise ArgumentError(explain("starts", got, "at least 0", "pass entries of offsets"))
+        raise ArgumentError(message("starts", got, "at least 0", "pass entries of offsets"))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from raglane.data.preprocess import Preprocessor
-from raglane.errors import CheckpointError, explain, require
+from raglane.errors import CheckpointError, message, require
 from raglane.reading import as_path
 from raglane.training.folder import BEST, find
 from raglane.training.memory import FLOAT, TENSOR, check_memory
@@ -193,7 +193,7 @@ def check_format(path: Path, config: Mapping[str, Any], name: str, newest: int) 
         raise damaged(path, f"format {config.get('format')!r} where {name!r} is expected")
     if version > newest:
         raise CheckpointError(
-            explain(
+            message(
                 str(path),
                 f"format version {version}",
                 f"this version of Raglane reads up to {newest}",
@@ -234,7 +234,7 @@ def model_folder(path: Path) -> Path:
     # Not by the methods of Path, which fail at a name that is too long.
     if not os.path.isdir(path):
         raise CheckpointError(
-            explain(
+            message(
                 str(path),
                 "a file" if os.path.exists(path) else "no such folder",
                 "the folder of a run or of a model",
@@ -246,7 +246,7 @@ def model_folder(path: Path) -> Path:
     folder = find(path, BEST)
     if not folder.is_dir():
         raise CheckpointError(
-            explain(
+            message(
                 str(path),
                 "a folder without a saved model",
                 "a run holds its model in the folder best",

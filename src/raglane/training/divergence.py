@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from raglane.errors import DivergedError, explain
+from raglane.errors import DivergedError, message
 from raglane.training.settings import Settings
 from raglane.training.state import TrainingState
 
@@ -60,7 +60,7 @@ def diverged(what: str, state: TrainingState, settings: Settings, beside: str = 
     kept = f"; the best model until then, of epoch {state.best_epoch}, is kept" if state.best_epoch else ""
     rule = f"the loss must stay finite, and below {_LOST:,} times what it began with"
     fix = f"train anew with {', or '.join(fixes)}{kept}"
-    return DivergedError(explain("lr", f"{settings.lr:g}, and {what}", rule, fix), what)
+    return DivergedError(message("lr", f"{settings.lr:g}, and {what}", rule, fix), what)
 
 
 def warning(state: TrainingState) -> str | None:

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from raglane.errors import ArgumentError, explain
+from raglane.errors import ArgumentError, message
 from raglane.training.lock import turn
 
 __all__ = ["check_place", "remove", "settle", "sync_folder", "whole_folder", "write_file", "write_folder"]
@@ -139,7 +139,7 @@ def check_place(argument: str, folder: Path) -> None:
     there = next(parent for parent in (place, *place.parents) if parent.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         rule = f"{there} is a folder that may be written to"
-        raise ArgumentError(explain(argument, repr(str(folder)), rule, f"give another --{argument}"))
+        raise ArgumentError(message(argument, repr(str(folder)), rule, f"give another --{argument}"))
 
 
 def _partial(path: Path) -> Path:

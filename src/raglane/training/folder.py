@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from raglane.errors import ArgumentError, explain
+from raglane.errors import ArgumentError, message
 from raglane.training.files import check_place, remove, settle, sync_folder, whole_folder
 from raglane.training.lock import LOCK, locked
 
@@ -61,7 +61,7 @@ def check_folder(folder: Path, *, resume: bool = False, overwrite: bool = False)
     if resume:
         if not is_run:
             raise ArgumentError(
-                explain("resume", repr(str(folder)), "the folder of a run", "give its --out, or leave --resume out")
+                message("resume", repr(str(folder)), "the folder of a run", "give its --out, or leave --resume out")
             )
         return
     # A run that was killed before it had written its first file left no more than a part of it, and its lock.
@@ -71,10 +71,10 @@ def check_folder(folder: Path, *, resume: bool = False, overwrite: bool = False)
         check_place("out", folder)
         return
     if not is_run:
-        raise ArgumentError(explain("out", repr(str(folder)), "a new folder, or that of a run", "give another --out"))
+        raise ArgumentError(message("out", repr(str(folder)), "a new folder, or that of a run", "give another --out"))
     if not overwrite:
         raise ArgumentError(
-            explain(
+            message(
                 "out",
                 f"{str(folder)!r}, where a run is already",
                 "a run is not replaced unasked",

@@ -13,7 +13,7 @@ from raglane.data.dataset import SequenceDataset
 from raglane.data.epochs import check_least
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
-from raglane.errors import ArgumentError, DataError, explain, quote
+from raglane.errors import ArgumentError, DataError, message, quote
 from raglane.ragged import Ragged
 from raglane.training.batches import BatchStore, in_order
 from raglane.training.checkpoint import SavedModel
@@ -98,11 +98,11 @@ def pick_device(name: str) -> torch.device:
     """
     if name not in DEVICES:
         fix = "pass auto; of several GPUs the environment variable CUDA_VISIBLE_DEVICES names one"
-        raise ArgumentError(explain("device", quote(name), f"one of {', '.join(DEVICES)}", fix))
+        raise ArgumentError(message("device", quote(name), f"one of {', '.join(DEVICES)}", fix))
     present = torch.cuda.is_available()
     if name == "cuda" and not present:
         raise ArgumentError(
-            explain("device", "'cuda'", "PyTorch must see a CUDA device, and sees none", "pass auto or cpu")
+            message("device", "'cuda'", "PyTorch must see a CUDA device, and sees none", "pass auto or cpu")
         )
     return torch.device("cuda" if name == "cuda" or (name == "auto" and present) else "cpu")
 
@@ -140,7 +140,7 @@ def predict(
         ("probabilities", probabilities, probabilities, ("classify", "tag")),
     ):
         if given and saved.task not in tasks:
-            raise ArgumentError(explain(name, quote(value), f"goes with the task {' or '.join(tasks)}", "leave it out"))
+            raise ArgumentError(message(name, quote(value), f"goes with the task {' or '.join(tasks)}", "leave it out"))
     dataset = saved.preprocessor.apply(records, require_targets=False)
     ids = list(dataset.ids)
     numbers = len(ids) * horizon * len(saved.preprocessor.channels)
@@ -197,7 +197,7 @@ def evaluate(
     count = int(float(totals.count))
     if count == 0:
         raise DataError(
-            explain(str(records.source), "no targets", "at least one to measure by", "give sequences with elements")
+            message(str(records.source), "no targets", "at least one to measure by", "give sequences with elements")
         )
     numbers = {"loss": totals.mean_loss}
     if classes:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from raglane.errors import ArgumentError, explain
+from raglane.errors import ArgumentError, message
 
 try:
     import fcntl
@@ -165,4 +165,4 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 def _busy(folder: Path, argument: str, owner: str) -> ArgumentError:
     got = f"{str(folder)!r}, where {owner} is at work"
-    return ArgumentError(explain(argument, got, "one command at a time writes in a folder", "wait until it has ended"))
+    return ArgumentError(message(argument, got, "one command at a time writes in a folder", "wait until it has ended"))

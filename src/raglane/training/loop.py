@@ -24,7 +24,7 @@ with warnings.catch_warnings():
     import lightning.pytorch as pl
     from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from raglane.errors import DataError, explain
+from raglane.errors import DataError, message
 from raglane.training.batches import Batch, BatchStore, loader, training_order
 from raglane.training.divergence import check_losses, diverged
 from raglane.training.files import write_file, write_folder
@@ -211,7 +211,7 @@ class _Bookkeeper(pl.Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         if not float(self.module.totals.count):
             rule = "training needs at least one to learn from"
-            raise DataError(explain("data", "no element with a target", rule, "give longer sequences"))
+            raise DataError(message("data", "no element with a target", rule, "give longer sequences"))
         row = self._row()
         watched = row.get("validation_loss", row["train_loss"])
         self._refuse_divergence(row)

@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import torch
 
-from raglane.errors import ArgumentError, explain
+from raglane.errors import ArgumentError, message
 from raglane.training.inference import pick_device
 from raglane.training.memory import FLOAT, TRAINED_TENSOR, check_memory
 from raglane.training.model import ModelConfig
@@ -37,7 +37,7 @@ def check_machine(settings: Settings) -> torch.device:
     for name in ("threads", "workers"):
         count = getattr(settings, name)
         if count is not None and count > most:
-            raise ArgumentError(explain(name, f"{count}", f"at most {most} on this machine", "pass a smaller number"))
+            raise ArgumentError(message(name, f"{count}", f"at most {most} on this machine", "pass a smaller number"))
     device = pick_device(settings.device)
     smallest = {part.name: getattr(settings, part.name) for part in fields(ModelConfig) if hasattr(settings, part.name)}
     check_size(ModelConfig(**smallest | {"input_size": 1, "output_size": 1, "embedding": None}), settings, device)

@@ -6,7 +6,7 @@ import math
 import os
 from pathlib import Path
 
-from raglane.errors import ArgumentError, explain
+from raglane.errors import ArgumentError, message
 
 __all__ = ["FLOAT", "TENSOR", "TRAINED_TENSOR", "available_memory", "check_memory"]
 
@@ -48,7 +48,7 @@ def check_memory(what: str, needed: int, fix: str, available: float | None = Non
     most = available_memory() if available is None else available
     if needed > most:
         rule = f"at most the {most:,.0f} bytes that are available"
-        raise ArgumentError(explain("memory", f"{what}, which needs {needed:,} bytes", rule, fix))
+        raise ArgumentError(message("memory", f"{what}, which needs {needed:,} bytes", rule, fix))
 
 
 def _free() -> float:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from raglane.errors import ArgumentError, explain, require
+from raglane.errors import ArgumentError, message, require
 from raglane.reading import NotAFileError, as_path, check_file
 from raglane.training.checkpoint import CONFIG
 from raglane.training.files import check_place, write_file
@@ -41,22 +41,22 @@ def check_output(path: str | os.PathLike[str]) -> None:
     path = as_path(path)
     if path.suffix.lower() not in WRITERS:
         raise ArgumentError(
-            explain("output", repr(str(path)), f"a name that ends in {', '.join(WRITERS)}", "change the suffix")
+            message("output", repr(str(path)), f"a name that ends in {', '.join(WRITERS)}", "change the suffix")
         )
     try:
         check_file(path)
     except (FileNotFoundError, NotADirectoryError):
         pass
     except IsADirectoryError as error:
-        raise ArgumentError(explain("output", repr(str(path)), "a file, not a folder", "name a file in it")) from error
+        raise ArgumentError(message("output", repr(str(path)), "a file, not a folder", "name a file in it")) from error
     except NotAFileError as error:
         # A link to what is not there yet is replaced, as a link to a file is.
         if error.errno != errno.ENOENT:
             got = f"{str(path)!r}, {error.strerror}"
-            raise ArgumentError(explain("output", got, "a file, or the name of a new one", "name a file")) from error
+            raise ArgumentError(message("output", got, "a file, or the name of a new one", "name a file")) from error
     if not path.parent.is_dir():
         raise ArgumentError(
-            explain("output", repr(str(path)), "a file in a folder that exists", f"mkdir -p '{path.parent}'")
+            message("output", repr(str(path)), "a file in a folder that exists", f"mkdir -p '{path.parent}'")
         )
     check_place("output", path.parent)
     if path.suffix.lower() == ".parquet":
@@ -81,14 +81,14 @@ def check_apart(path: Path, data: Path, run: Path) -> None:
     real, place = _real(path), _real(path.parent) / path.name
     if _real(data) in (real, place) or (path.exists() and data.exists() and path.samefile(data)):
         raise ArgumentError(
-            explain("output", repr(str(path)), "another file than the data, which it would replace", "name a new file")
+            message("output", repr(str(path)), "another file than the data, which it would replace", "name a new file")
         )
     folder = _real(run)
     for name in (real, place):
         inside = any(parent in name.parents for parent in map(folder.joinpath, RUN_FOLDERS))
         if inside or (name.parent == folder and (name.name in RUN_FILES or (folder / CONFIG).exists())):
             raise ArgumentError(
-                explain("output", repr(str(path)), "no file of the run or its model", "name a file elsewhere")
+                message("output", repr(str(path)), "no file of the run or its model", "name a file elsewhere")
             )
 
 

@@ -14,7 +14,7 @@ import torch
 
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
-from raglane.errors import ArgumentError, DataError, DivergedError, explain, require
+from raglane.errors import ArgumentError, DataError, DivergedError, message, require
 from raglane.reading import as_path
 from raglane.training.batches import BatchStore
 from raglane.training.checkpoint import check_format, load_weights, model_files
@@ -135,7 +135,7 @@ def refuse_diverged(description: RunDescription, folder: Path) -> None:
     if description.diverged is not None:
         got = f"{str(folder)!r}, a run that diverged: {description.diverged}"
         fix = "train anew with a smaller --lr or with --clip 1, and --overwrite; the best model until then can be used"
-        raise DivergedError(explain("resume", got, "to go on would do the same again", fix), description.diverged)
+        raise DivergedError(message("resume", got, "to go on would do the same again", fix), description.diverged)
 
 
 def fingerprint(*parts: Records | None) -> str:
@@ -293,7 +293,7 @@ def _stored_start(prepared: _Prepared, settings: Settings, folder: Path, marks: 
     if settings.epochs < state.epoch:
         done = f"{settings.epochs}, and {state.epoch} are done"
         raise ArgumentError(
-            explain(
+            message(
                 "epochs", done, "what is done stays done", f"pass --epochs {state.epoch + 10}, say, or leave it out"
             )
         )
@@ -348,7 +348,7 @@ def _is_complete(state: TrainingState, settings: Settings) -> bool:
 def _model_config(settings: Settings, preprocessor: Preprocessor) -> ModelConfig:
     if settings.task == "forecast" and preprocessor.is_tokens:
         raise DataError(
-            explain("task", "'forecast' and token sequences", "a forecast is of numbers", "use classify or tag")
+            message("task", "'forecast' and token sequences", "a forecast is of numbers", "use classify or tag")
         )
     chosen = settings.to_config()
     shared = {part.name: chosen[part.name] for part in fields(ModelConfig) if part.name in chosen}
@@ -365,7 +365,7 @@ def _model_config(settings: Settings, preprocessor: Preprocessor) -> ModelConfig
 def _check_same_data(folder: Path, marks: str) -> None:
     if load_description(folder).fingerprint != marks:
         raise DataError(
-            explain(
+            message(
                 "resume",
                 "other data than the run was started with",
                 "a run goes on with the same sequences, labels and order",

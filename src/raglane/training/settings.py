@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from raglane.errors import ArgumentError, explain, quote
+from raglane.errors import ArgumentError, message, quote
 from raglane.training.stored import build
 
 __all__ = [
@@ -126,7 +126,7 @@ class Settings:
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
             if value not in choices:
-                raise ArgumentError(explain(name, quote(value), "one of " + ", ".join(choices), f"pass {choices[0]}"))
+                raise ArgumentError(message(name, quote(value), "one of " + ", ".join(choices), f"pass {choices[0]}"))
         for name in _COUNTS:
             value = getattr(self, name)
             self._check(name, value is None or value >= 1, "at least 1", "pass a whole number above 0")
@@ -173,7 +173,7 @@ class Settings:
 
     def _check(self, name: str, holds: bool, rule: str, fix: str) -> None:
         if not holds:
-            raise ArgumentError(explain(name, quote(getattr(self, name)), rule, fix))
+            raise ArgumentError(message(name, quote(getattr(self, name)), rule, fix))
 
     def to_config(self) -> dict[str, Any]:
         """The settings as a dictionary that JSON can hold.

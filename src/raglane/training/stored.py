@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from raglane.errors import ArgumentError, CheckpointError, explain, quote
+from raglane.errors import ArgumentError, CheckpointError, message, quote
 from raglane.reading import check_file
 from raglane.training.memory import available_memory
 
@@ -184,7 +184,7 @@ def damaged(path: Path, what: str) -> CheckpointError:
         what: is wrong with it.
     """
     return CheckpointError(
-        explain(str(path), what, "a file that Raglane wrote, whole and unchanged", "copy it again or train anew")
+        message(str(path), what, "a file that Raglane wrote, whole and unchanged", "copy it again or train anew")
     )
 
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from raglane.data.preprocess import Preprocessor
-from raglane.errors import ArgumentError, explain
+from raglane.errors import ArgumentError, message
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch
 
@@ -117,7 +117,7 @@ class Forecast:
 def _targets(batch: Batch) -> Tensor:
     if batch.targets is None:
         raise ArgumentError(
-            explain("batch", "sequences without targets", "a score needs targets", "give data with labels")
+            message("batch", "sequences without targets", "a score needs targets", "give data with labels")
         )
     return batch.targets
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raglane.data.records import Columns, Records
-from raglane.errors import DataError, explain, quote, quote_all
+from raglane.errors import DataError, message, quote, quote_all
 from raglane.reading import NotAFileError, check_file, read_file
 
 __all__ = [
@@ -73,7 +73,7 @@ def data_error(path: Path, got: str, rule: str, fix: str, line: int | None = Non
         >>> print(data_error(Path("a.ts"), "2 channels", "@dimensions says 3", "add one", line=7))
         a.ts, line 7: got 2 channels; the rule: @dimensions says 3. Fix: add one.
     """
-    return DataError(explain(f"{path}" if line is None else f"{path}, line {line}", got, rule, fix))
+    return DataError(message(f"{path}" if line is None else f"{path}, line {line}", got, rule, fix))
 
 
 def count_of(count: int, noun: str) -> str:

@@ -19,7 +19,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from raglane.errors import ArgumentError, MissingExtraError, explain
+from raglane.errors import ArgumentError, MissingExtraError, message
 from raglane.forks import threads_before
 
 __all__ = ["ABI", "DTYPES", "Library", "call", "leave_lost_threads", "library", "preamble"]
@@ -72,7 +72,7 @@ class Library:
         """
         if isa not in self.isas:
             raise ArgumentError(
-                explain("RAGLANE_ISA", repr(isa), f"one of those there are here, {', '.join(self.isas)}", "unset it")
+                message("RAGLANE_ISA", repr(isa), f"one of those there are here, {', '.join(self.isas)}", "unset it")
             )
         return replace(self, isa=isa)
 
@@ -84,8 +84,8 @@ class Library:
         """``exp``, ``tanh`` or ``sigmoid`` as the cells compute it, for tests: float32 or float64, contiguous."""
         if values.dtype not in (torch.float32, torch.float64) or not values.is_contiguous() or not values.is_cpu:
             got = f"{values.dtype} on {values.device}, strides {values.stride()}"
-            raise ArgumentError(explain("values", got, "contiguous float32 or float64 on the CPU", "convert them"))
-        result, message = torch.empty_like(values), _messages.buffer
+            raise ArgumentError(message("values", got, "contiguous float32 or float64 on the CPU", "convert them"))
+        result, words = torch.empty_like(values), _messages.buffer
         status = self.handle.raglane_apply(
             _ISAS[self.isa],
             DTYPES[values.dtype],
@@ -93,11 +93,11 @@ class Library:
             values.data_ptr(),
             result.data_ptr(),
             values.numel(),
-            message,
+            words,
             _MESSAGE,
         )
         if status != 0:
-            _raise(status, message)
+            _raise(status, words)
         return result
 
 
@@ -158,15 +158,15 @@ def call(name: str, fields: bytes) -> None:
         ArgumentError: the kernel refused its arguments.
         MemoryError: there was not enough for its scratch; nothing was written.
     """
-    message = _messages.buffer
-    status = getattr(library().handle, name)(fields, message, _MESSAGE)
+    words = _messages.buffer
+    status = getattr(library().handle, name)(fields, words, _MESSAGE)
     if status != 0:
-        _raise(status, message)
+        _raise(status, words)
 
 
-def _raise(status: int, message: ctypes.Array[ctypes.c_char]) -> NoReturn:
+def _raise(status: int, words: ctypes.Array[ctypes.c_char]) -> NoReturn:
     """Raise what a status stands for."""
-    text = message.value.decode(errors="replace")
+    text = words.value.decode(errors="replace")
     if status == _OUT_OF_MEMORY:
         raise MemoryError(f"raglane's cpu kernels: {text}. Fix: a smaller batch, or shorter sequences.")
     raise ArgumentError(f"raglane's cpu kernels: {text}.")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from raglane.cells import CELLS
-from raglane.errors import ArgumentError, ShapeError, explain
+from raglane.errors import ArgumentError, ShapeError, message
 from raglane.kernels.checks import check_offsets, check_tensor, check_weights, weight_shapes
 from raglane.kernels.cpu.guards import Alike, guard
 from raglane.kernels.cpu.library import DTYPES
@@ -111,22 +111,22 @@ class Layer(NamedTuple):
     def _explain(self) -> None:
         """Raise where something is wrong, with the words that every backend has for it."""
         if self.cell not in CELLS:
-            raise ArgumentError(explain("cell", repr(self.cell), f"one of {', '.join(CELLS)}", "choose one of them"))
+            raise ArgumentError(message("cell", repr(self.cell), f"one of {', '.join(CELLS)}", "choose one of them"))
         cell, values = CELLS[self.cell], self.values
         if values.dim() != 2:
-            raise ShapeError(explain("input", f"shape {tuple(values.shape)}", "(N, D)", "pass the flat values"))
+            raise ShapeError(message("input", f"shape {tuple(values.shape)}", "(N, D)", "pass the flat values"))
         check_tensor("input", values, tuple(values.shape), values)
         if not values.is_cpu or values.dtype not in DTYPES:
             rule = f"the cpu kernels compute in {', '.join(map(str, DTYPES))}"
-            raise ShapeError(explain("input", f"{values.dtype} on {values.device}", rule, "convert it with .to()"))
+            raise ShapeError(message("input", f"{values.dtype} on {values.device}", rule, "convert it with .to()"))
         check_offsets(self.offsets, values.shape[0], values.device)
         each = len(cell.weights_type._fields)
         if self.directions not in (1, 2) or len(self.weights) != each * self.directions:
             got = f"{len(self.weights)} weights for {self.directions} directions"
-            raise ShapeError(explain("weights", got, f"{each} for each of one or two directions", "pass all of them"))
+            raise ShapeError(message("weights", got, f"{each} for each of one or two directions", "pass all of them"))
         if len(self.sizes) != len(cell.states) or (self.initial and len(self.initial) != len(self.sizes)):
             got = f"{len(self.initial)} of sizes {self.sizes}"
-            raise ShapeError(explain("hx", got, f"the states {', '.join(cell.states)}", "pass one tensor for each"))
+            raise ShapeError(message("hx", got, f"the states {', '.join(cell.states)}", "pass one tensor for each"))
         rows = (self.directions, self.offsets.shape[0] - 1)
         for name, size, part in zip(cell.states, self.sizes, self.initial, strict=False):
             check_tensor(f"hx ({name})", part, (*rows, size), values)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from raglane.cells import CELLS
-from raglane.errors import ArgumentError, ShapeError, explain
+from raglane.errors import ArgumentError, ShapeError, message
 from raglane.kernels.contract import zero_state
 from raglane.kernels.cpu.kinds import KINDS
 from raglane.kernels.cpu.memory import Given, Layer, Saved
@@ -36,17 +36,17 @@ def _padded(layer: Layer) -> tuple[Tensor | None, ...]:
 def _layer_of(cell: str, values: Tensor, offsets: Tensor, padded: tuple[Tensor | None, ...]) -> Layer:
     """What :func:`_padded` took apart. The operator can be called by anybody, with anything."""
     if cell not in KINDS:
-        raise ArgumentError(explain("cell", repr(cell), f"one of {', '.join(KINDS)}", "choose one of them"))
+        raise ArgumentError(message("cell", repr(cell), f"one of {', '.join(KINDS)}", "choose one of them"))
     states = tuple(part for part in padded[:2] if part is not None)
     for name, part in zip("hc", states, strict=False):
         if part.dim() != 3:
             rule = "(directions, sequences, size)"
-            raise ShapeError(explain(name, f"shape {tuple(part.shape)}", rule, "pass one state per sequence"))
+            raise ShapeError(message(name, f"shape {tuple(part.shape)}", rule, "pass one state per sequence"))
     directions, each = states[0].shape[0], len(CELLS[cell].weights_type._fields)
     weights, rest = padded[2:][: each * directions], padded[2:][each * directions :]
     if any(part is not None for part in rest):
         got, rule = f"{directions} directions, and weights for more", f"{each} weights for each direction of h"
-        raise ArgumentError(explain("weights", got, rule, "pass a state for both directions"))
+        raise ArgumentError(message("weights", got, rule, "pass a state for both directions"))
     return Layer(cell, values, offsets, states, weights, tuple(part.shape[2] for part in states), directions)
 
 
@@ -99,7 +99,7 @@ def _backward_op(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> list
     kept = (wanted[0], *wanted[1 : 1 + states], *wanted[3 : 3 + weights])
     if len(wanted) != 1 + _PADDED:
         rule = f"{1 + _PADDED} bools: of the values, two states and {_WEIGHTS} weights"
-        raise ArgumentError(explain("wanted", f"{len(wanted)} bools", rule, "pass one for each"))
+        raise ArgumentError(message("wanted", f"{len(wanted)} bools", rule, "pass one for each"))
     found = KINDS[cell].backward(layer, Saved(output, gates, cells, is_shared=True), given, kept, overwrite=False)
     by_place: list[Tensor | None] = [*found[: 1 + states], *([None] * (2 - states)), *found[1 + states :]]
     by_place += [None] * (_WEIGHTS - weights)

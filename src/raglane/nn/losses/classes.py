@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
 from raglane.nn.arguments import check_number, check_whole
 from raglane.nn.losses.comparison import Comparison, Reduction, check_numbers, check_tensor, compare
 from raglane.ragged import Ragged
@@ -66,7 +66,7 @@ def cross_entropy(
     if targets.is_floating_point():
         if targets.shape != logits.shape:
             raise ShapeError(
-                explain(
+                message(
                     "target",
                     f"floating-point elements of shape {tuple(targets.shape[1:])}",
                     f"probabilities of the {logits.shape[1]} classes, or one class of an integer dtype",
@@ -133,7 +133,7 @@ def _counts(classes: Tensor, scale: Tensor | None, ignore_index: int, losses: Te
 def _check_scores(scores: Tensor) -> None:
     if scores.dim() != 2 or scores.shape[1] == 0:
         raise ShapeError(
-            explain(
+            message(
                 "input",
                 f"elements of shape {tuple(scores.shape[1:])}",
                 "one number a class, (N, C), and at least one class",
@@ -151,7 +151,7 @@ def _class_weights(weight: Any, pair: Comparison) -> Tensor | None:
     )
     if given.shape != scores.shape[1:]:
         raise ShapeError(
-            explain(
+            message(
                 "weight",
                 f"shape {tuple(given.shape)}",
                 f"one number for each of the {scores.shape[1]} classes",
@@ -167,11 +167,11 @@ def _classes(targets: Tensor, count: int, ignore_index: int) -> Tensor:
     check_whole("ignore_index", ignore_index)
     if targets.is_floating_point() or targets.is_complex() or targets.dtype is torch.bool:
         raise ArgumentTypeError(
-            explain("target", str(targets.dtype), "classes of an integer dtype", "call .to(torch.int64)")
+            message("target", str(targets.dtype), "classes of an integer dtype", "call .to(torch.int64)")
         )
     if targets.dim() != 1:
         raise ShapeError(
-            explain(
+            message(
                 "target",
                 f"elements of shape {tuple(targets.shape[1:])}",
                 "one class an element, (N,)",
@@ -183,7 +183,7 @@ def _classes(targets: Tensor, count: int, ignore_index: int) -> Tensor:
         outside = (classes != ignore_index) & ((classes < 0) | (classes >= count))
         if bool(outside.any()):
             raise ArgumentError(
-                explain(
+                message(
                     "target",
                     f"class {int(classes[outside][0])}",
                     f"from 0 to {count - 1}, since input has {count} classes, or ignore_index, {ignore_index}",

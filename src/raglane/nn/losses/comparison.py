@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain, quote
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, quote
 from raglane.ragged import Ragged
 from raglane.segments import plain as segments
 
@@ -114,7 +114,7 @@ def _weigh(weights: Any, batch: Ragged, reduction: Reduction) -> tuple[Tensor | 
         given = weights.values
         if given.dim() != 1:
             raise ShapeError(
-                explain(
+                message(
                     "weights",
                     f"elements of shape {tuple(weights.features)}",
                     "one number an element",
@@ -149,7 +149,7 @@ def sequence_weights(weights: Any, batch: Ragged) -> Tensor:
     given = check_tensor("weights", weights, batch, "pass one number a sequence, such as torch.tensor(weights)")
     if given.shape != (len(batch),):
         raise ShapeError(
-            explain(
+            message(
                 "weights",
                 f"shape {tuple(given.shape)}",
                 f"one number a sequence, and the batch has {len(batch)}",
@@ -193,7 +193,7 @@ def check_reduction(reduction: Any) -> None:
     """
     if not isinstance(reduction, str) or reduction not in _REDUCTIONS:
         raise ArgumentError(
-            explain(
+            message(
                 "reduction",
                 quote(reduction),
                 f"one of {', '.join(map(repr, _REDUCTIONS))}",
@@ -210,7 +210,7 @@ def check_predictions(name: str, batch: Any) -> None:
     """
     if not isinstance(batch, Ragged):
         raise ArgumentTypeError(
-            explain(
+            message(
                 name,
                 type(batch).__name__,
                 "a Ragged of predictions, one an element",
@@ -218,7 +218,7 @@ def check_predictions(name: str, batch: Any) -> None:
             )
         )
     if not batch.values.is_floating_point():
-        raise ArgumentTypeError(explain(name, str(batch.dtype), "a floating-point dtype", "call .to(torch.float32)"))
+        raise ArgumentTypeError(message(name, str(batch.dtype), "a floating-point dtype", "call .to(torch.float32)"))
 
 
 def _rows(name: str, given: Any, batch: Ragged) -> Tensor:
@@ -229,7 +229,7 @@ def _rows(name: str, given: Any, batch: Ragged) -> Tensor:
     check_tensor(name, given, batch, "wrap it with rl.Ragged, for one an element, or pass a tensor, one a sequence")
     if given.dim() == 0 or given.shape[0] != len(batch):
         raise ShapeError(
-            explain(
+            message(
                 name,
                 f"a tensor of shape {tuple(given.shape)}",
                 f"a tensor has one row a sequence, and the batch has {len(batch)}",
@@ -253,13 +253,13 @@ def check_tensor(name: str, given: Any, batch: Ragged, fix: str) -> Tensor:
         ShapeError: on another device.
     """
     if not isinstance(given, Tensor):
-        raise ArgumentTypeError(explain(name, f"a {type(given).__name__}", "a tensor", fix))
+        raise ArgumentTypeError(message(name, f"a {type(given).__name__}", "a tensor", fix))
     if given.is_nested or given.layout is not torch.strided or given.is_complex() or given.is_quantized:
         got = "a nested tensor" if given.is_nested else f"a tensor of {given.layout} and {given.dtype}"
-        raise ArgumentTypeError(explain(name, got, "a dense tensor of real numbers", fix))
+        raise ArgumentTypeError(message(name, got, "a dense tensor of real numbers", fix))
     if given.device != batch.device:
         raise ShapeError(
-            explain(name, f"a tensor on {given.device}", f"all is on one device, {batch.device}", "move it with .to()")
+            message(name, f"a tensor on {given.device}", f"all is on one device, {batch.device}", "move it with .to()")
         )
     return given
 
@@ -277,7 +277,7 @@ def check_numbers(name: str, numbers: Tensor) -> None:
         wrong = ~((numbers >= 0) & numbers.isfinite())
         if bool(wrong.any()):
             got = f"{numbers[wrong][0].item()} among them"
-            raise ArgumentError(explain(name, got, "finite numbers of at least 0", "see where it comes from"))
+            raise ArgumentError(message(name, got, "finite numbers of at least 0", "see where it comes from"))
 
 
 def _zero_unless(counted: Tensor, rows: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from raglane.checks import check_flag
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, explain, quote
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, quote
 from raglane.nn.arguments import check_whole
 from raglane.nn.losses.comparison import Reduction, check_predictions, check_reduction, ratio, sequence_weights, wide
 from raglane.packing.layouts import conjugate
@@ -116,7 +116,7 @@ def _check_targets(log_probs: Ragged, targets: Any, blank: Any) -> None:
     check_whole("blank", blank)
     if log_probs.values.dim() != 2 or not 0 <= blank < log_probs.values.shape[1]:
         raise ArgumentError(
-            explain(
+            message(
                 "log_probs, blank",
                 f"elements of shape {tuple(log_probs.features)}, blank {quote(blank)}",
                 "one log-probability a label, (N, C), and the blank is one of the C labels",
@@ -127,13 +127,13 @@ def _check_targets(log_probs: Ragged, targets: Any, blank: Any) -> None:
     if not is_labels or targets.dtype is torch.bool:
         got = str(targets.dtype) if isinstance(targets, Ragged) else type(targets).__name__
         raise ArgumentTypeError(
-            explain(
+            message(
                 "targets", got, "a Ragged of labels, of an integer dtype", "wrap them with rl.Ragged(list_of_labels)"
             )
         )
     if targets.values.dim() != 1 or len(targets) != len(log_probs) or targets.device != log_probs.device:
         raise ShapeError(
-            explain(
+            message(
                 "targets",
                 f"{len(targets)} sequences of elements of shape {tuple(targets.features)} on {targets.device}",
                 f"one sequence of labels for each of the {len(log_probs)} of log_probs, on {log_probs.device}",
@@ -144,7 +144,7 @@ def _check_targets(log_probs: Ragged, targets: Any, blank: Any) -> None:
         wrong = (targets.values < 0) | (targets.values >= log_probs.values.shape[1]) | (targets.values == blank)
         if bool(wrong.any()):
             raise ArgumentError(
-                explain(
+                message(
                     "targets",
                     f"label {int(targets.values[wrong][0])}",
                     f"from 0 to {log_probs.values.shape[1] - 1}, and not the blank, {blank}",
@@ -325,7 +325,7 @@ class _Once(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG004
         raise ArgumentError(
-            explain(
+            message(
                 "log_probs",
                 "a second derivative",
                 "ctc_loss can be differentiated once, as in torch",

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raglane.errors import ArgumentError, ShapeError, explain
+from raglane.errors import ArgumentError, ShapeError, message
 from raglane.nn.arguments import check_number
 from raglane.nn.losses.comparison import Reduction, check_numbers, check_tensor, compare
 from raglane.ragged import Ragged
@@ -163,7 +163,7 @@ def _check_labels(targets: Tensor) -> None:
         wrong = (targets < 0) | (targets > 1)
         if bool(wrong.any()):
             got = f"{targets[wrong][0].item()} among them"
-            raise ArgumentError(explain("target", got, "from 0 to 1", "divide by the largest, or compare with it"))
+            raise ArgumentError(message("target", got, "from 0 to 1", "divide by the largest, or compare with it"))
 
 
 def _label_weights(pos_weight: Any, logits: Tensor, batch: Ragged) -> Tensor:
@@ -175,7 +175,7 @@ def _label_weights(pos_weight: Any, logits: Tensor, batch: Ragged) -> Tensor:
         return given.reshape(())
     if given.shape != logits.shape[1:]:
         raise ShapeError(
-            explain(
+            message(
                 "pos_weight",
                 f"shape {tuple(given.shape)}",
                 f"one number, or the shape of an element, {tuple(logits.shape[1:])}",
@@ -196,7 +196,7 @@ def _elementwise(
     pair = compare(predictions, target, weights, reduction)
     if pair.targets.shape != pair.predictions.shape:
         raise ShapeError(
-            explain(
+            message(
                 "target",
                 f"elements of shape {tuple(pair.targets.shape[1:])}",
                 f"the shape of an element of input, {tuple(pair.predictions.shape[1:])}; nothing is broadcast",
