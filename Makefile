@@ -76,7 +76,7 @@ sanitize: $(READY)
 	$(BIN)/cmake --install $(SANITIZED) --prefix $(SANITIZED)/installed
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 		ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0 OMP_NUM_THREADS=2 PYTHONPATH=tests \
-		$(BIN)/python -m attacks.memory $(ROUNDS) $(SEED) $(SANITIZED)/installed/raglane/kernels/cpu
+		$(BIN)/python -m attacks.memory $(ROUNDS) $(SEED) $(SANITIZED)/installed/raglane/native
 
 emulate: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt cmake ninja
@@ -84,7 +84,7 @@ emulate: $(READY)
 	$(BIN)/cmake --build build/emulate
 	$(BIN)/cmake --install build/emulate --prefix build/emulate/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --quiet \
-		--kernels build/emulate/installed/raglane/kernels/cpu tests/test_cpu_kernels.py tests/test_cpu_elementwise.py
+		--kernels build/emulate/installed/raglane/native tests/kernels
 
 ulps: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt cmake ninja

@@ -119,9 +119,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _kernels() -> Path | None:
     """Where the cpu kernels are that were built for this call; None where they are installed, or cannot be built."""
-    import raglane.kernels.cpu as cpu
+    import raglane.native as native
 
-    if cpu.missing_kernels() is None:
+    if native.missing_kernels() is None:
         return None
     folder = _HOME / "build" / "device"
     fault = _build(folder)
@@ -149,15 +149,15 @@ def _build(folder: Path) -> str | None:
 
 def _load(folder: Path) -> Path | None:
     """Take the kernels that were built in a folder, if they are of this version."""
-    import raglane.kernels.cpu as cpu
-    from raglane.kernels.cpu.library import library
+    import raglane.native as native
+    from raglane.native.library import library
 
-    found = folder / "installed" / "raglane" / "kernels" / "cpu"
-    cpu.__path__.insert(0, str(found))
+    found = folder / "installed" / "raglane" / "native"
+    native.__path__.insert(0, str(found))
     library.cache_clear()
-    if cpu.missing_kernels() is None:
+    if native.missing_kernels() is None:
         return found
-    cpu.__path__.remove(str(found))
+    native.__path__.remove(str(found))
     library.cache_clear()
     return None
 

@@ -1,4 +1,4 @@
-"""The quantiles of real lists of lengths, which ``raglane.benchmark.lengths`` keeps.
+"""The quantiles of real lists of lengths, which ``raglane.bench.lengths`` keeps.
 
     python benchmarks/lengths.py DATA
 

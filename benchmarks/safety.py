@@ -92,8 +92,9 @@ def denormals() -> None:
                     loss.backward()
                     taken.append(time.perf_counter() - start)
                     torch.set_flush_denormal(False)
-                    if kind == "last" and values.grad is not None:
-                        share = denormal_share(values.grad)
+                    found: torch.Tensor | None = values.grad
+                    if kind == "last" and found is not None:
+                        share = denormal_share(found)
             every, last, flushed = (statistics.median(taken) for taken in seconds.values())
             print(f"| {name} | {hidden_size} | {share:.2f} | {last / every:.2f} | {flushed / every:.2f} |")
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-import raglane.kernels.cpu
+import raglane.native
 
 settings.register_profile(
     "raglane",
@@ -31,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if (folder := config.getoption("--kernels")) is not None:
         assert any(Path(folder, "lib").glob("libraglane_cpu.*")), f"--kernels: no build of the kernels in {folder}/lib"
-        raglane.kernels.cpu.__path__.insert(0, folder)
+        raglane.native.__path__.insert(0, folder)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -93,6 +93,6 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def choose(isa: str = LIBRARY.isa, flags: int = 0) -> None:
         chosen = replace(LIBRARY.with_isa(isa), flags=flags)
-        monkeypatch.setattr("raglane.kernels.cpu.library.library", lambda: chosen)
+        monkeypatch.setattr("raglane.native.library.library", lambda: chosen)
 
     return choose

@@ -8,12 +8,12 @@ from functools import partial
 import torch
 
 from on_device.base import Context, Item, NotHereError, Part, Row
-from raglane.benchmark import machine
-from raglane.benchmark.cases import Case, Size
-from raglane.benchmark.competitors import TORCH
-from raglane.benchmark.lengths import LENGTHS
-from raglane.benchmark.run import Truths, measure_case
-from raglane.kernels.cpu import missing_kernels
+from raglane.bench import machine
+from raglane.bench.cases import Case, Size
+from raglane.bench.competitors import TORCH
+from raglane.bench.lengths import LENGTHS
+from raglane.bench.run import Truths, measure_case
+from raglane.native import missing_kernels
 
 __all__ = ["PART", "efficiencies"]
 

@@ -23,7 +23,7 @@ import raglane as rl
 from on_device.base import Context, Item, NotHereError, Part, Row
 from on_device.layers import state_of
 from on_device.timing import milliseconds, times_table
-from raglane.benchmark.lengths import LENGTHS
+from raglane.bench.lengths import LENGTHS
 
 __all__ = ["PART", "Case", "cases"]
 

@@ -17,13 +17,14 @@ from on_device.base import Context, Item, NotHereError, Part, Row
 __all__ = ["PART"]
 
 _TESTS = Path(__file__).parent.parent.parent / "tests"
-_REHEARSED = ("test_layouts.py", "test_schedules.py")
+_REHEARSED = ("test_layouts.py", "schedules/test_schedules.py")
 # Files that take more than seven seconds on two cores, longest last: what is quick tells first.
 _LONG = (
-    "test_training_folder.py", "test_crf.py", "test_compile.py", "test_losses.py", "test_cell_layers.py",
-    "test_cpu_elementwise.py", "test_reference_rules.py", "test_layers.py", "test_reference.py", "test_cli_bench.py",
-    "test_cpu_torch.py", "test_device_benchmark.py", "test_memory.py", "test_benchmark.py", "test_attacks.py",
-    "test_cpu_kernels.py", "test_kill_points.py", "test_transformations.py", "test_cli_process.py",
+    "training/test_folder.py", "nn/test_crf.py", "nn/test_compile.py", "nn/test_losses.py", "nn/test_cell_layers.py",
+    "kernels/test_cpu_elementwise.py", "kernels/test_reference_rules.py", "nn/test_torch_layers.py",
+    "kernels/test_reference.py", "cli/test_bench.py", "kernels/test_cpu_torch.py", "bench/test_device.py",
+    "safety/test_memory.py", "bench/test_run.py", "safety/test_attacks.py", "kernels/test_cpu_matrix.py",
+    "safety/test_kill_points.py", "nn/test_transformations.py", "cli/test_process.py",
 )  # fmt: skip
 _COUNTS = ("tests", "failures", "errors", "skipped")
 # Quick files that share a process, which takes seconds to begin.
@@ -97,7 +98,7 @@ def _items(context: Context) -> Iterator[Item]:
     missing = [name for name in _NEEDS if importlib.util.find_spec(name) is None]
     if missing:
         raise NotHereError(f"{' and '.join(missing)} (carry them along as wheels)")
-    names = [path.name for path in sorted(_TESTS.glob("test_*.py"))]
+    names = [path.relative_to(_TESTS).as_posix() for path in sorted(_TESTS.rglob("test_*.py"))]
     quick = list(_REHEARSED) if context.is_rehearsal else [name for name in names if name not in _LONG]
     for begin in range(0, len(quick), _TOGETHER):
         group = quick[begin : begin + _TOGETHER]

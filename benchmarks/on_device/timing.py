@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 
 from on_device.base import Row
-from raglane.benchmark.timing import interleave
+from raglane.bench.timing import interleave
 
 __all__ = ["clock_of", "milliseconds", "times_table"]
 

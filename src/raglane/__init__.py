@@ -21,12 +21,12 @@ import raglane.forks  # noqa: F401 (watches for forks from here on)
 
 if TYPE_CHECKING:
     from raglane import data, errors, nn, packing
+    from raglane.costs import Cost, cost
     from raglane.data.collate import collate
     from raglane.kernels.dispatch import using
     from raglane.lens import modify
-    from raglane.nn.accelerate import accelerate, acceleration, restore
-    from raglane.nn.explain import explain
-    from raglane.planning.cost import Cost, cost
+    from raglane.nn.recurrent.accelerate import accelerate, acceleration, restore
+    from raglane.nn.recurrent.explain import explain
     from raglane.ragged import Ragged
 
 __version__ = "0.1.0"
@@ -50,15 +50,15 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Cost": "planning.cost",
+    "Cost": "costs",
     "Ragged": "ragged",
-    "accelerate": "nn.accelerate",
-    "acceleration": "nn.accelerate",
+    "accelerate": "nn.recurrent.accelerate",
+    "acceleration": "nn.recurrent.accelerate",
     "collate": "data.collate",
-    "cost": "planning.cost",
-    "explain": "nn.explain",
+    "cost": "costs",
+    "explain": "nn.recurrent.explain",
     "modify": "lens",
-    "restore": "nn.accelerate",
+    "restore": "nn.recurrent.accelerate",
     "using": "kernels.dispatch",
 }
 _ROOMS = ("data", "errors", "nn", "packing")

@@ -23,12 +23,17 @@ from raglane.errors import (
     message,
     quote,
 )
+from raglane.tracing import records_operators
 
 __all__ = [
     "check_choice",
+    "check_dense",
+    "check_fits",
     "check_flag",
     "check_kind",
+    "check_like",
     "check_real",
+    "check_storage",
     "check_tensor",
     "check_value",
     "check_whole",
@@ -37,6 +42,8 @@ __all__ = [
 
 # More elements than any memory holds, and few enough that sums of them are exact.
 _MOST = 2**62
+
+_CAST_BY_AUTOCAST = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_tensor(name: str, given: Any, least: int = 0, fix: str = "pass a torch.Tensor") -> Tensor:
@@ -65,6 +72,119 @@ def check_tensor(name: str, given: Any, least: int = 0, fix: str = "pass a torch
         what = f"at least {least} dimension" + "s" * (least > 1)
         raise ShapeError(message(name, f"shape {tuple(given.shape)}", what, "the first dimension counts elements"))
     return given
+
+
+def check_dense(name: str, given: Tensor) -> None:
+    """Refuse a sparse tensor.
+
+    Raises:
+        ShapeError: it is one.
+
+    Example:
+        >>> check_dense("input", torch.zeros(2))
+    """
+    if given.layout is not torch.strided:
+        raise ShapeError(message(name, f"a tensor of layout {given.layout}", "dense tensors", "call .to_dense() on it"))
+
+
+def check_fits(name: str, given: Tensor, other: Tensor) -> None:
+    """Refuse a tensor of another dtype, device or layout than what it meets.
+
+    Autocast converts float32, bfloat16 and float16 into each other by itself, and nothing else.
+
+    Args:
+        name: what the caller calls it.
+        given: what was given.
+        other: what it meets.
+
+    Raises:
+        ShapeError: they do not fit.
+
+    Example:
+        >>> check_fits("input", torch.zeros(2), torch.zeros(3))
+    """
+    check_dense(name, given)
+    if given.device != other.device:
+        raise ShapeError(
+            message(name, f"a tensor on {given.device}", f"all is on one device, {other.device}", "move it with .to()")
+        )
+    if given.dtype == other.dtype:
+        return
+    casts = given.dtype in _CAST_BY_AUTOCAST and other.dtype in _CAST_BY_AUTOCAST
+    if not (casts and torch.is_autocast_enabled(given.device.type)):
+        rule, fix = f"one dtype for weights, input and state, {other.dtype}", f"convert it with .to({other.dtype})"
+        if given.is_floating_point():
+            fix = f"{fix}, or the layer with .to({given.dtype})"
+        raise ShapeError(message(name, str(given.dtype), rule, fix))
+
+
+def check_like(name: str, given: Any, shape: tuple[int, ...], like: Tensor) -> None:
+    """Refuse what a kernel cannot compute with in a place.
+
+    Args:
+        name: what the caller calls it.
+        given: what was given.
+        shape: what it must have.
+        like: what it must go with in dtype and device.
+
+    Raises:
+        ArgumentTypeError: no tensor.
+        ShapeError: of another layout, shape, dtype or device, or with less memory than its shape needs.
+
+    Example:
+        >>> check_like("weight_hh_l0", torch.zeros(4, 2), (4, 2), torch.zeros(1))
+    """
+    if not isinstance(given, Tensor):
+        raise ArgumentTypeError(message(name, f"a {type(given).__name__}", f"a tensor {shape}", "set it to one"))
+    check_dense(name, given)
+    if tuple(given.shape) != shape:
+        raise ShapeError(
+            message(
+                name,
+                f"shape {tuple(given.shape)}",
+                f"{shape}, from the layer's cell and its sizes as they are now",
+                "give it a tensor of that shape, or build a layer of the sizes that you need",
+            )
+        )
+    check_fits(name, given, like)
+    check_storage(name, given)
+
+
+def check_storage(name: str, given: Tensor) -> None:
+    """Refuse a tensor whose storage was made smaller than what the tensor shows of it.
+
+    Args:
+        name: what the caller calls it.
+        given: what was given, of any strides.
+
+    Raises:
+        ShapeError: it was.
+
+    Example:
+        >>> freed = torch.zeros(3)
+        >>> _ = freed.untyped_storage().resize_(0)
+        >>> check_storage("input", freed)
+        Traceback (most recent call last):
+        ...
+        raglane.errors.ShapeError: input: got a storage of 0 bytes; ...
+    """
+    if records_operators() or given.numel() == 0:
+        return
+    try:
+        there = given.untyped_storage().nbytes()
+    except (NotImplementedError, RuntimeError):
+        return  # a tensor that others compute with, and which has no memory of its own
+    last = sum([(size - 1) * stride for size, stride in zip(given.shape, given.stride(), strict=True)])
+    needed = (given.storage_offset() + last + 1) * given.element_size()
+    if there < needed:
+        raise ShapeError(
+            message(
+                name,
+                f"a storage of {there} bytes",
+                f"{needed} bytes, which its shape {tuple(given.shape)} needs",
+                "do not shrink or free the storage of a tensor that is still used",
+            )
+        )
 
 
 def check_kind(name: str, given: Any, kind: Any, rule: str, fix: str) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raglane.kernels.cpu import library as library_module
-from raglane.kernels.cpu.library import Library
+from raglane.native import library as library_module
+from raglane.native.library import Library
 
 __all__ = ["chosen_library", "guarded", "guarded_allocations", "release"]
 

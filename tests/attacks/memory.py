@@ -23,10 +23,10 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import PackedSequence
 
 import raglane as rl
-import raglane.kernels.cpu
+import raglane.native
 from attacks.guarded import chosen_library, guarded, guarded_allocations, release
 from raglane.errors import RaglaneError
-from raglane.kernels.cpu.library import library
+from raglane.native.library import library
 
 __all__ = ["HARMLESS", "LAYERS", "ROUTES", "WRONG", "main", "play"]
 
@@ -346,5 +346,5 @@ def main(rounds: int = 1000, seed: int = 1) -> int:
 if __name__ == "__main__":
     *numbers, kernels = sys.argv[1:] if len(sys.argv) > 3 else [*sys.argv[1:], ""]
     if kernels:
-        raglane.kernels.cpu.__path__.insert(0, kernels)
+        raglane.native.__path__.insert(0, kernels)
     sys.exit(main(*map(int, numbers)) > 0)

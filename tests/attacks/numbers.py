@@ -24,7 +24,7 @@ from torch import Tensor
 import raglane as rl
 from attacks.guarded import chosen_library
 from raglane.kernels.cpu.kinds import KINDS
-from raglane.kernels.cpu.library import library
+from raglane.native.library import library
 
 __all__ = ["LAYERS", "main", "play"]
 

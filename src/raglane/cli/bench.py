@@ -14,9 +14,9 @@ from raglane.cli import console, options
 from raglane.errors import ArgumentError, message, quote, require
 
 if TYPE_CHECKING:
-    from raglane.benchmark.cases import Case, Size
-    from raglane.benchmark.lengths import Lengths
-    from raglane.benchmark.run import Report
+    from raglane.bench.cases import Case, Size
+    from raglane.bench.lengths import Lengths
+    from raglane.bench.run import Report
 
 __all__ = ["bench"]
 
@@ -140,8 +140,8 @@ def bench(
 
 def _run(cases: Sequence[Case], rivals: Sequence[str], rounds: int, out: Path, say: Callable[[str], None]) -> None:
     """Measure, write the files, and say what came of it."""
-    from raglane.benchmark import machine, tables
-    from raglane.benchmark.run import installed, measure
+    from raglane.bench import machine, tables
+    from raglane.bench.run import installed, measure
     from raglane.training.files import settle, write_folder
 
     _, missing = installed(rivals)
@@ -163,7 +163,7 @@ def _run(cases: Sequence[Case], rivals: Sequence[str], rounds: int, out: Path, s
 
 
 def _files(report: Report) -> dict[str, bytes]:
-    from raglane.benchmark import chart, tables
+    from raglane.bench import chart, tables
 
     title = f"Raglane {report.facts['raglane']} against torch {report.facts['torch']}\n{report.facts['processor']}"
     contents = (
@@ -180,8 +180,8 @@ def _cases(
     """The cases that the options ask for."""
     import torch
 
-    from raglane.benchmark import cases as registry
-    from raglane.benchmark.lengths import LENGTHS
+    from raglane.bench import cases as registry
+    from raglane.bench.lengths import LENGTHS
 
     wanted = _pick("suites", suites, dict.fromkeys(registry.SUITES))
     takes_lengths = any(not registry.SUITES[name].lengths for name in wanted)
@@ -199,7 +199,7 @@ def _cases(
 
 def _is_of_a_suite(name: str) -> bool:
     """Whether lengths are made for one suite: they are no part of ``all``."""
-    from raglane.benchmark.cases import SUITES
+    from raglane.bench.cases import SUITES
 
     return any(name in suite.lengths for suite in SUITES.values()) and name != "lognormal"
 
@@ -224,7 +224,7 @@ def _pick(option: str, text: str, known: Mapping[str, object]) -> list[str]:
 
 
 def _size(text: str) -> Size:
-    from raglane.benchmark.cases import Size
+    from raglane.bench.cases import Size
 
     match = re.fullmatch(r"(\d{1,7})x(\d{1,7})x(\d{1,7})", text, re.ASCII)
     numbers = [int(number) for number in match.groups()] if match else []
@@ -236,7 +236,7 @@ def _size(text: str) -> Size:
 
 def _lengths(text: str, known: Mapping[str, Lengths]) -> list[Lengths]:
     """Rules by their names; whatever looks like a path, or is one, is a file."""
-    from raglane.benchmark.lengths import read_lengths
+    from raglane.bench.lengths import read_lengths
 
     if text == "all":
         return list(known.values())
@@ -265,7 +265,7 @@ def _threads(text: str) -> list[int]:
 
 def _rivals(text: str) -> list[str]:
     """Who takes part besides ours; who is asked for by name must be installed."""
-    from raglane.benchmark.competitors import COMPETITORS, RIVALS
+    from raglane.bench.competitors import COMPETITORS, RIVALS
 
     names = _pick("competitors", text, dict.fromkeys(RIVALS))
     if text != "all":

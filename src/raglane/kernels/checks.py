@@ -17,6 +17,7 @@ from torch import Tensor
 from raglane.cells.module import ModuleCell
 from raglane.cells.regularised import Regularised
 from raglane.cells.spec import CellSpec
+from raglane.checks import check_dense, check_like, check_storage
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
 from raglane.kernels.contract import Request
 from raglane.segments.plain import lengths_from_offsets
@@ -24,134 +25,15 @@ from raglane.tracing import index_arithmetic, records_operators
 
 __all__ = [
     "check",
-    "check_dense",
-    "check_fits",
     "check_offsets",
     "check_stack",
-    "check_storage",
-    "check_tensor",
     "check_weights",
     "weight_shapes",
 ]
 
-_CAST_BY_AUTOCAST = (torch.float32, torch.bfloat16, torch.float16)
-
 Shapes = tuple[tuple[str, tuple[int, ...] | None, bool], ...]
 """What a cell's weights must be, in the order of its ``weights_type``: the name, the shape (None where there must be no
 such weight), and whether it may be left out."""
-
-
-def check_dense(name: str, given: Tensor) -> None:
-    """Refuse a sparse tensor.
-
-    Raises:
-        ShapeError: it is one.
-
-    Example:
-        >>> check_dense("input", torch.zeros(2))
-    """
-    if given.layout is not torch.strided:
-        raise ShapeError(message(name, f"a tensor of layout {given.layout}", "dense tensors", "call .to_dense() on it"))
-
-
-def check_fits(name: str, given: Tensor, other: Tensor) -> None:
-    """Refuse a tensor of another dtype, device or layout than what it meets.
-
-    Autocast converts float32, bfloat16 and float16 into each other by itself, and nothing else.
-
-    Args:
-        name: what the caller calls it.
-        given: what was given.
-        other: what it meets.
-
-    Raises:
-        ShapeError: they do not fit.
-
-    Example:
-        >>> check_fits("input", torch.zeros(2), torch.zeros(3))
-    """
-    check_dense(name, given)
-    if given.device != other.device:
-        raise ShapeError(
-            message(name, f"a tensor on {given.device}", f"all is on one device, {other.device}", "move it with .to()")
-        )
-    if given.dtype == other.dtype:
-        return
-    casts = given.dtype in _CAST_BY_AUTOCAST and other.dtype in _CAST_BY_AUTOCAST
-    if not (casts and torch.is_autocast_enabled(given.device.type)):
-        rule, fix = f"one dtype for weights, input and state, {other.dtype}", f"convert it with .to({other.dtype})"
-        if given.is_floating_point():
-            fix = f"{fix}, or the layer with .to({given.dtype})"
-        raise ShapeError(message(name, str(given.dtype), rule, fix))
-
-
-def check_tensor(name: str, given: Any, shape: tuple[int, ...], like: Tensor) -> None:
-    """Refuse what a kernel cannot compute with in a place.
-
-    Args:
-        name: what the caller calls it.
-        given: what was given.
-        shape: what it must have.
-        like: what it must go with in dtype and device.
-
-    Raises:
-        ArgumentTypeError: no tensor.
-        ShapeError: of another layout, shape, dtype or device, or with less memory than its shape needs.
-
-    Example:
-        >>> check_tensor("weight_hh_l0", torch.zeros(4, 2), (4, 2), torch.zeros(1))
-    """
-    if not isinstance(given, Tensor):
-        raise ArgumentTypeError(message(name, f"a {type(given).__name__}", f"a tensor {shape}", "set it to one"))
-    check_dense(name, given)
-    if tuple(given.shape) != shape:
-        raise ShapeError(
-            message(
-                name,
-                f"shape {tuple(given.shape)}",
-                f"{shape}, from the layer's cell and its sizes as they are now",
-                "give it a tensor of that shape, or build a layer of the sizes that you need",
-            )
-        )
-    check_fits(name, given, like)
-    check_storage(name, given)
-
-
-def check_storage(name: str, given: Tensor) -> None:
-    """Refuse a tensor whose storage was made smaller than what the tensor shows of it.
-
-    Args:
-        name: what the caller calls it.
-        given: what was given, of any strides.
-
-    Raises:
-        ShapeError: it was.
-
-    Example:
-        >>> freed = torch.zeros(3)
-        >>> _ = freed.untyped_storage().resize_(0)
-        >>> check_storage("input", freed)
-        Traceback (most recent call last):
-        ...
-        raglane.errors.ShapeError: input: got a storage of 0 bytes; ...
-    """
-    if records_operators() or given.numel() == 0:
-        return
-    try:
-        there = given.untyped_storage().nbytes()
-    except (NotImplementedError, RuntimeError):
-        return  # a tensor that others compute with, and which has no memory of its own
-    last = sum([(size - 1) * stride for size, stride in zip(given.shape, given.stride(), strict=True)])
-    needed = (given.storage_offset() + last + 1) * given.element_size()
-    if there < needed:
-        raise ShapeError(
-            message(
-                name,
-                f"a storage of {there} bytes",
-                f"{needed} bytes, which its shape {tuple(given.shape)} needs",
-                "do not shrink or free the storage of a tensor that is still used",
-            )
-        )
 
 
 def weight_shapes(cell: CellSpec, input_size: int, state_sizes: tuple[int, ...]) -> Shapes | None:
@@ -224,7 +106,7 @@ def check_weights(
                 rule = "there is no such weight in a layer of this cell and these sizes"
                 raise ArgumentTypeError(message(name, f"a {type(part).__name__}", rule, "build the layer anew"))
         elif part is not None or not optional:
-            check_tensor(name, part, shape, like)
+            check_like(name, part, shape, like)
 
 
 def check_offsets(offsets: Any, total: int, device: torch.device) -> None:
@@ -316,7 +198,7 @@ def check(request: Request) -> Request:
     values, offsets = request.values, request.offsets
     if values.dim() != 2:
         raise ShapeError(message("input", f"shape {tuple(values.shape)}", "(N, D)", "pass the flat values"))
-    check_tensor("input", values, tuple(values.shape), values)
+    check_like("input", values, tuple(values.shape), values)
     if isinstance(offsets, Tensor) and offsets.is_cpu and not records_operators():
         check_storage("offsets", offsets)
         offsets = index_arithmetic(Tensor.clone)(offsets)
@@ -324,7 +206,7 @@ def check(request: Request) -> Request:
     sizes = tuple(part.shape[-1] for part in request.state) or request.state_sizes
     rows = (request.layers * request.directions, offsets.shape[0] - 1)
     for name, size, part in zip(request.cell.states, sizes, request.state, strict=False):
-        check_tensor(f"hx ({name})", part, (*rows, size), values)
+        check_like(f"hx ({name})", part, (*rows, size), values)
     check_stack(request.cell, request.weights, values.shape[1], sizes, request.directions, values)
     return replace(
         request, offsets=offsets, lengths=lengths_from_offsets(offsets) if offsets.is_cpu else request.lengths

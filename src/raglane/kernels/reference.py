@@ -17,11 +17,11 @@ from torch import Tensor
 
 from raglane.cells.spec import CellSpec
 from raglane.errors import DispatchError, message
+from raglane.indexing import take_rows
 from raglane.kernels.checks import check
 from raglane.kernels.contract import LayerResult, Request, Result, Traits
 from raglane.kernels.stack import run_stack
 from raglane.kernels.walk import Moment, Order, Walk, walk
-from raglane.rows import take_rows
 from raglane.schedules import SCHEDULES
 from raglane.tracing import index_arithmetic, is_exporting
 

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from raglane.cells.spec import CellSpec, Weights
 from raglane.errors import DispatchError, message
+from raglane.indexing import place_rows, take_rows
 from raglane.kernels import reference
 from raglane.kernels.checks import check
 from raglane.kernels.contract import LayerResult, NetworkLike, Request, Result, Traits
 from raglane.kernels.stack import run_stack
+from raglane.layouts import packed_layout
 from raglane.packing.flat import flat_to_padded, padded_to_flat
-from raglane.packing.layouts import packed_layout
-from raglane.rows import place_rows, take_rows
 from raglane.segments import plain as segments
 from raglane.tracing import has_tangent, is_exporting
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from raglane.nn import init, losses
-from raglane.nn.carry import carry
-from raglane.nn.cell_layers import (
+from raglane.nn.crf import CRF
+from raglane.nn.encoder import SequenceEncoder
+from raglane.nn.pooling import AttentionPooling, Pooling
+from raglane.nn.recurrent.any_cell import Recurrent
+from raglane.nn.recurrent.carry import carry
+from raglane.nn.recurrent.cell_layers import (
     QRNN,
     SRU,
     CoupledLSTM,
@@ -15,11 +19,7 @@ from raglane.nn.cell_layers import (
     MinLSTM,
     PeepholeLSTM,
 )
-from raglane.nn.crf import CRF
-from raglane.nn.custom import Recurrent
-from raglane.nn.encoder import SequenceEncoder
-from raglane.nn.pooling import AttentionPooling, Pooling
-from raglane.nn.recurrent import GRU, LSTM, RNN
+from raglane.nn.recurrent.torch_layers import GRU, LSTM, RNN
 
 __all__ = [
     "CRF",

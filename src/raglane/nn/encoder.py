@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
 from raglane.nn.arguments import check_count, check_dropout, check_dtype, check_flag, check_signature
-from raglane.nn.cell_layers import (
+from raglane.nn.pooling import POOLINGS
+from raglane.nn.recurrent.cell_layers import (
     QRNN,
     SRU,
     CoupledLSTM,
@@ -21,9 +22,8 @@ from raglane.nn.cell_layers import (
     MinLSTM,
     PeepholeLSTM,
 )
-from raglane.nn.layer import RecurrentLayer
-from raglane.nn.pooling import POOLINGS
-from raglane.nn.recurrent import GRU, LSTM, RNN
+from raglane.nn.recurrent.layer import RecurrentLayer
+from raglane.nn.recurrent.torch_layers import GRU, LSTM, RNN
 from raglane.ragged import Ragged
 
 __all__ = ["LAYERS", "SequenceEncoder"]
@@ -56,8 +56,8 @@ class SequenceEncoder(nn.Module):
         embedding: the size of a token's embedding; None where elements are vectors of floats. No index is kept for
             padding, for there is none.
         pooling: a key of ``raglane.nn.pooling.POOLINGS``, one vector a sequence; or None, one vector an element.
-            ``"last"`` is :meth:`~raglane.nn.layer.RecurrentLayer.summary`: what the network knew after reading the
-            whole sequence, in each direction.
+            ``"last"`` is the layer's ``summary``: what the network knew after reading the whole sequence, in each
+            direction.
         num_layers: layers on top of each other.
         bidirectional: also run from the end to the start.
         dropout: the share of units zeroed between layers, and in what comes out.

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from raglane.cells import CELLS, CellSpec
 from raglane.errors import ArgumentError, ArgumentTypeError, message
 from raglane.nn.arguments import check_number
-from raglane.nn.custom import Recurrent
-from raglane.nn.layer import RecurrentLayer
+from raglane.nn.recurrent.any_cell import Recurrent
+from raglane.nn.recurrent.layer import RecurrentLayer
 
 __all__ = ["chrono_", "forget_bias_", "orthogonal_", "xavier_"]
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from raglane.checks import check_fits
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, quote
-from raglane.kernels.checks import check_fits
 from raglane.nn.arguments import check_count, check_dtype
 from raglane.ragged import Ragged
 from raglane.segments import plain as segments

@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from raglane.checks import check_flag
 from raglane.errors import DimensionError, KindError, ShapeError, message, quote
-from raglane.packing.layouts import IntArray, inverse
+from raglane.layouts import IntArray, inverse
 from raglane.tracing import index_arithmetic
 
 __all__ = [

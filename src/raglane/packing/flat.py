@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from raglane.packing.arguments import check_permutation, read_host_lengths, read_packed, read_padded, read_padding_side
-from raglane.packing.layouts import (
+from raglane.indexing import place_rows, take_rows
+from raglane.layouts import (
     IntArray,
     conjugate,
     inverse,
@@ -21,7 +21,7 @@ from raglane.packing.layouts import (
     send,
     unpacked_rows,
 )
-from raglane.rows import place_rows, take_rows
+from raglane.packing.arguments import check_permutation, read_host_lengths, read_packed, read_padded, read_padding_side
 from raglane.segments.plain import lengths_from_offsets
 from raglane.tracing import never_traced
 

@@ -9,6 +9,16 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from raglane.indexing import place_rows, take_rows
+from raglane.layouts import (
+    IntArray,
+    conjugate,
+    inverse,
+    on_host,
+    packed_rows,
+    rows_of,
+    send,
+)
 from raglane.packing.arguments import (
     check_permutation,
     check_range,
@@ -23,17 +33,7 @@ from raglane.packing.arguments import (
     read_total_length,
 )
 from raglane.packing.flat import flatten_packed, padded_to_flat
-from raglane.packing.layouts import (
-    IntArray,
-    conjugate,
-    inverse,
-    on_host,
-    packed_rows,
-    rows_of,
-    send,
-)
 from raglane.packing.lists import join, read_sequences, stack
-from raglane.rows import place_rows, take_rows
 from raglane.tracing import never_traced
 
 __all__ = [

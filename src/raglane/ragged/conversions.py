@@ -13,9 +13,9 @@ from torch.nn.utils.rnn import PackedSequence
 from raglane import interop
 from raglane.checks import check_flag, check_tensor, check_whole
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
+from raglane.indexing import take_rows
 from raglane.packing.flat import flat_to_padded, flatten_packed, pack_flat, padded_to_flat
 from raglane.ragged.base import FlatBatch
-from raglane.rows import take_rows
 from raglane.segments import plain as segments
 from raglane.segments.checks import check_offsets
 from raglane.tracing import index_arithmetic, records_operators

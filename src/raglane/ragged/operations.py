@@ -11,8 +11,8 @@ from torch import Tensor
 
 from raglane.checks import check_flag, check_tensor, check_whole, read_index
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
+from raglane.indexing import place_rows, take_rows
 from raglane.ragged.base import FlatBatch
-from raglane.rows import place_rows, take_rows
 from raglane.segments import plain as segments
 
 __all__ = ["SequenceOperations"]

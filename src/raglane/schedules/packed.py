@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from raglane.packing.layouts import conjugate
+from raglane.layouts import conjugate
 from raglane.schedules.base import Count, Schedule, Table, longest, longest_first, real_count
 from raglane.segments.plain import offsets_from_lengths, positions, segment_ids
 

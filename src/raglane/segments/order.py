@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raglane.rows import take_rows
+from raglane.indexing import take_rows
 from raglane.segments.index import positions
 from raglane.segments.reductions import scalar, spread
 

@@ -65,7 +65,7 @@ class Settings:
         pooling: how the elements of a sequence become one vector, for ``classify``: one of ``POOLINGS``.
         dropout: share of units that is zeroed between layers and before the head while training.
         input_dropout, state_dropout, weight_dropout, zoneout: regularisation inside the recurrence while training; see
-            :class:`raglane.nn.regularisation.Regularisation`.
+            :class:`raglane.nn.recurrent.regularisation.Regularisation`.
         embedding: size of a token's embedding; for token sequences only.
         missing: what to do with NaN and infinity in the features: ``error``, ``zero`` or ``forward``.
         epochs: passes over the training part.

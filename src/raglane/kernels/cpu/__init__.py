@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from raglane.kernels.cpu.backend import BACKEND, CpuBackend, missing_kernels
+from raglane.kernels.cpu.backend import BACKEND, CpuBackend
 
-__all__ = ["BACKEND", "CpuBackend", "missing_kernels"]
+__all__ = ["BACKEND", "CpuBackend"]

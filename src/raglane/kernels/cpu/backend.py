@@ -6,17 +6,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raglane.errors import MissingExtraError
 from raglane.kernels import reference
 from raglane.kernels.checks import check
 from raglane.kernels.contract import Request, Result, Traits
 from raglane.kernels.cpu.kinds import KINDS
-from raglane.kernels.cpu.library import leave_lost_threads, library
 from raglane.kernels.cpu.memory import Layer
 from raglane.kernels.cpu.recurrence import run_layer
-from raglane.tracing import constant_when_traced, has_tangent
+from raglane.native.library import leave_lost_threads, missing_kernels
+from raglane.tracing import has_tangent
 
-__all__ = ["BACKEND", "CpuBackend", "missing_kernels"]
+__all__ = ["BACKEND", "CpuBackend"]
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
@@ -76,20 +75,6 @@ class CpuBackend:
 
 BACKEND = CpuBackend()
 """The one instance; it keeps nothing between runs."""
-
-
-@constant_when_traced
-def missing_kernels() -> str | None:
-    """Why the kernels cannot be loaded, in words, or None where they can.
-
-    Raises:
-        ArgumentError: ``RAGLANE_ISA`` names an instruction set that is not there.
-    """
-    try:
-        library()
-    except MissingExtraError as missing:
-        return str(missing).rstrip(".")
-    return None
 
 
 def _dtype(dtype: torch.dtype) -> torch.dtype:

@@ -14,8 +14,9 @@ from raglane.errors import ArgumentError
 from raglane.kernels import reference
 from raglane.kernels.checks import check_offsets
 from raglane.kernels.contract import Request
-from raglane.kernels.cpu.library import call, library
-from raglane.kernels.cpu.memory import Given, Layer, Saved, address, addresses
+from raglane.kernels.cpu.memory import Given, Layer, Saved
+from raglane.native.library import call, library
+from raglane.native.memory import address, addresses
 
 __all__ = [
     "Grads",

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from raglane.cells.spec import Weights
 from raglane.kernels.cpu.gradients import Grads, Kind, call_layer, outer, product_dtype, spend, to_dtype
-from raglane.kernels.cpu.library import preamble
-from raglane.kernels.cpu.memory import Given, Layer, Saved, address, addresses
+from raglane.kernels.cpu.memory import Given, Layer, Saved
+from raglane.native.library import preamble
+from raglane.native.memory import address, addresses
 
 __all__ = ["CELLS", "MatrixLayers", "head", "pack"]
 

@@ -16,15 +16,14 @@ import torch
 from torch import Tensor
 
 from raglane.cells import CELLS
+from raglane.checks import check_like
 from raglane.errors import ArgumentError, ShapeError, message
-from raglane.kernels.checks import check_offsets, check_tensor, check_weights, weight_shapes
+from raglane.kernels.checks import check_offsets, check_weights, weight_shapes
 from raglane.kernels.cpu.guards import Alike, guard
-from raglane.kernels.cpu.library import DTYPES
+from raglane.native.library import DTYPES
+from raglane.native.memory import NO_MEMORY, plain
 
-__all__ = ["Given", "Layer", "Saved", "address", "addresses", "lies_well"]
-
-_WRONG = (RuntimeError, AttributeError, ValueError, IndexError, TypeError, KeyError)
-"""What is raised where a quick look meets no tensor, or one without memory."""
+__all__ = ["Given", "Layer", "Saved"]
 
 
 class Layer(NamedTuple):
@@ -63,14 +62,14 @@ class Layer(NamedTuple):
         try:
             if self._lies_well():
                 return self
-        except _WRONG:
+        except NO_MEMORY:
             pass  # the words follow
         self._explain()
         return self._replace(
-            values=_plain(self.values),
-            offsets=_plain(self.offsets),
-            initial=tuple(_plain(part) for part in self.initial),
-            weights=tuple(None if part is None else _plain(part) for part in self.weights),
+            values=plain(self.values),
+            offsets=plain(self.offsets),
+            initial=tuple(plain(part) for part in self.initial),
+            weights=tuple(None if part is None else plain(part) for part in self.weights),
         )
 
     def _lies_well(self) -> bool:
@@ -115,7 +114,7 @@ class Layer(NamedTuple):
         cell, values = CELLS[self.cell], self.values
         if values.dim() != 2:
             raise ShapeError(message("input", f"shape {tuple(values.shape)}", "(N, D)", "pass the flat values"))
-        check_tensor("input", values, tuple(values.shape), values)
+        check_like("input", values, tuple(values.shape), values)
         if not values.is_cpu or values.dtype not in DTYPES:
             rule = f"the cpu kernels compute in {', '.join(map(str, DTYPES))}"
             raise ShapeError(message("input", f"{values.dtype} on {values.device}", rule, "convert it with .to()"))
@@ -129,7 +128,7 @@ class Layer(NamedTuple):
             raise ShapeError(message("hx", got, f"the states {', '.join(cell.states)}", "pass one tensor for each"))
         rows = (self.directions, self.offsets.shape[0] - 1)
         for name, size, part in zip(cell.states, self.sizes, self.initial, strict=False):
-            check_tensor(f"hx ({name})", part, (*rows, size), values)
+            check_like(f"hx ({name})", part, (*rows, size), values)
         for direction in range(self.directions):
             own = self.weights[each * direction :][:each]
             check_weights(cell, own, values.shape[1], self.sizes, values, (self.depth, direction))
@@ -259,7 +258,7 @@ def _all_lie_well(parts: Sequence[Any], shapes: Sequence[tuple[int, ...]], like:
                 or part.untyped_storage().nbytes() < part.nbytes + part.storage_offset() * size
             ):
                 return False
-    except _WRONG:
+    except NO_MEMORY:
         return False
     return True
 
@@ -271,51 +270,6 @@ def _all_checked(
     found: list[Tensor | None] = []
     for name, part, shape in zip(names, parts, shapes, strict=False):
         if part is not None:
-            check_tensor(name, part, shape, like)
-        found.append(None if part is None else _plain(part))
+            check_like(name, part, shape, like)
+        found.append(None if part is None else plain(part))
     return found
-
-
-def lies_well(part: Any, shape: tuple[int, ...], dtype: torch.dtype, size: int) -> bool:
-    """Whether C can read a tensor as it is: side by side in the host's memory, and all of it there.
-
-    Args:
-        part: what may be no tensor.
-        shape: what it must have.
-        dtype: what it must be of, no complex one.
-        size: the bytes of a number.
-
-    Example:
-        >>> part = torch.zeros(3, 2)
-        >>> lies_well(part, (3, 2), torch.float32, 4), lies_well(part.t(), (2, 3), torch.float32, 4)
-        (True, False)
-    """
-    try:
-        return (
-            part.shape == shape
-            and part.dtype is dtype
-            and part.is_cpu
-            and part.is_contiguous()
-            and not part.is_neg()
-            and part.untyped_storage().nbytes() >= part.nbytes + part.storage_offset() * size
-        )
-    except _WRONG:
-        return False
-
-
-def _plain(part: Tensor) -> Tensor:
-    """A tensor whose numbers stand in memory as they are, side by side."""
-    # What torch.func has left behind is wrapped still.
-    alive: Tensor = torch._C._functorch.unwrap_if_dead(part)
-    return alive.resolve_neg().contiguous()
-
-
-def address(tensor: Tensor | None) -> int:
-    """Where a tensor that was checked lies, and the null pointer where there is none."""
-    return 0 if tensor is None else tensor.data_ptr()
-
-
-def addresses(tensors: Sequence[Tensor | None], count: int) -> list[int]:
-    """Where tensors lie, and null pointers where there are none, and for those that are missing of ``count``."""
-    found = [0 if part is None else part.data_ptr() for part in tensors]
-    return found + [0] * (count - len(found))

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from raglane.kernels.cpu.gradients import reference_gradients
 from raglane.kernels.cpu.kinds import KINDS
-from raglane.kernels.cpu.library import leave_lost_threads
 from raglane.kernels.cpu.memory import Given, Layer, Saved
+from raglane.native.library import leave_lost_threads
 from raglane.tracing import are_transformed, is_transformed, records_operators
 
 __all__ = ["run_layer"]

@@ -1,0 +1,280 @@
+"""What the benchmark runs: one registry of cases, in suites.
+
+A suite says which sizes, lengths and modes its cases have, and who runs them. The suite ``grid`` is the whole product
+of cells, sizes, lengths, modes and dtypes; each of the others asks one question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from raglane import cells
+from raglane.bench.lengths import LENGTHS, Lengths
+from raglane.errors import ArgumentError, message
+
+__all__ = [
+    "CELLS",
+    "DTYPES",
+    "ELEMENTWISE",
+    "MODES",
+    "SIZES",
+    "SUITES",
+    "TORCH_CELLS",
+    "Case",
+    "Size",
+    "Suite",
+    "operations",
+    "select",
+    "streamed",
+]
+
+TORCH_CELLS = ("lstm", "gru", "rnn_tanh")
+"""The cells that torch and other engines have too."""
+
+ELEMENTWISE = ("indrnn_tanh", "mingru", "minlstm", "sru", "qrnn")
+"""Cells without a matrix in the time loop. With tanh, since at the kink of relu float32 and float64 go apart."""
+
+CELLS = (*TORCH_CELLS, *ELEMENTWISE)
+"""All of them, keys of :data:`raglane.cells.CELLS`."""
+
+MODES = ("train", "infer")
+DTYPES = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Size:
+    """Sequences of a batch, units of a layer, features of an element: ``B``, ``H``, ``D``.
+
+    Example:
+        >>> str(Size(8, 64, 32))
+        '8x64x32'
+    """
+
+    batch: int
+    hidden: int
+    input: int
+
+    def __str__(self) -> str:
+        return f"{self.batch}x{self.hidden}x{self.input}"
+
+
+SIZES = (Size(8, 64, 64), Size(32, 128, 128), Size(64, 256, 256), Size(32, 512, 512), Size(256, 128, 64))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One layer on one batch, by all that decides how long it takes.
+
+    Attributes:
+        suite: a key of ``SUITES``.
+        cell: a key of ``CELLS``.
+        size: of batch and layer.
+        lengths: of the sequences.
+        mode: ``train``: forward and backward, with the gradients of weights and input; ``infer``: forward without.
+        dtype: of weights and input.
+        threads: of the CPU.
+    """
+
+    suite: str
+    cell: str
+    size: Size
+    lengths: Lengths
+    mode: str
+    dtype: str
+    threads: int
+
+    @property
+    def name(self) -> str:
+        """In a line, without what a table's heading says.
+
+        Example:
+            >>> Case("grid", "gru", SIZES[0], LENGTHS["ewt"], "train", "float32", 2).name
+            'gru 8x64x64 ewt'
+        """
+        return f"{self.cell} {self.size} {self.lengths.name}"
+
+
+def operations(cell: str, size: Size, mode: str) -> int:
+    """Floating-point operations an element of a layer's matrix products: forward, and twice as many backward.
+
+    Args:
+        cell: a key of ``CELLS``.
+        size: of the layer.
+        mode: of ``MODES``.
+
+    Example:
+        >>> operations("gru", Size(8, 64, 32), "infer") == 2 * 3 * 64 * (32 + 64)
+        True
+    """
+    shapes = cells.CELLS[cell].shapes(size.input, size.hidden).values()
+    forward = 2 * sum(shape[0] * shape[1] for shape in shapes if shape is not None and len(shape) == 2)
+    return forward * (3 if mode == "train" else 1)
+
+
+def streamed(cell: str, size: Size) -> int:
+    """Floats an element that the backward time loop of an element-wise cell must read or write.
+
+    What forward saved, the state, the output's gradient, the gradients of the input products; and where the output
+    takes up the input, that and its gradient.
+
+    Args:
+        cell: a key of ``ELEMENTWISE``.
+        size: of the layer.
+
+    Example:
+        >>> streamed("indrnn_tanh", Size(8, 64, 32)) == 3 * 64
+        True
+    """
+    gates = len(cells.CELLS[cell].gates)
+    skips = cell == "sru"
+    saved = 0 if cell.startswith("indrnn") else gates + skips
+    return (saved + 1 + 1 + gates + skips) * size.hidden
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A question, and the cases that answer it.
+
+    Attributes:
+        question: what its table shows.
+        cells: those that the question is about.
+        lengths: their names; empty where the user chooses.
+        sizes: of the cases, unless the user says otherwise.
+        competitors: who runs beside :data:`~raglane.bench.competitors.RIVALS` and ``ours``: variants of ours.
+        modes: those that make sense.
+        measures_memory: whether it measures memory in place of time.
+        yardstick: what the rates of calls are compared with, a key of ``YARDSTICKS``.
+    """
+
+    question: str
+    cells: tuple[str, ...] = TORCH_CELLS
+    lengths: tuple[str, ...] = ()
+    sizes: tuple[Size, ...] = SIZES
+    competitors: tuple[str, ...] = ()
+    modes: tuple[str, ...] = MODES
+    measures_memory: bool = False
+    yardstick: str = "gemm"
+
+
+SUITES: dict[str, Suite] = {
+    "grid": Suite("how fast is a layer on ragged batches", competitors=("ours-float32",)),
+    "fill": Suite(
+        "does an element cost the same in a batch of which little is filled: ours-equal has as many elements at fill 1",
+        lengths=("fill-0.1",),
+        sizes=tuple(size for size in SIZES if size.batch >= LENGTHS["fill-0.1"].fewest),
+        competitors=("ours-equal",),
+    ),
+    "one-long": Suite(
+        "what does one long sequence among many short ones cost", lengths=("one-long",), sizes=(Size(64, 256, 256),)
+    ),
+    "tiny": Suite(
+        "what does a call cost that has almost nothing to compute: ours-kernel has no layer around it, ours-element "
+        "is a layer's call on a single element",
+        lengths=("tens",),
+        sizes=(Size(8, 32, 32),),
+        competitors=("ours-kernel", "ours-element"),
+    ),
+    "drop-in": Suite(
+        "what is left of the gain where rl.accelerate's layers get a PackedSequence, or a padded tensor and lengths",
+        competitors=("ours-packed", "ours-padded"),
+    ),
+    "elementwise": Suite(
+        "how fast are the cells without a matrix in the time loop: ours-lstm is our LSTM of the same sizes, "
+        "torch-steps the same cell as a loop in torch over the steps of a pack, torch-hoisted the same with its "
+        "products made before",
+        cells=ELEMENTWISE,
+        sizes=(Size(64, 256, 256), Size(32, 128, 128)),
+        competitors=("ours-lstm",),
+    ),
+    "loop": Suite(
+        "how near to the memory's speed is the time loop of the cells that have nothing else: ours-loop is the one of "
+        "the backward pass, which is a call of its own",
+        cells=ELEMENTWISE,
+        lengths=("lognormal",),
+        # So many elements that no cache holds them, and so few that the allocator keeps their memory between calls.
+        sizes=(Size(128, 256, 64),),
+        competitors=("ours-loop",),
+        modes=("train",),
+        yardstick="copy",
+    ),
+    "own-cell": Suite(
+        "what does a schedule save for a cell that a user wrote, here a GRU in plain torch",
+        cells=("gru",),
+        lengths=("lognormal",),
+        sizes=(Size(64, 128, 128),),
+        competitors=("own-each", "own-packed", "own-lanes"),
+    ),
+    "memory": Suite(
+        "how much memory does a training step hold at its peak, beyond inputs and parameters, in floats of N * H",
+        lengths=("lognormal",),
+        # Large, so that what the process allocates besides is next to nothing.
+        sizes=(Size(512, 256, 256),),
+        modes=("train",),
+        measures_memory=True,
+    ),
+}
+
+
+def select(
+    suites: Sequence[str],
+    *,
+    cells: Sequence[str],
+    sizes: Sequence[Size] | None,
+    lengths: Sequence[Lengths],
+    modes: Sequence[str],
+    dtypes: Sequence[str],
+    threads: Sequence[int],
+) -> list[Case]:
+    """The cases of some suites: the product of all that is asked for.
+
+    Args:
+        suites: keys of ``SUITES``.
+        cells: keys of ``CELLS``.
+        sizes: in place of the suites' own; None leaves those.
+        lengths: for the suites that leave them to the user.
+        modes: of ``MODES``.
+        dtypes: of ``DTYPES``.
+        threads: numbers of threads.
+
+    Returns:
+        The cases in the order in which they run, none twice.
+
+    Raises:
+        ArgumentError: lengths that a size is too small for, or nothing is left to run.
+
+    Example:
+        >>> one = {"cells": ["gru"], "dtypes": ["float32"], "threads": [1]}
+        >>> [(case.name, case.mode) for case in select(["tiny"], sizes=None, lengths=[], modes=MODES, **one)]
+        [('gru 8x32x32 tens', 'train'), ('gru 8x32x32 tens', 'infer')]
+    """
+    cases: list[Case] = []
+    for count in threads:
+        for name in suites:
+            suite = SUITES[name]
+            own = [LENGTHS[length] for length in suite.lengths] or lengths
+            cases += [
+                Case(name, cell, size, length, mode, dtype, count)
+                for dtype in (dtypes if not suite.measures_memory else ("float32",))
+                for cell in cells
+                if cell in suite.cells
+                for length in own
+                for size in (suite.sizes if sizes is None else sizes)
+                for mode in modes
+                if mode in suite.modes
+            ]
+    for case in cases:
+        if case.size.batch < case.lengths.fewest:
+            raise ArgumentError(
+                message(
+                    "sizes",
+                    str(case.size),
+                    f"lengths {case.lengths.name} need at least {case.lengths.fewest} sequences",
+                    "pass a larger batch, or leave the suite out",
+                )
+            )
+    if not cases:
+        raise ArgumentError(
+            message("suites", ", ".join(suites), "at least one case is left to run", "add cells or modes")
+        )
+    return list(dict.fromkeys(cases))

@@ -1,0 +1,153 @@
+"""What a competitor is: who prepares a case, what is timed of it, and what is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from raglane.bench.batch import Batch
+from raglane.bench.cases import CELLS, DTYPES, MODES, Case
+
+__all__ = ["Answer", "Competitor", "Forward", "Runner", "rows_of", "torch_runner"]
+
+Forward = Callable[[], tuple[Tensor, tuple[Tensor, ...] | None]]
+"""Runs a layer: its outputs, in the layout of its input, and the final states, ``(B, H)`` in the caller's order."""
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What a layer computed, in the flat layout and the caller's order, for the check.
+
+    Attributes:
+        output: ``(N, H)``.
+        state: the final states, ``(B, H)`` each; None where the competitor gives none that are comparable.
+        gradients: of the weights by their names, and of the ``input`` ``(N, D)``; empty for inference.
+    """
+
+    output: Tensor
+    state: tuple[Tensor, ...] | None
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Runner:
+    """A case made ready by a competitor.
+
+    Attributes:
+        call: what is timed: the layer forward, and when training backward; nothing that prepares its input.
+        answer: the same work once, and what came of it.
+        inputs: what an engine reads without owning it: it lives as long as the runner.
+    """
+
+    call: Callable[[], object]
+    answer: Callable[[], Answer]
+    inputs: object = None
+
+
+@dataclass(frozen=True)
+class Competitor:
+    """Who can run a case.
+
+    Attributes:
+        name: its key in ``COMPETITORS``, as it stands in tables.
+        description: in words.
+        prepare: from a batch, the mode and the number of threads to what is timed.
+        family: ``ours``, ``torch`` or ``engine``.
+        modules: what must be installed.
+        cells: those it can run.
+        modes: those it can run.
+        dtypes: those it can run.
+        view: the batch that it runs in place of the case's own.
+    """
+
+    name: str
+    description: str
+    prepare: Callable[[Batch, str, int], Runner]
+    family: str
+    modules: tuple[str, ...] = ()
+    cells: tuple[str, ...] = CELLS
+    modes: tuple[str, ...] = MODES
+    dtypes: tuple[str, ...] = DTYPES
+    view: Callable[[Batch], Batch] = lambda batch: batch
+
+    def runs(self, case: Case) -> bool:
+        """Whether a case is one that it can run."""
+        return case.cell in self.cells and case.mode in self.modes and case.dtype in self.dtypes
+
+
+def rows_of(padded: Tensor, lengths: Tensor) -> Tensor:
+    """The real elements of a padded tensor ``(T, B, F)``, sequence after sequence: ``(N, F)``.
+
+    Example:
+        >>> rows_of(torch.arange(6).view(3, 2, 1), torch.tensor([1, 3])).flatten().tolist()
+        [0, 1, 3, 5]
+    """
+    return torch.cat([padded[:length, row] for row, length in enumerate(lengths.tolist())])
+
+
+def torch_runner(
+    mode: str,
+    layer: torch.nn.Module,
+    bind: Callable[[Tensor], Forward],
+    data: Tensor,
+    gradient: Tensor,
+    flatten: Callable[[Tensor], Tensor],
+) -> Runner:
+    """A runner on torch's autograd, whatever the layout of its data.
+
+    Args:
+        mode: of the case.
+        layer: whose parameters get gradients.
+        bind: from the input to what runs the layer on it, so that nothing of the input is made while it is timed.
+        data: the input, in the layer's layout.
+        gradient: of the outputs, in their layout, zero on padding.
+        flatten: from that layout to ``(N, features)``.
+    """
+    parameters = dict(layer.named_parameters())
+
+    if mode == "infer":
+        forward = bind(data)
+
+        def infer() -> tuple[Tensor, tuple[Tensor, ...] | None]:
+            with torch.no_grad():
+                return forward()
+
+        def answer() -> Answer:
+            output, state = infer()
+            return Answer(flatten(output), state)
+
+        return Runner(infer, answer)
+
+    leaf = data.detach().clone().requires_grad_()
+    step, wanted = bind(leaf), [leaf, *parameters.values()]
+
+    def clear() -> None:
+        for tensor in wanted:
+            tensor.grad = None
+
+    def train() -> None:
+        output, _ = step()
+        output.backward(gradient)
+        clear()
+
+    def train_answer() -> Answer:
+        output, state = step()
+        output.backward(gradient)
+        gradients = {name: _gradient(parameter) for name, parameter in parameters.items()}
+        gradients["input"] = flatten(_gradient(leaf))
+        clear()
+        return Answer(flatten(output.detach()), None if state is None else _detached(state), gradients)
+
+    return Runner(train, train_answer)
+
+
+def _gradient(tensor: Tensor) -> Tensor:
+    """A gradient; one that never came is zero, which the check tells from the right one."""
+    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+
+
+def _detached(state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(part.detach() for part in state)

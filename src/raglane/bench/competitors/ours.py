@@ -1,0 +1,180 @@
+"""Raglane's layers on a Ragged batch, and variants that show what one circumstance costs."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from raglane.bench.batch import Batch
+from raglane.bench.competitors import pytorch
+from raglane.bench.competitors.base import Answer, Forward, Runner, torch_runner
+from raglane.kernels import dispatch
+from raglane.nn.recurrent.accelerate import accelerate
+from raglane.nn.recurrent.cell_layers import QRNN, SRU, IndRNN, MinGRU, MinLSTM
+from raglane.nn.recurrent.explain import explain
+from raglane.nn.recurrent.inputs import flatten
+from raglane.nn.recurrent.request import prepare
+from raglane.nn.recurrent.torch_layers import GRU, LSTM, RNN
+from raglane.ragged import Ragged
+
+__all__ = [
+    "choice_of",
+    "equal",
+    "in_float32",
+    "kernel",
+    "load_layer",
+    "loop",
+    "lstm",
+    "one_element",
+    "packed",
+    "padded",
+    "ragged",
+    "ragged_runner",
+    "reference",
+]
+
+_LAYERS: dict[str, Any] = {
+    "lstm": LSTM,
+    "gru": GRU,
+    "rnn_tanh": RNN,
+    "indrnn_tanh": partial(IndRNN, nonlinearity="tanh"),
+    "mingru": MinGRU,
+    "minlstm": MinLSTM,
+    "sru": SRU,
+    "qrnn": QRNN,
+}
+
+
+def load_layer(batch: Batch) -> Any:
+    """A layer of ``rl.nn`` with the batch's weights."""
+    return pytorch.load_layer(batch, _LAYERS)
+
+
+def ragged(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
+    """``rl.nn``'s layer on a Ragged batch, with whatever ``auto`` takes."""
+    return ragged_runner(batch, mode, load_layer(batch))
+
+
+def ragged_runner(batch: Batch, mode: str, layer: Any) -> Runner:
+    """Any layer that takes a Ragged batch."""
+
+    def bind(data: Tensor) -> Forward:
+        inputs = Ragged.from_flat(data, lengths=batch.lengths)
+
+        def forward() -> tuple[Tensor, tuple[Tensor, ...]]:
+            output, state = layer(inputs)
+            return output.values, pytorch.state_of(state)
+
+        return forward
+
+    return torch_runner(mode, layer, bind, batch.values, batch.gradient, _as_it_is)
+
+
+def packed(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
+    """A layer of torch after ``rl.accelerate``, on a PackedSequence."""
+    return pytorch.packed_runner(batch, mode, _accelerated(batch))
+
+
+def padded(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
+    """A layer of torch after ``rl.accelerate``, on a padded tensor with lengths."""
+    layer = _accelerated(batch)
+
+    def bind(data: Tensor) -> Forward:
+        def forward() -> tuple[Tensor, tuple[Tensor, ...]]:
+            output, state = layer(data, lengths=batch.lengths)
+            return output, pytorch.state_of(state)
+
+        return forward
+
+    return pytorch.padded_runner(batch, mode, layer, bind)
+
+
+def kernel(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
+    """What the layer hands to its backend, without the layer: no checks, no initial state, no Ragged output."""
+    layer = load_layer(batch)
+
+    def bind(data: Tensor) -> Forward:
+        inputs = Ragged.from_flat(data, lengths=batch.lengths)
+        request = prepare(layer._network(), flatten(inputs, None, False), None)
+        choice = explain(layer, inputs)
+
+        def forward() -> tuple[Tensor, tuple[Tensor, ...]]:
+            result = dispatch.BACKENDS[choice.backend].run(request, choice.schedule)
+            return cast(Tensor, result.output), tuple(part[0] for part in result.state)
+
+        return forward
+
+    return torch_runner(mode, layer, bind, batch.values, batch.gradient, _as_it_is)
+
+
+def loop(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
+    """The backward time loop of an element-wise cell, without the products before and after it."""
+    from raglane.kernels.cpu.elementwise import ElementwiseLayers
+    from raglane.kernels.cpu.memory import Given, Layer
+
+    network = load_layer(batch)._network()
+    names = [f"{name}_l0" for name in network.cell.shapes(1, 1)]
+    offsets = Ragged.from_flat(batch.values, lengths=batch.lengths).offsets
+    weights = tuple(None if part is None else part.detach() for part in network.weights[0])
+    layer = Layer(network.cell.name, batch.values, offsets, (), weights, network.state_sizes, 1)
+    kind = ElementwiseLayers()
+    ran = kind.forward(layer, need_output=True, save=True, need_cells=False)
+    given = Given(batch.gradient, None, (None,) * len(network.state_sizes))
+    count = len(layer.tensors())
+
+    def walk(wanted: bool) -> tuple[Tensor | None, ...]:
+        return kind.backward(layer, cast(Any, ran.saved), given, (wanted,) * count, overwrite=False)
+
+    def answer() -> Answer:
+        found = walk(wanted=True)
+        pairs = zip(names, found[1:], strict=True)
+        gradients = {name: grad for name, grad in pairs if grad is not None} | {"input": cast(Tensor, found[0])}
+        return Answer(cast(Tensor, ran.output), tuple(part[0] for part in ran.final), gradients)
+
+    return Runner(lambda: walk(wanted=False), answer)
+
+
+def in_float32(batch: Batch) -> Batch:
+    """The batch's numbers in float32."""
+    return batch.to(torch.float32)
+
+
+def equal(batch: Batch) -> Batch:
+    """The batch's elements in sequences of one length, as many as there are."""
+    count = len(batch.lengths)
+    return batch.with_lengths([batch.elements // count] * count)
+
+
+def lstm(batch: Batch) -> Batch:
+    """The batch's input for an LSTM of the same sizes."""
+    return batch.with_cell("lstm")
+
+
+def one_element(batch: Batch) -> Batch:
+    """One sequence of one element: what remains is the cost of a call."""
+    return batch.with_lengths([1])
+
+
+def choice_of(batch: Batch) -> str:
+    """What runs ``ours``, in a few words."""
+    choice = explain(load_layer(batch), Ragged.from_flat(batch.values, lengths=batch.lengths))
+    return f"backend {choice.backend}, schedule {choice.schedule}"
+
+
+def reference(batch: Batch, mode: str) -> Answer:
+    """What every competitor must find: the kernel ``reference`` on the batch's numbers in float64."""
+    with dispatch.using(backend="reference"):
+        return ragged(batch.to(torch.float64), mode, 1).answer()
+
+
+def _accelerated(batch: Batch) -> torch.nn.Module:
+    layer: torch.nn.Module = pytorch.load_layer(batch)
+    accelerate(layer)
+    return layer
+
+
+def _as_it_is(flat: Tensor) -> Tensor:
+    return flat

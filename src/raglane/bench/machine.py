@@ -1,0 +1,109 @@
+"""The facts of a machine that a time is worth nothing without."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import subprocess
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from raglane.errors import MissingExtraError
+
+__all__ = ["facts", "is_busy", "load", "processors"]
+
+_CPU = Path("/sys/devices/system/cpu")
+
+
+def processors() -> int:
+    """How many processors this process may use."""
+    allowed = getattr(os, "sched_getaffinity", None)
+    return len(allowed(0)) if allowed is not None else os.cpu_count() or 1
+
+
+def load() -> float:
+    """The average number of processes that ran or wanted to over the last minute; NaN where the system has none."""
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return math.nan
+
+
+def is_busy(average: float) -> bool:
+    """Whether more ran than the machine has processors.
+
+    Example:
+        >>> is_busy(10_000.0), is_busy(math.nan)
+        (True, False)
+    """
+    return average > (os.cpu_count() or 1)
+
+
+def facts(packages: Iterable[str] = ()) -> dict[str, str]:
+    """What the machine is, by name.
+
+    Args:
+        packages: whose versions to state, besides Raglane's and torch's.
+
+    Example:
+        >>> list(facts())[:3]
+        ['processor', 'processors', 'caches']
+    """
+    found = {
+        "processor": _processor(),
+        "processors": f"{processors()} for this process, {os.cpu_count()} in all",
+        "caches": _caches() or "unknown",
+        "instruction sets": f"raglane's kernels: {_isas()}; torch: {torch.backends.cpu.get_cpu_capability()}",
+        "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
+        "Python": platform.python_version(),
+    }
+    return found | {name: _version(name) for name in ("raglane", "torch", *packages)}
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    if platform.system() == "Darwin":
+        named = subprocess.run(
+            ["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, check=False
+        )
+        return named.stdout.strip() or platform.machine()
+    return platform.processor() or platform.machine()
+
+
+def _caches() -> str:
+    """The first processor's caches, as Linux tells them."""
+    found = []
+    for folder in sorted(_CPU.glob("cpu0/cache/index*")):
+        try:
+            level, kind, size = ((folder / name).read_text().strip() for name in ("level", "type", "size"))
+        except OSError:
+            continue
+        if kind != "Instruction":
+            found.append(f"L{level} {size}")
+    return ", ".join(found)
+
+
+def _isas() -> str:
+    from raglane.native.library import library
+
+    try:
+        kernels = library()
+    except MissingExtraError:
+        return "not built"
+    return f"{kernels.isa} of {', '.join(kernels.isas)}"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed as a package"

@@ -1,0 +1,86 @@
+"""How much memory a training step holds at its peak, measured in a fresh process for each competitor.
+
+``python -m raglane.bench.memory`` with a case's numbers as arguments is that process. Its input and parameters are
+there, and everything has run once on a tiny batch, when the peak is set back; Linux then keeps it to the page.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from raglane.bench.cases import Case, Size
+from raglane.errors import RaglaneError, message
+
+__all__ = ["is_measurable", "peak_floats"]
+
+_STATUS, _PEAK_RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+def is_measurable() -> bool:
+    """Whether this system tells the peak of a process and lets it be set back."""
+    return os.access(_STATUS, os.R_OK) and os.access(_PEAK_RESET, os.W_OK)
+
+
+def peak_floats(case: Case, competitor: str) -> float:
+    """What a training step holds at its peak beyond inputs and parameters, in floats of ``N * H``.
+
+    Args:
+        case: in float32.
+        competitor: a key of ``COMPETITORS`` that runs on torch.
+
+    Raises:
+        RaglaneError: the process failed; the message is its last line.
+    """
+    numbers = {
+        "cell": case.cell,
+        "size": [case.size.batch, case.size.hidden, case.size.input],
+        "lengths": case.lengths.name,
+        "threads": case.threads,
+        "competitor": competitor,
+    }
+    command = [sys.executable, "-m", __name__, json.dumps(numbers)]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode != 0:
+        last = (process.stderr.strip().splitlines() or ["no word of why"])[-1]
+        got = f"exit code {process.returncode}: {last}"
+        raise RaglaneError(message("memory", got, "a process measures a step", "run it with less, or look there"))
+    return float(process.stdout.split()[-1])
+
+
+def _measure(arguments: str) -> float:
+    """The work of the process."""
+    import torch
+
+    from raglane.bench.batch import Batch
+    from raglane.bench.competitors import COMPETITORS
+    from raglane.bench.lengths import LENGTHS
+
+    numbers = json.loads(arguments)
+    torch.set_num_threads(numbers["threads"])
+    size, lengths = Size(*numbers["size"]), LENGTHS[numbers["lengths"]]
+    case = Case("memory", numbers["cell"], size, lengths, "train", "float32", numbers["threads"])
+    competitor = COMPETITORS[numbers["competitor"]]
+    batch = Batch.of(case)
+    competitor.prepare(batch.with_lengths([3, 2]), "train", case.threads).call()
+    unit = 4 * batch.elements * batch.hidden
+    runner = competitor.prepare(batch, "train", case.threads)
+    gc.collect()
+    before = _status("VmRSS")
+    _PEAK_RESET.write_text("5")
+    runner.call()
+    return (_status("VmHWM") - before) / unit
+
+
+def _status(name: str) -> int:
+    """Bytes, from the system's word on this process."""
+    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(name + ":"))
+    return 1024 * int(line.split()[1])
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{_measure(sys.argv[1])}\n")

@@ -1,0 +1,227 @@
+"""What was measured of a case, and what follows from it: ratios, shares of the machine's rate, means."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from raglane.bench.cases import SUITES, Case
+from raglane.bench.competitors import COMPETITORS
+from raglane.bench.timing import YARDSTICKS, Yardstick
+
+__all__ = ["OURS", "CaseResult", "Efficiency", "Row", "Summary", "efficiencies", "rows_of", "summarize"]
+
+OURS = "ours"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One competitor on one case.
+
+    Attributes:
+        competitor: a key of ``COMPETITORS``.
+        milliseconds: of a call; the median over the rounds. None where it was not timed.
+        ratio: the time of the fastest torch variant over this one's: above 1 this one is faster.
+        of_ours: the time of ``ours`` over this one's.
+        share: of the rate of the suite's yardstick, counting the elements that exist.
+        memory: floats of N * H held at the peak, where that is what was measured.
+        fault: why it was not timed; empty where it was.
+        is_once: whether it was so slow that it was timed once, and not in every round.
+    """
+
+    competitor: str
+    milliseconds: float | None = None
+    ratio: float | None = None
+    of_ours: float | None = None
+    share: float | None = None
+    memory: float | None = None
+    fault: str = ""
+    is_once: bool = False
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """All rows of a case, and what it was.
+
+    Attributes:
+        case: the case.
+        elements, longest, fill: of its batch.
+        rows: one for everybody who was asked to run it.
+        rate: of the suite's yardstick in the same rounds, a second; None where no time was measured.
+        rounds: how many were timed.
+        load: the machine's average over the last minute, after the case; NaN where the system does not tell.
+        is_busy: whether that was above the number of processors: the times then say more about what else ran.
+    """
+
+    case: Case
+    elements: int
+    longest: int
+    fill: float
+    rows: tuple[Row, ...]
+    rate: float | None = None
+    rounds: int = 0
+    load: float = math.nan
+    is_busy: bool = False
+
+    @property
+    def yardstick(self) -> Yardstick:
+        """What rates are compared with."""
+        return YARDSTICKS[SUITES[self.case.suite].yardstick]
+
+    def row(self, competitor: str) -> Row | None:
+        """The row of a competitor, if it was asked."""
+        return next((row for row in self.rows if row.competitor == competitor), None)
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times faster ``ours`` is than the fastest torch variant; of memory, how many times less it holds."""
+        ours = self.row(OURS)
+        return None if ours is None else ours.ratio
+
+    @property
+    def ahead(self) -> str | None:
+        """The competitor that is ahead of ``ours``, the first of them; None where nobody is, or ours was not timed."""
+        rivals = [
+            (row.of_ours, row.competitor)
+            for row in self.rows
+            if row.of_ours is not None and COMPETITORS[row.competitor].family != OURS
+        ]
+        most, name = max(rivals, default=(0.0, ""))
+        return name if most > 1 else None
+
+
+def rows_of(samples: Mapping[str, Sequence[float]], work: Mapping[str, int], rate: float) -> list[Row]:
+    """The rows of the competitors that were timed.
+
+    A ratio is taken in each round, which a busy machine disturbs least, and the median of the rounds is reported.
+
+    Args:
+        samples: seconds of each round, by competitor.
+        work: of a call, by competitor, in the unit of the yardstick; there is no share where it is not given.
+        rate: the yardstick's, a second.
+
+    Example:
+        >>> rows = rows_of({"ours": [1.0, 1.0], "torch-packed": [4.0, 2.0]}, {"ours": 1, "torch-packed": 1}, rate=1.0)
+        >>> [(row.competitor, row.milliseconds, row.ratio) for row in rows]
+        [('ours', 1000.0, 3.0), ('torch-packed', 3000.0, 1.0)]
+    """
+    medians = {name: statistics.median(times) for name, times in samples.items()}
+    torch = [name for name in samples if COMPETITORS[name].family == "torch"]
+    best = samples[min(torch, key=medians.__getitem__)] if torch else None
+    return [
+        Row(
+            name,
+            milliseconds=1e3 * medians[name],
+            ratio=_ratio(best, times),
+            of_ours=_ratio(samples.get(OURS), times),
+            share=work[name] / medians[name] / rate if name in work else None,
+        )
+        for name, times in samples.items()
+    ]
+
+
+def _ratio(over: Sequence[float] | None, under: Sequence[float]) -> float | None:
+    if over is None:
+        return None
+    return statistics.median(first / second for first, second in zip(over, under, strict=True))
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The ratios of ``ours`` over some cases.
+
+    Attributes:
+        suite, mode, dtype, threads: that the cases share.
+        group: which of them: a cell, ``all``, or ``all, H <= 128``.
+        count: how many have a ratio.
+        mean: the geometric mean.
+        worst: the smallest.
+        worst_case: the name of that case.
+        behind: how many cases somebody is ahead in.
+        missing: how many cases have no ratio.
+    """
+
+    suite: str
+    mode: str
+    dtype: str
+    threads: int
+    group: str
+    count: int
+    mean: float
+    worst: float
+    worst_case: str
+    behind: int
+    missing: int
+
+
+def summarize(results: Iterable[CaseResult]) -> list[Summary]:
+    """Geometric means and worst cases of ``ours``, by suite, mode, dtype and threads: of each cell, and of all.
+
+    Args:
+        results: in any order. Suites that measure memory have no ratio of times, and are left out.
+    """
+    groups: dict[tuple[str, str, str, int], list[CaseResult]] = {}
+    for result in results:
+        case = result.case
+        if not SUITES[case.suite].measures_memory:
+            groups.setdefault((case.suite, case.mode, case.dtype, case.threads), []).append(result)
+    summaries = []
+    for key, members in groups.items():
+        cells = list(dict.fromkeys(result.case.cell for result in members))
+        chosen = {cell: [result for result in members if result.case.cell == cell] for cell in cells}
+        small = [result for result in members if result.case.size.hidden <= 128]
+        if len(cells) > 1:
+            chosen["all"] = members
+        if 0 < len(small) < len(members):
+            chosen["all, H <= 128"] = small
+        summaries += [_summary(key, group, part) for group, part in chosen.items()]
+    return summaries
+
+
+def _summary(key: tuple[str, str, str, int], group: str, results: Sequence[CaseResult]) -> Summary:
+    ratios = [(result.ratio, result.case.name) for result in results if result.ratio is not None]
+    worst, worst_case = min(ratios, default=(math.nan, "-"))
+    mean = math.exp(statistics.fmean(math.log(ratio) for ratio, _ in ratios)) if ratios else math.nan
+    behind = sum(result.ahead is not None for result in results)
+    return Summary(*key, group, len(ratios), mean, worst, worst_case, behind, len(results) - len(ratios))
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """How ``ours`` scales on one case.
+
+    Attributes:
+        case: with the fewest threads.
+        milliseconds: by the number of threads.
+    """
+
+    case: Case
+    milliseconds: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def shares(self) -> dict[int, float]:
+        """The parallel efficiency by the number of threads: speed-up over threads, both to the fewest.
+
+        Example:
+            >>> from raglane.bench.cases import SIZES
+            >>> from raglane.bench.lengths import LENGTHS
+            >>> case = Case("grid", "gru", SIZES[0], LENGTHS["ewt"], "train", "float32", 1)
+            >>> Efficiency(case, {1: 8.0, 4: 2.5}).shares
+            {1: 1.0, 4: 0.8}
+        """
+        fewest = min(self.milliseconds)
+        whole = fewest * self.milliseconds[fewest]
+        return {threads: whole / (threads * time) for threads, time in self.milliseconds.items()}
+
+
+def efficiencies(results: Iterable[CaseResult]) -> list[Efficiency]:
+    """How ``ours`` scales: the cases that were measured with several numbers of threads."""
+    found: dict[tuple[object, ...], Efficiency] = {}
+    for result in results:
+        case, ours = result.case, result.row(OURS)
+        if ours is not None and ours.milliseconds is not None:
+            key = (case.suite, case.cell, case.size, case.lengths, case.mode, case.dtype)
+            found.setdefault(key, Efficiency(case)).milliseconds[case.threads] = ours.milliseconds
+    return [efficiency for efficiency in found.values() if len(efficiency.milliseconds) > 1]

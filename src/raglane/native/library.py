@@ -1,0 +1,193 @@
+"""The CPU kernels in ``csrc``: the ``lanes`` schedule at the speed of the machine. The only file with ctypes.
+
+A layer is one call, whatever its directions. Tensors go down as addresses; what each must be stands in
+``csrc/raglane.h``, and :mod:`raglane.kernels.cpu.memory` holds them against it. The calls of the two kinds of layers
+are in :mod:`raglane.kernels.cpu.matrix` and :mod:`raglane.kernels.cpu.elementwise`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from raglane.errors import ArgumentError, MissingExtraError, message
+from raglane.forks import threads_before
+from raglane.tracing import constant_when_traced
+
+__all__ = ["ABI", "DTYPES", "Library", "call", "leave_lost_threads", "library", "missing_kernels", "preamble"]
+
+ABI = 6
+DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
+"""What the kernels compute in, by its number in ``raglane.h``."""
+
+_ISAS = {"amx": 4, "avx512bf16": 3, "avx512": 2, "avx2": 1, "portable": 0}
+_FUNCTIONS = {"exp": 0, "tanh": 1, "sigmoid": 2}
+_OUT_OF_MEMORY = 2
+_MESSAGE = 256
+
+# The structs in the order of raglane_struct, as Python's struct module builds them.
+_SIZES = {"layer": 53 * 8, "elementwise": 38 * 8, "rows": 15 * 8}
+
+
+def leave_lost_threads() -> None:
+    """In a process that was forked, have torch use one thread, unless it was told otherwise since.
+
+    An operation on more would wait for ever for those that the fork has left behind, and what surrounds the kernels in
+    a network is torch's. Torch's own DataLoader does the same in its workers. To be called before anything is computed.
+    """
+    before = threads_before()
+    if before not in (None, 1) and torch.get_num_threads() == before:
+        torch.set_num_threads(1)
+
+
+@dataclass(frozen=True)
+class Library:
+    """The loaded kernels.
+
+    Attributes:
+        handle: of the shared library.
+        isas: the instruction sets that this build and this processor have, best first.
+        isa: the one in use.
+        flags: how the work is divided, ``raglane_flags`` in ``raglane.h``; 0 outside of tests.
+    """
+
+    handle: ctypes.CDLL
+    isas: tuple[str, ...]
+    isa: str
+    flags: int = 0
+
+    def with_isa(self, isa: str) -> Library:
+        """The same kernels for another instruction set.
+
+        Raises:
+            ArgumentError: there is no such instruction set here.
+        """
+        if isa not in self.isas:
+            raise ArgumentError(
+                message("RAGLANE_ISA", repr(isa), f"one of those there are here, {', '.join(self.isas)}", "unset it")
+            )
+        return replace(self, isa=isa)
+
+    def threads(self) -> int:
+        """How many threads a call may use: as many as torch, and one in a process that was forked from another."""
+        return torch.get_num_threads() if threads_before() is None else 1
+
+    def apply(self, function: str, values: Tensor) -> Tensor:
+        """``exp``, ``tanh`` or ``sigmoid`` as the cells compute it, for tests: float32 or float64, contiguous."""
+        if values.dtype not in (torch.float32, torch.float64) or not values.is_contiguous() or not values.is_cpu:
+            got = f"{values.dtype} on {values.device}, strides {values.stride()}"
+            raise ArgumentError(message("values", got, "contiguous float32 or float64 on the CPU", "convert them"))
+        result, words = torch.empty_like(values), _messages.buffer
+        status = self.handle.raglane_apply(
+            _ISAS[self.isa],
+            DTYPES[values.dtype],
+            _FUNCTIONS[function],
+            values.data_ptr(),
+            result.data_ptr(),
+            values.numel(),
+            words,
+            _MESSAGE,
+        )
+        if status != 0:
+            _raise(status, words)
+        return result
+
+
+@cache
+def library() -> Library:
+    """Load the kernels, once.
+
+    Raises:
+        MissingExtraError: this installation was built without them.
+        ArgumentError: ``RAGLANE_ISA`` names an instruction set that is not there.
+    """
+    # In an editable installation the package lies in two folders: its source, and what was built of it.
+    folders = sys.modules[__package__].__path__
+    found = [path for folder in folders for path in sorted(Path(folder, "lib").glob("libraglane_cpu.*"))]
+    if not found:
+        raise MissingExtraError(
+            "the cpu kernels are missing: raglane was installed without them, mostly because there was no C++20"
+            " compiler with OpenMP. Fix: install g++ or clang++, then install raglane again"
+        )
+    # torch is imported by now, so the library shares the OpenMP runtime that torch brought.
+    handle = ctypes.CDLL(str(found[0]))
+    if handle.raglane_abi() != ABI:
+        raise MissingExtraError(
+            f"the cpu kernels at {found[0]} are of another version of raglane. Fix: reinstall raglane."
+        )
+    handle.raglane_size_of.restype = ctypes.c_int64
+    for number, (name, size) in enumerate(_SIZES.items()):
+        if handle.raglane_size_of(number) != size:
+            raise MissingExtraError(
+                f"the cpu kernels at {found[0]} have a struct {name} of {handle.raglane_size_of(number)} bytes, where"
+                f" this version of raglane builds {size}. Fix: reinstall raglane."
+            )
+    handle.raglane_has_isa.argtypes = [ctypes.c_int64]
+    text, integer, pointer = ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p
+    for name in ("forward", "backward", "elementwise_forward", "elementwise_backward", "flatten", "gather", "scatter"):
+        getattr(handle, f"raglane_{name}").argtypes = [text, text, integer]
+    handle.raglane_apply.argtypes = [integer, integer, integer, pointer, pointer, integer, text, integer]
+    isas = tuple(name for name, number in _ISAS.items() if handle.raglane_has_isa(number))
+    loaded = Library(handle, isas, isas[0])
+    wanted = os.environ.get("RAGLANE_ISA")
+    return loaded if not wanted else loaded.with_isa(wanted)
+
+
+@constant_when_traced
+def missing_kernels() -> str | None:
+    """Why the kernels cannot be loaded, in words, or None where they can.
+
+    Raises:
+        ArgumentError: ``RAGLANE_ISA`` names an instruction set that is not there.
+    """
+    try:
+        library()
+    except MissingExtraError as missing:
+        return str(missing).rstrip(".")
+    return None
+
+
+class _Messages(threading.local):
+    """Where a failed call leaves its message: each thread's own, for calls let go of Python's lock."""
+
+    def __init__(self) -> None:
+        self.buffer = ctypes.create_string_buffer(_MESSAGE)
+
+
+_messages = _Messages()
+
+
+def call(name: str, fields: bytes) -> None:
+    """Call one of the kernels with the fields of its struct, and raise what its status stands for.
+
+    Raises:
+        ArgumentError: the kernel refused its arguments.
+        MemoryError: there was not enough for its scratch; nothing was written.
+    """
+    words = _messages.buffer
+    status = getattr(library().handle, name)(fields, words, _MESSAGE)
+    if status != 0:
+        _raise(status, words)
+
+
+def _raise(status: int, words: ctypes.Array[ctypes.c_char]) -> NoReturn:
+    """Raise what a status stands for."""
+    text = words.value.decode(errors="replace")
+    if status == _OUT_OF_MEMORY:
+        raise MemoryError(f"raglane's cpu kernels: {text}. Fix: a smaller batch, or shorter sequences.")
+    raise ArgumentError(f"raglane's cpu kernels: {text}.")
+
+
+def preamble(cell: int, dtype: torch.dtype) -> tuple[int, ...]:
+    """The first fields of both structs: ABI, instruction set, cell, dtype, flags, threads."""
+    kernels = library()
+    return ABI, _ISAS[kernels.isa], cell, DTYPES[dtype], kernels.flags, kernels.threads()

@@ -1,0 +1,358 @@
+"""The recursions of a linear chain: over all paths of tags through a batch of sequences, and along one.
+
+The time loop walks the elements in packed order, step after step, over the sequences that still run; scores lie
+``(N, C)`` flat, never padded. Weights are logarithms of sums of ``exp(score)``, and what has grown along a sequence is
+taken out at every step, so that long sequences are as exact as short ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from raglane.indexing import take_rows
+from raglane.layouts import inverse, packed_layout
+from raglane.segments import plain as segments
+
+__all__ = ["Scores", "best_tags", "log_partition", "marginals", "path_score"]
+
+# Sums over a whole sequence are kept in it: the likelihood is a small difference of two large ones.
+_SUMS = torch.float64
+
+
+class Scores(NamedTuple):
+    """What a chain is scored by, of one dtype, or something for each of these, such as derivatives.
+
+    Attributes:
+        emissions: ``(N, C)``, for each element and tag; in the caller's order unless packed.
+        start: ``(C,)``, for each tag as the first of a sequence.
+        transitions: ``(C, C)``, for going from a tag (row) to the next (column).
+        end: ``(C,)``, for each tag as the last.
+    """
+
+    emissions: Tensor
+    start: Tensor
+    transitions: Tensor
+    end: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _Steps:
+    """In which order the elements are computed: step after step, and in a step the longest sequence first.
+
+    Attributes:
+        place: ``(N,)``: the packed row of each element.
+        rows: how many sequences have each step; one step of no rows where the batch has no element.
+        sequence: ``(M,)``: the sequences that have an element, longest first.
+        last: ``(M,)``: the packed row of their last element.
+    """
+
+    place: Tensor
+    rows: list[int]
+    sequence: Tensor
+    last: Tensor
+
+
+def _packed(*inputs: Tensor) -> tuple[Scores, _Steps]:
+    """Scores in the order in which they are computed, and the order, of an operator's inputs."""
+    *parts, lengths, offsets = inputs
+    element, batch_sizes, order = packed_layout(lengths, offsets)
+    place, rows = inverse(element), batch_sizes.tolist() or [0]
+    sequence = order[: rows[0]]
+    last = place.index_select(0, offsets[1:].index_select(0, sequence) - 1)
+    parts[0] = take_rows(parts[0], element)
+    return Scores(*parts), _Steps(place, rows, sequence, last)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Over all paths
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def _log_sum_exp(weights: Tensor) -> Tensor:
+    """``logsumexp`` over the last dimension."""
+    if not torch.is_grad_enabled():
+        return torch.logsumexp(weights, -1)
+    # Where all are -inf the derivative of torch's is NaN; it is 0.
+    nothing = (weights == -torch.inf).all(-1)
+    summed = torch.logsumexp(weights.masked_fill(nothing.unsqueeze(-1), 0.0), -1)
+    return summed.masked_fill(nothing, -torch.inf)
+
+
+def _finite(weights: Tensor) -> Tensor:
+    """What can be subtracted from ``-inf`` and leaves it, where ``-inf`` itself would give NaN."""
+    return weights.clamp(min=torch.finfo(weights.dtype).min)
+
+
+def _reach(scores: Scores, steps: _Steps, best: bool = False) -> tuple[Tensor, Tensor]:
+    """The forward pass: the weight of all ways to come to each tag of each element, or of the best.
+
+    Args:
+        scores: packed.
+        steps: the order.
+        best: whether the largest is wanted in place of the sum.
+
+    Returns:
+        ``(N, C)``, without the element's own emission and without the levels of the elements before; and the levels
+        ``(N,)``: with its emission the largest weight of an element, which is taken out before the next. They are
+        constants for autograd, since what follows from the weights does not depend on them.
+    """
+    arriving = scores.transitions.t()
+    reach = weight = scores.start.expand(steps.rows[0], -1)
+    reaches: list[Tensor] = []
+    levels: list[Tensor] = []
+    for rows, emission in zip(steps.rows, torch.split(scores.emissions, steps.rows), strict=True):
+        if reaches:
+            ways = weight[:rows].unsqueeze(1) + arriving
+            reach = ways.amax(-1) if best else _log_sum_exp(ways)
+        weight = reach + emission
+        level = _finite(weight.detach().amax(-1))
+        weight = weight - level.unsqueeze(1)
+        reaches.append(reach)
+        levels.append(level)
+    return torch.cat(reaches), torch.cat(levels)
+
+
+def _levelled(scores: Scores, reaches: Tensor, levels: Tensor) -> Tensor:
+    """``(N, C)``: the weights of all ways up to each tag, its emission included and the element's level taken out."""
+    return reaches + scores.emissions - levels.unsqueeze(1)
+
+
+def _posterior(scores: Scores, steps: _Steps, reaches: Tensor, levels: Tensor, upstream: Tensor) -> Scores:
+    """The backward pass: how probable each tag and each pair of tags is, which are the derivatives of log Z.
+
+    It walks back by the probability of the tag before, given a tag: ``exp(weight + transition - reach)``.
+
+    Args:
+        scores: packed.
+        steps: the order.
+        reaches: ``(N, C)``, and
+        levels: ``(N,)``, of :func:`_reach`.
+        upstream: ``(B,)``, a factor for each sequence.
+
+    Returns:
+        For each score the derivative: that of the emissions in the caller's order, the others summed over the batch.
+        A sequence without an allowed path adds 0.
+    """
+    arriving = scores.transitions.t()
+    levelled = _levelled(scores, reaches, levels)
+    final = take_rows(levelled, steps.last) + scores.end
+    share = upstream.index_select(0, steps.sequence).unsqueeze(1)
+    ending = (final - _finite(_log_sum_exp(final)).unsqueeze(1)).exp() * share
+    weights, floors = torch.split(levelled, steps.rows), torch.split(_finite(reaches), steps.rows)
+    tags, pairs = ending[:0], torch.zeros_like(arriving)
+    found = []
+    for step in reversed(range(len(steps.rows))):
+        rows = steps.rows[step]
+        tags = torch.cat((tags, ending[tags.shape[0] : rows]))
+        found.append(tags)
+        if step:
+            given = (weights[step - 1][:rows].unsqueeze(1) + arriving - floors[step].unsqueeze(2)).exp()
+            both = given * tags.unsqueeze(2)
+            pairs = pairs + both.sum(0)
+            tags = both.sum(1)
+    emissions = take_rows(torch.cat(found[::-1]), steps.place)
+    return Scores(emissions, tags.sum(0), pairs.t().contiguous(), ending.sum(0))
+
+
+# NOTE [operators]: torch.compile puts an operator into its graph as it is. The loops themselves it would unroll, and
+# compile anew for every batch. Their bodies run without autograd, which has the formulas registered below.
+_INPUTS = "Tensor emissions, Tensor start, Tensor transitions, Tensor end, Tensor lengths, Tensor offsets"
+
+
+@torch.library.custom_op("raglane::chain_partition", mutates_args=(), schema=f"({_INPUTS}) -> (Tensor, Tensor, Tensor)")
+@torch.no_grad()
+def _partition_op(*inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The logarithm of Z, ``(B,)`` float64, and what :func:`_reach` gives."""
+    scores, steps = _packed(*inputs)
+    reaches, levels = _reach(scores, steps)
+    final = take_rows(_levelled(scores, reaches, levels), steps.last) + scores.end
+    taken = segments.sum(levels.index_select(0, steps.place).to(_SUMS), inputs[5])
+    return taken.index_add_(0, steps.sequence, _log_sum_exp(final).to(_SUMS)), reaches, levels
+
+
+@_partition_op.register_fake
+def _(emissions: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    total, count = emissions.shape
+    return (
+        emissions.new_empty(rest[-1].shape[0] - 1, dtype=_SUMS),
+        emissions.new_empty(total, count),
+        emissions.new_empty(total),
+    )
+
+
+@torch.library.custom_op(
+    "raglane::chain_posterior",
+    mutates_args=(),
+    schema=f"({_INPUTS}, Tensor reaches, Tensor levels, Tensor upstream) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+@torch.no_grad()
+def _posterior_op(*inputs: Tensor) -> tuple[Tensor, ...]:
+    """What :func:`_posterior` gives."""
+    return tuple(_posterior(*_packed(*inputs[:6]), *inputs[6:]))
+
+
+@_posterior_op.register_fake
+def _(*inputs: Tensor) -> tuple[Tensor, ...]:
+    return tuple(part.new_empty(part.shape) for part in inputs[:4])
+
+
+def _save_partition(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+    # Two ways back keep N * C numbers; autograd's own through the loop would keep N * C * C.
+    ctx.save_for_backward(*inputs, *output[1:])
+
+
+def _partition_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    saved = ctx.saved_tensors
+    return *_posterior_op(*saved, grad.to(saved[0].dtype)), None, None
+
+
+def _save_posterior(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ARG001
+    ctx.save_for_backward(*inputs[:6], inputs[8])
+
+
+def _posterior_backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    """Second derivatives, by autograd through the loops."""
+    *parts, lengths, offsets, upstream = ctx.saved_tensors
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # Views, so that a gradient stops here where one of them was computed from another.
+        inputs = [part.view_as(part) for part in (*parts, upstream)]
+        scores, steps = _packed(*inputs[:4], lengths, offsets)
+        result = _posterior(scores, steps, *_reach(scores, steps), inputs[4])
+    given = [part for part in inputs if part.requires_grad]
+    pairs = [(part, grad) for part, grad in zip(result, grads, strict=True) if part.requires_grad]
+    results, weights = zip(*pairs, strict=True)
+    found = iter(torch.autograd.grad(results, given, weights, create_graph=again, allow_unused=True))
+    wanted = [next(found) if part.requires_grad else None for part in inputs]
+    return *wanted[:4], None, None, None, None, wanted[4]
+
+
+_partition_op.register_autograd(_partition_backward, setup_context=_save_partition)
+_posterior_op.register_autograd(_posterior_backward, setup_context=_save_posterior)
+
+
+def log_partition(scores: Scores, lengths: Tensor, offsets: Tensor) -> Tensor:
+    """The logarithm of the sum of ``exp(score)`` over all paths of each sequence; 0 for an empty one.
+
+    Differentiable any number of times.
+
+    Args:
+        scores: of a floating-point dtype in which sums are exact enough, float32 or float64.
+        lengths: ``(B,)`` int64 on the CPU.
+        offsets: ``(B + 1,)`` int64 on the device of the scores.
+
+    Returns:
+        ``(B,)`` float64.
+
+    Example:
+        >>> scores = Scores(torch.zeros(3, 2), torch.zeros(2), torch.zeros(2, 2), torch.zeros(2))
+        >>> log_partition(scores, torch.tensor([3]), torch.tensor([0, 3])).exp()
+        tensor([8.0000], dtype=torch.float64)
+    """
+    summed: Tensor = _partition_op(*scores, lengths, offsets)[0]
+    return summed
+
+
+def marginals(scores: Scores, lengths: Tensor, offsets: Tensor) -> Tensor:
+    """The probability of each tag at each element; differentiable any number of times, though not when compiled.
+
+    Args:
+        scores: as for :func:`log_partition`.
+        lengths: ``(B,)`` int64 on the CPU.
+        offsets: ``(B + 1,)`` int64 on the device of the scores.
+
+    Returns:
+        ``(N, C)``; 0 where no path is allowed.
+
+    Example:
+        >>> scores = Scores(torch.zeros(3, 2), torch.zeros(2), torch.zeros(2, 2), torch.zeros(2))
+        >>> marginals(scores, torch.tensor([3]), torch.tensor([0, 3]))[0].tolist()
+        [0.5, 0.5]
+    """
+    inputs = (*scores, lengths, offsets)
+    _, reaches, levels = _partition_op(*inputs)
+    ones = scores.end.new_ones(offsets.shape[0] - 1)
+    found: Tensor = _posterior_op(*inputs, reaches, levels, ones)[0]
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# One path
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def path_score(scores: Scores, tags: Tensor, offsets: Tensor) -> Tensor:
+    """The score of one path of each sequence; 0 for an empty one.
+
+    Args:
+        scores: in the caller's order.
+        tags: ``(N,)`` int64, the paths.
+        offsets: ``(B + 1,)``.
+
+    Returns:
+        ``(B,)`` float64.
+
+    Example:
+        >>> scores = Scores(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.ones(2), torch.ones(2, 2), torch.ones(2))
+        >>> path_score(scores, torch.tensor([1, 0]), torch.tensor([0, 2])).item()
+        8.0
+    """
+    count = scores.end.shape[0]
+    # The first tag of a sequence comes from nowhere: one more row of the table.
+    table = torch.cat((scores.transitions, scores.start.unsqueeze(0))).view(-1)
+    arriving = table.index_select(0, segments.shift(tags, offsets, 1, fill=count) * count + tags)
+    emitted = scores.emissions.gather(1, tags.unsqueeze(1)).squeeze(1)
+    leaving = scores.end.index_select(0, segments.last(tags, offsets))
+    leaving = torch.where(offsets.diff() > 0, leaving, torch.zeros_like(leaving))
+    return segments.sum((emitted + arriving).to(_SUMS), offsets) + leaving
+
+
+@torch.library.custom_op("raglane::chain_best_tags", mutates_args=(), schema=f"({_INPUTS}) -> Tensor")
+@torch.no_grad()
+def _best_tags_op(*inputs: Tensor) -> Tensor:
+    """Viterbi's algorithm."""
+    scores, steps = _packed(*inputs)
+    levelled = _levelled(scores, *_reach(scores, steps, best=True))
+    arriving = scores.transitions.t()
+    # No table of where each tag came from: on the way back one row a sequence says it again, at less memory.
+    ending = (take_rows(levelled, steps.last) + scores.end).argmax(1)
+    tags = ending[:0]
+    found = []
+    for rows, weight in zip(steps.rows[::-1], torch.split(levelled, steps.rows)[::-1], strict=True):
+        going_on = tags.shape[0]
+        came = (weight[:going_on] + arriving.index_select(0, tags)).argmax(1)
+        tags = torch.cat((came, ending[going_on:rows]))
+        found.append(tags)
+    return take_rows(torch.cat(found[::-1]), steps.place)
+
+
+@_best_tags_op.register_fake
+def _(emissions: Tensor, *_: Tensor) -> Tensor:
+    return emissions.new_empty(emissions.shape[0], dtype=torch.int64)
+
+
+def best_tags(scores: Scores, lengths: Tensor, offsets: Tensor) -> Tensor:
+    """The tags of the best path of each sequence, by Viterbi's algorithm.
+
+    Of equally good paths it is the one whose last tag is lowest, among those the one whose last but one is lowest,
+    and so on.
+
+    Args:
+        scores: as for :func:`log_partition`.
+        lengths: ``(B,)`` int64 on the CPU.
+        offsets: ``(B + 1,)`` int64 on the device of the scores.
+
+    Returns:
+        ``(N,)`` int64.
+
+    Example:
+        >>> scores = Scores(torch.tensor([[1.0, 2.0], [4.0, 3.0]]), torch.zeros(2), torch.zeros(2, 2), torch.zeros(2))
+        >>> best_tags(scores, torch.tensor([2]), torch.tensor([0, 2])).tolist()
+        [1, 0]
+    """
+    found: Tensor = _best_tags_op(*(part.detach() for part in scores), lengths, offsets)
+    return found

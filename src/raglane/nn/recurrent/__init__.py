@@ -1,0 +1,1 @@
+"""Recurrent layers, and what a call of one goes through."""

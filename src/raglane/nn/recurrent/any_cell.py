@@ -1,0 +1,276 @@
+"""Any cell as a layer: the user writes one step in plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from raglane.cells import CELLS, CellSpec
+from raglane.cells.module import ModuleCell
+from raglane.cells.spec import Weights
+from raglane.errors import ArgumentError, ArgumentTypeError, message
+from raglane.nn.arguments import check_count, check_dropout, check_flag, check_signature
+from raglane.nn.recurrent.inputs import flatten
+from raglane.nn.recurrent.layer import RecurrentLayer
+from raglane.nn.recurrent.request import Network, State, one_or_tuple
+from raglane.ragged import Ragged
+
+__all__ = ["Recurrent"]
+
+
+class Recurrent(RecurrentLayer):
+    """A recurrent layer of any cell.
+
+    A cell is a module with ``input_size``, ``hidden_size`` and ``step(x_t, state) -> (output, state)``, where ``x_t``
+    is ``(R, input_size)``, one row for each sequence that runs, and rows must not look at each other. Besides, it may
+    have
+
+    - ``initial_state(batch_size)``: a tensor ``(batch_size, size)`` or a tuple of several. Without it the state is
+      one tensor of ``hidden_size`` zeros;
+    - ``prepare(values, offsets)``: what needs no state, for all elements at once, ``(N, input_size)`` to
+      ``(N, features)``: ``step`` is then given rows of that. Matrix products belong here. Elements of other
+      sequences are none of its business, and ``offsets`` may name a sequence more than the batch has;
+    - ``output_size``, where outputs do not have ``hidden_size`` features.
+
+    ``torch.nn.LSTMCell``, ``GRUCell`` and ``RNNCell`` fit as they are, and run on the fast kernels. States keep the
+    dtype that they begin with. ``torch.compile`` takes a model with such a layer, and leaves the loop of a cell of
+    one's own out of its graphs.
+
+    Args:
+        cell: a module, for one layer in one direction; or what makes one from ``(input_size, hidden_size)``, such as
+            its class, for any number of both.
+        input_size, hidden_size: with what makes modules; a module has its own.
+        num_layers: layers on top of each other.
+        batch_first: whether padded tensors are ``(B, T, D)``.
+        dropout: the probability that an element of a layer's output is zeroed before the next layer reads it.
+        bidirectional: also run from the end to the start.
+        **options: those of every layer, :class:`~raglane.nn.recurrent.layer.RecurrentLayer`. What acts inside the
+            recurrence (``state_dropout``, ``weight_dropout``, ``zoneout``) needs one of torch's cells.
+
+    Raises:
+        ArgumentTypeError: no such module.
+        ArgumentError: sizes that are missing or do not fit.
+
+    Example:
+        >>> class Leaky(nn.Module):
+        ...     def __init__(self, input_size, hidden_size):
+        ...         super().__init__()
+        ...         self.input_size, self.hidden_size = input_size, hidden_size
+        ...         self.linear = nn.Linear(input_size, hidden_size)
+        ...     def step(self, x_t, state):
+        ...         state = 0.9 * state + self.linear(x_t)
+        ...         return state.tanh(), state
+        >>> layer = Recurrent(Leaky, 3, 4, num_layers=2, bidirectional=True)
+        >>> out, state = layer(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
+        >>> out.values.shape, state.shape
+        (torch.Size([7, 8]), torch.Size([4, 2, 4]))
+    """
+
+    def __init__(
+        self,
+        cell: nn.Module | Callable[[int, int], nn.Module],
+        input_size: int | None = None,
+        hidden_size: int | None = None,
+        num_layers: int = 1,
+        *,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.num_layers = check_count("num_layers", num_layers)
+        self.batch_first = check_flag("batch_first", batch_first)
+        self.bidirectional = check_flag("bidirectional", bidirectional)
+        self.dropout = check_dropout(dropout)
+        modules = list(self._modules_of(cell, input_size, hidden_size))
+        self.cells = nn.ModuleList(modules)
+        self.input_size, self.hidden_size = modules[0].input_size, modules[0].hidden_size
+        self._spec = _spec_of(modules[0])
+        for name in ("zoneout", "state_dropout", "weight_dropout"):
+            if options.get(name) and isinstance(self._spec, ModuleCell):
+                rule = "a cell of one's own has its own equations"
+                raise ArgumentError(message(name, repr(options[name]), rule, "write it into step"))
+        self._set_options(**options)
+
+    def _modules_of(self, cell: Any, input_size: int | None, hidden_size: int | None) -> list[Any]:
+        """The modules, one a layer and direction in torch's order, checked."""
+        if isinstance(cell, nn.Module):
+            for name, value, own in (
+                ("input_size", input_size, getattr(cell, "input_size", None)),
+                ("hidden_size", hidden_size, getattr(cell, "hidden_size", None)),
+            ):
+                if value not in (None, own):
+                    raise ArgumentError(message(name, repr(value), f"the cell's own, {own}", "leave it out"))
+            if self.num_layers > 1 or self.bidirectional:
+                got = f"a module, with num_layers={self.num_layers} and bidirectional={self.bidirectional}"
+                rule = "one module is one layer in one direction"
+                raise ArgumentError(message("cell", got, rule, "pass its class, or a function that makes it"))
+            return [_checked(cell)]
+        if not callable(cell):
+            rule = "a module with step(x_t, state), or what makes one from (input_size, hidden_size)"
+            raise ArgumentTypeError(message("cell", f"a {type(cell).__name__}", rule, "pass one of the two"))
+        width, size = check_count("input_size", input_size), check_count("hidden_size", hidden_size)
+        check_signature("cell", cell, "what makes a module from (input_size, hidden_size)", width, size)
+        modules: list[Any] = []
+        for _ in range(self.num_layers):
+            layer = [_made(cell, width, size) for _ in range(2 if self.bidirectional else 1)]
+            modules += layer
+            width = len(layer) * _output_size(layer[0])
+        kinds = {_kind_of(module) for module in modules}
+        if len(kinds) > 1:
+            got = "modules with " + " and ".join(sorted(map(repr, kinds)))
+            rule = "the same class, output_size and sizes of states in every layer and direction"
+            raise ArgumentError(message("cell", got, rule, "make all modules alike"))
+        return modules
+
+    @property
+    def cell(self) -> CellSpec:
+        """The equations."""
+        return self._spec
+
+    @property
+    def output_size(self) -> int:
+        """The features of an element of the output."""
+        if isinstance(self._spec, ModuleCell):
+            return (2 if self.bidirectional else 1) * self._spec.output_size
+        return super().output_size
+
+    def summary(self, out: Any, state: State) -> Tensor:
+        """One vector a sequence: the output for its last element, and of the reverse direction for its first.
+
+        Args:
+            out: the output: a Ragged, a PackedSequence, or one sequence.
+            state: the final state that came with it.
+
+        Returns:
+            ``(B, directions * size)``, zeros for an empty sequence; ``(directions * size,)`` for a sequence without
+            a batch. Where the cell is one of torch's, what :meth:`RecurrentLayer.summary` says.
+
+        Raises:
+            ArgumentTypeError: no output, or one that does not know its lengths.
+        """
+        if self._spec.output_is_state:
+            return super().summary(out, state)
+        if not (isinstance(out, Ragged | PackedSequence) or (isinstance(out, Tensor) and out.dim() == 2)):
+            got = "a padded tensor" if isinstance(out, Tensor) else f"a {type(out).__name__}"
+            rule = "an output that knows its lengths: this cell's output is not its state"
+            raise ArgumentTypeError(
+                message("out", got, rule, "call the layer with a Ragged, without return_output=False")
+            )
+        inputs = flatten(out, None, self.batch_first)
+        vectors = inputs.batch.last()
+        if self.bidirectional:
+            size = vectors.shape[1] // 2
+            vectors = torch.cat([vectors[:, :size], inputs.batch.first()[:, size:]], 1)
+        return vectors if inputs.batched else vectors.squeeze(0)
+
+    def extra_repr(self) -> str:
+        """What was chosen."""
+        defaults = {"num_layers": 1, "batch_first": False, "dropout": 0.0, "bidirectional": False}
+        chosen = [f"{name}={getattr(self, name)}" for name, value in defaults.items() if getattr(self, name) != value]
+        return ", ".join(part for part in (*chosen, super().extra_repr()) if part)
+
+    def _network(self) -> Network:
+        """The layer's description for the kernels, with the modules as they are now."""
+        cell = self._spec
+        weights = tuple(module if isinstance(cell, ModuleCell) else _weights_of(module) for module in self.cells)
+        return self._describe(weights, next(self.cells.parameters(), None), cell.state_sizes(self.hidden_size))
+
+    def _has_own_initial(self) -> bool:
+        return super()._has_own_initial() or hasattr(self.cells[0], "initial_state")
+
+    def _own_initial(self, batch: Ragged) -> Any:
+        if self.initial_state != "zeros":
+            return super()._own_initial(batch)
+        states = [_state_of(module, len(batch)) for module in self.cells]
+        return one_or_tuple(tuple(torch.stack(parts) for parts in zip(*states, strict=True)))
+
+
+_TORCH_CELLS: dict[type[nn.Module], Callable[[Any], str]] = {
+    nn.RNNCell: lambda module: f"rnn_{module.nonlinearity}",
+    nn.LSTMCell: lambda module: "lstm",  # noqa: ARG005
+    nn.GRUCell: lambda module: "gru",  # noqa: ARG005
+}
+
+
+def _spec_of(module: Any) -> CellSpec:
+    """The equations of a module: torch's own cells have theirs, which faster kernels know."""
+    if type(module) in _TORCH_CELLS:
+        return CELLS[_TORCH_CELLS[type(module)](module)]
+    sizes: tuple[int, ...] = (module.hidden_size,)
+    is_tuple = False
+    if isinstance(module, nn.LSTMCell):
+        sizes, is_tuple = (module.hidden_size,) * 2, True
+    elif hasattr(module, "initial_state"):
+        with torch.no_grad():
+            own = module.initial_state(1)
+        sizes, is_tuple = tuple(part.shape[1] for part in _state_of(module, 1)), not isinstance(own, Tensor)
+    return ModuleCell(module, output_size=_output_size(module), state_sizes=sizes, is_tuple=is_tuple)
+
+
+def _kind_of(module: Any) -> tuple[str, int, tuple[int, ...]]:
+    """What all modules of a layer must agree in: class, size of the output, sizes of the states."""
+    return type(module).__name__, _output_size(module), _spec_of(module).state_sizes(module.hidden_size)
+
+
+def _weights_of(module: Any) -> Weights:
+    """The weights of one of torch's cells."""
+    return Weights(module.weight_ih, module.weight_hh, module.bias_ih, module.bias_hh)
+
+
+def _output_size(module: Any) -> int:
+    size: int = getattr(module, "output_size", module.hidden_size)
+    return size
+
+
+def _state_of(module: Any, count: int) -> tuple[Tensor, ...]:
+    """What a module gives as the initial state of so many sequences."""
+    own = module.initial_state(count)
+    parts = (own,) if isinstance(own, Tensor) else own
+    is_tuple = isinstance(parts, tuple | list) and len(parts) > 0
+    if not is_tuple or not all(isinstance(part, Tensor) and part.dim() == 2 and len(part) == count for part in parts):
+        shapes = [f"shape {tuple(part.shape)}" for part in parts if isinstance(part, Tensor)] if is_tuple else []
+        got = " and ".join(shapes) or f"a {type(own).__name__}"
+        name, rule = f"{type(module).__name__}.initial_state({count})", f"a tensor ({count}, size), or a tuple of them"
+        raise ArgumentTypeError(message(name, got, rule, "return one row a sequence"))
+    return tuple(parts)
+
+
+def _made(factory: Callable[[int, int], Any], input_size: int, hidden_size: int) -> Any:
+    """A module of these sizes."""
+    module = _checked(factory(input_size, hidden_size))
+    for name, wanted in (("input_size", input_size), ("hidden_size", hidden_size)):
+        if getattr(module, name) != wanted:
+            got = f"what makes a {type(module).__name__} with {name}={getattr(module, name)}"
+            rule = f"modules of the sizes asked for, here {name}={wanted}"
+            raise ArgumentError(message("cell", got, rule, "pass both arguments on to the module"))
+    return module
+
+
+def _checked(module: Any) -> Any:
+    """A module as it is, if it can be a cell."""
+    if isinstance(module, RecurrentLayer | nn.RNNBase):
+        rule = "a cell, which runs one step; a layer runs a batch of sequences by itself"
+        raise ArgumentTypeError(
+            message("cell", f"a {type(module).__name__}", rule, "call the layer, without Recurrent")
+        )
+    for name in ("prepare", "initial_state"):
+        if hasattr(module, name) and not callable(getattr(module, name)):
+            got = f"a {type(getattr(module, name)).__name__}"
+            raise ArgumentTypeError(message(f"{type(module).__name__}.{name}", got, "a method", "give it another name"))
+    is_cell = isinstance(module, nn.RNNCellBase) or callable(getattr(module, "step", None))
+    missing = [name for name in ("input_size", "hidden_size") if not isinstance(getattr(module, name, None), int)]
+    if not isinstance(module, nn.Module) or not is_cell or missing:
+        lacking = "" if is_cell else "step(x_t, state)"
+        got = f"a {type(module).__name__} without {', '.join([*filter(None, [lacking]), *missing])}"
+        rule = "a module with input_size, hidden_size and step(x_t, state) -> (output, state)"
+        raise ArgumentTypeError(message("cell", got, rule, "give it what is missing"))
+    for name in ("input_size", "hidden_size", "output_size"):
+        if hasattr(module, name):
+            check_count(f"{type(module).__name__}.{name}", getattr(module, name))
+    return module

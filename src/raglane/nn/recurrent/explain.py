@@ -1,0 +1,52 @@
+"""What would run a layer on a batch, and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from raglane import errors
+from raglane.kernels.dispatch import Choice
+from raglane.nn.recurrent.layer import RecurrentLayer
+from raglane.ragged import Ragged
+
+__all__ = ["explain"]
+
+
+def explain(layer: torch.nn.Module, batch: Any, *, lengths: Any = None, return_states: bool = False) -> Choice:
+    """Say which backend and schedule would run a layer on a batch, and why, without running it.
+
+    Args:
+        layer: a recurrent layer of ``rl.nn``.
+        batch: what the layer would be called with: a Ragged, a PackedSequence or a tensor.
+        lengths: as in the call.
+        return_states: as in the call.
+
+    Raises:
+        ArgumentTypeError: another layer, or no batch.
+        DispatchError: what the layer or ``rl.using`` chose cannot run it.
+
+    Example:
+        >>> import raglane as rl
+        >>> print(explain(rl.nn.LSTM(3, 4, backend="torch"), rl.Ragged([torch.randn(2, 3)])))
+        backend torch, schedule packed: backend torch chosen for this layer
+    """
+    if not isinstance(layer, RecurrentLayer):
+        raise errors.ArgumentTypeError(
+            errors.message(
+                "layer",
+                type(layer).__name__,
+                "a recurrent layer of rl.nn",
+                "call rl.accelerate(model) first, and pass one of its layers",
+            )
+        )
+    values = batch.values if isinstance(batch, Ragged) else batch.data if isinstance(batch, PackedSequence) else batch
+    if not isinstance(values, Tensor):
+        raise errors.ArgumentTypeError(
+            errors.message("batch", type(batch).__name__, "what the layer is called with", "pass a Ragged or a tensor")
+        )
+    dense = isinstance(batch, Tensor) and lengths is None
+    return layer._choice(values, dense=dense, need_states=return_states)

@@ -1,0 +1,362 @@
+"""What all recurrent layers have in common: how they are called, whatever their cell and wherever their weights are."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn.utils.rnn import PackedSequence
+
+from raglane.cells.spec import CellSpec
+from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError, ShapeError, message
+from raglane.kernels.dispatch import Choice, check_names, choose, pick
+from raglane.nn.arguments import check_count, check_flag
+from raglane.nn.recurrent.initial_state import LengthState
+from raglane.nn.recurrent.inputs import flatten, flatten_marks
+from raglane.nn.recurrent.regularisation import Regularisation
+from raglane.nn.recurrent.request import Network, State, one_or_tuple, prepare, run, run_dense, run_pack
+from raglane.nn.recurrent.resets import check_marks, split
+from raglane.ragged import Ragged
+from raglane.tracing import are_transforms_active, is_exporting, is_jit_traced, never_traced
+
+__all__ = ["OPTIONS", "RecurrentLayer"]
+
+OPTIONS = ("schedule", "backend", "initial_state", "input_dropout", "state_dropout", "weight_dropout", "zoneout")
+"""The arguments of every recurrent layer besides torch's; see :class:`RecurrentLayer`."""
+
+
+class RecurrentLayer(torch.nn.Module):
+    """A recurrent layer on ragged batches; what it computes is its :attr:`cell`'s affair.
+
+    Every layer takes these by name, besides torch's arguments:
+
+    Args:
+        schedule: a key of ``raglane.schedules.SCHEDULES``, or ``"auto"``.
+        backend: a key of ``raglane.kernels.dispatch.BACKENDS``, or ``"auto"``.
+        initial_state: what sequences begin with for which the call gives no state: ``"zeros"``; ``"learned"``, one
+            parameter ``(layers * directions, size)`` a state, ``initial_h``; ``"lengths"``, a learned function of each
+            sequence's length (:class:`~raglane.nn.recurrent.initial_state.LengthState`); or a module that is given the
+            Ragged batch and returns what would be given as ``hx``, ``(layers * directions, B, size)``.
+        input_dropout, state_dropout, weight_dropout, zoneout: regularisation in training; see
+            :class:`~raglane.nn.recurrent.regularisation.Regularisation`. Where a call has resets, an episode is what is
+            called a sequence there.
+    """
+
+    input_size: int
+    hidden_size: int
+    num_layers: int
+    batch_first: bool
+    dropout: float
+    bidirectional: bool
+    # On the class as well, because ``rl.accelerate`` turns layers that were built without them.
+    schedule: str = "auto"
+    backend: str = "auto"
+    regularisation: Regularisation = Regularisation()
+    initial_state: str = "zeros"
+
+    @property
+    @abstractmethod
+    def cell(self) -> CellSpec:
+        """The equations."""
+
+    @property
+    def output_size(self) -> int:
+        """The features of an element of the output."""
+        size = self.cell.state_sizes(self.hidden_size, getattr(self, "proj_size", 0))[0]
+        return (2 if self.bidirectional else 1) * size
+
+    @abstractmethod
+    def _network(self) -> Network:
+        """The layer's description for the kernels, with the weights as they are now."""
+
+    def _describe(self, weights: tuple[Any, ...], like: Tensor | None, state_sizes: tuple[int, ...]) -> Network:
+        """The layer's description for the kernels: what differs from kind to kind, and what all layers have."""
+        directions = 2 if self.bidirectional else 1
+        if (
+            len(weights) != self.num_layers * directions
+            or type(self.hidden_size) is not int
+            or type(self.input_size) is not int
+        ):
+            self._check_sizes(len(weights))
+        return Network(
+            self.cell,
+            weights,
+            like,
+            self.input_size,
+            self.hidden_size,
+            state_sizes,
+            self.num_layers,
+            directions,
+            self.dropout,
+            self.training,
+            self.schedule,
+            self.backend,
+            self.regularisation,
+            self._own_initial if self._has_own_initial() else None,
+        )
+
+    def _check_sizes(self, count: int) -> None:
+        """Raise where an attribute was changed to what this layer cannot be; ``count`` weights is what it has."""
+        for name in ("input_size", "hidden_size", "num_layers"):
+            check_count(name, getattr(self, name))
+        if count != self.num_layers * (2 if self.bidirectional else 1):
+            raise ArgumentError(
+                message(
+                    "num_layers, bidirectional",
+                    f"{self.num_layers!r}, {self.bidirectional!r}",
+                    f"the layer was built with weights for {count}: layers times directions",
+                    "build a layer of the size that you need",
+                )
+            )
+
+    def _has_own_initial(self) -> bool:
+        """Whether a sequence for which no state is given begins with anything but zeros."""
+        return self.initial_state != "zeros"
+
+    def _set_options(
+        self,
+        *,
+        schedule: str = "auto",
+        backend: str = "auto",
+        initial_state: str | torch.nn.Module = "zeros",
+        **regularisation: Any,
+    ) -> None:
+        """Take up the options that torch's layers do not have; the cell and its sizes are known by now."""
+        for name, value in regularisation.items():
+            if name not in OPTIONS:
+                rule = f"this layer takes torch's arguments and {', '.join(OPTIONS)}"
+                raise ArgumentTypeError(message(name, repr(value), rule, "leave it out"))
+        check_names(schedule, backend)
+        self.schedule, self.backend = schedule, backend
+        self.regularisation = Regularisation(**regularisation)
+        self.regularisation.check_fits(self.cell.states, self.cell.reads_state)
+        if isinstance(initial_state, torch.nn.Module):
+            self.initial_state, self.initial_module = "module", initial_state
+            return
+        if initial_state not in ("zeros", "learned", "lengths"):
+            raise ArgumentError(
+                message(
+                    "initial_state",
+                    repr(initial_state),
+                    "'zeros', 'learned', 'lengths', or a module from a Ragged batch to its initial state",
+                    "choose one of them, or pass the state of each sequence as hx",
+                )
+            )
+        self.initial_state = initial_state
+        if initial_state == "zeros":
+            return
+        network = self._network()
+        like = torch.empty(0) if network.like is None else network.like
+        rows, sizes = network.layers * network.directions, network.state_sizes
+        if initial_state == "learned":
+            for name, size in zip(network.cell.states, sizes, strict=True):
+                self.register_parameter(f"initial_{name}", torch.nn.Parameter(like.new_zeros(rows, size)))
+        if initial_state == "lengths":
+            self.initial_module = LengthState(rows, sizes, like.device, like.dtype)
+
+    def _own_initial(self, batch: Ragged) -> Any:
+        """The initial state of a batch for which none is given, where it is learned."""
+        if self.initial_state != "learned":
+            return self.initial_module(batch)
+        parts = [getattr(self, f"initial_{name}") for name in self.cell.states]
+        return one_or_tuple(tuple(part.unsqueeze(1).expand(-1, len(batch), -1) for part in parts))
+
+    def forward(
+        self,
+        input: Any,
+        hx: State | None = None,
+        *,
+        lengths: Any = None,
+        resets: Any = None,
+        return_output: bool = True,
+        return_states: bool = False,
+    ) -> Any:
+        """Run the layer on a batch of sequences. Like in, like out.
+
+        Args:
+            input: a Ragged with values ``(N, input_size)``; a PackedSequence; a padded tensor ``(T, B, input_size)``,
+                or ``(B, T, input_size)`` with ``batch_first``; or one sequence ``(T, input_size)``.
+            hx: the initial state of each sequence, in the order of the batch, of the shape of the state returned;
+                by default what ``initial_state`` says.
+            lengths: for a padded tensor, ``(B,)`` integers from 0 to T. Without them every element counts.
+            resets: one bool an element, of the input's kind without features: True where a new episode starts, from the
+                initial state of a sequence for which none is given.
+            return_output: False to get None for the output, where only the state is read.
+            return_states: also return every layer's states at every step.
+
+        Returns:
+            The output, of the kind of the input, with ``directions * size`` features, zeros past each length of a
+            padded tensor; and the final state, ``(layers * directions, B, size)``, a pair ``(h, c)`` for an LSTM. A
+            sequence of length 0 keeps its initial state. With ``return_states``, third, a list with the states of
+            each layer, Ragged of ``(N, directions * size)``, a pair of them for an LSTM.
+
+        Raises:
+            ShapeError: sizes, lengths, dtypes or devices that do not fit together.
+            ArgumentTypeError: an input, a state or resets of another kind.
+            ArgumentError: ``return_output`` or ``return_states`` is no bool.
+            DispatchError: the schedule and backend chosen cannot run this.
+        """
+        check_flag("return_output", return_output)
+        check_flag("return_states", return_states)
+        if torch.compiler.is_compiling() and (isinstance(input, PackedSequence) or are_transforms_active()):
+            if is_exporting() and isinstance(input, PackedSequence):
+                rule, fix = "a graph cannot hold one", "pass a Ragged, or a padded tensor with lengths"
+                raise DispatchError(message("input", "a PackedSequence under torch.export", rule, fix))
+            # NOTE: a pack that is made within a graph of torch.compile comes out of it empty, and the compiler cannot
+            # take up again within a transformation of torch.func what it leaves out.
+            options = {
+                "lengths": lengths,
+                "resets": resets,
+                "return_output": return_output,
+                "return_states": return_states,
+            }
+            return _outside_of_graphs(self, input, hx, **options)
+        network = self._network()
+        if resets is None and self._direct(network, input, hx, lengths, return_states):
+            output, state = (
+                run_pack(network, input, hx)
+                if isinstance(input, PackedSequence)
+                else run_dense(network, input, hx, self.batch_first)
+            )
+            return (output if return_output else None), state
+        if is_jit_traced():
+            rule = "a trace holds PyTorch's own operators and the sizes of one batch: it could not run another"
+            fix = "use torch.export.export or torch.compile, or backend='torch' with a tensor without lengths"
+            raise DispatchError(message("torch.jit.trace", f"a layer {type(self).__name__}", rule, fix))
+        inputs = flatten(input, lengths, self.batch_first)
+        pieces = None
+        if resets is not None:
+            check_marks(resets, input)
+            pieces = split(inputs.batch, flatten_marks(resets, lengths, self.batch_first))
+        request = prepare(network, inputs, hx, pieces, return_output, return_states)
+        return run(network, inputs, request, pieces)
+
+    def __prepare_scriptable__(self) -> Any:
+        rule, fix = "TorchScript cannot compile it", "use torch.compile or torch.export.export"
+        raise ArgumentTypeError(message("torch.jit.script", f"a layer {type(self).__name__}", rule, fix))
+
+    def step(self, x_t: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """Run one step, for streams that arrive element by element.
+
+        Args:
+            x_t: one element a sequence, ``(B, input_size)``, or ``(input_size,)`` for a single stream.
+            state: what the last call returned; None to begin.
+
+        Returns:
+            The output ``(B, size)``, or ``(size,)``, and the new state, ``(layers, B, size)``, or ``(layers, size)``.
+
+        Raises:
+            ArgumentTypeError: a bidirectional layer, whose second direction would need what has not arrived yet.
+
+        Example:
+            >>> import raglane as rl
+            >>> layer, state = rl.nn.LSTM(3, 4), None
+            >>> for x_t in torch.randn(5, 2, 3):
+            ...     out, state = layer.step(x_t, state)
+            >>> out.shape, state[0].shape
+            (torch.Size([2, 4]), torch.Size([1, 2, 4]))
+        """
+        if self.bidirectional:
+            raise ArgumentTypeError(
+                message(
+                    "step",
+                    "a bidirectional layer",
+                    "a stream has one direction: the other would begin at an end that has not arrived",
+                    "build the layer with bidirectional=False",
+                )
+            )
+        if not isinstance(x_t, Tensor) or x_t.dim() not in (1, 2):
+            got = f"shape {tuple(x_t.shape)}" if isinstance(x_t, Tensor) else f"a {type(x_t).__name__}"
+            raise ShapeError(
+                message("x_t", got, "a tensor (B, input_size) or (input_size,)", "pass one element of each stream")
+            )
+        time = 1 if self.batch_first and x_t.dim() == 2 else 0
+        output, state = self(x_t.unsqueeze(time), state)
+        return output.squeeze(time), state
+
+    def summary(self, out: Any, state: State) -> Tensor:  # noqa: ARG002
+        """One vector a sequence: what the last layer knew after reading the whole of it, in each direction.
+
+        For a bidirectional layer this is the forward direction's state at the last element beside the reverse
+        direction's at the first. ``out.last()`` is not: its second half is the reverse direction's state at the
+        last element, when it has seen that one alone.
+
+        Args:
+            out: the output; not read, so None of ``return_output=False`` will do.
+            state: the final state that came with it.
+
+        Returns:
+            ``(B, directions * size)``; ``(directions * size,)`` for a sequence without a batch.
+
+        Raises:
+            ArgumentTypeError: no state.
+            ShapeError: not a state of this layer.
+
+        Example:
+            >>> import raglane as rl
+            >>> layer = rl.nn.GRU(3, 4, bidirectional=True)
+            >>> layer.summary(*layer(rl.Ragged([torch.randn(5, 3), torch.randn(2, 3)]))).shape
+            torch.Size([2, 8])
+        """
+        h = state[0] if isinstance(state, tuple | list) and state else state
+        if not isinstance(h, Tensor):
+            raise ArgumentTypeError(
+                message("state", f"a {type(state).__name__}", "the final state", "pass what the layer returned second")
+            )
+        rows = self.num_layers * (2 if self.bidirectional else 1)
+        size = self.cell.state_sizes(self.hidden_size, getattr(self, "proj_size", 0))[0]
+        if h.dim() not in (2, 3) or h.shape[0] != rows or h.shape[-1] != size:
+            rule = f"({rows}, B, {size}), or ({rows}, {size}) without a batch: layers times directions, sequences, size"
+            raise ShapeError(message("state", f"shape {tuple(h.shape)}", rule, "pass what this layer returned second"))
+        return torch.cat((h[-2], h[-1]), -1) if self.bidirectional else h[-1]
+
+    def extra_repr(self) -> str:
+        """Torch's line, with what was chosen of the rest."""
+        names = ("schedule", "backend", "initial_state")
+        chosen = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(RecurrentLayer, name)}
+        chosen |= {name: value for name, value in vars(self.regularisation).items() if value}
+        parts = [super().extra_repr(), *(f"{name}={value!r}" for name, value in chosen.items())]
+        return ", ".join(part for part in parts if part)
+
+    def _direct(self, network: Network, input: Any, hx: Any, lengths: Any, return_states: bool) -> bool:
+        """Whether torch's own kernel is what the dispatcher chooses for this input as it came.
+
+        A pack, or a tensor in which every element is real, needs no way through the flat layout then.
+        """
+        if lengths is not None or return_states or not isinstance(input, Tensor | PackedSequence):
+            return False
+        if forward_ad._current_level >= 0:
+            return False
+        if network.regularisation.acts(network.training) or (network.initial is not None and hx is None):
+            return False
+        values, schedule = (input, "padded") if isinstance(input, Tensor) else (input.data, "packed")
+        traits = network.traits(network.cell, values.dtype, values.device, need_states=False)
+        picked = pick(traits, network.schedule, network.backend, dense=isinstance(input, Tensor))
+        if picked != ("torch", schedule):
+            return False
+        if isinstance(input, PackedSequence):
+            count = input.sorted_indices.shape[0] if input.sorted_indices is not None else None
+            if values.shape[0] == 0 or (count is not None and count != int(input.batch_sizes[0])):
+                return False  # sequences of length 0, which torch's kernels do not know
+        elif values.is_nested or values.dim() not in (2, 3) or values.numel() == 0:
+            return False
+        like = network.like
+        if like is None or values.shape[-1] != self.input_size or values.layout is not torch.strided:
+            return False  # the way through the flat layout says what is wrong
+        return values.dtype == like.dtype and values.device == like.device  # or it casts
+
+    def _choice(self, values: Tensor, *, dense: bool, need_states: bool = False) -> Choice:
+        """What the dispatcher takes for values of this dtype and device."""
+        network = self._network()
+        cell = network.regularisation.cell(network.cell, network.training)
+        traits = network.traits(cell, values.dtype, values.device, need_states)
+        return choose(traits, network.schedule, network.backend, dense=dense)
+
+
+@never_traced
+def _outside_of_graphs(layer: RecurrentLayer, *args: Any, **options: Any) -> Any:
+    """A layer's call as it is without ``torch.compile``; hooks are called around it already."""
+    return layer.forward(*args, **options)

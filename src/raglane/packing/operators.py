@@ -1,0 +1,98 @@
+"""Padded tensors to flat values and back as operators, for ``torch.compile`` and whoever else follows operators.
+
+How many elements there are only the lengths say, so a graph has a size in it that it does not know beforehand. Apart
+from :mod:`raglane.native.rows`, because to register operators takes long.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raglane.indexing import take_rows
+from raglane.native.rows import Layout, flatten_padded
+from raglane.packing.flat import find_padded, flat_to_padded
+
+__all__ = ["padded_from_flat", "padded_to_flat"]
+
+
+@torch.library.custom_op("raglane::padded_to_flat", mutates_args=())
+def padded_to_flat(padded: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
+    """The elements of a padded tensor, ``(N, *features)``, and offsets ``(B + 1,)``; lengths are checked."""
+    moved = flatten_padded(padded, lengths, batch_first)
+    if moved is not None:
+        return moved[0], moved[1].offsets
+    found = find_padded(padded, lengths, batch_first, argument="input")
+    return take_rows(found.rows, found.index), found.offsets
+
+
+@padded_to_flat.register_fake
+def _(padded: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:  # noqa: ARG001
+    total = torch.library.get_ctx().new_dynamic_size(min=0)
+    offsets = lengths.new_empty(lengths.shape[0] + 1, dtype=torch.int64, device=padded.device)
+    return padded.new_empty(total, *padded.shape[2:]), offsets
+
+
+@torch.library.custom_op("raglane::padded_from_flat", mutates_args=())
+def padded_from_flat(flat: Tensor, offsets: Tensor, batch_first: bool, steps: int) -> Tensor:
+    """A padded tensor of so many steps with elements ``(N, *features)``; zeros where there is none."""
+    if not flat.is_cpu:
+        return flat_to_padded(flat, offsets, steps, batch_first)
+    return _layout(offsets, batch_first, steps).from_flat(flat)
+
+
+@padded_from_flat.register_fake
+def _(flat: Tensor, offsets: Tensor, batch_first: bool, steps: int) -> Tensor:
+    count = offsets.shape[0] - 1
+    shape = (count, steps) if batch_first else (steps, count)
+    return flat.new_empty(*shape, *flat.shape[1:])
+
+
+@torch.library.custom_op("raglane::padded_elements", mutates_args=())
+def _elements(padded: Tensor, offsets: Tensor, batch_first: bool, total: int) -> Tensor:
+    """What :func:`padded_to_flat` gives where the offsets, and with them the number of elements, are known."""
+    if not padded.is_cpu:
+        found = find_padded(padded, offsets.diff(), batch_first)
+        return take_rows(found.rows, found.index)
+    return _layout(offsets, batch_first, padded.shape[1 if batch_first else 0]).to_flat(padded, total)
+
+
+@_elements.register_fake
+def _(padded: Tensor, offsets: Tensor, batch_first: bool, total: int) -> Tensor:  # noqa: ARG001
+    return padded.new_empty(total, *padded.shape[2:])
+
+
+def _layout(offsets: Tensor, batch_first: bool, steps: int) -> Layout:
+    """The layout of a padded tensor, whose plan are its offsets."""
+    count = offsets.shape[0] - 1
+    shape = (count, steps) if batch_first else (steps, count)
+    return Layout(shape, 0 if batch_first else 1, count, steps, offsets, array("q", offsets.tolist()))
+
+
+def _keep_of_table(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    padded, given, ctx.batch_first = inputs[:3]
+    ctx.steps = padded.shape[1 if ctx.batch_first else 0]
+    ctx.save_for_backward(output[1] if isinstance(output, tuple) else given)
+
+
+def _to_table(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
+    grad_padded = padded_from_flat(grad, *ctx.saved_tensors, ctx.batch_first, ctx.steps)
+    return grad_padded, *[None] * (len(ctx.needs_input_grad) - 1)
+
+
+def _keep_of_flat(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
+    flat, offsets, ctx.batch_first, _ = inputs
+    ctx.total = flat.shape[0]
+    ctx.save_for_backward(offsets)
+
+
+def _from_table(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    return _elements(grad, *ctx.saved_tensors, ctx.batch_first, ctx.total), None, None, None
+
+
+padded_to_flat.register_autograd(_to_table, setup_context=_keep_of_table)
+_elements.register_autograd(_to_table, setup_context=_keep_of_table)
+padded_from_flat.register_autograd(_from_table, setup_context=_keep_of_flat)

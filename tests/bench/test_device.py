@@ -1,0 +1,215 @@
+"""``benchmarks/device.py`` without a GPU: it rehearses, goes on, says what is missing, and keeps what it has."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import device as device_script
+import pytest
+import torch
+from on_device import speed, suite
+from on_device.base import BrokenError, Context, Item, NotHereError, Part, Record, play
+
+HOME = Path(__file__).parents[2]
+
+
+def _context(call: str = "now", seconds: float = 60) -> Context:
+    return Context(torch.device("cpu"), True, time.monotonic() + seconds, call)
+
+
+def _part(*items: Item) -> Part:
+    return Part("some", "what?", lambda _: items, lambda rows: [f"{len(rows)} rows"])
+
+
+def test_a_rehearsal(tmp_path: Path) -> None:
+    """In a process of its own, since it sets torch's switches."""
+    command = [sys.executable, "benchmarks/device.py", "--out", str(tmp_path), "--parts", "machine,waits,scaling"]
+    done = subprocess.run([*command, "--rehearse"], cwd=HOME, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert " 0 fault" in done.stdout
+    assert "not run: gpu: a GPU" in done.stdout
+    report = (tmp_path / "report.md").read_text()
+    assert "A rehearsal" in report
+    assert "products: float32, GF/s" in report
+    assert "lstm 4x8x8 lognormal train" in report
+    assert (tmp_path / "report.png").read_bytes()[1:4] == b"PNG"
+    files = list(tmp_path.iterdir())
+    assert len(files) <= 8
+    assert all(file.stat().st_size < 16 << 20 for file in files)
+    again = subprocess.run([*command, "--rehearse"], cwd=HOME, capture_output=True, text=True, check=False, timeout=300)
+    assert "\n0 done, 0 fault" in again.stdout  # all was known
+
+
+def test_without_a_gpu_the_parts_that_need_one_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("here is a GPU")
+    assert device_script.main(["--out", str(tmp_path), "--parts", "waits,speed,loops"]) == 0
+    printed = capsys.readouterr().out
+    for name in ("waits", "speed", "loops"):
+        assert f"not run: {name}: a GPU" in printed
+    assert "0 done, 0 fault, 3 not run" in printed
+    assert "- speed: a GPU" in (tmp_path / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "--out"),
+        (["--out", "{}/new", "--parts", "speed,nothing"], "got 'nothing'"),
+        (["--out", "{}/new", "--minutes", "0"], "--minutes: got 0"),
+        (["--out", "{}/new", "--minutes", "nan"], "--minutes: got nan"),
+        (["--out", "{}/file"], "--out: "),
+        (["--out", "{}/odd"], "a line that this program did not write"),
+    ],
+)
+def test_wrong_arguments(arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "speed.jsonl").write_text("mine\n")
+    with pytest.raises(SystemExit) as ended:
+        device_script.main([argument.format(tmp_path) for argument in arguments])
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
+    assert (tmp_path / "odd" / "speed.jsonl").read_text() == "mine\n"
+
+
+def test_what_had_a_fault_is_asked_again_by_the_next_call_after_all_else(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def item(name: str, fails: bool = False) -> Item:
+        def run() -> dict[str, Any]:
+            asked.append(name)
+            if fails:
+                raise ValueError("wrong")
+            return {"number": 3}
+
+        return Item(name, run)
+
+    def missing() -> dict[str, Any]:
+        raise NotHereError("a lake")
+
+    record = Record(tmp_path / "some.jsonl")
+    part = _part(item("one", fails=True), item("two"), Item("three", missing))
+    rows = list(play(part, _context(), record))
+    assert [row["state"] for row in rows] == ["fault", "done", "not run"]
+    assert rows[0]["fault"] == "ValueError: wrong"
+    assert "raise ValueError" in rows[0]["trace"]
+    # The same call goes on in another process: nothing is asked twice.
+    again = Record(tmp_path / "some.jsonl")
+    assert again.rows == record.rows
+    assert [row["state"] for row in play(part, _context(), again)] == ["not run"]
+    # A later call asks for what had a fault, last.
+    part = _part(item("one"), item("two"), item("four"))
+    asked.clear()
+    assert [row["key"] for row in play(part, _context("later"), again)] == ["four", "one"]
+    assert asked == ["four", "one"]
+    assert "fault" not in Record(tmp_path / "some.jsonl").rows["one"]
+
+
+def test_no_time_is_left(tmp_path: Path) -> None:
+    rows = list(play(_part(Item("one", dict)), _context(seconds=-1), Record(tmp_path / "some.jsonl")))
+    assert [(row["key"], row["state"]) for row in rows] == [("some", "not run")]
+
+
+def test_a_call_that_was_cut_off_leaves_what_it_had(tmp_path: Path) -> None:
+    path = tmp_path / "some.jsonl"
+    record = Record(path)
+    record.add({"key": "one", "number": 1})
+    record.add({"key": "two", "number": 2})
+    path.write_bytes(path.read_bytes()[:-5])
+    assert list(Record(path).rows) == ["one"]
+    Record(path).add({"key": "two", "number": 3})
+    assert [json.loads(line)["number"] for line in path.read_text().splitlines()] == [1, 3]
+
+
+def test_a_device_that_is_unusable_ends_the_process(tmp_path: Path) -> None:
+    def broken() -> dict[str, Any]:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    record = Record(tmp_path / "some.jsonl")
+    with pytest.raises(BrokenError):
+        list(play(_part(Item("one", broken), Item("two", dict)), _context(), record))
+    assert list(Record(tmp_path / "some.jsonl").rows) == ["one"]
+
+
+def test_a_wrong_answer_of_ours_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one of somebody else is not, but it is not timed either."""
+    case = speed.cases(True)[0]
+    row = speed._run(_context(), case)
+    assert "fault" not in row
+    assert set(row["milliseconds"]) == {"ours", "ours padded", "torch packed", "torch padded", "torch masked"}
+    steps = speed._steps
+
+    def wrong(*given: Any) -> dict[str, speed.Step]:
+        found = steps(*given)
+        if given[1] is not None:  # the truth is asked without a layer of ours
+            for name in ("ours", "torch padded"):
+                right = found[name]
+                found[name] = lambda right=right: [part * 1.1 for part in right()]  # type: ignore[misc]
+        return found
+
+    monkeypatch.setattr(speed, "_steps", wrong)
+    row = speed._run(_context(), case)
+    assert "off by" in row["fault"]
+    assert set(row["faults"]) == {"ours", "torch padded"}
+    assert set(row["milliseconds"]) == {"ours padded", "torch packed", "torch masked"}
+    assert "off by" in "\n".join(speed.PART.table([row | {"key": "case"}]))
+
+
+def test_the_most_telling_cases_come_first() -> None:
+    found = speed.cases(False)
+    assert str(found[0]) == "LSTM H 256 B 64 lognormal float32 train"
+    assert len(found) == len(set(found)) == 3 * 6 * 5 * 2 * 2 * 2
+
+
+def test_every_file_of_the_suite_is_run_once() -> None:
+    names = {path.relative_to(HOME / "tests").as_posix() for path in (HOME / "tests").rglob("test_*.py")}
+    assert set(suite._LONG) <= names
+    items = list(suite._items(replace(_context(), is_rehearsal=False)))
+    run = [name for item in items for name in item.run.args[1]]  # type: ignore[attr-defined]
+    assert sorted(run) == sorted(names)
+    assert run[-len(suite._LONG) :] == list(suite._LONG)
+
+
+def test_files_run_one_by_one_after_a_fault_that_leaves_the_device_unusable(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def run(_: Context, names: list[str]) -> dict[str, Any]:
+        asked.append(names)
+        if "bad" not in names:
+            return {"tests": 3, "failures": 0, "errors": 0, "skipped": 1}
+        failures = [{"test": "bad::one", "message": "", "trace": "RuntimeError: CUDA error: an illegal access"}]
+        return {"tests": 2, "failures": 1, "errors": 0, "skipped": 0, "fault": "1 failed", "failures listed": failures}
+
+    monkeypatch.setattr(suite, "_run_together", run)
+    row = suite._run(_context(), ["good", "bad", "other"])
+    assert asked == [["good", "bad", "other"], ["good"], ["bad"], ["other"]]
+    assert (row["tests"], row["failures"], row["skipped"]) == (8, 1, 2)
+    assert row["fault"] == "bad: 1 failed"
+    assert [each["test"] for each in row["failures listed"]] == ["bad::one"]
+
+
+def test_failures_of_the_suite_are_listed_with_their_traces(tmp_path: Path) -> None:
+    (tmp_path / "test_some.py").write_text(
+        "import pytest\ndef test_good(): pass\ndef test_bad(): assert 1 == 2\n@pytest.mark.skip\ndef test_not(): pass\n"
+    )
+    report = tmp_path / "report.xml"
+    subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path), "--junitxml", str(report)],
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+    )
+    row = suite.read_report(report)
+    assert (row["tests"], row["failures"], row["skipped"]) == (3, 1, 1)
+    assert row["failures listed"][0]["test"].endswith("test_bad")
+    assert "assert 1 == 2" in row["failures listed"][0]["trace"]
+    table = "\n".join(suite.PART.table([row | {"key": "test_some.py"}]))
+    assert "test_bad" in table
+    assert "    E   assert 1 == 2" in table

@@ -1,0 +1,212 @@
+"""Paths that lead to no file, and bytes that are no text: refused at once, by every reader."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raglane.bench.lengths import read_lengths
+from raglane.cli import main
+from raglane.data import FORMATS, Columns, read
+from raglane.errors import ArgumentError, ArgumentTypeError, CheckpointError, DataError, RaglaneError
+from raglane.reading import check_file, read_file
+from raglane.training.checkpoint import load_model, read_tensors
+from raglane.training.predictions import check_apart, check_output
+from raglane.training.stored import read_json
+
+files = pytest.mark.parametrize("name", [name for name, known in FORMATS.items() if known.suffixes])
+
+
+def _fifo(path: Path) -> str:
+    os.mkfifo(path)
+    return "a FIFO"
+
+
+def _dangling(path: Path) -> str:
+    path.symlink_to("nowhere")
+    return "a link to what is not there"
+
+
+def _loop(path: Path) -> str:
+    path.symlink_to(path.name)
+    return "a link that leads back to itself"
+
+
+def _to_a_device(path: Path) -> str:
+    path.symlink_to("/dev/zero")
+    return "a device"
+
+
+def _to_a_fifo(path: Path) -> str:
+    os.mkfifo(path.with_name("there"))
+    path.symlink_to("there")
+    return "a FIFO"
+
+
+def _socket(path: Path) -> str:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path.name)
+    return "a socket"
+
+
+others = pytest.mark.parametrize("make", [_fifo, _dangling, _loop, _to_a_device, _to_a_fifo, _socket])
+Make = Callable[[Path], str]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The name of a socket is short.
+    monkeypatch.chdir(tmp_path)
+
+
+@others
+@files
+def test_what_is_no_file_is_refused_before_it_is_opened(tmp_path: Path, name: str, make: Make) -> None:
+    path = tmp_path / f"data{FORMATS[name].suffixes[0]}"
+    what = make(path)
+    for form in (None, name, "folder"):
+        with pytest.raises(DataError, match=f"{path.name}: got {what}; the rule: .*file or a folder. Fix: "):
+            read(path, format=form)
+
+
+@others
+def test_whatever_is_read_and_written_is_a_file(tmp_path: Path, make: Make) -> None:
+    what = make(path := tmp_path / "data.csv")
+    with pytest.raises(DataError, match=f"lengths: got '.*data.csv', which cannot be read .{what}"):
+        read_lengths(path)
+    for load in (read_json, read_tensors):
+        with pytest.raises(CheckpointError, match=f"data.csv: got {what}; "):
+            load(path)
+    if make is not _dangling:  # which a new file replaces
+        with pytest.raises(ArgumentError, match=f"output: got '.*data.csv', {what}; the rule: a file"):
+            check_output(path)
+    check_apart(tmp_path / "other.csv", path, tmp_path / "run")
+    before = sorted(os.listdir(tmp_path))
+    assert main(["train", "--out", str(path), "--epochs", "1"]) == 2
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+@others
+def test_a_class_is_not_passed_over(tmp_path: Path, make: Make) -> None:
+    """A folder with a text that is no file would be read without it."""
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "a.txt").write_text("anna\n")
+    os.chdir(folder)
+    what = make(folder / "b.txt")
+    with pytest.raises(DataError, match=f"b.txt: got {what}"):
+        read(folder)
+
+
+def test_a_program_that_writes_into_a_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """As in ``raglane train <(zcat data.csv.gz) --format csv``."""
+    out, into = os.pipe()
+    try:
+        os.write(into, b"id,x,y\n1,2,a\n")
+        assert main(["train", f"/dev/fd/{out}", "--format", "csv"]) == 2
+    finally:
+        os.close(out)
+        os.close(into)
+    assert "got a FIFO" in capsys.readouterr().err
+
+
+def test_links_to_files_and_folders_are_read(tmp_path: Path) -> None:
+    (tmp_path / "data.csv").write_text("id,x,y\n1,2,a\n")
+    (tmp_path / "link.csv").symlink_to("data.csv")
+    assert read("link.csv").values.tolist() == [[2]]
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("b\n")
+    (tmp_path / "link").symlink_to("texts")
+    assert read("link").labels == ("a",)
+    check_file(Path("link.csv"))
+    assert read_file(Path("link.csv")) == b"id,x,y\n1,2,a\n"
+
+
+@pytest.mark.parametrize("name", ["a\0.csv", "\ud800.csv", "n" * 5000 + ".csv", "x/" * 3000])
+def test_names_that_no_file_can_have(name: str, tmp_path: Path) -> None:
+    for attempt in (lambda: read(name), lambda: load_model(name), lambda: read_lengths(Path(name))):
+        with pytest.raises(RaglaneError) as caught:
+            attempt()
+        assert str(caught.value).isprintable()
+        assert "Fix: " in str(caught.value)
+
+
+def test_a_path_that_is_none() -> None:
+    wrong: list[Any] = [None, 3, b"data.csv", ["data.csv"]]
+    for path in wrong:
+        for use in (read, load_model):
+            with pytest.raises(ArgumentTypeError, match=r"path: got .*the rule: a path. Fix: "):
+                use(path)
+    with pytest.raises(ArgumentTypeError, match="columns: got 'x'"):
+        read("data.csv", "x")  # type: ignore[arg-type]
+    Path("data.csv").write_text("x")
+    forms: list[Any] = [3, ["csv"], {}]
+    for form in forms:
+        with pytest.raises(ArgumentError, match="format: got"):
+            read("data.csv", format=form)
+
+
+_TEXTS = {
+    "ts": "@dimensions 1\n@classLabel true a b\n@data\n1,2:a\n3:b\n",
+    "csv": "id,x,y\n1,2,a\n1,3,a\n2,4,b\n",
+    "jsonl": '{"x": [1, 2], "y": "a"}\n{"x": [3], "y": "b"}\n',
+}
+texts = pytest.mark.parametrize("name", list(_TEXTS))
+
+
+@texts
+def test_a_mark_at_the_start_of_a_text_is_passed_over(tmp_path: Path, name: str) -> None:
+    path = tmp_path / f"data.{name}"
+    path.write_bytes(b"\xef\xbb\xbf" + _TEXTS[name].encode())
+    marked = read(path)
+    path.write_text(_TEXTS[name])
+    assert marked.values.tolist() == read(path).values.tolist()
+    assert marked.labels == ("a", "b")
+
+
+@texts
+@pytest.mark.parametrize("code", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_a_text_in_utf_16(tmp_path: Path, name: str, code: str) -> None:
+    path = tmp_path / f"data.{name}"
+    path.write_bytes(_TEXTS[name].encode(code))
+    with pytest.raises(DataError, match=r"UTF-16; the rule: a text is UTF-8.*iconv|line 1: got a zero byte"):
+        read(path)
+
+
+@texts
+def test_a_byte_that_no_text_holds_is_named_by_its_line(tmp_path: Path, name: str) -> None:
+    path = tmp_path / f"data.{name}"
+    lines = _TEXTS[name].encode().splitlines(keepends=True)
+    for place in range(len(lines)):
+        spoilt = lines.copy()
+        spoilt[place] = spoilt[place].rstrip(b"\n") + b"\0\n"
+        path.write_bytes(b"".join(spoilt))
+        with pytest.raises(DataError, match=rf"line {place + 1}: got a zero byte"):
+            read(path)
+        if lines[place] == b"@data\n":
+            continue  # with another byte it is a directive that is not known
+        spoilt[place] = lines[place][:-2] + b"\xff\n"
+        path.write_bytes(b"".join(spoilt))
+        with pytest.raises(DataError, match=rf"line {place + 1}: got .*(0xff, which is not UTF-8|udcff)"):
+            read(path)
+
+
+def test_lengths_of_a_benchmark_are_text(tmp_path: Path) -> None:
+    path = tmp_path / "lengths.txt"
+    path.write_bytes(b"\xef\xbb\xbf3\n4\n")
+    assert read_lengths(path).draw(2) == [3, 4]
+    path.write_bytes(b"3\n\xff\n")
+    with pytest.raises(DataError, match="it is not UTF-8"):
+        read_lengths(path)
+
+
+def test_a_column_that_a_format_has_not_is_not_passed_over_in_silence(tmp_path: Path) -> None:
+    path = tmp_path / "data.ts"
+    path.write_text(_TEXTS["ts"])
+    notes = read(path, Columns(time="t", label="y")).notes
+    assert "not used, since the format ts has no such column: --label-column, --time-column" in notes

@@ -1,0 +1,242 @@
+"""The scripts of examples/, on data that a test makes, and (slow) on the real data, with the figures they reach."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import raglane as rl
+from raglane.data.records import offsets_of
+
+_EXAMPLES = Path(__file__).parents[2] / "examples"
+_SCRIPTS = {"japanese_vowels": "accuracy", "names": "accuracy", "tag_words": "accuracy", "recurrent_ppo": "mean return"}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """The figures are those of one thread, which is also the quickest for models as small as these."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def _load(name: str) -> Any:
+    """A script as a module, without running its main."""
+    spec = importlib.util.spec_from_file_location(f"example_{name}", _EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _data(folder: str) -> str:
+    """A folder of the real data, or a skip."""
+    root = os.environ.get("RAGLANE_DATA")
+    if root is None:
+        pytest.skip("RAGLANE_DATA does not say where the folders names and ewt are")
+    return str(Path(root, folder))
+
+
+def _write_names(folder: Path) -> Path:
+    """Three languages with letters of their own, and lines that stand twice, once with a space behind."""
+    folder.mkdir()
+    numbers = random.Random(0)
+    for language, letters in (("Abish", "abc"), ("Loman", "lmno"), ("Xyz", "xyz")):
+        names = {"".join(numbers.choices(letters, k=numbers.randint(4, 9))).title() for _ in range(60)}
+        lines = [*sorted(names), *sorted(names)[:5], f"{min(names)} "]
+        (folder / f"{language}.txt").write_text("\n".join(lines) + "\n")
+    (folder / "SOURCE.txt").write_text("made up\n")
+    return folder
+
+
+def _write_tags(folder: Path) -> Path:
+    """Sentences whose tags follow from suffix and capitals; some words of dev and test are new."""
+    folder.mkdir()
+    numbers = random.Random(0)
+    endings = {"VERB": "ing", "ADV": "lly", "NOUN": "ess"}
+    for part, count in (("train", 150), ("dev", 20), ("test", 30)):
+        with gzip.open(folder / f"ewt_{part}_form_upos.tsv.gz", "wt", encoding="utf-8") as file:
+            for number in range(count):
+                for _ in range(number % 7 + 1):
+                    tag = numbers.choice([*endings, "PUNCT"])
+                    stem = numbers.choice("bcdfgé") + "o" * numbers.randint(1, 4)
+                    word = "." if tag == "PUNCT" else f"{stem}{part * numbers.randint(0, 1)}{endings[tag]}"
+                    file.write(f"{word}\t{tag}\n")
+                file.write("\n")
+    return folder
+
+
+def _recordings(count: int) -> rl.data.Records:
+    """Two speakers, of whom one rises and the other falls."""
+    lengths = [number % 6 + 2 for number in range(count)]
+    slopes = [(-1) ** number for number in range(count)]
+    steps = [np.arange(length)[:, None] * [slope, 1] for length, slope in zip(lengths, slopes, strict=True)]
+    return rl.data.Records(
+        np.concatenate(steps).astype(np.float32),
+        offsets_of(lengths),
+        labels=tuple("up" if slope > 0 else "down" for slope in slopes),
+        channels=("x0", "x1"),
+    )
+
+
+def test_japanese_vowels_on_recordings_made_here(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = _load("japanese_vowels")
+    monkeypatch.setattr(rl.data, "japanese_vowels", lambda: (_recordings(40), _recordings(13)), raising=False)
+    accuracies = script.main(["--seeds", "2", "--epochs", "10"])
+    assert accuracies == [1.0, 1.0]
+    assert capsys.readouterr().out.splitlines()[-1] == "mean over 2 seeds: 1.0000"
+
+
+def test_names_made_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = _load("names")
+    folder = _write_names(tmp_path / "names")
+    pairs = script.read_pairs(str(folder))
+    lines = {
+        (line.strip(), path.stem)
+        for path in folder.glob("*.txt")
+        if path.stem != "SOURCE"
+        for line in path.read_text().splitlines()
+    }
+    assert pairs == sorted(lines)
+    accuracy, macro = script.main([str(folder), "--epochs", "8"])
+    assert accuracy > 0.9
+    assert macro > 0.9
+    printed = capsys.readouterr().out
+    assert f"{len(pairs)} pairs: {round(0.8 * len(pairs))} to train on" in printed
+    assert script.main([str(folder), "--epochs", "8"]) == (accuracy, macro)
+    assert capsys.readouterr().out == printed
+
+
+def test_macro_accuracy_is_the_mean_over_classes() -> None:
+    script = _load("names")
+    # A character's number is what the model below takes for its name's language; language 2 does not occur.
+    guesses = [[0], [0], [0], [1], [3]]
+    names = rl.Ragged(guesses)
+    data = rl.data.SequenceDataset(names.values, names.offsets, torch.tensor([0, 0, 0, 0, 3]))
+
+    class Copy(torch.nn.Module):
+        def forward(self, batch: rl.Ragged) -> torch.Tensor:
+            return torch.nn.functional.one_hot(batch.last().long(), 4)
+
+    assert script.evaluate(data, Copy()) == pytest.approx((4 / 5, (3 / 4 + 1) / 2))
+
+
+def test_tags_made_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = _load("tag_words")
+    folder = _write_tags(tmp_path / "ewt")
+    accuracy = script.main([str(folder), "--epochs", "2"])
+    assert accuracy > 0.9
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"150 sentences of {sum(number % 7 + 1 for number in range(150))} words to train on; ")
+    assert script.main([str(folder), "--epochs", "2"]) == accuracy
+    assert capsys.readouterr().out == printed
+
+
+def test_words_as_numbers() -> None:
+    script = _load("tag_words")
+    words, suffixes = script.number(["b", "a", "c", "a", "b"]), {"ing": 1}
+    assert words == {"a": 1, "b": 2}
+    sentences = [[("A", "X"), ("NEW", "Y")], [("Going", "X"), (".", "X")]]
+    part = script.encode(sentences, words, suffixes, {"X": 0, "Y": 1})
+    lists = {name: [sequence.tolist() for sequence in ragged] for name, ragged in part.items()}
+    assert lists == {
+        "words": [[1, 0], [0, 0]],
+        "suffixes": [[0, 0], [1, 0]],
+        "capitals": [[2, 2], [1, 0]],
+        "tags": [[0, 1], [0, 0]],
+    }
+
+
+def test_an_agent_learns_to_recall(capsys: pytest.CaptureFixture[str]) -> None:
+    script = _load("recurrent_ppo")
+    assert script.main(["--rollouts", "20"]) > 0.8
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in printed[:4]] == [f"rollout {number}" for number in range(5, 21, 5)]
+    assert float(printed[-2].rsplit(maxsplit=1)[-1]) < 1e-5  # one call of the GRU against steps
+
+
+def test_one_call_with_resets_is_what_the_agent_did() -> None:
+    script = _load("recurrent_ppo")
+    agent, world = script.Agent(), script.Recall(script.ENVIRONMENTS)
+    state = torch.zeros(1, script.ENVIRONMENTS, 32)
+    _, state, _ = script.collect(agent, world, state)
+    rollout, _, _ = script.collect(agent, world, state)
+    starts = rollout["starts"]
+    assert not starts.first().all()  # some go on from the rollout before
+    for resets, is_right in ((starts, True), (starts & False, False)):
+        logits, _ = agent(rollout["observations"], state, resets)
+        found = logits.log_softmax(-1).gather(1, rollout["actions"].values.unsqueeze(1)).squeeze(1)
+        assert torch.allclose(found, rollout["log_probs"].values, atol=1e-5) == is_right
+
+
+def test_advantages_stop_at_the_end_of_an_episode() -> None:
+    rewards, values = torch.tensor([[0.0, 1.0, 0.0]]), torch.tensor([[0.5, 0.25, 0.5, 1.0]])
+    found = _load("recurrent_ppo").estimate_advantages(rewards, values, torch.tensor([[True, False, True]]))
+    # Backwards: 0.99 - 0.5; the episode ends: 1 - 0.25; then 0.99 * 0.25 - 0.5, and 0.99 * 0.95 of the next.
+    assert found.tolist()[0] == pytest.approx([0.2475 - 0.5 + 0.99 * 0.95 * 0.75, 0.75, 0.49])
+
+
+@pytest.mark.parametrize("name", ["names", "tag_words"])
+def test_a_missing_path_is_one_line(tmp_path: Path, name: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    absent = tmp_path / "absent"
+    failed = subprocess.run(
+        [sys.executable, str(_EXAMPLES / f"{name}.py"), str(absent)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (failed.returncode, failed.stdout) == (2, "")
+    assert len(failed.stderr.splitlines()) == 1
+    assert failed.stderr.startswith(f"{name}.py: ")
+    assert str(absent) in failed.stderr
+
+
+@pytest.mark.parametrize(("name", "figure"), _SCRIPTS.items())
+def test_help_tells_what_the_script_reaches(name: str, figure: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        _load(name).main(["--help"])
+    assert stopped.value.code == 0
+    assert figure in capsys.readouterr().out.lower()
+
+
+@pytest.mark.slow
+def test_japanese_vowels_reach_their_figure() -> None:
+    if importlib.util.find_spec("sktime") is None:
+        pytest.skip("the recordings come with sktime, the demo extra, which is not installed")
+    assert mean(_load("japanese_vowels").main(["--seeds", "5"])) >= 0.955
+
+
+@pytest.mark.slow
+def test_names_reach_their_figure() -> None:
+    accuracy, macro = _load("names").main([_data("names")])
+    assert accuracy >= 0.78
+    assert macro >= 0.35
+
+
+@pytest.mark.slow
+def test_tags_reach_their_figure() -> None:
+    assert _load("tag_words").main([_data("ewt")]) >= 0.90
+
+
+@pytest.mark.slow
+def test_the_agent_reaches_its_figure() -> None:
+    assert mean(_load("recurrent_ppo").main(["--seed", str(seed)]) for seed in range(3)) >= 0.97

@@ -1,0 +1,271 @@
+"""The cpu kernels against the reference in float64, on every instruction set here, and what they promise in bits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from operator import methodcaller
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from cpu_networks import (
+    DIVISIONS,
+    ELEMENTWISE_CELLS,
+    LENGTHS,
+    LIBRARY,
+    MATRIX_CELLS,
+    NO_TEAM,
+    POISON,
+    SIZES,
+    TOLERANCE,
+    Use,
+    assert_close,
+    assert_same_bits,
+    make,
+    squares,
+    truth,
+    with_gradients,
+)
+from raglane.kernels import reference
+from raglane.kernels.cpu import BACKEND, matrix
+from raglane.native.library import Library
+from raglane.segments import offsets_from_lengths
+
+# ---- values and gradients ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("division", DIVISIONS)
+@pytest.mark.parametrize("isa", LIBRARY.isas)
+@pytest.mark.parametrize("cell", MATRIX_CELLS)
+@pytest.mark.usefixtures("two_threads")
+def test_agrees_with_the_reference(cell: str, isa: str, division: str, dtype: torch.dtype, use: Use) -> None:
+    use(isa, DIVISIONS[division] | POISON)
+    if dtype is torch.bfloat16 and cell == "rnn_relu":
+        pytest.skip("rounding turns units on and off, and with them their gradients")
+    for sizes in SIZES:
+        if sizes[2] and cell != "lstm":
+            continue
+        for directions in (1, 2):
+            # Each pair of a size and a direction meets two of the lists of lengths.
+            for name in list(LENGTHS)[(sizes[1] + directions) % 2 :: 2][:2]:
+                network, wanted = truth(cell, name, sizes, directions, dtype is torch.bfloat16)
+                got = with_gradients(network.map(lambda t: t.to(dtype)), BACKEND)
+                assert {part.dtype for part in got} == {dtype}
+                assert_close(got, wanted, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("cell", MATRIX_CELLS)
+def test_gradients_by_torchs_products(cell: str, lengths: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What makes the gradients of values and weights where there is much to do; all other tests have little."""
+    monkeypatch.setattr(matrix, "_FEW_ELEMENTS", -1)
+    for sizes in ((5, 17, 0), (7, 100, 0), (5, 17, 6)):
+        if sizes[2] and cell != "lstm":
+            continue
+        for directions in (1, 2):
+            for dtype, tolerance in TOLERANCE.items():
+                if dtype is torch.bfloat16 and cell == "rnn_relu":
+                    continue  # rounding turns units on and off
+                network, wanted = truth(cell, lengths, sizes, directions, dtype is torch.bfloat16)
+                assert_close(with_gradients(network.map(partial(Tensor.to, dtype=dtype)), BACKEND), wanted, tolerance)
+
+
+@pytest.mark.parametrize("directions", [1, 2])
+@pytest.mark.parametrize("cell", [*MATRIX_CELLS, *ELEMENTWISE_CELLS])
+def test_states_that_nobody_gave_are_zeros(cell: str, directions: int) -> None:
+    network = make(cell, LENGTHS["mixed"], layers=2, directions=directions)
+    sizes = tuple(part.shape[2] for part in network.state)
+    for create_graph in (False, True):
+        results = []
+        for state in (tuple(torch.zeros_like(part) for part in network.state), ()):
+            leaves = replace(network, state=state).map(lambda t: t.clone().requires_grad_())
+            result = BACKEND.run(leaves.request(state_sizes=sizes), "lanes")
+            assert result.output is not None
+            found = [result.output, *result.state]
+            wanted = [leaves.values, *(part for weights in leaves.weights for part in weights if part is not None)]
+            results.append([*found, *torch.autograd.grad(squares(found), wanted, create_graph=create_graph)])
+        assert_same_bits(*results)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("directions", [1, 2])
+@pytest.mark.parametrize("cell", MATRIX_CELLS)
+@pytest.mark.usefixtures("two_threads")
+def test_layers(cell: str, directions: int, lengths: str, use: Use) -> None:
+    cases = []
+    for bias in (True, False):
+        network = make(cell, LENGTHS[lengths], layers=3, directions=directions, bias=bias)
+        network = network.map(lambda t: t.bfloat16().double())
+        cases.append((network, with_gradients(network, reference.BACKEND)))
+    for index, (isa, (dtype, tolerance)) in enumerate(product(LIBRARY.isas, TOLERANCE.items())):
+        if dtype is torch.bfloat16 and cell == "rnn_relu":
+            continue  # rounding turns units on and off, and with them their gradients
+        use(isa, NO_TEAM | POISON)
+        network, wanted = cases[index % 2]
+        assert_close(with_gradients(network.map(methodcaller("to", dtype)), BACKEND), wanted, tolerance)
+
+
+@pytest.mark.parametrize("cell", MATRIX_CELLS)
+def test_without_output_or_gradients(cell: str) -> None:
+    network = make(cell, LENGTHS["mixed"], layers=2, directions=2)
+    with torch.no_grad():
+        assert_close(network.run(BACKEND, need_output=False), network.run(reference.BACKEND, need_output=False), 1e-11)
+
+
+@pytest.mark.parametrize("cell", MATRIX_CELLS)
+def test_ten_thousand_steps(cell: str, use: Use) -> None:
+    network = make(cell, [10_000, 3], (2, 5, 0))
+    wanted = with_gradients(network, reference.BACKEND)
+    for isa in LIBRARY.isas:
+        use(isa)
+        assert_close(with_gradients(network, BACKEND), wanted, 1e-9)
+
+
+@pytest.mark.parametrize("directions", [1, 2])
+@pytest.mark.parametrize("cell", MATRIX_CELLS)
+def test_states_of_every_step(cell: str, directions: int) -> None:
+    for projection in (0, 6) if cell == "lstm" else (0,):
+        network = make(cell, LENGTHS["mixed"], (5, 17, projection), layers=2, directions=directions)
+        got, wanted = [with_gradients(network, backend, need_states=True) for backend in (BACKEND, reference.BACKEND)]
+        assert_close(got, wanted, 1e-11)
+        with torch.no_grad():
+            assert_same_bits(network.run(BACKEND, need_states=True), got[: 1 + len(network.state) * 3])
+
+
+# ---- isolation --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("isa", LIBRARY.isas)
+@pytest.mark.parametrize("cell", MATRIX_CELLS)
+def test_nan_stays_in_its_sequence(cell: str, isa: str, use: Use) -> None:
+    use(isa, POISON)
+    clean = make(cell, [4, 3, 5, 1, 6], (5, 19, 0), directions=2)
+    values = clean.values.clone()
+    bounds = offsets_from_lengths(clean.lengths).tolist()
+    for sequence in (0, 2, 4):
+        values[bounds[sequence] : bounds[sequence + 1]] = torch.nan
+    with torch.no_grad():
+        for a, b in zip(replace(clean, values=values).run(BACKEND), clean.run(BACKEND), strict=True):
+            for sequence in (1, 3):
+                rows = slice(bounds[sequence], bounds[sequence + 1])
+                same = (a[rows], b[rows]) if a.dim() == 2 else (a[:, sequence], b[:, sequence])
+                assert torch.equal(*same)
+            broken = a[bounds[2] : bounds[3]] if a.dim() == 2 else a[:, 2]
+            assert bool(broken.isnan().all())
+
+
+def test_gradients_of_a_sequence_are_its_own() -> None:
+    network = make("lstm", [4, 3, 5], directions=2).map(lambda t: t.clone().requires_grad_())
+    output, h, c = network.run(BACKEND)
+    bad = torch.zeros_like(output)
+    bad[:4] = torch.nan
+    (grad,) = torch.autograd.grad([output, h, c], [network.values], [bad, torch.ones_like(h), torch.ones_like(c)])
+    assert bool(grad[:4].isnan().all())
+    assert bool(grad[4:].isfinite().all())
+
+
+# ---- bits -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("isa", LIBRARY.isas)
+@pytest.mark.parametrize("cell", MATRIX_CELLS)
+def test_batch_invariance(cell: str, isa: str, dtype: torch.dtype, use: Use) -> None:
+    """A sequence's outputs and states are the same bits alone, in any company, and however the work is divided."""
+    network = make(cell, [9, 1, 30, 0, 5, 5, 14, 2, 2, 2, 21], (9, 37, 0), directions=2).map(lambda t: t.to(dtype))
+    bounds = offsets_from_lengths(network.lengths).tolist()
+    use(isa, NO_TEAM)
+    before = torch.get_num_threads()
+    try:
+        with torch.no_grad():
+            together = network.run(BACKEND)
+            for threads in (1, 2, 3, 4):
+                torch.set_num_threads(threads)
+                for flags in DIVISIONS.values():
+                    use(isa, flags)
+                    assert_same_bits(network.run(BACKEND), together)
+            for b in range(len(network.lengths)):
+                alone = replace(
+                    network,
+                    values=network.values[bounds[b] : bounds[b + 1]],
+                    lengths=network.lengths[b : b + 1],
+                    state=tuple(part[:, b : b + 1] for part in network.state),
+                )
+                output, *state = alone.run(BACKEND)
+                assert torch.equal(output, together[0][bounds[b] : bounds[b + 1]])
+                assert_same_bits(state, [part[:, b : b + 1] for part in together[1:]])
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("cell", MATRIX_CELLS)
+@pytest.mark.usefixtures("two_threads")
+def test_gradients_are_the_same_bits_from_run_to_run(cell: str, use: Use) -> None:
+    network = make(cell, torch.randint(1, 20, (60,)).tolist(), (20, 40, 0), directions=2).map(Tensor.float)
+    use(flags=NO_TEAM)
+    first = with_gradients(network, BACKEND)
+    for _ in range(5):
+        assert_same_bits(with_gradients(network, BACKEND), first)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("isa", LIBRARY.isas)
+@pytest.mark.parametrize("cell", MATRIX_CELLS)
+def test_gradients_of_a_small_layer_are_the_same_bits_at_any_number_of_threads(
+    cell: str, isa: str, dtype: torch.dtype, use: Use
+) -> None:
+    network = make(cell, [9, 1, 30, 0, 5, 5, 14, 2, 2, 2, 21], (9, 37, 0), directions=2).map(lambda t: t.to(dtype))
+    use(isa, NO_TEAM)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = with_gradients(network, BACKEND)
+        for threads in (2, 3, 4):
+            torch.set_num_threads(threads)
+            assert_same_bits(with_gradients(network, BACKEND), alone)
+    finally:
+        torch.set_num_threads(before)
+
+
+# ---- exp, tanh, sigmoid -----------------------------------------------------------------------------------------
+
+TRUTH = {"exp": torch.exp, "tanh": torch.tanh, "sigmoid": torch.sigmoid}
+
+
+def ulps(function: str, x: Tensor, kernels: Library) -> float:
+    """The largest error of a function in units in the last place of the true value."""
+    got, truth = kernels.apply(function, x), TRUTH[function](x.double())
+    rounded = truth.float()
+    assert torch.equal(got.isnan(), x.isnan())
+    finite = rounded.isfinite() & got.isfinite()
+    # Where one of the two overflows the other must be within a few ulp of it.
+    edge = ~finite & ~x.isnan() & (got != rounded)
+    assert bool((truth[edge] > 3.4028e38).all())
+    spacing = np.abs(np.spacing(rounded[finite].numpy())).astype(np.float64)
+    error = (got[finite].double() - truth[finite]).abs().numpy() / spacing
+    return float(error.max()) if error.size else 0.0
+
+
+def floats(first: int, last: int, step: int) -> Tensor:
+    """Floats by the integers that their bits are."""
+    return torch.from_numpy(np.arange(first, last, step, dtype=np.int64).astype(np.uint32).view(np.float32))
+
+
+@pytest.mark.parametrize("isa", LIBRARY.isas)
+@pytest.mark.parametrize("function", TRUTH)
+def test_within_four_ulp(function: str, isa: str) -> None:
+    """Of some floats; ``make ulps`` takes all of them."""
+    kernels = LIBRARY.with_isa(isa)
+    assert ulps(function, floats(0, 1 << 32, 9973), kernels) <= 4
+    special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1e-45, -1e-45, 3e38, -3e38, 88.72, -103.9])
+    assert ulps(function, special, kernels) <= 4
+    assert ulps(function, torch.linspace(-110, 110, 500_001), kernels) <= 4
+    wide = torch.linspace(-800, 800, 100_001, dtype=torch.float64)
+    truth = TRUTH[function](wide)
+    normal = truth.abs() > 1e-300
+    assert torch.allclose(kernels.apply(function, wide)[normal], truth[normal], rtol=2e-15, atol=0)

@@ -1,0 +1,307 @@
+"""The cpu kernels within PyTorch: autograd, torch.compile, threads, processes, and failures as exceptions."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from threading import Thread
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn.utils import parametrizations
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
+
+import raglane as rl
+from cpu_networks import (
+    LIBRARY,
+    MATRIX_CELLS,
+    NO_TEAM,
+    Encoded,
+    Use,
+    assert_close,
+    assert_same_bits,
+    leaf_if,
+    make,
+    squares,
+    with_gradients,
+)
+from raglane.cells import CELLS
+from raglane.errors import ArgumentError
+from raglane.kernels import reference
+from raglane.kernels.contract import Backend, Request
+from raglane.kernels.cpu import BACKEND, matrix, operators
+from raglane.kernels.cpu.memory import Layer
+from raglane.native.library import call
+from raglane.segments import offsets_from_lengths
+
+# ---- PyTorch's machinery ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cell", MATRIX_CELLS)
+def test_second_derivatives(cell: str) -> None:
+    def penalty(backend: Backend) -> list[Tensor]:
+        torch.manual_seed(3)
+        network = make(cell, [3, 0, 2], (2, 3, 0), directions=2).map(lambda t: t.clone().requires_grad_())
+        results = network.run(backend)
+        grads = torch.autograd.grad(squares(results), network.tensors(), create_graph=True)
+        return list(torch.autograd.grad(squares(grads), network.tensors()))
+
+    assert_close(penalty(BACKEND), penalty(reference.BACKEND), 1e-10)
+
+
+@pytest.mark.parametrize("cell", MATRIX_CELLS)
+def test_backward_twice_through_a_kept_graph(cell: str) -> None:
+    network = make(cell, [3, 0, 5]).map(lambda t: t.clone().requires_grad_())
+    loss = squares(network.run(BACKEND))
+    first = torch.autograd.grad(loss, network.tensors(), retain_graph=True)
+    assert_same_bits(list(torch.autograd.grad(loss, network.tensors())), list(first))
+
+
+@pytest.mark.parametrize("cell", MATRIX_CELLS)
+def test_some_gradients_only(cell: str) -> None:
+    network = make(cell, [3, 0, 5], directions=2)
+    for tensor in network.tensors():
+        wanted = []
+        for backend in (BACKEND, reference.BACKEND):
+            copy = network.map(partial(leaf_if, tensor))
+            (leaf,) = (t for t in copy.tensors() if t.requires_grad)
+            wanted.append([torch.autograd.grad(copy.run(backend)[0].sum(), leaf)[0]])
+        assert_close(wanted[0], wanted[1], 1e-11)
+
+
+def test_autocast_takes_bfloat16() -> None:
+    layer = rl.nn.LSTM(5, 7, backend="cpu")
+    batch = rl.Ragged([torch.randn(3, 5), torch.randn(6, 5)])
+    with torch.autocast("cpu", torch.bfloat16):
+        out, _ = layer(batch)
+    assert out.values.dtype is torch.bfloat16
+    out.values.float().sum().backward()
+    assert all(p.grad is not None and p.grad.dtype is torch.float32 for p in layer.parameters())
+
+
+@pytest.mark.parametrize("cell", MATRIX_CELLS)
+def test_compiled_without_breaks_or_recompiling(cell: str) -> None:
+    spec_weights = make(cell, [1], (5, 6, 0), directions=2).map(Tensor.float)
+    graphs = []
+
+    def count(module: torch.fx.GraphModule, example_inputs: object) -> Callable[..., object]:
+        graphs.append(module)
+        return module.forward
+
+    def run(values: Tensor, offsets: Tensor, lengths: Tensor, *state: Tensor) -> Tensor:
+        request = Request(CELLS[cell], values, offsets, lengths, state, spec_weights.weights, directions=2)
+        result = BACKEND.run(request, "lanes")
+        return torch.cat([part.reshape(-1) for part in (result.output, *result.state) if part is not None])
+
+    torch._dynamo.reset()
+    compiled = torch.compile(run, fullgraph=True, dynamic=True, backend=count)
+    for lengths in ([3, 2, 4], [5, 1, 1, 7], [2] * 9):
+        network = make(cell, lengths, (5, 6, 0), directions=2).map(Tensor.float)
+        values = network.values.requires_grad_()
+        arguments = (values, offsets_from_lengths(network.lengths), network.lengths, *network.state)
+        grads = []
+        for function in (run, compiled):
+            out = function(*arguments)
+            (grad,) = torch.autograd.grad(out.square().sum(), values)
+            grads.append([out.detach(), grad])
+        assert_same_bits(*grads)
+    assert len(graphs) == 1
+
+
+def test_operators_are_what_torch_expects() -> None:
+    network = make("lstm", [3, 0, 2], (2, 3, 0)).map(lambda t: t.clone().requires_grad_())
+    (weights,) = network.weights
+    arguments = ("lstm", network.values, offsets_from_lengths(network.lengths), *network.state, *weights, *[None] * 5)
+    torch.library.opcheck(
+        operators.recurrence,
+        (*arguments, True, True, False),
+        test_utils=["test_schema", "test_faketensor"],
+    )
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, when the first dual tensor is made
+@pytest.mark.parametrize("cell", ["lstm", "mingru"])
+@pytest.mark.parametrize("trained", [False, True])
+def test_derivatives_forward(cell: str, trained: bool) -> None:
+    """They are the reference kernel's, whether or not somebody wants them backward as well."""
+    network = make(cell, [3, 0, 2]).map(lambda t: t.clone().requires_grad_(trained))
+    direction, epsilon = torch.randn_like(network.values), 1e-6
+    moved = [network.map(partial(_moved_if, network.values, sign * epsilon * direction)) for sign in (1, -1)]
+    slope = [(a - b).detach() / (2 * epsilon) for a, b in zip(*(there.run(BACKEND) for there in moved), strict=True)]
+    with forward_ad.dual_level():
+        dual = network.map(lambda t: forward_ad.make_dual(t, direction) if t is network.values else t)
+        tangents = [forward_ad.unpack_dual(part).tangent for part in dual.run(BACKEND)]
+    assert_close(tangents, slope, 1e-7)
+
+
+def _moved_if(wanted: Tensor, step: Tensor, tensor: Tensor) -> Tensor:
+    return tensor.detach() + step if tensor is wanted else tensor
+
+
+def test_what_torch_func_leaves_behind() -> None:
+    """A tensor that a transformation wrapped is one like any other when the transformation is over."""
+    layer, values = rl.nn.LSTM(5, 7, backend="cpu"), torch.randn(4, 5)
+    left: list[Tensor] = []
+
+    def leave(given: Tensor) -> Tensor:
+        left.append(given)
+        return given.sum()
+
+    torch.func.grad(leave)(values)
+    for requires_grad in (False, True):
+        layer.requires_grad_(requires_grad)
+        found = layer(rl.Ragged.from_flat(left[0], lengths=[3, 1]))[0].values
+        assert torch.equal(found, layer(rl.Ragged.from_flat(values, lengths=[3, 1]))[0].values)
+
+
+# ---- what people do with layers -----------------------------------------------------------------------------------
+
+
+def pair() -> tuple[rl.nn.LSTM, rl.nn.LSTM, rl.Ragged]:
+    """The same layer on the cpu kernels and on the reference, in float64, and a batch that wants gradients."""
+    ours = rl.nn.LSTM(5, 7, 2, bidirectional=True, backend="cpu", dtype=torch.float64)
+    truth = rl.nn.LSTM(5, 7, 2, bidirectional=True, backend="reference", dtype=torch.float64)
+    truth.load_state_dict(ours.state_dict())
+    values = torch.randn(9, 5, dtype=torch.float64, requires_grad=True)
+    return ours, truth, rl.Ragged.from_flat(values, lengths=[4, 0, 5])
+
+
+def gradients(layer: torch.nn.Module, batch: rl.Ragged, run: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    """Outputs, and the gradients of the values and of every parameter."""
+    out = run(batch.values)
+    return [out, *torch.autograd.grad(out.square().sum(), [batch.values, *layer.parameters()])]
+
+
+def plain(layer: torch.nn.Module, batch: rl.Ragged) -> Callable[[Tensor], Tensor]:
+    def run(values: Tensor) -> Tensor:
+        out: Tensor = layer(batch._like(values))[0].values
+        return out
+
+    return run
+
+
+def test_activation_checkpoints() -> None:
+    ours, truth, batch = pair()
+    run = plain(ours, batch)
+    again = gradients(ours, batch, lambda values: checkpoint(run, values, use_reentrant=False))
+    assert_close(again, gradients(truth, batch, plain(truth, batch)), 1e-11)
+
+
+def test_weights_of_another_for_a_call() -> None:
+    ours, truth, batch = pair()
+    doubled = {name: (2 * value).detach().requires_grad_() for name, value in ours.named_parameters()}
+    found = []
+    for layer in (ours, truth):
+        out, _ = torch.func.functional_call(layer, doubled, (batch,))
+        found.append([out.values, *torch.autograd.grad(out.values.square().sum(), list(doubled.values()))])
+    assert_close(found[0], found[1], 1e-11)
+
+
+@pytest.mark.parametrize("parametrize", [parametrizations.weight_norm, parametrizations.orthogonal])
+def test_parametrized_weights(parametrize: Callable[..., torch.nn.Module]) -> None:
+    ours, truth, batch = pair()
+    for name in ("weight_hh_l0", "weight_ih_l1_reverse"):
+        parametrize(ours, name)
+        parametrize(truth, name)
+    truth.load_state_dict(ours.state_dict())
+    assert_close(gradients(ours, batch, plain(ours, batch)), gradients(truth, batch, plain(truth, batch)), 1e-10)
+
+
+def test_copies_and_hooks() -> None:
+    ours, _, batch = pair()
+    seen: list[str] = []
+    ours.register_forward_hook(lambda *_: seen.append("forward"))
+    weight: Tensor = ours.get_parameter("weight_hh_l0")
+    weight.register_hook(lambda grad: seen.append(f"backward {tuple(grad.shape)}"))
+    first = gradients(ours, batch, plain(ours, batch))
+    assert seen == ["forward", "backward (28, 7)"]
+    twin = copy.deepcopy(ours)
+    assert_same_bits(gradients(twin, batch, plain(twin, batch)), first)
+
+
+# ---- processes, threads, errors ---------------------------------------------------------------------------------
+
+
+def test_one_openmp_runtime() -> None:
+    with open("/proc/self/maps") as maps:
+        runtimes = {line.split()[-1] for line in maps if "libgomp" in line or "libiomp" in line or "libomp" in line}
+    assert len(runtimes) == 1, runtimes
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_several_python_threads_at_once(use: Use) -> None:
+    use(flags=NO_TEAM)
+    network = make("gru", [30, 2, 9, 9], (8, 40, 0), directions=2).map(Tensor.float)
+    wanted, found = with_gradients(network, BACKEND), []
+    threads = [Thread(target=lambda: found.append(with_gradients(network, BACKEND))) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 6
+    for results in found:
+        assert_same_bits(results, wanted)
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+@pytest.mark.usefixtures("two_threads")
+def test_workers_of_a_data_loader(start: str) -> None:
+    layer = rl.nn.GRU(8, 40, backend="cpu")
+    data = Encoded(layer, [torch.randn(length, 8) for length in (30, 1, 9, 12)])
+    here = [data[index] for index in range(len(data))]  # the kernels' threads run before the workers start
+    loader = DataLoader(data, batch_size=None, num_workers=2, multiprocessing_context=start)
+    assert_same_bits(list(loader), here)
+
+
+@pytest.mark.parametrize("isa", [*LIBRARY.isas, "mmx"])
+def test_the_environment_chooses_the_instruction_set(isa: str) -> None:
+    code = "from raglane.native.library import library; print(library().isa)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "RAGLANE_ISA": isa},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if isa in LIBRARY.isas:
+        assert done.stdout == f"{isa}\n", done.stderr
+    else:
+        assert "RAGLANE_ISA: got 'mmx'" in done.stderr
+
+
+def test_too_little_memory_is_an_exception() -> None:
+    """The kernels ask for their scratch before they touch anything, so nothing here need be as large as it says."""
+    network = make("lstm", [3, 2])
+    (weights,) = network.weights
+    offsets = offsets_from_lengths(network.lengths)
+    layer = Layer("lstm", network.values, offsets, network.state, tuple(weights), (17, 17), 1)
+    head = list(matrix.head(layer))
+    head[9:13] = [1 << 22, 1 << 22, 0, 1 << 24]  # D, H, P and the row length of the gates
+    some = network.values.data_ptr()
+    fields = matrix.pack(*head, some, some, some, 0, 0)
+    with pytest.raises(MemoryError, match="not enough memory for the kernel's scratch"):
+        call("raglane_forward", fields)
+
+
+def test_bad_arguments_are_exceptions() -> None:
+    network = make("lstm", [3, 2])
+    request = Request(
+        network.cell,
+        network.values,
+        torch.tensor([0, 4, 3]),
+        network.lengths,
+        network.state,
+        network.weights,
+    )
+    with pytest.raises(ArgumentError, match=r"offsets\[2\]: got 3 after 4"):
+        BACKEND.run(request, "lanes")
+    with pytest.raises(ArgumentError, match=r"RAGLANE_ISA.*mmx.*portable"):
+        LIBRARY.with_isa("mmx")

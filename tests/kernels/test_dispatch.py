@@ -1,0 +1,241 @@
+"""Who runs what: the choice, its reason, and the ways to override it."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize
+
+import raglane as rl
+from raglane.errors import ArgumentTypeError, DispatchError
+from raglane.kernels.dispatch import BACKENDS
+from raglane.native import missing_kernels
+from raglane.schedules import SCHEDULES
+
+# What auto takes here: the cpu kernels, or where they are missing torch's.
+FASTEST = ("torch", "packed") if missing_kernels() else ("cpu", "lanes")
+
+
+def a_batch() -> rl.Ragged:
+    return rl.Ragged([torch.randn(3, 5), torch.randn(2, 5)])
+
+
+def test_every_pair_is_of_known_schedules() -> None:
+    assert set(BACKENDS) == {"torch", "reference", "cpu"}
+    assert tuple(BACKENDS["reference"].schedules) == tuple(SCHEDULES)
+    for backend in BACKENDS.values():
+        assert set(backend.schedules) <= set(SCHEDULES)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        ({}, FASTEST),
+        ({"backend": "torch"}, ("torch", "packed")),
+        ({"schedule": "padded"}, ("torch", "padded")),
+        ({"schedule": "masked"}, ("reference", "masked")),
+        ({"schedule": "packed"}, ("torch", "packed")),
+        ({"schedule": "lanes"}, ("reference" if missing_kernels() else "cpu", "lanes")),
+        ({"backend": "reference", "schedule": "lanes"}, ("reference", "lanes")),
+        ({"schedule": "each"}, ("reference", "each")),
+        ({"backend": "reference"}, ("reference", "packed")),
+        ({"backend": "reference", "schedule": "padded"}, ("reference", "padded")),
+        ({"backend": "torch", "schedule": "padded"}, ("torch", "padded")),
+    ],
+)
+def test_naming_one_resolves_the_other(chosen: dict[str, Any], expected: tuple[str, str]) -> None:
+    choice = rl.explain(rl.nn.LSTM(5, 4, **chosen), a_batch())
+    assert (choice.backend, choice.schedule) == expected
+    with rl.using(**chosen):
+        choice = rl.explain(rl.nn.LSTM(5, 4), a_batch())
+    assert (choice.backend, choice.schedule) == expected
+
+
+@pytest.mark.parametrize(
+    ("layer", "options", "backend"),
+    [
+        ("LSTM", {}, "torch"),
+        ("LSTM", {"proj_size": 2, "num_layers": 2, "bidirectional": True, "initial_state": "learned"}, "torch"),
+        ("GRU", {}, "torch"),
+        ("RNN", {}, "torch"),
+        ("RNN", {"clip": 1.0}, "reference"),
+        ("GRU", {"reset_after": False}, "reference"),
+        ("LSTM", {"zoneout": 0.1}, "reference"),
+        ("MinGRU", {}, "reference"),
+        ("LayerNormLSTM", {}, "reference"),
+    ],
+)
+def test_what_runs_on_a_device_that_is_no_cpu(layer: str, options: dict[str, Any], backend: str) -> None:
+    """As docs/on-a-gpu.md has it."""
+    batch = rl.Ragged.from_flat(torch.empty(5, 3, device="meta"), lengths=[3, 2])
+    assert rl.explain(getattr(rl.nn, layer)(3, 4, device="meta", **options), batch).backend == backend
+
+
+def test_reasons_are_words() -> None:
+    layer = rl.nn.GRU(5, 4)
+    assert "auto" in rl.explain(layer, a_batch()).reason
+    packed = rl.nn.GRU(5, 4, schedule="packed")
+    assert "states of every step" in rl.explain(packed, a_batch(), return_states=True).reason
+    with rl.using(backend="reference"):
+        assert "backend reference chosen by rl.using" in str(rl.explain(layer, a_batch()))
+    named = rl.nn.GRU(5, 4, schedule="lanes")
+    assert "schedule lanes chosen for this layer" in rl.explain(named, a_batch()).reason
+    assert "schedule='lanes'" in repr(named)
+
+
+def test_kinds_of_input() -> None:
+    layer = rl.nn.GRU(5, 4, backend="torch")
+    padded, lengths = a_batch().to_padded(batch_first=False)
+    assert rl.explain(layer, padded).schedule == "padded"
+    assert rl.explain(layer, padded, lengths=lengths).schedule == "packed"
+    assert rl.explain(layer, a_batch().to_packed()).schedule == "packed"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "says"),
+    [
+        ({"schedule": "fast"}, "each, padded, masked, packed, lanes"),
+        ({"schedule": ["packed"]}, r"schedule: got \['packed'\]"),
+        ({"backend": "gpu"}, "torch, reference"),
+        ({"schedule": "lanes", "backend": "torch"}, r"backend torch runs packed, padded.*\(lanes, reference\)"),
+    ],
+)
+def test_what_does_not_exist(chosen: dict[str, Any], says: str) -> None:
+    with pytest.raises(DispatchError, match=says):
+        rl.nn.LSTM(5, 4, **chosen)
+    with pytest.raises(ValueError, match=says), rl.using(**chosen):
+        pass
+
+
+def test_torch_has_no_states_of_every_step() -> None:
+    with pytest.raises(DispatchError, match="states of every step"):
+        rl.nn.LSTM(5, 4, backend="torch")(a_batch(), return_states=True)
+
+
+def test_the_override_ends_with_its_block_and_stays_in_its_thread() -> None:
+    layer, batch = rl.nn.RNN(5, 4), a_batch()
+    seen = []
+    with rl.using(backend="reference"):
+        thread = threading.Thread(target=lambda: seen.append(rl.explain(layer, batch).backend))
+        thread.start()
+        thread.join()
+        with rl.using(schedule="lanes"):
+            assert rl.explain(layer, batch).schedule == "lanes"
+        assert rl.explain(layer, batch).backend == "reference"
+    assert seen == [FASTEST[0]]
+    assert rl.explain(layer, batch).backend == FASTEST[0]
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM(5, 4), nn.Linear(5, 4)])
+def test_explains_only_our_layers(layer: nn.Module) -> None:
+    with pytest.raises(ArgumentTypeError, match=r"rl\.accelerate"):
+        rl.explain(layer, a_batch())
+    with pytest.raises(ArgumentTypeError, match="batch"):
+        rl.explain(rl.nn.LSTM(5, 4), [1, 2])
+
+
+# -- accelerate -------------------------------------------------------------------------------------------------------
+
+
+class Tagger(nn.Module):
+    """A model as people write it, with torch's layers and packing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.LSTM(5, 4, bidirectional=True)
+        self.decoder = nn.GRU(8, 3, batch_first=True)
+        self.cell = nn.GRUCell(3, 3)
+
+    def forward(self, inputs: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(inputs, lengths, enforce_sorted=False)
+        padded, _ = nn.utils.rnn.pad_packed_sequence(self.encoder(packed)[0], batch_first=True)
+        out: torch.Tensor = self.decoder(padded)[0]
+        return out
+
+
+def test_accelerate_keeps_the_model() -> None:
+    model = Tagger()
+    encoder, weight = model.encoder, model.encoder.weight_ih_l0
+    calls: list[Any] = []
+    model.encoder.register_forward_hook(lambda *_: calls.append(1))
+    inputs, lengths = torch.randn(6, 3, 5), torch.tensor([4, 6, 1])
+    expected = model(inputs, lengths)
+    before = rl.acceleration(model)
+    assert (before.replaced, list(before.left)) == ([], ["cell"])
+    assert rl.accelerate(model) is model
+    report = rl.acceleration(model)
+    assert report.replaced == ["encoder", "decoder"]
+    assert list(report.left) == ["cell"]
+    assert "2 layers replaced: encoder, decoder" in str(report)
+    assert "cell (GRUCell is a cell" in str(report)
+    assert model.encoder is encoder
+    assert isinstance(model.encoder, rl.nn.LSTM)
+    assert isinstance(model.encoder, nn.LSTM)
+    assert model.encoder.weight_ih_l0 is weight
+    torch.testing.assert_close(model(inputs, lengths), expected)
+    assert len(calls) == 2
+    ragged = rl.Ragged.from_padded(inputs, lengths, batch_first=False)
+    assert isinstance(model.encoder(ragged)[0], rl.Ragged)
+    assert rl.acceleration(rl.accelerate(model)) == report
+    assert rl.restore(model) is model
+    assert model.encoder is encoder
+    assert (type(model.encoder), type(model.decoder)) == (nn.LSTM, nn.GRU)
+    assert model.encoder.weight_ih_l0 is weight
+    assert set(vars(model.encoder)) == set(vars(nn.LSTM(5, 4)))
+    torch.testing.assert_close(model(inputs, lengths), expected)
+    assert len(calls) == 4
+
+
+def test_accelerate_a_layer_itself_and_leaves_subclasses() -> None:
+    class Own(nn.LSTM):
+        pass
+
+    layer = rl.accelerate(nn.LSTM(5, 4))
+    assert isinstance(layer, rl.nn.LSTM)
+    assert str(rl.acceleration(layer)) == "1 layer replaced: the model itself"
+    own = Own(5, 4)
+    with pytest.warns(
+        UserWarning, match=r"left a layer as it is\. the model itself: Own, a subclass of torch\.nn\.LSTM"
+    ):
+        rl.accelerate(own)
+    assert type(own) is Own
+    patched = nn.GRU(5, 4)
+    patched.forward = lambda *_: None  # type: ignore[method-assign,assignment]
+    with pytest.warns(UserWarning, match="replaced on the instance"):
+        rl.accelerate(nn.Sequential(patched))
+    functions: list[Any] = [rl.accelerate, rl.acceleration, rl.restore]
+    for function in functions:
+        with pytest.raises(ArgumentTypeError, match=r"torch\.nn\.Module"):
+            function([nn.LSTM(5, 4)])
+    parametrizations.weight_norm(layer, "weight_hh_l0")
+    with pytest.raises(ArgumentTypeError, match="remove_parametrizations"):
+        rl.restore(layer)
+    parametrize.remove_parametrizations(layer, "weight_hh_l0")
+    assert type(rl.restore(layer)) is nn.LSTM
+
+
+@pytest.mark.parametrize(("dtype", "rounding"), [(torch.float32, 1e-4), (torch.float64, 1e-11)])
+def test_an_accelerated_model_learns_the_same(dtype: torch.dtype, rounding: float) -> None:
+    """Step by step the same losses: the drop-in changes nothing that training could see."""
+    torch.manual_seed(5)
+    plain = Tagger().to(dtype)
+    ours = Tagger().to(dtype)
+    ours.load_state_dict(plain.state_dict())
+    rl.accelerate(ours)
+    inputs, lengths = torch.randn(6, 3, 5, dtype=dtype), torch.tensor([4, 6, 1])
+    losses: list[list[float]] = []
+    for model in (plain, ours):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        losses.append([])
+        for _ in range(200):
+            optimizer.zero_grad()
+            loss = (model(inputs, lengths) - 0.3).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses[-1].append(loss.item())
+    assert losses[0] == pytest.approx(losses[1], rel=rounding)
+    assert losses[0][-1] < 0.5 * losses[0][0]

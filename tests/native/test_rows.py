@@ -1,0 +1,260 @@
+"""Padded tensors and packs to flat values and back by the kernels, against the index arithmetic that does the same."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
+
+import raglane as rl
+from raglane.errors import ArgumentError
+from raglane.native import missing_kernels, rows
+from raglane.packing import flat
+
+pytestmark = pytest.mark.skipif(missing_kernels() is not None, reason=str(missing_kernels()))
+
+LENGTHS = [[3, 0, 5, 5, 1], [0, 0], [4], [1] * 7, [2, 9, 0, 4] * 30]
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.bool]
+
+
+def _padded(lengths: list[int], batch_first: bool, features: int = 3, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Random numbers, padding included, on two more steps than needed."""
+    steps = max(lengths) + 2
+    shape = (len(lengths), steps) if batch_first else (steps, len(lengths))
+    return torch.randn(*shape, features).to(dtype)
+
+
+def _pack(lengths: list[int], dtype: torch.dtype = torch.float64, features: int = 3) -> PackedSequence:
+    """Random numbers; empty sequences come last in the order, where the pack leaves them out."""
+    order = sorted(range(len(lengths)), key=lambda b: -lengths[b])
+    sizes = [sum(length > step for length in lengths) for step in range(max(lengths))]
+    sorted_indices = torch.tensor(order)
+    return PackedSequence(
+        torch.randn(sum(lengths), features).to(dtype), torch.tensor(sizes, dtype=torch.int64), sorted_indices
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_a_padded_tensor_there_and_back(lengths: list[int], batch_first: bool, dtype: torch.dtype) -> None:
+    given = torch.tensor(lengths)
+    padded = _padded(lengths, batch_first, dtype=dtype)
+    found = rows.flatten_padded(padded, given, batch_first)
+    assert found is not None
+    values, layout = found
+    wanted, _, offsets = flat.padded_to_flat(padded, given, batch_first)
+    assert values.equal(wanted)
+    assert layout.offsets.equal(offsets)
+    output = torch.randn(sum(lengths), 4).to(dtype)
+    back = layout.from_flat(output)
+    assert back.equal(flat.flat_to_padded(output, offsets, max(lengths) + 2, batch_first))
+    assert layout.to_flat(back, sum(lengths)).equal(output)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("lengths", [lengths for lengths in LENGTHS if sum(lengths)])
+def test_a_pack_there_and_back(lengths: list[int], dtype: torch.dtype) -> None:
+    packed = _pack(lengths, dtype)
+    found = rows.flatten_packed(packed)
+    assert found is not None
+    values, layout = found
+    wanted, host = flat.flatten_packed(packed)
+    assert values.equal(wanted)
+    assert layout.offsets.diff().equal(host)
+    assert layout.offsets.equal(torch.tensor([0, *lengths]).cumsum(0))
+    assert layout.from_flat(values).equal(packed.data)
+
+
+def test_a_pack_without_an_order_and_of_too_many_sequences() -> None:
+    packed = PackedSequence(torch.randn(3, 2), torch.tensor([2, 1]))
+    for running in (1 << 40, -1):
+        packed.batch_sizes[0] = running
+        assert rows.flatten_packed(packed) is None
+
+
+def test_a_pack_without_an_order() -> None:
+    packed = pack_padded_sequence(torch.randn(5, 3, 2), torch.tensor([5, 2, 2]))
+    values, layout = rows.flatten_packed(packed) or pytest.fail("not taken")
+    assert packed.sorted_indices is None
+    assert values.equal(flat.flatten_packed(packed)[0])
+    assert layout.from_flat(values).equal(packed.data)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_large_batches_are_divided_among_threads(threads: int) -> None:
+    lengths = torch.randint(0, 60, (200,))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for batch_first in (False, True):
+            padded = _padded(lengths.tolist(), batch_first, 130)
+            values, layout = rows.flatten_padded(padded, lengths, batch_first) or pytest.fail("not taken")
+            assert values.equal(flat.padded_to_flat(padded, lengths, batch_first)[0])
+            steps = padded.shape[1 if batch_first else 0]
+            assert layout.from_flat(values).equal(flat.flat_to_padded(values, layout.offsets, steps, batch_first))
+        packed = _pack(lengths.tolist(), features=130)
+        values, layout = rows.flatten_packed(packed) or pytest.fail("not taken")
+        assert values.equal(flat.flatten_packed(packed)[0])
+        assert layout.from_flat(values).equal(packed.data)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        pytest.param(lambda x: x.transpose(0, 1).contiguous().transpose(0, 1), id="transposed"),
+        pytest.param(lambda x: torch.cat((x, x), 2)[:, :, 1:4], id="slice"),
+        pytest.param(lambda x: x.transpose(1, 2).contiguous().transpose(1, 2), id="features-apart"),
+        pytest.param(lambda x: x[:, :1].expand(-1, 4, -1), id="expanded"),
+    ],
+)
+def test_tensors_with_gaps(view: Callable[[Tensor], Tensor]) -> None:
+    padded, lengths = view(_padded([3, 0, 5, 2], False)), torch.tensor([3, 0, 5, 2])
+    values, _ = rows.flatten_padded(padded, lengths, False) or pytest.fail("not taken")
+    assert values.equal(flat.padded_to_flat(padded.contiguous(), lengths)[0])
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_gradients_of_a_padded_tensor_are_zero_in_the_padding(batch_first: bool) -> None:
+    lengths = [3, 0, 5, 1]
+    padded = _padded(lengths, batch_first).requires_grad_()
+
+    def through(padded: Tensor) -> Tensor:
+        values, layout = rows.flatten_padded(padded, torch.tensor(lengths), batch_first) or pytest.fail("not taken")
+        return layout.from_flat(values.sin())
+
+    assert torch.autograd.gradcheck(through, (padded,))
+    assert torch.autograd.gradgradcheck(through, (padded,))
+    (grad,) = torch.autograd.grad(through(padded).sum(), padded)
+    steps = torch.arange(7).unsqueeze(1) < torch.tensor(lengths)
+    assert grad[(steps if not batch_first else steps.t()).logical_not()].eq(0).all()
+
+
+def test_gradients_of_a_pack() -> None:
+    packed = _pack([3, 0, 5, 1])
+
+    def through(data: Tensor) -> Tensor:
+        values, layout = rows.flatten_packed(packed._replace(data=data)) or pytest.fail("not taken")
+        return layout.from_flat(values.sin())
+
+    data = packed.data.requires_grad_()
+    assert torch.autograd.gradcheck(through, (data,))
+    assert torch.autograd.gradgradcheck(through, (data,))
+
+
+def test_what_a_caller_changes_after_the_call_changes_nothing() -> None:
+    """The way back is the way there: by copies that nobody else has."""
+    changes: list[Callable[[Tensor], Any]] = [
+        lambda x: x.fill_(9),
+        lambda x: x.resize_(0),
+        lambda x: x.set_(torch.UntypedStorage()),
+    ]
+    for change in changes:
+        for name in ("batch_sizes", "sorted_indices"):
+            packed = _pack([3, 0, 5, 1])
+            values, layout = rows.flatten_packed(packed) or pytest.fail("not taken")
+            before = layout.from_flat(values)
+            change(getattr(packed, name))
+            change(layout.offsets)
+            assert before.equal(packed.data)
+            assert layout.from_flat(values).equal(before)
+        padded, lengths = _padded([3, 2], False), torch.tensor([3, 2])
+        values, layout = rows.flatten_padded(padded, lengths, False) or pytest.fail("not taken")
+        before = layout.from_flat(values)
+        change(lengths)
+        change(layout.offsets)
+        assert layout.from_flat(values).equal(before)
+
+
+def test_sequences_of_one_length_that_change_places_after_the_call() -> None:
+    """Lengths and offsets stay the same then, and gradients would go to another sequence."""
+    packed = _pack([2, 2])
+    data = packed.data.detach().requires_grad_()
+    values, _ = rows.flatten_packed(packed._replace(data=data)) or pytest.fail("not taken")
+    order = packed.sorted_indices
+    assert order is not None
+    order.copy_(order.flip(0))
+    weights = torch.randn(4, 1, dtype=values.dtype)
+    (grad,) = torch.autograd.grad((values * weights).sum(), data)
+    assert grad.equal(weights[[0, 2, 1, 3]].expand_as(grad))
+
+
+def test_a_plan_that_changes_reaches_no_memory() -> None:
+    for values, layout in (
+        rows.flatten_packed(_pack([3, 0, 5, 1])) or pytest.fail("not taken"),
+        rows.flatten_padded(_padded([3, 2], False), torch.tensor([3, 2]), False) or pytest.fail("not taken"),
+    ):
+        for place in range(len(layout.plan)):
+            for number in (-1, 1 << 40, -(1 << 63), (1 << 63) - 1):
+                kept = layout.plan[place]
+                layout.plan[place] = number
+                with pytest.raises(ArgumentError, match=r"the rule|changed since"):
+                    layout.from_flat(values)
+                layout.plan[place] = kept
+        layout.from_flat(values)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, when the first dual tensor is made
+def test_what_is_not_for_the_kernels_is_left_alone() -> None:
+    padded = torch.randn(4, 2, 3)
+    for lengths in (
+        [4, 2],
+        torch.tensor([4, 2], dtype=torch.int32),
+        torch.tensor([4, 5]),
+        torch.tensor([4, -1]),
+        torch.tensor([2**62, 2**62]),
+        torch.tensor([4]),
+        torch.tensor([[4, 2]]),
+        torch.tensor([4, 0, 2])[::2],
+    ):
+        assert rows.flatten_padded(padded, lengths, False) is None
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(padded, torch.ones_like(padded))
+        assert rows.flatten_padded(dual, torch.tensor([4, 2]), False) is None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "order"),
+    [
+        ([2, 3, 1], [2, 0, 1]),
+        ([3, 2, 0, 1], [2, 0, 1]),
+        ([3, 2, 2], [2, 0, 1]),
+        ([4, 1, 1], [2, 0, 1]),
+        ([3, -1, 4], [2, 0, 1]),
+        ([3, 2, 1], [2, 0, 0]),
+        ([3, 2, 1], [2, 0, 3]),
+        ([3, 2, 1], [2, 0, -1]),
+        ([3, 2, 1], [0, 1]),
+    ],
+)
+def test_packs_whose_parts_do_not_fit_reach_no_memory(sizes: list[int], order: list[int]) -> None:
+    packed = PackedSequence(torch.randn(6, 2), torch.tensor([3, 2, 1]), torch.tensor([2, 0, 1]))
+    broken = packed._replace(batch_sizes=torch.tensor(sizes), sorted_indices=torch.tensor(order))
+    assert rows.flatten_packed(broken) is None
+    assert rows.flatten_packed(packed) is not None
+
+
+@pytest.mark.parametrize("kind", ["padded", "packed"])
+def test_a_layer_gives_the_same_bits_by_either_way(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = rl.nn.LSTM(3, 4, bidirectional=True)
+    lengths = torch.tensor([3, 0, 5, 5, 1])
+    padded, packed = _padded(lengths.tolist(), False).float(), _pack(lengths.tolist(), torch.float32)
+    leaf = padded if kind == "padded" else packed.data
+
+    def step() -> list[Tensor]:
+        leaf.requires_grad_().grad = None
+        layer.zero_grad()
+        output, state = layer(leaf, lengths=lengths) if kind == "padded" else layer(packed._replace(data=leaf))
+        data = output if kind == "padded" else output.data
+        (data.sin().sum() + state[0].sum()).backward()
+        return [data, *state, leaf.grad, *(part.grad for part in layer.parameters())]
+
+    quick = step()
+    monkeypatch.setattr(rows, "_is_ours", lambda table: False)  # noqa: ARG005
+    slow = step()
+    assert all(a.equal(b) for a, b in zip(quick, slow, strict=True))

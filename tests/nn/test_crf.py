@@ -1,0 +1,482 @@
+"""The conditional random field against the sum over every path, written out."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo.testing
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from raglane import Ragged
+from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
+from raglane.nn.crf import recursions
+from raglane.nn.crf.layer import CRF
+from strategies import sequences_of
+
+TAGS = 3
+LENGTHS = [[3, 0, 1, 4], [1], [0], [0, 0], [], [4, 4], [2, 4, 1, 1, 0, 3]]
+FORBIDDEN = -float("inf")
+
+
+def random_crf(tags: int = TAGS, dtype: torch.dtype = torch.float64) -> CRF:
+    crf = CRF(tags, dtype=dtype)
+    with torch.no_grad():
+        for parameter in crf.parameters():
+            parameter.normal_()
+    return crf
+
+
+def random_batch(lengths: list[int], tags: int = TAGS) -> tuple[Ragged, Ragged]:
+    emissions = Ragged.from_flat(torch.randn(sum(lengths), tags, dtype=torch.float64), lengths=lengths)
+    return emissions, emissions._like(torch.randint(0, tags, (sum(lengths),)))
+
+
+def all_paths(crf: CRF, emissions: Tensor) -> tuple[list[tuple[int, ...]], Tensor]:
+    """Every path through one sequence, and the score of each."""
+    paths = list(itertools.product(range(crf.num_tags), repeat=emissions.shape[0]))
+    scores = []
+    for path in paths:
+        score = emissions.new_zeros(())
+        for step, tag in enumerate(path):
+            score = score + emissions[step, tag]
+            score = score + (crf.start[tag] if step == 0 else crf.transitions[path[step - 1], tag])
+        scores.append(score + crf.end[path[-1]] if path else score)
+    return paths, torch.stack(scores)
+
+
+def by_hand(crf: CRF, emissions: Ragged, tags: Ragged) -> dict[str, Tensor]:
+    """What the methods give, from the list of all paths."""
+    found: dict[str, list[Tensor]] = {
+        "log_partition": [],
+        "log_likelihood": [],
+        "marginals": [],
+        "tags": [],
+        "score": [],
+    }
+    for sequence, own in zip(emissions, tags, strict=True):
+        paths, scores = all_paths(crf, sequence)
+        found["log_partition"].append(scores.logsumexp(0))
+        found["log_likelihood"].append(scores.log_softmax(0)[paths.index(tuple(own.tolist()))])
+        best = int(scores.argmax())
+        found["score"].append(scores[best])
+        found["tags"].append(torch.tensor(paths[best], dtype=torch.int64))
+        shares = scores.softmax(0)
+        through = torch.tensor(paths, dtype=torch.int64).view(len(paths), len(own))
+        ways = torch.nn.functional.one_hot(through, crf.num_tags).to(shares.dtype)
+        found["marginals"].append(torch.einsum("p,plc->lc", shares, ways))
+    empty = {"marginals": torch.zeros(0, crf.num_tags, dtype=torch.float64), "tags": torch.zeros(0, dtype=torch.int64)}
+    nothing = torch.zeros(0, dtype=torch.float64)
+    return {
+        name: torch.cat([empty[name], *parts]) if name in empty else torch.stack(parts) if parts else nothing
+        for name, parts in found.items()
+    }
+
+
+def ours(crf: CRF, emissions: Ragged, tags: Ragged) -> dict[str, Tensor]:
+    best, score = crf.decode(emissions)
+    return {
+        "log_partition": crf.log_partition(emissions),
+        "log_likelihood": crf.log_likelihood(emissions, tags),
+        "marginals": crf.marginals(emissions).values,
+        "tags": best.values,
+        "score": score,
+    }
+
+
+def close(name: str, own: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(own, expected, rtol=1e-10, atol=1e-10, msg=lambda text: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("tags", [1, TAGS])
+def test_equals_the_sum_over_all_paths(lengths: list[int], tags: int) -> None:
+    """Every method, and the gradients of every differentiable one to emissions and parameters."""
+    crf = random_crf(tags)
+    emissions, gold = random_batch(lengths, tags)
+    emissions.values.requires_grad_()
+    own, expected = ours(crf, emissions, gold), by_hand(crf, emissions, gold)
+    inputs = [emissions.values, *crf.parameters()]
+    for name, value in own.items():
+        close(name, value, expected[name])
+        if name == "tags" or not sum(lengths):
+            continue
+        weights = torch.randn_like(value)
+        pairs = [
+            torch.autograd.grad((result[name] * weights).sum(), inputs, retain_graph=True, allow_unused=True)
+            for result in (own, expected)
+        ]
+        for parameter, mine, theirs in zip(inputs, *pairs, strict=True):
+            theirs = torch.zeros_like(parameter) if theirs is None else theirs
+            close(name, mine, theirs)
+
+
+@given(lengths=st.lists(st.integers(0, 4), max_size=5), tags=st.integers(1, 3), seed=st.integers(0, 2**16))
+def test_equals_the_sum_over_all_paths_for_any_lengths(lengths: list[int], tags: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    crf = random_crf(tags)
+    emissions, gold = random_batch(lengths, tags)
+    with torch.no_grad():
+        own, expected = ours(crf, emissions, gold), by_hand(crf, emissions, gold)
+    for name, value in own.items():
+        close(name, value, expected[name])
+
+
+METHODS: dict[str, Callable[[CRF, Ragged, Ragged], Tensor]] = {
+    "log_likelihood": lambda crf, emissions, tags: crf.log_likelihood(emissions, tags),
+    "log_partition": lambda crf, emissions, _: crf.log_partition(emissions),
+    "marginals": lambda crf, emissions, _: crf.marginals(emissions).values,
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("forbid", [False, True])
+def test_gradients_and_second_gradients(method: str, forbid: bool) -> None:
+    """By finite differences; with forbidden tags and transitions too, which stay as they are."""
+    crf = random_crf()
+    emissions, tags = random_batch([3, 0, 1, 2])
+    start, transitions, end = (part.detach().clone() for part in (crf.start, crf.transitions, crf.end))
+    values = emissions.values.clone()
+    parts = [values, transitions, start, end]
+    free = [torch.ones_like(part, dtype=torch.bool) for part in parts]
+    if forbid:
+        tags = emissions._like(torch.zeros_like(tags.values))
+        free[0][1, 2] = free[1][1, 2] = free[1][2, 2] = free[2][1] = free[3][1] = False
+        # No way leads to tag 2: all the transitions to it are forbidden as well.
+        free[1][0, 2] = False
+
+    def run(*numbers: Tensor) -> Tensor:
+        filled = [
+            torch.where(mask, number, torch.tensor(FORBIDDEN, dtype=torch.float64))
+            for mask, number in zip(free, numbers, strict=True)
+        ]
+        named = dict(zip(("crf.transitions", "crf.start", "crf.end"), filled[1:], strict=True))
+        batch = emissions._like(filled[0])
+        found: Tensor = torch.func.functional_call(_Call(crf, METHODS[method]), named, (batch, tags))
+        return found
+
+    inputs = tuple(part.requires_grad_() for part in parts)
+    assert torch.autograd.gradcheck(run, inputs)
+    assert torch.autograd.gradgradcheck(run, inputs)
+
+
+class _Call(torch.nn.Module):
+    """A method as ``forward``, which is what functional_call calls."""
+
+    def __init__(self, crf: CRF, method: Callable[[CRF, Ragged, Ragged], Tensor]) -> None:
+        super().__init__()
+        self.crf, self.method = crf, method
+
+    def forward(self, emissions: Ragged, tags: Ragged) -> Tensor:
+        return self.method(self.crf, emissions, tags)
+
+
+def test_forbidden_scores_are_as_good_as_absent() -> None:
+    """A tag that is -inf everywhere leaves what the field without it gives."""
+    crf = random_crf(4)
+    smaller = random_crf(3)
+    emissions, gold = random_batch([5, 1, 3], 4)
+    gold = emissions._like(gold.values % 3)
+    with torch.no_grad():
+        for name, parameter in smaller.named_parameters():
+            parameter.copy_(getattr(crf, name)[(slice(3),) * parameter.dim()])
+        crf.transitions[:, 3] = crf.start[3] = FORBIDDEN
+        emissions.values[2, 3] = FORBIDDEN
+    emissions.values.requires_grad_()
+    fewer = emissions.map(lambda values: values[:, :3])
+    torch.testing.assert_close(crf(emissions, gold), smaller(fewer, gold))
+    torch.testing.assert_close(crf.marginals(emissions).values[:, :3], smaller.marginals(fewer).values)
+    assert torch.equal(crf.decode(emissions)[0].values, smaller.decode(fewer)[0].values)
+    crf(emissions, gold).backward()
+    smaller(fewer.detach(), gold).backward()
+    assert crf.transitions.grad is not None
+    assert smaller.transitions.grad is not None
+    torch.testing.assert_close(crf.transitions.grad[:3, :3], smaller.transitions.grad)
+    assert not crf.transitions.grad[:, 3].any()
+    assert emissions.values.grad is not None
+    assert emissions.values.grad.isfinite().all()
+
+
+def test_a_sequence_without_an_allowed_path_stays_alone() -> None:
+    crf = random_crf()
+    emissions, tags = random_batch([2, 3])
+    emissions.values[0] = FORBIDDEN
+    emissions.values.requires_grad_()
+    assert crf.log_partition(emissions).isneginf().tolist() == [True, False]
+    assert crf.log_likelihood(emissions, tags).isnan().tolist() == [True, False]
+    assert crf.decode(emissions)[1].isneginf().tolist() == [True, False]
+    crf.log_partition(emissions)[1].backward()
+    for leaf in (emissions.values, *crf.parameters()):
+        assert leaf.grad is not None
+        assert leaf.grad.isfinite().all()
+    assert crf.marginals(emissions)[0].eq(0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_same_bits_whichever_batch_a_sequence_came_in(dtype: torch.dtype) -> None:
+    crf = random_crf(7, dtype)
+    lengths = [5, 0, 9, 1, 33, 9, 2, 5]
+    emissions = Ragged(sequences_of(lengths, (7,), dtype))
+    tags = emissions._like(torch.randint(0, 7, (sum(lengths),)))
+    emissions.values.requires_grad_()
+    whole = ours(crf, emissions, tags)
+    (grad,) = torch.autograd.grad(whole["log_likelihood"].sum(), emissions.values)
+    for number in range(len(lengths)):
+        alone = emissions[number : number + 1]
+        values = alone.values.detach().requires_grad_()
+        alone = alone._like(values)
+        single = ours(crf, alone, tags[number : number + 1])
+        for name in ("log_partition", "log_likelihood", "score"):
+            _same(single[name], whole[name][number : number + 1])
+        for name in ("marginals", "tags"):
+            _same(single[name], emissions._like(whole[name])[number])
+        _same(torch.autograd.grad(single["log_likelihood"].sum(), values)[0], emissions._like(grad)[number])
+
+
+def _same(own: Tensor, expected: Tensor) -> None:
+    """Bits on a CPU; a GPU adds in an order of its own."""
+    rtol, atol = (0.0, 0.0) if own.is_cpu else (None, None)
+    torch.testing.assert_close(own, expected, rtol=rtol, atol=atol)
+
+
+def test_a_nan_stays_in_its_sequence() -> None:
+    crf = random_crf()
+    emissions, tags = random_batch([3, 2, 0, 4, 1])
+    clean = ours(crf, emissions, tags)
+    (clean_grad,) = torch.autograd.grad(
+        crf.log_likelihood(emissions._like(emissions.values.requires_grad_()), tags).sum(), emissions.values
+    )
+    values = emissions.values.detach().clone()
+    values[3] = torch.nan  # in sequence 1
+    values.requires_grad_()
+    spoilt = emissions._like(values)
+    found = ours(crf, spoilt, tags)
+    others = torch.tensor([0, 2, 3, 4])
+    for name in ("log_partition", "log_likelihood", "score"):
+        assert found[name][1].isnan()
+        _same(found[name][others], clean[name][others])
+    (grad,) = torch.autograd.grad(crf.log_likelihood(spoilt, tags).sum(), values)
+    for name, own, expected in (
+        ("marginals", found["marginals"], clean["marginals"]),
+        ("tags", found["tags"], clean["tags"]),
+        ("gradient", grad, clean_grad),
+    ):
+        mine, theirs = emissions._like(own)[others], emissions._like(expected)[others]
+        assert torch.equal(mine.values, theirs.values), name
+
+
+def test_order_is_the_callers() -> None:
+    crf = random_crf()
+    emissions, tags = random_batch([2, 5, 0, 5, 1])
+    order = torch.tensor([3, 0, 4, 1, 2])
+    with torch.no_grad():
+        straight, turned = ours(crf, emissions, tags), ours(crf, emissions[order], tags[order])
+    for name in ("log_partition", "log_likelihood", "score"):
+        torch.testing.assert_close(turned[name], straight[name][order])
+    assert torch.equal(turned["tags"], emissions._like(straight["tags"])[order].values)
+
+
+def test_long_sequences() -> None:
+    """In float32, against products of matrices scaled at every step in float64."""
+    crf, length = random_crf(4), 10_000
+    emissions = 3 * torch.randn(length, 4, dtype=torch.float64)
+    tags = Ragged([torch.randint(0, 4, (length,)), torch.zeros(1, dtype=torch.int64)])
+    weight, log_z = crf.start.detach().exp(), 0.0
+    for step, emission in enumerate(emissions):
+        weight = (weight @ crf.transitions.detach().exp() if step else weight) * emission.exp()
+        log_z += float(weight.sum().log())
+        weight = weight / weight.sum()
+    log_z += float((weight * crf.end.detach().exp()).sum().log())
+
+    path = float(recursions.path_score(_scores(crf, emissions), tags[0], tags[:1].offsets))
+    single = crf.float()
+    rounded = Ragged([emissions.float(), emissions[:1].float()])
+    assert float(single.log_likelihood(rounded, tags)[0].detach()) == pytest.approx(path - log_z, rel=1e-5)
+    marginals = single.marginals(rounded).values.detach()
+    torch.testing.assert_close(marginals.sum(1), torch.ones(length + 1))
+    # What is near an end does not depend on how long the way to the other was.
+    near = single.marginals(Ragged([rounded[0][:100], rounded[0][-100:]])).values.detach()
+    torch.testing.assert_close(marginals[:50], near[:50])
+    torch.testing.assert_close(marginals[length - 50 : length], near[-50:])
+
+
+def _scores(crf: CRF, emissions: Tensor) -> recursions.Scores:
+    return recursions.Scores(emissions, *(part.detach() for part in (crf.start, crf.transitions, crf.end)))
+
+
+def test_ties_go_to_the_lowest_tag_from_the_end() -> None:
+    crf = CRF(3)
+    tags, score = crf.decode(Ragged([torch.zeros(4, 3), torch.ones(2, 3)]))
+    assert not tags.values.any()
+    assert score.tolist() == [0.0, 2.0]
+    # 0 1 and 1 0 are equally good: the last tag decides.
+    with torch.no_grad():
+        crf.transitions.fill_(FORBIDDEN)
+        crf.transitions[0, 1] = crf.transitions[1, 0] = 0
+    assert crf.decode(Ragged([torch.zeros(2, 3)]))[0].values.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_low_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
+    crf = random_crf(5, dtype)
+    emissions = Ragged([torch.randn(6, 5).to(dtype), torch.randn(2, 5).to(dtype)])
+    tags = emissions._like(torch.randint(0, 5, (8,)))
+    values = emissions.values.requires_grad_()
+    with torch.no_grad():
+        wide = CRF(5, dtype=torch.float32)
+        for name, parameter in wide.named_parameters():
+            parameter.copy_(getattr(crf, name))
+        expected = ours(wide, emissions.to(torch.float32), tags)
+    for name, value in ours(crf, emissions, tags).items():
+        assert value.dtype in (torch.float32, torch.int64)
+        torch.testing.assert_close(value, expected[name], rtol=0.0, atol=0.0)
+    crf(emissions, tags).backward()
+    assert values.grad is not None
+    assert values.grad.dtype is dtype
+
+
+def test_autocast(device: torch.device) -> None:
+    crf = random_crf(dtype=torch.float32)
+    emissions, tags = random_batch([3, 2])
+    emissions = emissions.to(torch.float32)
+    expected = ours(crf, emissions, tags)
+    with torch.autocast(device.type, torch.bfloat16):
+        for name, value in ours(crf, emissions, tags).items():
+            torch.testing.assert_close(value, expected[name])
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_reductions(lengths: list[int]) -> None:
+    crf = random_crf()
+    emissions, tags = random_batch(lengths)
+    each = -crf.log_likelihood(emissions, tags)
+    assert torch.equal(crf(emissions, tags, reduction="none"), each)
+    torch.testing.assert_close(crf(emissions, tags), each.sum() / max(sum(lengths), 1))
+    sequences = sum(length > 0 for length in lengths)
+    torch.testing.assert_close(crf(emissions, tags, reduction="sequence"), each.sum() / max(sequences, 1))
+
+
+def test_an_empty_batch_gives_gradients_of_zero() -> None:
+    crf = random_crf()
+    for emissions, tags in (random_batch([]), random_batch([0, 0])):
+        crf.zero_grad()
+        crf(emissions, tags).backward()
+        for parameter in crf.parameters():
+            assert parameter.grad is not None
+            assert not parameter.grad.any()
+
+
+def test_lengths_that_the_host_does_not_know() -> None:
+    crf = random_crf()
+    emissions, tags = random_batch([2, 0, 3])
+    unknown = Ragged._make(emissions.values, emissions.offsets.clone(), None)
+    assert torch.equal(crf.log_likelihood(unknown, tags), crf.log_likelihood(emissions, tags))
+    with pytest.raises(ShapeError, match="tags: got 2 sequences"):
+        crf.log_likelihood(unknown, tags[:2])
+
+
+def test_tags_of_any_integer_dtype() -> None:
+    crf = random_crf()
+    emissions, tags = random_batch([2, 0, 3])
+    for dtype in (torch.uint8, torch.int32):
+        assert torch.equal(crf.log_likelihood(emissions, tags.to(dtype)), crf.log_likelihood(emissions, tags))
+
+
+def test_it_learns_a_rule_that_emissions_do_not_show() -> None:
+    """Tags alternate, and only the first element says with which they begin."""
+    crf = CRF(2)
+    first = torch.randint(0, 2, (16,))
+    tags = Ragged([(start + torch.arange(5)) % 2 for start in first])
+    emissions = Ragged([torch.zeros(5, 2).index_fill(0, torch.tensor([0]), 1.0) for _ in first])
+    scores = emissions._like(emissions.values * (2.0 * torch.nn.functional.one_hot(tags.values, 2) - 1))
+    optimizer = torch.optim.Adam(crf.parameters(), lr=0.2)
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = crf(scores, tags)
+        loss.backward()
+        optimizer.step()
+    assert torch.equal(crf.decode(scores)[0].values, tags.values)
+
+
+def test_state_dict_and_repr() -> None:
+    crf, other = random_crf(), CRF(TAGS, dtype=torch.float64)
+    assert all(not parameter.any() for parameter in other.parameters())
+    other.load_state_dict(crf.state_dict())
+    assert torch.equal(other.transitions, crf.transitions)
+    assert list(crf.state_dict()) == ["transitions", "start", "end"]
+    assert repr(crf) == "CRF(num_tags=3)"
+
+
+def test_compiled_once_for_all_lengths() -> None:
+    """Without a break, forward and backward; decoding and marginals as well."""
+    crf = random_crf()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+
+    def run(emissions: Ragged, tags: Ragged) -> tuple[Tensor, ...]:
+        best, score = crf.decode(emissions)
+        return crf(emissions, tags), best.values, score.detach(), crf.marginals(emissions.detach()).values.detach()
+
+    compiled = torch.compile(run, backend=counter, fullgraph=True, dynamic=True)
+    graphs = 0
+    for lengths in ([3, 2, 2, 4, 1], [4, 1], [2, 0, 3, 5, 1, 7, 8]):
+        emissions, tags = random_batch(lengths)
+        emissions.values.requires_grad_()
+        found = []
+        for function in (compiled, run):
+            loss, *rest = function(emissions, tags)
+            found.append([loss, *rest, *torch.autograd.grad(loss, [emissions.values, *crf.parameters()])])
+        for own, expected in zip(*found, strict=True):
+            torch.testing.assert_close(own, expected)
+        graphs = graphs or counter.frame_count
+        assert counter.frame_count == graphs
+
+
+def test_operators_keep_torchs_rules() -> None:
+    emissions, _ = random_batch([3, 0, 2])
+    inputs = (*_scores(random_crf(), emissions.values), emissions.host_lengths, emissions.offsets)
+    torch.library.opcheck(recursions._best_tags_op, inputs)
+    _, reaches, levels = recursions._partition_op(*inputs)
+    torch.library.opcheck(recursions._posterior_op, (*inputs, reaches, levels, torch.ones(3, dtype=torch.float64)))
+    wanted = tuple(part.requires_grad_() for part in inputs[:4])
+    torch.library.opcheck(recursions._partition_op, (*wanted, *inputs[4:]))
+
+
+EMISSIONS, GOLD = Ragged([[[0.0] * TAGS] * 2, [[0.0] * TAGS]]), Ragged([[0, 1], [2]])
+
+
+@pytest.mark.parametrize(
+    ("emissions", "tags", "kind", "said"),
+    [
+        (EMISSIONS.values, GOLD, ArgumentTypeError, "emissions: got Tensor"),
+        (EMISSIONS, GOLD.values, ArgumentTypeError, "tags: got Tensor"),
+        (GOLD + 0.5, GOLD, ShapeError, "each of the 3 tags"),
+        (EMISSIONS.map(lambda values: values[:, :2]), GOLD, ShapeError, r"shape \(2,\)"),
+        (EMISSIONS.map(lambda values: values.long()), GOLD, ArgumentTypeError, "floating-point"),
+        (EMISSIONS, GOLD.to(torch.float32), ArgumentTypeError, "tags: got torch.float32"),
+        (EMISSIONS, GOLD.map(lambda values: values.unsqueeze(1)), ShapeError, "tags: got elements of shape"),
+        (EMISSIONS, Ragged([[0], [1, 2]]), ShapeError, "tags: got length 1 for sequence 0"),
+        (EMISSIONS, Ragged([[0, 1]]), ShapeError, "tags: got 1 sequences"),
+        (EMISSIONS, GOLD + 1, ArgumentError, "values from 1 to 3"),
+        (EMISSIONS, GOLD - 1, ArgumentError, "values from -1 to 1"),
+    ],
+)
+def test_mistakes(device: torch.device, emissions: Any, tags: Any, kind: type[RaglaneError], said: str) -> None:
+    if kind is ArgumentError and device.type != "cpu":
+        pytest.skip("a GPU's kernel checks tags itself")
+    batches = [batch.to(device) for batch in (emissions, tags)]
+    with pytest.raises(kind, match=said):
+        CRF(TAGS)(*batches)
+
+
+def test_mistakes_of_other_arguments() -> None:
+    with pytest.raises(ArgumentError, match="num_tags"):
+        CRF(0)
+    with pytest.raises(ArgumentError, match="'mean'"):
+        CRF(TAGS)(*random_batch([1]), reduction="mean")
+    with pytest.raises(ShapeError, match="all is on one device, meta"):
+        CRF(TAGS, device="meta").decode(EMISSIONS)

@@ -1,0 +1,371 @@
+"""Resets: a batch with marks against its episodes run one at a time, whatever the layer, the input and the state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import raglane as rl
+from every_layer import LAYERS, PAIRS, H, a_state, assert_same, build, gradients, parts, results_of
+from raglane.errors import ArgumentTypeError, ShapeError
+from raglane.nn.recurrent.request import one_or_tuple
+from raglane.nn.recurrent.resets import split
+from raglane.schedules import SCHEDULES
+from strategies import sequences_of
+
+# One list a sequence: 1 where an episode starts.
+MARKS: dict[str, list[list[int]]] = {
+    "none": [[0, 0, 0], [], [0]],
+    "all": [[1, 1, 1], [], [1]],
+    "the first": [[1, 0, 0], [], [1], [1, 0]],
+    "mixed": [[0, 0, 1, 0, 1], [], [1, 0, 1], [0], [], [0, 1], [1]],
+    "the last": [[0, 0, 1], [0, 1]],
+    "empty ones only": [[], []],
+    "one": [[0, 1]],
+}
+
+
+def ragged_marks(marks: list[list[int]]) -> rl.Ragged:
+    return rl.Ragged.from_flat(
+        torch.tensor([mark for part in marks for mark in part], dtype=torch.bool), lengths=[len(part) for part in marks]
+    )
+
+
+def episodes_alone(layer: Any, sequences: list[Tensor], marks: list[list[int]], hx: Any) -> list[Tensor]:
+    """Each episode as a batch of its own: outputs side by side, and the states in which each sequence was left."""
+    outputs, finals = [], []
+    reverse_rows = torch.arange(layer.num_layers * (2 if layer.bidirectional else 1)) % (1 + layer.bidirectional) == 1
+    for row, (sequence, own_marks) in enumerate(zip(sequences, marks, strict=True)):
+        starts = [t for t, mark in enumerate(own_marks) if mark and t > 0]
+        pieces = list(torch.tensor_split(sequence, starts))
+        left: list[list[Tensor]] = []
+        for number, piece in enumerate(pieces):
+            batch = rl.Ragged([piece])
+            fresh = [part[:, 0] for part in fresh_state(layer, batch)]
+            state = fresh
+            if hx is not None:
+                # The forward direction reads the first piece first, the reverse one the last.
+                reads_forward = number == 0 and not (len(own_marks) and own_marks[0])
+                reads_reverse = number == len(pieces) - 1
+                given = torch.where(reverse_rows, torch.tensor(reads_reverse), torch.tensor(reads_forward))
+                state = [
+                    torch.where(given.unsqueeze(1), part[:, row], own)
+                    for part, own in zip(parts(hx), fresh, strict=True)
+                ]
+            out, final = layer(batch, one_or_tuple(tuple(part.unsqueeze(1) for part in state)))
+            outputs.append(out.values)
+            left.append(list(parts(final)))
+        finals.append(
+            [
+                torch.where(reverse_rows.view(-1, 1, 1), first, last)
+                for first, last in zip(left[0], left[-1], strict=True)
+            ]
+        )
+    return [torch.cat(outputs), *(torch.cat(columns, 1) for columns in zip(*finals, strict=True))]
+
+
+def fresh_state(layer: Any, batch: rl.Ragged) -> tuple[Tensor, ...]:
+    """What the layer begins with on its own."""
+    network = layer._network()
+    if network.initial is not None:
+        return parts(network.initial(batch))
+    rows = layer.num_layers * (2 if layer.bidirectional else 1)
+    return tuple(torch.zeros(rows, len(batch), size, dtype=torch.float64) for size in network.state_sizes)
+
+
+def compare(layer: Any, marks: list[list[int]], with_hx: bool) -> None:
+    sequences = sequences_of([len(part) for part in marks], requires_grad=True)
+    hx = a_state(layer, len(marks)) if with_hx else None
+    ours = results_of(layer(rl.Ragged(sequences), hx, resets=ragged_marks(marks)))
+    theirs = episodes_alone(layer, sequences, marks, hx)
+    assert_same(ours, theirs, what="result")
+    wanted = [*sequences, *(parts(hx) if with_hx else ()), *layer.parameters()]
+    if any(result.requires_grad for result in theirs):
+        assert_same(gradients(ours, wanted), gradients(theirs, wanted), 1e-11, "gradient")
+
+
+class Affine(nn.Module):
+    """An initial state from the features of a batch: its first element and its length, through a linear map."""
+
+    def __init__(self, rows: int, sizes: tuple[int, ...]) -> None:
+        super().__init__()
+        self.rows, self.sizes = rows, sizes
+        self.linear = nn.Linear(4, rows * sum(sizes), dtype=torch.float64)
+
+    def forward(self, batch: rl.Ragged) -> Any:
+        seen = torch.cat([batch.first(), batch.lengths.unsqueeze(1).to(batch.dtype)], 1)
+        made = self.linear(seen).view(len(batch), self.rows, -1).transpose(0, 1)
+        return one_or_tuple(torch.split(made, list(self.sizes), 2))
+
+
+# -- against episodes run alone ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_layer(name: str, both: bool) -> None:
+    layer = build(name, 2, bidirectional=both)
+    compare(layer, MARKS["mixed"], with_hx=False)
+    compare(layer, MARKS["mixed"], with_hx=True)
+
+
+@pytest.mark.parametrize("with_hx", [False, True])
+@pytest.mark.parametrize("marks", MARKS.values(), ids=list(MARKS))
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("name", ["lstm projected", "gru"])
+def test_all_places_of_marks(name: str, both: bool, marks: list[list[int]], with_hx: bool) -> None:
+    compare(build(name, 2, bidirectional=both), marks, with_hx)
+
+
+@pytest.mark.parametrize(("schedule", "backend"), PAIRS)
+def test_every_schedule_and_backend(schedule: str, backend: str) -> None:
+    layer = build("lstm", 2, bidirectional=True, schedule=schedule, backend=backend)
+    compare(layer, MARKS["mixed"], with_hx=True)
+
+
+@pytest.mark.parametrize("with_hx", [False, True])
+@pytest.mark.parametrize("initial_state", ["learned", "lengths", "module"])
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+def test_what_an_episode_begins_with(name: str, initial_state: Any, with_hx: bool) -> None:
+    """Each episode has an initial state of its own, learned or computed of that episode alone."""
+    if initial_state == "module":
+        initial_state = Affine(4, build(name).cell.state_sizes(H))
+    layer = build(name, 2, bidirectional=True, initial_state=initial_state)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(torch.randn_like(parameter))
+    compare(layer, MARKS["mixed"], with_hx)
+
+
+@settings(max_examples=25)
+@given(
+    marks=st.lists(st.lists(st.integers(0, 1), max_size=6), min_size=1, max_size=5),
+    with_hx=st.booleans(),
+    both=st.booleans(),
+    seed=st.integers(0, 2**30),
+)
+def test_any_marks(marks: list[list[int]], with_hx: bool, both: bool, seed: int) -> None:
+    torch.manual_seed(seed)
+    compare(build("gru", 2, bidirectional=both), marks, with_hx)
+
+
+class Counter(nn.Module):
+    """A user's own cell: its state counts the steps of an episode."""
+
+    def __init__(self, input_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self.input_size, self.hidden_size, self.output_size = input_size, hidden_size, 2
+
+    def initial_state(self, count: int) -> tuple[Tensor, Tensor]:
+        return torch.zeros(count, 1, dtype=torch.float64), torch.full((count, 1), 10.0, dtype=torch.float64)
+
+    def step(self, _: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        up, down = state[0] + 1, state[1] - 1
+        return torch.cat([up, down], 1), (up, down)
+
+
+def test_steps_counted_by_hand() -> None:
+    marks = [[0, 1, 0, 0, 1], [], [1, 0]]
+    layer = rl.nn.Recurrent(Counter, 3, 1, bidirectional=True)
+    batch = rl.Ragged(sequences_of([5, 0, 2]))
+    out, (up, down) = layer(batch, resets=ragged_marks(marks))
+    assert out.values[:, 0].tolist() == [1, 1, 2, 3, 1, 1, 2]
+    assert out.values[:, 1].tolist() == [9, 9, 8, 7, 9, 9, 8]
+    assert out.values[:, 2].tolist() == [1, 3, 2, 1, 1, 2, 1]
+    assert up.squeeze(2).tolist() == [[1, 0, 2], [1, 0, 2]]
+    assert down.squeeze(2).tolist() == [[9, 10, 8], [9, 10, 8]]
+
+
+def test_without_marks_nothing_changes() -> None:
+    layer = build("lstm", 2, bidirectional=True)
+    batch = rl.Ragged(sequences_of([4, 0, 2]))
+    hx = a_state(layer, 3)
+    none = batch.map(lambda values: torch.zeros(len(values), dtype=torch.bool))
+    assert_same(results_of(layer(batch, hx, resets=none)), results_of(layer(batch, hx)), 0.0)
+
+
+def test_a_batch_of_no_sequences() -> None:
+    layer = build("gru", bidirectional=True)
+    empty = rl.Ragged.from_flat(torch.zeros(0, 3, dtype=torch.float64), lengths=[])
+    out, state = layer(empty, resets=ragged_marks([]))
+    assert out.values.shape == (0, 2 * H)
+    assert state.shape == (2, 0, H)
+
+
+# -- what a reset cuts ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_nothing_crosses_a_reset(schedule: str) -> None:
+    """Neither a NaN nor a gradient, in either direction."""
+    layer = build("gru", 1, bidirectional=True, schedule=schedule)
+    sequence = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
+    marks = ragged_marks([[0, 0, 0, 1, 0, 0]])
+    clean = layer(rl.Ragged.from_flat(sequence, lengths=[6]), resets=marks)[0]
+    for bad, good in ((slice(0, 3), slice(3, 6)), (slice(3, 6), slice(0, 3))):
+        (grad,) = gradients([clean.values[good]], [sequence])
+        assert bool(grad[good].any())
+        assert not grad[bad].any()
+        values = sequence.detach().clone()
+        values[bad] = torch.nan
+        batch = rl.Ragged.from_flat(values.requires_grad_(), lengths=[6])
+        out, _ = layer(batch, resets=marks)
+        assert_same([out.values[good]], [clean.values[good]])
+        (grad,) = gradients([out.values[good]], [values])
+        assert bool(grad[good].isfinite().all())
+
+
+def test_a_first_element_that_is_marked_leaves_hx_unread() -> None:
+    layer = build("lstm")
+    batch = rl.Ragged(sequences_of([3, 2]))
+    hx = tuple(torch.randn(1, 2, H, dtype=torch.float64) for _ in range(2))
+    for part in hx:
+        part[:, 0] = torch.nan
+        part.requires_grad_()
+    marks = ragged_marks([[1, 0, 0], [0, 0]])
+    results = results_of(layer(batch, hx, resets=marks))
+    alone = results_of(layer(rl.Ragged([batch[0]])))
+    assert_same([results[0][:3], results[1][:, :1], results[2][:, :1]], alone)
+    for grad in gradients(results, hx):
+        assert not grad[:, 0].any()
+        assert bool(grad[:, 1].all())
+
+
+def test_the_reverse_direction_reads_hx_even_so() -> None:
+    """It enters at the end, before which no reset can stand."""
+    layer = build("gru", bidirectional=True)
+    batch = rl.Ragged(sequences_of([3]))
+    hx = a_state(layer, 1)
+    (grad,) = gradients(results_of(layer(batch, hx, resets=ragged_marks([[1, 0, 0]]))), [hx])
+    assert not grad[0].any()
+    assert bool(grad[1].all())
+
+
+# -- every kind of input ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("name", ["lstm", "sru"])
+def test_every_kind_of_input(name: str, first: bool) -> None:
+    layer = build(name, 2, bidirectional=True, batch_first=first)
+    counts = [4, 1, 5]
+    batch, marks = rl.Ragged(sequences_of(counts)), ragged_marks([[0, 1, 0, 1], [1], [0, 0, 0, 1, 0]])
+    hx = a_state(layer, 3)
+    expected = results_of(layer(batch, hx, resets=marks))
+
+    padded, told = batch.to_padded(first, total_length=6)
+    # What lies past a length says nothing, so it may be anything.
+    padded_marks, _ = marks.to_padded(first, padding_value=True, total_length=6)
+    for own_marks in (padded_marks, marks):
+        answer = results_of(layer(padded, hx, lengths=told, resets=own_marks))
+        assert answer[0].shape[:2] == padded.shape[:2]
+        answer[0] = rl.Ragged.from_padded(answer[0], told, first).values
+        assert_same(answer, expected)
+
+    for packed_marks in (marks.to_packed(), marks):
+        out, state = layer(batch.to_packed(), hx, resets=packed_marks)
+        assert isinstance(out, rl.packing.PackedSequence)
+        assert_same([rl.Ragged.from_packed(out).values, *parts(state)], expected)
+
+    own = one_or_tuple(tuple(part[:, 2] for part in parts(hx)))
+    single = results_of(layer(batch[2], own, resets=marks[2]))
+    assert_same(single, [expected[0][5:], *(part[:, 2] for part in expected[1:])])
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_tensor_without_lengths(first: bool) -> None:
+    layer = build("gru", batch_first=first)
+    batch, marks = rl.Ragged(sequences_of([4, 4])), ragged_marks([[0, 1, 0, 1], [1, 0, 0, 0]])
+    expected, expected_state = layer(batch, resets=marks)
+    out, state = layer(batch.to_padded(first)[0], resets=marks.to_padded(first)[0])
+    assert_same([out, state], [expected.to_padded(first)[0], expected_state])
+
+
+def test_every_state_and_no_output() -> None:
+    layer = build("lstm", 2, bidirectional=True)
+    marks = MARKS["mixed"]
+    batch, hx = rl.Ragged(sequences_of([len(part) for part in marks])), a_state(layer, len(marks))
+    out, state, states = layer(batch, hx, resets=ragged_marks(marks), return_states=True)
+    assert_same([out.values, *state], episodes_alone(layer, list(batch), marks, hx))
+    assert_same([states[1][0].values], [out.values])
+    assert states[0][1].lengths.tolist() == batch.lengths.tolist()
+    # A state at the last element is the final one of the forward direction, and the first of the reverse.
+    full = [row for row, part in enumerate(marks) if part]
+    for depth in range(2):
+        for part, final in zip(states[depth], state, strict=True):
+            assert_same([part.last()[full, :H]], [final[2 * depth, full]])
+            assert_same([part.first()[full, H:]], [final[2 * depth + 1, full]])
+    nothing, same = layer(batch, hx, resets=ragged_marks(marks), return_output=False)
+    assert nothing is None
+    assert_same(same, state)
+
+
+def test_autocast_with_states_of_two_dtypes(device: torch.device) -> None:
+    """A module's fresh states are bfloat16 there, what was given is not."""
+    made = rl.nn.GRU(3, H, initial_state=Affine(1, (H,)).float())
+    batch = rl.Ragged(sequences_of([3, 2], dtype=torch.float32))
+    marks = ragged_marks([[0, 1, 0], [1, 0]])
+    expected = made(batch, torch.ones(1, 2, H), resets=marks)
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        out, _ = made(batch, torch.ones(1, 2, H), resets=marks)
+    torch.testing.assert_close(out.values.float(), expected[0].values, rtol=0, atol=0.03)
+
+
+# torch.compile looks at every tensor's .grad and hides the warning, except from those who make it an error.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_compiled(device: torch.device) -> None:
+    """How many episodes there are is known when it runs: the graph breaks there, and the answer is the same."""
+    layer = build("gru", bidirectional=True)
+    compiled: Any = torch.compile(layer, backend="eager", dynamic=True)
+    for marks in ([[0, 1, 0], [1, 0]], [[0, 1, 0, 1], [1, 0, 1], [0]]):
+        batch = rl.Ragged(sequences_of([len(part) for part in marks]))
+        assert_same(
+            results_of(compiled(batch, resets=ragged_marks(marks))),
+            results_of(layer(batch, resets=ragged_marks(marks))),
+        )
+
+
+# -- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("resets", "kind", "says"),
+    [
+        ([True, False], ArgumentTypeError, "resets: got a list; .* a Ragged"),
+        (torch.zeros(2, 3, dtype=torch.bool), ArgumentTypeError, "resets: got a Tensor; .* a Ragged"),
+        (rl.Ragged([torch.zeros(3), torch.zeros(2)]), ArgumentTypeError, r"resets: got values of torch.float32"),
+        (ragged_marks([[0, 0], [0, 0, 0]]), ShapeError, r"resets: .* lengths \[2, 3\]; .* \[3, 2\]"),
+        (ragged_marks([[0, 0, 0]]), ShapeError, r"resets: .* lengths \[3\]"),
+        (
+            rl.Ragged([torch.zeros(3, 1, dtype=torch.bool), torch.zeros(2, 1, dtype=torch.bool)]),
+            ShapeError,
+            r"resets: got elements of shape \(1,\)",
+        ),
+    ],
+)
+def test_resets_that_do_not_fit(resets: Any, kind: type[Exception], says: str) -> None:
+    with pytest.raises(kind, match=says):
+        build("gru")(rl.Ragged(sequences_of([3, 2])), resets=resets)
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (3, 3), (3, 2, 1), (3,)])
+def test_padded_resets_of_another_shape(shape: tuple[int, ...]) -> None:
+    inputs = torch.zeros(3, 2, 3, dtype=torch.float64)
+    for lengths in (None, torch.tensor([3, 2])):
+        with pytest.raises(ShapeError, match=r"resets: got shape .*; the rule: .* \(3, 2\)"):
+            build("gru")(inputs, lengths=lengths, resets=torch.zeros(shape, dtype=torch.bool))
+
+
+def test_pieces() -> None:
+    batch = rl.Ragged(sequences_of([3, 0, 2, 0]))
+    pieces = split(batch, ragged_marks([[1, 0, 1], [], [0, 1], []]))
+    assert pieces.batch.lengths.tolist() == [2, 1, 0, 1, 1, 0]
+    assert pieces.first.tolist() == [0, 2, 3, 5]
+    assert pieces.last.tolist() == [1, 2, 4, 5]
+    assert pieces.begins_anew.flatten().tolist() == [True, False, False, False]
+    assert pieces.batch.values is batch.values

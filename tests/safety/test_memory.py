@@ -1,0 +1,465 @@
+"""Whatever a caller does to a tensor, a call gives the right numbers or an error, the same one on every backend."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import raglane as rl
+from attacks.memory import WRONG
+from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
+from raglane.kernels.cpu import guards, matrix, operators
+from raglane.kernels.cpu.guards import guard
+from raglane.native import library as library_module
+from raglane.native import missing_kernels
+from raglane.native.library import call
+from raglane.packing import PackedSequence
+
+pytestmark = pytest.mark.skipif(missing_kernels() is not None, reason=str(missing_kernels()))
+
+TESTS = Path(__file__).parents[1]
+BACKENDS = ("cpu", "torch", "reference")
+LENGTHS = [4, 0, 3]
+
+
+def lstm(backend: str, **options: Any) -> rl.nn.LSTM:
+    torch.manual_seed(0)
+    return rl.nn.LSTM(5, 7, 2, bidirectional=True, backend=backend, **options)
+
+
+def batch(dtype: torch.dtype = torch.float32) -> rl.Ragged:
+    return rl.Ragged.from_flat(torch.randn(sum(LENGTHS), 5, dtype=dtype), lengths=LENGTHS)
+
+
+def refusal(run: Callable[[], Any]) -> tuple[type[Exception], str]:
+    """What a call is refused with."""
+    with pytest.raises(RaglaneError) as caught:
+        run()
+    return type(caught.value), str(caught.value)
+
+
+def same_refusals(run: Callable[[str], Any]) -> tuple[type[Exception], str]:
+    """What every backend refuses a call with."""
+    found = [refusal(lambda backend=backend: run(backend)) for backend in BACKENDS]  # type: ignore[misc]
+    assert found[0] == found[1] == found[2], found
+    return found[0]
+
+
+# ---- the same words everywhere ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", WRONG)
+def test_a_wrong_parameter_gets_the_same_words_from_every_backend(change: str) -> None:
+    for name in ("weight_ih_l0", "weight_hh_l1_reverse", "bias_hh_l0_reverse"):
+        for direct in (False, True):  # torch's own kernels take a tensor without lengths as it is
+
+            def run(backend: str, name: str = name, direct: bool = direct) -> Any:
+                layer = lstm(backend)
+                new = WRONG[change](layer.get_parameter(name).detach())
+                setattr(layer, name, nn.Parameter(new, requires_grad=False))
+                return layer(torch.randn(3, 2, 5) if direct else batch())
+
+            kind, words = same_refusals(run)
+            assert issubclass(kind, ArgumentError | ArgumentTypeError)
+            # The first weight is what the input is compared with.
+            assert words.startswith((f"{name}: got ", "input: got ") if name == "weight_ih_l0" else f"{name}: got ")
+
+
+def test_a_parameter_that_is_none_or_no_tensor() -> None:
+    for new in (None, [1.0], np.zeros((28, 7))):
+
+        def run(backend: str, new: Any = new) -> Any:
+            layer = lstm(backend)
+            del layer.weight_hh_l1
+            layer.weight_hh_l1 = new
+            return layer(batch())
+
+        kind, words = same_refusals(run)
+        assert kind is ArgumentTypeError
+        assert words.startswith(f"weight_hh_l1: got a {type(new).__name__}; the rule: a tensor (28, 7).")
+
+
+def test_changed_attributes() -> None:
+    for name, value in (
+        ("hidden_size", 8),
+        ("hidden_size", 6),
+        ("hidden_size", 7.0),
+        ("hidden_size", "7"),
+        ("input_size", 4),
+        ("proj_size", 3),
+        ("num_layers", 3),
+        ("num_layers", 1),
+        ("bidirectional", False),
+        ("mode", "GRU"),
+        ("mode", "?"),
+    ):
+
+        def run(backend: str, name: str = name, value: Any = value) -> Any:
+            layer = lstm(backend)
+            setattr(layer, name, value)
+            return layer(batch())
+
+        assert same_refusals(run)[0] in (ShapeError, ArgumentError)
+    without = lstm("cpu", bias=False)
+    without.bias = True
+    with pytest.raises(ArgumentError, match="bias: got True; the rule: the layer was built without biases"):
+        without(batch())
+    cells = rl.nn.SRU(5, 7, 2)
+    cells.num_layers = 3
+    with pytest.raises(ArgumentError, match="num_layers, bidirectional: got 3, False"):
+        cells(batch())
+
+
+def test_offsets_that_were_written_to() -> None:
+    """On a CPU they are all that says where the sequences are, so backends cannot disagree about it."""
+    for place, number, words in (
+        (0, 1, "offsets[0]: got 1"),
+        (1, 5, "offsets[2]: got 4 after 5"),
+        (2, -1, "offsets[2]: got -1 after 4"),
+        (3, 6, "offsets[-1]: got 6; the rule: the number of elements, 7"),
+        (3, 1 << 40, "offsets[-1]: got 1099511627776"),
+    ):
+
+        def run(backend: str, place: int = place, number: int = number) -> Any:
+            given = batch()
+            given.offsets[place] = number
+            return lstm(backend)(given)
+
+        assert same_refusals(run)[1].startswith(words)
+    for change in (Tensor.float, Tensor.int, lambda t: t[:0], lambda t: t.unsqueeze(0)):
+
+        def reshaped(backend: str, change: Callable[[Tensor], Tensor] = change) -> Any:
+            given = batch()
+            given._offsets = change(given.offsets)
+            return lstm(backend)(given)
+
+        assert same_refusals(reshaped)[1].startswith("offsets: got shape")
+
+
+def test_lengths_that_were_written_to() -> None:
+    given, layer = batch(), lstm("cpu")
+    wanted = layer(given)[0].values
+    given.host_lengths.fill_(1)
+    given.lengths.fill_(1)
+    given.offsets[1:3] = 2  # another batch of as many elements
+    moved = [lstm(backend)(given)[0].values for backend in BACKENDS]
+    torch.testing.assert_close(moved[0], moved[1])
+    torch.testing.assert_close(moved[0], moved[2])
+    assert given.host_lengths.tolist() == [2, 0, 5]
+    assert not moved[0].equal(wanted)
+
+
+def test_the_operators() -> None:
+    """Whoever calls them by themselves gets the same words, and no signal."""
+    layer = rl.nn.LSTM(5, 7)
+    h = torch.zeros(1, 3, 7)
+    given, weights = batch(), [*layer._network().weights[0], *[None] * 5]
+
+    def run(**changes: Any) -> Any:
+        parts = {"cell": "lstm", "values": given.values, "offsets": given.offsets, "h": h, "c": h}
+        parts |= {f"w{index}": weight for index, weight in enumerate(weights)}
+        parts |= {"need_output": True, "save": True, "need_cells": False} | changes
+        return torch.ops.raglane.recurrence(*parts.values())
+
+    output, _, _, gates, cells = run()
+    for changes, words in (
+        ({"cell": "?"}, "cell: got '?'"),
+        ({"h": torch.zeros(7)}, "h: got shape (7,)"),
+        ({"h": torch.zeros(5, 3, 7)}, "weights: got 10 weights for 5 directions"),
+        ({"h": torch.zeros(1, 4, 7)}, "hx (h): got shape (1, 4, 7)"),
+        ({"c": None}, "hx: got 1"),
+        ({"c": h.double()}, "hx (c): got torch.float64"),
+        ({"values": torch.zeros(7)}, "input: got shape (7,)"),
+        ({"values": torch.zeros(7, 5).half()}, "input: got torch.float16"),
+        ({"offsets": torch.tensor([0, 7, 7])}, "hx (h): got shape (1, 3, 7)"),
+        ({"offsets": torch.tensor([0, 9, 9, 7])}, "offsets[3]: got 7 after 9"),
+        ({"offsets": torch.tensor([0.0])}, "offsets: got shape (1,), torch.float32"),
+        ({"w1": torch.zeros(1, 1)}, "weight_hh_l0: got shape (1, 1)"),
+        ({"w1": None}, "weight_hh_l0: got a NoneType"),
+        ({"w4": torch.zeros(1, 1)}, "weight_hr_l0: got a Tensor"),
+        ({"w5": torch.zeros(1, 1)}, "weights: got 1 directions, and weights for more"),
+    ):
+        assert refusal(lambda changes=changes: run(**changes))[1].startswith(words), changes  # type: ignore[misc]
+    grads = [torch.ones_like(output), None, None, None]
+    common = ["lstm", given.values, given.offsets, h, h, *weights]
+    wanted = [True] * 7 + [False] * 6
+
+    def back(*parts: Any) -> Any:
+        return torch.ops.raglane.recurrence_backward(*common, *parts)
+
+    back(output, gates, cells, *grads, wanted)
+    for parts, words in (
+        ((output[1:], gates, cells, *grads, wanted), "saved output: got shape (6, 7)"),
+        ((output, gates[..., 1:], cells, *grads, wanted), "saved gates: got shape"),
+        ((output, gates, cells.double(), *grads, wanted), "saved cells: got torch.float64"),
+        ((output, gates, cells, torch.ones(1, 7), *grads[1:], wanted), "gradient of the output: got shape (1, 7)"),
+        ((output, gates, cells, *grads[:2], h[0], None, wanted), "gradient of the final h: got shape (3, 7)"),
+        ((output, gates, cells, *grads, wanted[1:]), "wanted: got 12 bools"),
+    ):
+        assert refusal(lambda parts=parts: back(*parts))[1].startswith(words), words  # type: ignore[misc]
+    assert operators.recurrence is not None
+
+
+# ---- between forward and backward ---------------------------------------------------------------------------------
+
+
+def test_hooks_on_saved_tensors() -> None:
+    """What comes back for backward is anybody's; a hook that keeps it elsewhere does no harm."""
+    layer, given = lstm("cpu"), batch()
+
+    def grads(pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> tuple[Tensor, ...]:
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            out, _ = layer(given)
+        return torch.autograd.grad(out.values.square().sum(), list(layer.parameters()))
+
+    plain = grads(lambda t: t, lambda t: t)
+    stored = grads(lambda t: t.detach().numpy().copy(), torch.from_numpy)
+    assert all(a.equal(b) for a, b in zip(plain, stored, strict=True))
+    for unpack in (Tensor.double, Tensor.half, lambda t: t[:-1], lambda t: t.to("meta"), lambda t: t.unsqueeze(0)):
+        with pytest.raises(RaglaneError, match="got"):
+            grads(lambda t: t, unpack)
+
+
+def test_a_backward_that_failed_half_way_is_not_walked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By then what was saved is overwritten; autograd frees it only where backward succeeds."""
+    given = rl.Ragged.from_flat(torch.randn(900, 5), lengths=[450, 450])  # more than the kernels make gradients of
+    for layer, owner in ((rl.nn.LSTM(5, 7), matrix), (rl.nn.MinGRU(5, 7), None)):
+        out, _ = layer(given)
+        loss = out.values.sum()
+        with monkeypatch.context() as patch:
+
+            def fail(*_: Any, **__: Any) -> Any:
+                raise MemoryError("no memory for products")
+
+            patch.setattr(
+                "raglane.kernels.cpu.matrix.outer" if owner else "raglane.kernels.cpu.elementwise.outer", fail
+            )
+            with pytest.raises(MemoryError):
+                loss.backward()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+def test_a_call_that_fails_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    class Handle:
+        def raglane_forward(self, fields: bytes, message: Any, size: int) -> int:
+            made.append("call")
+            message.value = b"the reason"
+            assert (len(fields), size) == (1, 256)
+            return 2
+
+    monkeypatch.setattr(library_module, "library", lambda: type("Kernels", (), {"handle": Handle()}))
+    with pytest.raises(MemoryError, match="the reason"):
+        call("raglane_forward", b"?")
+    assert made == ["call"]
+
+
+# ---- other threads and processes ----------------------------------------------------------------------------------
+
+
+def script(code: str, seconds: int = 60, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a process of its own, which a signal may end."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "OMP_NUM_THREADS": "2", "PYTHONPATH": str(TESTS), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=seconds,
+    )
+
+
+def test_attacks_beside_guard_pages() -> None:
+    """``make attack`` plays many more."""
+    done = script("import sys; from attacks.memory import main; sys.exit(main(rounds=250, seed=1))")
+    assert done.returncode == 0, (done.stdout, done.stderr[-300:])
+
+
+def test_attacks_where_torch_looks_at_one_tensor_at_a_time() -> None:
+    """Nobody promises the class that looks at all of them at once."""
+    done = script(
+        "import sys; from raglane.kernels.cpu import guards; guards._is_right = lambda: False;"
+        "from attacks.memory import main; sys.exit(main(rounds=100, seed=300))"
+    )
+    assert done.returncode == 0, (done.stdout, done.stderr[-300:])
+
+
+def test_a_look_at_many_tensors() -> None:
+    weight, offsets = torch.nn.Parameter(torch.zeros(2, 3)), torch.tensor([0, 4])
+    alike = guard([torch.zeros(4, 3), offsets, weight], [(None, 3), (None,), (2, 3)])
+    assert alike is not None, "this torch has no such class: who looks tensor by tensor takes longer"
+    assert alike(torch.ones(7, 3), torch.tensor([0, 3, 7]), weight)
+    for other in (torch.ones(7, 2), torch.ones(3, 7).t(), torch.ones(7, 3).half(), torch.ones(7), torch.zeros(0)):
+        assert not alike(other, offsets, weight)
+    assert not alike(torch.ones(7, 3), offsets.int(), weight)
+    weight.data = torch._neg_view(weight.data)
+    assert not alike(torch.ones(7, 3), offsets, weight)
+    weight.data = torch.zeros(3, 2)
+    assert not alike(torch.ones(7, 3), offsets, weight)
+
+
+@pytest.mark.parametrize("wrong", [True, False])
+def test_a_look_that_is_always_or_never_content_is_not_used(wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrong:
+        def __init__(self, *_: Any, **__: Any) -> None: ...
+
+        def check(self, *_: Any) -> bool:
+            return wrong
+
+    monkeypatch.setattr(torch._C._dynamo.guards, "TensorGuards", Wrong)
+    assert not guards._is_right.__wrapped__()
+    monkeypatch.delattr(torch._C._dynamo.guards, "TensorGuards")
+    assert not guards._is_right.__wrapped__()
+
+
+def test_guard_pages_end_a_process_that_passes_them() -> None:
+    for shift in (1, -1):
+        done = script(
+            "import ctypes, torch; from attacks.guarded import guarded;"
+            f"x = guarded(torch.zeros(3), before={shift < 0});"
+            f"ctypes.memmove(ctypes.create_string_buffer(12), x.data_ptr() + {shift}, 12)"
+        )
+        assert done.returncode < 0
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_offsets_that_another_thread_writes_during_the_call() -> None:
+    """The kernels look at a copy: a call gives the numbers of what it read, or an error."""
+    layer = rl.nn.LSTM(5, 16, backend="cpu")
+    for layout in ("ragged", "packed"):
+        given = rl.Ragged.from_flat(torch.randn(400, 5), lengths=[100] * 4)
+        packed = given.to_packed()
+        target = given.offsets if layout == "ragged" else packed.batch_sizes
+        good, done = target.clone(), threading.Event()
+
+        def write(target: Tensor = target, good: Tensor = good, done: threading.Event = done) -> None:
+            while not done.is_set():
+                for number in (1 << 50, -(1 << 50), 7):
+                    target.fill_(number)
+                    target.copy_(good)
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        results = []
+        try:
+            for _ in range(300):
+                try:
+                    with torch.no_grad():
+                        out, _ = layer(given if layout == "ragged" else packed)
+                    results.append(out.values if layout == "ragged" else out.data)
+                except RaglaneError:
+                    results.append(None)
+        finally:
+            done.set()
+            writer.join()
+        target.copy_(good)
+        wanted = layer(given if layout == "ragged" else packed)[0]
+        right = wanted.values if layout == "ragged" else wanted.data
+        assert any(result is not None and result.equal(right) for result in results)
+
+
+AFTER_FORK = """
+import os, signal, sys, raglane as rl
+assert "raglane.kernels" not in sys.modules
+import torch
+torch.set_num_threads(2)
+make = lambda: (rl.nn.{layer}, rl.Ragged.from_flat(torch.randn(1600, 64), lengths=[400] * 4))
+if {used}:
+    layer, batch = make()
+
+def step():
+    layer.zero_grad()
+    out, _ = layer(batch)
+    out.last().sum().backward()
+    return [out.values.detach(), *(part.grad for part in layer.parameters())]
+
+wanted = step() if {used} else None
+torch.randn(600, 600) @ torch.randn(600, 600)  # so that OpenMP has threads to lose
+child = os.fork()
+if child == 0:
+    signal.alarm(40)
+    if wanted is None:
+        layer, batch = make()
+    found = step()
+    assert torch.get_num_threads() == 1
+    if wanted is not None:
+        assert found[0].numpy().tobytes() == wanted[0].numpy().tobytes()
+        for mine, theirs in zip(found, wanted):
+            error = max(map(abs, (mine - theirs).flatten()[::97].tolist()))
+            assert error < 1e-3, error
+    os._exit(0)
+os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_forward_and_backward_after_a_fork() -> None:
+    """OpenMP's threads do not survive one, whoever started them and whenever the kernels were first asked for."""
+    for layer in ("LSTM(64, 64, 2, dropout=0.5)", "LSTM(64, 64, backend='cpu')", "SRU(64, 48, bidirectional=True)"):
+        for used in ("dropout" not in layer, False):
+            done = script(AFTER_FORK.format(layer=layer, used=used))
+            assert done.returncode == 0, (layer, used, done.stderr)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_denormal_numbers_on_every_thread() -> None:
+    """Whether they count as 0 is the caller's to say, for all threads of a call: bits do not depend on which ran."""
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot take denormal numbers for 0")
+    torch.set_flush_denormal(False)
+    layer = rl.nn.RNN(64, 64, nonlinearity="relu", bias=False)
+    with torch.no_grad():
+        layer.get_parameter("weight_ih_l0").copy_(torch.eye(64) * 2.0**-130)
+        layer.get_parameter("weight_hh_l0").zero_()
+    given = rl.Ragged.from_flat(torch.rand(6400, 64) + 0.5, lengths=[100] * 64)
+    found = []
+    try:
+        for flush in (False, True):
+            torch.set_flush_denormal(flush)
+            for threads in (1, 2):
+                torch.set_num_threads(threads)
+                with torch.no_grad():
+                    found.append(layer(given)[0].values)
+    finally:
+        torch.set_flush_denormal(False)
+    kept, kept_by_two, flushed, flushed_by_two = found
+    assert kept.equal(kept_by_two)
+    assert flushed.view(torch.int32).equal(flushed_by_two.view(torch.int32))
+    assert int((kept == 0).sum()) == 0
+    assert int(flushed.view(torch.int32).count_nonzero()) == 0
+
+
+def test_negative_views() -> None:
+    """Memory that holds the numbers with the other sign."""
+    layer, given = lstm("cpu"), batch()
+    wanted, final = layer(given)
+    mirrored = torch._neg_view(-given.values)
+    assert mirrored.is_neg()
+    for other in (
+        rl.Ragged.from_flat(mirrored, lengths=LENGTHS),
+        rl.Ragged.from_flat(given.values, offsets=torch._neg_view(-given.offsets)),
+        rl.Ragged.from_flat(given.values, lengths=torch._neg_view(-given.lengths)),
+    ):
+        assert layer(other)[0].values.equal(wanted.values)
+    packed, padded = given.to_packed(), given.to_padded(batch_first=False)[0]
+    for part in ("data", "batch_sizes", "sorted_indices"):
+        turned = PackedSequence(*packed)._replace(**{part: torch._neg_view(-getattr(packed, part))})
+        assert layer(turned)[0].data.equal(layer(packed)[0].data)
+        assert rl.Ragged.from_packed(turned).values.equal(given.values)
+    negative = torch._neg_view(-padded)
+    assert layer(negative, lengths=given.lengths)[1][0].equal(final[0])
+    assert layer(padded, lengths=torch._neg_view(-given.lengths))[1][0].equal(final[0])
+    assert rl.Ragged.from_padded(negative, given.lengths, batch_first=False).values.equal(given.values)
+    assert rl.Ragged.from_flat(mirrored, lengths=LENGTHS).to_numpy()[0].tolist() == given.values.tolist()

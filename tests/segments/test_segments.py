@@ -1,0 +1,241 @@
+"""Operations sequence by sequence, against the obvious loop, values and gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import raglane as rl
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
+from raglane.indexing import place_rows, take_rows
+from strategies import lengths
+
+Batch = Callable[[rl.Ragged], Any]
+Single = Callable[[Tensor], Tensor]
+
+
+def or_empty(function: Single, empty: float = 7.0) -> Single:
+    """What a sequence gives, or ``empty`` where it has no element."""
+    return lambda x: function(x) if len(x) else torch.full_like(x.sum(0), empty)
+
+
+def shifted(x: Tensor, steps: int) -> Tensor:
+    result = torch.full_like(x, -2.0)
+    for t in range(len(x)):
+        if 0 <= t - steps < len(x):
+            result[t] = x[t - steps]
+    return result
+
+
+PER_SEQUENCE: dict[str, tuple[Batch, Single]] = {
+    "first": (lambda r: r.first(empty=7.0), or_empty(lambda x: x[0])),
+    "last": (lambda r: r.last(empty=7.0), or_empty(lambda x: x[-1])),
+    "sum": (lambda r: r.sum(), lambda x: x.sum(0)),
+    "mean": (lambda r: r.mean(empty=7.0), or_empty(lambda x: x.mean(0))),
+    "max": (lambda r: r.max(empty=7.0), or_empty(lambda x: x.amax(0))),
+    "min": (lambda r: r.min(empty=7.0), or_empty(lambda x: x.amin(0))),
+    "logsumexp": (lambda r: r.logsumexp(empty=7.0), or_empty(lambda x: x.logsumexp(0))),
+}
+
+PER_ELEMENT: dict[str, tuple[Batch, Single]] = {
+    "softmax": (lambda r: r.softmax(), lambda x: x.softmax(0)),
+    "cumsum": (lambda r: r.cumsum(), lambda x: x.cumsum(0)),
+    "reverse": (lambda r: r.reverse(), lambda x: x.flip(0)),
+    "shift 1": (lambda r: r.shift(1, -2.0), lambda x: shifted(x, 1)),
+    "shift -2": (lambda r: r.shift(-2, -2.0), lambda x: shifted(x, -2)),
+    "shift 99": (lambda r: r.shift(99, -2.0), lambda x: shifted(x, 99)),
+    "truncate": (lambda r: r.truncate(3), lambda x: x[:3]),
+    "truncate to nothing": (lambda r: r.truncate(0), lambda x: x[:0]),
+    "concat": (lambda r: r.concat(r * 2, r), lambda x: torch.cat([x, x * 2, x])),
+    "spread": (lambda r: r.spread(r.sum()), lambda x: x.sum(0).expand_as(x)),
+}
+
+
+@pytest.mark.parametrize("features", [(), (3,), (2, 2)])
+@pytest.mark.parametrize("name", [*PER_SEQUENCE, *PER_ELEMENT])
+@given(lengths=lengths())
+def test_against_a_loop(name: str, features: tuple[int, ...], lengths: list[int], device: torch.device) -> None:
+    apply, single = {**PER_SEQUENCE, **PER_ELEMENT}[name]
+    ours = torch.randn(sum(lengths), *features, dtype=torch.float64, device=device, requires_grad=True)
+    theirs = ours.detach().clone().requires_grad_()
+    result = apply(rl.Ragged.from_flat(ours, lengths=lengths))
+    expected = [single(sequence) for sequence in torch.split(theirs, lengths)] if lengths else []
+    if isinstance(result, rl.Ragged):
+        assert result.lengths.tolist() == [len(sequence) for sequence in expected]
+        joined = torch.cat([theirs[:0], *expected])
+        result = result.values
+    else:
+        joined = torch.stack(expected) if expected else theirs.new_zeros((0, *features))
+    joined = joined + 0 * theirs.sum()  # a loss of empty sequences alone depends on nothing otherwise
+    torch.testing.assert_close(result, joined, rtol=1e-12, atol=1e-12)
+    weight = torch.randn_like(joined)
+    (result * weight + 0 * ours.sum()).sum().backward()
+    (joined * weight).sum().backward()
+    expected_grad = torch.zeros_like(theirs) if theirs.grad is None else theirs.grad
+    torch.testing.assert_close(ours.grad, expected_grad, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [*PER_SEQUENCE, *PER_ELEMENT])
+def test_gradients_of_gradients(name: str) -> None:
+    apply, _ = {**PER_SEQUENCE, **PER_ELEMENT}[name]
+
+    def function(values: Tensor) -> Tensor:
+        result = apply(rl.Ragged.from_flat(values, lengths=[3, 0, 1, 2]))
+        result = result.values if isinstance(result, rl.Ragged) else result
+        return result.square()  # so that the second derivative is not zero everywhere
+
+    values = torch.randn(6, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(function, values)
+    assert torch.autograd.gradgradcheck(function, values)
+
+
+@pytest.mark.parametrize("name", [*PER_SEQUENCE, *PER_ELEMENT])
+def test_a_nan_stays_in_its_sequence(name: str) -> None:
+    """Values and gradients of a sequence between two of NaN are those that it has alone."""
+    apply, _ = {**PER_SEQUENCE, **PER_ELEMENT}[name]
+    middle = torch.randn(3, 2, dtype=torch.float64)
+
+    def run(sequences: list[Tensor], index: int) -> tuple[Tensor, Tensor]:
+        values = torch.cat(sequences).requires_grad_()
+        batch = rl.Ragged.from_flat(values, lengths=[len(sequence) for sequence in sequences])
+        own = apply(batch)[index]
+        own.sum().backward()
+        start = sum(len(sequence) for sequence in sequences[:index])
+        assert values.grad is not None
+        return own.detach(), values.grad[start : start + 3]
+
+    poison = torch.full((4, 2), float("nan"), dtype=torch.float64)
+    alone, among = run([middle], 0), run([poison, middle, poison], 1)
+    assert torch.equal(alone[0], among[0])
+    assert torch.equal(alone[1], among[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int64, torch.bool])
+@pytest.mark.parametrize("name", ["first", "last", "sum", "max", "min", "cumsum", "reverse", "truncate"])
+def test_integers(name: str, dtype: torch.dtype) -> None:
+    sequences = [torch.randint(0, 2, (length, 2)).to(dtype) for length in (3, 1, 4)]
+    batch = rl.Ragged(sequences)
+    arguments = [2] if name == "truncate" else []
+    result = getattr(batch, name)(*arguments)
+    alone = [getattr(rl.Ragged([sequence]), name)(*arguments) for sequence in sequences]
+    if isinstance(result, rl.Ragged):
+        assert torch.equal(result.values, torch.cat([one.values for one in alone]))
+        result = result.values
+    else:
+        assert torch.equal(result, torch.cat(alone))
+    assert result.dtype is (torch.int64 if name in ("sum", "cumsum") else dtype)
+
+
+@given(lengths=lengths(), size=st.integers(1, 5), data=st.data())
+def test_windows(lengths: list[int], size: int, data: st.DataObject) -> None:
+    step = data.draw(st.integers(1, size))
+    values = torch.randn(sum(lengths), 2, dtype=torch.float64, requires_grad=True)
+    windows = rl.Ragged.from_flat(values, lengths=lengths).windows(size, step)
+    expected, start = [], 0
+    for length in lengths:
+        reached = 0
+        for first in range(0, length, step):
+            if reached < length:
+                expected.append(values[start + first : start + min(first + size, length)])
+                reached = min(first + size, length)
+        start += length
+    assert windows.lengths.tolist() == [len(window) for window in expected]
+    joined = torch.cat([values[:0], *expected])
+    assert torch.equal(windows.values, joined)
+    weight = torch.randn_like(joined)
+    ours = torch.autograd.grad((windows.values * weight).sum(), values)[0]
+    theirs = torch.autograd.grad((joined * weight).sum(), values)[0]
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_selecting_twice_adds_gradients() -> None:
+    values = torch.randn(5, dtype=torch.float64, requires_grad=True)
+    rl.Ragged.from_flat(values, lengths=[2, 3])[torch.tensor([0, 0, 1])].values.sum().backward()
+    assert values.grad is not None
+    assert values.grad.tolist() == [2, 2, 1, 1, 1]
+
+
+def test_elements_of_a_large_batch_that_are_in_several_slices() -> None:
+    """Many rows are moved in another way than few, which must know that some come twice."""
+    values = torch.randn(40_000, dtype=torch.float64, requires_grad=True)
+    batch = rl.Ragged.from_flat(values, lengths=[39_999, 1])
+    for moved, expected in (
+        (batch[torch.tensor([0, 1, 0])], torch.cat([values, values[:-1]])),
+        (batch.windows(3, 1)[:30_000], values[:-1].unfold(0, 3, 1)[:30_000].reshape(-1)),
+    ):
+        assert torch.equal(moved.values, expected)
+        weight = torch.randn_like(expected)
+        (ours,) = torch.autograd.grad(moved.values, values, weight)
+        (theirs,) = torch.autograd.grad(expected, values, weight)
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_cumsum_does_not_round_like_the_batch() -> None:
+    """A small sequence after a huge one keeps all its digits."""
+    batch = rl.Ragged([torch.full((1000,), 1e6), torch.tensor([1e-3, 1e-3])])
+    torch.testing.assert_close(batch.cumsum()[1], torch.tensor([1e-3, 2e-3]), rtol=1e-6, atol=0)
+
+
+def test_softmax_of_large_numbers() -> None:
+    values = torch.tensor([1e4, 1e4, -1e4])
+    assert rl.Ragged([values]).softmax().values.tolist() == [0.5, 0.5, 0.0]
+
+
+def test_logsumexp_of_large_and_infinite_numbers() -> None:
+    infinite = float("inf")
+    values = torch.tensor([1e4, 1e4, -infinite, -infinite, -infinite, 2.0], requires_grad=True)
+    batch = rl.Ragged.from_flat(values, lengths=[2, 2, 0, 2])
+    assert batch.logsumexp(empty=-infinite).tolist() == [pytest.approx(1e4 + math.log(2)), -infinite, -infinite, 2.0]
+    batch.logsumexp()[[0, 1, 3]].sum().backward()
+    assert values.grad is not None
+    assert values.grad.tolist() == pytest.approx([0.5, 0.5, 0, 0, 0, 1])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_added_up_in_float32(dtype: torch.dtype) -> None:
+    """A sum of ones in bfloat16 stops growing at 256."""
+    ones = torch.ones(1000, dtype=dtype, requires_grad=True)
+    batch = rl.Ragged.from_flat(ones, lengths=[1000])
+    for result, expected in ((batch.sum(), 1000), (batch.mean(), 1), (batch.logsumexp(), 1 + math.log(1000))):
+        assert result.dtype is dtype
+        assert result.item() == pytest.approx(expected, rel=4e-3)
+    assert batch.softmax().values[0].item() == pytest.approx(1e-3, rel=4e-3)
+    one = torch.ones(1, dtype=dtype, requires_grad=True)
+    batch.spread(one).values.sum().backward()
+    assert one.grad is not None
+    assert one.grad.item() == 1000
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda r: r.mean(), ArgumentTypeError, r"r\.to\(torch\.float32\)\.mean\(\)"),
+        (lambda r: r.logsumexp(), ArgumentTypeError, "floating"),
+        (lambda r: r.softmax(), ArgumentTypeError, "floating"),
+        (lambda r: r.truncate(-1), ArgumentError, "at least 0"),
+        (lambda r: r.windows(0), ArgumentError, "size is at least 1"),
+        (lambda r: r.windows(2, 3), ArgumentError, "at most size"),
+        (lambda r: r.spread(torch.ones(3)), ShapeError, "the batch has 2"),
+        (lambda r: r.concat(r[:1]), ShapeError, "as many as here, 2"),
+        (lambda r: r.concat([1]), ArgumentTypeError, "Ragged batches"),
+    ],
+)
+def test_refuses(call: Batch, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        call(rl.Ragged([[1, 2], [3]]))
+
+
+def test_rows_taken_and_placed_are_each_others_gradient() -> None:
+    index = torch.tensor([4, 0, 2])
+    values = torch.randn(5, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda v: take_rows(v, index), values)
+    few = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda v: place_rows(v, index, 5, 3.0), few)
+    assert place_rows(few, index, 5, 3.0)[[1, 3]].tolist() == [[3, 3], [3, 3]]

@@ -1,0 +1,135 @@
+"""rl.cost: the examples that explain the problem, every kind of lengths, and every wrong one."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import raglane as rl
+from raglane.costs import Cost, cost
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
+from raglane.schedules import SCHEDULES
+
+
+def test_padded_64_and_45_needed() -> None:
+    costs = cost([4, 6, 8, 5, 4, 3, 7, 8])
+    assert list(costs) == list(SCHEDULES)
+    for name in ("padded", "masked"):
+        assert (costs[name].elements, costs[name].waste) == (64, 19)
+    for name in ("each", "packed", "lanes"):
+        assert (costs[name].elements, costs[name].waste) == (45, 0)
+
+
+def test_multiplications_and_additions() -> None:
+    costs = cost([9, 8, 6, 4, 3, 2])
+    for name in ("padded", "masked"):
+        assert (costs[name].multiplications, costs[name].additions) == (54, 48)
+    for name in ("each", "packed", "lanes"):
+        assert (costs[name].multiplications, costs[name].additions) == (32, 26)
+    assert {name: one.steps for name, one in cost([9, 8, 6, 4, 3, 2], lanes=2).items()} == {
+        "each": 32,
+        "padded": 9,
+        "masked": 9,
+        "packed": 9,
+        "lanes": 16,
+    }
+
+
+@given(lengths=st.lists(st.integers(0, 9), max_size=12))
+def test_costs_are_those_of_the_product_with_a_column(lengths: list[int]) -> None:
+    longest = max(lengths, default=0)
+    real = [max(length - 1, 0) for length in lengths]
+    costs = cost(lengths)
+    assert costs["packed"].multiplications == sum(lengths)
+    assert costs["packed"].additions == sum(real)
+    assert costs["padded"].multiplications == longest * len(lengths)
+    assert costs["padded"].additions == max(longest - 1, 0) * len(lengths)
+    for one in costs.values():
+        assert one.waste == one.elements - sum(lengths)
+        assert one.elements == one.multiplications
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32]
+)
+def test_lengths_of_every_integer_dtype(dtype: torch.dtype, device: torch.device) -> None:
+    assert cost(torch.tensor([4, 0, 2]).to(dtype).to(device)) == cost([4, 0, 2])
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        (4, 0, 2),
+        np.array([4, 0, 2]),
+        np.array([4, 0, 2], dtype=np.uint8),
+        [torch.tensor(4), torch.tensor(0), torch.tensor(2)],
+        rl.Ragged.from_flat(torch.zeros(6, 3), lengths=[4, 0, 2]),
+    ],
+    ids=["tuple", "array", "small array", "list of tensors", "Ragged"],
+)
+def test_lengths_of_every_kind(lengths: Any) -> None:
+    assert cost(lengths) == cost([4, 0, 2])
+
+
+def test_anything_with_lengths() -> None:
+    class Corpus:
+        lengths = np.array([4, 0, 2])
+
+    assert cost(Corpus()) == cost([4, 0, 2])
+
+
+def test_ragged_on_a_device(device: torch.device) -> None:
+    assert cost(rl.Ragged.from_flat(torch.zeros(6, 3, device=device), lengths=[4, 0, 2])) == cost([4, 0, 2])
+
+
+@pytest.mark.parametrize("lengths", [[], (), np.array([]), torch.tensor([], dtype=torch.int32), [0], [0, 0]])
+def test_nothing_costs_nothing(lengths: Any) -> None:
+    for one in cost(lengths).values():
+        assert (one.steps, one.elements, one.waste, one.multiplications, one.additions) == (0, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "kind", "words"),
+    [
+        ([3, -1, 2], ArgumentError, "lengths: got -1 at index 1; the rule: a length is at least 0"),
+        ([3.0, 1.0], ArgumentTypeError, r"lengths: got torch\.float32; the rule: integers"),
+        (torch.tensor([True]), ArgumentTypeError, r"lengths: got torch\.bool"),
+        ([[3, 1], [2, 2]], ShapeError, r"lengths: got shape \(2, 2\)"),
+        (torch.tensor(3), ShapeError, r"lengths: got shape \(\)"),
+        (5, ShapeError, r"lengths: got shape \(\)"),
+        ("3, 1", ArgumentTypeError, "lengths: got a str that is no array of numbers"),
+        (None, ArgumentTypeError, "lengths: got a NoneType"),
+        ([torch.zeros(3, 2), torch.zeros(1, 2)], ArgumentTypeError, r"rl\.Ragged"),
+    ],
+)
+def test_wrong_lengths(lengths: Any, kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        cost(lengths)
+
+
+def test_wrong_lanes() -> None:
+    with pytest.raises(ArgumentError, match="lanes: got 0"):
+        cost([1, 2], lanes=0)
+
+
+def test_repr_reads_well() -> None:
+    assert repr(cost([1200, 1])["padded"]) == (
+        "Cost(padded: 1,200 steps, 2,400 elements of which 1,199 waste, 2,400 multiplications, 2,398 additions)"
+    )
+    with pytest.raises(AttributeError):
+        cost([1])["padded"].steps = 3  # type: ignore[misc]
+    assert isinstance(cost([1])["lanes"], Cost)
+
+
+def test_a_million_sequences_take_no_time() -> None:
+    lengths = torch.randint(0, 400, (1_000_000,))
+    begin = time.perf_counter()
+    costs = cost(lengths)
+    assert time.perf_counter() - begin < 2.0
+    assert costs["padded"].elements == 1_000_000 * int(lengths.max())

@@ -1,0 +1,120 @@
+"""Rows taken and placed: against a loop, at every size at which the way of moving them changes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
+
+from raglane import indexing
+from raglane.indexing import place_joined_rows, place_rows, take_rows
+
+# Rows and features of: a few numbers; many, in rows of 16, 8, 4 and 2 bytes' multiples; a result out of the caches.
+SIZES = [(0, (3,)), (1, ()), (5, (2, 3)), (3000, (8,)), (3000, (6,)), (3001, (7,)), (20000, ()), (70000, (16,))]
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64]
+
+
+def numbers(count: int, features: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.randn(count, *features, dtype=dtype, device=device)
+    return torch.randint(0, 2 if dtype is torch.bool else 100, (count, *features), device=device).to(dtype)
+
+
+@pytest.mark.parametrize(("count", "features"), SIZES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("fill", [0.0, 1.0])
+def test_placed_and_taken_back(
+    count: int, features: tuple[int, ...], dtype: torch.dtype, fill: float, device: torch.device
+) -> None:
+    values = numbers(count, features, dtype, device)
+    index = torch.randperm(2 * count + 3, device=device)[:count]
+    placed = place_rows(values, index, 2 * count + 3, fill)
+    expected = torch.full((2 * count + 3, *features), fill, dtype=dtype, device=device)
+    expected[index] = values
+    assert placed.dtype is dtype
+    assert torch.equal(placed, expected)
+    assert torch.equal(take_rows(placed, index), values)
+
+
+@pytest.mark.parametrize(("count", "features"), SIZES)
+def test_gradients_are_those_of_advanced_indexing(count: int, features: tuple[int, ...], device: torch.device) -> None:
+    values = torch.randn(2 * count + 3, *features, device=device, requires_grad=True)
+    index = torch.randperm(2 * count + 3, device=device)[:count]
+    grad = torch.randn(count, *features, device=device)
+    (ours,) = torch.autograd.grad(take_rows(values, index), values, grad)
+    (theirs,) = torch.autograd.grad(values[index], values, grad)
+    assert torch.equal(ours, theirs)
+    small = grad.clone().requires_grad_()
+    (ours,) = torch.autograd.grad(place_rows(small, index, 2 * count + 3, 7.0), small, values.detach())
+    assert torch.equal(ours, values.detach()[index])
+
+
+@pytest.mark.parametrize(("count", "features"), SIZES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_joined(count: int, features: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+    values = numbers(count, features, dtype, device)
+    index = torch.randperm(2 * count + 3, device=device)[:count]
+    parts = values.tensor_split(4)
+    placed = place_joined_rows(parts, index, 2 * count + 3, 1.0)
+    assert torch.equal(placed, place_rows(values, index, 2 * count + 3, 1.0))
+
+
+@pytest.mark.parametrize(("count", "features"), SIZES)
+def test_joined_gradients(count: int, features: tuple[int, ...], device: torch.device) -> None:
+    parts = [part.requires_grad_() for part in torch.randn(count, *features, device=device).tensor_split(3)]
+    parts[0].requires_grad_(False)
+    index = torch.randperm(2 * count + 3, device=device)[:count]
+    placed = place_joined_rows(tuple(parts), index, 2 * count + 3)
+    grad = torch.randn_like(placed)
+    found = torch.autograd.grad(placed, parts[1:], grad)
+    expected = grad[index].split([len(part) for part in parts])
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, expected[1:], strict=True))
+
+
+@pytest.mark.parametrize("few", [0, 10**6])
+def test_differentiable_twice(few: int, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(indexing, "_FEW", few)
+    values = torch.randn(6, 2, dtype=torch.float64, device=device, requires_grad=True)
+    index = torch.tensor([4, 0, 3], device=device)
+
+    def take(x: Tensor) -> Tensor:
+        return take_rows(x, index) ** 2
+
+    def place(x: Tensor) -> Tensor:
+        return place_rows(x[:3], index, 5, 2.0) ** 2
+
+    def place_joined(x: Tensor) -> Tensor:
+        return place_joined_rows((x[:2], x[4:5]), index, 5, 2.0) ** 2
+
+    for function in (take, place, place_joined):
+        assert gradcheck(function, (values,))
+        assert gradgradcheck(function, (values,))
+
+
+# PyTorch itself still scripts the formulas of forward mode.
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("few", [0, 10**6])
+def test_forward_mode_keeps_the_tangent(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(indexing, "_FEW", few)
+    values, index = torch.randn(3, 4), torch.tensor([4, 0, 3])
+    with forward_ad.dual_level():
+        placed = place_rows(forward_ad.make_dual(values, values * 2), index, 5)
+        tangent = forward_ad.unpack_dual(placed).tangent
+    assert tangent is not None
+    assert torch.equal(tangent[index], values * 2)
+
+
+@pytest.mark.parametrize("offset", [1, 2, 4])
+def test_memory_that_starts_between_wide_numbers(offset: int) -> None:
+    values = torch.randn(20000 * 4 + offset)[offset:].view(20000, 4)
+    index = torch.randperm(20000)
+    assert torch.equal(take_rows(place_rows(values, index, 20000), index), values)
+
+
+def test_gradient_that_is_not_contiguous(device: torch.device) -> None:
+    values = torch.randn(20000, 4, device=device, requires_grad=True)
+    take_rows(values, torch.arange(5000, 15000, device=device)).sum().backward()
+    assert values.grad is not None
+    assert values.grad.sum() == 40000
+    assert values.grad[5000:15000].eq(1).all()
