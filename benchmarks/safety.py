@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 import raglane as rl
-from raglane.kernels.cpu.memory import Layer
+from raglane.kernels.cpu.kind import layer_of
 
 STEPS, SEQUENCES, FEATURES = 1000, 16, 64
 
@@ -46,10 +46,11 @@ def checks() -> None:
     for name in ("LSTM", "GRU", "RNN", "MinGRU", "SRU"):
         for directions in (1, 2):
             module = getattr(rl.nn, name)(32, 32, bidirectional=directions == 2, backend="cpu")
-            network = module._network()
-            weights = tuple(part for of_direction in network.weights for part in of_direction)
-            layer = Layer(network.cell.name, batch.values, batch.offsets, (), weights, network.state_sizes, directions)
-            checked = microseconds(layer.checked, 20_000) / directions
+            weights = [part for of_direction in module._weights() for part in of_direction]
+            tensors, sizes = (batch.values, *weights), module.state_sizes
+            layer = layer_of(module.cell.name, batch.offsets, tensors, len(weights), sizes, directions)
+            check = partial(layer.rules.checked, batch.offsets, tensors, 0)
+            checked = microseconds(check, 20_000) / directions
             with torch.no_grad():
                 whole = microseconds(partial(module, batch), 1000)
             print(f"| {name} | {directions} | {checked:.2f} | {whole:.1f} |")

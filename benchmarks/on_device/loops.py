@@ -74,14 +74,13 @@ def _run(context: Context, name: str, count: int, hidden: int) -> Row:
     values = torch.randn(sum(lengths), hidden, device=device, requires_grad=True)
     batch = rl.Ragged.from_flat(values, lengths=lengths)
     gradient = torch.randn(count, hidden, device=device)
-    network = layer._network()
-    cell, weights = network.cell, network.weights[0]
+    cell, weights = layer.cell, layer._weights()[0]
     steps = max(lengths)
     with torch.no_grad():
         every = torch.arange(steps + 1, device=device) * count
         inputs = torch.randn(steps * count, hidden, device=device)
         prepared = cell.prepare(weights, inputs, every).view(steps, count, -1)
-        state = tuple(torch.zeros(count, size, device=device) for size in network.state_sizes)
+        state = tuple(torch.zeros(count, size, device=device) for size in layer.state_sizes)
 
     def step(row: Tensor, state: State) -> tuple[Tensor, State]:
         found: tuple[Tensor, State] = cell.step(weights, row, state)

@@ -175,11 +175,10 @@ def draw(chance: random.Random) -> Round:
         leaf = batch.to_packed().data.to(dtype)
     if kind == "padded":
         leaf = batch.to_padded(batch_first=False, padding_value=9)[0].to(dtype)
-    network = layer._network()
     state: tuple[Tensor, ...] = ()
     if chance.random() < 0.5:
-        rows = network.layers * network.directions, len(lengths)
-        state = tuple(guarded(torch.randn(*rows, size).to(dtype)).requires_grad_() for size in network.state_sizes)
+        rows = layer.num_layers * (2 if layer.bidirectional else 1), len(lengths)
+        state = tuple(guarded(torch.randn(*rows, size).to(dtype)).requires_grad_() for size in layer.state_sizes)
     leaf = guarded(leaf, before=chance.random() < 0.3).requires_grad_()
     names = [name for name, _ in layer.named_parameters()]
     return Round(layer, truth, batch, kind, leaf, state, names)

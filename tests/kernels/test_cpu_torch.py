@@ -37,7 +37,7 @@ from raglane.errors import ArgumentError
 from raglane.kernels import reference
 from raglane.kernels.contract import Backend, Request
 from raglane.kernels.cpu import BACKEND, matrix, operators
-from raglane.kernels.cpu.memory import Layer
+from raglane.kernels.cpu.kind import layer_of
 from raglane.native.library import call
 from raglane.segments import offsets_from_lengths
 
@@ -282,8 +282,8 @@ def test_too_little_memory_is_an_exception() -> None:
     network = make("lstm", [3, 2])
     (weights,) = network.weights
     offsets = offsets_from_lengths(network.lengths)
-    layer = Layer("lstm", network.values, offsets, network.state, tuple(weights), (17, 17), 1)
-    head = list(matrix.head(layer))
+    tensors = (network.values, *network.state, *weights)
+    head = list(layer_of("lstm", offsets, tensors, len(weights), (17, 17), 1).head(offsets, tensors))
     head[9:13] = [1 << 22, 1 << 22, 0, 1 << 24]  # D, H, P and the row length of the gates
     some = network.values.data_ptr()
     fields = matrix.pack(*head, some, some, some, 0, 0)

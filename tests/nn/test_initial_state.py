@@ -47,7 +47,7 @@ class OfFeatures(OfLength):
 
 
 def kinds_of(name: str, rows: int) -> dict[str, Any]:
-    sizes = build(name)._network().state_sizes
+    sizes = build(name).state_sizes
     return {
         "learned": "learned",
         "lengths": "lengths",
@@ -83,7 +83,7 @@ def by_hand(layer: Any, batch: rl.Ragged) -> Any:
     if layer.initial_state == "lengths":
         made = layer.initial_module
         states = made.intercept + made.slope * torch.log(batch.lengths.double() + 1.0).view(1, -1, 1)
-        split = torch.split(states, layer._network().state_sizes, 2)
+        split = torch.split(states, layer.state_sizes, 2)
     else:
         own = [getattr(layer, f"initial_{name}") for name in layer.cell.states]
         split = tuple(torch.stack([part] * len(batch), 1) for part in own)

@@ -291,10 +291,10 @@ def test_evaluation_takes_the_mean_of_zoneout(name: str) -> None:
     shares = (0.25, 0.6)[:count]
     layer = build(name, **options_of(name, zoneout=shares)).eval()
     sequences = sequences_of([3, 0, 2])
-    weights = next(layer._weights())
+    weights = layer._weights()[0]
     expected, finals = [], []
     for sequence in sequences:
-        state = tuple(torch.zeros(1, size, dtype=torch.float64) for size in layer._network().state_sizes)
+        state = tuple(torch.zeros(1, size, dtype=torch.float64) for size in layer.state_sizes)
         for t in range(len(sequence)):
             ready = layer.cell.prepare(weights, sequence[t : t + 1], torch.tensor([0, 1]))
             _, new = layer.cell.step(weights, ready, state)

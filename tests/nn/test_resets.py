@@ -71,11 +71,10 @@ def episodes_alone(layer: Any, sequences: list[Tensor], marks: list[list[int]], 
 
 def fresh_state(layer: Any, batch: rl.Ragged) -> tuple[Tensor, ...]:
     """What the layer begins with on its own."""
-    network = layer._network()
-    if network.initial is not None:
-        return parts(network.initial(batch))
+    if layer._has_own_initial():
+        return parts(layer._own_initial(batch))
     rows = layer.num_layers * (2 if layer.bidirectional else 1)
-    return tuple(torch.zeros(rows, len(batch), size, dtype=torch.float64) for size in network.state_sizes)
+    return tuple(torch.zeros(rows, len(batch), size, dtype=torch.float64) for size in layer.state_sizes)
 
 
 def compare(layer: Any, marks: list[list[int]], with_hx: bool) -> None:

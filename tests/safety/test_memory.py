@@ -163,7 +163,8 @@ def test_the_operators() -> None:
     """Whoever calls them by themselves gets the same words, and no signal."""
     layer = rl.nn.LSTM(5, 7)
     h = torch.zeros(1, 3, 7)
-    given, weights = batch(), [*layer._network().weights[0], *[None] * 5]
+    given = batch()
+    weights: list[Any] = [*layer._weights()[0], *[None] * 5]
 
     def run(**changes: Any) -> Any:
         parts = {"cell": "lstm", "values": given.values, "offsets": given.offsets, "h": h, "c": h}

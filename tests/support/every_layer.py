@@ -79,7 +79,7 @@ def a_batch(lengths: Sequence[int] = LENGTHS, dtype: torch.dtype = torch.float64
 
 def a_state(layer: Any, count: int) -> Any:
     """A random initial state of so many sequences that wants gradients."""
-    rows, sizes = layer.num_layers * (2 if layer.bidirectional else 1), layer._network().state_sizes
+    rows, sizes = layer.num_layers * (2 if layer.bidirectional else 1), layer.state_sizes
     made = [torch.randn(rows, count, size, dtype=torch.float64, requires_grad=True) for size in sizes]
     return one_or_tuple(tuple(made))
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from torch import Tensor
 from raglane.cells.spec import CellSpec
 from raglane.segments.plain import lengths_from_offsets
 
-__all__ = ["Backend", "LayerResult", "NetworkLike", "Request", "Result", "Traits", "zero_state"]
+__all__ = ["Backend", "Dense", "DirectionResult", "Packed", "Request", "Result", "Traits", "zero_state"]
 
 
 @dataclass(slots=True, eq=False)
@@ -45,24 +45,31 @@ class Traits:
     need_states: bool = False
 
 
-class NetworkLike(Protocol):
-    """What a network is made of, whoever holds it; the attributes are :class:`Request`'s."""
+class Packed(NamedTuple):
+    """How the values of a request lie that are the data of a PackedSequence, in which every sequence has an element.
 
-    @property
-    def cell(self) -> CellSpec: ...  # noqa: D102
-    @property
-    def weights(self) -> tuple[Any, ...]: ...  # noqa: D102
-    @property
-    def layers(self) -> int: ...  # noqa: D102
-    @property
-    def directions(self) -> int: ...  # noqa: D102
-    @property
-    def dropout(self) -> float: ...  # noqa: D102
-    @property
-    def training(self) -> bool: ...  # noqa: D102
+    Attributes:
+        batch_sizes: ``(T,)`` int64 on the CPU.
+        sorted_indices: ``(B,)`` int64, the sequences from the longest on; None where they stand in that order.
+        unsorted_indices: its inverse, or None.
+    """
+
+    batch_sizes: Tensor
+    sorted_indices: Tensor | None
+    unsorted_indices: Tensor | None
 
 
-# Built once a call, so quick to build: a frozen dataclass takes three times as long.
+class Dense(NamedTuple):
+    """How the values of a request lie that are a tensor of three dimensions in which every element is real.
+
+    Attributes:
+        batch_first: whether it is ``(B, T, D)``, or else ``(T, B, D)``.
+    """
+
+    batch_first: bool
+
+
+# Built once per call, so quick to build: a frozen dataclass takes three times as long.
 @dataclass(slots=True, eq=False)
 class Request:
     """A recurrent network of one kind of cell, and the batch to run it on.
@@ -87,6 +94,13 @@ class Request:
         need_output: False where nobody reads the outputs of the last layer, so that they need not be built.
         need_states: whether every layer's states at every step are wanted.
         state_sizes: the size of each state, where ``state`` does not tell.
+        input_dropout: the probability that a feature of every layer's input is zeroed for a whole sequence, in
+            training.
+        layer_by_layer: whether no backend may run several layers at once, because what is dropped between them must be
+            drawn there: a library's own dropout draws other numbers than everybody else's.
+        layout: None; or how ``values`` lie, if a backend is given a batch as it came, in one of its own ``layouts``.
+            ``offsets`` and ``lengths`` say nothing then, and the output lies as ``values`` do.
+        depth: which layer of a stack this one is, where it is one of several; for messages.
     """
 
     cell: CellSpec
@@ -102,11 +116,20 @@ class Request:
     need_output: bool = True
     need_states: bool = False
     state_sizes: tuple[int, ...] = ()
+    input_dropout: float = 0.0
+    layer_by_layer: bool = False
+    layout: Packed | Dense | None = None
+    depth: int = 0
 
     @property
     def count(self) -> int:
         """``B``."""
         return self.offsets.shape[0] - 1
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The size of each state."""
+        return tuple([part.shape[2] for part in self.state]) or self.state_sizes
 
     @property
     def host_lengths(self) -> Tensor:
@@ -121,11 +144,38 @@ class Request:
             if isinstance(weights, tuple):
                 yield from (part for part in weights if not isinstance(part, tuple))
 
-    def initial(self) -> tuple[Tensor, ...]:
-        """The initial state, for a backend that must have zeros where there is none."""
+    def initial(self, count: int | None = None) -> tuple[Tensor, ...]:
+        """The initial state, for a backend that must have zeros where there is none.
+
+        Args:
+            count: the number of sequences, where another ``layout`` than the flat one says it.
+        """
         if self.state:
             return self.state
-        return zero_state(self.values, self.layers * self.directions, self.count, self.state_sizes)
+        rows = self.layers * self.directions
+        return zero_state(self.values, rows, self.count if count is None else count, self.state_sizes)
+
+    def layer(self, index: int, values: Tensor) -> Request:
+        """One of the layers as a request of its own, which reads ``values``."""
+        rows = slice(index * self.directions, (index + 1) * self.directions)
+        state = tuple([part[rows] for part in self.state])
+        if not state and values.dtype is not self.values.dtype:
+            # Under autocast outputs may be of another dtype than what the states begin in.
+            state = zero_state(self.values, self.directions, self.count, self.state_sizes)
+        return Request(
+            self.cell,
+            values,
+            self.offsets,
+            self.lengths,
+            state,
+            self.weights[rows],
+            directions=self.directions,
+            training=self.training,
+            need_output=self.need_output or index < self.layers - 1,
+            need_states=self.need_states,
+            state_sizes=self.state_sizes,
+            depth=index,
+        )
 
     def cast(self, dtype: torch.dtype) -> Request:
         """This request in autocast's dtype; tensors of float64 stay, as autocast leaves them everywhere."""
@@ -160,13 +210,13 @@ class Result:
 
 
 @dataclass(slots=True, eq=False)
-class LayerResult:
+class DirectionResult:
     """What one layer gives in one direction, in the caller's order: the parts of :class:`Result`.
 
     Attributes:
         output: ``(N, size)``, or None where it was not needed.
-        state: the final states, one ``(B, size)`` a state of the cell; an empty one's are its initial ones.
-        states: None, or one ``(N, size)`` a state of the cell.
+        state: the final states, one ``(B, size)`` per state of the cell; an empty sequence's are its initial ones.
+        states: None, or one ``(N, size)`` per state of the cell.
     """
 
     output: Tensor | None
@@ -201,6 +251,10 @@ class Backend(Protocol):
     @property
     def schedules(self) -> tuple[str, ...]:
         """The names of the schedules that it can execute."""
+
+    @property
+    def layouts(self) -> dict[str, type]:
+        """By schedule, the layout (see ``Request.layout``) in which it takes a batch as it came."""
 
     def refuses(self, traits: Traits, schedule: str) -> str | None:
         """Why a request of these traits cannot run here on this schedule, in a clause; None if it can."""

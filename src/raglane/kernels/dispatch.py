@@ -14,7 +14,7 @@ from raglane.kernels.contract import Backend, Traits
 from raglane.schedules import SCHEDULES
 from raglane.tracing import are_transforms_active, constant_when_traced
 
-__all__ = ["BACKENDS", "Choice", "check_names", "choose", "pick", "using"]
+__all__ = ["BACKENDS", "Choice", "check_names", "choose", "override", "pick", "using"]
 
 AUTO = "auto"
 
@@ -54,8 +54,13 @@ _override: ContextVar[tuple[str, str]] = ContextVar("raglane_override", default=
 
 
 @constant_when_traced
-def _overridden() -> tuple[str, str]:
-    """Schedule and backend that :func:`using` set."""
+def override() -> tuple[str, str]:
+    """Schedule and backend that :func:`using` set.
+
+    Example:
+        >>> override()
+        ('auto', 'auto')
+    """
     return _override.get()
 
 
@@ -107,8 +112,8 @@ def choose(traits: Traits, schedule: str = AUTO, backend: str = AUTO, *, dense: 
     passed_over: list[str] = []
     name, wanted = pick(traits, schedule, backend, dense=dense, passed_over=passed_over)
     origin = "chosen for this layer"
-    if _overridden() != (AUTO, AUTO):
-        (schedule, backend), origin = _overridden(), "chosen by rl.using"
+    if override() != (AUTO, AUTO):
+        (schedule, backend), origin = override(), "chosen by rl.using"
     return Choice(name, wanted, _reason(schedule, backend, origin, passed_over))
 
 
@@ -133,9 +138,9 @@ def pick(
         DispatchError: as there.
     """
     # One by one: torch 2.11 cannot compile a comparison of what is constant while it traces with a tuple.
-    override = _overridden()
-    if override[0] != AUTO or override[1] != AUTO:
-        schedule, backend = override
+    chosen = override()
+    if chosen[0] != AUTO or chosen[1] != AUTO:
+        schedule, backend = chosen
     if schedule != AUTO or backend != AUTO:
         check_names(schedule, backend)
     if are_transforms_active():

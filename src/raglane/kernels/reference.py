@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -19,8 +19,8 @@ from raglane.cells.spec import CellSpec
 from raglane.errors import DispatchError, message
 from raglane.indexing import take_rows
 from raglane.kernels.checks import check
-from raglane.kernels.contract import LayerResult, Request, Result, Traits
-from raglane.kernels.stack import run_stack
+from raglane.kernels.contract import DirectionResult, Request, Result, Traits
+from raglane.kernels.layers import run_directions, run_layers
 from raglane.kernels.walk import Moment, Order, Walk, walk
 from raglane.schedules import SCHEDULES
 from raglane.tracing import index_arithmetic, is_exporting
@@ -53,6 +53,7 @@ class ReferenceBackend:
     """
 
     name = "reference"
+    layouts: ClassVar[dict[str, type]] = {}
 
     @property
     def schedules(self) -> tuple[str, ...]:
@@ -91,15 +92,15 @@ def _run(request: Request, schedule: str) -> Result:
     device = request.values.device
     rule = SCHEDULES[schedule]
     ready = _plan(schedule, request.host_lengths, request.directions, device)
-    run_layer = partial(_run_layer, ready, rule.holds_state, request.need_states)
+    run_layer = partial(run_directions, run=partial(_run_direction, ready, rule.holds_state))
     if request.cell.follows_autocast:
-        return run_stack(request, run_layer)
+        return run_layers(request, run_layer)
     # Asking whether it is enabled is an error on a device that has no autocast, such as meta.
     if not (torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)):
-        return run_stack(request, run_layer)
+        return run_layers(request, run_layer)
     request = request.cast(torch.get_autocast_dtype(device.type))
     with torch.autocast(device.type, enabled=False):
-        return run_stack(request, run_layer)
+        return run_layers(request, run_layer)
 
 
 @index_arithmetic
@@ -113,22 +114,13 @@ def _plan(schedule: str, lengths: Tensor, directions: int, device: torch.device)
 # ---------------------------------------------------------------------------------------------------------------
 
 
-def _run_layer(
-    ready: Walk,
-    holds_state: bool,
-    need_states: bool,
-    cell: CellSpec,
-    weights: Any,
-    values: Tensor,
-    offsets: Tensor,
-    lengths: Tensor,  # noqa: ARG001
-    state: tuple[Tensor, ...],
-    reverse: bool,
-    need_output: bool,
-) -> LayerResult:
-    """Walk the table once; see :class:`~raglane.kernels.stack.RunLayer`."""
+def _run_direction(
+    ready: Walk, holds_state: bool, layer: Request, weights: Any, state: tuple[Tensor, ...], reverse: bool
+) -> DirectionResult:
+    """Walk the table once; see :class:`~raglane.kernels.layers.RunDirection`."""
+    cell, need_states = layer.cell, layer.need_states
     order = ready.orders[int(reverse)]
-    prepared = _prepare(ready, order, cell, weights, values, offsets)
+    prepared = _prepare(ready, order, cell, weights, layer.values, layer.offsets)
     fresh = zip(*(_newcomers(ready, initial) for initial in state), strict=True)
     rows: tuple[Tensor, ...] = tuple(initial[:0] for initial in state)
     outputs: list[Tensor] = []
@@ -145,15 +137,15 @@ def _run_layer(
             past = rows if holds_state else tuple(torch.zeros_like(part) for part in new)
             new = tuple(torch.where(is_real, a, b) for a, b in zip(new, past, strict=True))
         rows = new
-        if need_output:
+        if layer.need_output:
             outputs.append(output)
         if need_states:
             history.append(new)
         if moment.ending:
             ended = moment.ended
             finals.append(new if ended is None else tuple(take_rows(part, ended) for part in new))
-    return LayerResult(
-        _callers_order(order, outputs) if need_output else None,
+    return DirectionResult(
+        _callers_order(order, outputs) if layer.need_output else None,
         tuple(_final(ready, initial, [parts[index] for parts in finals]) for index, initial in enumerate(state)),
         tuple(_callers_order(order, list(parts)) for parts in zip(*history, strict=True)) if need_states else None,
     )

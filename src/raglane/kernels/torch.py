@@ -7,24 +7,24 @@ lies past a length; torch has no name for that, and the final state and the reve
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from raglane.cells.spec import CellSpec, Weights
+from raglane.cells.spec import Weights
 from raglane.errors import DispatchError, message
 from raglane.indexing import place_rows, take_rows
 from raglane.kernels import reference
-from raglane.kernels.checks import check
-from raglane.kernels.contract import LayerResult, NetworkLike, Request, Result, Traits
-from raglane.kernels.stack import run_stack
+from raglane.kernels.checks import check, check_stack
+from raglane.kernels.contract import Dense, DirectionResult, Packed, Request, Result, Traits
+from raglane.kernels.layers import run_directions, run_layers
 from raglane.layouts import packed_layout
 from raglane.packing.flat import flat_to_padded, padded_to_flat
 from raglane.segments import plain as segments
 from raglane.tracing import has_tangent, is_exporting
 
-__all__ = ["BACKEND", "TorchBackend", "call"]
+__all__ = ["BACKEND", "TorchBackend"]
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "lstm": torch.lstm,
@@ -43,6 +43,7 @@ class TorchBackend:
 
     name = "torch"
     schedules = ("packed", "padded")
+    layouts: ClassVar[dict[str, type]] = {"packed": Packed, "padded": Dense}
 
     def refuses(self, traits: Traits, schedule: str) -> str | None:  # noqa: ARG002
         """See :class:`~raglane.kernels.contract.Backend`."""
@@ -54,6 +55,8 @@ class TorchBackend:
 
     def run(self, request: Request, schedule: str) -> Result:
         """See :class:`~raglane.kernels.contract.Backend`."""
+        if request.layout is not None:
+            return _run_as_it_came(request, request.layout)
         if is_exporting():
             rule = "a graph cannot hold the order of a batch that only its lengths say"
             fix = "export it with a tensor without lengths, or on a machine with the cpu kernels"
@@ -62,24 +65,25 @@ class TorchBackend:
         # Torch's kernels refuse a batch without a single element, and have no rule for some derivatives taken forward.
         if request.values.shape[0] == 0 or has_tangent(request.tensors()):
             return reference.BACKEND.run(request, schedule)
+        together = not request.layer_by_layer
         if schedule == "packed":
-            return _run_packed(request)
+            return _run_packed(request) if together else run_layers(request, _run_packed)
         lengths = request.host_lengths
         if bool((lengths == lengths[0]).all()):
-            return _run_equal(request)
-        return run_stack(request, _run_padded_layer)
+            return _run_equal(request) if together else run_layers(request, _run_equal)
+        return run_layers(request, _run_padded)
 
 
 BACKEND = TorchBackend()
 
 
-def call(
-    network: NetworkLike, data: tuple[Tensor, ...], state: tuple[Tensor, ...], *layout: bool
+def _call(
+    request: Request, data: tuple[Tensor, ...], state: tuple[Tensor, ...], *layout: bool
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Call torch's function of the cell on all layers and directions at once.
 
     Args:
-        network: the layers, a request's or a layer's own.
+        request: the layers.
         data: the packed data and its batch sizes, or a padded tensor alone.
         state: the initial states of the rows in ``data``.
         *layout: for a padded tensor, whether the batch comes first.
@@ -87,20 +91,36 @@ def call(
     Returns:
         The output and the final states, laid out as ``data`` and ``state``.
     """
-    weights = [tensor for layer in network.weights for tensor in layer if tensor is not None]
-    has_bias = network.weights[0].input_bias is not None
-    output, *final = _FUNCTIONS[network.cell.name](
+    weights = [tensor for layer in request.weights for tensor in layer if tensor is not None]
+    has_bias = request.weights[0].input_bias is not None
+    output, *final = _FUNCTIONS[request.cell.name](
         *data,
         state if len(state) > 1 else state[0],
         weights,
         has_bias,
-        network.layers,
-        network.dropout,
-        network.training,
-        network.directions == 2,
+        request.layers,
+        request.dropout,
+        request.training,
+        request.directions == 2,
         *layout,
     )
     return output, tuple(final)
+
+
+def _run_as_it_came(request: Request, layout: Packed | Dense) -> Result:
+    """Hand a pack without empty sequences, or a tensor without padding, to torch's kernel as it is."""
+    values, cell = request.values, request.cell
+    check_stack(cell, request.weights, values.shape[-1], request.state_sizes, request.directions, values)
+    if isinstance(layout, Dense):
+        count = values.shape[0 if layout.batch_first else 1]
+        output, final = _call(request, (values,), request.initial(count), layout.batch_first)
+        return Result(output, final)
+    sizes, there, back = layout
+    state = request.initial(int(sizes[0]))
+    if there is not None and request.state:
+        state = tuple(part.index_select(1, there) for part in state)
+    output, final = _call(request, (values, sizes), state)
+    return Result(output, final if back is None else tuple(part.index_select(1, back) for part in final))
 
 
 def _run_packed(request: Request) -> Result:
@@ -111,7 +131,7 @@ def _run_packed(request: Request) -> Result:
     running = layout.sorted_indices[: int(layout.batch_sizes[0])]
     initial = request.initial()
     state = tuple(part.index_select(1, running) for part in initial)
-    packed, final = call(request, (data, layout.batch_sizes), state)
+    packed, final = _call(request, (data, layout.batch_sizes), state)
     output = place_rows(packed, layout.index, data.shape[0]) if request.need_output else None
     # The final state of an empty sequence is its initial one, which index_copy leaves where it is.
     return Result(
@@ -125,26 +145,25 @@ def _run_packed(request: Request) -> Result:
 def _run_equal(request: Request) -> Result:
     """Run sequences of one length: a padded tensor without padding, over the same memory."""
     batch = request.values.reshape(request.count, -1, request.values.shape[1])
-    output, final = call(request, (batch,), request.initial(), True)
+    output, final = _call(request, (batch,), request.initial(), True)
     return Result(output.flatten(0, 1) if request.need_output else None, final)
 
 
-def _run_padded_layer(
-    cell: CellSpec,
-    weights: Weights,
-    values: Tensor,
-    offsets: Tensor,
-    lengths: Tensor,
-    state: tuple[Tensor, ...],
-    reverse: bool,
-    need_output: bool,  # noqa: ARG001
-) -> LayerResult:
-    """Run one layer in one direction on a padded tensor; see :class:`~raglane.kernels.stack.RunLayer`.
+def _run_padded(layer: Request) -> Result:
+    """Run one layer on a padded tensor, direction by direction."""
+    return run_directions(layer, _run_padded_direction)
+
+
+def _run_padded_direction(
+    layer: Request, weights: Weights, state: tuple[Tensor, ...], reverse: bool
+) -> DirectionResult:
+    """Run one layer in one direction on a padded tensor; see :class:`~raglane.kernels.layers.RunDirection`.
 
     The reverse direction turns every sequence around first, so that it does not begin in the padding. The final h
     is the output at the last step. An LSTM's final c is in no output: there, a flag that is 1 on padding and whose
     weights shut the input gate and open the forget gate makes every row carry its c to the end unchanged.
     """
+    values, offsets, lengths = layer.values, layer.offsets, layer.host_lengths
     if reverse:
         values = segments.reverse(values, offsets)
     longest = int(lengths.max())
@@ -157,11 +176,12 @@ def _run_padded_layer(
         hold = weights.input.new_tensor([-_SHUT, _SHUT, 0.0, 0.0]).repeat_interleave(hidden).unsqueeze(1)
         weights = weights._replace(input=torch.cat([weights.input, hold], 1))
     initial = tuple(part.unsqueeze(0) for part in state)
-    output, final = call(Request(cell, values, offsets, lengths, initial, (weights,)), (padded,), initial, False)
+    alone = Request(layer.cell, values, offsets, lengths, initial, (weights,))
+    output, final = _call(alone, (padded,), initial, False)
     flat = padded_to_flat(output, lengths)[0]
     is_empty = (offsets.diff() == 0).unsqueeze(1)
     h = torch.where(is_empty, state[0].to(flat.dtype), segments.last(flat, offsets))
-    return LayerResult(
+    return DirectionResult(
         segments.reverse(flat, offsets) if reverse else flat,
         (h, *(part.squeeze(0) for part in final[1:])),
     )

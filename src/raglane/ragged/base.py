@@ -7,7 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from raglane.checks import check_value
+from raglane.checks import check_tensor, check_value
 from raglane.errors import ShapeError, message
 from raglane.segments import plain as segments
 
@@ -43,7 +43,32 @@ class FlatBatch:
         return cls._make(values, offsets, host_lengths)
 
     def _like(self, values: Tensor) -> Self:
+        """What :meth:`with_values` gives, of values that are known to fit."""
         return self._make(values, self._offsets, self._host_lengths)
+
+    def with_values(self, values: Tensor) -> Self:
+        """The same sequences with other values.
+
+        Args:
+            values: ``(N, *features)``, one row per element, on the device of the batch; any dtype.
+
+        Raises:
+            ArgumentTypeError: no dense tensor.
+            ShapeError: not one row per element, or on another device.
+
+        Example:
+            >>> batch = Ragged([[1.0, 2.0], [3.0]])
+            >>> batch.with_values(batch.values * 2).to_list()
+            [[2.0, 4.0], [6.0]]
+        """
+        check_tensor("values", values, least=1)
+        if values.shape[0] != self._values.shape[0]:
+            rule = f"one row per element, {self._values.shape[0]}"
+            raise ShapeError(message("values", f"shape {tuple(values.shape)}", rule, "compute them from .values"))
+        if values.device != self._offsets.device:
+            rule, fix = f"on the device of the batch, {self._offsets.device}", "move them with .to()"
+            raise ShapeError(message("values", f"a tensor on {values.device}", rule, fix))
+        return self._like(values)
 
     def __len__(self) -> int:
         """The number of sequences, B."""

@@ -15,8 +15,8 @@ from raglane.kernels import dispatch
 from raglane.nn.recurrent.accelerate import accelerate
 from raglane.nn.recurrent.cell_layers import QRNN, SRU, IndRNN, MinGRU, MinLSTM
 from raglane.nn.recurrent.explain import explain
-from raglane.nn.recurrent.inputs import flatten
-from raglane.nn.recurrent.request import prepare
+from raglane.nn.recurrent.inputs import read
+from raglane.nn.recurrent.request import plan_of, prepare
 from raglane.nn.recurrent.torch_layers import GRU, LSTM, RNN
 from raglane.ragged import Ragged
 
@@ -98,7 +98,7 @@ def kernel(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
 
     def bind(data: Tensor) -> Forward:
         inputs = Ragged.from_flat(data, lengths=batch.lengths)
-        request = prepare(layer._network(), flatten(inputs, None, False), None)
+        request = prepare(layer, plan_of(layer, data), read(inputs, None, False), None)
         choice = explain(layer, inputs)
 
         def forward() -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -112,21 +112,22 @@ def kernel(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
 
 def loop(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
     """The backward time loop of an element-wise cell, without the products before and after it."""
-    from raglane.kernels.cpu.elementwise import ElementwiseLayers
-    from raglane.kernels.cpu.memory import Given, Layer
+    from raglane.kernels.cpu.kind import layer_of
+    from raglane.kernels.cpu.memory import Given
 
-    network = load_layer(batch)._network()
-    names = [f"{name}_l0" for name in network.cell.shapes(1, 1)]
+    module = load_layer(batch)
+    cell, sizes = module.cell, module.state_sizes
+    names = [f"{name}_l0" for name in cell.shapes(1, 1)]
     offsets = Ragged.from_flat(batch.values, lengths=batch.lengths).offsets
-    weights = tuple(None if part is None else part.detach() for part in network.weights[0])
-    layer = Layer(network.cell.name, batch.values, offsets, (), weights, network.state_sizes, 1)
-    kind = ElementwiseLayers()
-    ran = kind.forward(layer, need_output=True, save=True, need_cells=False)
-    given = Given(batch.gradient, None, (None,) * len(network.state_sizes))
-    count = len(layer.tensors())
+    weights = [None if part is None else part.detach() for part in module._weights()[0]]
+    tensors = (batch.values, *weights)
+    layer = layer_of(cell.name, offsets, tensors, len(weights), sizes, 1)
+    ran = layer.forward(offsets, tensors, need_output=True, save=True, need_cells=False)
+    given = Given(batch.gradient, None, (None,) * len(sizes))
 
     def walk(wanted: bool) -> tuple[Tensor | None, ...]:
-        return kind.backward(layer, cast(Any, ran.saved), given, (wanted,) * count, overwrite=False)
+        saved, wants = cast(Any, ran.saved), (wanted,) * len(tensors)
+        return layer.backward(offsets, tensors, saved, given, wants, overwrite=False)
 
     def answer() -> Answer:
         found = walk(wanted=True)

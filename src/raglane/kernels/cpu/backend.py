@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from raglane.kernels import reference
 from raglane.kernels.checks import check
 from raglane.kernels.contract import Request, Result, Traits
-from raglane.kernels.cpu.kinds import KINDS
-from raglane.kernels.cpu.memory import Layer
+from raglane.kernels.cpu.kind import KINDS
 from raglane.kernels.cpu.recurrence import run_layer
+from raglane.kernels.layers import run_layers
 from raglane.native.library import leave_lost_threads, missing_kernels
 from raglane.tracing import has_tangent
 
@@ -30,6 +30,7 @@ class CpuBackend:
 
     name = "cpu"
     schedules = ("lanes",)
+    layouts: ClassVar[dict[str, type]] = {}
 
     def refuses(self, traits: Traits, schedule: str) -> str | None:  # noqa: ARG002
         """See :class:`~raglane.kernels.contract.Backend`."""
@@ -48,29 +49,7 @@ class CpuBackend:
         if has_tangent(request.tensors()):
             return reference.BACKEND.run(request, schedule)
         leave_lost_threads()
-        values, count, state = request.values, request.directions, request.state
-        sizes = tuple([part.shape[2] for part in state]) or request.state_sizes
-        finals: list[tuple[Tensor, ...]] = []
-        histories: list[tuple[Tensor, ...]] = []
-        output: Tensor | None = None
-        for index in range(request.layers):
-            is_last = index == request.layers - 1
-            if index > 0 and request.dropout > 0:
-                values = F.dropout(values, request.dropout, request.training)
-            rows = slice(index * count, (index + 1) * count)
-            initial = state if request.layers == 1 else tuple([part[rows] for part in state])
-            weights = request.weights[rows.start]
-            if count > 1:
-                weights = (*weights, *request.weights[rows.start + 1])
-            layer = Layer(request.cell.name, values, request.offsets, initial, weights, sizes, count, index)
-            output, final, states = run_layer(layer, request.need_output or not is_last, request.need_states)
-            finals.append(final)
-            if states is not None:
-                histories.append(states)
-            if output is not None:
-                values = output
-        final = finals[0] if request.layers == 1 else tuple(torch.cat(parts) for parts in zip(*finals, strict=True))
-        return Result(output if request.need_output else None, final, tuple(histories) if request.need_states else None)
+        return run_layers(request, run_layer)
 
 
 BACKEND = CpuBackend()

@@ -8,18 +8,19 @@ pass are torch's.
 from __future__ import annotations
 
 import struct
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from raglane.cells.elementwise import ElementwiseWeights
-from raglane.kernels.cpu.gradients import Grads, Kind, call_layer, outer, product_dtype, spend, to_dtype
-from raglane.kernels.cpu.memory import Given, Layer, Saved
+from raglane.kernels.cpu.gradients import outer, product_dtype, spend, to_dtype
+from raglane.kernels.cpu.layer import Grads, Layer, Tensors
+from raglane.kernels.cpu.memory import Given, Saved
 from raglane.native.library import preamble
 from raglane.native.memory import address, addresses
 
-__all__ = ["CELLS", "ElementwiseLayers"]
+__all__ = ["CELLS", "ElementwiseLayer"]
 
 CELLS = {"indrnn_tanh": 0, "indrnn_relu": 1, "mingru": 2, "minlstm": 3, "qrnn": 4, "sru": 5}
 """The cells by their numbers in ``raglane.h``."""
@@ -32,78 +33,101 @@ _pack = struct.Struct("=28q80x").pack
 _pack_backward = struct.Struct("=38q").pack
 
 
-class ElementwiseLayers(Kind):
-    """See :class:`~raglane.kernels.cpu.gradients.Kind`."""
+class ElementwiseLayer(Layer):
+    """See :class:`~raglane.kernels.cpu.layer.Layer`."""
 
-    function = "raglane_elementwise_forward"
+    forward_function = "raglane_elementwise_forward"
+    backward_function = "raglane_elementwise_backward"
     pack = staticmethod(_pack)
 
-    def head(self, layer: Layer) -> tuple[int, ...]:
-        """See :class:`~raglane.kernels.cpu.gradients.Kind`."""
+    def __init__(self, cell: str, input_size: int, sizes: tuple[int, ...], directions: int, dtype: torch.dtype) -> None:
+        super().__init__(cell, input_size, sizes, directions, dtype)
+        # An SRU has a product more for what skips it, where D is not H.
+        self.number, self.saved = CELLS[cell], _SAVED[cell] + (cell == "sru" and input_size != sizes[0])
+
+    def head(self, offsets: Tensor, tensors: Tensors) -> tuple[int, ...]:
+        """See :class:`~raglane.kernels.cpu.layer.Layer`."""
         return (
-            *preamble(CELLS[layer.cell], layer.values.dtype),
-            layer.directions,
-            layer.offsets.shape[0] - 1,
-            *layer.values.shape,
-            layer.sizes[0],
-            layer.offsets.data_ptr(),
-            layer.values.data_ptr(),
-            *addresses(layer.initial, 2),
-            *addresses(layer.weights, 8),
+            *preamble(self.number, self.dtype),
+            self.directions,
+            offsets.shape[0] - 1,
+            *tensors[0].shape,
+            self.sizes[0],
+            offsets.data_ptr(),
+            tensors[0].data_ptr(),
+            *addresses(self.initial(tensors), 2),
+            *addresses(tensors[len(tensors) - self.weights :], 8),
         )
 
-    def saved_shapes(self, layer: Layer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """See :class:`~raglane.kernels.cpu.gradients.Kind`."""
-        total, count, size = layer.values.shape[0], layer.directions, layer.sizes[0]
-        saved = _SAVED[layer.cell] + (layer.weights[3] is not None)
-        return (count, total, saved * size), (total, count * size if len(layer.sizes) > 1 else 0)
+    def saved_shapes(self, elements: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """See :class:`~raglane.kernels.cpu.layer.Layer`."""
+        count, size = self.directions, self.sizes[0]
+        return (count, elements, self.saved * size), (elements, count * size if len(self.sizes) > 1 else 0)
 
-    def states(self, layer: Layer, output: Tensor, cells: Tensor | None) -> tuple[Tensor, ...]:  # noqa: ARG002
-        """See :class:`~raglane.kernels.cpu.gradients.Kind`."""
+    @staticmethod
+    def states(output: Tensor, cells: Tensor | None) -> tuple[Tensor, ...]:
+        """See :class:`~raglane.kernels.cpu.layer.Layer`."""
         return (output,) if cells is None else (output, cells)
 
     def _backward(
-        self, layer: Layer, saved: Saved, given: Given, wanted: tuple[bool, ...], *, overwrite: bool
+        self,
+        offsets: Tensor,
+        tensors: Tensors,
+        saved: Saved,
+        given: Given,
+        wanted: tuple[bool, ...],
+        *,
+        overwrite: bool,
     ) -> Grads:
-        """See :class:`~raglane.kernels.cpu.gradients.Kind`."""
-        values, count, states = layer.values, layer.directions, len(layer.initial)
-        weights = [ElementwiseWeights(*layer.weights[4 * d :][:4]) for d in range(count)]  # type: ignore[arg-type]
+        """See :class:`~raglane.kernels.cpu.layer.Layer`."""
+        values, count, size = tensors[0], self.directions, self.sizes[0]
+        weights = [ElementwiseWeights(*self.weights_of(tensors, d)) for d in range(count)]
         rows = weights[0].input.shape[0]
-        skips = layer.cell == "sru" and weights[0].skip is None
-        size = layer.sizes[0]
+        skips = self.cell == "sru" and weights[0].skip is None
         width = rows if weights[0].skip is None else rows + size
         keeps = overwrite and saved.gates.numel() > 0
         gates = saved.gates if keeps else values.new_empty(count, values.shape[0], width)
         skipped = values.new_empty(count, *values.shape) if skips else None
-        initial = tuple([torch.empty_like(part) for part in layer.initial])
+        initial = tuple([torch.empty_like(part) for part in self.initial(tensors)])
         # One direction alone may have a bias: the kernels give the sums of both or of none.
         recurrent, bias = [
             next((values.new_empty(count, part.shape[0]) for part in parts if part is not None), None)
             for parts in ([part.recurrent for part in weights], [part.bias for part in weights])
         ]
-        call_layer(
-            layer,
-            "raglane_elementwise_backward",
-            _pack_backward(
-                *self.head(layer),
-                saved.output.data_ptr(),
-                0,
-                0,
-                saved.gates.data_ptr(),
-                saved.cells.data_ptr(),
-                address(given.output),
-                address(given.cells),
-                *addresses(given.final, 2),
-                gates.data_ptr(),
-                address(skipped),
-                *addresses(initial, 2),
-                address(recurrent),
-                address(bias),
-            ),
+        fields = _pack_backward(
+            *self.head(offsets, tensors),
+            saved.output.data_ptr(),
+            0,
+            0,
+            saved.gates.data_ptr(),
+            saved.cells.data_ptr(),
+            address(given.output),
+            address(given.cells),
+            *addresses(given.final, 2),
+            gates.data_ptr(),
+            address(skipped),
+            *addresses(initial, 2),
+            address(recurrent),
+            address(bias),
         )
+        self._call(self.backward_function, fields, offsets, values)
         if keeps:
             spend(saved.gates)
-        wide = product_dtype(values.dtype)
+        walked = _Walked(gates, skipped, recurrent, bias)
+        return self._by_products(values, weights, walked, initial, wanted)
+
+    def _by_products(
+        self,
+        values: Tensor,
+        weights: list[ElementwiseWeights],
+        walked: _Walked,
+        initial: Grads,
+        wanted: tuple[bool, ...],
+    ) -> Grads:
+        """The gradients of values and weights by torch's products, beside those that the kernels have made."""
+        gates, skipped, recurrent, bias = walked
+        rows, states = weights[0].input.shape[0], len(initial)
+        wide = product_dtype(self.dtype)
         values, gates = values.to(wide), gates.to(wide)
         grad_values: Tensor | None = None
         found: list[Tensor | None] = []
@@ -123,7 +147,23 @@ class ElementwiseLayers(Kind):
         if grad_values is not None and skipped is not None:
             for part in skipped:
                 grad_values += part
-        return to_dtype((grad_values, *initial, *found), layer.values.dtype)
+        return to_dtype((grad_values, *initial, *found), self.dtype)
+
+
+class _Walked(NamedTuple):
+    """What the backward time loop gives.
+
+    Attributes:
+        gates: gradients of the input products, ``(K, N, S * H)``.
+        skipped: of an SRU without ``skip`` what reaches the values past all products, ``(K, N, H)``; else None.
+        recurrent: ``(K, V * H)``, or None where there are no such factors.
+        bias: ``(K, rows)``, or None where there are none.
+    """
+
+    gates: Tensor
+    skipped: Tensor | None
+    recurrent: Tensor | None
+    bias: Tensor | None
 
 
 def _of_direction(sums: Tensor | None, direction: int) -> Tensor | None:

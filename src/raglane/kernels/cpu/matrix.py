@@ -7,18 +7,19 @@ large.
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from raglane.cells.spec import Weights
-from raglane.kernels.cpu.gradients import Grads, Kind, call_layer, outer, product_dtype, spend, to_dtype
-from raglane.kernels.cpu.memory import Given, Layer, Saved
+from raglane.kernels.cpu.gradients import outer, product_dtype, spend, to_dtype
+from raglane.kernels.cpu.layer import Grads, Layer, Tensors
+from raglane.kernels.cpu.memory import Given, Saved
 from raglane.native.library import preamble
 from raglane.native.memory import address, addresses
 
-__all__ = ["CELLS", "MatrixLayers", "head", "pack"]
+__all__ = ["CELLS", "MatrixLayer", "pack"]
 
 CELLS = {"rnn_tanh": 0, "rnn_relu": 1, "lstm": 2, "gru": 3}
 """The cells by their numbers in ``raglane.h``."""
@@ -36,144 +37,105 @@ _FEW_ELEMENTS = 640
 _FEW_WEIGHTS = 100_000
 
 
-def head(layer: Layer) -> tuple[int, ...]:
-    """The fields of ``raglane_layer`` up to the results."""
-    cell, values, offsets, initial, weights, sizes, directions, _ = layer
-    return (
-        *preamble(CELLS[cell], values.dtype),
-        directions,
-        offsets.shape[0] - 1,
-        *values.shape,
-        sizes[-1],
-        0 if weights[4] is None else sizes[0],
-        _gate_stride(cell, sizes[-1]),
-        offsets.data_ptr(),
-        values.data_ptr(),
-        *addresses(initial, 2),
-        *addresses(weights, 10),
-    )
+class MatrixLayer(Layer):
+    """See :class:`~raglane.kernels.cpu.layer.Layer`."""
 
-
-def _gate_stride(cell: str, hidden_size: int) -> int:
-    """The row length of a cell's saved gates and of their gradients, see ``raglane.h``."""
-    stride = _SLOTS[cell] * (-(-hidden_size // 16) * 16)
-    # Rows of whole pages would all meet in the same few sets of a cache.
-    return stride + 16 if stride % 256 == 0 else stride
-
-
-class MatrixLayers(Kind):
-    """See :class:`~raglane.kernels.cpu.gradients.Kind`."""
-
-    function = "raglane_forward"
+    forward_function = "raglane_forward"
+    backward_function = "raglane_backward"
     pack = staticmethod(pack)
 
-    def head(self, layer: Layer) -> tuple[int, ...]:
-        """See :class:`~raglane.kernels.cpu.gradients.Kind`."""
-        return head(layer)
+    def __init__(self, cell: str, input_size: int, sizes: tuple[int, ...], directions: int, dtype: torch.dtype) -> None:
+        super().__init__(cell, input_size, sizes, directions, dtype)
+        self.hidden_size, self.stride = sizes[-1], _gate_stride(cell, sizes[-1])
+        self.number, self.saved, self.slots = CELLS[cell], _SAVED[cell], _SLOTS[cell]
 
-    def saved_shapes(self, layer: Layer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """See :class:`~raglane.kernels.cpu.gradients.Kind`."""
-        count, total, sizes = layer.directions, layer.values.shape[0], layer.sizes
-        stride = _gate_stride(layer.cell, sizes[-1]) if _SAVED[layer.cell] else 0
-        return (count, total, stride), (count, total, sizes[1] if len(sizes) > 1 else 0)
+    def head(self, offsets: Tensor, tensors: Tensors) -> tuple[int, ...]:
+        """See :class:`~raglane.kernels.cpu.layer.Layer`."""
+        values, weights = tensors[0], tensors[len(tensors) - self.weights :]
+        return (
+            *preamble(self.number, self.dtype),
+            self.directions,
+            offsets.shape[0] - 1,
+            *values.shape,
+            self.hidden_size,
+            0 if weights[4] is None else self.sizes[0],
+            self.stride,
+            offsets.data_ptr(),
+            values.data_ptr(),
+            *addresses(self.initial(tensors), 2),
+            *addresses(weights, 10),
+        )
 
-    def states(self, layer: Layer, output: Tensor, cells: Tensor | None) -> tuple[Tensor, ...]:  # noqa: ARG002
-        """See :class:`~raglane.kernels.cpu.gradients.Kind`."""
+    def saved_shapes(self, elements: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """See :class:`~raglane.kernels.cpu.layer.Layer`."""
+        count, sizes = self.directions, self.sizes
+        stride = self.stride if self.saved else 0
+        return (count, elements, stride), (count, elements, sizes[1] if len(sizes) > 1 else 0)
+
+    @staticmethod
+    def states(output: Tensor, cells: Tensor | None) -> tuple[Tensor, ...]:
+        """See :class:`~raglane.kernels.cpu.layer.Layer`."""
         if cells is None:
             return (output,)
         return output, cells[0] if cells.shape[0] == 1 else torch.cat(cells.unbind(), 1)
 
     def _backward(
-        self, layer: Layer, saved: Saved, given: Given, wanted: tuple[bool, ...], *, overwrite: bool
+        self,
+        offsets: Tensor,
+        tensors: Tensors,
+        saved: Saved,
+        given: Given,
+        wanted: tuple[bool, ...],
+        *,
+        overwrite: bool,
     ) -> Grads:
-        """See :class:`~raglane.kernels.cpu.gradients.Kind`."""
+        """See :class:`~raglane.kernels.cpu.layer.Layer`."""
         within: list[Tensor | None] = []
-        if _is_small(layer):
-            after = 1 + len(layer.initial)
-            tensors, wants = (layer.values, *layer.weights), (wanted[0], *wanted[after:])
-            within = [torch.empty_like(part) if want else None for part, want in zip(tensors, wants, strict=True)]  # type: ignore[arg-type]
-        walked = _walk_back(layer, saved, given, within, wanted[1 : 1 + len(layer.initial)], overwrite=overwrite)
-        return (within[0], *walked.initial, *within[1:]) if within else _by_products(layer, walked, wanted)
+        after = len(tensors) - self.weights
+        if self._is_small(tensors):
+            parts, wants = (tensors[0], *tensors[after:]), (wanted[0], *wanted[after:])
+            within = [torch.empty_like(part) if want else None for part, want in zip(parts, wants, strict=True)]
+        walked = self._walk_back(offsets, tensors, saved, given, within, wanted[1:after], overwrite=overwrite)
+        if within:
+            return within[0], *walked.initial, *within[1:]
+        return self._by_products(tensors, walked, wanted)
 
+    def _is_small(self, tensors: Tensors) -> bool:
+        """Whether the kernels make the gradients of values and weights as well.
 
-def _is_small(layer: Layer) -> bool:
-    """Whether the kernels make the gradients of values and weights as well.
+        Torch's products take longer to call than to compute where there is little to do, and are faster where there is
+        much. Measured with one thread and with two.
+        """
+        into, between, *_ = self.weights_of(tensors, 0)
+        return bool(tensors[0].shape[0] <= _FEW_ELEMENTS and into.numel() + between.numel() <= _FEW_WEIGHTS)
 
-    Torch's products take longer to call than to compute where there is little to do, and are faster where there is
-    much. Measured with one thread and with two.
-    """
-    weights = cast(Tensor, layer.weights[0]).numel() + cast(Tensor, layer.weights[1]).numel()
-    return layer.values.shape[0] <= _FEW_ELEMENTS and weights <= _FEW_WEIGHTS
+    def _walk_back(
+        self,
+        offsets: Tensor,
+        tensors: Tensors,
+        saved: Saved,
+        given: Given,
+        within: list[Tensor | None],
+        wanted: tuple[bool, ...],
+        *,
+        overwrite: bool,
+    ) -> _Walked:
+        """Walk back in time, and fill what there is of ``within``, the gradients of the values and all weights.
 
-
-def _by_products(layer: Layer, walked: _Walked, wanted: tuple[bool, ...]) -> Grads:
-    """The gradients of values and weights by torch's products, and those of the initial states."""
-    dtype = layer.values.dtype
-    wide = product_dtype(dtype)
-    if wide is not dtype:
-        layer = layer._replace(values=layer.values.to(wide), weights=to_dtype(layer.weights, wide))
-        walked = _Walked(*to_dtype(walked[:4], wide), walked.initial)  # type: ignore[arg-type,call-arg]
-        return to_dtype(_by_products(layer, walked, wanted), dtype)
-    grad_values: Tensor | None = None
-    grad_weights: list[Tensor | None] = []
-    for direction in range(layer.directions):
-        begin = 5 * direction
-        weights = Weights(*layer.weights[begin : begin + 5])  # type: ignore[arg-type]
-        if wanted[0]:
-            grad_values = _input_gradient(walked.gates[direction], weights.input, grad_values)
-        first = 1 + len(layer.initial) + begin
-        grad_weights += _weight_gradients(layer, walked, direction, weights, wanted[first : first + 5])
-    return grad_values, *walked.initial, *grad_weights
-
-
-class _Walked(NamedTuple):
-    """What the backward time loop gives.
-
-    Attributes:
-        gates: gradients of the gates' arguments, ``(K, N, S * H)`` and more columns that say nothing.
-        previous: ``(K, N, P)``: ``h`` before each element.
-        projected: with a projection, the gradient of ``h`` ``(K, N, P)``; else None.
-        unprojected: with a projection, what it reads, ``(K, N, H)``; else None.
-        initial: ``(K, B, size)`` a state.
-    """
-
-    gates: Tensor
-    previous: Tensor
-    projected: Tensor | None
-    unprojected: Tensor | None
-    initial: Grads
-
-
-def _walk_back(
-    layer: Layer,
-    saved: Saved,
-    given: Given,
-    within: list[Tensor | None],
-    wanted: tuple[bool, ...],
-    *,
-    overwrite: bool,
-) -> _Walked:
-    """Walk a layer back in time, and fill what there is of ``within``, the gradients of the values and all weights.
-
-    ``wanted`` says which initial states want theirs, the rest is as for :meth:`MatrixLayers.backward`.
-    """
-    fields = head(layer)
-    values, count = layer.values, layer.directions
-    total, hidden_size, width = values.shape[0], fields[10], layer.sizes[0]
-    projects = fields[11] > 0
-    is_lstm = len(layer.sizes) > 1
-    reuse_gates = overwrite and _SAVED[layer.cell] == _SLOTS[layer.cell]
-    reuse_cells = overwrite and is_lstm and not projects and not saved.is_shared
-    gates = saved.gates if reuse_gates else values.new_empty(count, total, fields[12])
-    previous = saved.cells if reuse_cells else values.new_empty(count, total, width)
-    projected = values.new_empty(count, total, width) if projects else None
-    unprojected = values.new_empty(count, total, hidden_size) if projects else None
-    initial = [torch.empty_like(part) if want else None for part, want in zip(layer.initial, wanted, strict=True)]
-    call_layer(
-        layer,
-        "raglane_backward",
-        _pack_backward(
-            *fields,
+        ``wanted`` says which initial states want theirs, the rest is as for :meth:`backward`.
+        """
+        values, count, total, width = tensors[0], self.directions, tensors[0].shape[0], self.sizes[0]
+        projects, is_lstm = self.weights_of(tensors, 0)[4] is not None, len(self.sizes) > 1
+        reuse_gates = overwrite and self.saved == self.slots
+        reuse_cells = overwrite and is_lstm and not projects and not saved.is_shared
+        gates = saved.gates if reuse_gates else values.new_empty(count, total, self.stride)
+        previous = saved.cells if reuse_cells else values.new_empty(count, total, width)
+        projected = values.new_empty(count, total, width) if projects else None
+        unprojected = values.new_empty(count, total, self.hidden_size) if projects else None
+        states = zip(self.initial(tensors), wanted, strict=True)
+        initial = tuple([torch.empty_like(part) if want else None for part, want in states])
+        fields = _pack_backward(
+            *self.head(offsets, tensors),
             saved.output.data_ptr(),
             0,
             0,
@@ -188,43 +150,84 @@ def _walk_back(
             address(unprojected),
             *addresses(initial, 2),
             *addresses(within, 11),
-        ),
-    )
-    if reuse_gates:
-        spend(saved.gates)
-    if reuse_cells:
-        spend(saved.cells)
-    return _Walked(gates, previous, projected, unprojected, tuple(initial))
+        )
+        self._call(self.backward_function, fields, offsets, values)
+        if reuse_gates:
+            spend(saved.gates)
+        if reuse_cells:
+            spend(saved.cells)
+        return _Walked(gates, previous, projected, unprojected, initial)
+
+    def _by_products(self, tensors: Tensors, walked: _Walked, wanted: tuple[bool, ...]) -> Grads:
+        """The gradients of values and weights by torch's products, and those of the initial states."""
+        wide, begin = product_dtype(self.dtype), len(tensors) - self.weights
+        if wide is not self.dtype:
+            tensors = to_dtype(tensors, wide)
+            walked = _Walked(*to_dtype(walked[:4], wide), walked.initial)  # type: ignore[arg-type,call-arg]
+        grad_values: Tensor | None = None
+        grad_weights: list[Tensor | None] = []
+        for direction in range(self.directions):
+            weights = Weights(*self.weights_of(tensors, direction))
+            if wanted[0]:
+                grad_values = _input_gradient(walked.gates[direction], weights.input, grad_values)
+            wants = wanted[begin + self.each * direction :][: self.each]
+            grad_weights += self._weight_gradients(tensors[0], walked, direction, weights, wants)
+        found = (grad_values, *walked.initial, *grad_weights)
+        return found if wide is self.dtype else to_dtype(found, self.dtype)
+
+    def _weight_gradients(
+        self, values: Tensor, walked: _Walked, direction: int, weights: Weights, wanted: tuple[bool, ...]
+    ) -> list[Tensor | None]:
+        """The gradients of one direction's five weights."""
+        rows, hidden_size = weights.input.shape[0], self.hidden_size
+        gates = walked.gates[direction, :, : self.slots * hidden_size]
+        previous = walked.previous[direction]
+        result: list[Tensor | None] = [None] * 5
+        split = gates.shape[1] > rows  # GRU: the candidate's two products have gradients of their own
+        if wanted[0]:
+            result[0] = outer(gates[:, :rows], values)
+        if wanted[1]:
+            result[1] = (
+                torch.cat([outer(gates[:, : 2 * hidden_size], previous), outer(gates[:, rows:], previous)])
+                if split
+                else outer(gates, previous)
+            )
+        if wanted[2] or wanted[3]:
+            sums = gates.sum(0)
+            result[2] = sums[:rows] if wanted[2] else None
+            if wanted[3]:
+                result[3] = torch.cat([sums[: 2 * hidden_size], sums[rows:]]) if split else sums.clone()
+        if wanted[4] and walked.projected is not None and walked.unprojected is not None:
+            result[4] = torch.mm(walked.projected[direction].t(), walked.unprojected[direction])
+        return result
+
+
+def _gate_stride(cell: str, hidden_size: int) -> int:
+    """The row length of a cell's saved gates and of their gradients, see ``raglane.h``."""
+    stride = _SLOTS[cell] * (-(-hidden_size // 16) * 16)
+    # Rows of whole pages would all meet in the same few sets of a cache.
+    return stride + 16 if stride % 256 == 0 else stride
+
+
+class _Walked(NamedTuple):
+    """What the backward time loop gives.
+
+    Attributes:
+        gates: gradients of the gates' arguments, ``(K, N, S * H)`` and more columns that say nothing.
+        previous: ``(K, N, P)``: ``h`` before each element.
+        projected: with a projection, the gradient of ``h`` ``(K, N, P)``; else None.
+        unprojected: with a projection, what it reads, ``(K, N, H)``; else None.
+        initial: ``(K, B, size)`` per state.
+    """
+
+    gates: Tensor
+    previous: Tensor
+    projected: Tensor | None
+    unprojected: Tensor | None
+    initial: Grads
 
 
 def _input_gradient(gates: Tensor, weight: Tensor, total: Tensor | None) -> Tensor:
     """The gates' gradients x ``W_ih``, added to ``total``, the other direction's."""
     gates = gates[:, : weight.shape[0]]
     return torch.mm(gates, weight) if total is None else total.addmm_(gates, weight)
-
-
-def _weight_gradients(
-    layer: Layer, walked: _Walked, direction: int, weights: Weights, wanted: tuple[bool, ...]
-) -> list[Tensor | None]:
-    """The gradients of one direction's five weights."""
-    rows, hidden_size = weights.input.shape[0], layer.sizes[-1]
-    gates = walked.gates[direction, :, : _SLOTS[layer.cell] * hidden_size]
-    previous = walked.previous[direction]
-    result: list[Tensor | None] = [None] * 5
-    split = gates.shape[1] > rows  # GRU: the candidate's two products have gradients of their own
-    if wanted[0]:
-        result[0] = outer(gates[:, :rows], layer.values)
-    if wanted[1]:
-        result[1] = (
-            torch.cat([outer(gates[:, : 2 * hidden_size], previous), outer(gates[:, rows:], previous)])
-            if split
-            else outer(gates, previous)
-        )
-    if wanted[2] or wanted[3]:
-        sums = gates.sum(0)
-        result[2] = sums[:rows] if wanted[2] else None
-        if wanted[3]:
-            result[3] = torch.cat([sums[: 2 * hidden_size], sums[rows:]]) if split else sums.clone()
-    if wanted[4] and walked.projected is not None and walked.unprojected is not None:
-        result[4] = torch.mm(walked.projected[direction].t(), walked.unprojected[direction])
-    return result

@@ -1,15 +1,10 @@
-"""What goes down to C by its address, held against what C will read and write there.
-
-C takes an address at its word. Whatever a caller can reach may have changed since it was last looked at: by
-``.data =``, ``set_``, ``resize_``, ``functional_call``, a parametrization, a hook on saved tensors, an attribute of the
-layer. So nothing is remembered from call to call, and every tensor is looked at between the last line of the caller's
-code and the call.
+"""What goes down to C by its address, held against what C will read and write there: a layer's tensors before its call,
+what forward saved, and the gradients that come in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -23,62 +18,80 @@ from raglane.kernels.cpu.guards import Alike, guard
 from raglane.native.library import DTYPES
 from raglane.native.memory import NO_MEMORY, plain
 
-__all__ = ["Given", "Layer", "Saved"]
+__all__ = ["Given", "Rules", "Saved", "refuse"]
 
 
-class Layer(NamedTuple):
-    """A layer and its batch: what forward and backward both read. ``K`` directions, other letters as in ``Request``.
+class _Weight(NamedTuple):
+    """What a weight must be: its shape, None where there must be none; its bytes; whether it may be left out."""
 
-    Attributes:
+    shape: tuple[int, ...] | None
+    room: int
+    optional: bool
+
+
+def _nothing(*_: Tensor) -> bool:
+    return False
+
+
+class Rules:
+    """What the tensors of a layer must be.
+
+    Args:
         cell: a key of ``CELLS``.
-        values: ``(N, D)``.
-        offsets: ``(B + 1,)`` int64.
-        initial: ``(K, B, size)`` per state, or nothing where all begin with zeros.
-        weights: those of the cell's ``weights_type``, direction after direction.
+        input_size: ``D``.
         sizes: of the states.
         directions: ``K``.
-        depth: which layer of a stack this is, for messages.
+        dtype: of all.
+
+    Raises:
+        ValueError, KeyError: there is no such layer here.
     """
 
-    cell: str
-    values: Tensor
-    offsets: Tensor
-    initial: tuple[Tensor, ...]
-    weights: tuple[Tensor | None, ...]
-    sizes: tuple[int, ...]
-    directions: int
-    depth: int = 0
+    __slots__ = ("_expected", "_integers", "_weights", "cell", "directions", "input_size", "size", "sizes")
 
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        """All that may have a gradient, in the order in which gradients are given."""
-        return (self.values, *self.initial, *self.weights)
+    def __init__(self, cell: str, input_size: int, sizes: tuple[int, ...], directions: int, dtype: torch.dtype) -> None:
+        spec, size = CELLS[cell], dtype.itemsize
+        if dtype not in DTYPES or len(sizes) != len(spec.states) or directions not in (1, 2):
+            raise ValueError
+        weights = []
+        for _, shape, optional in weight_shapes(spec, input_size, sizes) or ():
+            room = 0 if shape is None else size * torch.Size(shape).numel()
+            weights.append(_Weight(shape, room, optional or shape is None))
+        self.cell, self.input_size, self.sizes, self.directions, self.size = cell, input_size, sizes, directions, size
+        self._weights = tuple(weights) * directions
+        self._integers = torch.empty(0, dtype=torch.int64, device="cpu")
+        # How many tensors there were last, and what says at once whether so many are what they must be.
+        self._expected: tuple[int, Alike] = (0, _nothing)
 
-    def checked(self) -> Layer:
-        """The same layer, all of it in memory that C can read; what lies well is not copied.
+    def checked(self, offsets: Any, tensors: tuple[Any, ...], depth: int) -> tuple[Tensor, tuple[Any, ...]]:
+        """Offsets and a layer's tensors in memory that C can read; what lies well is not copied.
+
+        Args:
+            offsets: ``(B + 1,)`` int64.
+            tensors: see :data:`raglane.kernels.cpu.layer.Tensors`.
+            depth: which layer of a stack this is, for messages.
 
         Raises:
             ArgumentTypeError, ShapeError, ArgumentError: as :func:`raglane.kernels.checks.check` for a request.
         """
         try:
-            if self._lies_well():
-                return self
+            if self._hold(offsets, tensors):
+                return offsets, tensors
         except NO_MEMORY:
             pass  # the words follow
-        self._explain()
-        return self._replace(
-            values=plain(self.values),
-            offsets=plain(self.offsets),
-            initial=tuple(plain(part) for part in self.initial),
-            weights=tuple(None if part is None else plain(part) for part in self.weights),
-        )
+        begin = len(tensors) - len(self._weights)
+        refuse(self.cell, offsets, tensors[0], tensors[1:begin], tensors[begin:], self.sizes, self.directions, depth)
+        if tensors[0].shape[1] != self.input_size:
+            rule = f"{self.input_size} features, as when the layer ran"
+            raise ShapeError(message("input", f"{tensors[0].shape[1]} features", rule, "leave its tensors alone"))
+        return plain(offsets), tuple([None if part is None else plain(part) for part in tensors])
 
-    def _lies_well(self) -> bool:
+    def _hold(self, offsets: Tensor, tensors: tuple[Any, ...]) -> bool:
         """A quick look at everything: storages one by one, all else at once where :func:`guard` can."""
-        cell, values, offsets, initial, weights, sizes, directions, _ = self
-        dtype, (_, width), (count,) = values.dtype, values.shape, offsets.shape
-        rules = _rules(cell, width, sizes, directions, dtype)
-        size, parts = rules.size, [values, offsets]
-        for part, (_, room, optional) in zip(weights, rules.weights, strict=True):
+        values, begin, size = tensors[0], len(tensors) - len(self._weights), self.size
+        elements, (count,) = values.shape[0], offsets.shape
+        parts = [values, offsets]
+        for part, (_, room, optional) in zip(tensors[begin:], self._weights, strict=True):
             if part is not None:
                 parts.append(part)
                 if part.untyped_storage().nbytes() < room + part.storage_offset() * size:
@@ -87,51 +100,86 @@ class Layer(NamedTuple):
                 return False
         if (
             count == 0
-            or values.untyped_storage().nbytes() < values.nbytes + values.storage_offset() * size
+            or values.untyped_storage().nbytes() < (elements * self.input_size + values.storage_offset()) * size
             or offsets.untyped_storage().nbytes() < 8 * (count + offsets.storage_offset())
         ):
             return False
-        expected, alike = rules.expected
-        if len(parts) != expected or not alike(*parts):
-            shapes = [shape for part, (shape, _, _) in zip(weights, rules.weights, strict=True) if part is not None]
-            if not (
-                _all_lie_well((values,), ((values.shape[0], width),), values)
-                and _all_lie_well((offsets,), ((count,),), rules.integers)
-                and _all_lie_well(parts[2:], shapes, values)  # type: ignore[arg-type]
-            ):
-                return False
-            rules.expect(parts, ((None, width), (None,), *shapes))  # type: ignore[arg-type]
-        if initial:
-            return len(initial) == len(sizes) and _all_lie_well(
-                initial, [(directions, count - 1, each) for each in sizes], values
-            )
+        expected, alike = self._expected
+        if (len(parts) != expected or not alike(*parts)) and not self._hold_one_by_one(parts, tensors[begin:]):
+            return False
+        if begin == 1:
+            return True
+        shapes = [(self.directions, count - 1, each) for each in self.sizes]
+        return begin == 1 + len(shapes) and _all_lie_well(tensors[1:begin], shapes, values)
+
+    def _hold_one_by_one(self, parts: list[Tensor], weights: tuple[Any, ...]) -> bool:
+        """The same tensor by tensor; where it holds, tensors like these are what is expected from now on."""
+        values, offsets, *given = parts
+        width = self.input_size
+        shapes = [shape for part, (shape, _, _) in zip(weights, self._weights, strict=True) if part is not None]
+        if not (
+            values.dtype.itemsize == self.size
+            and values.dtype in DTYPES
+            and _all_lie_well((values,), ((values.shape[0], width),), values)
+            and _all_lie_well((offsets,), ((offsets.shape[0],),), self._integers)
+            and _all_lie_well(given, shapes, values)  # type: ignore[arg-type]
+        ):
+            return False
+        alike = guard(parts, ((None, width), (None,), *shapes))  # type: ignore[arg-type]
+        if alike is not None:
+            self._expected = (len(parts), alike)
         return True
 
-    def _explain(self) -> None:
-        """Raise where something is wrong, with the words that every backend has for it."""
-        if self.cell not in CELLS:
-            raise ArgumentError(message("cell", repr(self.cell), f"one of {', '.join(CELLS)}", "choose one of them"))
-        cell, values = CELLS[self.cell], self.values
-        if values.dim() != 2:
-            raise ShapeError(message("input", f"shape {tuple(values.shape)}", "(N, D)", "pass the flat values"))
-        check_like("input", values, tuple(values.shape), values)
-        if not values.is_cpu or values.dtype not in DTYPES:
-            rule = f"the cpu kernels compute in {', '.join(map(str, DTYPES))}"
-            raise ShapeError(message("input", f"{values.dtype} on {values.device}", rule, "convert it with .to()"))
-        check_offsets(self.offsets, values.shape[0], values.device)
-        each = len(cell.weights_type._fields)
-        if self.directions not in (1, 2) or len(self.weights) != each * self.directions:
-            got = f"{len(self.weights)} weights for {self.directions} directions"
-            raise ShapeError(message("weights", got, f"{each} for each of one or two directions", "pass all of them"))
-        if len(self.sizes) != len(cell.states) or (self.initial and len(self.initial) != len(self.sizes)):
-            got = f"{len(self.initial)} of sizes {self.sizes}"
-            raise ShapeError(message("hx", got, f"the states {', '.join(cell.states)}", "pass one tensor for each"))
-        rows = (self.directions, self.offsets.shape[0] - 1)
-        for name, size, part in zip(cell.states, self.sizes, self.initial, strict=False):
-            check_like(f"hx ({name})", part, (*rows, size), values)
-        for direction in range(self.directions):
-            own = self.weights[each * direction :][:each]
-            check_weights(cell, own, values.shape[1], self.sizes, values, (self.depth, direction))
+
+def refuse(
+    cell: str,
+    offsets: Any,
+    values: Any,
+    initial: Sequence[Any],
+    weights: Sequence[Any],
+    sizes: tuple[int, ...],
+    directions: int,
+    depth: int = 0,
+) -> None:
+    """Raise where something about a layer and its tensors is wrong, with the words that every backend has for it.
+
+    Args:
+        cell: a key of ``CELLS``.
+        offsets: ``(B + 1,)`` int64.
+        values: ``(N, D)``.
+        initial: ``(K, B, size)`` per state, or nothing.
+        weights: those of the cell's ``weights_type``, direction after direction.
+        sizes: of the states.
+        directions: ``K``.
+        depth: which layer of a stack this is.
+
+    Raises:
+        ArgumentTypeError, ShapeError, ArgumentError: it is.
+    """
+    if cell not in CELLS:
+        raise ArgumentError(message("cell", repr(cell), f"one of {', '.join(CELLS)}", "choose one of them"))
+    spec = CELLS[cell]
+    if not isinstance(values, Tensor) or values.dim() != 2:
+        got = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
+        raise ShapeError(message("input", got, "(N, D)", "pass the flat values"))
+    check_like("input", values, tuple(values.shape), values)
+    if not values.is_cpu or values.dtype not in DTYPES:
+        rule = f"the cpu kernels compute in {', '.join(map(str, DTYPES))}"
+        raise ShapeError(message("input", f"{values.dtype} on {values.device}", rule, "convert it with .to()"))
+    check_offsets(offsets, values.shape[0], values.device)
+    each = len(spec.weights_type._fields)
+    if directions not in (1, 2) or len(weights) != each * directions:
+        got = f"{len(weights)} weights for {directions} directions"
+        raise ShapeError(message("weights", got, f"{each} for each of one or two directions", "pass all of them"))
+    if len(sizes) != len(spec.states) or (initial and len(initial) != len(sizes)):
+        got = f"{len(initial)} of sizes {sizes}"
+        raise ShapeError(message("hx", got, f"the states {', '.join(spec.states)}", "pass one tensor for each"))
+    rows = (directions, offsets.shape[0] - 1)
+    for name, size, part in zip(spec.states, sizes, initial, strict=False):
+        check_like(f"hx ({name})", part, (*rows, size), values)
+    for direction in range(directions):
+        own = tuple(weights[each * direction :][:each])
+        check_weights(spec, own, values.shape[1], sizes, values, (depth, direction))
 
 
 class Saved(NamedTuple):
@@ -150,20 +198,20 @@ class Saved(NamedTuple):
     cells: Tensor
     is_shared: bool = False
 
-    def checked(self, layer: Layer, shapes: tuple[tuple[int, ...], ...]) -> Saved:
+    def checked(self, shapes: Sequence[tuple[int, ...]], like: Tensor) -> Saved:
         """The same in memory that C can read.
 
         Args:
-            layer: the layer, checked.
             shapes: what the three must have.
+            like: the layer's values, checked.
 
         Raises:
             ArgumentTypeError, ShapeError: a hook on saved tensors gave back something else than was saved.
         """
-        if _all_lie_well(self[:3], shapes, layer.values):
+        if _all_lie_well(self[:3], shapes, like):
             return self
         names = ("saved output", "saved gates", "saved cells")
-        output, gates, cells = _all_checked(names, self[:3], shapes, layer.values)
+        output, gates, cells = _all_checked(names, self[:3], shapes, like)
         return Saved(output, gates, cells, self.is_shared)  # type: ignore[arg-type]
 
 
@@ -174,74 +222,22 @@ class Given(NamedTuple):
     cells: Tensor | None
     final: tuple[Tensor | None, ...]
 
-    def checked(self, layer: Layer, output: tuple[int, ...], cells: tuple[int, ...]) -> Given:
+    def checked(self, shapes: Sequence[tuple[int, ...]], like: Tensor) -> Given:
         """The same in memory that C can read.
 
         Args:
-            layer: the layer, checked.
-            output: the output's shape.
-            cells: that of ``Saved.cells``.
+            shapes: of the output, of ``Saved.cells`` and of the final states.
+            like: the layer's values, checked.
 
         Raises:
             ArgumentTypeError, ShapeError: a gradient that does not fit what it is of.
         """
-        directions, count = layer.directions, layer.offsets.shape[0] - 1
         parts = (self.output, self.cells, *self.final)
-        shapes = (output, cells, *[(directions, count, size) for size in layer.sizes])
-        if _all_lie_well(parts, shapes, layer.values):
+        if _all_lie_well(parts, shapes, like):
             return self
         names = ("gradient of the output", "gradient of c", "gradient of the final h", "gradient of the final c")
-        found = _all_checked(names, parts, shapes, layer.values)
+        found = _all_checked(names, parts, shapes, like)
         return Given(found[0], found[1], tuple(found[2:]))
-
-
-class _Rule(NamedTuple):
-    """What a weight must be: its shape, None where there must be none; its bytes; whether it may be left out."""
-
-    shape: tuple[int, ...] | None
-    room: int
-    optional: bool
-
-
-def _nothing(*_: Tensor) -> bool:
-    return False
-
-
-class _Rules:
-    """What the tensors of a layer must be.
-
-    Attributes:
-        size: the bytes of a number.
-        weights: their rules, direction after direction.
-        integers: a tensor as offsets are.
-        expected: how many tensors there were last, and what says at once whether so many are what they must be.
-    """
-
-    __slots__ = ("expected", "integers", "size", "weights")
-
-    def __init__(self, size: int, weights: tuple[_Rule, ...]) -> None:
-        self.size, self.weights = size, weights
-        self.integers = torch.empty(0, dtype=torch.int64, device="cpu")
-        self.expected: tuple[int, Alike] = (0, _nothing)
-
-    def expect(self, parts: Sequence[Tensor], shapes: Sequence[tuple[int | None, ...]]) -> None:
-        """Expect tensors like these from now on, which are what they must be."""
-        alike = guard(parts, shapes)
-        if alike is not None:
-            self.expected = (len(parts), alike)
-
-
-@lru_cache(maxsize=512)
-def _rules(cell: str, input_size: int, sizes: tuple[int, ...], directions: int, dtype: torch.dtype) -> _Rules:
-    """The rules for the tensors of a layer."""
-    size = dtype.itemsize
-    if dtype not in DTYPES or len(sizes) != len(CELLS[cell].states) or directions not in (1, 2):
-        raise ValueError
-    rules = []
-    for _, shape, optional in weight_shapes(CELLS[cell], input_size, sizes) or ():
-        room = 0 if shape is None else size * torch.Size(shape).numel()
-        rules.append(_Rule(shape, room, optional or shape is None))
-    return _Rules(size, tuple(rules) * directions)
 
 
 def _all_lie_well(parts: Sequence[Any], shapes: Sequence[tuple[int, ...]], like: Tensor) -> bool:

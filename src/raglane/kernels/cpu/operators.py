@@ -12,9 +12,10 @@ from torch import Tensor
 
 from raglane.cells import CELLS
 from raglane.errors import ArgumentError, ShapeError, message
-from raglane.kernels.contract import zero_state
-from raglane.kernels.cpu.kinds import KINDS
-from raglane.kernels.cpu.memory import Given, Layer, Saved
+from raglane.kernels.contract import Request
+from raglane.kernels.cpu.kind import KINDS, layer_of
+from raglane.kernels.cpu.layer import Layer
+from raglane.kernels.cpu.memory import Given, Saved
 
 __all__ = ["recurrence", "run"]
 
@@ -24,17 +25,16 @@ _PADDED = 2 + _WEIGHTS
 _TENSORS = "Tensor h, Tensor? c, " + ", ".join(f"Tensor? w{index}" for index in range(_WEIGHTS))
 
 
-def _padded(layer: Layer) -> tuple[Tensor | None, ...]:
+def _padded(request: Request, weights: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
     """States and weights, with None for those that the layer does not have."""
-    initial = layer.initial
-    if not initial:
-        initial = zero_state(layer.values, layer.directions, layer.offsets.shape[0] - 1, layer.sizes)
-    states = (*initial, None)[:2]
-    return (*states, *layer.weights, *([None] * (_WEIGHTS - len(layer.weights))))
+    states = (*request.initial(), None)[:2]
+    return (*states, *weights, *([None] * (_WEIGHTS - len(weights))))
 
 
-def _layer_of(cell: str, values: Tensor, offsets: Tensor, padded: tuple[Tensor | None, ...]) -> Layer:
-    """What :func:`_padded` took apart. The operator can be called by anybody, with anything."""
+def _layer_of(
+    cell: str, values: Tensor, offsets: Tensor, padded: tuple[Tensor | None, ...]
+) -> tuple[Layer, tuple[Tensor | None, ...]]:
+    """What :func:`_padded` took apart, and its tensors. The operator can be called by anybody, with anything."""
     if cell not in KINDS:
         raise ArgumentError(message("cell", repr(cell), f"one of {', '.join(KINDS)}", "choose one of them"))
     states = tuple(part for part in padded[:2] if part is not None)
@@ -47,7 +47,9 @@ def _layer_of(cell: str, values: Tensor, offsets: Tensor, padded: tuple[Tensor |
     if any(part is not None for part in rest):
         got, rule = f"{directions} directions, and weights for more", f"{each} weights for each direction of h"
         raise ArgumentError(message("weights", got, rule, "pass a state for both directions"))
-    return Layer(cell, values, offsets, states, weights, tuple(part.shape[2] for part in states), directions)
+    tensors = (values, *states, *weights)
+    sizes = tuple(int(part.shape[2]) for part in states)  # no symbol: weights have sizes of their own
+    return layer_of(cell, offsets, tensors, len(weights), sizes, int(directions)), tensors
 
 
 @torch.library.custom_op(
@@ -57,10 +59,10 @@ def _layer_of(cell: str, values: Tensor, offsets: Tensor, padded: tuple[Tensor |
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def recurrence(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    """Output, final h, final c, saved gates, c after each element; what there is not is empty."""
+    """Output, final h, final c, saved gates, c after each element; absent parts are empty tensors."""
     *padded, need_output, save, need_cells = rest
-    layer = _layer_of(cell, values, offsets, tuple(padded))
-    ran = KINDS[cell].forward(layer, need_output=need_output, save=save, need_cells=need_cells)
+    layer, tensors = _layer_of(cell, values, offsets, tuple(padded))
+    ran = layer.forward(offsets, tensors, need_output=need_output, save=save, need_cells=need_cells)
     nothing = [values.new_empty(0) for _ in range(4)]
     output = nothing.pop() if ran.output is None else ran.output
     c = ran.final[1] if len(ran.final) > 1 else nothing.pop()
@@ -72,9 +74,9 @@ def recurrence(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> tuple[
 @recurrence.register_fake
 def _(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     *padded, need_output, save, need_cells = rest
-    layer = _layer_of(cell, values, offsets, tuple(padded))
-    h, c = layer.initial[0], layer.initial[1] if len(layer.initial) > 1 else None
-    gates, cells = KINDS[cell].saved_shapes(layer)
+    h, c = padded[:2]
+    layer, _ = _layer_of(cell, values, offsets, tuple(padded))
+    gates, cells = layer.saved_shapes(values.shape[0])
     return (
         values.new_empty(values.shape[0], h.shape[0] * h.shape[2]) if need_output or save else values.new_empty(0),
         h.new_empty(h.shape),
@@ -93,14 +95,15 @@ def _(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> tuple[Tensor, .
 def _backward_op(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> list[Tensor]:
     """The gradients of (values, h, c, ten weights); those not wanted are empty."""
     padded, (output, gates, cells, grad_output, grad_cells, *grad_final, wanted) = rest[:_PADDED], rest[_PADDED:]
-    layer = _layer_of(cell, values, offsets, padded)
-    states, weights = len(layer.initial), len(layer.weights)
+    layer, tensors = _layer_of(cell, values, offsets, padded)
+    states, weights = len(layer.initial(tensors)), layer.weights
     given = Given(grad_output, grad_cells, tuple(grad_final[:states]))
     kept = (wanted[0], *wanted[1 : 1 + states], *wanted[3 : 3 + weights])
     if len(wanted) != 1 + _PADDED:
         rule = f"{1 + _PADDED} bools: of the values, two states and {_WEIGHTS} weights"
         raise ArgumentError(message("wanted", f"{len(wanted)} bools", rule, "pass one for each"))
-    found = KINDS[cell].backward(layer, Saved(output, gates, cells, is_shared=True), given, kept, overwrite=False)
+    saved = Saved(output, gates, cells, is_shared=True)
+    found = layer.backward(offsets, tensors, saved, given, kept, overwrite=False)
     by_place: list[Tensor | None] = [*found[: 1 + states], *([None] * (2 - states)), *found[1 + states :]]
     by_place += [None] * (_WEIGHTS - weights)
     return [
@@ -137,10 +140,27 @@ recurrence.register_autograd(_op_backward, setup_context=_setup_context)
 
 
 def run(
-    layer: Layer, *, need_output: bool, save: bool, need_cells: bool
+    request: Request, weights: tuple[Tensor | None, ...], *, need_output: bool, save: bool, need_cells: bool
 ) -> tuple[Tensor, tuple[Tensor, ...], Tensor | None]:
-    """Run a layer by the operator: the output, the final states, and ``c`` after each element where it is needed."""
+    """Run a request of one layer by the operator.
+
+    Args:
+        request: the request.
+        weights: those of its directions in a row.
+        need_output: whether the output must be built.
+        save: whether backward follows.
+        need_cells: whether ``c`` after each element is wanted.
+
+    Returns:
+        The output, the final states, and ``c`` after each element where it is needed.
+    """
     output, h, c, _, cells = recurrence(
-        layer.cell, layer.values, layer.offsets, *_padded(layer), need_output, save, need_cells
+        request.cell.name,
+        request.values,
+        request.offsets,
+        *_padded(request, weights),
+        need_output,
+        save,
+        need_cells,
     )
-    return output, (h, c)[: len(layer.sizes)], cells if need_cells else None
+    return output, (h, c)[: len(request.sizes)], cells if need_cells else None

@@ -5,54 +5,53 @@ A second derivative goes through the reference kernel.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from raglane.kernels.contract import Request, Result
 from raglane.kernels.cpu.gradients import reference_gradients
-from raglane.kernels.cpu.kinds import KINDS
-from raglane.kernels.cpu.memory import Given, Layer, Saved
+from raglane.kernels.cpu.kind import KINDS, layer_of
+from raglane.kernels.cpu.layer import Layer, Tensors
+from raglane.kernels.cpu.memory import Given, Saved
 from raglane.native.library import leave_lost_threads
 from raglane.tracing import are_transformed, is_transformed, records_operators
 
 __all__ = ["run_layer"]
 
 
-def run_layer(
-    layer: Layer, need_output: bool, need_states: bool
-) -> tuple[Tensor | None, tuple[Tensor, ...], tuple[Tensor, ...] | None]:
-    """Run one layer.
-
-    Args:
-        layer: the layer and its batch.
-        need_output: whether the output must be built.
-        need_states: whether the states after each element are wanted.
-
-    Returns:
-        The output ``(N, K * P)``, or None where it was not needed; the final states, ``(K, B, size)`` each; and every
-        state after each element, ``(N, K * size)`` each, or None where they were not wanted.
-    """
-    tensors, kind = layer.tensors(), KINDS[layer.cell]
+def run_layer(request: Request) -> Result:
+    """Run a request of one layer, in all its directions."""
+    weights = request.weights[0]
+    if request.directions > 1:
+        weights = (*weights, *request.weights[1])
+    offsets, tensors, sizes = request.offsets, (request.values, *request.state, *weights), request.sizes
     needs_grad = torch.is_grad_enabled() and _any_requires_grad(tensors)
-    need_output, need_cells, cells = need_output or need_states, need_states and len(layer.sizes) > 1, None
+    need_output, cells = request.need_output or request.need_states, None
+    need_cells = request.need_states and len(sizes) > 1
+    cell, directions, depth = request.cell.name, request.directions, request.depth
     output: Tensor | None
     if records_operators():
         from raglane.kernels.cpu import operators
 
-        output, final, cells = operators.run(layer, need_output=need_output, save=needs_grad, need_cells=need_cells)
-    elif needs_grad:
-        apply = _Recurrence.apply if is_transformed(layer.values) else _apply
-        form = _Form(layer.cell, len(layer.initial), layer.sizes, layer.directions, layer.depth)
-        output, *rest = apply(form, layer.offsets, need_cells, *tensors)  # type: ignore[no-untyped-call]
-        if need_cells:
-            cells = rest.pop()
-        final = tuple(rest)
+        output, final, cells = operators.run(
+            request, weights, need_output=need_output, save=needs_grad, need_cells=need_cells
+        )
     else:
-        output, final, _, cells = kind.forward(layer, need_output=need_output, save=False, need_cells=need_cells)
-    states = kind.states(layer, output, cells) if need_states and output is not None else None
-    return (output if need_output else None), final, states
+        layer = layer_of(cell, offsets, tensors, len(weights), sizes, directions, depth)
+        if needs_grad:
+            apply = _Recurrence.apply if is_transformed(request.values) else _apply
+            output, *rest = apply(layer, offsets, need_cells, depth, *tensors)  # type: ignore[no-untyped-call]
+            if need_cells:
+                cells = rest.pop()
+            final = tuple(rest)
+        else:
+            output, final, _, cells = layer.forward(
+                offsets, tensors, need_output=need_output, save=False, need_cells=need_cells, depth=depth
+            )
+    states = (KINDS[cell].states(output, cells),) if request.need_states and output is not None else None
+    return Result(output if request.need_output else None, final, states)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -60,56 +59,43 @@ def run_layer(
 # ---------------------------------------------------------------------------------------------------------------
 
 
-def _any_requires_grad(tensors: tuple[Tensor | None, ...]) -> bool:
+def _any_requires_grad(tensors: Tensors) -> bool:
     for part in tensors:  # noqa: SIM110 (quicker than any of a generator)
         if part is not None and part.requires_grad:
             return True
     return False
 
 
-class _Form(NamedTuple):
-    """A layer without its tensors: what it is besides, and how many of the tensors are initial states."""
-
-    cell: str
-    states: int
-    sizes: tuple[int, ...]
-    directions: int
-    depth: int
-
-    def layer(self, offsets: Tensor, tensors: Sequence[Any]) -> Layer:
-        """With its tensors, in the order of ``Layer.tensors()``."""
-        initial, weights = tensors[1 : 1 + self.states], tensors[1 + self.states :]
-        return Layer(self.cell, tensors[0], offsets, tuple(initial), tuple(weights), *self[2:])
-
-
 class _Recurrence(torch.autograd.Function):
-    """One layer in all directions; inputs are (form, offsets, whether c is wanted, *tensors)."""
+    """One layer in all directions; inputs are (layer, offsets, whether c is wanted, depth, *tensors)."""
 
     # Torch asks for it in every backward pass, and looks through all bases where it is not here.
     boxed_grads_call = False
 
     @staticmethod
-    def forward(ctx: Any, form: _Form, offsets: Tensor, need_cells: bool, *tensors: Any) -> tuple[Tensor, ...]:
-        ran = KINDS[form.cell].forward(form.layer(offsets, tensors), need_output=True, save=True, need_cells=need_cells)
+    def forward(
+        ctx: Any, layer: Layer, offsets: Tensor, need_cells: bool, depth: int, *tensors: Any
+    ) -> tuple[Tensor, ...]:
+        ran = layer.forward(offsets, tensors, need_output=True, save=True, need_cells=need_cells, depth=depth)
         saved = cast(Saved, ran.saved)
-        ctx.form, ctx.need_cells = form, need_cells
+        ctx.layer, ctx.need_cells, ctx.depth = layer, need_cells, depth
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(offsets, saved.output, saved.gates, saved.cells, *tensors)
         return (saved.output, *ran.final, saved.cells) if need_cells else (saved.output, *ran.final)
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor | None, *grads: Tensor | None) -> tuple[Any, ...]:
-        offsets, output, gates, cells, *tensors = ctx.saved_tensors
-        form: _Form = ctx.form
-        layer, states = form.layer(offsets, tensors), len(form.sizes)
+        offsets, output, gates, cells, *rest = ctx.saved_tensors
+        layer: Layer = ctx.layer
+        tensors, states = tuple(rest), len(layer.sizes)
         given = Given(grad_output, grads[states] if ctx.need_cells else None, grads[:states])
         # With create_graph the gradient is to be differentiated again; batched gradients have no memory to read.
         if torch.is_grad_enabled() or are_transformed((grad_output, *grads)):
-            return None, None, None, *reference_gradients(layer, given)
-        saved, wanted = Saved(output, gates, cells, ctx.need_cells), ctx.needs_input_grad[3:]
+            return None, None, None, None, *reference_gradients(layer, offsets, tensors, given)
+        saved, wanted = Saved(output, gates, cells, ctx.need_cells), ctx.needs_input_grad[4:]
         leave_lost_threads()
-        found = KINDS[form.cell].backward(layer, saved, given, wanted, overwrite=_is_last_use())
-        return None, None, None, *found
+        found = layer.backward(offsets, tensors, saved, given, wanted, overwrite=_is_last_use(), depth=ctx.depth)
+        return None, None, None, None, *found
 
 
 # What Function.apply calls once it has looked through all arguments for what torch.func's transforms leave behind.

@@ -14,9 +14,9 @@ from raglane.cells.module import ModuleCell
 from raglane.cells.spec import Weights
 from raglane.errors import ArgumentError, ArgumentTypeError, message
 from raglane.nn.arguments import check_count, check_dropout, check_flag, check_signature
-from raglane.nn.recurrent.inputs import flatten
+from raglane.nn.recurrent.inputs import read
 from raglane.nn.recurrent.layer import RecurrentLayer
-from raglane.nn.recurrent.request import Network, State, one_or_tuple
+from raglane.nn.recurrent.request import State, one_or_tuple
 from raglane.ragged import Ragged
 
 __all__ = ["Recurrent"]
@@ -162,12 +162,12 @@ class Recurrent(RecurrentLayer):
             raise ArgumentTypeError(
                 message("out", got, rule, "call the layer with a Ragged, without return_output=False")
             )
-        inputs = flatten(out, None, self.batch_first)
+        inputs = read(out, None, self.batch_first)
         vectors = inputs.batch.last()
         if self.bidirectional:
             size = vectors.shape[1] // 2
             vectors = torch.cat([vectors[:, :size], inputs.batch.first()[:, size:]], 1)
-        return vectors if inputs.batched else vectors.squeeze(0)
+        return vectors if inputs.is_batched else vectors.squeeze(0)
 
     def extra_repr(self) -> str:
         """What was chosen."""
@@ -175,11 +175,19 @@ class Recurrent(RecurrentLayer):
         chosen = [f"{name}={getattr(self, name)}" for name, value in defaults.items() if getattr(self, name) != value]
         return ", ".join(part for part in (*chosen, super().extra_repr()) if part)
 
-    def _network(self) -> Network:
-        """The layer's description for the kernels, with the modules as they are now."""
-        cell = self._spec
-        weights = tuple(module if isinstance(cell, ModuleCell) else _weights_of(module) for module in self.cells)
-        return self._describe(weights, next(self.cells.parameters(), None), cell.state_sizes(self.hidden_size))
+    @property
+    def state_sizes(self) -> tuple[int, ...]:
+        """The size of each state."""
+        return self._spec.state_sizes(self.hidden_size)
+
+    def _weights(self) -> tuple[Any, ...]:
+        """The modules themselves, where their equations are their own."""
+        if isinstance(self._spec, ModuleCell):
+            return tuple(self.cells)
+        return tuple([_weights_of(module) for module in self.cells])
+
+    def _like(self, weights: tuple[Any, ...]) -> Tensor | None:
+        return next(self.cells.parameters(), None) if isinstance(self._spec, ModuleCell) else weights[0].input
 
     def _has_own_initial(self) -> bool:
         return super()._has_own_initial() or hasattr(self.cells[0], "initial_state")

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
-from raglane.nn.recurrent.inputs import flatten
+from raglane.nn.recurrent.inputs import read
 from raglane.nn.recurrent.layer import RecurrentLayer
-from raglane.nn.recurrent.request import State, one_or_tuple, prepare
+from raglane.nn.recurrent.request import State, one_or_tuple, plan_of, prepare
 from raglane.ragged import Ragged
 
 __all__ = ["carry"]
@@ -49,13 +49,14 @@ def carry(layer: RecurrentLayer, input: Ragged, hx: State | None, begins: Tensor
         (True, [[0.0, 0.0, 0.0, 0.0]], False)
     """
     _check(layer, input, begins)
-    network, inputs = layer._network(), flatten(input, None, layer.batch_first)
-    fresh = prepare(network, inputs, None).initial()
+    inputs = read(input, None, layer.batch_first)
+    plan = plan_of(layer, inputs.data)
+    fresh = prepare(layer, plan, inputs, None).initial()
     if hx is None:
         _check_all_begin(input, begins)
         return one_or_tuple(fresh)
     is_fresh = begins.to(input.device, non_blocking=True).unsqueeze(1)
-    given = prepare(network, inputs, hx).initial()
+    given = prepare(layer, plan, inputs, hx).initial()
     kept = (torch.where(is_fresh, new, old.detach()) for new, old in zip(fresh, given, strict=True))
     return one_or_tuple(tuple(kept))
 

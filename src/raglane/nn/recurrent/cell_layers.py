@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -15,7 +14,6 @@ from raglane.cells.elementwise import ElementwiseWeights
 from raglane.errors import ArgumentError, message
 from raglane.nn.arguments import check_clip, check_count, check_dropout, check_dtype, check_flag
 from raglane.nn.recurrent.layer import RecurrentLayer
-from raglane.nn.recurrent.request import Network
 
 __all__ = [
     "QRNN",
@@ -127,15 +125,10 @@ class CellLayer(RecurrentLayer):
         parts = [str(self.input_size), str(self.hidden_size), *chosen, super().extra_repr()]
         return ", ".join(part for part in parts if part)
 
-    def _network(self) -> Network:
-        """The layer's description for the kernels, with the weights as they are now."""
-        weights = tuple(self._weights())
-        return self._describe(weights, weights[0].input, self._cell.state_sizes(self.hidden_size))
-
-    def _weights(self) -> Iterator[Any]:
-        """One layer and direction after the other, read by name: parametrizations and functional_call replace them."""
-        for names in self._all_weights:
-            yield self._cell.weights_type(*[getattr(self, name) for name in names])
+    def _weights(self) -> tuple[Any, ...]:
+        """Read by name: parametrizations and functional_call replace them."""
+        kind = self._cell.weights_type
+        return tuple([kind(*[getattr(self, name) for name in names]) for names in self._all_weights])
 
 
 class IndRNN(CellLayer):
@@ -186,13 +179,12 @@ class IndRNN(CellLayer):
             check_count("max_length", max_length)
         return CELLS[f"indrnn_{nonlinearity}"]
 
-    def _weights(self) -> Iterator[ElementwiseWeights]:
-        for weights in super()._weights():
-            if self.max_length is None:
-                yield weights
-            else:
-                bound: Any = _Bound.apply(weights.recurrent, 2 ** (1 / self.max_length))  # type: ignore[no-untyped-call]
-                yield weights._replace(recurrent=bound)
+    def _weights(self) -> tuple[ElementwiseWeights, ...]:
+        if self.max_length is None:
+            return super()._weights()
+        bound = 2 ** (1 / self.max_length)
+        apply: Any = _Bound.apply
+        return tuple([weights._replace(recurrent=apply(weights.recurrent, bound)) for weights in super()._weights()])
 
 
 class _Bound(torch.autograd.Function):

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from raglane import errors
-from raglane.kernels.dispatch import Choice
+from raglane.kernels.contract import Traits
+from raglane.kernels.dispatch import Choice, choose
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.ragged import Ragged
 
@@ -49,4 +50,6 @@ def explain(layer: torch.nn.Module, batch: Any, *, lengths: Any = None, return_s
             errors.message("batch", type(batch).__name__, "what the layer is called with", "pass a Ragged or a tensor")
         )
     dense = isinstance(batch, Tensor) and lengths is None
-    return layer._choice(values, dense=dense, need_states=return_states)
+    cell = layer.regularisation.cell(layer.cell, layer.training)
+    traits = Traits(cell, layer.input_size, layer.hidden_size, values.dtype, values.device, return_states)
+    return choose(traits, layer.schedule, layer.backend, dense=dense)

@@ -1,13 +1,13 @@
 """Like in, like out: every kind of input as flat values, and the way back for what a layer gives.
 
 A layer takes a Ragged batch, a PackedSequence, a padded tensor with or without lengths, or one sequence without a
-batch. Each becomes :class:`FlatInput`; what the kernels return is handed back as the kind that came.
+batch. Each becomes :class:`Inputs`; what the kernels return is handed back as the kind that came.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,34 +17,72 @@ from torch.nn.utils.rnn import PackedSequence
 from raglane.checks import check_dense, check_storage
 from raglane.errors import ArgumentTypeError, ShapeError, message
 from raglane.indexing import place_rows, take_rows
+from raglane.kernels.contract import Dense, Packed
 from raglane.native import rows
 from raglane.packing.flat import find_packed, find_padded, flat_to_padded
 from raglane.ragged import Ragged
 from raglane.tracing import index_arithmetic, records_operators
 
-__all__ = ["FlatInput", "flatten", "flatten_marks"]
+__all__ = ["Inputs", "flatten_marks", "read"]
+
+Restore = Callable[[Tensor], Any]
 
 
-@dataclass(slots=True, eq=False)
-class FlatInput:
-    """A batch as kernels take it.
-
-    Attributes:
-        batch: the sequences, in the caller's order.
-        restore: from outputs ``(N, size)`` to the kind of the input.
-        batched: False for one sequence without a batch: its states have no batch dimension either.
-    """
-
-    batch: Ragged
-    restore: Callable[[Tensor], Any]
-    batched: bool = True
+def _as_it_is(output: Tensor) -> Tensor:
+    return output
 
 
-def flatten(inputs: Any, lengths: Any, batch_first: bool) -> FlatInput:
-    """Bring an input of any kind into the flat layout.
+class Inputs:
+    """An input as it came, and flat as soon as somebody asks for that.
 
     Args:
-        inputs: a Ragged ``(N, D)``, a PackedSequence, a tensor ``(B, T, D)`` or ``(T, B, D)``, or ``(T, D)``.
+        data: the tensor that came, or that is in what came; its last dimension are the features.
+        flatten: makes the flat batch, and what leads from outputs ``(N, size)`` back to the kind of the input.
+        layout: how ``data`` lies where that is a layout of torch's own, and has elements; else None.
+        restore_layout: from an output that lies as ``data`` to the kind of the input.
+        is_dense: whether it is a tensor in which every element is real.
+        is_batched: False for one sequence without a batch: its states have no batch dimension either.
+        count: the number of sequences in a ``Dense`` layout.
+    """
+
+    __slots__ = ("_flat", "_flatten", "count", "data", "is_batched", "is_dense", "layout", "restore_layout")
+
+    def __init__(
+        self,
+        data: Tensor,
+        flatten: Callable[[], tuple[Ragged, Restore]],
+        layout: Packed | Dense | None = None,
+        restore_layout: Restore = _as_it_is,
+        *,
+        is_dense: bool = False,
+        is_batched: bool = True,
+        count: int = 0,
+    ) -> None:
+        self.data, self.layout, self.restore_layout = data, layout, restore_layout
+        self.is_dense, self.is_batched, self.count = is_dense, is_batched, count
+        self._flatten = flatten
+        self._flat: tuple[Ragged, Restore] | None = None
+
+    @property
+    def batch(self) -> Ragged:
+        """The sequences, in the caller's order."""
+        return self._flattened()[0]
+
+    def restore(self, flat: Tensor) -> Any:
+        """From outputs ``(N, size)`` to the kind of the input."""
+        return self._flattened()[1](flat)
+
+    def _flattened(self) -> tuple[Ragged, Restore]:
+        if self._flat is None:
+            self._flat = self._flatten()
+        return self._flat
+
+
+def read(input: Any, lengths: Any, batch_first: bool) -> Inputs:
+    """Take up an input of any kind.
+
+    Args:
+        input: a Ragged ``(N, D)``, a PackedSequence, a tensor ``(B, T, D)`` or ``(T, B, D)``, or ``(T, D)``.
         lengths: for a padded tensor, ``(B,)`` integers from 0 to T; else None.
         batch_first: whether the batch is the first dimension of a padded tensor.
 
@@ -52,55 +90,52 @@ def flatten(inputs: Any, lengths: Any, batch_first: bool) -> FlatInput:
         ArgumentTypeError: another kind of input, or lengths with an input that has its own.
         ShapeError: a tensor of other dimensions, or a sparse one.
     """
-    if isinstance(inputs, Ragged | PackedSequence):
+    if isinstance(input, Ragged | PackedSequence):
         if lengths is not None:
             raise ArgumentTypeError(
-                message("lengths", "lengths", f"a {type(inputs).__name__} brings its own", "leave them out")
+                message("lengths", "lengths", f"a {type(input).__name__} brings its own", "leave them out")
             )
-        if isinstance(inputs, Ragged):
-            return FlatInput(inputs, inputs._like)
-        return _flatten_packed(inputs)
-    if not isinstance(inputs, Tensor) or inputs.is_nested:
+        return _read_ragged(input) if isinstance(input, Ragged) else _read_packed(input)
+    if not isinstance(input, Tensor) or input.is_nested:
         raise ArgumentTypeError(
             message(
                 "input",
-                "a nested tensor" if isinstance(inputs, Tensor) else f"a {type(inputs).__name__}",
+                "a nested tensor" if isinstance(input, Tensor) else f"a {type(input).__name__}",
                 "a Ragged, a PackedSequence, or a tensor",
                 "wrap a list of sequences with rl.Ragged(sequences), a nested tensor with rl.Ragged.from_nested"
-                if not isinstance(inputs, torch.fx.Proxy)
+                if not isinstance(input, torch.fx.Proxy)
                 else "let the tracer of torch.fx say in is_leaf_module that the layer is one",
             )
         )
-    check_dense("input", inputs)
-    check_storage("input", inputs)
-    if inputs.dim() == 2 and lengths is None:
-        return FlatInput(_even(inputs, 1, inputs.shape[0]), lambda flat: flat, batched=False)
-    if inputs.dim() != 3:
+    check_dense("input", input)
+    check_storage("input", input)
+    if input.dim() == 2 and lengths is None:
+        return _read_one(input, batch_first)
+    if input.dim() != 3:
         raise ShapeError(
             message(
                 "input",
-                f"a tensor of shape {tuple(inputs.shape)}",
+                f"a tensor of shape {tuple(input.shape)}",
                 f"(B, T, D) or (T, B, D){'' if lengths is not None else ', or (T, D) for one sequence'}",
                 "add the missing dimension, or pass a Ragged",
             )
         )
-    steps = inputs.shape[1] if batch_first else inputs.shape[0]
     if lengths is None:
-        return _flatten_dense(inputs, batch_first)
-    return _flatten_padded(inputs, lengths, batch_first, steps)
+        return _read_dense(input, batch_first)
+    return Inputs(input, partial(_flatten_padded, input, lengths, batch_first))
 
 
 def flatten_marks(marks: Any, lengths: Any, batch_first: bool) -> Ragged:
-    """Bring one number an element, which comes with an input of the same kind, into the flat layout.
+    """Bring one number per element, which comes with an input of the same kind, into the flat layout.
 
     Args:
         marks: a Ragged ``(N,)``, a PackedSequence, a tensor ``(B, T)`` or ``(T, B)``, or ``(T,)``.
-        lengths: as for :func:`flatten`.
-        batch_first: as for :func:`flatten`.
+        lengths: as for :func:`read`.
+        batch_first: as for :func:`read`.
 
     Raises:
-        ArgumentTypeError: as for :func:`flatten`.
-        ShapeError: as for :func:`flatten`.
+        ArgumentTypeError: as for :func:`read`.
+        ShapeError: as for :func:`read`.
 
     Example:
         >>> import torch
@@ -108,8 +143,49 @@ def flatten_marks(marks: Any, lengths: Any, batch_first: bool) -> Ragged:
         [True]
     """
     if isinstance(marks, Tensor) and not marks.is_nested:
-        return flatten(marks.unsqueeze(-1), lengths, batch_first).batch.map(lambda values: values.squeeze(-1))
-    return flatten(marks, None, batch_first).batch
+        return read(marks.unsqueeze(-1), lengths, batch_first).batch.map(lambda values: values.squeeze(-1))
+    return read(marks, None, batch_first).batch
+
+
+def _read_ragged(batch: Ragged) -> Inputs:
+    return Inputs(batch.values, lambda: (batch, batch._like))
+
+
+def _read_one(sequence: Tensor, batch_first: bool) -> Inputs:
+    """One sequence without a batch."""
+    steps, batch_dim = sequence.shape[0], 0 if batch_first else 1
+    layout = Dense(batch_first) if sequence.numel() else None
+    return Inputs(
+        sequence if layout is None else sequence.unsqueeze(batch_dim),
+        lambda: (_even(sequence, 1, steps), _as_it_is),
+        layout,
+        lambda output: output.squeeze(batch_dim),
+        is_dense=True,
+        is_batched=False,
+        count=1,
+    )
+
+
+def _read_dense(input: Tensor, batch_first: bool) -> Inputs:
+    """A tensor in which every element is real."""
+    count, steps = input.shape[:2] if batch_first else input.shape[:2][::-1]
+
+    def flatten() -> tuple[Ragged, Restore]:
+        batch_major = input if batch_first else input.transpose(0, 1)
+        return _even(batch_major.reshape(count * steps, input.shape[2]), count, steps), restore
+
+    def restore(flat: Tensor) -> Tensor:
+        padded = flat.view(count, steps, flat.shape[1])
+        return padded if batch_first else padded.transpose(0, 1)
+
+    layout = Dense(batch_first) if input.numel() else None
+    return Inputs(input, flatten, layout, is_dense=True, count=count)
+
+
+def _read_packed(packed: PackedSequence) -> Inputs:
+    data, sizes, there, back = packed
+    layout = Packed(sizes, there, back) if data.dim() == 2 and data.numel() else None
+    return Inputs(data, partial(_flatten_packed, packed), layout, lambda output: packed._replace(data=output))
 
 
 def _even(values: Tensor, count: int, steps: int) -> Ragged:
@@ -123,49 +199,37 @@ def _even_offsets(count: int, steps: int, device: torch.device) -> Tensor:
     return torch.arange(count + 1, device=device) * steps
 
 
-def _flatten_dense(inputs: Tensor, batch_first: bool) -> FlatInput:
-    """A tensor in which every element is real."""
-    batch_major = inputs if batch_first else inputs.transpose(0, 1)
-    count, steps, size = batch_major.shape
-    batch = _even(batch_major.reshape(count * steps, size), count, steps)
-
-    def restore(flat: Tensor) -> Tensor:
-        padded = flat.view(count, steps, flat.shape[1])
-        return padded if batch_first else padded.transpose(0, 1)
-
-    return FlatInput(batch, restore)
-
-
-def _flatten_padded(inputs: Tensor, lengths: Any, batch_first: bool, steps: int) -> FlatInput:
+def _flatten_padded(input: Tensor, lengths: Any, batch_first: bool) -> tuple[Ragged, Restore]:
     """A padded tensor with lengths; its own index leads back where the tensor lies in memory as its shape says."""
+    steps = input.shape[1 if batch_first else 0]
     if records_operators():
         from raglane.packing import operators
 
-        values, offsets = operators.padded_to_flat(inputs, torch.as_tensor(lengths), batch_first)
+        values, offsets = operators.padded_to_flat(input, torch.as_tensor(lengths), batch_first)
         batch = Ragged._make(values, offsets, None)
-        return FlatInput(batch, lambda flat: operators.padded_from_flat(flat, offsets, batch_first, steps))
-    moved = rows.flatten_padded(inputs, lengths, batch_first)
+        return batch, lambda flat: operators.padded_from_flat(flat, offsets, batch_first, steps)
+    moved = rows.flatten_padded(input, lengths, batch_first)
     if moved is not None:
         values, layout = moved
-        return FlatInput(Ragged._make(values, layout.offsets, None), layout.from_flat)
-    found = find_padded(inputs, lengths, batch_first)
+        return Ragged._make(values, layout.offsets, None), layout.from_flat
+    found = find_padded(input, lengths, batch_first)
 
     def restore(flat: Tensor) -> Tensor:
-        if not inputs.is_contiguous():
+        if not input.is_contiguous():
             return flat_to_padded(flat, found.offsets, steps, batch_first)
-        return place_rows(flat, found.index, found.rows.shape[0]).view(*inputs.shape[:2], flat.shape[1])
+        return place_rows(flat, found.index, found.rows.shape[0]).view(*input.shape[:2], flat.shape[1])
 
-    return FlatInput(Ragged._make(take_rows(found.rows, found.index), found.offsets, found.lengths), restore)
+    return Ragged._make(take_rows(found.rows, found.index), found.offsets, found.lengths), restore
 
 
-def _flatten_packed(packed: PackedSequence) -> FlatInput:
+def _flatten_packed(packed: PackedSequence) -> tuple[Ragged, Restore]:
     """A pack, whichever way it broke ties when it was sorted: its own index leads there and back."""
     moved = rows.flatten_packed(packed)
     if moved is not None:
         values, layout = moved
         batch = Ragged._make(values, layout.offsets, None)
-        return FlatInput(batch, lambda flat: packed._replace(data=layout.from_flat(flat)))
+        return batch, lambda flat: packed._replace(data=layout.from_flat(flat))
     check_storage("packed.data", packed.data)
     found = find_packed(packed)
     batch = Ragged._make(take_rows(found.rows, found.index), found.offsets, found.lengths)
-    return FlatInput(batch, lambda flat: packed._replace(data=place_rows(flat, found.index, found.rows.shape[0])))
+    return batch, lambda flat: packed._replace(data=place_rows(flat, found.index, found.rows.shape[0]))

@@ -7,20 +7,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn.utils.rnn import PackedSequence
 
 from raglane.cells.spec import CellSpec
 from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError, ShapeError, message
-from raglane.kernels.dispatch import Choice, check_names, choose, pick
+from raglane.kernels.dispatch import check_names
 from raglane.nn.arguments import check_count, check_flag
 from raglane.nn.recurrent.initial_state import LengthState
-from raglane.nn.recurrent.inputs import flatten, flatten_marks
 from raglane.nn.recurrent.regularisation import Regularisation
-from raglane.nn.recurrent.request import Network, State, one_or_tuple, prepare, run, run_dense, run_pack
-from raglane.nn.recurrent.resets import check_marks, split
+from raglane.nn.recurrent.request import State, one_or_tuple, run
 from raglane.ragged import Ragged
-from raglane.tracing import are_transforms_active, is_exporting, is_jit_traced, never_traced
+from raglane.tracing import are_transforms_active, is_exporting, never_traced
 
 __all__ = ["OPTIONS", "RecurrentLayer"]
 
@@ -65,43 +62,28 @@ class RecurrentLayer(torch.nn.Module):
     @property
     def output_size(self) -> int:
         """The features of an element of the output."""
-        size = self.cell.state_sizes(self.hidden_size, getattr(self, "proj_size", 0))[0]
+        size = self.state_sizes[0]
         return (2 if self.bidirectional else 1) * size
 
+    @property
+    def state_sizes(self) -> tuple[int, ...]:
+        """The size of each state, in the order of the cell's ``states``."""
+        return self.cell.state_sizes(self.hidden_size, getattr(self, "proj_size", 0))
+
     @abstractmethod
-    def _network(self) -> Network:
-        """The layer's description for the kernels, with the weights as they are now."""
+    def _weights(self) -> tuple[Any, ...]:
+        """The weights as they are now: one of the cell's ``weights_type`` per layer and direction, in torch's order."""
 
-    def _describe(self, weights: tuple[Any, ...], like: Tensor | None, state_sizes: tuple[int, ...]) -> Network:
-        """The layer's description for the kernels: what differs from kind to kind, and what all layers have."""
-        directions = 2 if self.bidirectional else 1
-        if (
-            len(weights) != self.num_layers * directions
-            or type(self.hidden_size) is not int
-            or type(self.input_size) is not int
-        ):
-            self._check_sizes(len(weights))
-        return Network(
-            self.cell,
-            weights,
-            like,
-            self.input_size,
-            self.hidden_size,
-            state_sizes,
-            self.num_layers,
-            directions,
-            self.dropout,
-            self.training,
-            self.schedule,
-            self.backend,
-            self.regularisation,
-            self._own_initial if self._has_own_initial() else None,
-        )
+    def _like(self, weights: tuple[Any, ...]) -> Tensor | None:
+        """One of the weights, for the dtype and device of all; None for a layer without any."""
+        like: Tensor | None = weights[0].input
+        return like
 
-    def _check_sizes(self, count: int) -> None:
-        """Raise where an attribute was changed to what this layer cannot be; ``count`` weights is what it has."""
+    def _check_sizes(self) -> None:
+        """Raise where an attribute was changed to what this layer cannot be."""
         for name in ("input_size", "hidden_size", "num_layers"):
             check_count(name, getattr(self, name))
+        count = len(self._weights())
         if count != self.num_layers * (2 if self.bidirectional else 1):
             raise ArgumentError(
                 message(
@@ -148,11 +130,11 @@ class RecurrentLayer(torch.nn.Module):
         self.initial_state = initial_state
         if initial_state == "zeros":
             return
-        network = self._network()
-        like = torch.empty(0) if network.like is None else network.like
-        rows, sizes = network.layers * network.directions, network.state_sizes
+        found = self._like(self._weights())
+        like = torch.empty(0) if found is None else found
+        rows, sizes = self.num_layers * (2 if self.bidirectional else 1), self.state_sizes
         if initial_state == "learned":
-            for name, size in zip(network.cell.states, sizes, strict=True):
+            for name, size in zip(self.cell.states, sizes, strict=True):
                 self.register_parameter(f"initial_{name}", torch.nn.Parameter(like.new_zeros(rows, size)))
         if initial_state == "lengths":
             self.initial_module = LengthState(rows, sizes, like.device, like.dtype)
@@ -214,25 +196,7 @@ class RecurrentLayer(torch.nn.Module):
                 "return_states": return_states,
             }
             return _outside_of_graphs(self, input, hx, **options)
-        network = self._network()
-        if resets is None and self._direct(network, input, hx, lengths, return_states):
-            output, state = (
-                run_pack(network, input, hx)
-                if isinstance(input, PackedSequence)
-                else run_dense(network, input, hx, self.batch_first)
-            )
-            return (output if return_output else None), state
-        if is_jit_traced():
-            rule = "a trace holds PyTorch's own operators and the sizes of one batch: it could not run another"
-            fix = "use torch.export.export or torch.compile, or backend='torch' with a tensor without lengths"
-            raise DispatchError(message("torch.jit.trace", f"a layer {type(self).__name__}", rule, fix))
-        inputs = flatten(input, lengths, self.batch_first)
-        pieces = None
-        if resets is not None:
-            check_marks(resets, input)
-            pieces = split(inputs.batch, flatten_marks(resets, lengths, self.batch_first))
-        request = prepare(network, inputs, hx, pieces, return_output, return_states)
-        return run(network, inputs, request, pieces)
+        return run(self, input, hx, lengths, resets, return_output, return_states)
 
     def __prepare_scriptable__(self) -> Any:
         rule, fix = "TorchScript cannot compile it", "use torch.compile or torch.export.export"
@@ -307,7 +271,7 @@ class RecurrentLayer(torch.nn.Module):
                 message("state", f"a {type(state).__name__}", "the final state", "pass what the layer returned second")
             )
         rows = self.num_layers * (2 if self.bidirectional else 1)
-        size = self.cell.state_sizes(self.hidden_size, getattr(self, "proj_size", 0))[0]
+        size = self.state_sizes[0]
         if h.dim() not in (2, 3) or h.shape[0] != rows or h.shape[-1] != size:
             rule = f"({rows}, B, {size}), or ({rows}, {size}) without a batch: layers times directions, sequences, size"
             raise ShapeError(message("state", f"shape {tuple(h.shape)}", rule, "pass what this layer returned second"))
@@ -320,40 +284,6 @@ class RecurrentLayer(torch.nn.Module):
         chosen |= {name: value for name, value in vars(self.regularisation).items() if value}
         parts = [super().extra_repr(), *(f"{name}={value!r}" for name, value in chosen.items())]
         return ", ".join(part for part in parts if part)
-
-    def _direct(self, network: Network, input: Any, hx: Any, lengths: Any, return_states: bool) -> bool:
-        """Whether torch's own kernel is what the dispatcher chooses for this input as it came.
-
-        A pack, or a tensor in which every element is real, needs no way through the flat layout then.
-        """
-        if lengths is not None or return_states or not isinstance(input, Tensor | PackedSequence):
-            return False
-        if forward_ad._current_level >= 0:
-            return False
-        if network.regularisation.acts(network.training) or (network.initial is not None and hx is None):
-            return False
-        values, schedule = (input, "padded") if isinstance(input, Tensor) else (input.data, "packed")
-        traits = network.traits(network.cell, values.dtype, values.device, need_states=False)
-        picked = pick(traits, network.schedule, network.backend, dense=isinstance(input, Tensor))
-        if picked != ("torch", schedule):
-            return False
-        if isinstance(input, PackedSequence):
-            count = input.sorted_indices.shape[0] if input.sorted_indices is not None else None
-            if values.shape[0] == 0 or (count is not None and count != int(input.batch_sizes[0])):
-                return False  # sequences of length 0, which torch's kernels do not know
-        elif values.is_nested or values.dim() not in (2, 3) or values.numel() == 0:
-            return False
-        like = network.like
-        if like is None or values.shape[-1] != self.input_size or values.layout is not torch.strided:
-            return False  # the way through the flat layout says what is wrong
-        return values.dtype == like.dtype and values.device == like.device  # or it casts
-
-    def _choice(self, values: Tensor, *, dense: bool, need_states: bool = False) -> Choice:
-        """What the dispatcher takes for values of this dtype and device."""
-        network = self._network()
-        cell = network.regularisation.cell(network.cell, network.training)
-        traits = network.traits(cell, values.dtype, values.device, need_states)
-        return choose(traits, network.schedule, network.backend, dense=dense)
 
 
 @never_traced

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,10 +11,9 @@ from torch import Tensor
 from raglane.cells import CellSpec
 from raglane.cells.regularised import Regularised, RegularisedWeights
 from raglane.errors import ArgumentError, message
-from raglane.kernels.contract import Request, Result
-from raglane.segments import plain as segments
+from raglane.kernels.contract import Request
 
-__all__ = ["Regularisation", "run_regularised"]
+__all__ = ["Regularisation", "regularised"]
 
 
 @dataclass(frozen=True)
@@ -92,37 +90,33 @@ class Regularisation:
         return Regularised(inner, drops_state=drops_state, zoneout=zoneout)
 
 
-def run_regularised(rule: Regularisation, request: Request, execute: Callable[[Request], Result]) -> Result:
-    """Run a request with all that a layer drops and holds.
+def regularised(rule: Regularisation, cell: CellSpec, request: Request) -> Request:
+    """A request with all that a layer drops and holds, drawn before the first step.
 
     Args:
         rule: the probabilities; in evaluation only zoneout's matter.
+        cell: what :meth:`Regularisation.cell` makes of the request's cell.
         request: of the plain cell.
-        execute: runs a request.
 
     Returns:
-        The result for the plain cell's request.
+        The request to run. Where dropout acts on the state, its mask is one state more, the last.
     """
     states, initial = len(request.cell.states), request.initial()
-    request = replace(request, state=initial)
     zoneout = rule.held(states)
-    cell = rule.cell(request.cell, request.training)
+    drops = request.training and (rule.input_dropout > 0 or request.dropout > 0)
+    request = replace(request, state=initial, input_dropout=rule.input_dropout, layer_by_layer=drops)
     if request.training and rule.weight_dropout:
         request = replace(request, weights=tuple(_drop_weights(part, rule.weight_dropout) for part in request.weights))
-    if cell is not request.cell:
-        drops_state = len(cell.states) > states
-        held = [_held(request, zoneout) if zoneout and request.training else None for _ in request.weights]
-        request = replace(
-            request,
-            cell=cell,
-            weights=tuple(RegularisedWeights(*pair) for pair in zip(request.weights, held, strict=True)),
-            state=(*initial, _mask(initial[0], rule.state_dropout)) if drops_state else initial,
-        )
-    # Some backends have a dropout between layers of their own, which draws other numbers than everybody else's.
-    separately = request.training and (rule.input_dropout > 0 or request.dropout > 0)
-    result = _layer_by_layer(rule, request, execute) if separately else execute(request)
-    histories = None if result.states is None else tuple(layer[:states] for layer in result.states)
-    return Result(result.output, result.state[:states], histories)
+    if cell is request.cell:
+        return request
+    drops_state = len(cell.states) > states
+    held = [_held(request, zoneout) if zoneout and request.training else None for _ in request.weights]
+    return replace(
+        request,
+        cell=cell,
+        weights=tuple(RegularisedWeights(*pair) for pair in zip(request.weights, held, strict=True)),
+        state=(*initial, _mask(initial[0], rule.state_dropout)) if drops_state else initial,
+    )
 
 
 def _mask(like: Tensor, share: float) -> Tensor:
@@ -145,38 +139,4 @@ def _held(request: Request, shares: tuple[float, ...]) -> Tensor:
             for part, share in zip(request.initial(), shares, strict=True)
         ],
         1,
-    )
-
-
-def _layer_by_layer(rule: Regularisation, request: Request, execute: Callable[[Request], Result]) -> Result:
-    """Run each layer as a request of its own, so that what comes between them is drawn here."""
-    count, parts = request.directions, []
-    values = request.values
-    for layer in range(request.layers):
-        if layer and request.dropout:
-            values = F.dropout(values, request.dropout)
-        if rule.input_dropout:
-            per_sequence = _mask(values.new_empty(request.count, values.shape[1]), rule.input_dropout)
-            values = values * segments.spread(per_sequence, request.offsets, values.shape[0])
-        rows = slice(layer * count, (layer + 1) * count)
-        is_last = layer == request.layers - 1
-        parts.append(
-            execute(
-                replace(
-                    request,
-                    values=values,
-                    state=tuple(part[rows] for part in request.initial()),
-                    weights=request.weights[rows],
-                    layers=1,
-                    dropout=0.0,
-                    need_output=request.need_output or not is_last,
-                )
-            )
-        )
-        if parts[-1].output is not None:
-            values = parts[-1].output
-    return Result(
-        parts[-1].output,
-        tuple(torch.cat(states) for states in zip(*(part.state for part in parts), strict=True)),
-        tuple(layer for part in parts for layer in part.states or ()) if request.need_states else None,
     )

@@ -1,87 +1,184 @@
-"""From a layer's call to a kernel's request, and back.
+"""From a layer's call to a request for a backend, and back: the whole way of every call, in :func:`run`.
 
-The way of every call: :func:`prepare` checks the input and the initial state against the layer's sizes and builds
-the request; the dispatcher picks who runs it; :func:`run` hands the result back in the caller's kind and shapes.
+What a layer is changes seldom, so it is checked and the backend chosen once: a :class:`Plan`, which holds for as long
+as nothing that it was made of has changed. Tensors are another matter: each call takes them from the layer anew, and
+the backend looks at them in every call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence
+from torch.autograd import forward_ad
 
 from raglane.cells.spec import CellSpec
 from raglane.checks import check_fits, check_storage
-from raglane.errors import ArgumentTypeError, ShapeError, message
+from raglane.errors import ArgumentTypeError, DispatchError, ShapeError, message
 from raglane.kernels import dispatch
-from raglane.kernels import torch as torch_kernels
-from raglane.kernels.checks import check_stack
-from raglane.kernels.contract import Request, Result, Traits, zero_state
-from raglane.nn.recurrent.inputs import FlatInput
-from raglane.nn.recurrent.regularisation import Regularisation, run_regularised
-from raglane.nn.recurrent.resets import Pieces
+from raglane.kernels.contract import Backend, Packed, Request, Traits, zero_state
+from raglane.nn.recurrent.inputs import Inputs, flatten_marks, read
+from raglane.nn.recurrent.regularisation import regularised
+from raglane.nn.recurrent.resets import Pieces, check_marks, split
 from raglane.ragged import Ragged
+from raglane.tracing import are_transforms_active, is_jit_traced
 
-__all__ = [
-    "Network",
-    "check_state",
-    "one_or_tuple",
-    "own_state",
-    "prepare",
-    "run",
-    "run_dense",
-    "run_pack",
-]
+if TYPE_CHECKING:
+    from raglane.nn.recurrent.layer import RecurrentLayer
+
+__all__ = ["Plan", "State", "one_or_tuple", "plan_of", "prepare", "run"]
 
 State = Tensor | tuple[Tensor, ...]
 
+# What stands for the offsets of a request whose values lie in another layout than the flat one.
+_NOWHERE = torch.empty(0, dtype=torch.int64, device="cpu")
+
 
 @dataclass(slots=True, eq=False)
-class Network:
-    """What a layer is made of, without the layer.
+class Plan:
+    """What the calls of a layer have in common.
 
     Attributes:
-        cell: the equations.
-        weights: one of the cell's ``weights_type`` for each layer and direction, in torch's order.
-        like: a weight, for the dtype and device of all; None where the layer has none.
-        input_size: the features of an element.
-        hidden_size: the units of a layer.
-        state_sizes: the size of each state of the cell.
+        facts: what it was made of, and holds for.
+        cell: the layer's equations.
+        run_cell: what regularisation makes of them.
+        state_sizes: the size of each state of ``cell``.
         layers, directions: how many of each.
-        dropout: between layers.
-        training: whether dropout acts.
-        schedule, backend: what the user chose, or ``"auto"``.
-        regularisation: what is dropped and held inside the recurrence.
-        initial: the initial states of a batch for which none are given; None for zeros.
+        dropout: between layers; 0 outside of training.
+        regularises: whether anything differs from the plain cell.
+        begins: whether a sequence for which no state is given begins with anything but zeros.
+        backend, schedule: who runs it, and how.
     """
 
+    facts: tuple[Any, ...]
     cell: CellSpec
-    weights: tuple[Any, ...]
-    like: Tensor | None
-    input_size: int
-    hidden_size: int
+    run_cell: CellSpec
     state_sizes: tuple[int, ...]
     layers: int
     directions: int
     dropout: float
-    training: bool
+    regularises: bool
+    begins: bool
+    backend: Backend
     schedule: str
-    backend: str
-    regularisation: Regularisation
-    initial: Callable[[Ragged], Any] | None
 
-    def traits(self, cell: CellSpec, dtype: torch.dtype, device: torch.device, need_states: bool) -> Traits:
-        """All that the dispatcher may look at, for the network's cell or what regularisation makes of it."""
-        return Traits(cell, self.input_size, self.hidden_size, dtype, device, need_states)
+
+# Not on the layers themselves, so that no copy, no pickle and nobody who looks through their attributes finds it.
+_plans: WeakKeyDictionary[torch.nn.Module, Plan] = WeakKeyDictionary()
+
+
+def plan_of(layer: RecurrentLayer, data: Tensor, need_states: bool = False, is_dense: bool = False) -> Plan:
+    """The plan for the calls of a layer as it is now: the last one, where all that it rests on is as it was.
+
+    Args:
+        layer: the layer.
+        data: the input, in any layout, for its dtype and device.
+        need_states: whether the states of every step are wanted.
+        is_dense: whether the input is a tensor in which every element is real.
+
+    Raises:
+        ArgumentError: an attribute of the layer was changed to what it cannot be.
+        DispatchError: no backend runs this.
+    """
+    facts = (
+        layer.cell,
+        layer.input_size,
+        layer.hidden_size,
+        layer.num_layers,
+        layer.bidirectional,
+        layer.dropout,
+        layer.training,
+        layer.schedule,
+        layer.backend,
+        layer.regularisation,
+        layer.initial_state,
+        data.dtype,
+        data.device,
+        need_states,
+        is_dense,
+        dispatch.override(),
+        torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
+        are_transforms_active(),
+    )
+    if torch.compiler.is_compiling():
+        return _make_plan(layer, facts)
+    plan = _plans.get(layer)
+    if plan is None or plan.facts != facts:
+        plan = _plans[layer] = _make_plan(layer, facts)
+    return plan
+
+
+def _make_plan(layer: RecurrentLayer, facts: tuple[Any, ...]) -> Plan:
+    layer._check_sizes()
+    cell, rule = layer.cell, layer.regularisation
+    dtype, device, need_states, is_dense = facts[11:15]
+    run_cell = rule.cell(cell, layer.training)
+    traits = Traits(run_cell, layer.input_size, layer.hidden_size, dtype, device, need_states)
+    backend, schedule = dispatch.pick(traits, layer.schedule, layer.backend, dense=is_dense)
+    return Plan(
+        facts,
+        cell,
+        run_cell,
+        layer.state_sizes,
+        layer.num_layers,
+        2 if layer.bidirectional else 1,
+        layer.dropout if layer.training else 0.0,
+        rule.acts(layer.training),
+        layer._has_own_initial(),
+        dispatch.BACKENDS[backend],
+        schedule,
+    )
+
+
+def run(
+    layer: RecurrentLayer,
+    input: Any,
+    hx: State | None,
+    lengths: Any,
+    resets: Any,
+    need_output: bool,
+    need_states: bool,
+) -> tuple[Any, ...]:
+    """Call a layer; the arguments and what comes back are those of its ``forward``."""
+    inputs = read(input, lengths, layer.batch_first)
+    plan = plan_of(layer, inputs.data, need_states, inputs.is_dense)
+    if inputs.layout is not None and resets is None and _goes_as_it_came(layer, plan, inputs, hx):
+        request = _prepare_as_it_came(layer, plan, inputs, hx, need_output)
+        result = plan.backend.run(request, plan.schedule)
+        output = inputs.restore_layout(result.output) if need_output and result.output is not None else None
+        return output, one_or_tuple(_unbatched(inputs, result.state))
+    if is_jit_traced():
+        rule = "a trace holds PyTorch's own operators and the sizes of one batch: it could not run another"
+        fix = "use torch.export.export or torch.compile, or backend='torch' with a tensor without lengths"
+        raise DispatchError(message("torch.jit.trace", f"a layer {type(layer).__name__}", rule, fix))
+    pieces = None
+    if resets is not None:
+        check_marks(resets, input)
+        pieces = split(inputs.batch, flatten_marks(resets, lengths, layer.batch_first))
+    request = prepare(layer, plan, inputs, hx, pieces, need_output, need_states)
+    if plan.regularises:
+        request = regularised(layer.regularisation, plan.run_cell, request)
+    result = plan.backend.run(request, plan.schedule)
+    # What drops a part of the state is a state of its own, which is nobody's affair.
+    own = len(plan.state_sizes)
+    output = None if result.output is None else inputs.restore(result.output)
+    final = result.state[:own]
+    if pieces is not None:
+        final = tuple([pieces.leave(part, plan.directions) for part in final])
+    answer = (output, one_or_tuple(_unbatched(inputs, final)))
+    if not need_states:
+        return answer
+    batch, found = inputs.batch, result.states or ()
+    return (*answer, [one_or_tuple(tuple([batch._like(part) for part in states[:own]])) for states in found])
 
 
 def prepare(
-    network: Network,
-    inputs: FlatInput,
+    layer: RecurrentLayer,
+    plan: Plan,
+    inputs: Inputs,
     hx: Any,
     pieces: Pieces | None = None,
     need_output: bool = True,
@@ -90,10 +187,11 @@ def prepare(
     """Check an input and its initial state, and put the request together.
 
     Args:
-        network: the layer.
-        inputs: the input, flat.
+        layer: the layer, for its weights.
+        plan: what holds for it.
+        inputs: the input.
         hx: the initial state, of torch's shapes, ``(L * K, B, size)``, or ``(L * K, size)`` where the input has no
-            batch; a tuple where the cell has several; None for the network's own.
+            batch; a tuple where the cell has several; None for the layer's own.
         pieces: the input cut at its resets, where there are any.
         need_output: False where only the state is read.
         need_states: whether the states of every step are wanted.
@@ -102,118 +200,84 @@ def prepare(
         ArgumentTypeError: a state of the wrong kind.
         ShapeError: sizes, dtypes or devices that do not fit.
     """
-    _check_values(network, inputs.batch.values)
-    batch = inputs.batch if pieces is None else pieces.batch
-    state = () if hx is None else _given_state(network, inputs, hx)
-    if hx is None and network.initial is not None:
-        state = own_state(network, batch)
-    elif hx is not None and pieces is not None:
-        pairs = zip(state, own_state(network, batch), strict=True)
-        state = tuple(pieces.enter(*pair, network.directions) for pair in pairs)
+    weights, whole = layer._weights(), inputs.batch
+    _check_values(layer, weights, whole.values)
+    batch = whole if pieces is None else pieces.batch
+    values, offsets = batch.values, batch.offsets
+    state: tuple[Tensor, ...] = ()
+    if hx is not None:
+        state = _check_state(plan, hx, len(whole) if inputs.is_batched else None, whole.values)
+        if not inputs.is_batched:
+            state = tuple([part.unsqueeze(1) for part in state])
+        if pieces is not None:
+            pairs = zip(state, _own_state(layer, plan, batch), strict=True)
+            state = tuple([pieces.enter(*pair, plan.directions) for pair in pairs])
+    elif plan.begins:
+        state = _own_state(layer, plan, batch)
     return Request(
-        cell=network.cell,
-        values=batch.values,
-        offsets=batch.offsets,
-        lengths=None if batch.offsets.is_cpu else batch.host_lengths,
-        state=state,
-        weights=network.weights,
-        layers=network.layers,
-        directions=network.directions,
-        dropout=network.dropout if network.training else 0.0,
-        training=network.training,
-        need_output=need_output,
-        need_states=need_states,
-        state_sizes=network.state_sizes,
+        plan.cell,
+        values,
+        offsets,
+        None if offsets.is_cpu else batch.host_lengths,
+        state,
+        weights,
+        plan.layers,
+        plan.directions,
+        plan.dropout,
+        layer.training,
+        need_output,
+        need_states,
+        plan.state_sizes,
     )
 
 
-def run(network: Network, inputs: FlatInput, request: Request, pieces: Pieces | None = None) -> tuple[Any, ...]:
-    """Let the dispatcher's choice run a request.
+def _goes_as_it_came(layer: RecurrentLayer, plan: Plan, inputs: Inputs, hx: Any) -> bool:
+    """Whether the backend takes the input in the layout in which it came, with no way through the flat one.
 
-    Args:
-        network: the layer.
-        inputs: the input, flat.
-        request: what :func:`prepare` made of them.
-        pieces: as there.
-
-    Returns:
-        The output, of the input's kind, or None where it was not needed; the final state, a tuple where the cell
-        has several; and with ``need_states`` a list with one Ragged ``(N, K * size)`` a layer, or a tuple of them.
+    Where anything is wrong, the way through the flat layout says what.
     """
-
-    def execute(request: Request) -> Result:
-        traits = network.traits(request.cell, request.values.dtype, request.values.device, request.need_states)
-        backend, schedule = dispatch.pick(traits, network.schedule, network.backend)
-        return dispatch.BACKENDS[backend].run(request, schedule)
-
-    rule = network.regularisation
-    result = run_regularised(rule, request, execute) if rule.acts(network.training) else execute(request)
-    output = None if result.output is None else inputs.restore(result.output)
-    final = result.state
-    if pieces is not None:
-        final = tuple(pieces.leave(part, network.directions) for part in final)
-    if not inputs.batched:
-        final = tuple(part.squeeze(1) for part in final)
-    answer = (output, one_or_tuple(final))
-    if result.states is None:
-        return answer
-    states = [one_or_tuple(tuple(inputs.batch._like(part) for part in layer)) for layer in result.states]
-    return (*answer, states)
+    if plan.backend.layouts.get(plan.schedule) is not type(inputs.layout):
+        return False
+    if plan.regularises or (plan.begins and hx is None) or forward_ad._current_level >= 0:
+        return False
+    if isinstance(inputs.layout, Packed):
+        sizes, there, _ = inputs.layout
+        inputs.count = int(sizes[0]) if sizes.shape[0] else 0
+        if not inputs.count or (there is not None and there.shape[0] != inputs.count):
+            return False  # sequences of length 0, which torch's kernels do not know
+    data, like = inputs.data, layer._like(layer._weights())
+    if like is None or data.shape[-1] != layer.input_size:
+        return False
+    return data.dtype == like.dtype and data.device == like.device  # or autocast casts
 
 
-def run_pack(network: Network, packed: PackedSequence, hx: Any) -> tuple[PackedSequence, Any]:
-    """Hand a pack without empty sequences to torch's kernel as it is.
-
-    Args:
-        network: the layer.
-        packed: the input.
-        hx: the initial state, as for :func:`prepare`.
-
-    Returns:
-        The output and the final state.
-
-    Raises:
-        ArgumentTypeError: a state of the wrong kind.
-        ShapeError: sizes, dtypes or devices that do not fit.
-    """
-    count, values = int(packed.batch_sizes[0]), packed.data
-    _check_weights(network, values)
-    state = _zeros(network, count, values) if hx is None else check_state(network, hx, count, values)
-    if packed.sorted_indices is not None and hx is not None:
-        state = tuple(part.index_select(1, packed.sorted_indices) for part in state)
-    output, final = torch_kernels.call(network, (values, packed.batch_sizes), state)
-    if packed.unsorted_indices is not None:
-        final = tuple(part.index_select(1, packed.unsorted_indices) for part in final)
-    return packed._replace(data=output), one_or_tuple(final)
-
-
-def run_dense(network: Network, values: Tensor, hx: Any, batch_first: bool) -> tuple[Tensor, Any]:
-    """Hand a tensor without padding to torch's kernel as it is.
-
-    Args:
-        network: the layer.
-        values: the input, ``(T, B, D)``, with ``batch_first`` ``(B, T, D)``, or ``(T, D)``.
-        hx: the initial state, as for :func:`prepare`.
-        batch_first: whether the batch is the first of three dimensions.
-
-    Returns:
-        The output and the final state.
-
-    Raises:
-        ArgumentTypeError: a state of the wrong kind.
-        ShapeError: sizes, dtypes or devices that do not fit.
-    """
-    batch_dim, batched = 0 if batch_first else 1, values.dim() == 3
-    count = values.shape[batch_dim] if batched else None
-    _check_weights(network, values)
-    state = _zeros(network, count or 1, values) if hx is None else check_state(network, hx, count, values)
-    if batched:
-        output, final = torch_kernels.call(network, (values,), state, batch_first)
-        return output, one_or_tuple(final)
+def _prepare_as_it_came(layer: RecurrentLayer, plan: Plan, inputs: Inputs, hx: Any, need_output: bool) -> Request:
+    """The request for an input that needs no way through the flat layout."""
+    state: tuple[Tensor, ...] = ()
     if hx is not None:
-        state = tuple(part.unsqueeze(1) for part in state)
-    output, final = torch_kernels.call(network, (values.unsqueeze(batch_dim),), state, batch_first)
-    return output.squeeze(batch_dim), one_or_tuple(tuple(part.squeeze(1) for part in final))
+        state = _check_state(plan, hx, inputs.count if inputs.is_batched else None, inputs.data)
+        if not inputs.is_batched:
+            state = tuple([part.unsqueeze(1) for part in state])
+    return Request(
+        plan.cell,
+        inputs.data,
+        _NOWHERE,
+        None,
+        state,
+        layer._weights(),
+        plan.layers,
+        plan.directions,
+        plan.dropout,
+        layer.training,
+        need_output,
+        state_sizes=plan.state_sizes,
+        layout=inputs.layout,
+    )
+
+
+def _unbatched(inputs: Inputs, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Final states, without the dimension of the sequences where the input had none."""
+    return state if inputs.is_batched else tuple([part.squeeze(1) for part in state])
 
 
 def one_or_tuple(parts: tuple[Any, ...]) -> Any:
@@ -226,73 +290,47 @@ def one_or_tuple(parts: tuple[Any, ...]) -> Any:
     return parts if len(parts) > 1 else parts[0]
 
 
-def _check_weights(network: Network, values: Tensor) -> None:
-    """What a backend does by itself, for torch's kernels when they are called without one."""
-    check_stack(network.cell, network.weights, network.input_size, network.state_sizes, network.directions, values)
-
-
-def _check_values(network: Network, values: Tensor) -> None:
-    if values.dim() != 2 or values.shape[1] != network.input_size:
+def _check_values(layer: RecurrentLayer, weights: tuple[Any, ...], values: Tensor) -> None:
+    if values.dim() != 2 or values.shape[1] != layer.input_size:
         raise ShapeError(
             message(
                 "input",
                 f"elements of shape {tuple(values.shape[1:])}",
-                f"each element has input_size = {network.input_size} features",
+                f"each element has input_size = {layer.input_size} features",
                 "embed or reshape it, or build the layer with another input_size",
             )
         )
+    like = layer._like(weights)
     # What is no tensor at all the backend will find, and name.
-    if isinstance(network.like, Tensor):
-        check_fits("input", values, network.like)
+    if isinstance(like, Tensor):
+        check_fits("input", values, like)
 
 
-def _given_state(network: Network, inputs: FlatInput, hx: Any) -> tuple[Tensor, ...]:
-    """The initial states that a caller gave, as kernels want them: one ``(L * K, B, size)`` each."""
-    state = check_state(network, hx, len(inputs.batch) if inputs.batched else None, inputs.batch.values)
-    return state if inputs.batched else tuple(part.unsqueeze(1) for part in state)
+def _own_state(layer: RecurrentLayer, plan: Plan, batch: Ragged) -> tuple[Tensor, ...]:
+    """The initial states of a batch for which none are given: one ``(L * K, B, size)`` each."""
+    if not plan.begins:
+        return zero_state(batch.values, plan.layers * plan.directions, len(batch), plan.state_sizes)
+    return _check_state(plan, layer._own_initial(batch), len(batch), batch.values, "initial_state")
 
 
-def own_state(network: Network, batch: Ragged) -> tuple[Tensor, ...]:
-    """The initial states of a batch for which none are given: one ``(L * K, B, size)`` each.
-
-    Args:
-        network: the layer.
-        batch: its input.
-
-    Raises:
-        ArgumentTypeError: what the network makes of the batch is no state.
-        ShapeError: or none of its sizes.
-    """
-    if network.initial is None:
-        return _zeros(network, len(batch), batch.values)
-    return check_state(network, network.initial(batch), len(batch), batch.values, "initial_state")
-
-
-def _zeros(network: Network, count: int, values: Tensor) -> tuple[Tensor, ...]:
-    """The initial states where none were given, for ``count`` sequences like ``values``."""
-    return zero_state(values, network.layers * network.directions, count, network.state_sizes)
-
-
-def check_state(
-    network: Network, hx: Any, count: int | None, values: Tensor, argument: str = "hx"
-) -> tuple[Tensor, ...]:
+def _check_state(plan: Plan, hx: Any, count: int | None, values: Tensor, argument: str = "hx") -> tuple[Tensor, ...]:
     """Check an initial state.
 
     Args:
-        network: the layer.
+        plan: of the layer.
         hx: what the caller gave.
         count: the number of sequences, or None where there is no batch.
         values: what the layer reads, for its dtype and device.
         argument: what the message calls it.
 
     Returns:
-        One tensor a state of the cell, as they were given.
+        One tensor per state of the cell, as they were given.
 
     Raises:
         ArgumentTypeError: of the wrong kind.
         ShapeError: sizes, dtypes or devices that do not fit.
     """
-    names = network.cell.states
+    names = plan.cell.states
     given = (hx,) if len(names) == 1 else hx
     if (
         not isinstance(given, tuple | list)
@@ -307,8 +345,8 @@ def check_state(
                 "pass what the layer returned as its state, or None for zeros",
             )
         )
-    rows = network.layers * network.directions
-    for name, size, part in zip(names, network.state_sizes, given, strict=True):
+    rows = plan.layers * plan.directions
+    for name, size, part in zip(names, plan.state_sizes, given, strict=True):
         wanted = (rows, size) if count is None else (rows, count, size)
         if tuple(part.shape) != wanted:
             raise ShapeError(

@@ -6,7 +6,6 @@ They are built on ``torch.nn.RNNBase``, which brings the parameters, their initi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
@@ -17,7 +16,6 @@ from raglane.cells.spec import Weights
 from raglane.errors import ArgumentError, message
 from raglane.nn.arguments import check_clip, check_count, check_dropout, check_dtype, check_flag
 from raglane.nn.recurrent.layer import RecurrentLayer
-from raglane.nn.recurrent.request import Network
 
 __all__ = ["GRU", "LSTM", "RNN"]
 
@@ -92,22 +90,20 @@ class _TorchLayer(RecurrentLayer, torch.nn.RNNBase):
             return super().extra_repr()
         return f"{super().extra_repr()}, cell={self._variant.name!r}"
 
-    def _network(self) -> Network:
-        """The layer's description for the kernels, with the weights as they are now."""
-        weights = tuple(self._weights())
-        return self._describe(weights, weights[0].input, self.cell.state_sizes(self.hidden_size, self.proj_size))
-
-    def _weights(self) -> Iterator[Weights]:
-        """One layer and direction after the other, read by name: parametrizations and functional_call replace them."""
+    def _weights(self) -> tuple[Weights, ...]:
+        """Read by name: parametrizations and functional_call replace them."""
         # A parameter is found there sooner than by getattr; what took the place of one, by getattr alone.
-        parameters = self._parameters
+        parameters, found = self._parameters, []
+        projects = self.proj_size > 0
         for names in self._all_weights:
             part: list[Any] = [parameters[name] if name in parameters else getattr(self, name) for name in names]
-            if self.bias and len(part) < 4:
+            if not self.bias:
+                part[2:2] = (None, None)
+            elif len(part) < 4:
                 rule = "the layer was built without biases"
                 raise ArgumentError(message("bias", repr(self.bias), rule, "build a layer that has them"))
-            input_bias, hidden_bias = part[2:4] if self.bias else (None, None)
-            yield Weights(part[0], part[1], input_bias, hidden_bias, part[-1] if self.proj_size > 0 else None)
+            found.append(Weights(part[0], part[1], part[2], part[3], part[-1] if projects else None))
+        return tuple(found)
 
 
 def _check_proj_size(proj_size: Any, hidden_size: int, mode: str) -> int:

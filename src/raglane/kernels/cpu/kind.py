@@ -1,0 +1,58 @@
+"""Which kind of layer a cell makes."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from raglane.kernels.cpu import elementwise, matrix
+from raglane.kernels.cpu.layer import Layer
+from raglane.kernels.cpu.memory import refuse
+from raglane.native.memory import NO_MEMORY
+
+__all__ = ["KINDS", "layer_of"]
+
+KINDS: dict[str, type[Layer]] = {
+    **dict.fromkeys(matrix.CELLS, matrix.MatrixLayer),
+    **dict.fromkeys(elementwise.CELLS, elementwise.ElementwiseLayer),
+}
+"""The kinds by the names of their cells."""
+
+
+@lru_cache(maxsize=512)
+def _make(cell: str, input_size: int, sizes: tuple[int, ...], directions: int, dtype: torch.dtype) -> Layer:
+    return KINDS[cell](cell, input_size, sizes, directions, dtype)
+
+
+def layer_of(
+    cell: str,
+    offsets: Any,
+    tensors: tuple[Any, ...],
+    weights: int,
+    sizes: tuple[int, ...],
+    directions: int,
+    depth: int = 0,
+) -> Layer:
+    """The layer that tensors are meant for; made once for each cell, sizes, directions and dtype.
+
+    Args:
+        cell: a key of ``CELLS``.
+        offsets: ``(B + 1,)`` int64.
+        tensors: see :data:`raglane.kernels.cpu.layer.Tensors`.
+        weights: how many of them are weights.
+        sizes: of the states.
+        directions: ``K``.
+        depth: which layer of a stack this is, for messages.
+
+    Raises:
+        ArgumentTypeError, ShapeError, ArgumentError: there is no such layer; what is wrong is said as by every backend.
+    """
+    try:
+        values = tensors[0]
+        return _make(cell, int(values.shape[1]), sizes, directions, values.dtype)
+    except NO_MEMORY:
+        begin = len(tensors) - weights
+        refuse(cell, offsets, tensors[0], tensors[1:begin], tensors[begin:], sizes, directions, depth)
+        raise

@@ -1,0 +1,196 @@
+"""One layer of the cpu kernels, without its tensors: what stays from call to call, and how forward and backward go.
+
+C takes an address at its word. Whatever a caller can reach may have changed since it was last looked at: by
+``.data =``, ``set_``, ``resize_``, ``functional_call``, a parametrization, a hook on saved tensors, an attribute of
+the layer. So nothing is remembered of tensors, and every one is looked at between the last line of the caller's code
+and the call (:mod:`raglane.kernels.cpu.memory`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from raglane.cells import CELLS
+from raglane.errors import ArgumentError
+from raglane.kernels.checks import check_offsets
+from raglane.kernels.cpu.memory import Given, Rules, Saved
+from raglane.native.library import call
+from raglane.native.memory import address, addresses
+
+__all__ = ["Grads", "Layer", "Ran", "Tensors"]
+
+Tensors = tuple[Any, ...]
+"""A layer's tensors: the values ``(N, D)``; ``(K, B, size)`` per state, or none where all begin with zeros; and the
+weights, those of the cell's ``weights_type``, direction after direction, None for one that is not there."""
+
+Grads = tuple[Tensor | None, ...]
+"""Gradients of :data:`Tensors`, in that order; None where there is none."""
+
+
+class Ran(NamedTuple):
+    """What running a layer gives.
+
+    Attributes:
+        output: ``(N, K * P)``, or None where it was not needed.
+        final: the final states, ``(K, B, size)`` each.
+        saved: what backward needs, where one follows.
+        cells: ``c`` after each element as in :class:`Saved`, where the cell has one and it was kept.
+    """
+
+    output: Tensor | None
+    final: tuple[Tensor, ...]
+    saved: Saved | None
+    cells: Tensor | None
+
+
+class Layer(ABC):
+    """A layer of one cell and certain sizes, in all its directions. ``K`` directions, other letters as in ``Request``.
+
+    The two kinds, with matrices on the state and without, differ in what is abstract here.
+
+    Args:
+        cell: a key of ``CELLS``.
+        input_size: ``D``.
+        sizes: of the states.
+        directions: ``K``.
+        dtype: of all tensors.
+
+    Raises:
+        ValueError, KeyError: no such layer; :func:`raglane.kernels.cpu.memory.refuse` has the words.
+    """
+
+    forward_function: ClassVar[str]
+    backward_function: ClassVar[str]
+    # Makes the argument of forward_function from the numbers of its fields; those of backward alone are zeros.
+    pack: ClassVar[Callable[..., bytes]]
+
+    def __init__(self, cell: str, input_size: int, sizes: tuple[int, ...], directions: int, dtype: torch.dtype) -> None:
+        self.cell, self.input_size, self.sizes = cell, input_size, sizes
+        self.directions, self.dtype = directions, dtype
+        self.rules = Rules(cell, input_size, sizes, directions, dtype)
+        self.each = len(CELLS[cell].weights_type._fields)
+        self.weights = directions * self.each
+
+    def initial(self, tensors: Tensors) -> Tensors:
+        """The initial states among a layer's tensors."""
+        return tensors[1 : len(tensors) - self.weights]
+
+    def weights_of(self, tensors: Tensors, direction: int) -> Tensors:
+        """One direction's weights among a layer's tensors."""
+        begin = len(tensors) - self.weights + direction * self.each
+        return tensors[begin : begin + self.each]
+
+    @abstractmethod
+    def head(self, offsets: Tensor, tensors: Tensors) -> tuple[int, ...]:
+        """The fields of the argument up to the results, of tensors that are checked."""
+
+    @abstractmethod
+    def saved_shapes(self, elements: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The shapes of ``Saved.gates`` and ``Saved.cells`` for so many elements."""
+
+    @staticmethod
+    @abstractmethod
+    def states(output: Tensor, cells: Tensor | None) -> tuple[Tensor, ...]:
+        """Every state after each element, ``(N, K * size)`` per state."""
+
+    @abstractmethod
+    def _backward(
+        self,
+        offsets: Tensor,
+        tensors: Tensors,
+        saved: Saved,
+        given: Given,
+        wanted: tuple[bool, ...],
+        *,
+        overwrite: bool,
+    ) -> Grads:
+        """What :meth:`backward` gives, of tensors that are checked."""
+
+    def forward(
+        self, offsets: Tensor, tensors: Tensors, *, need_output: bool, save: bool, need_cells: bool, depth: int = 0
+    ) -> Ran:
+        """Run the layer.
+
+        Args:
+            offsets: ``(B + 1,)`` int64.
+            tensors: the rest.
+            need_output: whether the output must be built.
+            save: whether backward follows.
+            need_cells: whether ``c`` after each element is wanted.
+            depth: which layer of a stack this is, for messages.
+
+        Raises:
+            ArgumentTypeError, ShapeError, ArgumentError: as :meth:`raglane.kernels.cpu.memory.Rules.checked`.
+        """
+        offsets, tensors = self.rules.checked(offsets, tensors, depth)
+        fields = self.head(offsets, tensors)
+        values, count, sequences = tensors[0], self.directions, offsets.shape[0] - 1
+        output = None
+        if need_output or save:
+            output = values.new_empty(values.shape[0], count * self.sizes[0])
+        final = tuple([values.new_empty(count, sequences, size) for size in self.sizes])
+        gates = cells = None
+        if save or need_cells:
+            gates_shape, cells_shape = self.saved_shapes(values.shape[0])
+            # Torch reads sizes one by one in half the time that it takes for a tuple of them.
+            gates = values.new_empty(*gates_shape) if save else None
+            cells = values.new_empty(*cells_shape)
+        packed = self.pack(*fields, address(output), *addresses(final, 2), address(gates), address(cells))
+        self._call(self.forward_function, packed, offsets, values)
+        saved = None
+        if save and output is not None and gates is not None and cells is not None:
+            saved = Saved(output, gates, cells, need_cells)
+        return Ran(output, final, saved, cells if need_cells else None)
+
+    def backward(
+        self,
+        offsets: Tensor,
+        tensors: Tensors,
+        saved: Saved,
+        given: Given,
+        wanted: tuple[bool, ...],
+        *,
+        overwrite: bool,
+        depth: int = 0,
+    ) -> Grads:
+        """All gradients that are wanted.
+
+        Args:
+            offsets: those that forward had.
+            tensors: what forward ran.
+            saved: what it saved.
+            given: the gradients that came in.
+            wanted: which of ``tensors`` want theirs.
+            overwrite: whether results may take the memory of ``saved.gates`` and of ``saved.cells`` that are not
+                shared, which are lost then: autograd refuses to read them again.
+            depth: as for :meth:`forward`.
+
+        Raises:
+            ArgumentTypeError, ShapeError, ArgumentError: what forward ran or saved has changed since.
+        """
+        offsets, tensors = self.rules.checked(offsets, tensors, depth)
+        values, count = tensors[0], self.directions
+        output = (values.shape[0], count * self.sizes[0])
+        gates, cells = self.saved_shapes(values.shape[0])
+        states = [(count, offsets.shape[0] - 1, size) for size in self.sizes]
+        given = given.checked((output, cells, *states), values)
+        saved = saved.checked((output, gates, cells), values)
+        return self._backward(offsets, tensors, saved, given, wanted, overwrite=overwrite)
+
+    def _call(self, function: str, fields: bytes, offsets: Tensor, values: Tensor) -> None:
+        """Call a kernel.
+
+        Raises:
+            ArgumentError: the offsets are wrong, which the kernel alone has looked at.
+            MemoryError: there was not enough for its scratch; nothing was written.
+        """
+        try:
+            call(function, fields)
+        except ArgumentError:
+            check_offsets(offsets, values.shape[0], values.device)  # in the words of all backends
+            raise
