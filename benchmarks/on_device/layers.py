@@ -52,7 +52,7 @@ LAYERS: dict[str, Callable[..., Any]] = {
     "LSTM": rl.nn.LSTM,
     "GRU": rl.nn.GRU,
     "RNN": rl.nn.RNN,
-    "LSTM, projection": lambda *sizes, **options: rl.nn.LSTM(*sizes, proj_size=sizes[1] // 2, **options),
+    "LSTM, projection": lambda d, h, **options: rl.nn.LSTM(d, h, proj_size=h // 2, **options),
     **LOOPS,
 }
 """All of them: from the sizes of input and state, and options, to a layer."""

@@ -35,7 +35,7 @@ Change = Callable[[Tensor], Tensor]
 LAYERS: dict[str, Callable[..., Any]] = {
     "rnn": rl.nn.RNN,
     "lstm": rl.nn.LSTM,
-    "projected": lambda *sizes, **options: rl.nn.LSTM(*sizes, proj_size=max(1, sizes[1] - 3), **options),
+    "projected": lambda d, h, **options: rl.nn.LSTM(d, h, proj_size=max(1, h - 3), **options),
     "gru": rl.nn.GRU,
     "indrnn": rl.nn.IndRNN,
     "mingru": rl.nn.MinGRU,

@@ -33,7 +33,7 @@ LAYERS: dict[str, Callable[..., Any]] = {
     "rnn relu": partial(rl.nn.RNN, nonlinearity="relu"),
     "rnn clip": partial(rl.nn.RNN, clip=0.7),
     "lstm": rl.nn.LSTM,
-    "lstm projected": lambda *sizes, **options: rl.nn.LSTM(*sizes, proj_size=max(1, sizes[1] // 2), **options),
+    "lstm projected": lambda d, h, **options: rl.nn.LSTM(d, h, proj_size=max(1, h // 2), **options),
     "lstm clip": partial(rl.nn.LSTM, clip=0.7),
     "gru": rl.nn.GRU,
     "gru reset before": partial(rl.nn.GRU, reset_after=False),

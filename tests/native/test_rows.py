@@ -249,6 +249,7 @@ def test_a_layer_gives_the_same_bits_by_either_way(kind: str, monkeypatch: pytes
     def step() -> list[Tensor]:
         leaf.requires_grad_().grad = None
         layer.zero_grad()
+        output: Any
         output, state = layer(leaf, lengths=lengths) if kind == "padded" else layer(packed._replace(data=leaf))
         data = output if kind == "padded" else output.data
         (data.sin().sum() + state[0].sum()).backward()

@@ -400,9 +400,18 @@ def test_nothing_drawn_where_nothing_acts() -> None:
         (lambda: rl.nn.LSTM(3, 4, zoneout=(0.1, 1.5)), r"zoneout: got \(0.1, 1.5\)"),
         (lambda: rl.nn.GRU(3, 4, input_dropout=-0.1), "input_dropout: got -0.1"),
         (lambda: rl.nn.GRU(3, 4, state_dropout=float("nan")), "state_dropout: got nan"),
-        (lambda: rl.nn.GRU(3, 4, weight_dropout="0.1"), "weight_dropout: got '0.1'"),
-        (lambda: rl.nn.GRU(3, 4, state_dropout=(0.1,)), r"state_dropout: got \(0.1,\)"),
-        (lambda: rl.nn.SRU(3, 4, zoneout=[0.1, 0.2]), r"zoneout: got \[0.1, 0.2\]"),
+        (
+            lambda: rl.nn.GRU(3, 4, weight_dropout="0.1"),  # type: ignore[arg-type]
+            "weight_dropout: got '0.1'",
+        ),
+        (
+            lambda: rl.nn.GRU(3, 4, state_dropout=(0.1,)),  # type: ignore[arg-type]
+            r"state_dropout: got \(0.1,\)",
+        ),
+        (
+            lambda: rl.nn.SRU(3, 4, zoneout=[0.1, 0.2]),  # type: ignore[arg-type]
+            r"zoneout: got \[0.1, 0.2\]",
+        ),
     ],
 )
 def test_refusals(make: Callable[[], Any], says: str) -> None:

@@ -58,8 +58,8 @@ class FlatBatch:
 
         Example:
             >>> batch = Ragged([[1.0, 2.0], [3.0]])
-            >>> batch.with_values(batch.values * 2).to_list()
-            [[2.0, 4.0], [6.0]]
+            >>> batch.with_values(batch.values * 2).values.tolist()
+            [2.0, 4.0, 6.0]
         """
         check_tensor("values", values, least=1)
         if values.shape[0] != self._values.shape[0]:

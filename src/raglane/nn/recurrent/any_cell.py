@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from raglane.cells.spec import Weights
 from raglane.errors import ArgumentError, ArgumentTypeError, message
 from raglane.nn.arguments import check_count, check_dropout, check_flag, check_signature
 from raglane.nn.recurrent.inputs import read
-from raglane.nn.recurrent.layer import RecurrentLayer
+from raglane.nn.recurrent.layer import Options, RecurrentLayer
 from raglane.nn.recurrent.request import State, one_or_tuple
 from raglane.ragged import Ragged
 
@@ -80,7 +80,7 @@ class Recurrent(RecurrentLayer):
         batch_first: bool = False,
         dropout: float = 0.0,
         bidirectional: bool = False,
-        **options: Any,
+        **options: Unpack[Options],
     ) -> None:
         super().__init__()
         self.num_layers = check_count("num_layers", num_layers)

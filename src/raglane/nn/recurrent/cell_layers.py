@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from raglane.cells import CELLS, CellSpec
 from raglane.cells.elementwise import ElementwiseWeights
 from raglane.errors import ArgumentError, message
 from raglane.nn.arguments import check_clip, check_count, check_dropout, check_dtype, check_flag
-from raglane.nn.recurrent.layer import RecurrentLayer
+from raglane.nn.recurrent.layer import Options, RecurrentLayer
 
 __all__ = [
     "QRNN",
@@ -51,14 +51,14 @@ class CellLayer(RecurrentLayer):
         dropout: the probability that an element of a layer's output is zeroed before the next layer reads it.
         bidirectional: also run from the end to the start.
         device, dtype: of the parameters.
-        **options: those of every layer, :class:`~raglane.nn.recurrent.layer.RecurrentLayer`, and what the cell takes.
+        **options: those of every layer, :class:`~raglane.nn.recurrent.layer.RecurrentLayer`.
 
     Raises:
         ArgumentError: an argument out of its range.
         ArgumentTypeError: one that the layer does not have.
     """
 
-    # The cell's own arguments, with their defaults.
+    # The layer's own arguments, with their defaults.
     _own: ClassVar[dict[str, Any]] = {}
 
     def __init__(
@@ -70,9 +70,9 @@ class CellLayer(RecurrentLayer):
         batch_first: bool = False,
         dropout: float = 0.0,
         bidirectional: bool = False,
-        device: Any = None,
-        dtype: Any = None,
-        **options: Any,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Unpack[Options],
     ) -> None:
         super().__init__()
         self.input_size = check_count("input_size", input_size)
@@ -83,10 +83,7 @@ class CellLayer(RecurrentLayer):
         self.bidirectional = check_flag("bidirectional", bidirectional)
         self.dropout = check_dropout(dropout)
         check_dtype(dtype)
-        own = {name: options.pop(name, default) for name, default in self._own.items()}
-        self._cell = cell = self._make_cell(**own)
-        for name, value in own.items():
-            setattr(self, name, value)
+        self._cell = cell = self._make_cell()
         directions = 2 if bidirectional else 1
         self._all_weights: list[list[str]] = []  # as torch's layers have it
         for index in range(num_layers):
@@ -100,10 +97,9 @@ class CellLayer(RecurrentLayer):
         self.reset_parameters()
         self._set_options(**options)
 
-    @staticmethod
     @abstractmethod
-    def _make_cell(**own: Any) -> CellSpec:
-        """The equations, from the cell's own arguments."""
+    def _make_cell(self) -> CellSpec:
+        """The equations, from the layer's own arguments, which are its attributes by now."""
 
     @property
     def cell(self) -> CellSpec:
@@ -139,11 +135,11 @@ class IndRNN(CellLayer):
     Args:
         input_size, hidden_size, num_layers: sizes.
         nonlinearity: ``"relu"`` or ``"tanh"``.
-        *args: ``bias, batch_first, dropout, bidirectional, device, dtype``, as torch's RNN has them.
+        bias, batch_first, dropout, bidirectional, device, dtype: as torch's RNN has them.
         max_length: the length of the longest sequence to be stable for: recurrent weights are held between
             ``-2 ** (1 / max_length)`` and that (section 4.1 of the paper), so that a state can at most double over
             such a sequence. Without it they are not bound.
-        **kwargs: the rest, and the options of every layer, :class:`~raglane.nn.recurrent.layer.RecurrentLayer`.
+        **options: those of every layer, :class:`~raglane.nn.recurrent.layer.RecurrentLayer`.
 
     Raises:
         ArgumentError: an argument out of its range.
@@ -157,7 +153,6 @@ class IndRNN(CellLayer):
     """
 
     _own: ClassVar[dict[str, Any]] = {"nonlinearity": "relu", "max_length": None}
-    max_length: int | None
 
     def __init__(
         self,
@@ -165,19 +160,37 @@ class IndRNN(CellLayer):
         hidden_size: int,
         num_layers: int = 1,
         nonlinearity: Literal["relu", "tanh"] = "relu",
-        *args: Any,
-        **kwargs: Any,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        max_length: int | None = None,
+        **options: Unpack[Options],
     ) -> None:
-        # The place of the nonlinearity is torch's.
-        super().__init__(input_size, hidden_size, num_layers, *args, nonlinearity=nonlinearity, **kwargs)
+        self.nonlinearity, self.max_length = nonlinearity, max_length
+        super().__init__(
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            device,
+            dtype,
+            **options,
+        )
 
-    @staticmethod
-    def _make_cell(nonlinearity: str, max_length: int | None) -> CellSpec:  # type: ignore[override]
-        if nonlinearity not in ("relu", "tanh"):
-            raise ArgumentError(message("nonlinearity", repr(nonlinearity), "'relu' or 'tanh'", "choose one of them"))
-        if max_length is not None:
-            check_count("max_length", max_length)
-        return CELLS[f"indrnn_{nonlinearity}"]
+    def _make_cell(self) -> CellSpec:
+        if self.nonlinearity not in ("relu", "tanh"):
+            got, rule = repr(self.nonlinearity), "'relu' or 'tanh'"
+            raise ArgumentError(message("nonlinearity", got, rule, "choose one of them"))
+        if self.max_length is not None:
+            check_count("max_length", self.max_length)
+        return CELLS[f"indrnn_{self.nonlinearity}"]
 
     def _weights(self) -> tuple[ElementwiseWeights, ...]:
         if self.max_length is None:
@@ -220,9 +233,37 @@ class PeepholeLSTM(CellLayer):
 
     _own: ClassVar[dict[str, Any]] = {"clip": None}
 
-    @staticmethod
-    def _make_cell(clip: float | None) -> CellSpec:  # type: ignore[override]
-        return cells.PeepholeLSTM(check_clip(clip))
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        clip: float | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        self.clip = clip
+        super().__init__(
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            device,
+            dtype,
+            **options,
+        )
+
+    def _make_cell(self) -> CellSpec:
+        return cells.PeepholeLSTM(check_clip(self.clip))
 
 
 class CoupledLSTM(CellLayer):
@@ -241,9 +282,37 @@ class CoupledLSTM(CellLayer):
 
     _own: ClassVar[dict[str, Any]] = {"clip": None}
 
-    @staticmethod
-    def _make_cell(clip: float | None) -> CellSpec:  # type: ignore[override]
-        return cells.CoupledLSTM(check_clip(clip))
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        clip: float | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        self.clip = clip
+        super().__init__(
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            device,
+            dtype,
+            **options,
+        )
+
+    def _make_cell(self) -> CellSpec:
+        return cells.CoupledLSTM(check_clip(self.clip))
 
 
 class LayerNormLSTM(CellLayer):
@@ -259,8 +328,7 @@ class LayerNormLSTM(CellLayer):
         (torch.Size([7, 8]), torch.Size([2, 2, 4]))
     """
 
-    @staticmethod
-    def _make_cell() -> CellSpec:  # type: ignore[override]
+    def _make_cell(self) -> CellSpec:
         return CELLS["layernorm_lstm"]
 
 
@@ -277,8 +345,7 @@ class LayerNormGRU(CellLayer):
         (torch.Size([7, 8]), torch.Size([2, 2, 4]))
     """
 
-    @staticmethod
-    def _make_cell() -> CellSpec:  # type: ignore[override]
+    def _make_cell(self) -> CellSpec:
         return CELLS["layernorm_gru"]
 
 
@@ -295,8 +362,7 @@ class SRU(CellLayer):
         (torch.Size([7, 8]), torch.Size([2, 2, 4]))
     """
 
-    @staticmethod
-    def _make_cell() -> CellSpec:  # type: ignore[override]
+    def _make_cell(self) -> CellSpec:
         return CELLS["sru"]
 
 
@@ -313,8 +379,7 @@ class QRNN(CellLayer):
         (torch.Size([7, 8]), torch.Size([2, 2, 4]))
     """
 
-    @staticmethod
-    def _make_cell() -> CellSpec:  # type: ignore[override]
+    def _make_cell(self) -> CellSpec:
         return CELLS["qrnn"]
 
 
@@ -331,8 +396,7 @@ class MinGRU(CellLayer):
         (torch.Size([7, 8]), torch.Size([2, 2, 4]))
     """
 
-    @staticmethod
-    def _make_cell() -> CellSpec:  # type: ignore[override]
+    def _make_cell(self) -> CellSpec:
         return CELLS["mingru"]
 
 
@@ -349,6 +413,5 @@ class MinLSTM(CellLayer):
         (torch.Size([7, 8]), torch.Size([2, 2, 4]))
     """
 
-    @staticmethod
-    def _make_cell() -> CellSpec:  # type: ignore[override]
+    def _make_cell(self) -> CellSpec:
         return CELLS["minlstm"]

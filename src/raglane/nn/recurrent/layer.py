@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -19,10 +19,25 @@ from raglane.nn.recurrent.request import State, one_or_tuple, run
 from raglane.ragged import Ragged
 from raglane.tracing import are_transforms_active, is_exporting, never_traced
 
-__all__ = ["OPTIONS", "RecurrentLayer"]
+__all__ = ["OPTIONS", "Options", "RecurrentLayer"]
 
-OPTIONS = ("schedule", "backend", "initial_state", "input_dropout", "state_dropout", "weight_dropout", "zoneout")
-"""The arguments of every recurrent layer besides torch's; see :class:`RecurrentLayer`."""
+I = TypeVar("I", Ragged, PackedSequence, Tensor)  # noqa: E741 (the kind of an input)
+
+
+class Options(TypedDict, total=False):
+    """The arguments of every recurrent layer besides torch's; see :class:`RecurrentLayer`."""
+
+    schedule: str
+    backend: str
+    initial_state: str | torch.nn.Module
+    input_dropout: float
+    state_dropout: float
+    weight_dropout: float
+    zoneout: float | tuple[float, ...]
+
+
+OPTIONS = tuple(Options.__annotations__)
+"""The names of :class:`Options`."""
 
 
 class RecurrentLayer(torch.nn.Module):
@@ -146,6 +161,50 @@ class RecurrentLayer(torch.nn.Module):
         parts = [getattr(self, f"initial_{name}") for name in self.cell.states]
         return one_or_tuple(tuple(part.unsqueeze(1).expand(-1, len(batch), -1) for part in parts))
 
+    @overload
+    def forward(
+        self,
+        input: I,
+        hx: Any = None,
+        *,
+        lengths: Any = None,
+        resets: Any = None,
+        return_output: Literal[True] = True,
+        return_states: Literal[False] = False,
+    ) -> tuple[I, Any]: ...
+    @overload
+    def forward(
+        self,
+        input: I,
+        hx: Any = None,
+        *,
+        lengths: Any = None,
+        resets: Any = None,
+        return_output: Literal[True] = True,
+        return_states: Literal[True],
+    ) -> tuple[I, Any, list[Any]]: ...
+    @overload
+    def forward(
+        self,
+        input: I,
+        hx: Any = None,
+        *,
+        lengths: Any = None,
+        resets: Any = None,
+        return_output: Literal[False],
+        return_states: Literal[False] = False,
+    ) -> tuple[None, Any]: ...
+    @overload
+    def forward(
+        self,
+        input: Any,
+        hx: Any = None,
+        *,
+        lengths: Any = None,
+        resets: Any = None,
+        return_output: bool = True,
+        return_states: bool = False,
+    ) -> Any: ...
     def forward(
         self,
         input: Any,
@@ -197,6 +256,9 @@ class RecurrentLayer(torch.nn.Module):
             }
             return _outside_of_graphs(self, input, hx, **options)
         return run(self, input, hx, lengths, resets, return_output, return_states)
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def __prepare_scriptable__(self) -> Any:
         rule, fix = "TorchScript cannot compile it", "use torch.compile or torch.export.export"

@@ -6,7 +6,7 @@ They are built on ``torch.nn.RNNBase``, which brings the parameters, their initi
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
 
@@ -15,7 +15,7 @@ from raglane.cells import CELLS, CellSpec
 from raglane.cells.spec import Weights
 from raglane.errors import ArgumentError, message
 from raglane.nn.arguments import check_clip, check_count, check_dropout, check_dtype, check_flag
-from raglane.nn.recurrent.layer import RecurrentLayer
+from raglane.nn.recurrent.layer import Options, RecurrentLayer
 
 __all__ = ["GRU", "LSTM", "RNN"]
 
@@ -96,7 +96,10 @@ class _TorchLayer(RecurrentLayer, torch.nn.RNNBase):
         parameters, found = self._parameters, []
         projects = self.proj_size > 0
         for names in self._all_weights:
-            part: list[Any] = [parameters[name] if name in parameters else getattr(self, name) for name in names]
+            try:
+                part: list[Any] = [parameters[name] for name in names]
+            except KeyError:
+                part = [getattr(self, name) for name in names]
             if not self.bias:
                 part[2:2] = (None, None)
             elif len(part) < 4:
@@ -122,10 +125,10 @@ class RNN(_TorchLayer):
     ``h_t = tanh(W_ih x_t + b_ih + W_hh h_{t-1} + b_hh)``, or relu in place of tanh.
 
     Args:
-        *args: ``input_size, hidden_size, num_layers, nonlinearity, bias, batch_first, dropout, bidirectional``, as
+        input_size, hidden_size, num_layers, nonlinearity, bias, batch_first, dropout, bidirectional, device, dtype: as
             torch has them.
         clip: hold the gates' arguments between ``-clip`` and ``clip``, as the ONNX operator can.
-        **kwargs: the rest of torch's, and the options of every layer, see
+        **options: those of every layer, see
             :class:`~raglane.nn.recurrent.layer.RecurrentLayer`.
 
     Raises:
@@ -147,14 +150,33 @@ class RNN(_TorchLayer):
         hidden_size: int,
         num_layers: int = 1,
         nonlinearity: Literal["tanh", "relu"] = "tanh",
-        *args: Any,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
         clip: float | None = None,
-        **kwargs: Any,
+        **options: Unpack[Options],
     ) -> None:
         if nonlinearity not in ("tanh", "relu"):
             raise ArgumentError(message("nonlinearity", repr(nonlinearity), "'tanh' or 'relu'", "choose one of them"))
         variant = None if clip is None else cells.Elman(nonlinearity, check_clip(clip))
-        super().__init__(f"RNN_{nonlinearity.upper()}", variant, input_size, hidden_size, num_layers, *args, **kwargs)
+        super().__init__(
+            f"RNN_{nonlinearity.upper()}",
+            variant,
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            device=device,
+            dtype=dtype,
+            **options,
+        )
         self.nonlinearity = nonlinearity
 
 
@@ -164,10 +186,10 @@ class LSTM(_TorchLayer):
     The equations, with torch's gate order, stand in :mod:`raglane.cells.lstm`.
 
     Args:
-        *args: ``input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size``, as
+        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size, device, dtype: as
             torch has them.
         clip: hold the gates' arguments between ``-clip`` and ``clip``, as the ONNX operator can.
-        **kwargs: the rest of torch's, and the options of every layer, see
+        **options: those of every layer, see
             :class:`~raglane.nn.recurrent.layer.RecurrentLayer`.
 
     Raises:
@@ -183,8 +205,38 @@ class LSTM(_TorchLayer):
         (torch.Size([7, 8]), torch.Size([2, 2, 4]), torch.Size([2, 2, 4]))
     """
 
-    def __init__(self, *args: Any, clip: float | None = None, **kwargs: Any) -> None:
-        super().__init__("LSTM", None if clip is None else cells.LSTM(check_clip(clip)), *args, **kwargs)
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        clip: float | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        variant = None if clip is None else cells.LSTM(check_clip(clip))
+        super().__init__(
+            "LSTM",
+            variant,
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            proj_size,
+            device=device,
+            dtype=dtype,
+            **options,
+        )
 
 
 class GRU(_TorchLayer):
@@ -193,12 +245,12 @@ class GRU(_TorchLayer):
     The equations, with torch's gate order, stand in :mod:`raglane.cells.gru`.
 
     Args:
-        *args: ``input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional``, as torch has
+        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as torch has
             them.
         reset_after: False to reset the state before the product, as the paper does (Keras' ``reset_after``,
             ``linear_before_reset`` of the ONNX operator).
         clip: hold the gates' arguments between ``-clip`` and ``clip``, as the ONNX operator can.
-        **kwargs: the rest of torch's, and the options of every layer, see
+        **options: those of every layer, see
             :class:`~raglane.nn.recurrent.layer.RecurrentLayer`.
 
     Raises:
@@ -214,7 +266,35 @@ class GRU(_TorchLayer):
         True
     """
 
-    def __init__(self, *args: Any, reset_after: bool = True, clip: float | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        reset_after: bool = True,
+        clip: float | None = None,
+        **options: Unpack[Options],
+    ) -> None:
         plain = check_flag("reset_after", reset_after) and clip is None
         variant = None if plain else cells.GRU(reset_after, check_clip(clip))
-        super().__init__("GRU", variant, *args, **kwargs)
+        super().__init__(
+            "GRU",
+            variant,
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            device=device,
+            dtype=dtype,
+            **options,
+        )
