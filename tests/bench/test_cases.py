@@ -23,7 +23,7 @@ from raglane.bench.cases import (
     select,
 )
 from raglane.bench.competitors import COMPETITORS, RIVALS, TORCH
-from raglane.bench.lengths import LENGTHS, QUANTILES, Lengths, draw_like, read_lengths
+from raglane.bench.lengths import LENGTHS, QUANTILES, Lengths, draw_like, lengths_of_file
 from raglane.errors import ArgumentError, DataError
 
 _MIXED = Lengths("mixed", "unsorted, with ties and a one", lambda count: [3, 1, 5, 3, 7, 1, 5][:count])
@@ -126,7 +126,7 @@ def test_lengths_like_real_data_follow_its_quantiles(name: str) -> None:
 def test_lengths_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.txt"
     path.write_text("9\n\n 1 \n4\n")
-    lengths = read_lengths(path)
+    lengths = lengths_of_file(path)
     assert (lengths.name, lengths.draw(3)) == ("mine", [9, 1, 4])
     many = lengths.draw(300)
     assert set(many) == {1, 4, 9}
@@ -151,7 +151,7 @@ def test_a_file_that_is_no_list_of_lengths_is_refused(tmp_path: Path, content: s
     path = tmp_path / "bad.txt"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(DataError, match=piece):
-        read_lengths(path)
+        lengths_of_file(path)
 
 
 # -- batches ----------------------------------------------------------------------------------------------------------

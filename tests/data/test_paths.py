@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from raglane.bench.lengths import read_lengths
+from raglane.bench.lengths import lengths_of_file
 from raglane.cli import main
 from raglane.data import FORMATS, Columns, read
 from raglane.errors import ArgumentError, ArgumentTypeError, CheckpointError, DataError, RaglaneError
@@ -78,7 +78,7 @@ def test_what_is_no_file_is_refused_before_it_is_opened(tmp_path: Path, name: st
 def test_whatever_is_read_and_written_is_a_file(tmp_path: Path, make: Make) -> None:
     what = make(path := tmp_path / "data.csv")
     with pytest.raises(DataError, match=f"lengths: got '.*data.csv', which cannot be read .{what}"):
-        read_lengths(path)
+        lengths_of_file(path)
     for load in (read_json, read_tensors):
         with pytest.raises(CheckpointError, match=f"data.csv: got {what}; "):
             load(path)
@@ -129,7 +129,7 @@ def test_links_to_files_and_folders_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a\0.csv", "\ud800.csv", "n" * 5000 + ".csv", "x/" * 3000])
 def test_names_that_no_file_can_have(name: str, tmp_path: Path) -> None:
-    for attempt in (lambda: read(name), lambda: load_model(name), lambda: read_lengths(Path(name))):
+    for attempt in (lambda: read(name), lambda: load_model(name), lambda: lengths_of_file(Path(name))):
         with pytest.raises(RaglaneError) as caught:
             attempt()
         assert str(caught.value).isprintable()
@@ -199,10 +199,10 @@ def test_a_byte_that_no_text_holds_is_named_by_its_line(tmp_path: Path, name: st
 def test_lengths_of_a_benchmark_are_text(tmp_path: Path) -> None:
     path = tmp_path / "lengths.txt"
     path.write_bytes(b"\xef\xbb\xbf3\n4\n")
-    assert read_lengths(path).draw(2) == [3, 4]
+    assert lengths_of_file(path).draw(2) == [3, 4]
     path.write_bytes(b"3\n\xff\n")
     with pytest.raises(DataError, match="it is not UTF-8"):
-        read_lengths(path)
+        lengths_of_file(path)
 
 
 def test_a_column_that_a_format_has_not_is_not_passed_over_in_silence(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from torch import Tensor
 from raglane.errors import DataError, message, printable, quote, shorten
 from raglane.reading import read_file
 
-__all__ = ["LENGTHS", "QUANTILES", "Lengths", "draw_like", "read_lengths"]
+__all__ = ["LENGTHS", "QUANTILES", "Lengths", "draw_like", "lengths_of_file"]
 
 _LOG_MEAN, _LOG_DEVIATION, _LONGEST = 3.3, 0.7, 400
 _MEAN = 30
@@ -72,7 +72,7 @@ def draw_like(quantiles: tuple[int, ...], count: int, seed: int = 1) -> list[int
     return _whole(drawn.round())
 
 
-def read_lengths(path: Path) -> Lengths:
+def lengths_of_file(path: Path) -> Lengths:
     r"""Lengths from a text file, an integer of at least 1 a line; empty lines are passed over.
 
     A batch with as many sequences as the file has lines takes them as they are; any other draws from them, with
@@ -85,7 +85,7 @@ def read_lengths(path: Path) -> Lengths:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     _ = Path(folder, "mine.txt").write_text("4\n2\n8\n")
-        ...     lengths = read_lengths(Path(folder, "mine.txt"))
+        ...     lengths = lengths_of_file(Path(folder, "mine.txt"))
         >>> lengths.name, lengths.draw(3), set(lengths.draw(50)) == {2, 4, 8}
         ('mine', [4, 2, 8], True)
     """

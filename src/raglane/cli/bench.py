@@ -236,7 +236,7 @@ def _size(text: str) -> Size:
 
 def _lengths(text: str, known: Mapping[str, Lengths]) -> list[Lengths]:
     """Rules by their names; whatever looks like a path, or is one, is a file."""
-    from raglane.bench.lengths import read_lengths
+    from raglane.bench.lengths import lengths_of_file
 
     if text == "all":
         return list(known.values())
@@ -245,7 +245,7 @@ def _lengths(text: str, known: Mapping[str, Lengths]) -> list[Lengths]:
         if part in known:
             found.append(known[part])
         elif Path(part).exists() or Path(part).suffix or Path(part).name != part:
-            found.append(read_lengths(Path(part)))
+            found.append(lengths_of_file(Path(part)))
         else:
             rule = f"one of {', '.join(known)}, all, or a file"
             raise ArgumentError(message("lengths", quote(part), rule, "pass one of these, or the path of a text file"))

@@ -20,7 +20,7 @@ from raglane.kernels.checks import check, check_stack
 from raglane.kernels.contract import Dense, DirectionResult, Packed, Request, Result, Traits
 from raglane.kernels.layers import run_directions, run_layers
 from raglane.layouts import packed_layout
-from raglane.packing.flat import flat_to_padded, padded_to_flat
+from raglane.packing.flat import flat_to_padded, flatten_padded
 from raglane.segments import plain as segments
 from raglane.tracing import has_tangent, is_exporting
 
@@ -178,7 +178,7 @@ def _run_padded_direction(
     initial = tuple(part.unsqueeze(0) for part in state)
     alone = Request(layer.cell, values, offsets, lengths, initial, (weights,))
     output, final = _call(alone, (padded,), initial, False)
-    flat = padded_to_flat(output, lengths)[0]
+    flat = flatten_padded(output, lengths).values
     is_empty = (offsets.diff() == 0).unsqueeze(1)
     h = torch.where(is_empty, state[0].to(flat.dtype), segments.last(flat, offsets))
     return DirectionResult(

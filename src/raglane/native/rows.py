@@ -27,7 +27,7 @@ from raglane.native.memory import address, lies_well
 from raglane.segments.plain import lengths_from_offsets
 from raglane.tracing import index_arithmetic, is_transformed, records_operators
 
-__all__ = ["Layout", "flatten_packed", "flatten_padded"]
+__all__ = ["Layout", "flatten_packed", "flatten_padded", "layout_of_padded", "padded_from_flat"]
 
 # raglane_rows: nine numbers, then sizes, order, offsets, plan, flat, table.
 _pack = struct.Struct("=15q").pack
@@ -210,6 +210,48 @@ def flatten_padded(padded: Tensor, lengths: Any, batch_first: bool) -> tuple[Ten
     if not 0 <= total <= count * steps:
         return None
     return _flatten(padded, _layout(padded.shape[:2], batch_dim, count, steps), total, (lengths,))
+
+
+def padded_from_flat(flat: Tensor, offsets: Tensor, steps: int, batch_first: bool) -> Tensor | None:
+    """A padded tensor of flat elements, with zeros where it has none.
+
+    Args:
+        flat: ``(N, *features)``, any dtype.
+        offsets: ``(B + 1,)`` int64.
+        steps: ``T``, at least the largest length.
+        batch_first: whether the result is ``(B, T, *features)``, or else ``(T, B, *features)``.
+
+    Returns:
+        None where this is not for the kernels: no plain tensor on a CPU.
+
+    Raises:
+        ArgumentError: the offsets do not fit.
+
+    Example:
+        >>> padded_from_flat(torch.tensor([1, 2, 3]), torch.tensor([0, 2, 3]), 2, batch_first=True)
+        tensor([[1, 2],
+                [3, 0]])
+    """
+    if not (_is_ours(flat) and _is_list(offsets, None)):
+        return None
+    return layout_of_padded(offsets, steps, batch_first).from_flat(flat)
+
+
+def layout_of_padded(offsets: Tensor, steps: int, batch_first: bool) -> Layout:
+    """The layout of a padded tensor, whose plan are its offsets.
+
+    Args:
+        offsets: ``(B + 1,)`` int64 on the CPU.
+        steps: ``T``.
+        batch_first: as for :func:`padded_from_flat`.
+
+    Example:
+        >>> layout_of_padded(torch.tensor([0, 2, 3]), 2, batch_first=False).shape
+        (2, 2)
+    """
+    count = offsets.shape[0] - 1
+    shape = (count, steps) if batch_first else (steps, count)
+    return Layout(shape, 0 if batch_first else 1, count, steps, offsets, array("q", offsets.tolist()))
 
 
 def flatten_packed(packed: PackedSequence) -> tuple[Tensor, Layout] | None:

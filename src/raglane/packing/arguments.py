@@ -26,10 +26,10 @@ __all__ = [
     "check_range",
     "raise_unsorted",
     "read_flag",
-    "read_host_lengths",
-    "read_lengths",
     "read_packed",
     "read_padded",
+    "read_padded_lengths",
+    "read_padded_lengths_on_host",
     "read_padding_side",
     "read_padding_value",
     "read_permutation",
@@ -86,7 +86,7 @@ def read_padded(padded: Tensor, argument: str, batch_first: bool) -> tuple[int, 
 
 
 @index_arithmetic
-def read_lengths(lengths: Any, count: int, batch_first: bool) -> IntArray | Tensor:
+def read_padded_lengths(lengths: Any, count: int, batch_first: bool) -> IntArray | Tensor:
     """Check everything about lengths but their values, without waiting for a device.
 
     Args:
@@ -103,7 +103,7 @@ def read_lengths(lengths: Any, count: int, batch_first: bool) -> IntArray | Tens
         ShapeError: not integers.
 
     Example:
-        >>> read_lengths([3, 2], 2, batch_first=False)
+        >>> read_padded_lengths([3, 2], 2, batch_first=False)
         array([3, 2])
     """
     tensor = lengths if isinstance(lengths, Tensor) else _tensor_from(lengths)
@@ -166,20 +166,20 @@ def check_range(low: int, high: int, steps: int) -> None:
         )
 
 
-def read_host_lengths(lengths: Any, count: int, steps: int, batch_first: bool) -> IntArray:
+def read_padded_lengths_on_host(lengths: Any, count: int, steps: int, batch_first: bool) -> IntArray:
     """Check lengths wholly, and give them on the host; waits once if they are on a device.
 
     Returns:
         ``(count,)`` int64.
 
     Raises:
-        KindError, DimensionError, ShapeError: as :func:`read_lengths` and :func:`check_range` do.
+        KindError, DimensionError, ShapeError: as :func:`read_padded_lengths` and :func:`check_range` do.
 
     Example:
-        >>> read_host_lengths(torch.tensor([3, 2]), 2, steps=3, batch_first=False)
+        >>> read_padded_lengths_on_host(torch.tensor([3, 2]), 2, steps=3, batch_first=False)
         array([3, 2])
     """
-    read = read_lengths(lengths, count, batch_first)
+    read = read_padded_lengths(lengths, count, batch_first)
     host: IntArray = read.cpu().numpy() if isinstance(read, Tensor) else read
     if count:
         check_range(int(host.min()), int(host.max()), steps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from raglane.checks import check_storage
 from raglane.indexing import place_rows, take_rows
 from raglane.layouts import (
     IntArray,
@@ -18,21 +20,28 @@ from raglane.layouts import (
     packed_layout,
     padded_rows,
     rows_of,
-    send,
     unpacked_rows,
 )
-from raglane.packing.arguments import check_permutation, read_host_lengths, read_packed, read_padded, read_padding_side
-from raglane.segments.plain import lengths_from_offsets
-from raglane.tracing import never_traced
+from raglane.native import rows
+from raglane.packing.arguments import (
+    check_permutation,
+    read_packed,
+    read_padded,
+    read_padded_lengths_on_host,
+    read_padding_side,
+)
+from raglane.segments.plain import lengths_from_offsets, offsets_from_lengths
+from raglane.tracing import never_traced, records_operators
 
 __all__ = [
     "Elements",
+    "Flattened",
     "find_packed",
     "find_padded",
     "flat_to_padded",
     "flatten_packed",
+    "flatten_padded",
     "pack_flat",
-    "padded_to_flat",
 ]
 
 
@@ -106,31 +115,57 @@ def find_packed(packed: PackedSequence, argument: str = "packed") -> Elements:
         lengths[order] = longest_first
         ranks[order] = in_order
     index = unpacked_rows(ranks, lengths, batch_sizes, data.shape[0], data.device)
-    return Elements(data, index, torch.from_numpy(lengths), send(_offsets(lengths), data.device))
+    return Elements(data, index, *_on(lengths, data.device))
 
 
-def flatten_packed(packed: PackedSequence, argument: str = "packed") -> tuple[Tensor, Tensor]:
-    """A PackedSequence as flat values in the caller's order; gradients flow through its data.
+class Flattened(NamedTuple):
+    """A batch that was taken out of another layout.
 
-    Waits for a device as :func:`find_packed` does.
+    Attributes:
+        values: ``(N, *features)``, in the caller's order; gradients flow through them.
+        offsets: ``(B + 1,)`` int64 with the values.
+        lengths: ``(B,)`` int64 on the CPU; None where the offsets are there.
+        restore: from other values ``(N, *features)`` to a tensor of that layout, with zeros where it has no element.
+    """
+
+    values: Tensor
+    offsets: Tensor
+    lengths: Tensor | None
+    restore: Callable[[Tensor], Tensor]
+
+    def host_lengths(self) -> Tensor:
+        """``(B,)`` int64 on the CPU."""
+        return lengths_from_offsets(self.offsets) if self.lengths is None else self.lengths
+
+
+def flatten_packed(packed: PackedSequence, argument: str = "packed") -> Flattened:
+    """The elements of a PackedSequence in the caller's order, and the way back to its data.
+
+    Waits for a device as :func:`find_packed` does; on a CPU the kernels move the rows, where they are there.
 
     Args:
         packed: as there.
         argument: as there.
-
-    Returns:
-        ``(N, *features)``, and ``(B,)`` int64 on the CPU.
 
     Raises:
         ArgumentTypeError, ShapeError: as there.
 
     Example:
         >>> packed = pack_flat(torch.tensor([3, 4, 1, 2, 3]), torch.tensor([0, 2, 5]), torch.tensor([2, 3]))
-        >>> flatten_packed(packed)
-        (tensor([3, 4, 1, 2, 3]), tensor([2, 3]))
+        >>> flat = flatten_packed(packed)
+        >>> flat.values.tolist(), flat.host_lengths().tolist(), flat.restore(-flat.values).tolist()
+        ([3, 4, 1, 2, 3], [2, 3], [-1, -3, -2, -4, -3])
     """
+    if isinstance(packed, PackedSequence):
+        moved = rows.flatten_packed(packed)
+        if moved is not None:
+            values, layout = moved
+            return Flattened(values, layout.offsets, None, layout.from_flat)
     found = find_packed(packed, argument)
-    return take_rows(found.rows, found.index), found.lengths
+    check_storage(f"{argument}.data", packed.data)
+    count = found.rows.shape[0]
+    values = take_rows(found.rows, found.index)
+    return Flattened(values, found.offsets, found.lengths, lambda flat: place_rows(flat, found.index, count))
 
 
 def flat_to_padded(
@@ -161,6 +196,10 @@ def flat_to_padded(
     """
     count = offsets.shape[0] - 1
     left = read_padding_side(padding_side)
+    if not left and padding_value == 0:
+        placed = rows.padded_from_flat(values, offsets, longest, batch_first)
+        if placed is not None:
+            return placed
     shape, strides = ((count, longest), (longest, 1)) if batch_first else ((longest, count), (1, count))
     lengths = lengths_from_offsets(offsets)
     index = padded_rows(lengths, values.shape[0], strides, longest if left else None)
@@ -197,25 +236,30 @@ def find_padded(
         ([0, 1, 2, 3, 4], [0, 3, 5])
     """
     count, steps = read_padded(padded, argument, batch_first)
-    host = read_host_lengths(lengths, count, steps, batch_first)
+    host = read_padded_lengths_on_host(lengths, count, steps, batch_first)
     left = read_padding_side(padding_side)
-    offsets = _offsets(host)
-    rows, strides = rows_of(padded, batch_first)
-    index = padded_rows(host, int(offsets[-1]), strides, steps if left else None, padded.device)
+    table, strides = rows_of(padded, batch_first)
+    index = padded_rows(host, int(host.sum()), strides, steps if left else None, padded.device)
     # A copy, because the caller may change the lengths that were given.
-    return Elements(rows, index, torch.from_numpy(host.copy()), send(offsets, padded.device))
+    return Elements(table, index, *_on(host.copy(), padded.device))
 
 
-def padded_to_flat(
+def _on(lengths: IntArray, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Lengths on the host, and offsets on a device."""
+    host = torch.from_numpy(lengths)
+    return host, offsets_from_lengths(host).to(device, non_blocking=True)
+
+
+def flatten_padded(
     padded: Tensor,
     lengths: Any,
     batch_first: bool = False,
     padding_side: str = "right",
     argument: str = "padded",
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The elements of a padded batch, flat; gradients flow through ``padded``.
+) -> Flattened:
+    """The elements of a padded batch, and the way back to a batch of its shape.
 
-    Waits for a device as :func:`find_padded` does.
+    Waits for a device as :func:`find_padded` does; on a CPU the kernels move the rows, where they are there.
 
     Args:
         padded: as there.
@@ -224,22 +268,46 @@ def padded_to_flat(
         padding_side: as there.
         argument: as there.
 
-    Returns:
-        values ``(N, *features)``, lengths ``(B,)`` int64 on the CPU, offsets ``(B + 1,)`` int64 with the values.
-
     Raises:
         ArgumentTypeError, ShapeError: as there.
 
     Example:
-        >>> padded_to_flat(torch.tensor([[1, 2, 3], [3, 4, 0]]), [3, 2], batch_first=True)
-        (tensor([1, 2, 3, 3, 4]), tensor([3, 2]), tensor([0, 3, 5]))
+        >>> flat = flatten_padded(torch.tensor([[1, 2, 3], [3, 4, 0]]), [3, 2], batch_first=True)
+        >>> flat.values.tolist(), flat.offsets.tolist(), flat.restore(-flat.values).tolist()
+        ([1, 2, 3, 3, 4], [0, 3, 5], [[-1, -2, -3], [-3, -4, 0]])
     """
+    if not read_padding_side(padding_side):
+        if records_operators():
+            return _flatten_by_operators(padded, lengths, batch_first, argument)
+        moved = rows.flatten_padded(padded, lengths, batch_first) if _is_padded(padded) else None
+        if moved is not None:
+            values, layout = moved
+            return Flattened(values, layout.offsets, None, layout.from_flat)
     found = find_padded(padded, lengths, batch_first, padding_side, argument)
-    return take_rows(found.rows, found.index), found.lengths, found.offsets
+
+    def restore(flat: Tensor) -> Tensor:
+        if not padded.is_contiguous():
+            steps = padded.shape[1 if batch_first else 0]
+            return flat_to_padded(flat, found.offsets, steps, batch_first, padding_side=padding_side)
+        return place_rows(flat, found.index, found.rows.shape[0]).view(*padded.shape[:2], *flat.shape[1:])
+
+    return Flattened(take_rows(found.rows, found.index), found.offsets, found.lengths, restore)
 
 
-def _offsets(lengths: IntArray) -> IntArray:
-    """Where each sequence starts, and the end of the last."""
-    offsets: IntArray = np.zeros(lengths.shape[0] + 1, dtype=np.int64)
-    lengths.cumsum(out=offsets[1:])
-    return offsets
+def _is_padded(padded: Any) -> bool:
+    """Whether this can be a padded batch at all; where it cannot, the way by index arithmetic says why."""
+    return (
+        isinstance(padded, Tensor)
+        and padded.layout is torch.strided
+        and padded.dim() >= 2
+        and not (padded.is_nested or padded.is_quantized)
+    )
+
+
+def _flatten_by_operators(padded: Tensor, lengths: Any, batch_first: bool, argument: str) -> Flattened:
+    """The same for whoever follows operators."""
+    from raglane.packing import operators
+
+    _, steps = read_padded(padded, argument, batch_first)
+    values, offsets = operators.padded_to_flat(padded, torch.as_tensor(lengths), batch_first)
+    return Flattened(values, offsets, None, lambda flat: operators.padded_from_flat(flat, offsets, batch_first, steps))

@@ -24,15 +24,15 @@ from raglane.packing.arguments import (
     check_range,
     raise_unsorted,
     read_flag,
-    read_lengths,
     read_packed,
     read_padded,
+    read_padded_lengths,
     read_padding_side,
     read_padding_value,
     read_permutation,
     read_total_length,
 )
-from raglane.packing.flat import flatten_packed, padded_to_flat
+from raglane.packing.flat import flatten_packed, flatten_padded
 from raglane.packing.lists import join, read_sequences, stack
 from raglane.tracing import never_traced
 
@@ -168,7 +168,7 @@ def pack_padded_sequence(
     """
     batch_first, enforce_sorted = read_flag("batch_first", batch_first), read_flag("enforce_sorted", enforce_sorted)
     count, steps = read_padded(input, "input", batch_first)
-    given = read_lengths(lengths, count, batch_first)
+    given = read_padded_lengths(lengths, count, batch_first)
     rows, strides = rows_of(input, batch_first)
     order: IntArray | Tensor | None
     if isinstance(given, np.ndarray):
@@ -301,8 +301,8 @@ def unpad_sequence(
         [tensor([1, 2, 3]), tensor([3, 4])]
     """
     batch_first = read_flag("batch_first", batch_first)
-    values, host, _ = padded_to_flat(padded_sequences, lengths, batch_first, argument="padded_sequences")
-    return _split(values, host)
+    flat = flatten_padded(padded_sequences, lengths, batch_first, argument="padded_sequences")
+    return _split(flat.values, flat.host_lengths())
 
 
 @never_traced
@@ -354,4 +354,5 @@ def unpack_sequence(packed_sequences: PackedSequence) -> list[Tensor]:
         >>> unpack_sequence(pack_sequence([torch.tensor([1, 2, 3]), torch.tensor([3, 4])]))
         [tensor([1, 2, 3]), tensor([3, 4])]
     """
-    return _split(*flatten_packed(packed_sequences, "packed_sequences"))
+    flat = flatten_packed(packed_sequences, "packed_sequences")
+    return _split(flat.values, flat.host_lengths())

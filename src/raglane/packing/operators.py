@@ -6,14 +6,13 @@ from :mod:`raglane.native.rows`, because to register operators takes long.
 
 from __future__ import annotations
 
-from array import array
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from raglane.indexing import take_rows
-from raglane.native.rows import Layout, flatten_padded
+from raglane.native.rows import flatten_padded, layout_of_padded
 from raglane.packing.flat import find_padded, flat_to_padded
 
 __all__ = ["padded_from_flat", "padded_to_flat"]
@@ -41,7 +40,7 @@ def padded_from_flat(flat: Tensor, offsets: Tensor, batch_first: bool, steps: in
     """A padded tensor of so many steps with elements ``(N, *features)``; zeros where there is none."""
     if not flat.is_cpu:
         return flat_to_padded(flat, offsets, steps, batch_first)
-    return _layout(offsets, batch_first, steps).from_flat(flat)
+    return layout_of_padded(offsets, steps, batch_first).from_flat(flat)
 
 
 @padded_from_flat.register_fake
@@ -57,19 +56,12 @@ def _elements(padded: Tensor, offsets: Tensor, batch_first: bool, total: int) ->
     if not padded.is_cpu:
         found = find_padded(padded, offsets.diff(), batch_first)
         return take_rows(found.rows, found.index)
-    return _layout(offsets, batch_first, padded.shape[1 if batch_first else 0]).to_flat(padded, total)
+    return layout_of_padded(offsets, padded.shape[1 if batch_first else 0], batch_first).to_flat(padded, total)
 
 
 @_elements.register_fake
 def _(padded: Tensor, offsets: Tensor, batch_first: bool, total: int) -> Tensor:  # noqa: ARG001
     return padded.new_empty(total, *padded.shape[2:])
-
-
-def _layout(offsets: Tensor, batch_first: bool, steps: int) -> Layout:
-    """The layout of a padded tensor, whose plan are its offsets."""
-    count = offsets.shape[0] - 1
-    shape = (count, steps) if batch_first else (steps, count)
-    return Layout(shape, 0 if batch_first else 1, count, steps, offsets, array("q", offsets.tolist()))
 
 
 def _keep_of_table(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -14,7 +14,7 @@ from raglane import interop
 from raglane.checks import check_flag, check_tensor, check_whole
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
 from raglane.indexing import take_rows
-from raglane.packing.flat import flat_to_padded, flatten_packed, pack_flat, padded_to_flat
+from raglane.packing.flat import flat_to_padded, flatten_packed, flatten_padded, pack_flat
 from raglane.ragged.base import FlatBatch
 from raglane.segments import plain as segments
 from raglane.segments.checks import check_offsets
@@ -120,8 +120,8 @@ class Conversions(FlatBatch):
         batch_first = check_flag("batch_first", batch_first)
         if mask is not None:
             return cls._from_mask(check_tensor("padded", padded, 2), mask, batch_first)
-        values, host_lengths, offsets = padded_to_flat(padded, lengths, batch_first, padding_side)
-        return cls._make(values, offsets, host_lengths)
+        flat = flatten_padded(padded, lengths, batch_first, padding_side)
+        return cls._make(flat.values, flat.offsets, flat.lengths)
 
     @classmethod
     def _from_mask(cls, padded: Tensor, mask: Tensor, batch_first: bool) -> Self:
@@ -159,7 +159,8 @@ class Conversions(FlatBatch):
             >>> Ragged.from_packed(pack_sequence([torch.tensor([1, 2]), torch.tensor([3])])).to_list()
             [tensor([1, 2]), tensor([3])]
         """
-        return cls._build(*flatten_packed(packed))
+        flat = flatten_packed(packed)
+        return cls._make(flat.values, flat.offsets, flat.lengths)
 
     @classmethod
     def from_nested(cls, nested: Tensor) -> Self:

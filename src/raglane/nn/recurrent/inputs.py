@@ -16,12 +16,10 @@ from torch.nn.utils.rnn import PackedSequence
 
 from raglane.checks import check_dense, check_storage
 from raglane.errors import ArgumentTypeError, ShapeError, message
-from raglane.indexing import place_rows, take_rows
 from raglane.kernels.contract import Dense, Packed
-from raglane.native import rows
-from raglane.packing.flat import find_packed, find_padded, flat_to_padded
+from raglane.packing.flat import flatten_packed, flatten_padded
 from raglane.ragged import Ragged
-from raglane.tracing import index_arithmetic, records_operators
+from raglane.tracing import index_arithmetic
 
 __all__ = ["Inputs", "flatten_marks", "read"]
 
@@ -200,36 +198,13 @@ def _even_offsets(count: int, steps: int, device: torch.device) -> Tensor:
 
 
 def _flatten_padded(input: Tensor, lengths: Any, batch_first: bool) -> tuple[Ragged, Restore]:
-    """A padded tensor with lengths; its own index leads back where the tensor lies in memory as its shape says."""
-    steps = input.shape[1 if batch_first else 0]
-    if records_operators():
-        from raglane.packing import operators
-
-        values, offsets = operators.padded_to_flat(input, torch.as_tensor(lengths), batch_first)
-        batch = Ragged._make(values, offsets, None)
-        return batch, lambda flat: operators.padded_from_flat(flat, offsets, batch_first, steps)
-    moved = rows.flatten_padded(input, lengths, batch_first)
-    if moved is not None:
-        values, layout = moved
-        return Ragged._make(values, layout.offsets, None), layout.from_flat
-    found = find_padded(input, lengths, batch_first)
-
-    def restore(flat: Tensor) -> Tensor:
-        if not input.is_contiguous():
-            return flat_to_padded(flat, found.offsets, steps, batch_first)
-        return place_rows(flat, found.index, found.rows.shape[0]).view(*input.shape[:2], flat.shape[1])
-
-    return Ragged._make(take_rows(found.rows, found.index), found.offsets, found.lengths), restore
+    """A padded tensor with lengths."""
+    flat = flatten_padded(input, lengths, batch_first, argument="input")
+    return Ragged._make(flat.values, flat.offsets, flat.lengths), flat.restore
 
 
 def _flatten_packed(packed: PackedSequence) -> tuple[Ragged, Restore]:
     """A pack, whichever way it broke ties when it was sorted: its own index leads there and back."""
-    moved = rows.flatten_packed(packed)
-    if moved is not None:
-        values, layout = moved
-        batch = Ragged._make(values, layout.offsets, None)
-        return batch, lambda flat: packed._replace(data=layout.from_flat(flat))
-    check_storage("packed.data", packed.data)
-    found = find_packed(packed)
-    batch = Ragged._make(take_rows(found.rows, found.index), found.offsets, found.lengths)
-    return batch, lambda flat: packed._replace(data=place_rows(flat, found.index, found.rows.shape[0]))
+    flat = flatten_packed(packed)
+    batch = Ragged._make(flat.values, flat.offsets, flat.lengths)
+    return batch, lambda values: packed._replace(data=flat.restore(values))
