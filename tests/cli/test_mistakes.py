@@ -108,7 +108,7 @@ def test_the_test_part_is_checked_before_the_first_epoch(
     [
         (["--threads", "100000"], ["threads: got 100000", "at most"]),
         (["--workers", "100000"], ["workers: got 100000", "at most"]),
-        (["--batch-size", "99999999999999999999"], ["batch_size: got 99999999999999999999", "at most"]),
+        (["--batch-size", "99999999999999999999"], ["--batch-size: got 99999999999999999999", "at most"]),
         (["--epochs", "99999999999999999999"], ["epochs: got", "at most"]),
     ],
     ids=lambda value: value[0] if value[0].startswith("--") else "",
@@ -221,7 +221,7 @@ def _change(*keys: Any, to: Any) -> Callable[[Any], None]:
         ("run.json", _change("settings", "later", to=1)),
         ("run.json", _change("settings", to=None)),
         ("run.json", _change("data", "columns", to=None)),
-        ("run.json", _change("data", "columns", "time_column", to=[1, 2])),
+        ("run.json", _change("data", "columns", "time", to=[1, 2])),
         ("run.json", _change("data", "path", to=3)),
         ("run.json", _change("data", "test", to=KeyError)),
         ("run.json", _change("data", to=None)),
@@ -250,9 +250,9 @@ def _change(*keys: Any, to: Any) -> Callable[[Any], None]:
         ("best/config.json", _change("preprocessor", "channels", to=["a"])),
         ("best/config.json", _change("preprocessor", to=None)),
         ("best/config.json", _change("columns", to=None)),
-        ("best/config.json", _change("columns", "time_column", to=[1, 2])),
-        ("best/config.json", _change("columns", "feature_column", to=-1)),
-        ("best/config.json", _change("columns", "feature_column", to=[1])),
+        ("best/config.json", _change("columns", "time", to=[1, 2])),
+        ("best/config.json", _change("columns", "features", to=-1)),
+        ("best/config.json", _change("columns", "features", to=[1])),
     ],
 )
 def test_a_file_whose_json_is_whole_and_whose_content_is_not(

@@ -78,9 +78,9 @@ def _assert_same_run(one: TrainingResult, other: TrainingResult) -> None:
     [
         ((2, 3), _QUICK),  # within an epoch
         ((2, 6), replace(_QUICK, optimizer="adamw", bucket=True)),  # at the last batch of one
-        ((1, 1), replace(_QUICK, optimizer="sgd", layers=2, clip=0.5, cell="lstm")),
+        ((1, 1), replace(_QUICK, optimizer="sgd", layers=2, clip=0.5, layer="lstm")),
         ((3, 5), replace(_QUICK, optimizer="rmsprop", task="tag", bidirectional=True)),
-        ((2, 2), replace(_QUICK, task="forecast", cell="rnn", weight_decay=0.1)),
+        ((2, 2), replace(_QUICK, task="forecast", layer="rnn", weight_decay=0.1)),
     ],
 )
 def test_going_on_is_never_having_stopped(tmp_path: Path, stop_at: tuple[int, int], settings: Settings) -> None:
@@ -338,8 +338,11 @@ def test_damaged_models_are_refused_in_words(tmp_path: Path) -> None:
     refuses("whole and unchanged")
     _edit(folder / "config.json", model=json.loads(config)["model"] | {"hidden": 6})
     refuses(r"weights.safetensors: got .* weights in 6 tensors where config.json asks for .* in 6")
-    _edit(folder / "config.json", model=json.loads(config)["model"] | {"cell": "other"})
-    refuses("config.json: cell: got 'other'")
+    _edit(folder / "config.json", model=json.loads(config)["model"] | {"layer": "other"})
+    refuses("config.json: layer: got 'other'")
+    old = {"cell" if name == "layer" else name: value for name, value in json.loads(config)["model"].items()}
+    _edit(folder / "config.json", model=old)
+    refuses("model with the unknown entry 'cell'; the rule: a file that Raglane wrote")
     (folder / "config.json").write_bytes(config[:50])
     refuses("config.json")
     (folder / "config.json").write_bytes(b"[]")

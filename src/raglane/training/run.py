@@ -55,7 +55,7 @@ class RunDescription:
         diverged: what was seen of a run that ran away; None of others.
 
     Example:
-        >>> RunDescription(Settings()).settings.cell
+        >>> RunDescription(Settings()).settings.layer
         'gru'
     """
 
