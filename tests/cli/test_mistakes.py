@@ -68,8 +68,29 @@ def test_a_missing_value_is_named_by_its_row_in_the_file(
         path.write_text("id,x,y\n" + "".join(lines))
         place = f"row {row} (id 'n{row}'), step 1"
     command = ["train", str(path), "--out", str(tmp_path / "run"), "--validation-fraction", "0.5"]
-    fails(command, capsys, place, "(1 of 24 features is missing)", "train with missing='zero'", "--missing zero")
+    fails(command, capsys, place, "(1 of 24 features is missing)", "train with --missing zero or --missing forward")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "flag"),
+    [
+        ("id,x,y,z\n1,1,a,b\n", [], "name one with --label-column."),
+        ("id,x,y\n1,1,a\n", ["--label-column", "z"], "pass one of them as --label-column."),
+        ("x,y\n1,a\n", [], "name it with --id-column."),
+        ("id,y\n1,a\n", [], "name it with --feature-column."),
+        ("id,time,x,y\n1,noon at 12,1,a\n", [], "name another column with --time-column"),
+        ("id,x,y\n1,1,a\n1,2,b\n", ["--label-column", "y"], "pass --task tag"),
+        ("id,x,y\n1,1,a\n", [], "hold nothing out with --validation-fraction 0."),
+    ],
+)
+def test_what_data_asks_for_is_named_by_its_flag(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, options: list[str], flag: str
+) -> None:
+    """A caller from Python is told the argument, as tests/data shows."""
+    path = tmp_path / "data.csv"
+    path.write_text(text)
+    fails(["train", str(path), "--out", str(tmp_path / "run"), *options], capsys, flag)
 
 
 def test_a_model_that_refuses_missing_values_says_to_train(
@@ -80,7 +101,7 @@ def test_a_model_that_refuses_missing_values_says_to_train(
         ["predict", str(work / "run"), gaps, "-o", str(tmp_path / "p.csv")],
         ["evaluate", str(work / "run"), gaps],
     ):
-        fails(command, capsys, "correct the data, or train with", "raglane train --missing zero")
+        fails(command, capsys, "correct the data, or train with --missing zero or --missing forward")
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ def test_a_missing_feature_is_named(element: int, channel: int, value: float) ->
             call()
         message = str(caught.value)
         assert f"{value} in row {row} (id {ids[row]!r}), step {step}, channel {'abc'[channel]!r}" in message
-        assert "--missing zero" in message
+        assert "train with missing='zero' or missing='forward'" in message
         assert "forward" in message
 
 

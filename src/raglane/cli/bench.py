@@ -135,7 +135,7 @@ def bench(
         if not quiet:
             console.say(line)
 
-    with locked(out):
+    with locked(out, "out"):
         _run(chosen, rivals, rounds, out, say)
 
 

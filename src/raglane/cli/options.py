@@ -63,11 +63,24 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         for part, names in parts.items():
             chosen = {name: values.pop(name) for name in names}
             values[part] = {name: value for name, value in chosen.items() if _is_given(context, name)}
-        with flags({option.name: option.opts[0] for option in context.command.params if option.opts[0][0] == "-"}):
+        with flags(_flags_of(context)):
             function(**values)
 
     run.__signature__ = inspect.Signature(sorted(parameters, key=_panel))  # type: ignore[attr-defined]
     return run
+
+
+def _flags_of(context: typer.Context) -> dict[str, str]:
+    """The flags by the names of Python's arguments: of this command, and of training, which messages may refer to."""
+    trained = {name: _flag(kind, name) for kind in (Settings, ColumnNames) for name in options(kind)}
+    own = {option.name or "": option.opts[0] for option in context.command.params if option.opts[0].startswith("-")}
+    # What the command line calls --out is an argument called folder.
+    return {"folder": "--out"} | trained | own
+
+
+def _flag(kind: Any, name: str) -> str:
+    """The flag of an option of a dataclass."""
+    return options(kind)[name].flag or "--" + name.replace("_", "-")
 
 
 def _is_given(context: typer.Context, name: str) -> bool:
@@ -96,7 +109,7 @@ def _shown(kind: Any, name: str) -> Any:
     """What Typer is to know of an option of a dataclass."""
     option = options(kind)[name]
     return typer.Option(
-        option.flag or "--" + name.replace("_", "-"),
+        _flag(kind, name),
         metavar=option.metavar or "|".join(option.choices) or None,
         help=option.help,
         show_default=True if option.unset is None else option.unset,

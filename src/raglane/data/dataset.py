@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from raglane.checks import check_flag, check_kind, check_real, check_tensor, check_whole, read_index
 from raglane.data.epochs import check_least
 from raglane.data.records import Records
-from raglane.errors import ArgumentError, ShapeError, message
+from raglane.errors import ArgumentError, ShapeError, argument, message
 from raglane.segments import plain as segments
 from raglane.segments.checks import check_offsets
 
@@ -160,7 +160,7 @@ def split(records: Records, fraction: float, seed: int = 0, stratify: bool = Tru
     count = len(records)
     if count < 2:
         got = f"{count} sequence" + "s" * (count != 1)
-        fix = "pass more data, or hold nothing out with validation_fraction=0 (--validation-fraction 0)"
+        fix = f"pass more data, or hold nothing out with {argument('validation_fraction', 0)}"
         raise ArgumentError(message("records", got, "two parts need at least 2", fix))
     held_out = np.zeros(count, dtype=np.bool_)
     size = min(max(round(fraction * count), 1), count - 1)

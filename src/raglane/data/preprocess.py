@@ -19,7 +19,7 @@ from raglane.data.dataset import SequenceDataset
 from raglane.data.epochs import check_least
 from raglane.data.missing import check_policy, fill_missing, refuse_missing
 from raglane.data.records import Records, check_task, place_of
-from raglane.errors import ArgumentError, CheckpointError, DataError, message, quote, quote_all
+from raglane.errors import ArgumentError, CheckpointError, DataError, argument, message, quote, quote_all
 
 __all__ = ["UNKNOWN", "Preprocessor", "sort_labels"]
 
@@ -298,14 +298,12 @@ class Preprocessor:
 
 def _label_words(records: Records, task: str) -> npt.NDArray[np.object_]:
     """The labels, one a sequence, or to tag one an element: ``(B,)`` or ``(N,)`` object."""
+    fix = f"name their column with {argument('label', of='Columns')}"
     if task == "tag":
         if records.tags is None:
-            raise DataError(
-                message(f"{records.source}", "no label for each element", "to tag needs them", "name their column")
-            )
+            raise DataError(message(f"{records.source}", "no label for each element", "to tag needs them", fix))
         return records.tags
     if records.labels is None:
-        fix = "name their column with --label-column"
         raise DataError(message(f"{records.source}", "no labels", "to classify needs one a sequence", fix))
     return np.array(records.labels, dtype=object)
 

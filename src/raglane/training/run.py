@@ -14,7 +14,7 @@ import torch
 
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
-from raglane.errors import ArgumentError, DataError, DivergedError, message, require
+from raglane.errors import ArgumentError, DataError, DivergedError, argument, message, require
 from raglane.reading import as_path
 from raglane.training.batches import BatchStore
 from raglane.training.checkpoint import check_format, load_weights, model_files
@@ -134,7 +134,8 @@ def refuse_diverged(description: RunDescription, folder: Path) -> None:
     """
     if description.diverged is not None:
         got = f"{str(folder)!r}, a run that diverged: {description.diverged}"
-        fix = "train anew with a smaller --lr or with --clip 1, and --overwrite; the best model until then can be used"
+        tamer = f"a smaller {argument('lr')} or with {argument('clip', 1)}"
+        fix = f"train anew with {tamer}, and {argument('overwrite', True)}; the best model until then can be used"
         raise DivergedError(message("resume", got, "to go on would do the same again", fix), description.diverged)
 
 
@@ -293,9 +294,7 @@ def _stored_start(prepared: _Prepared, settings: Settings, folder: Path, marks: 
     if settings.epochs < state.epoch:
         done = f"{settings.epochs}, and {state.epoch} are done"
         raise ArgumentError(
-            message(
-                "epochs", done, "what is done stays done", f"pass --epochs {state.epoch + 10}, say, or leave it out"
-            )
+            message("epochs", done, "what is done stays done", f"pass {argument('epochs', state.epoch + 10)}, say")
         )
     if state.best_epoch == state.epoch > 0 and state.batch == 0:
         # The process may have been killed between the two.
@@ -369,6 +368,6 @@ def _check_same_data(folder: Path, marks: str) -> None:
                 "resume",
                 "other data than the run was started with",
                 "a run goes on with the same sequences, labels and order",
-                "restore the data, or start anew with --overwrite",
+                f"restore the data, or start anew with {argument('overwrite', True)}",
             )
         )

@@ -25,9 +25,9 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane.data.formats.base import (
-    FLAGS,
     ID_NAMES,
     choose_column,
+    columns_argument,
     count_of,
     data_error,
     decode,
@@ -88,7 +88,7 @@ def read(path: Path, columns: Columns) -> Records:
     if id_name is None:
         got = f"no id column among {quote_all(present)}"
         rule = f"a column says which sequence a row belongs to; its name is {', '.join(_ID_NAMES)}"
-        raise data_error(path, got, rule, "pass --id-column NAME")
+        raise data_error(path, got, rule, f"name it with {columns_argument('id')}")
     time, time_note = choose_time(path, cells, columns, [name for name in present if name != id_name])
     table = _group(path, cells, columns, id_name, time)
     free = [name for name in present if name not in (id_name, time)]
@@ -162,9 +162,8 @@ def _group(
         if again.any():
             row = int(again.argmax()) + 1
             got = f"the time {quote(table.cells[time][row])} again in {table.place(row)}"
-            fix = (
-                f"remove one of the rows, or correct {quote(time)}; if it is a feature, say so with {FLAGS['features']}"
-            )
+            feature = f"if it is a feature, say so with {columns_argument('features')}"
+            fix = f"remove one of the rows, or correct {quote(time)}; {feature}"
             raise data_error(path, got, "a sequence has one row for each time", fix)
         refuse_contradiction(path, table.cells, columns, time, np.diff(sorted_codes) == 0)
     return table
@@ -242,7 +241,7 @@ def _refuse_change(table: _Table, name: str) -> None:
     cells = table.cells[name]
     first = cells[table.offsets[int(np.searchsorted(table.offsets, row, side="right")) - 1]]
     got = f"the label {quote(cells[row])} in {table.place(row)}, column {quote(name)}, after {quote(first)}"
-    fix = "correct it, or pass --task tag for a label a row"
+    fix = f"correct it, or pass {columns_argument('task', 'tag')} for a label per row"
     raise data_error(table.path, got, "the rows of a sequence have one label", fix)
 
 
@@ -259,7 +258,9 @@ def _features(table: _Table, features: list[str]) -> tuple[npt.NDArray[Any], tup
     """The values: ``(N, C)`` float32, or ``(N,)`` tokens; their channels; and the notes."""
     if not features:
         rule = "a column is left for the features"
-        raise data_error(table.path, "no feature column", rule, "add one, or pass --feature-column NAME")
+        raise data_error(
+            table.path, "no feature column", rule, f"add one, or name it with {columns_argument('features')}"
+        )
     result = np.empty((int(table.offsets[-1]), len(features)), dtype=np.float32)
     for channel, name in enumerate(features):
         numbers, odd = _numbers(table.cells[name])
@@ -269,7 +270,7 @@ def _features(table: _Table, features: list[str]) -> tuple[npt.NDArray[Any], tup
         if odd.any():
             row = int(odd.argmax())
             got = f"{quote(table.cells[name][row])} in {table.place(row)}, column {quote(name)}"
-            fix = "correct it, or say which columns are features with --feature-column NAME"
+            fix = f"correct it, or say which columns are features with {columns_argument('features')}"
             raise data_error(table.path, got, "features are numbers, or one column of tokens", fix)
         # A number that float32 cannot hold becomes infinite, and is then reported or filled as missing.
         with np.errstate(over="ignore"):

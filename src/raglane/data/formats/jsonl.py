@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from raglane.data.formats.base import data_error, decode, has_utf8, read_bytes
+from raglane.data.formats.base import columns_argument, data_error, decode, has_utf8, read_bytes
 from raglane.data.formats.table import choose, records_of
 from raglane.data.records import Columns, Records
 from raglane.errors import DataError, quote, require
@@ -185,7 +185,8 @@ def _too_large(path: Path, got: str, line: int) -> DataError:
 def _mixed(path: Path, name: str, cells: list[Any], lines: list[int]) -> DataError:
     """The error for a column whose cells are not all of one kind; names the first that is not like the others."""
     rule = "the values of a column are of one kind: all numbers, or all strings, equally deep in lists"
-    fix = "write them alike, or name the columns to use with --sequence-column and --label-column"
+    names = f"{columns_argument('sequence')} and {columns_argument('label')}"
+    fix = f"write them alike, or name the columns to use with {names}"
     first: str | None = None
     for cell, line in zip(cells, lines, strict=True):
         kind = _kind(cell)

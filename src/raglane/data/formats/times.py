@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from raglane.data.formats.base import TIME_NAMES, data_error, named_column
+from raglane.data.formats.base import TIME_NAMES, columns_argument, data_error, named_column
 from raglane.data.records import Columns
 from raglane.errors import DataError, quote, require
 
@@ -45,7 +45,7 @@ def choose_time(
             continue
         read_times(path, cells[name], name)
         return name, f"time column: {quote(name)} (by its name)"
-    return None, f"no time column: {why}rows keep the order of the file; name one with --time-column"
+    return None, f"no time column: {why}rows keep the order of the file; name one with {columns_argument('time')}"
 
 
 def _called_times(columns: Columns, free: Sequence[str]) -> list[str]:
@@ -84,7 +84,8 @@ def refuse_contradiction(
             continue  # no time, so a feature or a label, which is looked at where they are
         if ((times[1:] < times[:-1]) & same).any():
             got = f"the columns {quote(time)} and {quote(name)}, which order the rows differently"
-            raise data_error(path, got, "one column orders the rows", "pass --time-column NAME for the one that does")
+            fix = f"name the one that does with {columns_argument('time')}"
+            raise data_error(path, got, "one column orders the rows", fix)
 
 
 def _is_words(cells: npt.NDArray[np.object_]) -> bool:
@@ -116,6 +117,7 @@ def read_times(path: Path, cells: npt.NDArray[np.object_], name: str) -> npt.NDA
         row = int(bad.argmax())
         got = f"{quote(cells[row])} in data row {row}, column {quote(name)}"
         rule = "times are numbers, or dates such as 2024-01-31 or 2024-01-31T12:30:00"
-        fix = "correct it, pass --time-column NAME for another column, or remove this one where the rows are in order"
+        other = f"name another column with {columns_argument('time')}"
+        fix = f"correct it, {other}, or remove this one where the rows are in order"
         raise data_error(path, got, rule, fix)
     return np.asarray(dates.astype("int64"))
