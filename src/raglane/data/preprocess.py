@@ -182,11 +182,12 @@ class Preprocessor:
         Args:
             records: of the kind and with the channels of the training part; channels are matched by name, and others
                 are left out.
-            require_targets: whether the dataset has targets (never for ``"forecast"``); without, labels are not read.
+            require_targets: whether the dataset has targets; without, labels are not read, and for ``"forecast"`` the
+                last element of a sequence is an input like the others.
 
         Returns:
             Its inputs are ``(N, input_size)`` float32, or ``(N,)`` int64 for tokens; its targets int64, the places
-            of the labels in ``labels``.
+            of the labels in ``labels``; those of a forecast are the elements that come next.
 
         Raises:
             ArgumentTypeError: no records, or ``require_targets`` is no bool.
@@ -202,6 +203,7 @@ class Preprocessor:
             torch.from_numpy(records.offsets.copy()),
             targets,
             per_element=self.task == "tag",
+            forecast=require_targets and self.task == "forecast",
             ids=records.ids,
         )
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from raglane.data.dataset import SequenceDataset
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
 from raglane.errors import ArgumentError, DataError, DivergedError, argument, message, require
 from raglane.reading import as_path
-from raglane.training.batches import BatchStore
 from raglane.training.checkpoint import check_format, load_weights, model_files
 from raglane.training.files import write_file, write_folder
 from raglane.training.folder import BEST, CURVES, DESCRIPTION, LAST, at_work, check_folder, find, replacing
@@ -229,8 +229,8 @@ class _Prepared:
 
     model: SequenceModel
     task: Task
-    training: BatchStore
-    validation: BatchStore | None
+    training: SequenceDataset
+    validation: SequenceDataset | None
     device: torch.device
     files: Callable[[], dict[str, bytes]]
 
@@ -257,19 +257,19 @@ def _prepare(
         torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
     preprocessor = Preprocessor.fit(training, task=settings.task, missing=settings.missing)
-    training_store = BatchStore(preprocessor.apply(training), settings.task)
-    validation_store = None if validation is None else BatchStore(preprocessor.apply(validation), settings.task)
+    training_set = preprocessor.apply(training)
+    validation_set = None if validation is None else preprocessor.apply(validation)
     if test is not None:
         preprocessor.apply(test)
     config = _model_config(settings, preprocessor)
-    elements = int(training_store.lengths.sum()) * min(settings.batch_size, len(training)) // max(len(training), 1)
+    elements = int(training_set.lengths.sum()) * min(settings.batch_size, len(training)) // max(len(training), 1)
     check_size(config, settings, device, elements)
     model = SequenceModel(config)
     return _Prepared(
         model,
         make_task(preprocessor),
-        training_store,
-        validation_store,
+        training_set,
+        validation_set,
         device,
         lambda: model_files(model, preprocessor, columns),
     )
