@@ -145,6 +145,33 @@ def test_early_stopping(tmp_path: Path) -> None:
     )
 
 
+def _opposed() -> tuple[Records, Records]:
+    """A training and a validation part with opposite labels: what makes one loss smaller makes the other larger."""
+    training = _records()
+    flipped = tuple("down" if label == "up" else "up" for label in training.labels or ())
+    return training, replace(training, labels=flipped)
+
+
+def test_early_stopping_watches_the_validation_loss(tmp_path: Path) -> None:
+    result = train(replace(_QUICK, epochs=20, dropout=0.0, patience=3), *_opposed(), tmp_path / "run")
+    history = result.state.history
+    falling = [row["train_loss"] for row in history]
+    assert falling == sorted(falling, reverse=True), "a run that watched the training loss would go on"
+    losses = [row["validation_loss"] for row in history]
+    assert len(history) == losses.index(min(losses)) + 1 + 3 < 20
+
+
+def test_the_best_model_is_that_of_the_lowest_validation_loss(tmp_path: Path) -> None:
+    training, validation = _opposed()
+    result = train(replace(_QUICK, epochs=8, dropout=0.0), training, validation, tmp_path / "run")
+    losses = [row["validation_loss"] for row in result.state.history]
+    lowest_of_training = min(result.state.history, key=lambda row: row["train_loss"])["epoch"]
+    assert result.state.best_epoch == losses.index(min(losses)) + 1 < lowest_of_training
+    best = evaluate(load_model(tmp_path / "run"), validation).numbers["loss"]
+    assert best == pytest.approx(min(losses), rel=1e-5)
+    assert best == pytest.approx(result.state.best_loss, rel=1e-5)
+
+
 def test_only_safetensors_and_json_are_saved(tmp_path: Path) -> None:
     train(replace(_QUICK, epochs=1), _records(), _records(9, seed=1), tmp_path / "run")
     files = sorted(str(path.relative_to(tmp_path / "run")) for path in (tmp_path / "run").rglob("*") if path.is_file())
