@@ -67,7 +67,7 @@ def test_without_scaling_values_are_as_they_were() -> None:
 
 @pytest.mark.parametrize("count", [5, 1000])
 def test_a_channel_that_never_changes_is_divided_by_one(count: int) -> None:
-    """The deviation of many times 0.1, added up in float32, is rounding and not 0: a later 0.2 would become a million."""
+    """The deviation of many times 0.1, added up in float32, is rounding, not 0: a later 0.2 would become millions."""
     values = np.full((count, 1), 0.1, np.float32)
     assert (values.std() > 0) == (count == 1000)
     records = Records(values, offsets_of([2, count - 2]), channels=("x0",))
