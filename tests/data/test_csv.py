@@ -294,8 +294,8 @@ def test_missing_numbers_a_short_row_and_infinity(tmp_path: Path) -> None:
             Columns(label="y"),
             ["the label 'b' in data row 2 (id 1)", "column 'y'", "Columns(task='tag')"],
         ),
-        ("id,x,y\n1,1,a\n2,1,\n", Columns(label="y"), ["an empty cell in data row 1 (id 2)", "'y'"]),
-        ("id,x,y\n1,1,a\n,1,b\n", Columns(label="y"), ["an empty cell in data row 1", "'id'"]),
+        ("id,x,y\n1,1,a\n2,1,\n", Columns(label="y"), ["an empty entry in data row 1 (id 2)", "'y'"]),
+        ("id,x,y\n1,1,a\n,1,b\n", Columns(label="y"), ["an empty entry in data row 1", "'id'"]),
         # The label with a mistake, and a last line that is cut.
         (
             "id,x,y\n1,1,a\n1,2,a\n2,1,b\n2,2,c\n",

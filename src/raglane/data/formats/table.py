@@ -1,6 +1,6 @@
 """Sequences and labels out of Arrow columns: what Parquet and JSON lines share.
 
-A sequence is a cell of one column: a list of numbers (one channel), a list of lists of numbers (steps of channels), a
+A sequence is an entry of one column: a list of numbers (one channel), a list of lists of numbers (steps of channels), a
 list of strings (tokens), or a text, which is split on white space into tokens. A label is a string, an integer or a
 boolean (``"true"``, ``"false"``); to tag, a list of these as long as the sequence. What a column holds is moved as a
 whole, without a loop over its elements.
@@ -164,7 +164,7 @@ class _Reader:
         return data_error(self.path, got, rule, fix)
 
     def refuse_nulls(self, column: Any, name: str, role: str) -> None:
-        """Raise if a cell of a column is null."""
+        """Raise if an entry of a column is null."""
         if column.null_count:
             row = int(column.is_null().to_numpy().argmax())
             fix = "fill it, or remove the row"
