@@ -9,6 +9,7 @@ import pytest
 
 from raglane.cli import main
 from raglane.cli.sources import ColumnNames
+from raglane.data import FORMATS
 from raglane.data.records import ROLES
 from raglane.training.options import options
 from raglane.training.settings import Settings
@@ -41,6 +42,7 @@ def test_every_role_of_a_column_is_an_option(
 ) -> None:
     assert tuple(options(ColumnNames)) == ROLES
     page = _page(capsys, monkeypatch, command)
+    assert f" --format {'|'.join(FORMATS)} " in page
     for option in options(ColumnNames).values():
         assert f" {option.flag} " in page
         assert f"{option.help} [default: ({option.unset})]" in page

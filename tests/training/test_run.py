@@ -369,6 +369,8 @@ def test_damaged_models_are_refused_in_words(tmp_path: Path) -> None:
     refuses("config.json: layer: got 'other'")
     old = {"cell" if name == "layer" else name: value for name, value in json.loads(config)["model"].items()}
     _edit(folder / "config.json", model=old)
+    refuses("model without the entry 'layer'; the rule: a file that Raglane wrote")
+    _edit(folder / "config.json", model=json.loads(config)["model"] | {"cell": "gru"})
     refuses("model with the unknown entry 'cell'; the rule: a file that Raglane wrote")
     (folder / "config.json").write_bytes(config[:50])
     refuses("config.json")

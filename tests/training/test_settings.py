@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from raglane.data.missing import MISSING as MISSING_OF_DATA
+from raglane.data.records import TASKS as TASKS_OF_DATA
 from raglane.errors import ArgumentError
 from raglane.nn.encoder import LAYERS as LAYERS_OF_NN
 from raglane.nn.encoder import SequenceEncoder
@@ -67,6 +69,8 @@ def test_every_choice_is_accepted_and_kept(name: str, choices: tuple[str, ...]) 
 def test_the_names_are_those_of_the_library() -> None:
     assert set(LAYERS) == set(LAYERS_OF_NN)
     assert set(POOLINGS) == {"summary", *POOLINGS_OF_NN}
+    assert TASKS == TASKS_OF_DATA
+    assert MISSING == MISSING_OF_DATA
     for layer in NORMALISED_LAYERS:
         SequenceEncoder(3, 4, layer, layer_norm=True)
     for initial_state in INITIAL_STATES:

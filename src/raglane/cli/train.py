@@ -152,8 +152,9 @@ def _resumed(
     changes = {name: value for name, value in choices.items() if value != settings[name]}
     refused = {name: value for name, value in changes.items() if name not in _CHANGEABLE}
     refused |= {name: value for name, value in columns.items() if value != names[name]}
-    for name, value in refused.items():
-        rule = "a run goes on with its own settings; only " + ", ".join(_CHANGEABLE) + " may change"
+    if refused:
+        name, value = next(iter(refused.items()))
+        rule = f"a run goes on with its own settings; only {', '.join(map(argument, _CHANGEABLE))} may change"
         got = f"{value!r}, and the run in {str(out)!r} was started with another value"
         raise ArgumentError(message(name, got, rule, f"leave {argument(name)} out, or start a new run"))
     source = saved.source(saved.path)

@@ -64,6 +64,10 @@ class ModelConfig(ModelSettings):
             ValueError: an entry is missing, unknown or of another type.
             ArgumentError: a setting breaks its rule, or two do not go together.
         """
+        for name in ("task", "layer"):
+            # They have defaults for whoever trains; a model is of one kind.
+            if isinstance(config, dict) and name not in config:
+                raise ValueError(f"model without the entry {name!r}")
         return build(cls, config, "model")
 
     def encoder(self) -> SequenceEncoder:

@@ -86,7 +86,10 @@ class ModelSettings:
         choices=INITIAL_STATES,
     )
     pooling: str = option(
-        "summary", "How the elements of a sequence become one vector (classify).", MODEL, choices=POOLINGS
+        "summary",
+        "How the elements of a sequence become one vector (classify); summary: the last state of each direction.",
+        MODEL,
+        choices=POOLINGS,
     )
     dropout: float = option(0.0, "Share of units dropped between layers and before the head.", MODEL, _SHARE)
     input_dropout: float = option(0.0, "Share of a layer's inputs dropped for a whole sequence.", MODEL, _SHARE)
