@@ -28,7 +28,8 @@ it short.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -45,6 +46,8 @@ __all__ = [
     "RaggedFunctionError",
     "RaglaneError",
     "ShapeError",
+    "argument",
+    "flags",
     "message",
     "printable",
     "quote",
@@ -55,6 +58,10 @@ __all__ = [
 
 # Characters of a quoted value, and of each part of a message; how many values of a list are named.
 _QUOTED, _PART, _NAMED = 80, 400, 20
+
+# The flags of the command that runs, by the names that Python's callers have for the same arguments; {} in Python.
+# Not a ContextVar, which torch.compile cannot read where it traces a message.
+_flags: Mapping[str, str] = {}
 
 _TRACE = "Original Traceback (most recent call last):"
 
@@ -179,11 +186,55 @@ class MissingExtraError(RaglaneError, ImportError):
     """An optional dependency that is not installed."""
 
 
+@contextmanager
+def flags(names: Mapping[str, str]) -> Iterator[None]:
+    """Let messages speak to somebody at the command line: they name flags in place of Python's arguments.
+
+    Args:
+        names: the flags by the arguments' names; {} speaks of Python again.
+
+    Example:
+        >>> with flags({"batch_size": "--batch-size"}):
+        ...     print(message("batch_size", "0", "at least 1", "pass 1, say"))
+        --batch-size: got 0; the rule: at least 1. Fix: pass 1, say.
+    """
+    global _flags
+    before, _flags = _flags, names
+    try:
+        yield
+    finally:
+        _flags = before
+
+
+def argument(name: str, value: Any = None, of: str | None = None) -> str:
+    """How a message tells its reader to give an argument: in Python's words, or by the flag of the command that runs.
+
+    Args:
+        name: of the argument.
+        value: to give; None where the message does not say.
+        of: the class or function whose argument it is.
+
+    Example:
+        >>> argument("clip"), argument("clip", 1), argument("missing", "zero"), argument("label", of="Columns")
+        ('clip', 'clip=1', "missing='zero'", 'Columns(label=...)')
+        >>> with flags({"clip": "--clip", "missing": "--missing", "label": "--label-column", "bucket": "--bucket"}):
+        ...     argument("clip"), argument("clip", 1), argument("missing", "zero"), argument("label", of="Columns")
+        ...     argument("bucket", True)
+        ('--clip', '--clip 1', '--missing zero', '--label-column')
+        '--bucket'
+    """
+    if name in _flags:
+        return _flags[name] if value is None or value is True else f"{_flags[name]} {value}"
+    if of is not None:
+        return f"{of}({name}={'...' if value is None else repr(value)})"
+    return name if value is None else f"{name}={value!r}"
+
+
 def message(argument: str, got: str, rule: str, fix: str) -> str:
     """Build the message of an error that teaches: the argument, its value, the rule, the fix.
 
     Args:
-        argument: the name of the argument, as the caller wrote it.
+        argument: the name of the argument; from the command line the message has its flag.
         got: what it was, in a few words or numbers; :func:`quote` shortens a value that may be long.
         rule: what must hold.
         fix: what to pass or call instead.
@@ -192,6 +243,7 @@ def message(argument: str, got: str, rule: str, fix: str) -> str:
         >>> message("lengths", "3 lengths", "one length a sequence, and input holds 1", "pass [9]")
         'lengths: got 3 lengths; the rule: one length a sequence, and input holds 1. Fix: pass [9].'
     """
+    argument = _flags.get(argument, argument)
     argument, got, rule, fix = (shorten(printable(part), _PART) for part in (argument, got, rule, fix))
     return f"{argument}: got {got}; the rule: {rule}. Fix: {fix}."
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from raglane.cli import main
-from raglane.training.settings import CELLS, INITIAL_STATES, POOLINGS
+from raglane.training.settings import INITIAL_STATES, LAYERS, POOLINGS
 
 _FAST = ["--epochs", "1", "--hidden", "4", "--threads", "1", "--quiet"]
 _REGULARISATION = ["--input-dropout", "0.1", "--state-dropout", "0.2", "--weight-dropout", "0.2", "--zoneout", "0.1"]
@@ -37,7 +37,7 @@ def _train(data: Path, out: Path, *options: str) -> int:
 @pytest.mark.parametrize(
     "options",
     [
-        *(["--cell", cell, "--bidirectional"] for cell in CELLS),
+        *(["--cell", cell, "--bidirectional"] for cell in LAYERS),
         *(["--pooling", pooling, "--layers", "2"] for pooling in POOLINGS),
         *(["--initial-state", state, "--cell", "lstm"] for state in INITIAL_STATES),
         ["--layer-norm"],
@@ -51,7 +51,7 @@ def test_a_run_keeps_its_model(data: Path, tmp_path: Path, options: list[str]) -
     settings = json.loads((run / "run.json").read_text())["settings"]
     for name, value in zip(options, [*options[1:], ""], strict=True):
         if name.startswith("--"):
-            kept = settings[name[2:].replace("-", "_")]
+            kept = settings["layer" if name == "--cell" else name[2:].replace("-", "_")]
             assert str(kept) == value or kept is True
     assert main(["predict", str(run), str(data), "-o", str(tmp_path / "found.csv"), "--id-column", "id"]) == 0
     assert len((tmp_path / "found.csv").read_text().splitlines()) == 25
@@ -60,13 +60,13 @@ def test_a_run_keeps_its_model(data: Path, tmp_path: Path, options: list[str]) -
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--cell", "cnn"], "cell: got 'cnn'"),
-        (["--pooling", "median"], "pooling: got 'median'"),
-        (["--initial-state", "ones"], "initial_state: got 'ones'"),
-        (["--layer-norm", "--cell", "sru"], "layer_norm: got True"),
-        (["--zoneout", "1"], "zoneout: got 1.0"),
-        (["--cell", "mingru", "--state-dropout", "0.1"], "state_dropout: got 0.1"),
-        (["--task", "forecast", "--initial-state", "lengths"], "initial_state: got 'lengths'"),
+        (["--cell", "cnn"], "--cell: got 'cnn'"),
+        (["--pooling", "median"], "--pooling: got 'median'"),
+        (["--initial-state", "ones"], "--initial-state: got 'ones'"),
+        (["--layer-norm", "--cell", "sru"], "--layer-norm: got True"),
+        (["--zoneout", "1"], "--zoneout: got 1.0"),
+        (["--cell", "mingru", "--state-dropout", "0.1"], "--state-dropout: got 0.1"),
+        (["--task", "forecast", "--initial-state", "lengths"], "--initial-state: got 'lengths'"),
     ],
 )
 def test_mistakes(
@@ -80,7 +80,7 @@ def test_mistakes(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [*(["--cell", cell] for cell in CELLS), ["--layer-norm"]], ids=" ".join)
+@pytest.mark.parametrize("options", [*(["--cell", cell] for cell in LAYERS), ["--layer-norm"]], ids=" ".join)
 def test_japanese_vowels(tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]) -> None:
     assert main(["train", "--out", str(tmp_path / "run"), "--threads", "1", *options]) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("test: accuracy"))

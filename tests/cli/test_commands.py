@@ -202,6 +202,38 @@ def test_resume_goes_on_and_refuses_other_settings(tmp_path: Path, capsys: pytes
     assert len((tmp_path / "run" / "curves.csv").read_text().splitlines()) == 3
 
 
+def test_overwrite_leaves_nothing_that_was_measured_of_the_old_run(tmp_path: Path) -> None:
+    data = str(_write_csv(tmp_path / "steps.csv", _steps()))
+    run = tmp_path / "run"
+    command = ["train", data, "--out", str(run), *FAST, "--quiet"]
+    assert main([*command, "--test", data]) == 0
+    measured = {"evaluation.json", "confusion.png", "confusion.txt"}
+    assert measured <= {path.name for path in run.iterdir()}
+    assert main([*command, "--overwrite"]) == 0
+    assert measured.isdisjoint(path.name for path in run.iterdir())
+
+
+@pytest.mark.parametrize("task", ["classify", "tag", "forecast"])
+def test_no_sequence_is_in_both_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str) -> None:
+    from raglane.training import run
+
+    parts: list[Any] = []
+
+    def watch(settings: Any, training: Any, validation: Any, *others: Any, **options: Any) -> Any:
+        parts.extend([training, validation])
+        return plain(settings, training, validation, *others, **options)
+
+    plain = run.train
+    monkeypatch.setattr(run, "train", watch)
+    data = str(_write_csv(tmp_path / "steps.csv", _steps(40)))
+    shape = ["--task", task, "--feature-column", "x", "--validation-fraction", "0.3"]
+    assert main(["train", data, *shape, "--out", str(tmp_path / "run"), *FAST, "--quiet"]) == 0
+    training, validation = (set(part.ids) for part in parts)
+    assert len(validation) == len(parts[1]) > 0
+    assert training.isdisjoint(validation)
+    assert training | validation == {f"s{number}" for number in range(40)}
+
+
 _BAD_OPTIONS = [
     ["--hidden", "0"],
     ["--epochs", "-1"],
@@ -305,7 +337,7 @@ def test_bad_input_to_a_model_is_one_line(work: Path, tmp_path: Path, capsys: py
     fails(["predict", model, data, "-o", str(tmp_path / "p.xlsx")], capsys, ".parquet, .csv, .jsonl")
     fails(["predict", model, data, "-o", str(tmp_path / "no" / "p.csv")], capsys, "mkdir")
     fails(["predict", model, data], capsys, "output")
-    fails(["predict", model, data, *output, "--batch-size", "0"], capsys, "batch_size: got 0")
+    fails(["predict", model, data, *output, "--batch-size", "0"], capsys, "--batch-size: got 0")
     fails(["predict", model, data, *output, "--horizon", "2"], capsys, "horizon")
     fails(["predict", str(work / "forecast"), data, *output, "--horizon", "0"], capsys, "horizon")
     fails(["predict", str(work / "forecast"), data, *output, "--probabilities"], capsys, "probabilities")

@@ -16,7 +16,7 @@ from raglane.cli import main
 from raglane.errors import ArgumentError
 from raglane.training import inference, memory
 from raglane.training.model import ModelConfig, SequenceModel
-from raglane.training.settings import CELLS, INITIAL_STATES, NORMALISED_CELLS, POOLINGS
+from raglane.training.settings import INITIAL_STATES, LAYERS, NORMALISED_LAYERS, POOLINGS
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_the_batch_of_a_deep_model_counts_too(
     work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = ["train", str(work / "ok.csv"), "--hidden", "4", "--layers", "9", "--epochs", "1", "--quiet"]
-    weights, tensors = ModelConfig("classify", "gru", 2, 2, hidden=4, layers=9).count()
+    weights, tensors = ModelConfig("classify", "gru", hidden=4, layers=9, input_size=2, output_size=2).count()
     model = 9 * 4 * weights + memory.TRAINED_TENSOR * tensors
     # 12 sequences of 1 to 4 steps, of which 1 is held out: at the most 29 elements, and 25 at the least.
     monkeypatch.setattr(memory, "available_memory", lambda: model + 4 * 9 * 4 * 29)
@@ -130,18 +130,18 @@ def test_a_configuration_that_asks_for_a_model_that_is_not_there(
 
 def test_weights_are_counted_without_a_model() -> None:
     kinds = itertools.chain(
-        ((cell, False, initial, "last", 3) for cell in CELLS for initial in INITIAL_STATES),
-        ((cell, True, "zeros", "last", 2) for cell in NORMALISED_CELLS),
+        ((layer, False, initial, "summary", 3) for layer in LAYERS for initial in INITIAL_STATES),
+        ((layer, True, "zeros", "summary", 2) for layer in NORMALISED_LAYERS),
         (("gru", False, "zeros", pooling, 1) for pooling in POOLINGS),
     )
-    for (cell, norm, initial, pooling, layers), bidirectional, embedding in itertools.product(
+    for (layer, norm, initial, pooling, layers), bidirectional, embedding in itertools.product(
         kinds, (False, True), (None, 7)
     ):
         config = ModelConfig(
             "classify",
-            cell,
-            5,
-            4,
+            layer,
+            input_size=5,
+            output_size=4,
             hidden=6,
             layers=layers,
             bidirectional=bidirectional,

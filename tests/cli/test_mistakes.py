@@ -68,8 +68,29 @@ def test_a_missing_value_is_named_by_its_row_in_the_file(
         path.write_text("id,x,y\n" + "".join(lines))
         place = f"row {row} (id 'n{row}'), step 1"
     command = ["train", str(path), "--out", str(tmp_path / "run"), "--validation-fraction", "0.5"]
-    fails(command, capsys, place, "(1 of 24 features is missing)", "train with missing='zero'", "--missing zero")
+    fails(command, capsys, place, "(1 of 24 features is missing)", "train with --missing zero or --missing forward")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "flag"),
+    [
+        ("id,x,y,z\n1,1,a,b\n", [], "name one with --label-column."),
+        ("id,x,y\n1,1,a\n", ["--label-column", "z"], "pass one of them as --label-column."),
+        ("x,y\n1,a\n", [], "name it with --id-column."),
+        ("id,y\n1,a\n", [], "name it with --feature-column."),
+        ("id,time,x,y\n1,noon at 12,1,a\n", [], "name another column with --time-column"),
+        ("id,x,y\n1,1,a\n1,2,b\n", ["--label-column", "y"], "pass --task tag"),
+        ("id,x,y\n1,1,a\n", [], "hold nothing out with --validation-fraction 0."),
+    ],
+)
+def test_what_data_asks_for_is_named_by_its_flag(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, options: list[str], flag: str
+) -> None:
+    """A caller from Python is told the argument, as tests/data shows."""
+    path = tmp_path / "data.csv"
+    path.write_text(text)
+    fails(["train", str(path), "--out", str(tmp_path / "run"), *options], capsys, flag)
 
 
 def test_a_model_that_refuses_missing_values_says_to_train(
@@ -80,7 +101,7 @@ def test_a_model_that_refuses_missing_values_says_to_train(
         ["predict", str(work / "run"), gaps, "-o", str(tmp_path / "p.csv")],
         ["evaluate", str(work / "run"), gaps],
     ):
-        fails(command, capsys, "correct the data, or train with", "raglane train --missing zero")
+        fails(command, capsys, "correct the data, or train with --missing zero or --missing forward")
 
 
 @pytest.mark.parametrize(
@@ -108,7 +129,7 @@ def test_the_test_part_is_checked_before_the_first_epoch(
     [
         (["--threads", "100000"], ["threads: got 100000", "at most"]),
         (["--workers", "100000"], ["workers: got 100000", "at most"]),
-        (["--batch-size", "99999999999999999999"], ["batch_size: got 99999999999999999999", "at most"]),
+        (["--batch-size", "99999999999999999999"], ["--batch-size: got 99999999999999999999", "at most"]),
         (["--epochs", "99999999999999999999"], ["epochs: got", "at most"]),
     ],
     ids=lambda value: value[0] if value[0].startswith("--") else "",
@@ -221,7 +242,7 @@ def _change(*keys: Any, to: Any) -> Callable[[Any], None]:
         ("run.json", _change("settings", "later", to=1)),
         ("run.json", _change("settings", to=None)),
         ("run.json", _change("data", "columns", to=None)),
-        ("run.json", _change("data", "columns", "time_column", to=[1, 2])),
+        ("run.json", _change("data", "columns", "time", to=[1, 2])),
         ("run.json", _change("data", "path", to=3)),
         ("run.json", _change("data", "test", to=KeyError)),
         ("run.json", _change("data", to=None)),
@@ -250,9 +271,9 @@ def _change(*keys: Any, to: Any) -> Callable[[Any], None]:
         ("best/config.json", _change("preprocessor", "channels", to=["a"])),
         ("best/config.json", _change("preprocessor", to=None)),
         ("best/config.json", _change("columns", to=None)),
-        ("best/config.json", _change("columns", "time_column", to=[1, 2])),
-        ("best/config.json", _change("columns", "feature_column", to=-1)),
-        ("best/config.json", _change("columns", "feature_column", to=[1])),
+        ("best/config.json", _change("columns", "time", to=[1, 2])),
+        ("best/config.json", _change("columns", "features", to=-1)),
+        ("best/config.json", _change("columns", "features", to=[1])),
     ],
 )
 def test_a_file_whose_json_is_whole_and_whose_content_is_not(

@@ -58,13 +58,13 @@ def test_a_time_column_is_known_by_its_name(tmp_path: Path, name: str) -> None:
     unnamed = read(write(tmp_path, "id,x,y\na,2,p\na,1,p\n"))
     assert unnamed.values.tolist() == [[2], [1]]
     for records in (named, unnamed):
-        assert "no time column: rows keep the order of the file; name one with --time-column" in records.notes
+        assert "no time column: rows keep the order of the file; name one with Columns(time=...)" in records.notes
 
 
 def test_words_are_no_times(tmp_path: Path) -> None:
     records = read(write(tmp_path, "id,step,y\na,walk,p\na,run,p\n"), Columns(label="y"))
     assert records.values.tolist() == ["walk", "run"]
-    note = "no time column: 'step' holds words; rows keep the order of the file; name one with --time-column"
+    note = "no time column: 'step' holds words; rows keep the order of the file; name one with Columns(time=...)"
     assert note in records.notes
 
 
@@ -90,7 +90,12 @@ def test_times_that_cannot_be_read_are_refused(tmp_path: Path, times: list[str],
     path = write(tmp_path, f"id,date,x,y\n{rows}")
     with pytest.raises(DataError) as caught:
         read(path, Columns(time="date" if named else None))
-    for word in (repr(times[row][:20])[:-1], f"in data row {row}, column 'date'", "numbers, or dates", "--time-column"):
+    for word in (
+        repr(times[row][:20])[:-1],
+        f"in data row {row}, column 'date'",
+        "numbers, or dates",
+        "Columns(time=...)",
+    ):
         assert word in str(caught.value)
     # Another column can be the time.
     assert read(path, Columns(time="x", features=("x",), label="y")).values.tolist() == [[0], [1], [2]]
@@ -114,7 +119,7 @@ def test_times_are_sorted_as_what_they_are(tmp_path: Path) -> None:
 def test_two_columns_of_times_must_agree(tmp_path: Path) -> None:
     """A clock that orders the rows and a date that is passed over would shuffle them."""
     text = "id,date,time,x,y\na,20240101,930,1,p\na,20240102,815,2,p\nb,20231230,700,3,q\n"
-    with pytest.raises(DataError, match=r"'time' and 'date', which order the rows differently.*--time-column NAME"):
+    with pytest.raises(DataError, match=r"'time' and 'date', which order the rows differently.*Columns\(time=\.\.\.\)"):
         read(write(tmp_path, text), Columns(label="y"))
     for time, expected in (("date", [[1], [2], [3]]), ("time", [[2], [1], [3]])):
         named = Columns(label="y", time=time, features=("x",))
@@ -203,7 +208,9 @@ def test_tags_are_one_a_row(tmp_path: Path) -> None:
     assert records.tags is not None
     assert records.tags.tolist() == ["DET", "NOUN", "VERB"]
     assert records.values.tolist() == ["the", "cat", "run"]
-    with pytest.raises(DataError, match=r"2 candidates for the label column: 'word', 'pos'.*--label-column"):
+    with pytest.raises(
+        DataError, match=r"2 candidates for the label column: 'word', 'pos'.*name one with Columns\(label=\.\.\.\)"
+    ):
         read(path, Columns(task="tag"))
     path = write(tmp_path, "id,x,pos\n1,0.5,1\n1,1.5,0\n2,2.5,1\n")
     tags = read(path, Columns(task="tag")).tags
@@ -263,18 +270,18 @@ def test_missing_numbers_a_short_row_and_infinity(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "columns", "words"),
     [
-        ("x,y\n1,a\n", Columns(), ["no id column", "'x', 'y'", "--id-column"]),
-        ("id,x,y\n1,1,a\n", Columns(id="key"), ["no column 'key'", "--id-column"]),
-        ("id,x,y\n1,1,a\n", Columns(time="t"), ["no column 't'", "--time-column"]),
-        ("id,x,y\n1,1,a\n", Columns(label="z"), ["no column 'z'", "'id', 'x', 'y'", "--label-column"]),
-        ("id,x,y\n1,1,a\n", Columns(features=("w",)), ["no column 'w'", "--feature-column"]),
-        ("id,x,y,z\n1,1,a,b\n", Columns(), ["2 candidates", "'y', 'z'", "--label-column"]),
-        ("id,x\n1,1.5\n1,2.5\n", Columns(), ["no candidate for the label column", "--label-column"]),
-        ("id,y\n1,a\n", Columns(), ["no feature column", "--feature-column"]),
+        ("x,y\n1,a\n", Columns(), ["no id column", "'x', 'y'", "Columns(id=...)"]),
+        ("id,x,y\n1,1,a\n", Columns(id="key"), ["no column 'key'", "Columns(id=...)"]),
+        ("id,x,y\n1,1,a\n", Columns(time="t"), ["no column 't'", "Columns(time=...)"]),
+        ("id,x,y\n1,1,a\n", Columns(label="z"), ["no column 'z'", "'id', 'x', 'y'", "Columns(label=...)"]),
+        ("id,x,y\n1,1,a\n", Columns(features=("w",)), ["no column 'w'", "Columns(features=...)"]),
+        ("id,x,y,z\n1,1,a,b\n", Columns(), ["2 candidates", "'y', 'z'", "Columns(label=...)"]),
+        ("id,x\n1,1.5\n1,2.5\n", Columns(), ["no candidate for the label column", "Columns(label=...)"]),
+        ("id,y\n1,a\n", Columns(), ["no feature column", "Columns(features=...)"]),
         (
             "id,x,w,y\n1,1,2,a\n1,2,oops,a\n",
             Columns(label="y"),
-            ["'oops' in data row 1 (id 1)", "column 'w'", "--feature-column"],
+            ["'oops' in data row 1 (id 1)", "column 'w'", "Columns(features=...)"],
         ),
         (
             "id,t,x,y\nb,1,1,a\nc,1,1,a\nb,1,2,a\n",
@@ -285,18 +292,22 @@ def test_missing_numbers_a_short_row_and_infinity(tmp_path: Path) -> None:
         (
             "id,x,y\n1,1,a\n2,1,b\n1,1,b\n",
             Columns(label="y"),
-            ["the label 'b' in data row 2 (id 1)", "column 'y'", "--task tag"],
+            ["the label 'b' in data row 2 (id 1)", "column 'y'", "Columns(task='tag')"],
         ),
-        ("id,x,y\n1,1,a\n2,1,\n", Columns(label="y"), ["an empty cell in data row 1 (id 2)", "'y'"]),
-        ("id,x,y\n1,1,a\n,1,b\n", Columns(label="y"), ["an empty cell in data row 1", "'id'"]),
+        ("id,x,y\n1,1,a\n2,1,\n", Columns(label="y"), ["an empty entry in data row 1 (id 2)", "'y'"]),
+        ("id,x,y\n1,1,a\n,1,b\n", Columns(label="y"), ["an empty entry in data row 1", "'id'"]),
         # The label with a mistake, and a last line that is cut.
         (
             "id,x,y\n1,1,a\n1,2,a\n2,1,b\n2,2,c\n",
             Columns(),
-            ["the label 'c' in data row 3 (id 2), column 'y', after 'b'", "--task tag"],
+            ["the label 'c' in data row 3 (id 2), column 'y', after 'b'", "Columns(task='tag')"],
         ),
         ("id,x,y\n1,1,a\n1,2,a\n2,1,b\n2,2", Columns(), ["the label '' in data row 3 (id 2), column 'y', after 'b'"]),
-        ("id,t,x,y\n1,0,1,a\n1,0,2,a\n", Columns(), ["the time '0' again in data row 1 (id 1)", "--feature-column"]),
+        (
+            "id,t,x,y\n1,0,1,a\n1,0,2,a\n",
+            Columns(),
+            ["the time '0' again in data row 1 (id 1)", "Columns(features=...)"],
+        ),
         ("id,x,x,y\n1,1,2,a\n", Columns(), ["two columns 'x'", "rename one"]),
         ("id,x,y\n", Columns(), ["no rows"]),
         ("id,x,y\n1,1,a\n1,1,a,4,5\n", Columns(), ["line 3", "5"]),

@@ -188,3 +188,54 @@ def test_a_fraction_that_is_none(fraction: float) -> None:
 def test_too_few_to_split(count: int) -> None:
     with pytest.raises(ArgumentError, match="at least 2"):
         split(records_of([1] * count), 0.5)
+
+
+@pytest.mark.parametrize("kind", ["classify", "tag", "forecast", "nothing"])
+@given(rows=st.lists(st.integers(-4, 3), min_size=1, max_size=9))
+def test_a_batch_in_one_go_is_that_of_its_items(kind: str, rows: list[int]) -> None:
+    if kind == "forecast":
+        data = SequenceDataset(torch.randn(8, 2), torch.from_numpy(offsets_of(LENGTHS)), forecast=True)
+    else:
+        data = dataset_of(per_element=kind == "tag", targets=kind != "nothing")
+    items = data.__getitems__(rows)
+    assert [item["index"] for item in items] == [row % 4 for row in rows]
+    at_once, one_by_one = rl.collate(items), rl.collate(list(items))
+    assert at_once.keys() == one_by_one.keys()
+    for name, wanted in one_by_one.items():
+        got = at_once[name]
+        assert type(got) is type(wanted)
+        for one, other in [(got, wanted)] if isinstance(got, torch.Tensor) else zip(got, wanted, strict=True):
+            assert one.dtype == other.dtype
+            assert torch.equal(one, other)
+
+
+def test_the_target_of_a_forecast_is_the_next_element() -> None:
+    data = SequenceDataset(torch.arange(8), torch.from_numpy(offsets_of(LENGTHS)), forecast=True)
+    assert data.lengths.tolist() == [2, 0, 0, 3]
+    assert [(item["inputs"].tolist(), item["target"].tolist()) for item in map(data.__getitem__, range(4))] == [
+        ([0, 1], [1, 2]),
+        ([], []),
+        ([], []),
+        ([4, 5, 6], [5, 6, 7]),
+    ]
+    assert data.subset([3])[0]["target"].tolist() == [5, 6, 7]
+    with pytest.raises(ArgumentError, match="forecast: got True, and targets"):
+        SequenceDataset(torch.arange(8), data.offsets, torch.arange(4), forecast=True)
+
+
+@pytest.mark.parametrize("rows", [[4], [0, -5], [0.5], ["a"], [[0]]])
+def test_rows_that_are_not_there(rows: list[Any]) -> None:
+    with pytest.raises((IndexError, TypeError, ShapeError), match="index: got"):
+        dataset_of().__getitems__(rows)
+
+
+def test_items_taken_out_of_a_batch_are_those_of_the_dataset() -> None:
+    data = dataset_of()
+    items = data.__getitems__([2, 0, 3])
+    assert len(items) == 3
+    assert torch.equal(items[-1]["inputs"], data[3]["inputs"])
+    assert [int(item["index"]) for item in items[1:]] == [0, 3]
+    with pytest.raises(IndexError):
+        items[3]
+    with pytest.raises(ArgumentError, match="at least one sample"):
+        rl.collate(data.__getitems__([]))

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from raglane.data import FORMATS, read
-from raglane.data.formats.base import FLAGS
 from raglane.errors import ArgumentError, DataError, MissingExtraError
 
 files = pytest.mark.parametrize("name", [name for name, known in FORMATS.items() if known.suffixes])
@@ -21,8 +20,6 @@ def test_the_formats_are_called_by_their_names() -> None:
     assert all(known.name == name for name, known in FORMATS.items())
     suffixes = [suffix for known in FORMATS.values() for suffix in known.suffixes]
     assert len(suffixes) == len(set(suffixes))
-    assert FLAGS["sequence"] == "--sequence-column"
-    assert FLAGS["label"] == "--label-column"
 
 
 @files

@@ -209,4 +209,4 @@ def test_a_column_that_a_format_has_not_is_not_passed_over_in_silence(tmp_path: 
     path = tmp_path / "data.ts"
     path.write_text(_TEXTS["ts"])
     notes = read(path, Columns(time="t", label="y")).notes
-    assert "not used, since the format ts has no such column: --label-column, --time-column" in notes
+    assert "not used, since the format ts has no such column: Columns(label=...), Columns(time=...)" in notes

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import raglane as rl
-from raglane.data import SAMPLERS, BucketBatchSampler, SequenceDataset
+from raglane.data import BucketBatchSampler, SequenceDataset
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 
 lengths_of_any_kind = st.lists(st.integers(0, 50), max_size=60)
@@ -183,7 +183,3 @@ def test_a_state_of_another_sampler() -> None:
         sampler.state_dict(3)
     with pytest.raises(ArgumentError, match="epoch"):
         sampler.set_epoch(-1)
-
-
-def test_the_samplers_are_listed() -> None:
-    assert {"bucket": BucketBatchSampler} == SAMPLERS

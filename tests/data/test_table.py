@@ -91,7 +91,10 @@ def test_tags_are_one_an_element(tmp_path: Path, kind: str) -> None:
     assert records.tags.tolist() == ["X", "Y", "X"]
     assert records.labels is None
     assert read(path, Columns(task="tag", label="tags")).values.tolist() == ["a", "b", "c"]
-    with pytest.raises(DataError, match=r"2 candidates for the sequence column: 'words', 'tags'.*--sequence-column"):
+    with pytest.raises(
+        DataError,
+        match=r"2 candidates for the sequence column: 'words', 'tags'.*name one with Columns\(sequence=\.\.\.\)",
+    ):
         read(path, Columns(task="tag"))
 
 
@@ -148,7 +151,7 @@ def test_labels_are_not_needed_to_predict_or_forecast(tmp_path: Path, kind: str,
     [
         ({"x": [[1.0], None], "y": [1, 2]}, Columns(), ["a null in row 1", "'x'", "sequence"]),
         ({"x": [[1.0], [2.0]], "y": ["a", None]}, Columns(), ["a null in row 1", "'y'", "label"]),
-        ({"x": [[1.0], [2.0, None]], "y": [1, 2]}, Columns(), ["a null in row 1", "step 1", "'x'", "--missing"]),
+        ({"x": [[1.0], [2.0, None]], "y": [1, 2]}, Columns(), ["a null in row 1", "step 1", "'x'", "missing='zero'"]),
         ({"x": [["a"], [None]], "y": [1, 2]}, Columns(), ["a null in row 1", "step 0"]),
         (
             {"x": [[[1.0, 2.0]], [[1.0, 2.0], [3.0, None]]], "y": [1, 2]},
@@ -162,14 +165,14 @@ def test_labels_are_not_needed_to_predict_or_forecast(tmp_path: Path, kind: str,
             ["1 channel in row 1 (id 'q'", "step 1", "after 2 channels"],
         ),
         ({"x": [["a"], ["b"]], "y": [["N"], [None]]}, Columns(task="tag", sequence="x"), ["null in row 1", "step 0"]),
-        ({"x": [[], []], "y": [1, 2]}, Columns(sequence="z"), ["no column 'z'", "'x', 'y'", "--sequence-column"]),
-        ({"x": [[1.0]], "y": [1]}, Columns(label="z"), ["no column 'z'", "--label-column"]),
-        ({"x": [[1.0]], "y": [1]}, Columns(id="z"), ["no column 'z'", "--id-column"]),
-        ({"x": [[1.0]], "a": [1], "b": ["c"]}, Columns(), ["2 candidates", "label", "'a', 'b'", "--label-column"]),
-        ({"x": [[1.0]], "a": [1.5]}, Columns(), ["no candidate", "label", "'x', 'a'", "--label-column"]),
-        ({"x": [[1.0]], "z": [[1.0]], "y": [1]}, Columns(), ["2 candidates", "'x', 'z'", "--sequence-column"]),
-        ({"a": ["p"], "b": ["q"]}, Columns(), ["2 candidates", "'a', 'b'", "--sequence-column"]),
-        ({"a": [1], "b": [2.5]}, Columns(), ["no candidate for the sequence column", "--sequence-column"]),
+        ({"x": [[], []], "y": [1, 2]}, Columns(sequence="z"), ["no column 'z'", "'x', 'y'", "Columns(sequence=...)"]),
+        ({"x": [[1.0]], "y": [1]}, Columns(label="z"), ["no column 'z'", "Columns(label=...)"]),
+        ({"x": [[1.0]], "y": [1]}, Columns(id="z"), ["no column 'z'", "Columns(id=...)"]),
+        ({"x": [[1.0]], "a": [1], "b": ["c"]}, Columns(), ["2 candidates", "label", "'a', 'b'", "Columns(label=...)"]),
+        ({"x": [[1.0]], "a": [1.5]}, Columns(), ["no candidate", "label", "'x', 'a'", "Columns(label=...)"]),
+        ({"x": [[1.0]], "z": [[1.0]], "y": [1]}, Columns(), ["2 candidates", "'x', 'z'", "Columns(sequence=...)"]),
+        ({"a": ["p"], "b": ["q"]}, Columns(), ["2 candidates", "'a', 'b'", "Columns(sequence=...)"]),
+        ({"a": [1], "b": [2.5]}, Columns(), ["no candidate for the sequence column", "Columns(sequence=...)"]),
         ({"x": [1.5], "y": [1]}, Columns(sequence="x"), ["double", "'x'", "lists of numbers"]),
         ({"x": [[1.0]], "y": [1.5]}, Columns(label="y"), ["double", "'y'", "strings, integers or booleans"]),
         ({"x": [["a"]], "y": ["N"]}, Columns(task="tag", sequence="x", label="y"), ["string", "'y'", "list"]),

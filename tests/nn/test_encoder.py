@@ -42,9 +42,10 @@ def _by_hand(encoder: SequenceEncoder, sequence: Tensor) -> Tensor:
     output, h = twin(inputs)
     if encoder.pooling is None:
         return output  # type: ignore[no-any-return]
-    if encoder.pooling == "last":
+    if encoder.pooling == "summary":
         return torch.cat([h[-2], h[-1]]) if layer.bidirectional else h[-1]
     by_hand: dict[str, Any] = {
+        "last": lambda: output[-1],
         "first": lambda: output[0],
         "mean": lambda: output.mean(0),
         "max": lambda: output.amax(0),
@@ -58,7 +59,7 @@ def _by_hand(encoder: SequenceEncoder, sequence: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("embedding", [None, 5])
-@pytest.mark.parametrize("pooling", [*POOLINGS, None])
+@pytest.mark.parametrize("pooling", ["summary", *POOLINGS, None])
 def test_the_recipe_by_hand(pooling: str | None, embedding: int | None, bidirectional: bool, device: Any) -> None:
     size = D if embedding is None else TOKENS
     encoder = SequenceEncoder(
@@ -77,13 +78,13 @@ def test_the_recipe_by_hand(pooling: str | None, embedding: int | None, bidirect
 
 
 @pytest.mark.parametrize("layer_norm", [False, True])
-@pytest.mark.parametrize("cell", LAYERS)
-def test_every_cell_learns(cell: str, layer_norm: bool, device: Any) -> None:
-    if layer_norm and cell not in ("lstm", "gru"):
-        with pytest.raises(ArgumentError, match=r"cell: got .*with layer_norm one of lstm, gru"):
-            SequenceEncoder(D, H, cell, layer_norm=True)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_every_layer_learns(layer: str, layer_norm: bool, device: Any) -> None:
+    if layer_norm and layer not in ("lstm", "gru"):
+        with pytest.raises(ArgumentError, match=r"layer: got .*with layer_norm one of lstm, gru"):
+            SequenceEncoder(D, H, layer, layer_norm=True)
         return
-    encoder = SequenceEncoder(D, H, cell, layer_norm=layer_norm, bidirectional=True, initial_state="learned").double()
+    encoder = SequenceEncoder(D, H, layer, layer_norm=layer_norm, bidirectional=True, initial_state="learned").double()
     encoder.to(device)(_floats(device)).square().sum().backward()
     gradients = {name: parameter.grad for name, parameter in encoder.named_parameters()}
     assert all(grad is not None and bool(grad.isfinite().all()) for grad in gradients.values())
@@ -112,7 +113,7 @@ def test_any_layer_will_do(device: Any) -> None:
     assert SequenceEncoder(D, H, GRU)(Ragged([torch.randn(2, D)])).shape == (1, H)
 
 
-@pytest.mark.parametrize("pooling", [*POOLINGS, None])
+@pytest.mark.parametrize("pooling", ["summary", *POOLINGS, None])
 def test_device_and_dtype_reach_every_part(pooling: str | None) -> None:
     encoder = SequenceEncoder(D, H, embedding=5, pooling=pooling, device="meta", dtype=torch.float64)
     assert {(part.device.type, part.dtype) for part in encoder.parameters()} == {("meta", torch.float64)}
@@ -153,17 +154,17 @@ _TOKENS = Ragged([[1, 2], [3]])
 @pytest.mark.parametrize(
     ("options", "batch", "kind", "says"),
     [
-        ({"cell": "foo"}, None, ArgumentError, "cell: got 'foo'"),
+        ({"layer": "foo"}, None, ArgumentError, "layer: got 'foo'"),
         ({"pooling": "median"}, None, ArgumentError, "pooling: got 'median'"),
         ({"input_size": 0}, None, ArgumentError, "input_size: got 0"),
         ({"hidden_size": -1}, None, ArgumentError, "hidden_size: got -1"),
         ({"hidden_size": 2.5}, None, ArgumentError, "hidden_size: got 2.5"),
         ({"num_layers": 0}, None, ArgumentError, "num_layers: got 0"),
-        ({"cell": nn.GRU}, None, ArgumentTypeError, r"cell: got what makes a torch\..*GRU; .* a class of rl\.nn"),
-        ({"cell": GRU(D, H)}, None, ArgumentError, r"cell: got GRU\(3, 4\); .* what makes a layer"),
-        ({"cell": lambda size: GRU(size, H)}, None, ArgumentTypeError, r"cell: got <lambda>\(size\), with too many"),
-        ({"cell": lambda *_, **__: 3}, None, ArgumentTypeError, r"cell: got what makes a builtins\.int"),
-        ({"cell": ["gru"]}, None, ArgumentError, r"cell: got \['gru'\]"),
+        ({"layer": nn.GRU}, None, ArgumentTypeError, r"layer: got what makes a torch\..*GRU; .* a class of rl\.nn"),
+        ({"layer": GRU(D, H)}, None, ArgumentError, r"layer: got GRU\(3, 4\); .* what makes a layer"),
+        ({"layer": lambda size: GRU(size, H)}, None, ArgumentTypeError, r"layer: got <lambda>\(size\), with too many"),
+        ({"layer": lambda *_, **__: 3}, None, ArgumentTypeError, r"layer: got what makes a builtins\.int"),
+        ({"layer": ["gru"]}, None, ArgumentError, r"layer: got \['gru'\]"),
         ({"pooling": ["last"]}, None, ArgumentError, r"pooling: got \['last'\]"),
         ({"pooling": {}}, None, ArgumentError, "pooling: got {}"),
         ({"bidirectional": 1}, None, ArgumentError, "bidirectional: got 1"),
@@ -172,7 +173,7 @@ _TOKENS = Ragged([[1, 2], [3]])
         ({"foo": 1}, None, ArgumentTypeError, "foo: got 1"),
         ({"embedding": 0}, None, ArgumentError, "embedding: got 0"),
         ({"dropout": 1.5}, None, ArgumentError, "dropout: got 1.5"),
-        ({"cell": "mingru", "state_dropout": 0.2}, None, ArgumentError, "state_dropout"),
+        ({"layer": "mingru", "state_dropout": 0.2}, None, ArgumentError, "state_dropout"),
         ({"zoneout": 1.0}, None, ArgumentError, "zoneout"),
         ({}, torch.zeros(2, 3), ArgumentTypeError, "batch: got a Tensor"),
         ({}, Ragged([torch.zeros(2, 5)]), ShapeError, "input_size = 3"),

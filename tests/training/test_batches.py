@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from raglane.data.dataset import SequenceDataset
 from raglane.ragged import Ragged
 from raglane.segments import offsets_from_lengths
-from raglane.training.batches import BatchStore, in_order, loader, training_order
+from raglane.training.batches import in_order, loader, make_batch, training_order
 
 _LENGTHS = st.lists(st.integers(0, 6), min_size=1, max_size=12)
 
@@ -23,7 +23,9 @@ def _dataset(lengths: list[int], task: str) -> SequenceDataset:
         "tag": torch.randint(5, (total,)),
         "forecast": None,
     }[task]
-    return SequenceDataset(torch.randn(total, 2), offsets, targets, per_element=task == "tag")
+    return SequenceDataset(
+        torch.randn(total, 2), offsets, targets, per_element=task == "tag", forecast=task == "forecast"
+    )
 
 
 @pytest.mark.parametrize("task", ["classify", "tag", "forecast"])
@@ -31,8 +33,9 @@ def _dataset(lengths: list[int], task: str) -> SequenceDataset:
 def test_batch_against_slices(task: str, lengths: list[int], data: st.DataObject) -> None:
     dataset = _dataset(lengths, task)
     rows = data.draw(st.lists(st.integers(0, len(lengths) - 1), min_size=1, max_size=8))
-    batch = BatchStore(dataset, task).__getitems__(rows)
-    sequences = [dataset[row]["inputs"] for row in rows]
+    batch = make_batch(dataset.__getitems__(rows))
+    bounds = dataset.offsets.tolist()
+    sequences = [dataset.values[bounds[row] : bounds[row + 1]] for row in rows]
     assert batch.index.tolist() == rows
     assert batch.targets is not None
     if task == "forecast":
@@ -80,16 +83,16 @@ def test_buckets_hold_similar_lengths() -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_loader_gives_the_batches_of_the_order(workers: int) -> None:
-    store = BatchStore(_dataset([3, 0, 2, 5, 1], "classify"), "classify")
+    dataset = _dataset([3, 0, 2, 5, 1], "classify")
     order = [[4, 0], [1, 3], [2]]
     before = torch.get_rng_state()
-    batches = list(loader(store, order, workers))
+    batches = list(loader(dataset, order, workers))
     assert [batch.index.tolist() for batch in batches] == order
     assert torch.equal(torch.get_rng_state(), before), "the loader drew from the generator that dropout uses"
-    assert torch.equal(batches[1].inputs.values, store.__getitems__([1, 3]).inputs.values)
+    assert torch.equal(batches[1].inputs.values, make_batch(dataset.__getitems__([1, 3])).inputs.values)
 
 
 @given(_LENGTHS, st.integers(1, 5))
 def test_in_order_is_the_order_of_the_data(lengths: list[int], size: int) -> None:
-    store = BatchStore(_dataset(lengths, "tag"), "tag")
-    assert [row for batch in in_order(store, size) for row in batch.index.tolist()] == list(range(len(lengths)))
+    dataset = _dataset(lengths, "tag")
+    assert [row for batch in in_order(dataset, size) for row in batch.index.tolist()] == list(range(len(lengths)))

@@ -78,9 +78,9 @@ def _assert_same_run(one: TrainingResult, other: TrainingResult) -> None:
     [
         ((2, 3), _QUICK),  # within an epoch
         ((2, 6), replace(_QUICK, optimizer="adamw", bucket=True)),  # at the last batch of one
-        ((1, 1), replace(_QUICK, optimizer="sgd", layers=2, clip=0.5, cell="lstm")),
+        ((1, 1), replace(_QUICK, optimizer="sgd", layers=2, clip=0.5, layer="lstm")),
         ((3, 5), replace(_QUICK, optimizer="rmsprop", task="tag", bidirectional=True)),
-        ((2, 2), replace(_QUICK, task="forecast", cell="rnn", weight_decay=0.1)),
+        ((2, 2), replace(_QUICK, task="forecast", layer="rnn", weight_decay=0.1)),
     ],
 )
 def test_going_on_is_never_having_stopped(tmp_path: Path, stop_at: tuple[int, int], settings: Settings) -> None:
@@ -143,6 +143,33 @@ def test_early_stopping(tmp_path: Path) -> None:
     assert best.numbers["accuracy"] == pytest.approx(
         result.state.history[result.state.best_epoch - 1]["validation_accuracy"]
     )
+
+
+def _opposed() -> tuple[Records, Records]:
+    """A training and a validation part with opposite labels: what makes one loss smaller makes the other larger."""
+    training = _records()
+    flipped = tuple("down" if label == "up" else "up" for label in training.labels or ())
+    return training, replace(training, labels=flipped)
+
+
+def test_early_stopping_watches_the_validation_loss(tmp_path: Path) -> None:
+    result = train(replace(_QUICK, epochs=20, dropout=0.0, patience=3), *_opposed(), tmp_path / "run")
+    history = result.state.history
+    falling = [row["train_loss"] for row in history]
+    assert falling == sorted(falling, reverse=True), "a run that watched the training loss would go on"
+    losses = [row["validation_loss"] for row in history]
+    assert len(history) == losses.index(min(losses)) + 1 + 3 < 20
+
+
+def test_the_best_model_is_that_of_the_lowest_validation_loss(tmp_path: Path) -> None:
+    training, validation = _opposed()
+    result = train(replace(_QUICK, epochs=8, dropout=0.0), training, validation, tmp_path / "run")
+    losses = [row["validation_loss"] for row in result.state.history]
+    lowest_of_training = min(result.state.history, key=lambda row: row["train_loss"])["epoch"]
+    assert result.state.best_epoch == losses.index(min(losses)) + 1 < lowest_of_training
+    best = evaluate(load_model(tmp_path / "run"), validation).numbers["loss"]
+    assert best == pytest.approx(min(losses), rel=1e-5)
+    assert best == pytest.approx(result.state.best_loss, rel=1e-5)
 
 
 def test_only_safetensors_and_json_are_saved(tmp_path: Path) -> None:
@@ -338,8 +365,13 @@ def test_damaged_models_are_refused_in_words(tmp_path: Path) -> None:
     refuses("whole and unchanged")
     _edit(folder / "config.json", model=json.loads(config)["model"] | {"hidden": 6})
     refuses(r"weights.safetensors: got .* weights in 6 tensors where config.json asks for .* in 6")
-    _edit(folder / "config.json", model=json.loads(config)["model"] | {"cell": "other"})
-    refuses("config.json: cell: got 'other'")
+    _edit(folder / "config.json", model=json.loads(config)["model"] | {"layer": "other"})
+    refuses("config.json: layer: got 'other'")
+    old = {"cell" if name == "layer" else name: value for name, value in json.loads(config)["model"].items()}
+    _edit(folder / "config.json", model=old)
+    refuses("model without the entry 'layer'; the rule: a file that Raglane wrote")
+    _edit(folder / "config.json", model=json.loads(config)["model"] | {"cell": "gru"})
+    refuses("model with the unknown entry 'cell'; the rule: a file that Raglane wrote")
     (folder / "config.json").write_bytes(config[:50])
     refuses("config.json")
     (folder / "config.json").write_bytes(b"[]")

@@ -6,15 +6,18 @@ from typing import Any
 
 import pytest
 
+from raglane.data.missing import MISSING as MISSING_OF_DATA
+from raglane.data.records import TASKS as TASKS_OF_DATA
 from raglane.errors import ArgumentError
-from raglane.nn.encoder import LAYERS, SequenceEncoder
+from raglane.nn.encoder import LAYERS as LAYERS_OF_NN
+from raglane.nn.encoder import SequenceEncoder
 from raglane.nn.pooling import POOLINGS as POOLINGS_OF_NN
 from raglane.training.settings import (
-    CELLS,
     DEVICES,
     INITIAL_STATES,
+    LAYERS,
     MISSING,
-    NORMALISED_CELLS,
+    NORMALISED_LAYERS,
     OPTIMIZERS,
     POOLINGS,
     TASKS,
@@ -23,7 +26,7 @@ from raglane.training.settings import (
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "task": TASKS,
-    "cell": CELLS,
+    "layer": LAYERS,
     "pooling": POOLINGS,
     "initial_state": INITIAL_STATES,
     "optimizer": OPTIMIZERS,
@@ -64,10 +67,12 @@ def test_every_choice_is_accepted_and_kept(name: str, choices: tuple[str, ...]) 
 
 
 def test_the_names_are_those_of_the_library() -> None:
-    assert set(CELLS) == set(LAYERS)
-    assert set(POOLINGS) == set(POOLINGS_OF_NN)
-    for cell in NORMALISED_CELLS:
-        SequenceEncoder(3, 4, cell, layer_norm=True)
+    assert set(LAYERS) == set(LAYERS_OF_NN)
+    assert set(POOLINGS) == {"summary", *POOLINGS_OF_NN}
+    assert TASKS == TASKS_OF_DATA
+    assert MISSING == MISSING_OF_DATA
+    for layer in NORMALISED_LAYERS:
+        SequenceEncoder(3, 4, layer, layer_norm=True)
     for initial_state in INITIAL_STATES:
         SequenceEncoder(3, 4, initial_state=initial_state)
 
@@ -75,7 +80,7 @@ def test_the_names_are_those_of_the_library() -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        {"layer_norm": True, "cell": "sru"},
+        {"layer_norm": True, "layer": "sru"},
         {"pooling": "mean", "task": "tag"},
         {"initial_state": "lengths", "task": "forecast"},
     ],

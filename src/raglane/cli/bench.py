@@ -90,6 +90,7 @@ Out = Annotated[Path, typer.Option(parser=options.path, help="Folder of the resu
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the results in --out.", rich_help_panel=_RUN)]
 
 
+@options.command
 def bench(
     suites: Suites = "grid,elementwise",
     cells: Cells = "all",
@@ -134,7 +135,7 @@ def bench(
         if not quiet:
             console.say(line)
 
-    with locked(out):
+    with locked(out, "out"):
         _run(chosen, rivals, rounds, out, say)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raglane.cli import console, options
-from raglane.cli.sources import COLUMNS, SavedColumns, SavedSource, Source
+from raglane.cli.sources import ColumnNames, SavedSource, Source
 from raglane.errors import ArgumentError, message
 
 if TYPE_CHECKING:
@@ -24,19 +24,17 @@ __all__ = ["evaluate", "model_source", "report", "tell_empty", "test_part"]
 _WIDEST_TABLE = 20
 
 
+@options.command
 def evaluate(
     run: options.Run,
     data: options.DataToEvaluate = None,
-    sequence_column: options.SequenceColumn = None,
-    label_column: options.LabelColumn = None,
-    id_column: options.IdColumn = None,
-    time_column: options.TimeColumn = None,
-    feature_column: options.FeatureColumn = None,
+    *,
+    columns: options.Columns,
     format: options.Format = None,
     batch_size: options.PredictionBatchSize = 256,
     device: options.Device = "auto",
     quiet: options.Quiet = False,
-    debug: options.Debug = False,
+    debug: options.Debug = False,  # noqa: ARG001
 ) -> None:
     """Measure the best model of a run: loss, accuracy, macro-F1 and the confusion matrix.
 
@@ -48,7 +46,6 @@ def evaluate(
 
     raglane evaluate runs/names more-names.csv --label-column language
     """
-    given = dict(locals())
     from raglane.training.checkpoint import load_model, model_folder
     from raglane.training.folder import at_work
     from raglane.training.inference import pick_device
@@ -67,19 +64,19 @@ def evaluate(
         if data is None:
             records = test_part(run, saved.task)
         else:
-            records = model_source(run, data, format, given, saved.columns).read(saved.task)
+            records = model_source(run, data, format, columns, saved.columns).read(saved.task)
         tell_empty(records, saved.task, say)
         report(run, saved, records, device=where, say=say, name="evaluation", batch_size=batch_size)
 
 
-def model_source(run: Path, data: Path, format: str | None, given: dict[str, Any], trained: dict[str, Any]) -> Source:
+def model_source(run: Path, data: Path, format: str | None, columns: options.Given, trained: dict[str, Any]) -> Source:
     """Data for a saved model: its columns are those of the training data, where none are given.
 
     Args:
         run: the folder, for messages.
         data: file or folder.
         format: None goes by the suffix.
-        given: what this command was told, by the names of :data:`~raglane.cli.sources.COLUMNS`.
+        columns: what this command was told.
         trained: what training was told, or found, as the model's file has it.
 
     Raises:
@@ -88,9 +85,8 @@ def model_source(run: Path, data: Path, format: str | None, given: dict[str, Any
     from raglane.training.stored import build, reading
 
     with reading(run):
-        found = asdict(build(SavedColumns, trained, "columns"))
-    columns = {name: given[name] if given.get(name) is not None else found[name] for name in COLUMNS}
-    return Source(data, format, columns)
+        found = build(ColumnNames, trained, "columns")
+    return Source(data, format, replace(found, **columns))
 
 
 def tell_empty(records: Records, task: str, say: Callable[[str], None]) -> None:
@@ -190,5 +186,5 @@ def test_part(run: Path, task: str) -> Records:
         if data.test is not None:
             return data.source(data.test).read(task)
         if data.path is None:
-            return Source(None, None, {}).read(task, part="test")
+            return Source(None, None).read(task, part="test")
     raise ArgumentError(message("data", "nothing", "this run names no test data to fall back on", "give DATA"))

@@ -1,13 +1,29 @@
-"""The options of the commands: names, help and panels, in one place so that the commands agree."""
+"""The options of the commands, with their help and panels, in one place so that the commands agree.
+
+What a dataclass of :mod:`raglane.training.options` says of its fields stands there alone: a parameter of the kind
+``Annotated[Given, Settings]`` is one option for each of them.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from raglane.errors import quote
+from raglane.cli.sources import ColumnNames
+from raglane.errors import flags, quote
+from raglane.training.options import DATA, MODEL, RUN, TRAINING, options
+from raglane.training.settings import Settings
+
+__all__ = ["Given", "command", "path"]
+
+Given = Mapping[str, Any]
+"""What was given of the options of a dataclass, by their names; what was left at its default is not in it."""
 
 
 def path(text: str | Path) -> Path:
@@ -20,10 +36,90 @@ def path(text: str | Path) -> Path:
     return Path(name)
 
 
-# What a command says of a run that it has found half replaced.
-IS_BACK = "the run that --overwrite was to replace is back, since the new one had no checkpoint"
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """A function as a command: its parameters of dataclasses are many options each, sorted by the panels of the help.
 
-_MODEL, _TRAINING, _DATA, _RUN = "Task and model", "Training", "Data", "Run and output"
+    Args:
+        function: the command; a parameter ``Annotated[Given, Kind]`` gets what was given of the options of ``Kind``.
+
+    Returns:
+        What Typer takes: the options are its parameters.
+    """
+    parts: dict[str, list[str]] = {}
+    parameters = [inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
+    hints = get_type_hints(function, include_extras=True)
+    for parameter in inspect.signature(function).parameters.values():
+        kinds = [kind for kind in getattr(hints[parameter.name], "__metadata__", ()) if is_dataclass(kind)]
+        if kinds:
+            made = [_parameter(kinds[0], name) for name in options(kinds[0])]
+            parts[parameter.name] = [option.name for option in made]
+            parameters += made
+        else:
+            kind = inspect.Parameter.KEYWORD_ONLY
+            parameters.append(parameter.replace(annotation=hints[parameter.name], kind=kind))
+
+    @functools.wraps(function)
+    def run(context: typer.Context, **values: Any) -> None:
+        for part, names in parts.items():
+            chosen = {name: values.pop(name) for name in names}
+            values[part] = {name: value for name, value in chosen.items() if _is_given(context, name)}
+        with flags(_flags_of(context)):
+            function(**values)
+
+    run.__signature__ = inspect.Signature(sorted(parameters, key=_panel))  # type: ignore[attr-defined]
+    return run
+
+
+def _flags_of(context: typer.Context) -> dict[str, str]:
+    """The flags by the names of Python's arguments: of this command, and of training, which messages may refer to."""
+    trained = {name: _flag(kind, name) for kind in (Settings, ColumnNames) for name in options(kind)}
+    own = {option.name or "": option.opts[0] for option in context.command.params if option.opts[0].startswith("-")}
+    # What the command line calls --out is an argument called folder.
+    return {"folder": "--out"} | trained | own
+
+
+def _flag(kind: Any, name: str) -> str:
+    """The flag of an option of a dataclass."""
+    return options(kind)[name].flag or "--" + name.replace("_", "-")
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    """Whether an option was given, rather than left at its default."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
+def _panel(parameter: inspect.Parameter) -> int:
+    """The place of a parameter's panel on the help page; what has none comes first."""
+    details = getattr(parameter.annotation, "__metadata__", (None,))[0]
+    panels = (MODEL, TRAINING, DATA, RUN)
+    panel = getattr(details, "rich_help_panel", None)
+    return panels.index(panel) if panel in panels else -1
+
+
+def _parameter(kind: Any, name: str) -> inspect.Parameter:
+    """The parameter of a command that is an option of a dataclass."""
+    default = next(field.default for field in fields(kind) if field.name == name)
+    annotated: Any = Annotated
+    annotation = annotated[get_type_hints(kind)[name], _shown(kind, name)]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _shown(kind: Any, name: str) -> Any:
+    """What Typer is to know of an option of a dataclass."""
+    option = options(kind)[name]
+    return typer.Option(
+        _flag(kind, name),
+        metavar=option.metavar or "|".join(option.choices) or None,
+        help=option.help,
+        show_default=True if option.unset is None else option.unset,
+        rich_help_panel=option.panel,
+    )
+
+
+Choices = Annotated[Given, Settings]
+Columns = Annotated[Given, ColumnNames]
+Device = Annotated[str, _shown(Settings, "device")]
 
 Data = Annotated[
     Path | None,
@@ -34,143 +130,38 @@ Data = Annotated[
         show_default=False,
     ),
 ]
-Task = Annotated[
-    str,
-    typer.Option(
-        metavar="classify|tag|forecast",
-        help="One label a sequence, one an element, or the next element.",
-        rich_help_panel=_MODEL,
+DataToEvaluate = Annotated[
+    Path | None,
+    typer.Argument(
+        parser=path, help="Data with labels. Without it: what the run was to be tested on.", show_default=False
     ),
 ]
-Cell = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME",
-        help="The recurrent cell: lstm, gru, rnn, indrnn, sru, qrnn, mingru, minlstm, peephole_lstm or coupled_lstm.",
-        rich_help_panel=_MODEL,
+DataToPredict = Annotated[
+    Path | None,
+    typer.Argument(
+        parser=path,
+        help="Data of the kind that the model was trained on. Without it: what the run was to be tested on.",
+        show_default=False,
     ),
 ]
-Hidden = Annotated[int, typer.Option(help="Units of a layer and direction.", rich_help_panel=_MODEL)]
-Layers = Annotated[int, typer.Option(help="Layers on top of each other.", rich_help_panel=_MODEL)]
-Bidirectional = Annotated[
-    bool, typer.Option("--bidirectional", help="Also run from end to start.", rich_help_panel=_MODEL)
-]
-LayerNorm = Annotated[
-    bool,
-    typer.Option("--layer-norm", help="Normalise inside the recurrence (lstm and gru).", rich_help_panel=_MODEL),
-]
-InitialState = Annotated[
-    str,
-    typer.Option(
-        metavar="zeros|learned|lengths",
-        help="What a sequence begins with; lengths: a learned function of its length.",
-        rich_help_panel=_MODEL,
-    ),
-]
-Pooling = Annotated[
-    str,
-    typer.Option(
-        metavar="last|first|mean|max|logsumexp|attention",
-        help="How the elements of a sequence become one vector (classify).",
-        rich_help_panel=_MODEL,
-    ),
-]
-Dropout = Annotated[
-    float, typer.Option(help="Share of units dropped between layers and before the head.", rich_help_panel=_MODEL)
-]
-InputDropout = Annotated[
-    float,
-    typer.Option(help="Share of a layer's inputs dropped for a whole sequence.", rich_help_panel=_MODEL),
-]
-StateDropout = Annotated[
-    float,
-    typer.Option(
-        help="Share of the state dropped for a whole sequence, where weights read it.", rich_help_panel=_MODEL
-    ),
-]
-WeightDropout = Annotated[
-    float, typer.Option(help="Share of the recurrent weights dropped for a batch.", rich_help_panel=_MODEL)
-]
-Zoneout = Annotated[
-    float, typer.Option(help="Share of units that keep their value for a step.", rich_help_panel=_MODEL)
-]
-Embedding = Annotated[
-    int, typer.Option(help="Size of a token's embedding (token sequences only).", rich_help_panel=_MODEL)
-]
+Run = Annotated[Path, typer.Argument(parser=path, help="Folder of a run, or of a saved model.", show_default=False)]
 
-Epochs = Annotated[int, typer.Option(help="Passes over the training part.", rich_help_panel=_TRAINING)]
-BatchSize = Annotated[int, typer.Option(help="Sequences of a batch.", rich_help_panel=_TRAINING)]
-LearningRate = Annotated[float, typer.Option("--lr", help="Learning rate.", rich_help_panel=_TRAINING)]
-Optimizer = Annotated[
-    str,
-    typer.Option(
-        metavar="adam|adamw|sgd|rmsprop", help="The optimizer; sgd with momentum 0.9.", rich_help_panel=_TRAINING
-    ),
-]
-WeightDecay = Annotated[float, typer.Option(help="Weight decay.", rich_help_panel=_TRAINING)]
-Clip = Annotated[
-    float | None,
-    typer.Option(help="Largest norm of the gradient.", show_default="no limit", rich_help_panel=_TRAINING),
-]
-Patience = Annotated[
-    int | None,
-    typer.Option(
-        help="Stop after so many epochs without a lower validation loss.",
-        show_default="run all epochs",
-        rich_help_panel=_TRAINING,
-    ),
-]
-Bucket = Annotated[bool, typer.Option("--bucket", help="Make batches of similar lengths.", rich_help_panel=_TRAINING)]
-Seed = Annotated[int, typer.Option(help="Of weights, order, dropout and the held-out part.", rich_help_panel=_TRAINING)]
-Device = Annotated[
-    str,
-    typer.Option(metavar="auto|cpu|cuda", help="Where to run; auto takes a GPU.", rich_help_panel=_RUN),
-]
-Threads = Annotated[
-    int | None,
-    typer.Option(help="Threads of the CPU.", show_default="PyTorch's choice", rich_help_panel=_RUN),
-]
-Workers = Annotated[
-    int, typer.Option(help="Processes that prepare batches; 0: the training one.", rich_help_panel=_RUN)
-]
-
-SequenceColumn = Annotated[
-    str | None,
-    typer.Option(
-        help="Column of sequences (Parquet, JSON lines).", show_default="the only candidate", rich_help_panel=_DATA
-    ),
-]
-LabelColumn = Annotated[
-    str | None,
-    typer.Option(help="Column of labels.", show_default="the only candidate", rich_help_panel=_DATA),
-]
-IdColumn = Annotated[
-    str | None,
-    typer.Option(
-        help="Column that names a sequence; in a CSV file it says which rows belong together.",
-        show_default="by its name",
-        rich_help_panel=_DATA,
-    ),
-]
-TimeColumn = Annotated[
-    str | None,
-    typer.Option(
-        help="Column that orders the rows of a sequence (CSV).",
-        show_default="by its name, else the order of the file",
-        rich_help_panel=_DATA,
-    ),
-]
-FeatureColumn = Annotated[
-    list[str] | None,
-    typer.Option(help="Feature column (CSV); repeat it for several.", show_default="all others", rich_help_panel=_DATA),
-]
 Format = Annotated[
     str | None,
     typer.Option(
         metavar="ts|parquet|jsonl|csv|folder",
         help="Format of the data.",
         show_default="by suffix",
-        rich_help_panel=_DATA,
+        rich_help_panel=DATA,
+    ),
+]
+Test = Annotated[
+    Path | None,
+    typer.Option(
+        parser=path,
+        help="Data to evaluate the best model on at the end.",
+        show_default="none; the official test part of the default data",
+        rich_help_panel=DATA,
     ),
 ]
 Validation = Annotated[
@@ -179,28 +170,7 @@ Validation = Annotated[
         parser=path,
         help="Data that decides which epoch is best.",
         show_default="held out",
-        rich_help_panel=_DATA,
-    ),
-]
-ValidationFraction = Annotated[
-    float,
-    typer.Option(help="Share held out for validation when none is given; 0 holds out none.", rich_help_panel=_DATA),
-]
-Test = Annotated[
-    Path | None,
-    typer.Option(
-        parser=path,
-        help="Data to evaluate the best model on at the end.",
-        show_default="none; the official test part of the default data",
-        rich_help_panel=_DATA,
-    ),
-]
-Missing = Annotated[
-    str,
-    typer.Option(
-        metavar="error|zero|forward",
-        help="NaN or infinite features: refuse them, or fill them and add a was-missing channel each.",
-        rich_help_panel=_DATA,
+        rich_help_panel=DATA,
     ),
 ]
 
@@ -210,32 +180,14 @@ Out = Annotated[
         parser=path,
         help="Folder of the run.",
         show_default="runs/<data>-<task>-<cell>",
-        rich_help_panel=_RUN,
+        rich_help_panel=RUN,
     ),
 ]
 Resume = Annotated[
     bool,
-    typer.Option("--resume", help="Go on with the run in --out, with its data and settings.", rich_help_panel=_RUN),
+    typer.Option("--resume", help="Go on with the run in --out, with its data and settings.", rich_help_panel=RUN),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.", rich_help_panel=_RUN)]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.", rich_help_panel=_RUN)]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the trace of an error, and warnings.", rich_help_panel=_RUN)]
-
-Run = Annotated[Path, typer.Argument(parser=path, help="Folder of a run, or of a saved model.", show_default=False)]
-DataToPredict = Annotated[
-    Path | None,
-    typer.Argument(
-        parser=path,
-        help="Data of the kind that the model was trained on. Without it: what the run was to be tested on.",
-        show_default=False,
-    ),
-]
-DataToEvaluate = Annotated[
-    Path | None,
-    typer.Argument(
-        parser=path, help="Data with labels. Without it: what the run was to be tested on.", show_default=False
-    ),
-]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.", rich_help_panel=RUN)]
 Output = Annotated[
     Path,
     typer.Option(
@@ -244,12 +196,17 @@ Output = Annotated[
         parser=path,
         help="File to write: .parquet, .csv or .jsonl.",
         show_default=False,
-        rich_help_panel=_RUN,
+        rich_help_panel=RUN,
     ),
 ]
 Probabilities = Annotated[
     bool,
-    typer.Option("--probabilities", help="Add one column p_<label> a class.", rich_help_panel=_RUN),
+    typer.Option("--probabilities", help="Add one column p_<label> a class.", rich_help_panel=RUN),
 ]
-Horizon = Annotated[int, typer.Option(help="Elements to forecast (task forecast only).", rich_help_panel=_RUN)]
-PredictionBatchSize = Annotated[int, typer.Option("--batch-size", help="Sequences of a batch.", rich_help_panel=_RUN)]
+Horizon = Annotated[int, typer.Option(help="Elements to forecast (task forecast only).", rich_help_panel=RUN)]
+PredictionBatchSize = Annotated[int, typer.Option("--batch-size", help="Sequences of a batch.", rich_help_panel=RUN)]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.", rich_help_panel=RUN)]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the trace of an error, and warnings.", rich_help_panel=RUN)]
+
+# What a command says of a run that it has found half replaced.
+IS_BACK = "the run that --overwrite was to replace is back, since the new one had no checkpoint"

@@ -8,22 +8,20 @@ from raglane.cli.evaluate import model_source, tell_empty, test_part
 __all__ = ["predict"]
 
 
+@options.command
 def predict(
     run: options.Run,
     output: options.Output,
     data: options.DataToPredict = None,
+    *,
     probabilities: options.Probabilities = False,
     horizon: options.Horizon = 1,
-    sequence_column: options.SequenceColumn = None,
-    label_column: options.LabelColumn = None,
-    id_column: options.IdColumn = None,
-    time_column: options.TimeColumn = None,
-    feature_column: options.FeatureColumn = None,
+    columns: options.Columns,
     format: options.Format = None,
     batch_size: options.PredictionBatchSize = 256,
     device: options.Device = "auto",
     quiet: options.Quiet = False,
-    debug: options.Debug = False,
+    debug: options.Debug = False,  # noqa: ARG001
 ) -> None:
     """Predict with the best model of a run: one row a sequence, in the order of the data.
 
@@ -40,7 +38,6 @@ def predict(
 
     raglane predict runs/meters today.csv -o tomorrow.jsonl --horizon 24
     """
-    given = dict(locals())
     from raglane.training import inference
     from raglane.training.checkpoint import load_model
     from raglane.training.folder import tidy
@@ -54,7 +51,7 @@ def predict(
     if data is None:
         records = test_part(run, saved.task)
     else:
-        records = model_source(run, data, format, given, saved.columns).read(saved.task, need_labels=False)
+        records = model_source(run, data, format, columns, saved.columns).read(saved.task, need_labels=False)
     check_apart(output, records.source, run)
     if not quiet:
         tell_empty(records, saved.task, console.say)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from raglane.training.options import DATA, option
 
 if TYPE_CHECKING:
     import numpy as np
@@ -13,23 +15,44 @@ if TYPE_CHECKING:
 
     from raglane.data.records import Records
 
-__all__ = ["COLUMNS", "DEFAULT_DATA", "SavedColumns", "SavedSource", "Source", "hold_out"]
+__all__ = ["DEFAULT_DATA", "ColumnNames", "SavedSource", "Source", "hold_out"]
 
 DEFAULT_DATA = "Japanese vowels"
 
 
 @dataclass(frozen=True)
-class SavedColumns:
-    """What names columns, as the options are called and as run.json and config.json have them."""
+class ColumnNames:
+    """The columns that were named, called as :class:`~raglane.data.Columns` calls them; config.json keeps them too."""
 
-    sequence_column: str | None = None
-    label_column: str | None = None
-    id_column: str | None = None
-    time_column: str | None = None
-    feature_column: list[str] | None = None
-
-
-COLUMNS = tuple(field.name for field in fields(SavedColumns))
+    sequence: str | None = option(
+        None,
+        "Column of sequences (Parquet, JSON lines).",
+        DATA,
+        flag="--sequence-column",
+        unset="the only candidate",
+    )
+    label: str | None = option(None, "Column of labels.", DATA, flag="--label-column", unset="the only candidate")
+    id: str | None = option(
+        None,
+        "Column that names a sequence; in a CSV file it says which rows belong together.",
+        DATA,
+        flag="--id-column",
+        unset="by its name",
+    )
+    time: str | None = option(
+        None,
+        "Column that orders the rows of a sequence (CSV).",
+        DATA,
+        flag="--time-column",
+        unset="by its name, else the order of the file",
+    )
+    features: list[str] | None = option(
+        None,
+        "Feature column (CSV); repeat it for several.",
+        DATA,
+        flag="--feature-column",
+        unset="all others",
+    )
 
 
 @dataclass(frozen=True)
@@ -39,16 +62,16 @@ class Source:
     Args:
         path: None for the embedded default.
         format: None goes by the suffix.
-        columns: the names of :data:`COLUMNS` to what was given for each; None is guessed.
+        columns: those that were named; the others are guessed.
 
     Example:
-        >>> Source(None, None, {}).name
+        >>> Source(None, None).name
         'japanese-vowels'
     """
 
     path: Path | None
     format: str | None
-    columns: Mapping[str, Any]
+    columns: ColumnNames = ColumnNames()
 
     @property
     def name(self) -> str:
@@ -72,16 +95,10 @@ class Source:
 
         if self.path is None:
             return japanese_vowels()[0 if part == "train" else 1]
-        features = self.columns.get("feature_column")
-        columns = Columns(
-            task=task,
-            need_labels=need_labels,
-            sequence=self.columns.get("sequence_column"),
-            label=self.columns.get("label_column"),
-            id=self.columns.get("id_column"),
-            time=self.columns.get("time_column"),
-            features=tuple(features) if features else None,
-        )
+        named = asdict(self.columns)
+        # What Python calls a tuple is a list in JSON.
+        named["features"] = tuple(named["features"]) if named["features"] else None
+        columns = Columns(task=task, need_labels=need_labels, **named)
         return read(self.path, columns, self.format)
 
     def found_in(self, records: Records) -> dict[str, Any]:
@@ -93,15 +110,15 @@ class Source:
             records: what was read from this source.
 
         Returns:
-            the names of :data:`COLUMNS` to a column, or None.
+            A column or None by the names of :class:`ColumnNames`.
         """
         found = records.columns
         guessed = {
-            "sequence_column": found.sequence,
-            "label_column": found.label,
-            "feature_column": None if found.features is None else list(found.features),
+            "sequence": found.sequence,
+            "label": found.label,
+            "features": None if found.features is None else list(found.features),
         }
-        return {name: self.columns.get(name) or guessed.get(name) for name in COLUMNS}
+        return {name: named or guessed.get(name) for name, named in asdict(self.columns).items()}
 
 
 @dataclass(frozen=True)
@@ -110,7 +127,7 @@ class SavedSource:
 
     path: str | None
     format: str | None
-    columns: SavedColumns
+    columns: ColumnNames
     validation: str | None
     test: str | None
 
@@ -133,7 +150,7 @@ class SavedSource:
 
     def source(self, path: str | None) -> Source:
         """A file with the run's format and columns."""
-        return Source(None if path is None else Path(path), self.format, asdict(self.columns))
+        return Source(None if path is None else Path(path), self.format, self.columns)
 
 
 def hold_out(records: Records, fraction: float, seed: int) -> tuple[Records, Records]:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from raglane.cli import console, options
-from raglane.cli.sources import COLUMNS, DEFAULT_DATA, SavedSource, Source, hold_out
-from raglane.errors import ArgumentError, DivergedError, message
+from raglane.cli.sources import DEFAULT_DATA, ColumnNames, SavedSource, Source, hold_out
+from raglane.errors import ArgumentError, DivergedError, argument, message
+from raglane.training.settings import Settings
 
 if TYPE_CHECKING:
     from raglane.data.records import Records
     from raglane.training.run import TrainingResult
-    from raglane.training.settings import Settings
 
 __all__ = ["train"]
 
@@ -24,50 +23,20 @@ __all__ = ["train"]
 _CHANGEABLE = ("epochs", "patience", "device", "threads", "workers")
 
 
+@options.command
 def train(
-    context: typer.Context,
     data: options.Data = None,
-    task: options.Task = "classify",
-    cell: options.Cell = "gru",
-    hidden: options.Hidden = 64,
-    layers: options.Layers = 1,
-    bidirectional: options.Bidirectional = False,
-    layer_norm: options.LayerNorm = False,
-    initial_state: options.InitialState = "zeros",
-    pooling: options.Pooling = "last",
-    dropout: options.Dropout = 0.0,
-    input_dropout: options.InputDropout = 0.0,
-    state_dropout: options.StateDropout = 0.0,
-    weight_dropout: options.WeightDropout = 0.0,
-    zoneout: options.Zoneout = 0.0,
-    embedding: options.Embedding = 32,
-    epochs: options.Epochs = 30,
-    batch_size: options.BatchSize = 32,
-    lr: options.LearningRate = 0.003,
-    optimizer: options.Optimizer = "adam",
-    weight_decay: options.WeightDecay = 0.0,
-    clip: options.Clip = None,
-    patience: options.Patience = None,
-    bucket: options.Bucket = False,
-    seed: options.Seed = 0,
-    sequence_column: options.SequenceColumn = None,
-    label_column: options.LabelColumn = None,
-    id_column: options.IdColumn = None,
-    time_column: options.TimeColumn = None,
-    feature_column: options.FeatureColumn = None,
+    *,
+    columns: options.Columns,
     format: options.Format = None,
-    validation: options.Validation = None,
-    validation_fraction: options.ValidationFraction = 0.1,
     test: options.Test = None,
-    missing: options.Missing = "error",
+    validation: options.Validation = None,
     out: options.Out = None,
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
-    device: options.Device = "auto",
-    threads: options.Threads = None,
-    workers: options.Workers = 0,
+    choices: options.Choices,
     quiet: options.Quiet = False,
-    debug: options.Debug = False,
+    debug: options.Debug = False,  # noqa: ARG001
 ) -> None:
     """Train a model, and save it in a folder.
 
@@ -85,30 +54,25 @@ def train(
 
     raglane train --resume --out runs/vowels
     """
-    values = dict(locals())
-    del values["context"]
-    given = {name for name in values if _is_given(context, name)}
     from raglane.training.folder import at_work, check_folder
 
+    source = Source(data, format, ColumnNames(**columns))
     if resume:
-        folder = _run_to_resume(values)
+        folder = _run_to_resume(out, overwrite)
         check_folder(folder, resume=True)
         with at_work(folder) as is_back:
-            order = _resumed(values, given, folder)
+            order = _resumed(folder, choices, columns, data, validation, test, quiet)
             if is_back:
                 order.say(options.IS_BACK)
             _train(order)
     else:
-        order = _new(values)
-        check_folder(order.out, overwrite=overwrite)
-        with at_work(order.out):
+        settings = Settings(**choices)
+        _check_default(source, settings)
+        folder = out or Path("runs") / f"{source.name}-{settings.task}-{settings.layer}"
+        order = _Order(settings, source, validation, test, folder, False, overwrite, quiet)
+        check_folder(folder, overwrite=overwrite)
+        with at_work(folder):
             _train(order)
-
-
-def _is_given(context: typer.Context, name: str) -> bool:
-    """Whether an option was given, rather than left at its default."""
-    source = context.get_parameter_source(name)
-    return source is not None and source.name != "DEFAULT"
 
 
 @dataclass(frozen=True)
@@ -141,7 +105,7 @@ class _Order:
         return {
             "path": text(self.source.path),
             "format": self.source.format,
-            "columns": dict(self.source.columns),
+            "columns": asdict(self.source.columns),
             "validation": text(self.validation),
             "test": text(self.test),
         }
@@ -152,72 +116,57 @@ class _Order:
             console.say(line)
 
 
-def _new(values: Mapping[str, Any]) -> _Order:
-    """The order for a new run."""
-    from raglane.training.settings import Settings
-
-    settings = Settings(**{field.name: values[field.name] for field in fields(Settings)})
-    source = Source(values["data"], values["format"], {name: values[name] for name in COLUMNS})
+def _check_default(source: Source, settings: Settings) -> None:
+    """Refuse a task that the default data is not for."""
     if source.path is None and settings.task != "classify":
         raise ArgumentError(
             message("task", repr(settings.task), f"the default data, {DEFAULT_DATA}, is to classify", "give DATA")
         )
-    name = f"{source.name}-{settings.task}-{settings.cell}"
-    return _Order(
-        settings,
-        source,
-        values["validation"],
-        values["test"],
-        values["out"] or Path("runs") / name,
-        resume=False,
-        overwrite=values["overwrite"],
-        quiet=values["quiet"],
-    )
 
 
-def _run_to_resume(values: Mapping[str, Any]) -> Path:
+def _run_to_resume(out: Path | None, overwrite: bool) -> Path:
     """The folder of the run to go on with."""
-    out: Path | None = values["out"]
     if out is None:
         raise ArgumentError(message("out", "nothing", "--resume needs the folder of a run", "give --out"))
-    if values["overwrite"]:
+    if overwrite:
         raise ArgumentError(message("overwrite", "True, with --resume", "one of the two", "leave one out"))
     return out
 
 
-def _resumed(values: Mapping[str, Any], given: set[str], out: Path) -> _Order:
+def _resumed(
+    out: Path,
+    choices: options.Given,
+    columns: options.Given,
+    data: Path | None,
+    validation: Path | None,
+    test: Path | None,
+    quiet: bool,
+) -> _Order:
     """The order to go on with a run: its own data and settings, but for what may change."""
     from raglane.training.run import load_description, refuse_diverged
 
     description = load_description(out)
     refuse_diverged(description, out)
-    before = description.settings.to_config()
-    changes = {name: values[name] for name in given if name in before and values[name] != before[name]}
-    data = SavedSource.load(out, description.data)
-    source = data.source(data.path)
-    columns = source.columns
-    changed = [name for name in changes if name not in _CHANGEABLE]
-    changed += [name for name in given if name in columns and values[name] != columns[name]]
-    if changed:
-        raise ArgumentError(
-            message(
-                changed[0],
-                f"{values[changed[0]]!r}, and the run in {str(out)!r} was started with another value",
-                "a run goes on with its own settings; only " + ", ".join(_CHANGEABLE) + " may change",
-                f"leave --{changed[0].replace('_', '-')} out, or start a new run",
-            )
-        )
-    if "data" in given and values["data"] is not None:
-        source = replace(source, path=values["data"])
+    saved = SavedSource.load(out, description.data)
+    settings, names = description.settings.to_config(), asdict(saved.columns)
+    changes = {name: value for name, value in choices.items() if value != settings[name]}
+    refused = {name: value for name, value in changes.items() if name not in _CHANGEABLE}
+    refused |= {name: value for name, value in columns.items() if value != names[name]}
+    if refused:
+        name, value = next(iter(refused.items()))
+        rule = f"a run goes on with its own settings; only {', '.join(map(argument, _CHANGEABLE))} may change"
+        got = f"{value!r}, and the run in {str(out)!r} was started with another value"
+        raise ArgumentError(message(name, got, rule, f"leave {argument(name)} out, or start a new run"))
+    source = saved.source(saved.path)
     return _Order(
         replace(description.settings, **changes),
-        source,
-        values["validation"] if "validation" in given else _path(data.validation),
-        values["test"] if "test" in given else _path(data.test),
+        source if data is None else replace(source, path=data),
+        validation or _path(saved.validation),
+        test or _path(saved.test),
         out,
         resume=True,
         overwrite=False,
-        quiet=values["quiet"],
+        quiet=quiet,
     )
 
 

@@ -17,11 +17,10 @@ if TYPE_CHECKING:
     from raglane.data.formats import FORMATS, Format, japanese_vowels, read
     from raglane.data.preprocess import Preprocessor
     from raglane.data.records import Columns, Records
-    from raglane.data.samplers import SAMPLERS, BucketBatchSampler
+    from raglane.data.samplers import BucketBatchSampler
 
 __all__ = [
     "FORMATS",
-    "SAMPLERS",
     "BucketBatchSampler",
     "Chunk",
     "Chunks",
@@ -38,7 +37,6 @@ __all__ = [
 
 _HOMES = {
     "FORMATS": "formats",
-    "SAMPLERS": "samplers",
     "BucketBatchSampler": "samplers",
     "Chunk": "chunks",
     "Chunks": "chunks",

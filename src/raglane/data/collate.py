@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from raglane.checks import check_tensor
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, quote
 from raglane.ragged import Ragged
 
-__all__ = ["collate"]
+__all__ = ["Samples", "collate"]
 
 # Which classes are treated as what; the first that fits. NumPy's strings are strings, but its numbers, some of which
 # are Python's float and complex too, keep their own dtype; and bool is an int.
@@ -30,6 +31,14 @@ _KINDS: tuple[tuple[Any, Any], ...] = (
     (complex, complex),
     (Mapping, Mapping),
 )
+
+
+class Samples(Sequence[Any]):
+    """Samples that know the batch they make: :func:`collate` asks them for it, and looks at none by itself."""
+
+    @abstractmethod
+    def batch(self) -> Any:
+        """What :func:`collate` makes of a list of these samples."""
 
 
 def collate(samples: Sequence[Any]) -> Any:
@@ -59,7 +68,9 @@ def collate(samples: Sequence[Any]) -> Any:
         ArgumentTypeError: something of another kind, or of different kinds in different samples.
         ShapeError: tensors or arrays whose trailing dimensions, dtypes or devices differ.
 
-    The message names the field and the first sample that does not fit.
+    The message names the field and the first sample that does not fit. A DataLoader over a
+    :class:`~raglane.data.SequenceDataset` asks it for all samples of a batch at once, and they are made a batch of
+    without a loop over them.
 
     Example:
         >>> batch = collate([(torch.ones(4, 12), 1), (torch.ones(2, 12), 0)])
@@ -76,6 +87,8 @@ def collate(samples: Sequence[Any]) -> Any:
         raglane.errors.ShapeError: samples[1]: got features (13,); the rule: features (12,), as in samples[0]. \
 Fix: give every sample the same trailing dimensions.
     """
+    if isinstance(samples, Samples) and len(samples):
+        return samples.batch()
     if isinstance(samples, (str, bytes, Mapping, Tensor)) or not isinstance(samples, Sequence):
         got = type(samples).__name__
         raise ArgumentTypeError(message("samples", got, "a list of samples", "pass a list"))

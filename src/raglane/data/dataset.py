@@ -12,9 +12,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from raglane.checks import check_flag, check_kind, check_real, check_tensor, check_whole, read_index
+from raglane.data.collate import Samples
 from raglane.data.epochs import check_least
 from raglane.data.records import Records
-from raglane.errors import ArgumentError, ShapeError, message
+from raglane.errors import ArgumentError, ShapeError, argument, message
+from raglane.ragged import Ragged
 from raglane.segments import plain as segments
 from raglane.segments.checks import check_offsets
 
@@ -26,19 +28,22 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
 
     An item is a dict: ``"inputs"``, ``(L, *features)``, a view of the flat values; ``"target"`` where there are
     targets, ``()`` or ``(L,)``; ``"index"``, ``()`` int64, the row in this dataset. :func:`raglane.collate` makes a
-    batch of such items.
+    batch of such items, of those that a DataLoader asks for without a loop over them.
 
     Args:
         values: ``(N, *features)``: float32 features, or int64 token indices ``(N,)``.
         offsets: ``(B + 1,)`` int64, first 0, last ``N``.
         targets: ``(B,)``, one a sequence, or ``(N,)``, one an element; None where there are none.
         per_element: whether ``targets`` is one an element; ``B`` and ``N`` may be equal, so it must be said.
+        forecast: whether the target of each element is the element after it, ``(L - 1, *features)``; the last of a
+            sequence is no input. Then there are no other targets.
         ids: one a sequence; None numbers the rows from 0.
 
-    The arguments are attributes too, and so is ``lengths``, ``(B,)`` int64.
+    The arguments are attributes too, and so is ``lengths``, ``(B,)`` int64, of the inputs.
 
     Raises:
         ArgumentTypeError: an argument of the wrong kind.
+        ArgumentError: ``forecast`` with targets.
         ShapeError: the tensors do not fit together.
 
     Example:
@@ -56,6 +61,7 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
         targets: Tensor | None = None,
         *,
         per_element: bool = False,
+        forecast: bool = False,
         ids: Sequence[str | int] | None = None,
     ) -> None:
         total = check_tensor("values", values, 1).shape[0]
@@ -66,6 +72,9 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
             check_offsets(offsets, total, "offsets")
         count = offsets.shape[0] - 1
         expected = total if check_flag("per_element", per_element) else count
+        if check_flag("forecast", forecast) and targets is not None:
+            rule = "the targets of a forecast are the elements themselves"
+            raise ArgumentError(message("forecast", "True, and targets", rule, "pass one of the two"))
         if targets is not None and check_tensor("targets", targets).shape != (expected,):
             rule = f"one {'an element' if per_element else 'a sequence'}: ({expected},)"
             raise ShapeError(message("targets", f"shape {tuple(targets.shape)}", rule, "pass one each"))
@@ -77,7 +86,8 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
         self.offsets = offsets
         self.targets = targets
         self.per_element = per_element
-        self.lengths = offsets.diff()
+        self.forecast = forecast
+        self.lengths = (offsets.diff() - 1).clamp(min=0) if forecast else offsets.diff()
         self.ids: tuple[str | int, ...] = tuple(range(count)) if ids is None else tuple(ids)
 
     def __len__(self) -> int:
@@ -90,11 +100,39 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
         if not 0 <= row < len(self):
             raise IndexError(message("index", f"{index}", f"there are {len(self)} sequences", "see len(dataset)"))
         start, end = self.offsets[row : row + 2].tolist()
-        item = {"inputs": self.values[start:end]}
-        if self.targets is not None:
+        item = {"inputs": self.values[start : max(end - 1, start) if self.forecast else end]}
+        if self.forecast:
+            item["target"] = self.values[start + 1 : end]
+        elif self.targets is not None:
             item["target"] = self.targets[start:end] if self.per_element else self.targets[row]
         item["index"] = torch.tensor(row)
         return item
+
+    def __getitems__(self, indices: Sequence[int]) -> Samples:
+        """The items of some rows, for a DataLoader, which asks for all of a batch at once.
+
+        Args:
+            indices: ``(M,)`` integers, rows from 0; below 0 counts from the end.
+
+        Returns:
+            ``M`` items. :func:`raglane.collate` cuts their batch from the flat values in one go; whoever else takes
+            items out of it gets those of :meth:`__getitem__`.
+
+        Raises:
+            ArgumentTypeError: no integers.
+            IndexError: a row that is not there.
+
+        Example:
+            >>> data = SequenceDataset(torch.arange(5), torch.tensor([0, 2, 5]), torch.tensor([7, 8]))
+            >>> items = data.__getitems__([1, 0])
+            >>> len(items), items[0]["target"], items.batch()["target"], items.batch()["inputs"].lengths
+            (2, tensor(8), tensor([8, 7]), tensor([3, 2]))
+        """
+        # For a list from a sampler read_index takes as long as the rest of a small batch.
+        is_plain = isinstance(indices, list) and set(map(type, indices)) == {int}
+        if is_plain and min(indices) >= 0 and max(indices) < len(self):
+            return _Items(self, torch.tensor(indices))
+        return _Items(self, read_index(indices, len(self)))
 
     def subset(self, index: Sequence[int] | npt.NDArray[Any] | Tensor) -> SequenceDataset:
         """Some of the sequences, in the order of ``index``, with copies of their values.
@@ -108,7 +146,7 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
             IndexError: a row that is not there.
         """
         rows = read_index(index, len(self))
-        lengths = self.lengths[rows]
+        lengths = self.offsets.diff()[rows]
         elements = segments.element_index(self.offsets[rows], lengths, int(lengths.sum()))
         targets = self.targets
         if targets is not None:
@@ -118,8 +156,41 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
             segments.offsets_from_lengths(lengths),
             targets,
             per_element=self.per_element,
+            forecast=self.forecast,
             ids=[self.ids[row] for row in rows.tolist()],
         )
+
+
+class _Items(Samples):
+    """Items of a dataset, none of which is made before somebody takes it."""
+
+    def __init__(self, dataset: SequenceDataset, rows: Tensor) -> None:
+        self._dataset = dataset
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return self._rows.shape[0]
+
+    def __getitem__(self, place: Any) -> Any:
+        rows = self._rows[place]
+        return self._dataset[int(rows)] if rows.dim() == 0 else _Items(self._dataset, rows)
+
+    def batch(self) -> dict[str, Ragged | Tensor]:
+        """The batch, by index arithmetic on the flat values."""
+        dataset, rows = self._dataset, self._rows
+        lengths = dataset.lengths[rows]
+        elements = segments.element_index(dataset.offsets[rows], lengths, int(lengths.sum()))
+        values, offsets = dataset.values[elements], segments.offsets_from_lengths(lengths)
+        # Without the checks of from_flat: the dataset has checked what these follow from.
+        inputs = Ragged._make(values, offsets.to(values.device), lengths if lengths.is_cpu else None)
+        batch: dict[str, Ragged | Tensor] = {"inputs": inputs}
+        if dataset.forecast:
+            batch["target"] = inputs._like(dataset.values[elements + 1])
+        elif dataset.targets is not None:
+            targets = dataset.targets
+            batch["target"] = inputs._like(targets[elements]) if dataset.per_element else targets[rows]
+        batch["index"] = rows
+        return batch
 
 
 def split(records: Records, fraction: float, seed: int = 0, stratify: bool = True) -> tuple[Records, Records]:
@@ -160,7 +231,7 @@ def split(records: Records, fraction: float, seed: int = 0, stratify: bool = Tru
     count = len(records)
     if count < 2:
         got = f"{count} sequence" + "s" * (count != 1)
-        fix = "pass more data, or hold nothing out with validation_fraction=0 (--validation-fraction 0)"
+        fix = f"pass more data, or hold nothing out with {argument('validation_fraction', 0)}"
         raise ArgumentError(message("records", got, "two parts need at least 2", fix))
     held_out = np.zeros(count, dtype=np.bool_)
     size = min(max(round(fraction * count), 1), count - 1)

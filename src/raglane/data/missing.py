@@ -10,19 +10,26 @@ import numpy.typing as npt
 
 from raglane.checks import check_choice
 from raglane.data.records import Records, place_of
-from raglane.errors import DataError, message, quote
+from raglane.errors import DataError, argument, message, quote
 
-__all__ = ["FILL", "MISSING", "check_policy", "fill_missing", "refuse_missing"]
+__all__ = ["MISSING", "check_policy", "fill_missing", "how_to_fill", "refuse_missing"]
 
 MISSING = ("error", "zero", "forward")
-
-# How to let missing features pass, for whoever trains, and for whoever predicts with a model that refuses them.
-FILL = "train with missing='zero' or missing='forward' (raglane train --missing zero or --missing forward)"
 
 
 def check_policy(missing: str) -> None:
     """Raise :class:`~raglane.errors.ArgumentError` unless ``missing`` is one of ``MISSING``."""
     check_choice("missing", missing, MISSING)
+
+
+def how_to_fill() -> str:
+    """How to let missing features pass, for whoever trains, and for whoever predicts with a model that refuses them.
+
+    Example:
+        >>> how_to_fill()
+        "train with missing='zero' or missing='forward'"
+    """
+    return f"train with {argument('missing', 'zero')} or {argument('missing', 'forward')}"
 
 
 def refuse_missing(records: Records) -> None:
@@ -41,8 +48,7 @@ def refuse_missing(records: Records) -> None:
         Traceback (most recent call last):
         ...
         raglane.errors.DataError: .: got nan in row 1 (id 'b'), step 0, channel 'x0' (1 of 2 features is missing); \
-the rule: features are finite numbers. Fix: correct the data, or train with missing='zero' or missing='forward' \
-(raglane train --missing zero or --missing forward).
+the rule: features are finite numbers. Fix: correct the data, or train with missing='zero' or missing='forward'.
     """
     absent = ~np.isfinite(records.values)
     count = int(absent.sum())
@@ -57,7 +63,8 @@ the rule: features are finite numbers. Fix: correct the data, or train with miss
         # The file may well hold a finite number: readers make float32 of it, which has no place for 1e300.
         share += "; a number beyond 3.4e38 does not fit float32 and is read as infinite"
     got = f"{value} in {place} ({share})"
-    raise DataError(message(f"{records.source}", got, "features are finite numbers", f"correct the data, or {FILL}"))
+    fix = f"correct the data, or {how_to_fill()}"
+    raise DataError(message(f"{records.source}", got, "features are finite numbers", fix))
 
 
 def fill_missing(

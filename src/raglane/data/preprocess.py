@@ -19,7 +19,7 @@ from raglane.data.dataset import SequenceDataset
 from raglane.data.epochs import check_least
 from raglane.data.missing import check_policy, fill_missing, refuse_missing
 from raglane.data.records import Records, check_task, place_of
-from raglane.errors import ArgumentError, CheckpointError, DataError, message, quote, quote_all
+from raglane.errors import ArgumentError, CheckpointError, DataError, argument, message, quote, quote_all
 
 __all__ = ["UNKNOWN", "Preprocessor", "sort_labels"]
 
@@ -182,11 +182,12 @@ class Preprocessor:
         Args:
             records: of the kind and with the channels of the training part; channels are matched by name, and others
                 are left out.
-            require_targets: whether the dataset has targets (never for ``"forecast"``); without, labels are not read.
+            require_targets: whether the dataset has targets; without, labels are not read, and for ``"forecast"`` the
+                last element of a sequence is an input like the others.
 
         Returns:
             Its inputs are ``(N, input_size)`` float32, or ``(N,)`` int64 for tokens; its targets int64, the places
-            of the labels in ``labels``.
+            of the labels in ``labels``; those of a forecast are the elements that come next.
 
         Raises:
             ArgumentTypeError: no records, or ``require_targets`` is no bool.
@@ -202,6 +203,7 @@ class Preprocessor:
             torch.from_numpy(records.offsets.copy()),
             targets,
             per_element=self.task == "tag",
+            forecast=require_targets and self.task == "forecast",
             ids=records.ids,
         )
 
@@ -298,14 +300,12 @@ class Preprocessor:
 
 def _label_words(records: Records, task: str) -> npt.NDArray[np.object_]:
     """The labels, one a sequence, or to tag one an element: ``(B,)`` or ``(N,)`` object."""
+    fix = f"name their column with {argument('label', of='Columns')}"
     if task == "tag":
         if records.tags is None:
-            raise DataError(
-                message(f"{records.source}", "no label for each element", "to tag needs them", "name their column")
-            )
+            raise DataError(message(f"{records.source}", "no label for each element", "to tag needs them", fix))
         return records.tags
     if records.labels is None:
-        fix = "name their column with --label-column"
         raise DataError(message(f"{records.source}", "no labels", "to classify needs one a sequence", fix))
     return np.array(records.labels, dtype=object)
 

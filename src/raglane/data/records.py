@@ -16,9 +16,12 @@ from raglane.checks import check_choice, check_flag, check_kind, read_index
 from raglane.errors import DataError, message, quote
 from raglane.segments import plain as segments
 
-__all__ = ["TASKS", "Columns", "Records", "check_task", "note_empty", "offsets_of", "place_of"]
+__all__ = ["ROLES", "TASKS", "Columns", "Records", "check_task", "note_empty", "offsets_of", "place_of"]
 
 TASKS = ("classify", "tag", "forecast")
+
+# What a column can be to a reader: the attributes of Columns that name one.
+ROLES = ("sequence", "label", "id", "time", "features")
 
 
 def offsets_of(lengths: npt.ArrayLike) -> npt.NDArray[np.int64]:
@@ -98,7 +101,7 @@ class Columns:
         check_task(self.task)
         check_flag("need_labels", self.need_labels)
         fix = "pass its name, or None"
-        for role in ("sequence", "label", "id", "time"):
+        for role in ROLES[:-1]:
             check_kind(role, getattr(self, role), (str, type(None)), "the name of a column, or None", fix)
         check_kind("features", self.features, (tuple, type(None)), "a tuple of names, or None", 'pass ("a", "b")')
         for name in self.features or ():

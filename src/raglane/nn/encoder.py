@@ -51,17 +51,18 @@ class SequenceEncoder(nn.Module):
     Args:
         input_size: features of an element or, with ``embedding``, the number of tokens.
         hidden_size: units of a layer and direction.
-        cell: a key of ``LAYERS``; or what makes a recurrent layer from ``(input_size, hidden_size, **options)``, such
+        layer: a key of ``LAYERS``; or what makes a recurrent layer from ``(input_size, hidden_size, **options)``, such
             as a class of ``rl.nn``.
         embedding: the size of a token's embedding; None where elements are vectors of floats. No index is kept for
             padding, for there is none.
-        pooling: a key of ``raglane.nn.pooling.POOLINGS``, one vector a sequence; or None, one vector an element.
-            ``"last"`` is the layer's ``summary``: what the network knew after reading the whole sequence, in each
-            direction.
+        pooling: how the elements of a sequence become one vector: ``"summary"``, the layer's ``summary``, which is what
+            the network knew after it had read the whole sequence, in each direction; or a key of
+            ``raglane.nn.pooling.POOLINGS``, of which ``"last"`` takes the last element, whose backward half has read
+            that element only. None gives one vector per element.
         num_layers: layers on top of each other.
         bidirectional: also run from the end to the start.
         dropout: the share of units zeroed between layers, and in what comes out.
-        layer_norm: normalise inside the recurrence; of the named cells ``lstm`` and ``gru`` can.
+        layer_norm: normalise inside the recurrence; of the named layers ``lstm`` and ``gru`` can.
         device, dtype: of the parameters.
         **options: further ones of the layer, such as ``initial_state`` or ``zoneout``.
 
@@ -70,7 +71,7 @@ class SequenceEncoder(nn.Module):
 
     Raises:
         ArgumentError: an argument out of its range.
-        ArgumentTypeError: a ``cell`` that makes no recurrent layer of Raglane's, or an option that it does not take.
+        ArgumentTypeError: a ``layer`` that makes no recurrent layer of Raglane's, or an option that it does not take.
 
     Example:
         >>> encoder = SequenceEncoder(1000, 64, "lstm", embedding=32, pooling="attention", bidirectional=True)
@@ -83,10 +84,10 @@ class SequenceEncoder(nn.Module):
         self,
         input_size: int,
         hidden_size: int,
-        cell: str | Callable[..., RecurrentLayer] = "gru",
+        layer: str | Callable[..., RecurrentLayer] = "gru",
         *,
         embedding: int | None = None,
-        pooling: str | None = "last",
+        pooling: str | None = "summary",
         num_layers: int = 1,
         bidirectional: bool = False,
         dropout: float = 0.0,
@@ -107,7 +108,7 @@ class SequenceEncoder(nn.Module):
             self.embedding = nn.Embedding(width, check_count("embedding", embedding), **placed)
             width = embedding
         self.recurrent = _made(
-            _layer_class(cell, check_flag("layer_norm", layer_norm)),
+            _layer_class(layer, check_flag("layer_norm", layer_norm)),
             width,
             check_count("hidden_size", hidden_size),
             num_layers=check_count("num_layers", num_layers),
@@ -119,11 +120,12 @@ class SequenceEncoder(nn.Module):
         )
         self.dropout = nn.Dropout(check_dropout(dropout))
         self.output_size = self.recurrent.output_size
-        if pooling is not None and not (isinstance(pooling, str) and pooling in POOLINGS):
-            rule = f"one of {', '.join(POOLINGS)}, or None for one vector an element"
+        known = ("summary", *POOLINGS)
+        if pooling is not None and not (isinstance(pooling, str) and pooling in known):
+            rule = f"one of {', '.join(known)}, or None for one vector per element"
             raise ArgumentError(message("pooling", repr(pooling), rule, "choose one of them"))
         self.pooling = pooling
-        self.pool = None if pooling in (None, "last") else POOLINGS[pooling](self.output_size, **placed)
+        self.pool = None if pooling in (None, "summary") else POOLINGS[pooling](self.output_size, **placed)
 
     def forward(self, batch: Ragged) -> Any:
         """Encode a batch.
@@ -133,7 +135,7 @@ class SequenceEncoder(nn.Module):
 
         Returns:
             ``(B, output_size)``, or without pooling a Ragged ``(N, output_size)``. An empty sequence's vector is
-            zeros; with ``pooling="last"`` it is its initial state.
+            zeros; with ``pooling="summary"`` it is its initial state.
 
         Raises:
             ArgumentTypeError: no Ragged, or elements that are no tokens where tokens belong.
@@ -141,7 +143,7 @@ class SequenceEncoder(nn.Module):
             ArgumentError: a token out of range; on a GPU, torch's own kernel says so.
         """
         embedded = self._embed(batch)
-        if self.pooling == "last":
+        if self.pooling == "summary":
             out, state = self.recurrent(embedded, return_output=not self.recurrent.cell.output_is_state)
             summary: Tensor = self.dropout(self.recurrent.summary(out, state))
             return summary
@@ -178,26 +180,26 @@ class SequenceEncoder(nn.Module):
         return batch.map(self.embedding)
 
 
-def _layer_class(cell: Any, layer_norm: bool) -> Callable[..., RecurrentLayer]:
+def _layer_class(layer: Any, layer_norm: bool) -> Callable[..., RecurrentLayer]:
     """What makes the recurrent layer."""
     known = _NORMALISED if layer_norm else LAYERS
-    if isinstance(cell, str) and cell in known:
-        return known[cell]
-    if callable(cell) and not layer_norm and not isinstance(cell, nn.Module):
-        return cell  # type: ignore[no-any-return]
+    if isinstance(layer, str) and layer in known:
+        return known[layer]
+    if callable(layer) and not layer_norm and not isinstance(layer, nn.Module):
+        return layer  # type: ignore[no-any-return]
     if layer_norm:
         rule = f"with layer_norm one of {', '.join(known)}"
-        raise ArgumentError(message("cell", repr(cell), rule, "choose one of them, or leave layer_norm out"))
+        raise ArgumentError(message("layer", repr(layer), rule, "choose one of them, or leave layer_norm out"))
     rule = f"one of {', '.join(known)}, or what makes a layer, such as a class of rl.nn"
-    raise ArgumentError(message("cell", repr(cell), rule, "choose one of them"))
+    raise ArgumentError(message("layer", repr(layer), rule, "choose one of them"))
 
 
 def _made(make: Callable[..., Any], width: int, hidden_size: int, **options: Any) -> RecurrentLayer:
     """The recurrent layer."""
     rule = "what makes a layer of rl.nn from (input_size, hidden_size, **options)"
-    check_signature("cell", make, rule, width, hidden_size, **options)
+    check_signature("layer", make, rule, width, hidden_size, **options)
     layer = make(width, hidden_size, **options)
     if not isinstance(layer, RecurrentLayer):
         got = f"what makes a {type(layer).__module__}.{type(layer).__name__}"
-        raise ArgumentTypeError(message("cell", got, rule, f"choose one of {', '.join(LAYERS)}, or a class of rl.nn"))
+        raise ArgumentTypeError(message("layer", got, rule, f"choose one of {', '.join(LAYERS)}, or a class of rl.nn"))
     return layer

@@ -1,4 +1,4 @@
-"""Batches cut from the flat store of a dataset: index arithmetic, no loop over sequences."""
+"""The batches of training: which sequences make each, and what a model of a task gets of them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
+from raglane.data.collate import collate
 from raglane.data.dataset import SequenceDataset
 from raglane.data.samplers import BucketBatchSampler
 from raglane.ragged import Ragged
-from raglane.segments import plain as segments
 
-__all__ = ["Batch", "BatchStore", "in_order", "loader", "training_order"]
+__all__ = ["Batch", "in_order", "loader", "make_batch", "order_of_data", "training_order"]
 
 
 @dataclass(frozen=True)
@@ -44,53 +44,20 @@ class Batch:
         return Batch(self.inputs.to(device, non_blocking=True), targets, self.index)
 
 
-class BatchStore(Dataset[Batch]):
-    """A dataset that gives whole batches: a DataLoader asks it for all sequences of a batch at once.
+def make_batch(samples: Sequence[Any]) -> Batch:
+    """What ``rl.collate`` makes of samples, as a model and its task want it.
 
     Args:
-        dataset: flat values, offsets and targets.
-        task: ``classify``, ``tag`` or ``forecast``.
+        samples: of a :class:`~raglane.data.SequenceDataset`.
 
     Example:
-        >>> from raglane.data.dataset import SequenceDataset
         >>> values, offsets = torch.arange(12.0).view(6, 2), torch.tensor([0, 2, 6])
-        >>> store = BatchStore(SequenceDataset(values, offsets, torch.tensor([1, 0])), "classify")
-        >>> store.__getitems__([1]).inputs.lengths
-        tensor([4])
+        >>> make_batch(SequenceDataset(values, offsets, torch.tensor([1, 0])).__getitems__([1])).targets
+        tensor([0])
     """
-
-    def __init__(self, dataset: SequenceDataset, task: str) -> None:
-        self._dataset = dataset
-        self._task = task
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    @property
-    def lengths(self) -> Tensor:
-        """``(B,)`` int64 on the CPU."""
-        return self._dataset.lengths
-
-    def __getitem__(self, index: int) -> Batch:
-        return self.__getitems__([index])
-
-    def __getitems__(self, indices: Sequence[int]) -> Batch:
-        """The sequences of ``indices`` as one batch, in that order."""
-        dataset = self._dataset
-        index = torch.as_tensor(indices, dtype=torch.int64)
-        starts, lengths = dataset.offsets[index], dataset.lengths[index]
-        targets: Tensor | None
-        if self._task == "forecast":
-            lengths = (lengths - 1).clamp(min=0)
-        elements = segments.element_index(starts, lengths, int(lengths.sum()))
-        inputs = Ragged.from_flat(dataset.values[elements], lengths=lengths)
-        if self._task == "forecast":
-            targets = dataset.values[elements + 1]
-        elif dataset.targets is None:
-            targets = None
-        else:
-            targets = dataset.targets[index if self._task == "classify" else elements]
-        return Batch(inputs, targets, index)
+    batch = collate(samples)
+    targets = batch.get("target")
+    return Batch(batch["inputs"], targets.values if isinstance(targets, Ragged) else targets, batch["index"])
 
 
 def training_order(lengths: Tensor, batch_size: int, *, bucket: bool, seed: int, epoch: int) -> list[list[int]]:
@@ -118,38 +85,44 @@ def training_order(lengths: Tensor, batch_size: int, *, bucket: bool, seed: int,
     return [batch.tolist() for batch in torch.split(shuffled, batch_size)]
 
 
-def in_order(store: BatchStore, batch_size: int) -> Iterator[Batch]:
+def in_order(dataset: SequenceDataset, batch_size: int) -> Iterator[Batch]:
     """All sequences in the order of the data, batch by batch.
 
     Args:
-        store: the sequences.
+        dataset: the sequences.
         batch_size: sequences of a batch; the last may have fewer.
     """
-    for start in range(0, len(store), batch_size):
-        yield store.__getitems__(range(start, min(start + batch_size, len(store))))
+    for rows in order_of_data(len(dataset), batch_size):
+        yield make_batch(dataset.__getitems__(rows))
 
 
-def loader(store: BatchStore, order: list[list[int]], workers: int = 0) -> DataLoader[Batch]:
-    """A DataLoader that gives the batches of ``order``.
+def order_of_data(count: int, batch_size: int) -> list[list[int]]:
+    """Which sequences make each batch where none is shuffled.
+
+    Example:
+        >>> order_of_data(5, 2)
+        [[0, 1], [2, 3], [4]]
+    """
+    return [list(range(start, min(start + batch_size, count))) for start in range(0, count, batch_size)]
+
+
+def loader(dataset: SequenceDataset, order: list[list[int]], workers: int = 0) -> DataLoader[Any]:
+    """A DataLoader that gives the batches of ``order``, each a :class:`Batch`.
 
     Args:
-        store: the sequences.
+        dataset: the sequences.
         order: which of them make each batch.
         workers: processes that cut batches; 0 cuts them here.
     """
     return DataLoader(
-        store,
+        dataset,
         batch_sampler=order,
-        collate_fn=_as_it_is,
+        collate_fn=make_batch,
         num_workers=workers,
         worker_init_fn=_ignore_stops if workers else None,
         # Its own generator: the loader draws a number at each start, and would move the one that dropout uses.
         generator=torch.Generator(),
     )
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
 
 
 def _ignore_stops(worker: int) -> None:  # noqa: ARG001

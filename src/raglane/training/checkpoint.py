@@ -257,18 +257,18 @@ def model_folder(path: Path) -> Path:
 
 
 def describe(model: SequenceModel) -> str:
-    """The model in a line: cell, sizes and the number of weights.
+    """The model in a line: layer, sizes and the number of weights.
 
     Args:
         model: any.
 
     Example:
-        >>> describe(SequenceModel(ModelConfig("classify", "gru", 12, 9)))
+        >>> describe(SequenceModel(ModelConfig("classify", "gru", input_size=12, output_size=9)))
         'GRU, 64 units, 1 layer, 15,561 weights'
     """
     config = model.config
     weights = sum(parameter.numel() for parameter in model.parameters())
     directions = ", bidirectional" if config.bidirectional else ""
     layers = f"{config.layers} layer" + ("" if config.layers == 1 else "s")
-    name = config.cell.upper().replace("_", " ") + (" with layer normalisation" if config.layer_norm else "")
+    name = config.layer.upper().replace("_", " ") + (" with layer normalisation" if config.layer_norm else "")
     return f"{name}, {config.hidden} units, {layers}{directions}, {weights:,} weights"

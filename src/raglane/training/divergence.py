@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from raglane.errors import DivergedError, message
+from raglane.errors import DivergedError, argument, message
 from raglane.training.settings import Settings
 from raglane.training.state import TrainingState
 
@@ -52,11 +52,11 @@ def diverged(what: str, state: TrainingState, settings: Settings, beside: str = 
         beside: what else to say of it.
     """
     what = f"{what} in epoch {state.epoch + 1}{beside}"
-    fixes = [f"a smaller --lr, {min(settings.lr / 10, 0.003):.3g} say"]
+    fixes = [f"a smaller {argument('lr')}, {min(settings.lr / 10, 0.003):.3g} say"]
     if settings.clip is None:
-        fixes.append("--clip 1, which limits the gradient")
+        fixes.append(f"{argument('clip', 1)}, which limits the gradient")
     if settings.weight_decay > 0:
-        fixes.append("a smaller --weight-decay")
+        fixes.append(f"a smaller {argument('weight_decay')}")
     kept = f"; the best model until then, of epoch {state.best_epoch}, is kept" if state.best_epoch else ""
     rule = f"the loss must stay finite, and below {_LOST:,} times what it began with"
     fix = f"train anew with {', or '.join(fixes)}{kept}"
@@ -72,7 +72,7 @@ def warning(state: TrainingState) -> str | None:
     Example:
         >>> rows = [{"train_loss": 2.1}, {"train_loss": 45.0}]
         >>> warning(TrainingState(epoch=2, best_epoch=1, best_loss=2.1, history=rows, start_loss=2.3))
-        'the training loss ends at 45 and began at 2.1: a smaller --lr, or --clip 1, may help'
+        'the training loss ends at 45 and began at 2.1: a smaller lr, or clip=1, may help'
     """
     last = state.history[-1]
     base = _base(state, last)
@@ -82,7 +82,7 @@ def warning(state: TrainingState) -> str | None:
         seen = f"the validation loss is {state.best_loss:.4g} at its best, and the training loss began at {base:.4g}"
     else:
         return None
-    return f"{seen}: a smaller --lr, or --clip 1, may help"
+    return f"{seen}: a smaller {argument('lr')}, or {argument('clip', 1)}, may help"
 
 
 def _base(state: TrainingState, row: Mapping[str, float]) -> float:

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from raglane.errors import ArgumentError, message
+from raglane.errors import ArgumentError, argument, message
 from raglane.training.lock import turn
 
 __all__ = ["check_place", "remove", "settle", "sync_folder", "whole_folder", "write_file", "write_folder"]
@@ -122,24 +122,24 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def check_place(argument: str, folder: Path) -> None:
+def check_place(given_as: str, folder: Path) -> None:
     """Refuse a folder that nothing can be written to, before any work is done; it need not exist yet.
 
     Args:
-        argument: that gave it, for the message.
+        given_as: the argument that gave it, for the message.
         folder: where files are to go.
 
     Raises:
         ArgumentError: it is closed to us, or what is there, or above it, is no folder.
 
     Example:
-        >>> check_place("out", Path("no/such/folder"))
+        >>> check_place("folder", Path("no/such/folder"))
     """
     place = folder.absolute()
     there = next(parent for parent in (place, *place.parents) if parent.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         rule = f"{there} is a folder that may be written to"
-        raise ArgumentError(message(argument, repr(str(folder)), rule, f"give another --{argument}"))
+        raise ArgumentError(message(given_as, repr(str(folder)), rule, f"give another {argument(given_as)}"))
 
 
 def _partial(path: Path) -> Path:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from raglane.errors import ArgumentError, message
+from raglane.errors import ArgumentError, argument, message
 from raglane.training.files import check_place, remove, settle, sync_folder, whole_folder
 from raglane.training.lock import LOCK, locked
 
@@ -60,36 +60,32 @@ def check_folder(folder: Path, *, resume: bool = False, overwrite: bool = False)
     is_run = find(folder, DESCRIPTION).is_file()
     if resume:
         if not is_run:
-            raise ArgumentError(
-                message("resume", repr(str(folder)), "the folder of a run", "give its --out, or leave --resume out")
-            )
+            fix = f"give its {argument('folder')}, or leave {argument('resume')} out"
+            raise ArgumentError(message("resume", repr(str(folder)), "the folder of a run", fix))
         return
     # A run that was killed before it had written its first file left no more than a part of it, and its lock.
     scraps = (f".{DESCRIPTION}.partial", LOCK)
     # A link that leads nowhere is there, too.
     if not os.path.lexists(folder) or (folder.is_dir() and all(path.name in scraps for path in folder.iterdir())):
-        check_place("out", folder)
+        check_place("folder", folder)
         return
     if not is_run:
-        raise ArgumentError(message("out", repr(str(folder)), "a new folder, or that of a run", "give another --out"))
+        fix = f"give another {argument('folder')}"
+        raise ArgumentError(message("folder", repr(str(folder)), "a new folder, or that of a run", fix))
     if not overwrite:
-        raise ArgumentError(
-            message(
-                "out",
-                f"{str(folder)!r}, where a run is already",
-                "a run is not replaced unasked",
-                "give another --out, --resume to go on with it, or --overwrite to replace it",
-            )
-        )
+        go_on, anew = argument("resume", True), argument("overwrite", True)
+        fix = f"give another {argument('folder')}, {go_on} to go on with it, or {anew} to replace it"
+        got = f"{str(folder)!r}, where a run is already"
+        raise ArgumentError(message("folder", got, "a run is not replaced unasked", fix))
 
 
 @contextmanager
-def at_work(folder: Path, argument: str = "out") -> Iterator[bool]:
+def at_work(folder: Path, given_as: str = "folder") -> Iterator[bool]:
     """Have the folder of a run, or of a model, to oneself, without what killed processes left there.
 
     Args:
         folder: made where it is missing.
-        argument: that gave it, for messages.
+        given_as: the argument that gave it, for messages.
 
     Returns:
         Whether a run that was to be replaced is back, since what was to replace it never had a checkpoint.
@@ -98,7 +94,7 @@ def at_work(folder: Path, argument: str = "out") -> Iterator[bool]:
         ArgumentError: another process is at work there.
         OSError: it is closed to us.
     """
-    with locked(folder, argument):
+    with locked(folder, given_as):
         yield repair(folder)
 
 

@@ -15,7 +15,7 @@ from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
 from raglane.errors import ArgumentError, DataError, message, quote
 from raglane.ragged import Ragged
-from raglane.training.batches import BatchStore, in_order
+from raglane.training.batches import in_order
 from raglane.training.checkpoint import SavedModel
 from raglane.training.memory import check_memory
 from raglane.training.metrics import accuracy, confusion_matrix, macro_f1
@@ -188,7 +188,7 @@ def evaluate(
     totals = Totals()
     confusion = torch.zeros((classes, classes), dtype=torch.int64)
     with torch.no_grad():
-        for batch in in_order(BatchStore(dataset, saved.task), batch_size):
+        for batch in in_order(dataset, batch_size):
             moved = batch.to(device)
             output = model(moved.inputs)
             totals.add(task.score(output, moved), batch.inputs.values.shape[0])
@@ -215,10 +215,7 @@ def _class_shares(saved: SavedModel, dataset: SequenceDataset, batch_size: int, 
     model = saved.model.to(device)
     parts = [torch.zeros((0, saved.preprocessor.class_count))]
     with torch.no_grad():
-        parts += [
-            _logits(model(batch.inputs.to(device))).softmax(-1).cpu()
-            for batch in in_order(BatchStore(dataset, saved.task), batch_size)
-        ]
+        parts += [_logits(model(batch.inputs.to(device))).softmax(-1).cpu() for batch in in_order(dataset, batch_size)]
     return torch.cat(parts)
 
 
@@ -231,8 +228,8 @@ def _forecasts(
     mean, std = _units(saved.preprocessor)
     forecasts: list[list[list[float]] | None] = []
     with torch.no_grad():
-        # As if to classify: the whole sequence goes in, and what follows is not known.
-        for batch in in_order(BatchStore(dataset, "classify"), batch_size):
+        # Without targets the whole sequence goes in.
+        for batch in in_order(dataset, batch_size):
             scaled = model.forecast(batch.inputs.to(device), horizon).cpu().double()
             empty = (batch.inputs.lengths == 0).tolist()
             rows = (scaled * std + mean).tolist()

@@ -34,12 +34,12 @@ _HELD: dict[str, int] = {}
 
 
 @contextmanager
-def locked(folder: Path, argument: str = "out") -> Iterator[None]:
+def locked(folder: Path, given_as: str = "folder") -> Iterator[None]:
     """Have a folder to oneself; who has it already, in the same thread, has it once more.
 
     Args:
         folder: made where it is missing, and removed at the end if nothing has been put in it.
-        argument: that gave it, for the message.
+        given_as: the argument that gave it, for the message.
 
     Raises:
         ArgumentError: another process or thread is at work in it.
@@ -56,10 +56,10 @@ def locked(folder: Path, argument: str = "out") -> Iterator[None]:
         yield
         return
     if _HELD.setdefault(key, thread) != thread:
-        raise _busy(folder, argument, "another thread of this process")
+        raise _busy(folder, given_as, "another thread of this process")
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
-        descriptor = _take(folder, argument)
+        descriptor = _take(folder, given_as)
         try:
             yield
         finally:
@@ -99,7 +99,7 @@ def turn(partial: Path) -> Iterator[None]:
     yield
 
 
-def _take(folder: Path, argument: str) -> int | None:
+def _take(folder: Path, given_as: str) -> int | None:
     """An open file that is locked, or the error of a folder in which somebody is at work; None without locks."""
     path = folder / LOCK
     for _ in range(_TRIES):
@@ -115,7 +115,7 @@ def _take(folder: Path, argument: str) -> int | None:
         try:
             if not _lock(descriptor):
                 owner = os.read(descriptor, 200).decode(errors="replace") or "another process"
-                raise _busy(folder, argument, owner)
+                raise _busy(folder, given_as, owner)
             # Who had it before may have removed the file in between: then this one is nobody's.
             if _is_at(descriptor, path):
                 _sign(descriptor)
@@ -163,6 +163,6 @@ def _is_at(descriptor: int, path: Path) -> bool:
         return False
 
 
-def _busy(folder: Path, argument: str, owner: str) -> ArgumentError:
+def _busy(folder: Path, given_as: str, owner: str) -> ArgumentError:
     got = f"{str(folder)!r}, where {owner} is at work"
-    return ArgumentError(message(argument, got, "one command at a time writes in a folder", "wait until it has ended"))
+    return ArgumentError(message(given_as, got, "one command at a time writes in a folder", "wait until it has ended"))

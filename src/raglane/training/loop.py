@@ -24,8 +24,9 @@ with warnings.catch_warnings():
     import lightning.pytorch as pl
     from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from raglane.data.dataset import SequenceDataset
 from raglane.errors import DataError, message
-from raglane.training.batches import Batch, BatchStore, loader, training_order
+from raglane.training.batches import Batch, loader, order_of_data, training_order
 from raglane.training.divergence import check_losses, diverged
 from raglane.training.files import write_file, write_folder
 from raglane.training.folder import BEST, CURVES, LAST, drop_replaced
@@ -290,8 +291,8 @@ def run_epochs(
     model: SequenceModel,
     task: Task,
     settings: Settings,
-    training: BatchStore,
-    validation: BatchStore | None,
+    training: SequenceDataset,
+    validation: SequenceDataset | None,
     *,
     state: TrainingState,
     folder: Path,
@@ -338,8 +339,7 @@ def run_epochs(
 
     module.train_loader = train_loader
     if validation is not None:
-        size = settings.batch_size
-        in_order = [list(range(start, min(start + size, len(validation)))) for start in range(0, len(validation), size)]
+        in_order = order_of_data(len(validation), settings.batch_size)
         module.validation_loader = lambda: loader(validation, in_order)
     with _quiet_lightning(), closing(stops):
         stops.listen()

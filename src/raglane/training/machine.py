@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import torch
 
-from raglane.errors import ArgumentError, message
+from raglane.errors import ArgumentError, argument, message
 from raglane.training.inference import pick_device
 from raglane.training.memory import FLOAT, TRAINED_TENSOR, check_memory
 from raglane.training.model import ModelConfig
@@ -62,7 +62,8 @@ def check_size(config: ModelConfig, settings: Settings, device: torch.device, el
     model, saving = (2 + moments) * weights, (1 + 2 * moments) * weights
     outputs = config.layers * (2 if config.bidirectional else 1) * config.hidden * elements
     what = f"a model of {weights:,} weights to train"
-    fix = "make --hidden, --layers, --embedding or --batch-size smaller"
+    sizes = [argument(name) for name in ("hidden", "layers", "embedding", "batch_size")]
+    fix = f"make {', '.join(sizes[:-1])} or {sizes[-1]} smaller"
     if device.type == "cuda":
         check_memory(what, FLOAT * (model + outputs), fix, torch.cuda.mem_get_info(device)[0])
         model, outputs = weights, 0

@@ -23,8 +23,8 @@ def confusion_matrix(targets: Tensor, predictions: Tensor, classes: int) -> Tens
         >>> confusion_matrix(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), 2).tolist()
         [[1, 1], [0, 1]]
     """
-    cells = torch.bincount(targets * classes + predictions, minlength=classes * classes)
-    return cells.view(classes, classes)
+    counts = torch.bincount(targets * classes + predictions, minlength=classes * classes)
+    return counts.view(classes, classes)
 
 
 def accuracy(matrix: Tensor) -> float:

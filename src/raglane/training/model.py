@@ -15,66 +15,38 @@ from raglane.data.preprocess import Preprocessor
 from raglane.nn import SequenceEncoder
 from raglane.nn.arguments import check_count
 from raglane.ragged import Ragged
+from raglane.training.settings import ModelSettings
 from raglane.training.stored import build
 
 __all__ = ["ModelConfig", "SequenceModel"]
 
-_SAME_IN_ENCODER = (
-    "bidirectional",
-    "dropout",
-    "layer_norm",
-    "initial_state",
-    "input_dropout",
-    "state_dropout",
-    "weight_dropout",
-    "zoneout",
-)
 
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """Everything that decides the shapes and the equations of a :class:`SequenceModel`.
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(ModelSettings):
+    """Everything that decides the shapes and the equations of a :class:`SequenceModel`: its settings, and these sizes.
 
     Args:
-        task: ``classify``, ``tag`` or ``forecast``.
-        cell: a key of ``raglane.nn.encoder.LAYERS``.
         input_size: channels of an element; for token sequences the number of tokens in the vocabulary.
         output_size: classes, or the channels to forecast.
-        hidden: units of a layer and direction.
-        layers: layers on top of each other.
-        bidirectional: also run from the end to the start.
-        layer_norm, initial_state, pooling: as :class:`~raglane.nn.SequenceEncoder` has them; the last for ``classify``.
-        dropout: share of units zeroed between layers and before the head while training.
-        input_dropout, state_dropout, weight_dropout, zoneout: inside the recurrence while training.
         embedding: size of a token's embedding; None where elements are float channels.
+
+    Raises:
+        ArgumentError: a setting breaks its rule, or two do not go together.
 
     Example:
         >>> ModelConfig("classify", "gru", input_size=12, output_size=9).hidden
         64
     """
 
-    task: str
-    cell: str
     input_size: int
     output_size: int
-    hidden: int = 64
-    layers: int = 1
-    bidirectional: bool = False
-    layer_norm: bool = False
-    initial_state: str = "zeros"
-    pooling: str = "last"
-    dropout: float = 0.0
-    input_dropout: float = 0.0
-    state_dropout: float = 0.0
-    weight_dropout: float = 0.0
-    zoneout: float = 0.0
     embedding: int | None = None
 
     def to_config(self) -> dict[str, Any]:
         """The configuration as a dictionary that JSON can hold.
 
         Example:
-            >>> ModelConfig("tag", "rnn", 3, 2).to_config()["cell"]
+            >>> ModelConfig("tag", "rnn", input_size=3, output_size=2).to_config()["layer"]
             'rnn'
         """
         return dataclasses.asdict(self)
@@ -84,23 +56,36 @@ class ModelConfig:
         """The configuration that :meth:`to_config` wrote.
 
         Example:
-            >>> config = ModelConfig("tag", "rnn", 3, 2)
+            >>> config = ModelConfig("tag", "rnn", input_size=3, output_size=2)
             >>> ModelConfig.from_config(config.to_config()) == config
             True
 
         Raises:
             ValueError: an entry is missing, unknown or of another type.
+            ArgumentError: a setting breaks its rule, or two do not go together.
         """
+        for name in ("task", "layer"):
+            # They have defaults for whoever trains; a model is of one kind.
+            if isinstance(config, dict) and name not in config:
+                raise ValueError(f"model without the entry {name!r}")
         return build(cls, config, "model")
+
+    def encoder(self) -> SequenceEncoder:
+        """The encoder of the model: its arguments are called as the settings, but for the two sizes."""
+        options = {field.name: getattr(self, field.name) for field in dataclasses.fields(ModelSettings)}
+        if options.pop("task") != "classify":
+            options["pooling"] = None
+        sizes = {"hidden_size": options.pop("hidden"), "num_layers": options.pop("layers")}
+        return SequenceEncoder(self.input_size, embedding=self.embedding, **sizes, **options)
 
     def count(self) -> tuple[int, int]:
         """The number of weights, and of the tensors that hold them, without making any.
 
         Raises:
-            ArgumentError: a size is no whole number above 0, or the model has no such cell.
+            ArgumentError: a size is no whole number above 0.
 
         Example:
-            >>> config = ModelConfig("classify", "gru", 12, 9)
+            >>> config = ModelConfig("classify", "gru", input_size=12, output_size=9)
             >>> sum(weight.numel() for weight in SequenceModel(config).parameters()), config.count()
             (15561, (15561, 6))
         """
@@ -152,7 +137,7 @@ class SequenceModel(nn.Module):
     "nothing changes". There is no padding index anywhere, since there is no padding.
 
     Args:
-        config: sizes and cell.
+        config: settings and sizes.
 
     Example:
         >>> model = SequenceModel(ModelConfig("classify", "gru", input_size=3, output_size=5))
@@ -164,15 +149,7 @@ class SequenceModel(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.encoder = SequenceEncoder(
-            config.input_size,
-            config.hidden,
-            config.cell,
-            embedding=config.embedding,
-            pooling=config.pooling if config.task == "classify" else None,
-            num_layers=config.layers,
-            **{name: getattr(config, name) for name in _SAME_IN_ENCODER},
-        )
+        self.encoder = config.encoder()
         self.head = nn.Linear(self.encoder.output_size, config.output_size)
 
     def forward(self, inputs: Ragged) -> Tensor | Ragged:

@@ -102,7 +102,7 @@ def write_predictions(path: str | os.PathLike[str], predictions: Predictions) ->
 
     Args:
         path: ends in ``.parquet``, ``.csv`` (lists as JSON text) or ``.jsonl``.
-        predictions: the table. A number that is not finite becomes null, an empty cell in ``.csv``.
+        predictions: the table. A number that is not finite becomes null, an empty entry in ``.csv``.
 
     Raises:
         ArgumentError: as :func:`check_output`.
@@ -143,7 +143,7 @@ def _csv(columns: dict[str, list[Any]]) -> bytes:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
     for row in zip(*columns.values(), strict=True):
-        writer.writerow([_json(cell) if isinstance(cell, list) else cell for cell in row])
+        writer.writerow([_json(entry) if isinstance(entry, list) else entry for entry in row])
     return text.getvalue().encode()
 
 

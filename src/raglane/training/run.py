@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from raglane.data.dataset import SequenceDataset
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
-from raglane.errors import ArgumentError, DataError, DivergedError, message, require
+from raglane.errors import ArgumentError, DataError, DivergedError, argument, message, require
 from raglane.reading import as_path
-from raglane.training.batches import BatchStore
 from raglane.training.checkpoint import check_format, load_weights, model_files
 from raglane.training.files import write_file, write_folder
 from raglane.training.folder import BEST, CURVES, DESCRIPTION, LAST, at_work, check_folder, find, replacing
@@ -55,7 +55,7 @@ class RunDescription:
         diverged: what was seen of a run that ran away; None of others.
 
     Example:
-        >>> RunDescription(Settings()).settings.cell
+        >>> RunDescription(Settings()).settings.layer
         'gru'
     """
 
@@ -134,7 +134,8 @@ def refuse_diverged(description: RunDescription, folder: Path) -> None:
     """
     if description.diverged is not None:
         got = f"{str(folder)!r}, a run that diverged: {description.diverged}"
-        fix = "train anew with a smaller --lr or with --clip 1, and --overwrite; the best model until then can be used"
+        tamer = f"a smaller {argument('lr')} or with {argument('clip', 1)}"
+        fix = f"train anew with {tamer}, and {argument('overwrite', True)}; the best model until then can be used"
         raise DivergedError(message("resume", got, "to go on would do the same again", fix), description.diverged)
 
 
@@ -228,8 +229,8 @@ class _Prepared:
 
     model: SequenceModel
     task: Task
-    training: BatchStore
-    validation: BatchStore | None
+    training: SequenceDataset
+    validation: SequenceDataset | None
     device: torch.device
     files: Callable[[], dict[str, bytes]]
 
@@ -256,19 +257,19 @@ def _prepare(
         torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
     preprocessor = Preprocessor.fit(training, task=settings.task, missing=settings.missing)
-    training_store = BatchStore(preprocessor.apply(training), settings.task)
-    validation_store = None if validation is None else BatchStore(preprocessor.apply(validation), settings.task)
+    training_set = preprocessor.apply(training)
+    validation_set = None if validation is None else preprocessor.apply(validation)
     if test is not None:
         preprocessor.apply(test)
     config = _model_config(settings, preprocessor)
-    elements = int(training_store.lengths.sum()) * min(settings.batch_size, len(training)) // max(len(training), 1)
+    elements = int(training_set.lengths.sum()) * min(settings.batch_size, len(training)) // max(len(training), 1)
     check_size(config, settings, device, elements)
     model = SequenceModel(config)
     return _Prepared(
         model,
         make_task(preprocessor),
-        training_store,
-        validation_store,
+        training_set,
+        validation_set,
         device,
         lambda: model_files(model, preprocessor, columns),
     )
@@ -293,9 +294,7 @@ def _stored_start(prepared: _Prepared, settings: Settings, folder: Path, marks: 
     if settings.epochs < state.epoch:
         done = f"{settings.epochs}, and {state.epoch} are done"
         raise ArgumentError(
-            message(
-                "epochs", done, "what is done stays done", f"pass --epochs {state.epoch + 10}, say, or leave it out"
-            )
+            message("epochs", done, "what is done stays done", f"pass {argument('epochs', state.epoch + 10)}, say")
         )
     if state.best_epoch == state.epoch > 0 and state.batch == 0:
         # The process may have been killed between the two.
@@ -369,6 +368,6 @@ def _check_same_data(folder: Path, marks: str) -> None:
                 "resume",
                 "other data than the run was started with",
                 "a run goes on with the same sequences, labels and order",
-                "restore the data, or start anew with --overwrite",
+                f"restore the data, or start anew with {argument('overwrite', True)}",
             )
         )

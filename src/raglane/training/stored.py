@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from raglane.errors import ArgumentError, CheckpointError, message, quote
+from raglane.errors import ArgumentError, CheckpointError, flags, message, quote
 from raglane.reading import check_file
 from raglane.training.memory import available_memory
 
@@ -199,7 +199,9 @@ def reading(path: Path) -> Iterator[None]:
         CheckpointError: instead of an error that says nothing of the file.
     """
     try:
-        yield
+        # What stands in a file is no option of the command that reads it.
+        with flags({}):
+            yield
     except ArgumentError as error:
         raise CheckpointError(f"{path}: {error}") from error
     except KeyError as error:

@@ -9,9 +9,9 @@ from typing import Any
 
 from raglane.checks import check_choice, check_kind
 from raglane.data.formats import csv, folder, jsonl, parquet, ts
-from raglane.data.formats.base import FLAGS, Format, data_error, open_error
+from raglane.data.formats.base import Format, columns_argument, data_error, open_error
 from raglane.data.formats.ts import japanese_vowels
-from raglane.data.records import Columns, Records, note_empty
+from raglane.data.records import ROLES, Columns, Records, note_empty
 from raglane.errors import printable, quote, shorten
 from raglane.reading import as_path, check_file
 
@@ -77,7 +77,8 @@ def _columns(columns: Any) -> Columns:
 
 def _not_used(format: Format, columns: Columns) -> list[str]:
     """A note on columns that were named, and that the format has not."""
-    named = [f"{FLAGS[role]}" for role in FLAGS if getattr(columns, role) is not None and role not in format.roles]
+    given = [role for role in ROLES if getattr(columns, role) is not None]
+    named = [columns_argument(role) for role in given if role not in format.roles]
     return [f"not used, since the format {format.name} has no such column: {', '.join(named)}"] if named else []
 
 

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raglane.data.records import Columns, Records
-from raglane.errors import DataError, message, quote, quote_all
+from raglane.errors import DataError, argument, message, quote, quote_all
 from raglane.reading import NotAFileError, check_file, read_file
 
 __all__ = [
-    "FLAGS",
     "ID_NAMES",
     "TIME_NAMES",
     "Format",
     "check_readable",
     "check_text",
     "choose_column",
+    "columns_argument",
     "count_of",
     "data_error",
     "decode",
@@ -28,15 +28,6 @@ __all__ = [
     "open_error",
     "read_bytes",
 ]
-
-# The option of the command line that names each column, for the errors that ask for it.
-FLAGS = {
-    "sequence": "--sequence-column",
-    "label": "--label-column",
-    "id": "--id-column",
-    "time": "--time-column",
-    "features": "--feature-column",
-}
 
 # A column of one of these names, in any case, holds the ids when none is named; the first that is there.
 ID_NAMES = ("id", "sequence_id", "series_id", "case_id", "sample_id", "uid")
@@ -53,7 +44,7 @@ class Format:
         name: what ``format=`` takes, and the key in ``FORMATS``.
         suffixes: the file suffixes that mean this format, in lower case; () for a folder.
         reader: from a path that exists and the columns asked for to the records.
-        roles: which columns it has, of the keys of ``FLAGS``.
+        roles: which columns it has, of ``ROLES``.
     """
 
     name: str
@@ -183,6 +174,16 @@ def decode(path: Path, content: bytes) -> str:
         raise data_error(path, got, "a text is UTF-8", "convert it, or remove the line", line) from error
 
 
+def columns_argument(name: str, value: str | None = None) -> str:
+    """How to tell a reader a column or the task, for messages.
+
+    Example:
+        >>> columns_argument("label"), columns_argument("task", "tag")
+        ('Columns(label=...)', "Columns(task='tag')")
+    """
+    return argument(name, value, of="Columns")
+
+
 def named_column(path: Path, role: str, name: str, present: Iterable[str]) -> str:
     """``name``, if the file has it.
 
@@ -192,7 +193,7 @@ def named_column(path: Path, role: str, name: str, present: Iterable[str]) -> st
     names = list(present)
     if name not in names:
         there = f"its columns are {quote_all(names)}"
-        raise data_error(path, f"no column {quote(name)}", there, f"pass one of them as {FLAGS[role]}")
+        raise data_error(path, f"no column {quote(name)}", there, f"pass one of them as {columns_argument(role)}")
     return name
 
 
@@ -220,10 +221,10 @@ def choose_column(path: Path, role: str, candidates: list[str], kind: str, prese
         return candidates[0], f"{role} column: {quote(candidates[0])} (the only candidate)"
     if candidates:
         got = f"{len(candidates)} candidates for the {role} column: {quote_all(candidates)}"
-        raise data_error(path, got, "one is taken only where there is one", f"pass {FLAGS[role]} NAME")
+        raise data_error(path, got, "one is taken only where there is one", f"name one with {columns_argument(role)}")
     there = quote_all(present) or "none"
     got = f"no candidate for the {role} column among its columns ({there})"
-    raise data_error(path, got, f"the {role} column is a {kind}", f"add one, or pass {FLAGS[role]} NAME")
+    raise data_error(path, got, f"the {role} column is a {kind}", f"add one, or name it with {columns_argument(role)}")
 
 
 def id_column(

@@ -1,11 +1,11 @@
 """CSV in long form: a row an element, and a column that says to which sequence it belongs.
 
 Sequences come in the order in which their ids first appear, and the rows of one in the order of the time column, or of
-the file where there is none. Feature columns hold numbers (an empty cell, ``NaN`` or ``NA`` is missing), or there is
+the file where there is none. Feature columns hold numbers (an empty entry, ``NaN`` or ``NA`` is missing), or there is
 one feature column, at least half of it words: tokens.
 
 Where no column is named, the id and the time column go by their names (``id``, ``sequence_id``, ...; ``time``,
-``step``, ``t``, ..., unless its cells are words), and the label column is the only column of words (of integers, if
+``step``, ``t``, ..., unless its entries are words), and the label column is the only column of words (of integers, if
 there is none) that, to classify, is the same in all rows of a sequence; every other column is a feature. A column
 without a name, such as the row numbers that pandas writes first, is left out.
 
@@ -25,9 +25,9 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane.data.formats.base import (
-    FLAGS,
     ID_NAMES,
     choose_column,
+    columns_argument,
     count_of,
     data_error,
     decode,
@@ -52,7 +52,7 @@ class _Table:
     """A file whose rows stand together by sequence."""
 
     path: Path
-    cells: dict[str, npt.NDArray[np.object_]]
+    entries: dict[str, npt.NDArray[np.object_]]
     rows: npt.NDArray[np.int64]
     """For each row here, its row in the file, from 0."""
     offsets: npt.NDArray[np.int64]
@@ -64,10 +64,10 @@ class _Table:
         return f"data row {self.rows[row]} (id {quote(self.ids[sequence])})"
 
     def constant(self, name: str) -> npt.NDArray[np.bool_]:
-        """For each row, whether the cell is that of the first row of its sequence."""
-        cells = self.cells[name]
-        first = np.repeat(cells[self.offsets[:-1]], np.diff(self.offsets))
-        return np.asarray(cells == first, dtype=np.bool_)
+        """For each row, whether the entry is that of the first row of its sequence."""
+        entries = self.entries[name]
+        first = np.repeat(entries[self.offsets[:-1]], np.diff(self.offsets))
+        return np.asarray(entries == first, dtype=np.bool_)
 
 
 def read(path: Path, columns: Columns) -> Records:
@@ -78,19 +78,19 @@ def read(path: Path, columns: Columns) -> Records:
         columns: which columns hold what, and the task.
 
     Raises:
-        DataError: no such column, not exactly one candidate, a cell that is no number, a time that cannot be read, two
-            rows of one time in a sequence, or a label that changes within one.
+        DataError: no such column, not exactly one candidate, an entry that is no number, a time that cannot be read,
+            two rows of one time in a sequence, or a label that changes within one.
         MissingExtraError: pandas is not installed.
     """
-    cells, left_out_notes = _cells(path)
-    present = list(cells)
+    entries, left_out_notes = _entries(path)
+    present = list(entries)
     id_name, notes = id_column(path, columns, present, present, _ID_NAMES)
     if id_name is None:
         got = f"no id column among {quote_all(present)}"
         rule = f"a column says which sequence a row belongs to; its name is {', '.join(_ID_NAMES)}"
-        raise data_error(path, got, rule, "pass --id-column NAME")
-    time, time_note = choose_time(path, cells, columns, [name for name in present if name != id_name])
-    table = _group(path, cells, columns, id_name, time)
+        raise data_error(path, got, rule, f"name it with {columns_argument('id')}")
+    time, time_note = choose_time(path, entries, columns, [name for name in present if name != id_name])
+    table = _group(path, entries, columns, id_name, time)
     free = [name for name in present if name not in (id_name, time)]
     label, label_notes = _choose_label(table, columns, free)
     if columns.features:
@@ -109,21 +109,21 @@ def read(path: Path, columns: Columns) -> Records:
     return Records(values, table.offsets, table.ids, labels, tags, channels, path, notes, found)
 
 
-def _cells(path: Path) -> tuple[dict[str, npt.NDArray[np.object_]], tuple[str, ...]]:
-    """Every cell as it is written, column by column, and notes on the columns that are left out."""
+def _entries(path: Path) -> tuple[dict[str, npt.NDArray[np.object_]], tuple[str, ...]]:
+    """Every entry as it is written, column by column, and notes on the columns that are left out."""
     pandas = require("pandas", "data")
     content = read_bytes(path)
     # pandas decodes anew, but does not say where a byte is that it cannot read.
     decode(path, content)
     # The header is a row like the others: pandas would rename the second of two columns of one name, name those
-    # without, and cut off the cells of rows that are longer.
+    # without, and cut off the entries of rows that are longer.
     options: dict[str, Any] = {"header": None, "dtype": object, "keep_default_na": False, "encoding": "utf-8-sig"}
     try:
         frame = pandas.read_csv(io.BytesIO(content), **options)
     except (pandas.errors.ParserError, pandas.errors.EmptyDataError) as error:
         got = f"rows that do not fit ({' '.join(str(error).split()).rstrip('.')})"
-        raise data_error(path, got, "each row has a cell for each column", "correct the file") from error
-    # A row that is too short ends in cells that are not there at all.
+        raise data_error(path, got, "each row has an entry for each column", "correct the file") from error
+    # A row that is too short ends in entries that are not there at all.
     rows: npt.NDArray[np.object_] = frame.fillna("").to_numpy(dtype=object)
     header = rows[0].tolist()
     counts = Counter(header)
@@ -132,41 +132,40 @@ def _cells(path: Path) -> tuple[dict[str, npt.NDArray[np.object_]], tuple[str, .
         raise data_error(path, f"two columns {quote(twice)}", "a column's name is its own", "rename one")
     if len(rows) == 1:
         raise data_error(path, "a header and no rows", "it must hold at least one sequence", "check the file")
-    cells = {name: rows[1:, place] for place, name in enumerate(header) if name}
+    entries = {name: rows[1:, place] for place, name in enumerate(header) if name}
     nameless = counts[""]
     notes = (f"left out, because they have no name: {count_of(nameless, 'column')}",) if nameless else ()
-    return cells, notes
+    return entries, notes
 
 
 def _group(
-    path: Path, cells: dict[str, npt.NDArray[np.object_]], columns: Columns, id_name: str, time: str | None
+    path: Path, entries: dict[str, npt.NDArray[np.object_]], columns: Columns, id_name: str, time: str | None
 ) -> _Table:
     """Bring the rows of each sequence together, in the order of the time column if there is one."""
     pandas = require("pandas", "data")
-    codes, ids = pandas.factorize(cells[id_name])
+    codes, ids = pandas.factorize(entries[id_name])
     blank = ids == ""
     if blank.any():
         row = int((codes == int(blank.argmax())).argmax())
-        got = f"an empty cell in data row {row}, column {quote(id_name)}"
+        got = f"an empty entry in data row {row}, column {quote(id_name)}"
         raise data_error(path, got, "each row has an id", "fill it, or remove the row")
     if time is None:
         order = np.argsort(codes, kind="stable")
     else:
-        times = read_times(path, cells[time], time)
+        times = read_times(path, entries[time], time)
         order = np.lexsort((times, codes))
     offsets = offsets_of(np.bincount(codes, minlength=len(ids)))
-    table = _Table(path, {name: cell[order] for name, cell in cells.items()}, order, offsets, _as_ids(ids))
+    table = _Table(path, {name: entry[order] for name, entry in entries.items()}, order, offsets, _as_ids(ids))
     if time is not None:
         sorted_times, sorted_codes = times[order], codes[order]
         again = (np.diff(sorted_times) == 0) & (np.diff(sorted_codes) == 0)
         if again.any():
             row = int(again.argmax()) + 1
-            got = f"the time {quote(table.cells[time][row])} again in {table.place(row)}"
-            fix = (
-                f"remove one of the rows, or correct {quote(time)}; if it is a feature, say so with {FLAGS['features']}"
-            )
+            got = f"the time {quote(table.entries[time][row])} again in {table.place(row)}"
+            feature = f"if it is a feature, say so with {columns_argument('features')}"
+            fix = f"remove one of the rows, or correct {quote(time)}; {feature}"
             raise data_error(path, got, "a sequence has one row for each time", fix)
-        refuse_contradiction(path, table.cells, columns, time, np.diff(sorted_codes) == 0)
+        refuse_contradiction(path, table.entries, columns, time, np.diff(sorted_codes) == 0)
     return table
 
 
@@ -179,20 +178,20 @@ def _as_ids(ids: Any) -> tuple[str | int, ...]:
     return tuple(map(int, words)) if plain else tuple(words)
 
 
-def _numbers(cells: npt.NDArray[np.object_]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+def _numbers(entries: npt.NDArray[np.object_]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
     """Cells as numbers, NaN where missing, and which of them are neither."""
-    text = "".join(cells.tolist())
+    text = "".join(entries.tolist())
     # Python reads 1_5 as 15, and other scripts' digits as ours; in a file they are damage.
     if text.isascii() and "_" not in text:
         try:
-            numbers = np.where(cells == "", "nan", cells).astype(np.float64)
+            numbers = np.where(entries == "", "nan", entries).astype(np.float64)
         except ValueError:
             pass
         else:
-            return numbers, np.zeros(len(cells), dtype=np.bool_)
-    # Words, or missing numbers that are written in another way: slower, so each different cell is looked at once.
+            return numbers, np.zeros(len(entries), dtype=np.bool_)
+    # Words, or missing numbers that are written in another way: slower, so each different entry is looked at once.
     pandas = require("pandas", "data")
-    codes, different = pandas.factorize(cells)
+    codes, different = pandas.factorize(entries)
     numbers = np.asarray(pandas.to_numeric(different, errors="coerce"), dtype=np.float64)
     odd = np.isnan(numbers)
     odd[odd] = [word.strip().lower() not in _MISSING for word in different[odd].tolist()]
@@ -205,18 +204,18 @@ def _choose_label(table: _Table, columns: Columns, free: list[str]) -> tuple[str
     if not columns.wants_labels:
         return None, ()
     if columns.label is not None:
-        return named_column(path, "label", columns.label, table.cells), ()
+        return named_column(path, "label", columns.label, table.entries), ()
     candidates = [name for name in free if name not in (columns.features or ())]
     kind = "column of words, or of integers"
     if columns.task == "classify":
         kind += ", the same in all rows of a sequence"
         candidates = [name for name in candidates if table.constant(name).all()]
-    numbers = {name: _numbers(table.cells[name]) for name in candidates}
+    numbers = {name: _numbers(table.entries[name]) for name in candidates}
     words = [name for name in candidates if numbers[name][1].any()]
     integers = [name for name in candidates if (np.mod(numbers[name][0], 1) == 0).all()]
     if columns.task == "classify" and not (words or integers):
         _refuse_almost(table, [name for name in free if name not in (columns.features or ())])
-    label, note = choose_column(path, "label", words or integers, kind, table.cells)
+    label, note = choose_column(path, "label", words or integers, kind, table.entries)
     return label, (note,)
 
 
@@ -226,7 +225,7 @@ def _refuse_almost(table: _Table, names: list[str]) -> None:
     sequence = np.repeat(np.arange(count), np.diff(table.offsets))
     odd: dict[str, int] = {}
     for name in names:
-        if _numbers(table.cells[name])[1].any():
+        if _numbers(table.entries[name])[1].any():
             odd[name] = len(np.unique(sequence[~table.constant(name)]))
     for name in sorted(odd, key=lambda name: odd[name])[:1]:
         if 2 * odd[name] <= count:
@@ -239,16 +238,16 @@ def _refuse_change(table: _Table, name: str) -> None:
     if same.all():
         return
     row = int((~same).argmax())
-    cells = table.cells[name]
-    first = cells[table.offsets[int(np.searchsorted(table.offsets, row, side="right")) - 1]]
-    got = f"the label {quote(cells[row])} in {table.place(row)}, column {quote(name)}, after {quote(first)}"
-    fix = "correct it, or pass --task tag for a label a row"
+    entries = table.entries[name]
+    first = entries[table.offsets[int(np.searchsorted(table.offsets, row, side="right")) - 1]]
+    got = f"the label {quote(entries[row])} in {table.place(row)}, column {quote(name)}, after {quote(first)}"
+    fix = f"correct it, or pass {columns_argument('task', 'tag')} for a label per row"
     raise data_error(table.path, got, "the rows of a sequence have one label", fix)
 
 
 def _numbers_only(table: _Table, features: list[str]) -> tuple[list[str], tuple[str, ...]]:
     """Without the columns of words, where there are numbers: one of them may be labels that nobody asked for."""
-    words = [name for name in features if _numbers(table.cells[name])[1].any()]
+    words = [name for name in features if _numbers(table.entries[name])[1].any()]
     if not words or len(words) == len(features):
         return features, ()
     rest = [name for name in features if name not in words]
@@ -259,17 +258,19 @@ def _features(table: _Table, features: list[str]) -> tuple[npt.NDArray[Any], tup
     """The values: ``(N, C)`` float32, or ``(N,)`` tokens; their channels; and the notes."""
     if not features:
         rule = "a column is left for the features"
-        raise data_error(table.path, "no feature column", rule, "add one, or pass --feature-column NAME")
+        raise data_error(
+            table.path, "no feature column", rule, f"add one, or name it with {columns_argument('features')}"
+        )
     result = np.empty((int(table.offsets[-1]), len(features)), dtype=np.float32)
     for channel, name in enumerate(features):
-        numbers, odd = _numbers(table.cells[name])
+        numbers, odd = _numbers(table.entries[name])
         # A few words among numbers are mistakes, not tokens.
         if len(features) == 1 and odd.mean() >= 0.5:
-            return table.cells[name], (), (f"the cells of {quote(name)} are taken as tokens",)
+            return table.entries[name], (), (f"the entries of {quote(name)} are taken as tokens",)
         if odd.any():
             row = int(odd.argmax())
-            got = f"{quote(table.cells[name][row])} in {table.place(row)}, column {quote(name)}"
-            fix = "correct it, or say which columns are features with --feature-column NAME"
+            got = f"{quote(table.entries[name][row])} in {table.place(row)}, column {quote(name)}"
+            fix = f"correct it, or say which columns are features with {columns_argument('features')}"
             raise data_error(table.path, got, "features are numbers, or one column of tokens", fix)
         # A number that float32 cannot hold becomes infinite, and is then reported or filled as missing.
         with np.errstate(over="ignore"):
@@ -281,12 +282,12 @@ def _labels(
     table: _Table, columns: Columns, name: str
 ) -> tuple[tuple[str, ...] | None, npt.NDArray[np.object_] | None]:
     """The labels of the sequences, or to tag, of the elements."""
-    cells = table.cells[name]
-    blank = cells == ""
+    entries = table.entries[name]
+    blank = entries == ""
     if blank.any():
-        got = f"an empty cell in {table.place(int(blank.argmax()))}, column {quote(name)}"
+        got = f"an empty entry in {table.place(int(blank.argmax()))}, column {quote(name)}"
         raise data_error(table.path, got, "each row has a label", "fill it, or remove the row")
     if columns.task == "tag":
-        return None, cells
+        return None, entries
     _refuse_change(table, name)
-    return tuple(cells[table.offsets[:-1]].tolist()), None
+    return tuple(entries[table.offsets[:-1]].tolist()), None

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from raglane.data.formats.base import data_error, decode, has_utf8, open_error, read_bytes
+from raglane.data.formats.base import columns_argument, data_error, decode, has_utf8, open_error, read_bytes
 from raglane.data.records import Columns, Records, offsets_of
 from raglane.errors import quote
 
@@ -38,7 +38,9 @@ def read(path: Path, columns: Columns) -> Records:
     """
     if columns.task == "tag":
         rule = "a folder has one label a sequence, to tag needs one an element"
-        raise data_error(path, "a folder for the task tag", rule, "pass --task classify, or another format")
+        raise data_error(
+            path, "a folder for the task tag", rule, f"pass {columns_argument('task', 'classify')}, or another format"
+        )
     texts, left_out = _texts(path)
     tokens: list[npt.NDArray[np.object_]] = []
     lengths: list[npt.NDArray[np.int64]] = []

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from raglane.data.formats.base import data_error, decode, has_utf8, read_bytes
+from raglane.data.formats.base import columns_argument, data_error, decode, has_utf8, read_bytes
 from raglane.data.formats.table import choose, records_of
 from raglane.data.records import Columns, Records
 from raglane.errors import DataError, quote, require
@@ -50,19 +50,19 @@ def read(path: Path, columns: Columns) -> Records:
     _refuse_sparse(path, rows, names)
     table: dict[str, Any] = {}
     for name in names:
-        cells = [row.get(name) for row in rows]
-        if any(isinstance(_innermost(cell), dict) for cell in cells):
+        values = [row.get(name) for row in rows]
+        if any(isinstance(_innermost(value), dict) for value in values):
             # Nothing can be read from objects, and a column for each of their keys may be more than memory holds.
-            table[name] = arrow.array([{}] * len(cells), arrow.struct([]))
+            table[name] = arrow.array([{}] * len(values), arrow.struct([]))
             continue
         try:
-            table[name] = arrow.array(cells)
+            table[name] = arrow.array(values)
         except (arrow.ArrowException, OverflowError, TypeError) as error:
             # Of a column that nobody asks for nothing is expected.
             asked = (columns.sequence, columns.label, columns.id)
             guessing = columns.sequence is None or (columns.label is None and columns.wants_labels)
             if guessing or name in asked:
-                raise _mixed(path, name, cells, lines) from error
+                raise _mixed(path, name, values, lines) from error
     table_of_all = arrow.table(table)
     chosen = choose(path, table_of_all.schema, columns)
     return records_of(path, table_of_all.select(chosen.names), chosen, columns, lines=np.array(lines))
@@ -143,11 +143,11 @@ def _is_deep(row: Any) -> bool:
     return True
 
 
-def _innermost(cell: Any) -> Any:
-    """The first value in a cell that is neither null nor a list; None where there is none."""
-    while isinstance(cell, list):
-        cell = next((entry for entry in cell if entry is not None), None)
-    return cell
+def _innermost(value: Any) -> Any:
+    """The first value in a list, or the value itself, that is neither null nor a list; None where there is none."""
+    while isinstance(value, list):
+        value = next((entry for entry in value if entry is not None), None)
+    return value
 
 
 def _refuse_sparse(path: Path, rows: list[dict[str, Any]], names: list[str]) -> None:
@@ -158,38 +158,39 @@ def _refuse_sparse(path: Path, rows: list[dict[str, Any]], names: list[str]) -> 
         raise data_error(path, got, "the lines have the same keys", "put what varies into a list, or leave it out")
 
 
-def _kind(cell: Any, room: int = _DEEPEST) -> str:
+def _kind(value: Any, room: int = _DEEPEST) -> str:
     """What a JSON value is, for comparison and for messages."""
-    if isinstance(cell, list):
-        inner = sorted({_kind(entry, room - 1) for entry in cell} - {"null", "list"}) if room else ["lists"]
+    if isinstance(value, list):
+        inner = sorted({_kind(entry, room - 1) for entry in value} - {"null", "list"}) if room else ["lists"]
         return f"list of {' and '.join(inner)}" if inner else "list"
-    if isinstance(cell, bool):
+    if isinstance(value, bool):
         return "boolean"
     for kind, name in (((int, float), "number"), (str, "string"), (dict, "object")):
-        if isinstance(cell, kind):
+        if isinstance(value, kind):
             return name
     return "null"
 
 
-def _has_large(cell: Any, most: int, room: int = _DEEPEST) -> bool:
-    """Whether a whole number beyond ``most`` is in a cell."""
-    if isinstance(cell, list):
-        return room > 0 and any(_has_large(entry, most, room - 1) for entry in cell)
-    return isinstance(cell, int) and not -most <= cell < most
+def _has_large(value: Any, most: int, room: int = _DEEPEST) -> bool:
+    """Whether a whole number beyond ``most`` is in a value."""
+    if isinstance(value, list):
+        return room > 0 and any(_has_large(entry, most, room - 1) for entry in value)
+    return isinstance(value, int) and not -most <= value < most
 
 
 def _too_large(path: Path, got: str, line: int) -> DataError:
     return data_error(path, got, "a whole number fits 64 bits", "write it as 1e30, or as a string", line)
 
 
-def _mixed(path: Path, name: str, cells: list[Any], lines: list[int]) -> DataError:
-    """The error for a column whose cells are not all of one kind; names the first that is not like the others."""
+def _mixed(path: Path, name: str, values: list[Any], lines: list[int]) -> DataError:
+    """The error for a column whose values are not all of one kind; names the first that is not like the others."""
     rule = "the values of a column are of one kind: all numbers, or all strings, equally deep in lists"
-    fix = "write them alike, or name the columns to use with --sequence-column and --label-column"
+    names = f"{columns_argument('sequence')} and {columns_argument('label')}"
+    fix = f"write them alike, or name the columns to use with {names}"
     first: str | None = None
-    for cell, line in zip(cells, lines, strict=True):
-        kind = _kind(cell)
-        if _has_large(cell, 2**63):
+    for value, line in zip(values, lines, strict=True):
+        kind = _kind(value)
+        if _has_large(value, 2**63):
             return _too_large(path, f"a whole number that is too large as {quote(name)}", line)
         if " and " in kind:
             return data_error(path, f"a {kind} as {quote(name)}", rule, fix, line)
@@ -198,8 +199,8 @@ def _mixed(path: Path, name: str, cells: list[Any], lines: list[int]) -> DataErr
         if first is not None and kind != first:
             return data_error(path, f"a {kind} as {quote(name)}, after a {first}", rule, fix, line)
         first = kind
-    for cell, line in zip(cells, lines, strict=True):
-        if _has_large(cell, 2**53):
+    for value, line in zip(values, lines, strict=True):
+        if _has_large(value, 2**53):
             got = f"a whole number beyond 2**53 among fractions as {quote(name)}"
             return data_error(path, got, "a float holds whole numbers up to 2**53", "write it as a float", line)
     return data_error(path, f"values of several kinds as {quote(name)}", rule, fix)

@@ -1,6 +1,6 @@
 """Sequences and labels out of Arrow columns: what Parquet and JSON lines share.
 
-A sequence is a cell of one column: a list of numbers (one channel), a list of lists of numbers (steps of channels), a
+A sequence is an entry of one column: a list of numbers (one channel), a list of lists of numbers (steps of channels), a
 list of strings (tokens), or a text, which is split on white space into tokens. A label is a string, an integer or a
 boolean (``"true"``, ``"false"``); to tag, a list of these as long as the sequence. What a column holds is moved as a
 whole, without a loop over its elements.
@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from raglane.data.formats.base import FLAGS, choose_column, count_of, data_error, id_column, named_column
-from raglane.data.missing import FILL
+from raglane.data.formats.base import choose_column, columns_argument, count_of, data_error, id_column, named_column
+from raglane.data.missing import how_to_fill
 from raglane.data.records import Columns, Records, offsets_of, place_of
 from raglane.errors import DataError, quote, require
 
@@ -64,7 +64,7 @@ def choose(path: Path, schema: Any, columns: Columns) -> Chosen:
     if columns.time in kinds:
         got = f"the time column {quote(columns.time)}"
         rule = "a row is a whole sequence, its elements in their order; no column sorts them"
-        raise data_error(path, got, rule, f"sort the lists before, and leave {FLAGS['time']} out")
+        raise data_error(path, got, rule, f"sort the lists before, and leave {columns_argument('time')} out")
     notes: list[str] = []
     id_name, id_notes = id_column(path, columns, present, [name for name in present if _is_id(kinds[name])])
     if columns.sequence is not None:
@@ -164,7 +164,7 @@ class _Reader:
         return data_error(self.path, got, rule, fix)
 
     def refuse_nulls(self, column: Any, name: str, role: str) -> None:
-        """Raise if a cell of a column is null."""
+        """Raise if an entry of a column is null."""
         if column.null_count:
             row = int(column.is_null().to_numpy().argmax())
             fix = "fill it, or remove the row"
@@ -175,7 +175,7 @@ class _Reader:
         if elements.null_count:
             row, step = place_of(offsets, int(elements.is_null().to_numpy().argmax()))
             got = f"a null in {self.row(row)}, step {step}, column {quote(name)}"
-            fix = f"fill it, remove the row, or write NaN and {FILL}"
+            fix = f"fill it, remove the row, or write NaN and {how_to_fill()}"
             raise self.error(got, "the elements of a sequence are not null", fix)
 
 
@@ -264,7 +264,9 @@ def _sequences(reader: _Reader, column: Any, name: str) -> tuple[npt.NDArray[Any
         return _split_texts(reader, column, name)
     if not _is_sequence(column.type):
         rule = "lists of numbers, lists of lists of numbers, lists of strings, or texts"
-        raise reader.error(f"{column.type} in column {quote(name)}", rule, "pass --sequence-column NAME")
+        raise reader.error(
+            f"{column.type} in column {quote(name)}", rule, f"name another with {columns_argument('sequence')}"
+        )
     lengths, elements = _explode(column)
     offsets = offsets_of(lengths)
     reader.refuse_inner_nulls(elements, offsets, name)
@@ -291,7 +293,7 @@ def _sequences(reader: _Reader, column: Any, name: str) -> tuple[npt.NDArray[Any
         first = int(entries.is_null().to_numpy().argmax())
         row, step = place_of(offsets, first // int(widths[0]))
         got = f"a null in {reader.row(row)}, step {step}, channel {first % int(widths[0])}, column {quote(name)}"
-        fix = f"fill it, or write NaN and {FILL}"
+        fix = f"fill it, or write NaN and {how_to_fill()}"
         raise reader.error(got, "the elements of a sequence are not null", fix)
     return _numbers(entries).reshape(len(widths), int(widths[0])), offsets
 
@@ -328,7 +330,9 @@ def _tags(reader: _Reader, column: Any, name: str, offsets: npt.NDArray[np.int64
     reader.refuse_nulls(column, name, "list of labels")
     if not _is_list(column.type):
         rule = "to tag needs a list of labels, one an element"
-        raise reader.error(f"{column.type} in column {quote(name)}", rule, "pass --label-column NAME")
+        raise reader.error(
+            f"{column.type} in column {quote(name)}", rule, f"name another with {columns_argument('label')}"
+        )
     lengths, tags = _explode(column)
     differs = lengths != np.diff(offsets)
     if differs.any():

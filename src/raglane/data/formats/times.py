@@ -1,7 +1,7 @@
-"""The column that orders the rows of a sequence: found, or refused where its cells say no time.
+"""The column that orders the rows of a sequence: found, or refused where its entries say no time.
 
-A column that is called like a time is taken for one. Were it passed over where a cell cannot be read, a model would be
-trained on rows in whatever order they stand. Only a column of words (no digit in any cell) is no time, whatever its
+A column that is called like a time is taken for one. Were it passed over where an entry cannot be read, a model would
+be trained on rows in whatever order they stand. Only a column of words (no digit in any entry) is no time, whatever its
 name. Where several columns are called like times, the first orders the rows, if the others do not contradict it.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from raglane.data.formats.base import TIME_NAMES, data_error, named_column
+from raglane.data.formats.base import TIME_NAMES, columns_argument, data_error, named_column
 from raglane.data.records import Columns
 from raglane.errors import DataError, quote, require
 
@@ -23,29 +23,29 @@ __all__ = ["choose_time", "read_times", "refuse_contradiction"]
 
 
 def choose_time(
-    path: Path, cells: Mapping[str, npt.NDArray[np.object_]], columns: Columns, free: Sequence[str]
+    path: Path, entries: Mapping[str, npt.NDArray[np.object_]], columns: Columns, free: Sequence[str]
 ) -> tuple[str | None, str]:
     """The time column: the one named, else one whose name says so; and the note that says so.
 
     Args:
         path: the file, for messages.
-        cells: the cells of each column, as they are written.
+        entries: the entries of each column, as they are written.
         columns: what the user named.
         free: the names of the columns that could be it.
 
     Raises:
-        DataError: the one named is not there; or a column that is called like a time holds a cell that is none.
+        DataError: the one named is not there; or a column that is called like a time holds an entry that is none.
     """
     if columns.time is not None:
-        return named_column(path, "time", columns.time, cells), f"time column: {quote(columns.time)}"
+        return named_column(path, "time", columns.time, entries), f"time column: {quote(columns.time)}"
     why = ""
     for name in _called_times(columns, free):
-        if _is_words(cells[name]):
+        if _is_words(entries[name]):
             why = why or f"{quote(name)} holds words; "
             continue
-        read_times(path, cells[name], name)
+        read_times(path, entries[name], name)
         return name, f"time column: {quote(name)} (by its name)"
-    return None, f"no time column: {why}rows keep the order of the file; name one with --time-column"
+    return None, f"no time column: {why}rows keep the order of the file; name one with {columns_argument('time')}"
 
 
 def _called_times(columns: Columns, free: Sequence[str]) -> list[str]:
@@ -56,7 +56,7 @@ def _called_times(columns: Columns, free: Sequence[str]) -> list[str]:
 
 def refuse_contradiction(
     path: Path,
-    cells: Mapping[str, npt.NDArray[np.object_]],
+    entries: Mapping[str, npt.NDArray[np.object_]],
     columns: Columns,
     time: str,
     same: npt.NDArray[np.bool_],
@@ -65,7 +65,7 @@ def refuse_contradiction(
 
     Args:
         path: the file, for messages.
-        cells: the cells of each column, the rows of each sequence together and in the order of ``time``.
+        entries: the entries of each column, the rows of each sequence together and in the order of ``time``.
         columns: what the user named.
         time: the column that orders the rows.
         same: ``(rows - 1,)``, whether the next row is of the same sequence.
@@ -75,37 +75,38 @@ def refuse_contradiction(
     """
     if columns.time is not None:
         return
-    for name in _called_times(columns, list(cells)):
-        if name == time or _is_words(cells[name]):
+    for name in _called_times(columns, list(entries)):
+        if name == time or _is_words(entries[name]):
             continue
         try:
-            times = read_times(path, cells[name], name)
+            times = read_times(path, entries[name], name)
         except DataError:
             continue  # no time, so a feature or a label, which is looked at where they are
         if ((times[1:] < times[:-1]) & same).any():
             got = f"the columns {quote(time)} and {quote(name)}, which order the rows differently"
-            raise data_error(path, got, "one column orders the rows", "pass --time-column NAME for the one that does")
+            fix = f"name the one that does with {columns_argument('time')}"
+            raise data_error(path, got, "one column orders the rows", fix)
 
 
-def _is_words(cells: npt.NDArray[np.object_]) -> bool:
-    """Whether there is something in the cells, and no digit."""
-    text = "\n".join(cells.tolist())
+def _is_words(entries: npt.NDArray[np.object_]) -> bool:
+    """Whether there is something in the entries, and no digit."""
+    text = "\n".join(entries.tolist())
     return not text.isspace() and text != "" and re.search(r"\d", text) is None
 
 
-def read_times(path: Path, cells: npt.NDArray[np.object_], name: str) -> npt.NDArray[Any]:
+def read_times(path: Path, entries: npt.NDArray[np.object_], name: str) -> npt.NDArray[Any]:
     """Times to sort by, int64 or float64: numbers, or else dates.
 
     Args:
         path: the file, for messages.
-        cells: ``(rows,)`` str.
+        entries: ``(rows,)`` str.
         name: of the column.
 
     Raises:
-        DataError: a cell is neither; the message names the first, and its row.
+        DataError: an entry is neither; the message names the first, and its row.
     """
     pandas = require("pandas", "data")
-    series = pandas.Series(cells, dtype=object)
+    series = pandas.Series(entries, dtype=object)
     # Whole numbers stay whole: a float holds no nanoseconds since 1970.
     numbers = pandas.to_numeric(series, errors="coerce").to_numpy()
     if numbers.dtype.kind in "iu" or np.isfinite(numbers).all():
@@ -114,8 +115,9 @@ def read_times(path: Path, cells: npt.NDArray[np.object_], name: str) -> npt.NDA
     if dates.isna().any():
         bad = dates.isna().to_numpy() if dates.notna().any() else ~np.isfinite(numbers)
         row = int(bad.argmax())
-        got = f"{quote(cells[row])} in data row {row}, column {quote(name)}"
+        got = f"{quote(entries[row])} in data row {row}, column {quote(name)}"
         rule = "times are numbers, or dates such as 2024-01-31 or 2024-01-31T12:30:00"
-        fix = "correct it, pass --time-column NAME for another column, or remove this one where the rows are in order"
+        other = f"name another column with {columns_argument('time')}"
+        fix = f"correct it, {other}, or remove this one where the rows are in order"
         raise data_error(path, got, rule, fix)
     return np.asarray(dates.astype("int64"))

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from raglane.data.formats.base import check_text, count_of, data_error, has_utf8, read_bytes
+from raglane.data.formats.base import check_text, columns_argument, count_of, data_error, has_utf8, read_bytes
 from raglane.data.records import Columns, Records, offsets_of
 from raglane.errors import DataError, MissingExtraError, quote, quote_all
 
@@ -74,7 +74,9 @@ def read(path: Path, columns: Columns) -> Records:
     header = _read_header(path, lines)
     if columns.task == "tag":
         rule = "the .ts format has one label a sequence, to tag needs one an element"
-        raise data_error(path, "a .ts file for the task tag", rule, "pass --task classify, or another format")
+        raise data_error(
+            path, "a .ts file for the task tag", rule, f"pass {columns_argument('task', 'classify')}, or another format"
+        )
     notes = header.notes
     if columns.wants_labels and not header.has_class:
         got = "@targetLabel, a number to predict" if header.has_target else "no '@classLabel true'"

@@ -1,4 +1,4 @@
-"""Batches of sequences of similar lengths."""
+"""In which order a loader goes through the sequences: batches of similar lengths."""
 
 from __future__ import annotations
 

@@ -1,0 +1,110 @@
+"""Fields of dataclasses that say everything about a choice once: its default, its rules and what a help page shows.
+
+The command line makes its options of such fields, and :func:`check` refuses a value that breaks a rule.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from raglane.errors import ArgumentError, message, quote
+
+__all__ = ["DATA", "MODEL", "RUN", "TRAINING", "Option", "Rule", "check", "option", "options"]
+
+# The parts of a help page, in their order.
+MODEL, TRAINING, DATA, RUN = "Task and model", "Training", "Data", "Run and output"
+
+_KEY = "option"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What must hold of a value.
+
+    Args:
+        holds: whether it does; not asked of None.
+        rule: in words.
+        fix: what to pass instead.
+    """
+
+    holds: Callable[[Any], bool]
+    rule: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class Option:
+    """What a field says beside its name, type and default.
+
+    Args:
+        help: a line for the help page.
+        panel: the part of the help page.
+        rules: what must hold of the value.
+        choices: the values that there are; () where they cannot be listed.
+        flag: on the command line; None for the name with two dashes.
+        metavar: what stands for the value on the help page; None for the choices, or for the type.
+        unset: what None means, for the help page.
+    """
+
+    help: str
+    panel: str
+    rules: tuple[Rule, ...] = ()
+    choices: tuple[str, ...] = ()
+    flag: str | None = None
+    metavar: str | None = None
+    unset: str | None = None
+
+
+def option(default: Any, help: str, panel: str, *rules: Rule, **details: Any) -> Any:
+    """A field of a dataclass that is an option.
+
+    Args:
+        default: of the field.
+        help: as :class:`Option` has it, like what follows.
+        panel: the part of the help page.
+        *rules: what must hold of the value.
+        **details: the other arguments of :class:`Option`.
+
+    Example:
+        >>> @dataclass
+        ... class Walk:
+        ...     steps: int = option(3, "How far.", RUN, Rule(lambda steps: steps > 0, "above 0", "pass 3, say"))
+        >>> Walk().steps, options(Walk)["steps"].help
+        (3, 'How far.')
+        >>> check(Walk(0))
+        Traceback (most recent call last):
+        ...
+        raglane.errors.ArgumentError: steps: got 0; the rule: above 0. Fix: pass 3, say.
+    """
+    return dataclasses.field(default=default, metadata={_KEY: Option(help, panel, rules, **details)})
+
+
+def options(kind: Any) -> dict[str, Option]:
+    """The options among the fields of a dataclass, by their names.
+
+    Args:
+        kind: the class, or an object of it.
+    """
+    return {field.name: field.metadata[_KEY] for field in dataclasses.fields(kind) if _KEY in field.metadata}
+
+
+def check(chosen: Any) -> None:
+    """Refuse a value that is none of its choices, or breaks a rule.
+
+    Args:
+        chosen: an object of a dataclass with options.
+
+    Raises:
+        ArgumentError: the first such value.
+    """
+    for name, described in options(chosen).items():
+        value = getattr(chosen, name)
+        if described.choices and value not in described.choices:
+            listed = "one of " + ", ".join(described.choices)
+            raise ArgumentError(message(name, quote(value), listed, f"pass {described.choices[0]}"))
+        for rule in described.rules:
+            if value is not None and not rule.holds(value):
+                raise ArgumentError(message(name, quote(value), rule.rule, rule.fix))

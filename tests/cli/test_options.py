@@ -1,0 +1,48 @@
+"""The options of the commands are those of the dataclasses, and nobody has to say a default twice."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+
+from raglane.cli import main
+from raglane.cli.sources import ColumnNames
+from raglane.data import FORMATS
+from raglane.data.records import ROLES
+from raglane.training.options import options
+from raglane.training.settings import Settings
+
+
+def _page(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str) -> str:
+    """A help page without its frames, in one line."""
+    monkeypatch.setenv("COLUMNS", "300")
+    assert main([command, "--help"]) == 0
+    return re.sub(r"[│\s]+", " ", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Settings)])
+def test_every_setting_is_an_option(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    option, default = options(Settings)[name], getattr(Settings(), name)
+    page = _page(capsys, monkeypatch, "train")
+    flag = option.flag or f"--{name.replace('_', '-')}"
+    shown = f"({option.unset})" if default is None else default
+    ending = "" if default is False else f" [default: {shown}]"
+    assert re.search(f" {flag} \\S+ {re.escape(option.help + ending)} ", page), page
+    panel = page.index(f"─ {option.panel} ─")
+    assert panel < page.index(f" {flag} <" if f" {flag} <" in page else f" {flag} ", panel)
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "predict"])
+def test_every_role_of_a_column_is_an_option(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert tuple(options(ColumnNames)) == ROLES
+    page = _page(capsys, monkeypatch, command)
+    assert f" --format {'|'.join(FORMATS)} " in page
+    for option in options(ColumnNames).values():
+        assert f" {option.flag} " in page
+        assert f"{option.help} [default: ({option.unset})]" in page
