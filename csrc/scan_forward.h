@@ -1,7 +1,8 @@
 // The forward time loop: one for all cells and dtypes.
 #pragma once
 
-#include "scan.h"
+#include "activations.h"
+#include "prepared.h"
 
 namespace raglane::RAGLANE_TARGET {
 
@@ -11,7 +12,6 @@ template <class Cell, class S> class ForwardScan {
   using X = typename Operand<S>::type;  // what products read
   static constexpr int width = Lanes<A>::width;
   static constexpr int finished_rows = tile_rows < 6 ? tile_rows : 6;  // whose arithmetic is done together
-  static constexpr int64_t most_products = int64_t(256) << 20;  // bytes of input products in scratch
 
  public:
   explicit ForwardScan(const Call& call)
@@ -20,7 +20,7 @@ template <class Cell, class S> class ForwardScan {
         operand_stride_(in_pairs<S> ? row_stride<A>(words<S>(P_)) : h_stride_),
         state_size_(2 * h_stride_ + (Cell::has_c ? c_stride_ : 0) + (l_.projection_size ? c_stride_ : 0)),
         operand_size_(in_pairs<S> ? 2 * operand_stride_ + (l_.projection_size ? c_stride_ : 0) : 0),
-        input_(l_.values, H_, l_.input_size) {}
+        input_(l_.values, H_, l_.input_size), prepared_(l_, input_) {}
 
   bool reserve() {
     bool poison = l_.flags & RAGLANE_POISON;
@@ -44,7 +44,7 @@ template <class Cell, class S> class ForwardScan {
     memset((void*)operands_.get(), 0, rows * operand_size_ * sizeof(A));  // what numbers do not fill stays zero
     if (!barriers_.reserve(l_.threads + 1, false)) return false;
     for (int64_t i = 0; i <= l_.threads; i++) barriers_.get()[i] = Barrier{};
-    return input_.reserve(l_.threads, poison) && place_prepared(poison);
+    return input_.reserve(l_.threads, poison) && prepared_.reserve(poison);
   }
 
   void work(int thread, int threads) {
@@ -52,8 +52,8 @@ template <class Cell, class S> class ForwardScan {
     pack(thread, threads);
     if (thread == threads - 1) keep_empty();
     barriers_.get()[l_.threads].wait(threads);
-    if (prepare_first_) {
-      for (int d = 0; d < l_.directions; d++) prepare(d, thread, threads);
+    if (prepared_.wanted()) {
+      for (int d = 0; d < l_.directions; d++) prepared_.make(d, thread, threads);
       barriers_.get()[l_.threads].wait(threads);
     }
     if (division.idle(thread)) return;
@@ -69,13 +69,11 @@ template <class Cell, class S> class ForwardScan {
   const int64_t H_, P_, h_stride_, c_stride_, operand_stride_;
   const int64_t state_size_, operand_size_;  // a lane's scratch
   InputProducts<Cell, S> input_;
+  PreparedProducts<Cell, S> prepared_;
   Panels<S> hidden_[2], projection_[2];
-  A* prepared_[2] = {};
-  int64_t prepared_stride_ = 0;
-  bool prepare_first_ = false;
   bool streams_ = false;  // whether saved gates go past the caches, which would not hold them until they are read
   int members_ = 1, capacity_ = 1;
-  Scratch<A> weights_, states_, operands_, products_;
+  Scratch<A> weights_, states_, operands_;
   Scratch<Barrier> barriers_;
   Queue queues_[2];
 
@@ -101,41 +99,13 @@ template <class Cell, class S> class ForwardScan {
     members_ = wanted_members(call_, hidden_bytes, hidden_[0].count());
     Division division((int)l_.threads, (int)l_.directions, members_);
     int teams = division.teams(0) > 0 ? division.teams(0) : 1;
-    // Folded in, input products cost no memory traffic, but their weights are read at every step: by few rows that
-    // takes longer than it saves.
-    double rows = average_rows(call_, teams);
-    prepare_first_ = rows < (panel_bytes <= call_.cache / 2 ? 4 : 24);
-    if (!rests_in_results() && l_.directions * l_.elements * input_.row_size() * (int64_t)sizeof(A) > most_products)
-      prepare_first_ = false;
-    if (l_.flags & RAGLANE_FOLD) prepare_first_ = false;
-    if (l_.flags & RAGLANE_PREPARE) prepare_first_ = true;
+    prepared_.decide(average_rows(call_, teams), panel_bytes, call_.cache);
     if constexpr (Cell::saved > 0) {
       int64_t row = l_.gate_stride * (int64_t)sizeof(S);
       bool aligned = (uintptr_t)l_.gates % 64 == 0 && row % 64 == 0;
-      streams_ = l_.gates && !prepare_first_ && aligned && l_.elements * row > 8 * call_.cache;
+      streams_ = l_.gates && !prepared_.wanted() && aligned && l_.elements * row > tuning::streamed_caches * call_.cache;
     }
     capacity_ = lane_capacity(call_, teams, (2 * h_stride_ + c_stride_) * (int64_t)sizeof(A));
-  }
-
-  // Input products rest where the saved gates, or an Elman network's outputs, will replace them one by one.
-  bool rests_in_results() const {
-    return sizeof(S) == sizeof(A) && (Cell::saved > 0 ? l_.gates : l_.output) != nullptr;
-  }
-
-  bool place_prepared(bool poison) {
-    if (!prepare_first_) return true;
-    if (rests_in_results() && Cell::saved > 0) {
-      prepared_stride_ = l_.gate_stride;
-      for (int d = 0; d < l_.directions; d++) prepared_[d] = (A*)l_.gates + d * l_.elements * prepared_stride_;
-    } else if (rests_in_results()) {
-      prepared_stride_ = l_.directions * P_;
-      for (int d = 0; d < l_.directions; d++) prepared_[d] = (A*)l_.output + d * P_;
-    } else {
-      prepared_stride_ = input_.row_size();
-      if (!products_.reserve(l_.directions * l_.elements * prepared_stride_, poison)) return false;
-      for (int d = 0; d < l_.directions; d++) prepared_[d] = products_.get() + d * l_.elements * prepared_stride_;
-    }
-    return true;
   }
 
   void pack(int thread, int threads) {
@@ -169,19 +139,6 @@ template <class Cell, class S> class ForwardScan {
         copy_columns((S*)l_.final_h + row * P_, (const S*)l_.initial_h + row * P_, 0, P_);
         if (Cell::has_c) copy_columns((S*)l_.final_c + row * H_, (const S*)l_.initial_c + row * H_, 0, H_);
       }
-    }
-  }
-
-  // All input products of a direction, in blocks of rows.
-  void prepare(int d, int thread, int threads) {
-    int64_t blocks = (l_.elements + block_rows - 1) / block_rows;
-    blocks = (blocks + threads - 1) / threads * threads;
-    for (int64_t block = thread; block < blocks; block += threads) {
-      int64_t begin = l_.elements * block / blocks, end = l_.elements * (block + 1) / blocks;
-      const A* rows[block_rows];
-      for (int64_t i = begin; i < end; i++) rows[i - begin] = input_.row(i, thread, (int)(i - begin));
-      for (int64_t panel = 0; panel < hidden_[d].count(); panel++)
-        input_.multiply(d, panel, (int)(end - begin), rows, prepared_[d] + begin * prepared_stride_, prepared_stride_);
     }
   }
 
@@ -278,10 +235,10 @@ template <class Cell, class S> class ForwardScan {
     for (int lane = 0; lane < lanes.active; lane++) {
       int64_t element = lanes.element[lane], row = d * l_.elements + element;
       step.prepared[lane] = step.next_prepared[lane] = nullptr;
-      if (prepare_first_) {
-        step.prepared[lane] = prepared_[d] + element * prepared_stride_;
-        bool more = lanes.left[lane] > 1;
-        step.next_prepared[lane] = step.prepared[lane] + (!more ? 0 : d == 0 ? prepared_stride_ : -prepared_stride_);
+      if (prepared_.wanted()) {
+        step.prepared[lane] = prepared_.at(d, element);
+        int64_t next = lanes.left[lane] <= 1 ? 0 : d == 0 ? prepared_.stride() : -prepared_.stride();
+        step.next_prepared[lane] = step.prepared[lane] + next;
       } else step.x[lane] = input_.row(element, thread, lane);
       step.before[lane] = rows.before + lane * h_stride_;
       step.after[lane] = rows.after + lane * (projects ? c_stride_ : h_stride_);
@@ -302,7 +259,7 @@ template <class Cell, class S> class ForwardScan {
     for (int r = 0; r < size; r++) {
       fetch(step, first + r, sums);
       prepared[r] = sums.row[r];
-      if (!prepare_first_) {
+      if (!prepared_.wanted()) {
         sums.start(sums.row[r], Cell::gates);
       } else if constexpr (Cell::saved > 0) {
         prepared[r] = step.prepared[first + r] + sums.chunk;
@@ -313,7 +270,7 @@ template <class Cell, class S> class ForwardScan {
         }
       }
     }
-    if (!prepare_first_)
+    if (!prepared_.wanted())
       multiply<X>(size, vectors, {step.x + first, input_.panels(d).at(panel), input_.panels(d).steps(), sums.biases,
                                   sums.of_bias, sums.row, sums.of_input});
     multiply<X>(size, vectors, {step.operand + first, hidden_[d].at(panel), hidden_[d].steps(), prepared,

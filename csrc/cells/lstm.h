@@ -8,7 +8,7 @@ namespace raglane::RAGLANE_TARGET {
 template <class A> struct Lstm {
   using V = Vec<A>;
   static constexpr int gates = 4, slots = 4, saved = 4;  // i, f, g, o
-  static constexpr bool has_c = true;
+  static constexpr bool has_c = true, projects = true;
   static constexpr int unit_vectors = 1;
   static constexpr bool whole_rows = true;
   static constexpr int hidden_slot(int gate) { return gate; }
@@ -46,6 +46,7 @@ template <class A> struct Lstm {
     return V{};
   }
 
+  // What a projection reads, of what was saved.
   static RAGLANE_INLINE V unprojected(const V* save, V c) { return save[3] * tanh<A>(c); }
 };
 

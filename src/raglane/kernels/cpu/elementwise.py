@@ -16,16 +16,11 @@ from torch import Tensor
 from raglane.cells.elementwise import ElementwiseWeights
 from raglane.kernels.cpu.gradients import Grads, Kind, call_layer, outer, product_dtype, spend, to_dtype
 from raglane.kernels.cpu.memory import Given, Layer, Saved
+from raglane.native.cells import cell_facts
 from raglane.native.library import preamble
 from raglane.native.memory import address, addresses
 
-__all__ = ["CELLS", "ElementwiseLayers"]
-
-CELLS = {"indrnn_tanh": 0, "indrnn_relu": 1, "mingru": 2, "minlstm": 3, "qrnn": 4, "sru": 5}
-"""The cells by their numbers in ``raglane.h``."""
-
-# Blocks of H that forward keeps of each element.
-_SAVED = {"indrnn_tanh": 0, "indrnn_relu": 0, "mingru": 2, "minlstm": 3, "qrnn": 3, "sru": 3}
+__all__ = ["ElementwiseLayers"]
 
 # raglane_elementwise: eleven numbers, then offsets, values, two states, eight weights, five results, ten gradients.
 _pack = struct.Struct("=28q80x").pack
@@ -41,7 +36,7 @@ class ElementwiseLayers(Kind):
     def head(self, layer: Layer) -> tuple[int, ...]:
         """See :class:`~raglane.kernels.cpu.gradients.Kind`."""
         return (
-            *preamble(CELLS[layer.cell], layer.values.dtype),
+            *preamble(cell_facts()[layer.cell].number, layer.values.dtype),
             layer.directions,
             layer.offsets.shape[0] - 1,
             *layer.values.shape,
@@ -55,7 +50,7 @@ class ElementwiseLayers(Kind):
     def saved_shapes(self, layer: Layer) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """See :class:`~raglane.kernels.cpu.gradients.Kind`."""
         total, count, size = layer.values.shape[0], layer.directions, layer.sizes[0]
-        saved = _SAVED[layer.cell] + (layer.weights[3] is not None)
+        saved = cell_facts()[layer.cell].saved + (layer.weights[3] is not None)
         return (count, total, saved * size), (total, count * size if len(layer.sizes) > 1 else 0)
 
     def states(self, layer: Layer, output: Tensor, cells: Tensor | None) -> tuple[Tensor, ...]:  # noqa: ARG002
@@ -69,7 +64,7 @@ class ElementwiseLayers(Kind):
         values, count, states = layer.values, layer.directions, len(layer.initial)
         weights = [ElementwiseWeights(*layer.weights[4 * d :][:4]) for d in range(count)]  # type: ignore[arg-type]
         rows = weights[0].input.shape[0]
-        skips = layer.cell == "sru" and weights[0].skip is None
+        skips = cell_facts()[layer.cell].skips and weights[0].skip is None
         size = layer.sizes[0]
         width = rows if weights[0].skip is None else rows + size
         keeps = overwrite and saved.gates.numel() > 0

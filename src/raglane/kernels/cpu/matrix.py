@@ -15,32 +15,23 @@ from torch import Tensor
 from raglane.cells.spec import Weights
 from raglane.kernels.cpu.gradients import Grads, Kind, call_layer, outer, product_dtype, spend, to_dtype
 from raglane.kernels.cpu.memory import Given, Layer, Saved
-from raglane.native.library import preamble
+from raglane.native.cells import cell_facts
+from raglane.native.library import library, preamble
 from raglane.native.memory import address, addresses
 
-__all__ = ["CELLS", "MatrixLayers", "head", "pack"]
-
-CELLS = {"rnn_tanh": 0, "rnn_relu": 1, "lstm": 2, "gru": 3}
-"""The cells by their numbers in ``raglane.h``."""
-
-# Blocks of H that forward keeps of each element, and that backward gives for each.
-_SAVED = {"rnn_tanh": 0, "rnn_relu": 0, "lstm": 4, "gru": 4}
-_SLOTS = {"rnn_tanh": 1, "rnn_relu": 1, "lstm": 4, "gru": 4}
+__all__ = ["MatrixLayers", "head", "pack"]
 
 # raglane_layer: thirteen numbers, then offsets, values, two states, ten weights, five results; then what is backward's
 # alone, ten gradients of the time loop and eleven that are made after it.
 pack = struct.Struct("=32q168x").pack
 _pack_backward = struct.Struct("=53q").pack
-# Up to so many, with so many weights in a direction, gradients are made by the kernels in place of torch's products.
-_FEW_ELEMENTS = 640
-_FEW_WEIGHTS = 100_000
 
 
 def head(layer: Layer) -> tuple[int, ...]:
     """The fields of ``raglane_layer`` up to the results."""
     cell, values, offsets, initial, weights, sizes, directions, _ = layer
     return (
-        *preamble(CELLS[cell], values.dtype),
+        *preamble(cell_facts()[cell].number, values.dtype),
         directions,
         offsets.shape[0] - 1,
         *values.shape,
@@ -56,7 +47,7 @@ def head(layer: Layer) -> tuple[int, ...]:
 
 def _gate_stride(cell: str, hidden_size: int) -> int:
     """The row length of a cell's saved gates and of their gradients, see ``raglane.h``."""
-    stride = _SLOTS[cell] * (-(-hidden_size // 16) * 16)
+    stride = cell_facts()[cell].slots * (-(-hidden_size // 16) * 16)
     # Rows of whole pages would all meet in the same few sets of a cache.
     return stride + 16 if stride % 256 == 0 else stride
 
@@ -74,7 +65,7 @@ class MatrixLayers(Kind):
     def saved_shapes(self, layer: Layer) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """See :class:`~raglane.kernels.cpu.gradients.Kind`."""
         count, total, sizes = layer.directions, layer.values.shape[0], layer.sizes
-        stride = _gate_stride(layer.cell, sizes[-1]) if _SAVED[layer.cell] else 0
+        stride = _gate_stride(layer.cell, sizes[-1]) if cell_facts()[layer.cell].saved else 0
         return (count, total, stride), (count, total, sizes[1] if len(sizes) > 1 else 0)
 
     def states(self, layer: Layer, output: Tensor, cells: Tensor | None) -> tuple[Tensor, ...]:  # noqa: ARG002
@@ -100,10 +91,11 @@ def _is_small(layer: Layer) -> bool:
     """Whether the kernels make the gradients of values and weights as well.
 
     Torch's products take longer to call than to compute where there is little to do, and are faster where there is
-    much. Measured with one thread and with two.
+    much. Where that begins, the kernels say.
     """
     weights = cast(Tensor, layer.weights[0]).numel() + cast(Tensor, layer.weights[1]).numel()
-    return layer.values.shape[0] <= _FEW_ELEMENTS and weights <= _FEW_WEIGHTS
+    kernels = library()
+    return layer.values.shape[0] <= kernels.few_elements and weights <= kernels.few_weights
 
 
 def _by_products(layer: Layer, walked: _Walked, wanted: tuple[bool, ...]) -> Grads:
@@ -162,7 +154,7 @@ def _walk_back(
     total, hidden_size, width = values.shape[0], fields[10], layer.sizes[0]
     projects = fields[11] > 0
     is_lstm = len(layer.sizes) > 1
-    reuse_gates = overwrite and _SAVED[layer.cell] == _SLOTS[layer.cell]
+    reuse_gates = overwrite and cell_facts()[layer.cell].saved > 0
     reuse_cells = overwrite and is_lstm and not projects and not saved.is_shared
     gates = saved.gates if reuse_gates else values.new_empty(count, total, fields[12])
     previous = saved.cells if reuse_cells else values.new_empty(count, total, width)
@@ -208,15 +200,15 @@ def _weight_gradients(
 ) -> list[Tensor | None]:
     """The gradients of one direction's five weights."""
     rows, hidden_size = weights.input.shape[0], layer.sizes[-1]
-    gates = walked.gates[direction, :, : _SLOTS[layer.cell] * hidden_size]
+    gates = walked.gates[direction, :, : cell_facts()[layer.cell].slots * hidden_size]
     previous = walked.previous[direction]
     result: list[Tensor | None] = [None] * 5
-    split = gates.shape[1] > rows  # GRU: the candidate's two products have gradients of their own
+    split = gates.shape[1] > rows  # the last gate's two products have gradients of their own: a GRU's candidate
     if wanted[0]:
         result[0] = outer(gates[:, :rows], layer.values)
     if wanted[1]:
         result[1] = (
-            torch.cat([outer(gates[:, : 2 * hidden_size], previous), outer(gates[:, rows:], previous)])
+            torch.cat([outer(gates[:, : rows - hidden_size], previous), outer(gates[:, rows:], previous)])
             if split
             else outer(gates, previous)
         )
@@ -224,7 +216,7 @@ def _weight_gradients(
         sums = gates.sum(0)
         result[2] = sums[:rows] if wanted[2] else None
         if wanted[3]:
-            result[3] = torch.cat([sums[: 2 * hidden_size], sums[rows:]]) if split else sums.clone()
+            result[3] = torch.cat([sums[: rows - hidden_size], sums[rows:]]) if split else sums.clone()
     if wanted[4] and walked.projected is not None and walked.unprojected is not None:
         result[4] = torch.mm(walked.projected[direction].t(), walked.unprojected[direction])
     return result

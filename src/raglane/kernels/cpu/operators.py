@@ -15,6 +15,7 @@ from raglane.errors import ArgumentError, ShapeError, message
 from raglane.kernels.contract import zero_state
 from raglane.kernels.cpu.kinds import KINDS
 from raglane.kernels.cpu.memory import Given, Layer, Saved
+from raglane.native.cells import cell_facts
 
 __all__ = ["recurrence", "run"]
 
@@ -35,8 +36,8 @@ def _padded(layer: Layer) -> tuple[Tensor | None, ...]:
 
 def _layer_of(cell: str, values: Tensor, offsets: Tensor, padded: tuple[Tensor | None, ...]) -> Layer:
     """What :func:`_padded` took apart. The operator can be called by anybody, with anything."""
-    if cell not in KINDS:
-        raise ArgumentError(message("cell", repr(cell), f"one of {', '.join(KINDS)}", "choose one of them"))
+    if cell not in cell_facts():
+        raise ArgumentError(message("cell", repr(cell), f"one of {', '.join(cell_facts())}", "choose one of them"))
     states = tuple(part for part in padded[:2] if part is not None)
     for name, part in zip("hc", states, strict=False):
         if part.dim() != 3:
