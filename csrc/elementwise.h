@@ -66,7 +66,8 @@ class GroupWalk {
 inline bool is_lopsided(const ElementwiseCall& call) {
   const raglane_elementwise& layer = *call.layer;
   if (layer.threads == 1 || (layer.flags & RAGLANE_NO_TEAM)) return false;
-  return (layer.flags & RAGLANE_TEAM) || tuning::lopsided * call.largest * layer.threads > layer.elements * layer.directions;
+  if (layer.flags & RAGLANE_TEAM) return true;
+  return tuning::lopsided * call.largest * layer.threads > layer.elements * layer.directions;
 }
 
 // Some units of a group in one direction.

@@ -30,7 +30,8 @@ template <class Cell, class S> class ElementwiseForward {
     // What the caches would not hold until it is read goes past them.
     int64_t row = H_ * (int64_t)sizeof(S);
     bool aligned = ((uintptr_t)l_.output | (uintptr_t)l_.gates | (uintptr_t)l_.cells | (uintptr_t)row) % 64 == 0;
-    streams_ = aligned && l_.elements * l_.directions * row * (l_.gates ? 1 + Cell::saved : 1) > tuning::streamed_caches * call.cache;
+    int64_t written = l_.elements * l_.directions * row * (l_.gates ? 1 + Cell::saved : 1);
+    streams_ = aligned && written > tuning::streamed_caches * call.cache;
   }
 
   bool reserve() {
@@ -75,8 +76,8 @@ template <class Cell, class S> class ElementwiseForward {
     for (int d = 0; d < l_.directions; d++) {
       const raglane_elementwise_weights& w = l_.weights[d];
       const S* gates[Cell::gates];
-      for (int gate = 0; gate < Cell::gates; gate++)
-        gates[gate] = gate == cell_table[l_.cell].gates ? (const S*)w.skip : (const S*)w.input + gate * H_ * l_.input_size;
+      for (int gate = 0; gate < Cell::gates; gate++) gates[gate] = (const S*)w.input + gate * H_ * l_.input_size;
+      if (Cell::gates > cell_table[l_.cell].gates) gates[Cell::gates - 1] = (const S*)w.skip;
       for (int64_t panel = thread; panel < panels_; panel += threads) {
         input_.pack(d, panel, gates);
         for (int i = 0; w.bias && i < Cell::biases; i++)

@@ -1,5 +1,5 @@
-// What one instruction set provides: from a call's cell and dtype to the loop that is compiled for them. Included by the
-// files that the build compiles once per instruction set, with that set's flags.
+// From a call's cell and dtype to the loop that is compiled for them. Included by the files that the build compiles once
+// per instruction set, with that set's flags.
 #pragma once
 
 #include "cells/table.h"

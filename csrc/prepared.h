@@ -1,8 +1,8 @@
 // Input products of a whole layer, prepared before its forward loop.
 //
-// That is done where few rows are alive: folded into the loop, the products cost no memory traffic, but their weights are
-// read at every step, which for few rows takes longer than it saves. Prepared rows rest where the saved gates, or an Elman
-// network's outputs, will replace them one by one, else in scratch.
+// That is done where few rows are alive: folded into the loop, the products cost no memory traffic, but their weights
+// are read at every step, which for few rows takes longer than it saves. Prepared rows rest where the saved gates, or an
+// Elman network's outputs, will replace them one by one, else in scratch.
 #pragma once
 
 #include "scan.h"

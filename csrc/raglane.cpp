@@ -18,8 +18,8 @@
 #include "tuning.h"
 
 // Python builds and reads these structs number by number: as many of 8 bytes as it counts.
-static_assert(sizeof(raglane_layer) == 53 * 8 && sizeof(raglane_elementwise) == 38 * 8 && sizeof(raglane_rows) == 15 * 8);
-static_assert(sizeof(raglane_cell_facts) == 24 + 9 * 8);
+static_assert(sizeof(raglane_layer) == 53 * 8 && sizeof(raglane_elementwise) == 38 * 8);
+static_assert(sizeof(raglane_rows) == 15 * 8 && sizeof(raglane_cell_facts) == 24 + 9 * 8);
 
 namespace {
 
@@ -181,7 +181,8 @@ void check_pointers(const raglane_layer& l, bool backward) {
   }
   if (l.elements == 0) return;
   if (!backward) present("values", l.values);
-  if (!backward && cell.has_c && l.gates && !l.cells) fail("cells: got none beside gates; the rule: backward needs both");
+  if (!backward && cell.has_c && l.gates && !l.cells)
+    fail("cells: got none beside gates; the rule: backward needs both");
   if (!backward) return;
   present("output", l.output);
   if (cell.saved) present("gates", l.gates);
@@ -218,7 +219,8 @@ void check_pointers(const raglane_elementwise& l, bool backward) {
   }
   if (l.elements == 0) return;
   if (!backward || skips) present("values", l.values);
-  if (!backward && cell.has_c && l.gates && !l.cells) fail("cells: got none beside gates; the rule: backward needs both");
+  if (!backward && cell.has_c && l.gates && !l.cells)
+    fail("cells: got none beside gates; the rule: backward needs both");
   if (!backward) return;
   if (cell.has_c) present("cells", l.cells);
   else present("output", l.output);
@@ -341,7 +343,8 @@ int32_t raglane_elementwise_backward(const raglane_elementwise* layer, char* mes
 int32_t raglane_describe_cell(int64_t cell, raglane_cell_facts* facts, char* message, int64_t size) {
   return guarded(message, size, [&] {
     present("facts", facts);
-    if (cell < 0 || cell >= cell_count) fail("cell: got %lld; the rule: below %lld", (long long)cell, (long long)cell_count);
+    if (cell < 0 || cell >= cell_count)
+      fail("cell: got %lld; the rule: from 0 to %lld", (long long)cell, (long long)cell_count - 1);
     *facts = cell_table[cell];
     return RAGLANE_OK;
   });

@@ -70,8 +70,8 @@ typedef struct raglane_cell_facts {
   int64_t saved;          /* blocks of H per element in gates; 0 where gates is null */
   int64_t has_c;          /* whether there is a second state, c */
   int64_t projects;       /* whether h may be a projection */
-  int64_t skips;          /* whether the output takes up the input: as it is where D is H, else by the weights `skip`, with
-                             which there is one more slot, and one more saved */
+  int64_t skips;          /* whether the output takes up the input: as it is where D is H, else by the weights `skip`,
+                             with which there is one more slot, and one more saved */
   int64_t factors;        /* V: recurrent factors per unit */
   int64_t biases;         /* blocks of H in a bias */
 } raglane_cell_facts;
@@ -227,8 +227,8 @@ RAGLANE_EXPORT int32_t raglane_gather(const raglane_rows* rows, char* message, i
 /* From `flat` to the table, zeros where a padded tensor has no element. Otherwise as raglane_gather. */
 RAGLANE_EXPORT int32_t raglane_scatter(const raglane_rows* rows, char* message, int64_t size);
 
-/* Where the gradients of values and weights are best asked for in raglane_backward: up to so many elements, with so many
- * numbers in the weights of a direction. Beyond, a library's products are faster. */
+/* Where the gradients of values and weights are best asked for in raglane_backward: up to so many elements, with so
+ * many numbers in the weights of a direction. Beyond, a library's products are faster. */
 RAGLANE_EXPORT int64_t raglane_few_elements(void);
 RAGLANE_EXPORT int64_t raglane_few_weights(void);
 

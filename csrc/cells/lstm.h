@@ -1,7 +1,7 @@
 // Long short-term memory: c' = f c + i g, h' = o tanh(c'). See src/raglane/cells/lstm.py.
 #pragma once
 
-#include "../activations.h"
+#include "matrix.h"
 
 namespace raglane::RAGLANE_TARGET {
 
@@ -46,7 +46,6 @@ template <class A> struct Lstm {
     return V{};
   }
 
-  // What a projection reads, of what was saved.
   static RAGLANE_INLINE V unprojected(const V* save, V c) { return save[3] * tanh<A>(c); }
 };
 

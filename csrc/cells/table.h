@@ -73,6 +73,7 @@ namespace raglane::RAGLANE_TARGET {
 
 // Whether a line says of a matrix cell what its header says.
 template <class Cell> constexpr bool fits_matrix(const raglane_cell_facts& facts) {
+  static_assert(Cell::saved == 0 || (Cell::unit_vectors == 1 && Cell::whole_rows), "see cells/matrix.h");
   // The last gate alone may have a slot for its hidden product, after all others: callers rely on that.
   bool in_order = Cell::slots == Cell::gates || (Cell::slots == Cell::gates + 1 && Cell::only_input(Cell::gates - 1));
   for (int gate = 0; gate < Cell::gates; gate++)

@@ -146,7 +146,8 @@ Case<raglane_elementwise> draw_elementwise(std::mt19937& random) {
   l.grad_final_h = below(random, 3) ? in(c, states, random) : nullptr;
   l.grad_final_c = has_c && below(random, 3) ? in(c, states, random) : nullptr;
   l.output = out(c, N * K * H), l.final_h = out(c, states), l.final_c = has_c ? out(c, states) : nullptr;
-  l.gates = c.cell.saved ? out(c, K * N * (c.cell.saved + projects) * H) : nullptr, l.cells = has_c ? out(c, N * K * H) : nullptr;
+  l.gates = c.cell.saved ? out(c, K * N * (c.cell.saved + projects) * H) : nullptr;
+  l.cells = has_c ? out(c, N * K * H) : nullptr;
   l.grad_gates = l.gates && below(random, 2) ? l.gates : out(c, K * N * slots * H);
   l.grad_skip = skips ? out(c, K * N * H) : nullptr;
   l.grad_initial_h = out(c, states), l.grad_initial_c = has_c ? out(c, states) : nullptr;

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from functools import cache
-from types import MappingProxyType
 from typing import NamedTuple
 
 from raglane.errors import MissingExtraError
@@ -47,7 +47,7 @@ class CellFacts(NamedTuple):
 
 
 @cache
-def cell_facts() -> MappingProxyType[str, CellFacts]:
+def cell_facts() -> Mapping[str, CellFacts]:
     """The facts of all cells, by the cells' names.
 
     Raises:
@@ -75,7 +75,7 @@ def cell_facts() -> MappingProxyType[str, CellFacts]:
             factors,
             biases,
         )
-    return MappingProxyType(found)
+    return found
 
 
 @constant_when_traced
