@@ -5,6 +5,7 @@
 // written as one stream, which is what bounds these loops.
 #pragma once
 
+#include "cells/elementwise.h"
 #include "scan.h"
 
 namespace raglane::RAGLANE_TARGET {
@@ -65,7 +66,8 @@ class GroupWalk {
 inline bool is_lopsided(const ElementwiseCall& call) {
   const raglane_elementwise& layer = *call.layer;
   if (layer.threads == 1 || (layer.flags & RAGLANE_NO_TEAM)) return false;
-  return (layer.flags & RAGLANE_TEAM) || 2 * call.largest * layer.threads > layer.elements * layer.directions;
+  if (layer.flags & RAGLANE_TEAM) return true;
+  return tuning::lopsided * call.largest * layer.threads > layer.elements * layer.directions;
 }
 
 // Some units of a group in one direction.

@@ -24,7 +24,7 @@ template <class Cell, class S> class ElementwiseBackward {
         stride_(row_stride<A>(padded_)), shares_(call, padded_ / width, is_lopsided(call) ? l_.threads : 1) {
     int64_t row = H_ * (int64_t)sizeof(S);
     bool aligned = ((uintptr_t)l_.grad_gates | (uintptr_t)l_.grad_skip | (uintptr_t)row) % 64 == 0;
-    bool large = l_.elements * l_.directions * Cell::gates * row > 8 * call.cache;
+    bool large = l_.elements * l_.directions * Cell::gates * row > tuning::streamed_caches * call.cache;
     streams_ = aligned && large && l_.grad_gates != l_.gates;
     streams_skip_ = aligned && large;
   }

@@ -6,6 +6,7 @@
 // rows: they divide these for the products, wait for each other, and divide the units for the arithmetic.
 #pragma once
 
+#include "cells/table.h"
 #include "elementwise.h"
 
 namespace raglane::RAGLANE_TARGET {
@@ -22,14 +23,15 @@ template <class Cell, class S> class ElementwiseForward {
         together_(is_lopsided(call)) {
     // Products of so many panels at a time rest in scratch as the nearest caches hold besides weights and rows.
     int64_t bytes = block_rows * Cell::slots * input_.panels(0).panel_columns() * (int64_t)sizeof(A);
-    int64_t most = call.cache / 4 / bytes;
+    int64_t most = call.cache / tuning::chunk_of_cache / bytes;
     int64_t strips = together_ ? 1 : most < 1 ? panels_ : (panels_ + most - 1) / most;
     strip_ = (panels_ + strips - 1) / strips;
     stride_ = row_stride<A>(Cell::slots * strip_ * input_.panels(0).panel_columns());
     // What the caches would not hold until it is read goes past them.
     int64_t row = H_ * (int64_t)sizeof(S);
     bool aligned = ((uintptr_t)l_.output | (uintptr_t)l_.gates | (uintptr_t)l_.cells | (uintptr_t)row) % 64 == 0;
-    streams_ = aligned && l_.elements * l_.directions * row * (l_.gates ? 1 + Cell::saved : 1) > 8 * call.cache;
+    int64_t written = l_.elements * l_.directions * row * (l_.gates ? 1 + Cell::saved : 1);
+    streams_ = aligned && written > tuning::streamed_caches * call.cache;
   }
 
   bool reserve() {
@@ -74,8 +76,8 @@ template <class Cell, class S> class ElementwiseForward {
     for (int d = 0; d < l_.directions; d++) {
       const raglane_elementwise_weights& w = l_.weights[d];
       const S* gates[Cell::gates];
-      for (int gate = 0; gate < Cell::gates; gate++)
-        gates[gate] = gate == 3 ? (const S*)w.skip : (const S*)w.input + gate * H_ * l_.input_size;
+      for (int gate = 0; gate < Cell::gates; gate++) gates[gate] = (const S*)w.input + gate * H_ * l_.input_size;
+      if (Cell::gates > cell_table[l_.cell].gates) gates[Cell::gates - 1] = (const S*)w.skip;
       for (int64_t panel = thread; panel < panels_; panel += threads) {
         input_.pack(d, panel, gates);
         for (int i = 0; w.bias && i < Cell::biases; i++)

@@ -1,5 +1,6 @@
 // The forward loop for the instruction set that the build names; see kernels.h.
 #include "kernels.h"
+#include "scan_forward.h"
 
 namespace raglane::RAGLANE_TARGET {
 int32_t forward(const Call& call) { return run<ForwardScan>(call); }

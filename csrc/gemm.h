@@ -13,6 +13,7 @@
 #pragma once
 
 #include "simd.h"
+#include "tuning.h"
 
 namespace raglane::RAGLANE_TARGET {
 
@@ -66,7 +67,7 @@ template <int ROWS, int VECTORS, class S> void multiply_tile(const Product<typen
   using A = typename Arithmetic<S>::type;
   using V = Vec<A>;
   constexpr int width = Lanes<A>::width;
-  constexpr int ahead = 8;  // k's: what a core's second cache needs to deliver
+  constexpr int ahead = tuning::fetch_ahead;  // what a core's second cache needs to deliver
   const A* row[ROWS];
   V sums[ROWS][VECTORS];
 #pragma GCC unroll 8

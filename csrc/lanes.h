@@ -9,56 +9,11 @@
 // fixed share of the order in place of the shared counter.
 #pragma once
 
-#include <sched.h>
-#include <stdlib.h>
-
+#include "barrier.h"
 #include "common.h"
 #include "gemm.h"
 
 namespace raglane::RAGLANE_TARGET {
-
-// Memory of one call, aligned for vectors, given back at its end.
-template <class T> class Scratch {
- public:
-  Scratch() = default;
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-  ~Scratch() { free(data_); }
-  bool reserve(int64_t count, bool poison) {
-    size_t bytes = ((size_t)count * sizeof(T) + 127) / 64 * 64;
-    data_ = (T*)aligned_alloc(64, bytes);
-    if (data_ && poison) memset((void*)data_, 0xff, bytes);
-    return data_ != nullptr;
-  }
-  T* get() const { return data_; }
-
- private:
-  T* data_ = nullptr;
-};
-
-// Where the threads of a team wait for each other, once a step. Those that wait read one line of the cache, those that
-// arrive write another.
-struct Barrier {
-  alignas(64) int arrived = 0;
-  alignas(64) int round = 0;
-
-  void wait(int members) {
-    if (members == 1) return;
-    int mine = __atomic_load_n(&round, __ATOMIC_ACQUIRE);
-    if (__atomic_add_fetch(&arrived, 1, __ATOMIC_ACQ_REL) == members) {
-      __atomic_store_n(&arrived, 0, __ATOMIC_RELAXED);
-      __atomic_store_n(&round, mine + 1, __ATOMIC_RELEASE);
-      return;
-    }
-    for (int spins = 0; __atomic_load_n(&round, __ATOMIC_ACQUIRE) == mine; spins++) {
-      // On a core that others use as well, the thread that is waited for may need this one's place.
-      if (spins > 200) sched_yield();
-#if defined(__x86_64__)
-      else __builtin_ia32_pause();
-#endif
-    }
-  }
-};
 
 // The sequences of one direction that nobody has taken.
 struct alignas(64) Queue {
@@ -72,17 +27,17 @@ struct Team {
   Barrier* barrier;
 };
 
-inline constexpr int most_lanes = 48;
+using tuning::most_lanes;
 inline constexpr int even_lanes = tile_rows == 3 ? 6 : tile_rows;  // as many, or a multiple, leave no tile half full
 
 // How many lanes a team should hold: so many that the work is done when the longest sequence is, with some to spare,
 // and no more, so that the rows are used evenly.
 inline int lane_capacity(const Call& call, int64_t teams, int64_t row_bytes) {
   if (call.ordered == 0) return 1;
-  int64_t needed = (int64_t)(1.15 * (double)call.layer->elements / (double)(teams * call.longest)) + 1;
+  int64_t needed = (int64_t)(tuning::lane_surplus * (double)call.layer->elements / (double)(teams * call.longest)) + 1;
   int64_t share = (call.ordered + teams - 1) / teams;
-  int64_t most = call.cache / 2 / row_bytes / even_lanes * even_lanes;
-  most = most < 12 ? 12 : most > most_lanes ? most_lanes : most;
+  int64_t most = call.cache / tuning::lanes_of_cache / row_bytes / even_lanes * even_lanes;
+  most = most < tuning::least_most ? tuning::least_most : most > most_lanes ? most_lanes : most;
   int64_t lanes = (needed + even_lanes - 1) / even_lanes * even_lanes;
   lanes = lanes < most ? lanes : most;
   return (int)(lanes < share ? lanes : share);

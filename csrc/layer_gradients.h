@@ -7,6 +7,7 @@
 // see gemm.h. Threads divide the results among themselves and never a sum, so its bits do not depend on them.
 #pragma once
 
+#include "cells/table.h"
 #include "scan.h"
 
 #if RAGLANE_LEVEL >= 4
@@ -25,15 +26,15 @@ template <class S> class LayerGradients {
   using A = typename Arithmetic<S>::type;
   using V = Vec<A>;
   static constexpr int width = Lanes<A>::width;
-  static constexpr int unit_rows = 4 * tile_rows;  // rows of a result that are one piece of work
-  static constexpr int64_t part_depth = 64;        // elements or gates that are summed before the next rows' turn
+  static constexpr int unit_rows = tuning::unit_tiles * tile_rows;  // rows of a result that are one piece of work
+  static constexpr int64_t part_depth = tuning::part_depth;  // of elements or gates
   static constexpr bool widens = sizeof(S) != sizeof(A);
 
  public:
   explicit LayerGradients(const Call& call)
       : l_(*call.layer), N_(l_.elements), D_(l_.input_size), H_(l_.hidden_size),
         P_(l_.projection_size ? l_.projection_size : H_),
-        gates_(l_.cell == RAGLANE_LSTM ? 4 : l_.cell == RAGLANE_GRU ? 3 : 1), slots_(gates_ == 1 ? 1 : 4),
+        gates_(cell_table[l_.cell].gates), slots_(cell_table[l_.cell].slots),
         shared_(slots_ > gates_ ? (gates_ - 1) * H_ : gates_ * H_),
         gate_stride_(widens ? row_stride<A>(slots_ * H_) : l_.gate_stride) {}
 

@@ -5,7 +5,8 @@
 #pragma once
 
 #include "gemm.h"
-#include "lanes.h"
+#include "scratch.h"
+#include "tuning.h"
 
 namespace raglane::RAGLANE_TARGET {
 
@@ -57,7 +58,7 @@ template <class Cell, class A> struct PanelPlace {
   }
 };
 
-inline constexpr int block_rows = 96;  // rows that are worked on together
+using tuning::block_rows;
 
 template <class Cell, class S> class InputProducts {
  public:

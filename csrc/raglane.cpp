@@ -12,19 +12,25 @@
 #include <cpuid.h>
 #endif
 
+#include "cells/table.h"
 #include "common.h"
 #include "failure.h"
+#include "tuning.h"
 
-// Python builds these structs number by number: as many of 8 bytes as it counts.
-static_assert(sizeof(raglane_layer) == 53 * 8 && sizeof(raglane_elementwise) == 38 * 8 && sizeof(raglane_rows) == 15 * 8);
+// Python builds and reads these structs number by number: as many of 8 bytes as it counts.
+static_assert(sizeof(raglane_layer) == 53 * 8 && sizeof(raglane_elementwise) == 38 * 8);
+static_assert(sizeof(raglane_rows) == 15 * 8 && sizeof(raglane_cell_facts) == 24 + 9 * 8);
 
 namespace {
 
+namespace tuning = raglane::tuning;
 using raglane::Call;
 using raglane::ElementwiseCall;
 using raglane::Group;
 using raglane::Kernels;
 using raglane::at_least;
+using raglane::cell_count;
+using raglane::cell_table;
 using raglane::fail;
 using raglane::guarded;
 using raglane::present;
@@ -107,13 +113,20 @@ int64_t cache_bytes() {
   long bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
   if (bytes > 0) return bytes;
 #endif
-  return 512 * 1024;
+  return tuning::unknown_cache;
 }
 
+bool is_elementwise(const raglane_layer&) { return false; }
+bool is_elementwise(const raglane_elementwise&) { return true; }
+
+// What is known of a call's cell, whose number is checked first of all.
+template <class L> const raglane_cell_facts& facts_of(const L& l) { return cell_table[l.cell]; }
+
 // What the two kinds of layers have in common.
-template <class L> void check_common(const L& l, int64_t cells) {
+template <class L> void check_common(const L& l) {
   if (l.abi != RAGLANE_ABI) fail("abi: got %lld; the rule: %d", (long long)l.abi, RAGLANE_ABI);
-  if (l.cell < 0 || l.cell >= cells) fail("cell: got %lld; no such cell", (long long)l.cell);
+  if (l.cell < 0 || l.cell >= cell_count || facts_of(l).is_elementwise != is_elementwise(l))
+    fail("cell: got %lld; this function has no such cell", (long long)l.cell);
   if (l.dtype < RAGLANE_FLOAT32 || l.dtype > RAGLANE_BFLOAT16) fail("dtype: got %lld; no such dtype", (long long)l.dtype);
   if (l.directions != 1 && l.directions != 2) fail("directions: got %lld; the rule: 1 or 2", (long long)l.directions);
   at_least("threads", l.threads, 1);
@@ -129,13 +142,14 @@ template <class L> void check_common(const L& l, int64_t cells) {
 }
 
 void check_sizes(const raglane_layer& l) {
-  check_common(l, RAGLANE_GRU + 1);
+  check_common(l);
+  const raglane_cell_facts& cell = facts_of(l);
   at_least("projection_size", l.projection_size, 0);
   if (l.projection_size > (1 << 24) || l.gate_stride > (1 << 28))
     fail("sizes: got more than this kernel was written for");
-  bool saves = l.cell == RAGLANE_LSTM || l.cell == RAGLANE_GRU;
-  at_least("gate_stride", l.gate_stride, saves ? 4 * ((l.hidden_size + 15) / 16 * 16) : l.hidden_size);
-  if (l.projection_size > 0 && l.cell != RAGLANE_LSTM) fail("projection_size: got one; the rule: an LSTM alone has it");
+  at_least("gate_stride", l.gate_stride,
+           cell.slots * (cell.saved ? (l.hidden_size + 15) / 16 * 16 : l.hidden_size));
+  if (l.projection_size > 0 && !cell.projects) fail("projection_size: got one; the rule: %s has none", cell.name);
 }
 
 // The offsets of a call, checked. They are a copy: what another thread writes into the caller's after the check cannot
@@ -155,7 +169,7 @@ template <class L> std::vector<int64_t> checked_offsets(const L& l) {
 }
 
 void check_pointers(const raglane_layer& l, bool backward) {
-  bool lstm = l.cell == RAGLANE_LSTM, saves = lstm || l.cell == RAGLANE_GRU;
+  const raglane_cell_facts& cell = facts_of(l);
   for (int64_t d = 0; d < l.directions; d++) {
     if (!backward) present("weights.input", l.weights[d].input);
     present("weights.hidden", l.weights[d].hidden);
@@ -163,15 +177,16 @@ void check_pointers(const raglane_layer& l, bool backward) {
   }
   if (l.sequences > 0 && !backward) {
     present("final_h", l.final_h);
-    if (lstm) present("final_c", l.final_c);
+    if (cell.has_c) present("final_c", l.final_c);
   }
   if (l.elements == 0) return;
   if (!backward) present("values", l.values);
-  if (!backward && lstm && l.gates && !l.cells) fail("cells: got none beside gates; the rule: backward needs both");
+  if (!backward && cell.has_c && l.gates && !l.cells)
+    fail("cells: got none beside gates; the rule: backward needs both");
   if (!backward) return;
   present("output", l.output);
-  if (saves) present("gates", l.gates);
-  if (lstm) present("cells", l.cells);
+  if (cell.saved) present("gates", l.gates);
+  if (cell.has_c) present("cells", l.cells);
   present("grad_gates", l.grad_gates);
   present("previous_h", l.previous_h);
   if (l.projection_size) present("grad_h", l.grad_h), present("unprojected", l.unprojected);
@@ -183,33 +198,33 @@ void check_pointers(const raglane_layer& l, bool backward) {
   }
 }
 
-void check_sizes(const raglane_elementwise& l) {
-  check_common(l, RAGLANE_SRU + 1);
-}
+void check_sizes(const raglane_elementwise& l) { check_common(l); }
 
 void check_pointers(const raglane_elementwise& l, bool backward) {
-  bool has_c = l.cell >= RAGLANE_QRNN, saves = l.cell >= RAGLANE_MINGRU, reads_state = !saves || l.cell == RAGLANE_SRU;
-  bool skips = l.cell == RAGLANE_SRU && !l.weights[0].skip;
-  if (skips && l.input_size != l.hidden_size) fail("weights.skip: got none; the rule: an SRU has it where D is not H");
+  const raglane_cell_facts& cell = facts_of(l);
+  bool skips = cell.skips && !l.weights[0].skip;
+  if (skips && l.input_size != l.hidden_size)
+    fail("weights.skip: got none; the rule: %s has it where D is not H", cell.name);
   for (int64_t d = 0; d < l.directions; d++) {
     const raglane_elementwise_weights& w = l.weights[d];
     if (!backward) present("weights.input", w.input);
-    if (reads_state) present("weights.recurrent", w.recurrent);
+    if (cell.factors) present("weights.recurrent", w.recurrent);
     if (!w.skip != !l.weights[0].skip) fail("weights.skip: got one in one direction; the rule: both or neither");
-    if (w.skip && l.cell != RAGLANE_SRU) fail("weights.skip: got one; the rule: an SRU alone has it");
+    if (w.skip && !cell.skips) fail("weights.skip: got one; the rule: %s has none", cell.name);
   }
-  if (backward && reads_state) present("grad_recurrent", l.grad_recurrent);
+  if (backward && cell.factors) present("grad_recurrent", l.grad_recurrent);
   if (l.sequences > 0 && !backward) {
     present("final_h", l.final_h);
-    if (has_c) present("final_c", l.final_c);
+    if (cell.has_c) present("final_c", l.final_c);
   }
   if (l.elements == 0) return;
   if (!backward || skips) present("values", l.values);
-  if (!backward && has_c && l.gates && !l.cells) fail("cells: got none beside gates; the rule: backward needs both");
+  if (!backward && cell.has_c && l.gates && !l.cells)
+    fail("cells: got none beside gates; the rule: backward needs both");
   if (!backward) return;
-  if (has_c) present("cells", l.cells);
+  if (cell.has_c) present("cells", l.cells);
   else present("output", l.output);
-  if (saves) present("gates", l.gates);
+  if (cell.saved) present("gates", l.gates);
   present("grad_gates", l.grad_gates);
   if (skips) present("grad_skip", l.grad_skip);
 }
@@ -227,11 +242,10 @@ std::vector<int64_t> order_of(const raglane_layer& l) {
   return order;
 }
 
-// Neighbouring sequences as groups of about as many elements each, at most 129, the largest first. A sequence is never
-// divided.
+// Neighbouring sequences as groups of about as many elements each, the largest first. A sequence is never divided.
 std::vector<Group> groups_of(const raglane_elementwise& l) {
   std::vector<Group> groups;
-  int64_t least = std::max<int64_t>(256, (l.elements + 127) / 128);
+  int64_t least = std::max(tuning::group_elements, (l.elements + tuning::most_groups - 1) / tuning::most_groups);
   for (int64_t b = 0, begin = 0; b < l.sequences; b++) {
     if (b + 1 < l.sequences && l.offsets[b + 1] - l.offsets[begin] < least) continue;
     groups.push_back({begin, b + 1, (int64_t)groups.size()});
@@ -245,14 +259,12 @@ std::vector<Group> groups_of(const raglane_elementwise& l) {
 
 int64_t size_of_h(const raglane_layer& l) { return l.projection_size ? l.projection_size : l.hidden_size; }
 int64_t size_of_h(const raglane_elementwise& l) { return l.hidden_size; }
-bool has_c(const raglane_layer& l) { return l.cell == RAGLANE_LSTM; }
-bool has_c(const raglane_elementwise& l) { return l.cell >= RAGLANE_QRNN; }
 
 // Give the kernels what a call leaves out: initial states that are zeros, and room for gradients of them that nobody
 // wants. Returns the memory that they are in.
 template <class L> std::vector<unsigned char> complete(L& l, bool backward) {
   int64_t rows = l.directions * l.sequences * (l.dtype == RAGLANE_FLOAT64 ? 8 : l.dtype == RAGLANE_FLOAT32 ? 4 : 2);
-  int64_t h = rows * size_of_h(l), c = has_c(l) ? rows * l.hidden_size : 0;
+  int64_t h = rows * size_of_h(l), c = facts_of(l).has_c ? rows * l.hidden_size : 0;
   bool reads = !l.initial_h || (c > 0 && !l.initial_c);
   bool writes = backward && (!l.grad_initial_h || (c > 0 && !l.grad_initial_c));
   std::vector<unsigned char> memory((reads ? std::max(h, c) : 0) + (writes ? h + c : 0));
@@ -281,15 +293,14 @@ int32_t run(const L* layer, bool backward, char* message, int64_t size, Body&& b
 
 // A thread is worth its start only for so much work; which thread does it changes no bit.
 int64_t useful_threads(int64_t threads, double operations) {
-  return std::min(threads, (int64_t)std::min(4096.0, 1 + operations / 4e6));
+  return std::min(threads, (int64_t)std::min(4096.0, 1 + operations / tuning::thread_operations));
 }
 
 int32_t run_layer(const raglane_layer* layer, bool backward, char* message, int64_t size) {
   return run(layer, backward, message, size, [&](raglane_layer& mine, const Kernels& kernels) {
     std::vector<int64_t> order = order_of(mine);
     int64_t longest = order.empty() ? 0 : mine.offsets[order[0] + 1] - mine.offsets[order[0]];
-    int64_t gates = mine.cell == RAGLANE_LSTM ? 4 : mine.cell == RAGLANE_GRU ? 3 : 1;
-    double work = 2.0 * gates * mine.hidden_size * (mine.input_size + mine.hidden_size) * mine.elements;
+    double work = 2.0 * facts_of(mine).gates * mine.hidden_size * (mine.input_size + mine.hidden_size) * mine.elements;
     if (mine.flags == 0) mine.threads = useful_threads(mine.threads, work * mine.directions);
     return (backward ? kernels.backward : kernels.forward)(
         Call{&mine, order.data(), (int64_t)order.size(), longest, cache_bytes()});
@@ -300,11 +311,10 @@ int32_t run_elementwise(const raglane_elementwise* layer, bool backward, char* m
   return run(layer, backward, message, size, [&](raglane_elementwise& mine, const Kernels& kernels) {
     std::vector<Group> groups = groups_of(mine);
     int64_t largest = groups.empty() ? 0 : mine.offsets[groups[0].end] - mine.offsets[groups[0].begin];
-    // A number that comes from memory costs as much time as some forty operations.
-    double number = 2.0 * (backward ? 0 : mine.input_size) + 40;
+    double number = 2.0 * (backward ? 0 : mine.input_size) + tuning::row_operations;
     if (mine.flags == 0)
       mine.threads = useful_threads(
-          mine.threads, number * 3 * mine.hidden_size * mine.elements * mine.directions);
+          mine.threads, number * tuning::counted_gates * mine.hidden_size * mine.elements * mine.directions);
     return (backward ? kernels.elementwise_backward : kernels.elementwise_forward)(
         ElementwiseCall{&mine, groups.data(), (int64_t)groups.size(), largest, cache_bytes()});
   });
@@ -330,6 +340,20 @@ int32_t raglane_elementwise_backward(const raglane_elementwise* layer, char* mes
   return run_elementwise(layer, true, message, size);
 }
 
+int32_t raglane_describe_cell(int64_t cell, raglane_cell_facts* facts, char* message, int64_t size) {
+  return guarded(message, size, [&] {
+    present("facts", facts);
+    if (cell < 0 || cell >= cell_count)
+      fail("cell: got %lld; the rule: from 0 to %lld", (long long)cell, (long long)cell_count - 1);
+    *facts = cell_table[cell];
+    return RAGLANE_OK;
+  });
+}
+
+int64_t raglane_few_elements(void) { return tuning::few_elements; }
+
+int64_t raglane_few_weights(void) { return tuning::few_weights; }
+
 int32_t raglane_has_isa(int64_t isa) { return processor_has(isa); }
 
 int32_t raglane_abi(void) { return RAGLANE_ABI; }
@@ -339,6 +363,7 @@ int64_t raglane_size_of(int32_t what) {
     case RAGLANE_LAYER: return sizeof(raglane_layer);
     case RAGLANE_ELEMENTWISE: return sizeof(raglane_elementwise);
     case RAGLANE_ROWS: return sizeof(raglane_rows);
+    case RAGLANE_CELL_FACTS: return sizeof(raglane_cell_facts);
   }
   return 0;
 }

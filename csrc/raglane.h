@@ -37,19 +37,10 @@ extern "C" {
 #endif
 
 /* Raised whenever a struct below changes; Python refuses a library of another version. */
-#define RAGLANE_ABI 6
+#define RAGLANE_ABI 7
 
 enum raglane_status { RAGLANE_OK = 0, RAGLANE_BAD_ARGUMENT = 1, RAGLANE_OUT_OF_MEMORY = 2 };
 enum raglane_dtype { RAGLANE_FLOAT32 = 0, RAGLANE_FLOAT64 = 1, RAGLANE_BFLOAT16 = 2 };
-enum raglane_cell { RAGLANE_RNN_TANH = 0, RAGLANE_RNN_RELU = 1, RAGLANE_LSTM = 2, RAGLANE_GRU = 3 };
-enum raglane_elementwise_cell {
-  RAGLANE_INDRNN_TANH = 0,
-  RAGLANE_INDRNN_RELU = 1,
-  RAGLANE_MINGRU = 2,
-  RAGLANE_MINLSTM = 3,
-  RAGLANE_QRNN = 4,
-  RAGLANE_SRU = 5
-};
 /* The last two add to AVX-512 what multiplies bfloat16, sums and states staying float; other dtypes run on AVX-512
  * under their name. */
 enum raglane_isa {
@@ -70,6 +61,24 @@ enum raglane_flags {
   RAGLANE_NO_TEAM = 16       /* every thread has rows of its own */
 };
 
+/* What is known of a cell besides its arithmetic: a line of csrc/cells/table.h. */
+typedef struct raglane_cell_facts {
+  char name[24];          /* as in raglane.cells.CELLS, zero-terminated */
+  int64_t is_elementwise; /* 1: a raglane_elementwise runs it; 0: a raglane_layer */
+  int64_t gates;          /* G */
+  int64_t slots;          /* S: blocks of H per element in grad_gates */
+  int64_t saved;          /* blocks of H per element in gates; 0 where gates is null */
+  int64_t has_c;          /* whether there is a second state, c */
+  int64_t projects;       /* whether h may be a projection */
+  int64_t skips;          /* whether the output takes up the input: as it is where D is H, else by the weights `skip`,
+                             with which there is one more slot, and one more saved */
+  int64_t factors;        /* V: recurrent factors per unit */
+  int64_t biases;         /* blocks of H in a bias */
+} raglane_cell_facts;
+
+/* The facts of the cell of a number, from 0 on without gaps; RAGLANE_BAD_ARGUMENT where there is none. */
+RAGLANE_EXPORT int32_t raglane_describe_cell(int64_t cell, raglane_cell_facts* facts, char* message, int64_t size);
+
 /* Weights of one direction, as torch lays them out. Gate blocks stand in torch's order: LSTM i f g o, GRU r z n. */
 typedef struct raglane_weights {
   const void* input;       /* real (G * H, D) */
@@ -88,7 +97,7 @@ typedef struct raglane_weight_gradients {
 typedef struct raglane_layer {
   int64_t abi;       /* RAGLANE_ABI */
   int64_t isa;       /* raglane_isa, one that raglane_has_isa() confirms */
-  int64_t cell;      /* raglane_cell */
+  int64_t cell;      /* the number of one that is not element-wise */
   int64_t dtype;     /* raglane_dtype */
   int64_t flags;     /* raglane_flags, or 0 */
   int64_t threads;   /* at least 1 */
@@ -96,39 +105,39 @@ typedef struct raglane_layer {
   int64_t sequences; /* B, may be 0 */
   int64_t elements;  /* N, may be 0 */
   int64_t input_size, hidden_size; /* D, H, at least 1 */
-  int64_t projection_size;         /* P where there is a projection (LSTM alone), else 0 */
+  int64_t projection_size;         /* P where there is a projection, else 0 */
   int64_t gate_stride;             /* row length of gates and grad_gates, in reals: at least S * H, and S * (H rounded
                                       up to a multiple of 16) where gates are saved */
 
   const int64_t* offsets;     /* (B + 1), first 0, last N, never falling */
   const void* values;         /* real (N, D) */
   const void* initial_h;      /* real (K, B, P); null for zeros */
-  const void* initial_c;      /* real (K, B, H); LSTM alone; null for zeros */
+  const void* initial_c;      /* real (K, B, H); cells with c alone; null for zeros */
   raglane_weights weights[2]; /* forward, reverse; the second is not read where K is 1 */
 
   /* Written by forward, read by backward. */
   void* output;  /* real (N, K * P), forward then reverse in each row; may be null in forward where `gates` is */
   void* final_h; /* real (K, B, P); forward alone */
-  void* final_c; /* real (K, B, H); forward alone, LSTM alone, else null */
-  void* gates;   /* real (K, N, gate_stride), S = 4 for LSTM (i f g o) and GRU (r z n, W_hn h + b_hn), in an order that
-                    the kernels and the instruction set choose; Elman: null. Null in forward where no backward
+  void* final_c; /* real (K, B, H); forward alone, cells with c alone, else null */
+  void* gates;   /* real (K, N, gate_stride): LSTM i f g o, GRU r z n and W_hn h + b_hn, in an order that the kernels
+                    and the instruction set choose; null where nothing is saved. Null in forward where no backward
                     follows. */
-  void* cells;   /* real (K, N, H), an LSTM's c after each element, else null. May be null where `gates` is. */
+  void* cells;   /* real (K, N, H), c after each element, else null. May be null where `gates` is. */
 
   /* Backward alone. Null gradients are zeros. */
   const void* grad_output;  /* real (N, K * P) or null */
-  const void* grad_cells;   /* real (K, N, H) or null: LSTM alone */
+  const void* grad_cells;   /* real (K, N, H) or null: cells with c alone */
   const void* grad_final_h; /* real (K, B, P) or null */
   const void* grad_final_c; /* real (K, B, H) or null */
-  void* grad_gates;         /* out, real (K, N, gate_stride), of which the first S * H of a row are written, S = 4 for
-                               LSTM and GRU, 1 for Elman: gradients of the gates' arguments, gate after gate;
-                               GRU: r, z, n with respect to the input product, n with respect to the hidden product.
+  void* grad_gates;         /* out, real (K, N, gate_stride), of which the first S * H of a row are written: gradients
+                               of the gates' arguments, gate after gate. With S = G + 1 (GRU: r, z, n, n) that of the
+                               last gate is there twice: with respect to the input product, and to the hidden one.
                                May be `gates` itself. */
   void* previous_h;         /* out, real (K, N, P): h before each element. May be `cells` itself if P is H. */
   void* grad_h;             /* out, real (K, N, P): the whole gradient of h; with a projection alone, else null */
   void* unprojected;        /* out, real (K, N, H): o * tanh(c); with a projection alone, else null */
   void* grad_initial_h;     /* out, real (K, B, P); null where nobody wants it */
-  void* grad_initial_c;     /* out, real (K, B, H); LSTM alone; null where nobody wants it */
+  void* grad_initial_c;     /* out, real (K, B, H); cells with c alone; null where nobody wants it */
   void* grad_values;        /* out, real (N, D), the sum over the directions; null where nobody wants it here */
   raglane_weight_gradients grad_weights[2]; /* out */
 } raglane_layer;
@@ -145,42 +154,42 @@ RAGLANE_EXPORT int32_t raglane_backward(const raglane_layer* layer, char* messag
  * f i n; QRNN n f o; SRU n f r. */
 typedef struct raglane_elementwise_weights {
   const void* input;     /* real (G * H, D) */
-  const void* recurrent; /* real (V * H), V factors of the state a unit: IndRNN 1, SRU 2 (f r); else null */
-  const void* bias;      /* real (G * H), SRU (2 * H), of f r; or null */
-  const void* skip;      /* real (H, D): SRU where D is not H; else null */
+  const void* recurrent; /* real (V * H): IndRNN, and SRU (f r); null where V is 0 */
+  const void* bias;      /* real (blocks of a bias * H), SRU those of f r; or null */
+  const void* skip;      /* real (H, D): cells that skip, where D is not H; else null */
 } raglane_elementwise_weights;
 
-/* An element-wise layer's call. All fields have 8 bytes. S is G, and 4 for an SRU with `skip`. */
+/* An element-wise layer's call. All fields have 8 bytes. S counts the slot that comes with `skip`. */
 typedef struct raglane_elementwise {
-  int64_t abi, isa, cell, dtype; /* as above; cell: raglane_elementwise_cell */
+  int64_t abi, isa, cell, dtype; /* as above; cell: that of an element-wise one */
   int64_t flags;                 /* RAGLANE_POISON, RAGLANE_TEAM, RAGLANE_NO_TEAM, or 0 */
   int64_t threads, directions, sequences, elements, input_size, hidden_size; /* as above */
 
   const int64_t* offsets; /* (B + 1), first 0, last N, never falling */
   const void* values;     /* real (N, D) */
-  const void* initial_h;  /* real (K, B, H); QRNN and SRU read that of empty sequences alone; null for zeros */
-  const void* initial_c;  /* real (K, B, H); QRNN and SRU; null for zeros */
+  const void* initial_h;  /* real (K, B, H); cells with c read that of empty sequences alone; null for zeros */
+  const void* initial_c;  /* real (K, B, H); cells with c; null for zeros */
   raglane_elementwise_weights weights[2]; /* forward, reverse; the second is not read where K is 1 */
 
   /* Written by forward, read by backward. */
-  void* output;  /* real (N, K * H), forward then reverse in each row; may be null in forward. Backward: IndRNN, minGRU
-                    and minLSTM, else null */
+  void* output;  /* real (N, K * H), forward then reverse in each row; may be null in forward. Backward: cells without
+                    c, else null */
   void* final_h; /* real (K, B, H); forward alone */
-  void* final_c; /* real (K, B, H); forward alone, QRNN and SRU, else null */
-  void* gates;   /* real (K, N, S * H), what backward reads of them, gate after gate; IndRNN: null. Null in forward
-                    where no backward follows. */
-  void* cells;   /* real (N, K * H), c after each element; QRNN and SRU. May be null where `gates` is. */
+  void* final_c; /* real (K, B, H); forward alone, cells with c, else null */
+  void* gates;   /* real (K, N, S * H), what backward reads of them, gate after gate; null where nothing is
+                    saved. Null in forward where no backward follows. */
+  void* cells;   /* real (N, K * H), c after each element; cells with c. May be null where `gates` is. */
 
   /* Backward alone. Null gradients are zeros. */
   const void* grad_output;  /* real (N, K * H) or null */
-  const void* grad_cells;   /* real (N, K * H) or null; QRNN and SRU alone */
+  const void* grad_cells;   /* real (N, K * H) or null; cells with c alone */
   const void* grad_final_h; /* real (K, B, H) or null */
   const void* grad_final_c; /* real (K, B, H) or null */
   void* grad_gates;         /* out, real (K, N, S * H): gradients of the input products. May be `gates` itself. */
-  void* grad_skip;          /* out, real (K, N, H): what reaches the values past all products; an SRU without `skip`,
-                               else null */
+  void* grad_skip;          /* out, real (K, N, H): what reaches the values past all products; cells that skip, without
+                               `skip`; else null */
   void* grad_initial_h;     /* out, real (K, B, H); null where nobody wants it */
-  void* grad_initial_c;     /* out, real (K, B, H); QRNN and SRU; null where nobody wants it */
+  void* grad_initial_c;     /* out, real (K, B, H); cells with c; null where nobody wants it */
   void* grad_recurrent;     /* out, real (K, V * H); null where V is 0 */
   void* grad_bias;          /* out, real (K, rows of bias); null where nobody wants it */
 } raglane_elementwise;
@@ -218,6 +227,11 @@ RAGLANE_EXPORT int32_t raglane_gather(const raglane_rows* rows, char* message, i
 /* From `flat` to the table, zeros where a padded tensor has no element. Otherwise as raglane_gather. */
 RAGLANE_EXPORT int32_t raglane_scatter(const raglane_rows* rows, char* message, int64_t size);
 
+/* Where the gradients of values and weights are best asked for in raglane_backward: up to so many elements, with so
+ * many numbers in the weights of a direction. Beyond, a library's products are faster. */
+RAGLANE_EXPORT int64_t raglane_few_elements(void);
+RAGLANE_EXPORT int64_t raglane_few_weights(void);
+
 /* 1 where this library was built with an instruction set and this processor has it, else 0. */
 RAGLANE_EXPORT int32_t raglane_has_isa(int64_t isa);
 
@@ -225,7 +239,7 @@ RAGLANE_EXPORT int32_t raglane_has_isa(int64_t isa);
 RAGLANE_EXPORT int32_t raglane_abi(void);
 
 /* The bytes of a struct in the library, for callers that build it by themselves. */
-enum raglane_struct { RAGLANE_LAYER = 0, RAGLANE_ELEMENTWISE = 1, RAGLANE_ROWS = 2 };
+enum raglane_struct { RAGLANE_LAYER = 0, RAGLANE_ELEMENTWISE = 1, RAGLANE_ROWS = 2, RAGLANE_CELL_FACTS = 3 };
 RAGLANE_EXPORT int64_t raglane_size_of(int32_t what);
 
 /* out[i] = function(in[i]), real (count) both, float or double: what the cells compute with, for tests. They may

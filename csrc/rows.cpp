@@ -5,6 +5,7 @@
 
 #include "failure.h"
 #include "threads.h"
+#include "tuning.h"
 
 namespace {
 
@@ -181,7 +182,7 @@ template <bool into_flat> void move(const raglane_rows& rows, const Plan& plan) 
   int64_t parts = rows.is_pack ? rows.elements : by_step ? rows.steps : rows.sequences;
   int64_t bytes = rows.row_bytes * (into_flat || rows.is_pack ? rows.elements : rows.sequences * rows.steps);
   // Below so many bytes a thread, starting it takes longer than what it saves.
-  int64_t useful = std::min(std::min(rows.threads, parts), 1 + bytes / (256 << 10));
+  int64_t useful = std::min(std::min(rows.threads, parts), 1 + bytes / raglane::tuning::thread_bytes);
   Mover<into_flat> mover{rows, plan};
   raglane::on_threads((int)std::max<int64_t>(useful, 1), [&](int thread, int threads) {
     int64_t begin = parts * thread / threads, end = parts * (thread + 1) / threads;

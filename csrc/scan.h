@@ -1,6 +1,7 @@
 // What both time loops share: how threads form teams, and the start of all threads.
 #pragma once
 
+#include "lanes.h"
 #include "products.h"
 #include "threads.h"
 
@@ -44,8 +45,8 @@ inline int wanted_members(const Call& call, int64_t bytes, int64_t panels) {
   if (layer.projection_size > 0 || most < 2 || (layer.flags & RAGLANE_NO_TEAM)) return 1;
   if (layer.flags & RAGLANE_TEAM) return (int)most;
   double rows = average_rows(call, layer.threads / layer.directions);
-  if (rows >= 3 || bytes < 128 * 1024) return 1;
-  int64_t wanted = (int64_t)(6 / (rows > 0.1 ? rows : 0.1));
+  if (rows >= tuning::own_rows || bytes < tuning::team_weights) return 1;
+  int64_t wanted = (int64_t)(tuning::team_rows / (rows > tuning::fewest_rows ? rows : tuning::fewest_rows));
   return (int)(wanted < 1 ? 1 : wanted < most ? wanted : most);
 }
 

@@ -238,7 +238,7 @@ template <class Cell, class S> class BackwardScan {
       if (!projects) {
         store(dm + unit, direct, count);
         store(previous_h + unit, h, count);
-      } else {
+      } else if constexpr (Cell::projects) {
         store(step.unprojected[lane] + unit, Cell::unprojected(save, c), count);
       }
     }

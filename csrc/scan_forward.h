@@ -1,7 +1,8 @@
 // The forward time loop: one for all cells and dtypes.
 #pragma once
 
-#include "scan.h"
+#include "activations.h"
+#include "prepared.h"
 
 namespace raglane::RAGLANE_TARGET {
 
@@ -11,7 +12,6 @@ template <class Cell, class S> class ForwardScan {
   using X = typename Operand<S>::type;  // what products read
   static constexpr int width = Lanes<A>::width;
   static constexpr int finished_rows = tile_rows < 6 ? tile_rows : 6;  // whose arithmetic is done together
-  static constexpr int64_t most_products = int64_t(256) << 20;  // bytes of input products in scratch
 
  public:
   explicit ForwardScan(const Call& call)
@@ -20,7 +20,7 @@ template <class Cell, class S> class ForwardScan {
         operand_stride_(in_pairs<S> ? row_stride<A>(words<S>(P_)) : h_stride_),
         state_size_(2 * h_stride_ + (Cell::has_c ? c_stride_ : 0) + (l_.projection_size ? c_stride_ : 0)),
         operand_size_(in_pairs<S> ? 2 * operand_stride_ + (l_.projection_size ? c_stride_ : 0) : 0),
-        input_(l_.values, H_, l_.input_size) {}
+        input_(l_.values, H_, l_.input_size), prepared_(l_, input_) {}
 
   bool reserve() {
     bool poison = l_.flags & RAGLANE_POISON;
@@ -44,7 +44,7 @@ template <class Cell, class S> class ForwardScan {
     memset((void*)operands_.get(), 0, rows * operand_size_ * sizeof(A));  // what numbers do not fill stays zero
     if (!barriers_.reserve(l_.threads + 1, false)) return false;
     for (int64_t i = 0; i <= l_.threads; i++) barriers_.get()[i] = Barrier{};
-    return input_.reserve(l_.threads, poison) && place_prepared(poison);
+    return input_.reserve(l_.threads, poison) && prepared_.reserve(poison);
   }
 
   void work(int thread, int threads) {
@@ -52,8 +52,8 @@ template <class Cell, class S> class ForwardScan {
     pack(thread, threads);
     if (thread == threads - 1) keep_empty();
     barriers_.get()[l_.threads].wait(threads);
-    if (prepare_first_) {
-      for (int d = 0; d < l_.directions; d++) prepare(d, thread, threads);
+    if (prepared_.wanted()) {
+      for (int d = 0; d < l_.directions; d++) prepared_.make(d, thread, threads);
       barriers_.get()[l_.threads].wait(threads);
     }
     if (division.idle(thread)) return;
@@ -69,29 +69,25 @@ template <class Cell, class S> class ForwardScan {
   const int64_t H_, P_, h_stride_, c_stride_, operand_stride_;
   const int64_t state_size_, operand_size_;  // a lane's scratch
   InputProducts<Cell, S> input_;
+  PreparedProducts<Cell, S> prepared_;
   Panels<S> hidden_[2], projection_[2];
-  A* prepared_[2] = {};
-  int64_t prepared_stride_ = 0;
-  bool prepare_first_ = false;
   bool streams_ = false;  // whether saved gates go past the caches, which would not hold them until they are read
   int members_ = 1, capacity_ = 1;
-  Scratch<A> weights_, states_, operands_, products_;
+  Scratch<A> weights_, states_, operands_;
   Scratch<Barrier> barriers_;
   Queue queues_[2];
 
-  // The pointers of one team's step, one a lane.
+  // Where the rows of a team's step lie. Those of lanes follow each other in scratch, those of elements in the caller's
+  // memory.
   struct Step {
-    const A* x[most_lanes];
-    const A* prepared[most_lanes];       // null where input products are folded in
-    const A* next_prepared[most_lanes];  // of the element that the lane will probably compute next
-    const A* before[most_lanes];
-    A* after[most_lanes];
-    const A* operand[most_lanes];  // h before, as products read it
-    A* next_operand[most_lanes];   // what is `after`, as products will read it
-    A* c[most_lanes];
-    S* output[most_lanes];
-    S* gates[most_lanes];
-    S* cells[most_lanes];
+    int d;
+    const int64_t* element;        // what each lane computes now
+    A *before, *after, *c;         // of the first lane: h before and after, c
+    A *operand, *next_operand;     // `before` as products read it, and `after` as they will
+    int64_t after_stride, next_stride;
+    S *output, *gates, *cells;     // of the first element; null where nobody wants them
+    const A* x[most_lanes];        // a lane's input, where input products are folded in
+    const A* operands[most_lanes]; // a lane's row of `operand`
   };
 
   // ---- before the loop -------------------------------------------------------------------------------------------
@@ -101,41 +97,14 @@ template <class Cell, class S> class ForwardScan {
     members_ = wanted_members(call_, hidden_bytes, hidden_[0].count());
     Division division((int)l_.threads, (int)l_.directions, members_);
     int teams = division.teams(0) > 0 ? division.teams(0) : 1;
-    // Folded in, input products cost no memory traffic, but their weights are read at every step: by few rows that
-    // takes longer than it saves.
-    double rows = average_rows(call_, teams);
-    prepare_first_ = rows < (panel_bytes <= call_.cache / 2 ? 4 : 24);
-    if (!rests_in_results() && l_.directions * l_.elements * input_.row_size() * (int64_t)sizeof(A) > most_products)
-      prepare_first_ = false;
-    if (l_.flags & RAGLANE_FOLD) prepare_first_ = false;
-    if (l_.flags & RAGLANE_PREPARE) prepare_first_ = true;
+    prepared_.decide(average_rows(call_, teams), panel_bytes, call_.cache);
     if constexpr (Cell::saved > 0) {
       int64_t row = l_.gate_stride * (int64_t)sizeof(S);
       bool aligned = (uintptr_t)l_.gates % 64 == 0 && row % 64 == 0;
-      streams_ = l_.gates && !prepare_first_ && aligned && l_.elements * row > 8 * call_.cache;
+      bool large = l_.elements * row > tuning::streamed_caches * call_.cache;
+      streams_ = l_.gates && !prepared_.wanted() && aligned && large;
     }
     capacity_ = lane_capacity(call_, teams, (2 * h_stride_ + c_stride_) * (int64_t)sizeof(A));
-  }
-
-  // Input products rest where the saved gates, or an Elman network's outputs, will replace them one by one.
-  bool rests_in_results() const {
-    return sizeof(S) == sizeof(A) && (Cell::saved > 0 ? l_.gates : l_.output) != nullptr;
-  }
-
-  bool place_prepared(bool poison) {
-    if (!prepare_first_) return true;
-    if (rests_in_results() && Cell::saved > 0) {
-      prepared_stride_ = l_.gate_stride;
-      for (int d = 0; d < l_.directions; d++) prepared_[d] = (A*)l_.gates + d * l_.elements * prepared_stride_;
-    } else if (rests_in_results()) {
-      prepared_stride_ = l_.directions * P_;
-      for (int d = 0; d < l_.directions; d++) prepared_[d] = (A*)l_.output + d * P_;
-    } else {
-      prepared_stride_ = input_.row_size();
-      if (!products_.reserve(l_.directions * l_.elements * prepared_stride_, poison)) return false;
-      for (int d = 0; d < l_.directions; d++) prepared_[d] = products_.get() + d * l_.elements * prepared_stride_;
-    }
-    return true;
   }
 
   void pack(int thread, int threads) {
@@ -169,19 +138,6 @@ template <class Cell, class S> class ForwardScan {
         copy_columns((S*)l_.final_h + row * P_, (const S*)l_.initial_h + row * P_, 0, P_);
         if (Cell::has_c) copy_columns((S*)l_.final_c + row * H_, (const S*)l_.initial_c + row * H_, 0, H_);
       }
-    }
-  }
-
-  // All input products of a direction, in blocks of rows.
-  void prepare(int d, int thread, int threads) {
-    int64_t blocks = (l_.elements + block_rows - 1) / block_rows;
-    blocks = (blocks + threads - 1) / threads * threads;
-    for (int64_t block = thread; block < blocks; block += threads) {
-      int64_t begin = l_.elements * block / blocks, end = l_.elements * (block + 1) / blocks;
-      const A* rows[block_rows];
-      for (int64_t i = begin; i < end; i++) rows[i - begin] = input_.row(i, thread, (int)(i - begin));
-      for (int64_t panel = 0; panel < hidden_[d].count(); panel++)
-        input_.multiply(d, panel, (int)(end - begin), rows, prepared_[d] + begin * prepared_stride_, prepared_stride_);
     }
   }
 
@@ -244,17 +200,26 @@ template <class Cell, class S> class ForwardScan {
     lanes.fill(start);
     team.barrier->wait(team.members);
     Step step;
+    step.d = d, step.element = lanes.element, step.c = c;
+    const bool projects = l_.projection_size > 0;
+    step.after_stride = projects ? c_stride_ : h_stride_, step.next_stride = projects ? c_stride_ : operand_stride_;
+    step.output = l_.output ? (S*)l_.output + d * P_ : nullptr;
+    step.gates = Cell::saved && l_.gates ? (S*)l_.gates + d * l_.elements * l_.gate_stride : nullptr;
+    step.cells = Cell::has_c && l_.cells ? (S*)l_.cells + d * l_.elements * H_ : nullptr;
     for (bool backwards = false; lanes.active > 0; backwards = !backwards) {
-      bool projects = l_.projection_size > 0;
-      point(step, lanes, d, thread,
-            {before, projects ? unprojected : after, operand, projects ? projected : next_operand, c});
+      step.before = before, step.after = projects ? unprojected : after;
+      step.operand = operand, step.next_operand = projects ? projected : next_operand;
+      for (int lane = 0; lane < lanes.active; lane++) {
+        if (!prepared_.wanted()) step.x[lane] = input_.row(lanes.element[lane], thread, lane);
+        step.operands[lane] = operand + lane * operand_stride_;
+      }
       // Back and forth over the panels: what was read last is still in the cache when it is read next.
       for (int64_t i = first_panel; i < end_panel; i++)
         for (int first = 0, size; first < lanes.active; first += size) {
           size = next_tile(lanes.active - first);
-          tile(step, first, size, d, backwards ? first_panel + end_panel - 1 - i : i);
+          tile(step, first, size, backwards ? first_panel + end_panel - 1 - i : i);
         }
-      if (projects) project(step, lanes.active, d, after, next_operand);
+      if (projects) project(step, lanes.active, after, next_operand);
       A* swap = before;
       before = after, after = swap;
       swap = operand;
@@ -268,55 +233,31 @@ template <class Cell, class S> class ForwardScan {
   // A lane's row of h as products read it.
   X* in_row(A* operand, int lane) const { return (X*)(operand + lane * operand_stride_); }
 
-  // Where the first lane's rows begin.
-  struct Rows {
-    A *before, *after, *operand, *next_operand, *c;
-  };
-
-  void point(Step& step, const LaneSet& lanes, int d, int thread, const Rows& rows) {
-    bool projects = l_.projection_size > 0;
-    for (int lane = 0; lane < lanes.active; lane++) {
-      int64_t element = lanes.element[lane], row = d * l_.elements + element;
-      step.prepared[lane] = step.next_prepared[lane] = nullptr;
-      if (prepare_first_) {
-        step.prepared[lane] = prepared_[d] + element * prepared_stride_;
-        bool more = lanes.left[lane] > 1;
-        step.next_prepared[lane] = step.prepared[lane] + (!more ? 0 : d == 0 ? prepared_stride_ : -prepared_stride_);
-      } else step.x[lane] = input_.row(element, thread, lane);
-      step.before[lane] = rows.before + lane * h_stride_;
-      step.after[lane] = rows.after + lane * (projects ? c_stride_ : h_stride_);
-      step.operand[lane] = rows.operand + lane * operand_stride_;
-      step.next_operand[lane] = rows.next_operand + lane * (projects ? c_stride_ : operand_stride_);
-      step.c[lane] = rows.c + lane * c_stride_;
-      step.output[lane] = l_.output ? (S*)l_.output + element * l_.directions * P_ + d * P_ : nullptr;
-      step.gates[lane] = Cell::saved && l_.gates ? (S*)l_.gates + row * l_.gate_stride : nullptr;
-      step.cells[lane] = Cell::has_c && l_.cells ? (S*)l_.cells + row * H_ : nullptr;
-    }
-  }
-
   // Some rows, the units of one panel: from the products to the new state while all of it is in the nearest cache.
-  void tile(const Step& step, int first, int size, int d, int64_t panel) {
+  void tile(const Step& step, int first, int size, int64_t panel) {
+    const int d = step.d;
     Sums sums(input_.at(d, panel));
     int vectors = Cell::gates * sums.units;
     const A* prepared[tile_rows];  // what the hidden product starts from
     for (int r = 0; r < size; r++) {
-      fetch(step, first + r, sums);
+      const int64_t element = step.element[first + r];
+      fetch(step, element, sums);
       prepared[r] = sums.row[r];
-      if (!prepare_first_) {
+      if (!prepared_.wanted()) {
         sums.start(sums.row[r], Cell::gates);
       } else if constexpr (Cell::saved > 0) {
-        prepared[r] = step.prepared[first + r] + sums.chunk;
+        prepared[r] = prepared_.at(d, element) + sums.chunk;
       } else {
         for (int u = 0; u < sums.units; u++) {
           int64_t column = sums.unit + u * width;
-          store(sums.row[r] + u * width, load(step.prepared[first + r] + column, count_at(column)));
+          store(sums.row[r] + u * width, load(prepared_.at(d, element) + column, count_at(column)));
         }
       }
     }
-    if (!prepare_first_)
+    if (!prepared_.wanted())
       multiply<X>(size, vectors, {step.x + first, input_.panels(d).at(panel), input_.panels(d).steps(), sums.biases,
                                   sums.of_bias, sums.row, sums.of_input});
-    multiply<X>(size, vectors, {step.operand + first, hidden_[d].at(panel), hidden_[d].steps(), prepared,
+    multiply<X>(size, vectors, {step.operands + first, hidden_[d].at(panel), hidden_[d].steps(), prepared,
                                 sums.of_hidden, sums.row, sums.of_hidden});
     for (int begin = 0; begin < size; begin += finished_rows)
       for (int u = 0; u < sums.units; u++)
@@ -326,20 +267,20 @@ template <class Cell, class S> class ForwardScan {
 
   // Bring what the tile will write into the cache while it is multiplied, and what the next panel's tile starts from:
   // pieces of some lines here and there, which the processor does not see coming.
-  RAGLANE_INLINE void fetch(const Step& step, int lane, const Sums& sums) {
-    if (step.output[lane] && l_.projection_size == 0) __builtin_prefetch(step.output[lane] + sums.unit, 1);
+  RAGLANE_INLINE void fetch(const Step& step, int64_t element, const Sums& sums) {
+    if (step.output && l_.projection_size == 0)
+      __builtin_prefetch(step.output + element * l_.directions * P_ + sums.unit, 1);
     if constexpr (Cell::saved > 0)
-      if (step.gates[lane]) {
-        if (!step.prepared[lane] && !streams_)
-          for (int s = 0; s < Cell::saved; s++)
-            __builtin_prefetch(step.gates[lane] + sums.chunk + s * sums.slot_size, 1);
-      }
+      if (step.gates && !prepared_.wanted() && !streams_)
+        for (int s = 0; s < Cell::saved; s++)
+          __builtin_prefetch(step.gates + element * l_.gate_stride + sums.chunk + s * sums.slot_size, 1);
     if constexpr (Cell::has_c)
-      if (step.cells[lane]) __builtin_prefetch(step.cells[lane] + sums.unit, 1);
+      if (step.cells) __builtin_prefetch(step.cells + element * H_ + sums.unit, 1);
     if constexpr (Cell::saved > 0)
-      if (step.prepared[lane])
-        for (int s = 0; s < Cell::slots; s++)
-          __builtin_prefetch(step.next_prepared[lane] + sums.chunk + s * sums.slot_size, 1);
+      if (prepared_.wanted()) {
+        const A* next = prepared_.at(step.d, element + (step.d == 0 ? 1 : -1));
+        for (int s = 0; s < Cell::slots; s++) __builtin_prefetch(next + sums.chunk + s * sums.slot_size, 1);
+      }
   }
 
   // The cell's arithmetic for one vector of units. Its parts take several rows side by side, because for one row each is
@@ -356,24 +297,35 @@ template <class Cell, class S> class ForwardScan {
     for (; r < size; r++)
       open<1>(step, first + r, u, sums, summed + r, prepared + r, c + r, save + r, last + r);
     if constexpr (Cell::ends_in_tanh) squash<A, 0, finished_rows>(last);
+    // Copies on the stack: the compiler cannot know that the stores below leave them alone.
+    const int64_t h_stride = h_stride_, c_stride = c_stride_, after_stride = step.after_stride, H = H_;
+    const int64_t output_stride = l_.directions * P_, gate_stride = l_.gate_stride, slot_size = sums.slot_size;
+    const int64_t* elements = step.element;
+    const A* before = step.before + unit;
+    A *after = step.after + unit, *c_after = step.c + unit;
+    S* output = step.output && l_.projection_size == 0 ? step.output + unit : nullptr;
+    S* gates = step.gates ? step.gates + sums.chunk + u * width : nullptr;
+    S* cells = step.cells ? step.cells + unit : nullptr;
+    const bool streams = streams_;
     for (r = 0; r < size; r++) {
       int lane = first + r;
-      V h = Cell::close(last[r], load(step.before[lane] + unit), save[r]);
+      const int64_t element = elements[lane];
+      V h = Cell::close(last[r], load(before + lane * h_stride), save[r]);
       // Scratch rows and saved rows have room for whole vectors; the caller's memory does not.
-      store(step.after[lane] + unit, h);
-      if constexpr (in_pairs<S>) store((X*)step.next_operand[lane] + unit, h, count);
-      if constexpr (Cell::has_c) store(step.c[lane] + unit, c[r]);
-      if (step.output[lane] && l_.projection_size == 0) store(step.output[lane] + unit, h, count);
+      store(after + lane * after_stride, h);
+      if constexpr (in_pairs<S>) store((X*)(step.next_operand + lane * step.next_stride) + unit, h, count);
+      if constexpr (Cell::has_c) store(c_after + lane * c_stride, c[r]);
+      if (output) store(output + element * output_stride, h, count);
       if constexpr (Cell::saved > 0)
-        if (step.gates[lane]) {
+        if (gates) {
 #pragma GCC unroll 8
           for (int s = 0; s < Cell::saved; s++) {
-            S* to = step.gates[lane] + sums.chunk + s * sums.slot_size + u * width;
-            streams_ ? stream(to, save[r][s]) : store(to, save[r][s]);
+            S* to = gates + element * gate_stride + s * slot_size;
+            streams ? stream(to, save[r][s]) : store(to, save[r][s]);
           }
         }
       if constexpr (Cell::has_c)
-        if (step.cells[lane]) store(step.cells[lane] + unit, c[r], count);
+        if (cells) store(cells + element * H, c[r], count);
     }
   }
 
@@ -389,23 +341,26 @@ template <class Cell, class S> class ForwardScan {
         const A* from = Cell::only_input(slot) ? prepared[i] : summed[i];
         arguments[i][slot] = load(from + slot * sums.slot_size + u * width);
       }
-      if constexpr (Cell::has_c) c[i] = load(step.c[first + i] + sums.unit + u * width);
+      if constexpr (Cell::has_c) c[i] = load((const A*)step.c + (first + i) * c_stride_ + sums.unit + u * width);
     }
     Cell::template open<ROWS>(arguments, c, save, last);
   }
 
   // h = W_hr m, for all lanes.
-  void project(Step& step, int active, int d, A* after, A* next_operand) {
-    A* to[most_lanes];
+  void project(const Step& step, int active, A* after, A* next_operand) {
+    A *to[most_lanes], *from[most_lanes];
     for (int lane = 0; lane < active; lane++) {
       to[lane] = after + lane * h_stride_;
+      from[lane] = in_pairs<S> ? step.next_operand + lane * step.next_stride : step.after + lane * step.after_stride;
       memset((void*)to[lane], 0, h_stride_ * sizeof(A));
     }
-    for (int64_t panel = 0; panel < projection_[d].count(); panel++)
-      multiply_panel(projection_[d], panel, active, in_pairs<S> ? step.next_operand : step.after, to);
+    const Panels<S>& projection = projection_[step.d];
+    for (int64_t panel = 0; panel < projection.count(); panel++)
+      multiply_panel(projection, panel, active, from, to);
     for (int lane = 0; lane < active; lane++) {
       if (in_pairs<S>) copy_columns(in_row(next_operand, lane), (const A*)to[lane], 0, P_);
-      if (l_.output) copy_columns(step.output[lane], (const A*)to[lane], 0, P_);
+      if (!step.output) continue;
+      copy_columns(step.output + step.element[lane] * l_.directions * P_, (const A*)to[lane], 0, P_);
     }
   }
 };

@@ -1,10 +1,11 @@
 // What an element-wise cell is to the time loops: gate arithmetic on N vectors of units side by side.
 //
-//   gates          input products a unit; `slots` is the same
-//   recurrent      factors of the state a unit
+//   gates          input products per unit; `slots` is the same
+//   recurrent      factors of the state per unit
 //   saved          what backward reads of a step: `gates` vectors, in the place of the arguments, or 0
 //   has_c          whether the state that recurs is c, and h the output alone; else h is both
-//   skips          whether the output takes up the input as it is
+//   skips          whether the output takes up the input as it is. Then `projected` is the cell that takes up a product
+//                  in its place, which is the last of its gates
 //   whole_rows     true: products always rest in scratch
 //   unit_vectors   vectors of units in a panel of weights
 //   first_bias, biases   the gates that have one

@@ -1,14 +1,14 @@
 // Elman's network: h' = tanh(a) or relu(a), a = W_ih x + b_ih + W_hh h + b_hh. See src/raglane/cells/elman.py.
 #pragma once
 
-#include "../activations.h"
+#include "matrix.h"
 
 namespace raglane::RAGLANE_TARGET {
 
 template <class A, bool RELU> struct Elman {
   using V = Vec<A>;
   static constexpr int gates = 1, slots = 1, saved = 0;
-  static constexpr bool has_c = false;
+  static constexpr bool has_c = false, projects = false;
   static constexpr int unit_vectors = 4;  // one gate alone would leave most registers idle
   static constexpr bool whole_rows = false;  // products may rest in the output, which has no room for whole vectors
   static constexpr int hidden_slot(int gate) { return gate; }
@@ -29,8 +29,9 @@ template <class A, bool RELU> struct Elman {
     else da[0] = dh * fnma(output, output, splat<V>((A)1));
     return V{};
   }
-
-  static RAGLANE_INLINE V unprojected(const V* /*save*/, V /*c*/) { return V{}; }
 };
+
+template <class A> using RnnTanh = Elman<A, false>;
+template <class A> using RnnRelu = Elman<A, true>;
 
 }  // namespace raglane::RAGLANE_TARGET

@@ -2,7 +2,7 @@
 // See src/raglane/cells/gru.py.
 #pragma once
 
-#include "../activations.h"
+#include "matrix.h"
 
 namespace raglane::RAGLANE_TARGET {
 
@@ -10,7 +10,7 @@ template <class A> struct Gru {
   using V = Vec<A>;
   // The candidate's two products meet only after the reset gate, so they have a slot each: r, z, a_n, b.
   static constexpr int gates = 3, slots = 4, saved = 4;
-  static constexpr bool has_c = false;
+  static constexpr bool has_c = false, projects = false;
   static constexpr int unit_vectors = 1;
   static constexpr bool whole_rows = true;
   static constexpr int hidden_slot(int gate) { return gate < 2 ? gate : 3; }
@@ -46,8 +46,6 @@ template <class A> struct Gru {
     da[3] = dn * r;
     return dh * z;
   }
-
-  static RAGLANE_INLINE V unprojected(const V* /*save*/, V /*c*/) { return V{}; }
 };
 
 }  // namespace raglane::RAGLANE_TARGET

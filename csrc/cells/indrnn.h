@@ -28,4 +28,7 @@ template <class A, bool RELU> struct IndRnn {
   }
 };
 
+template <class A> using IndRnnTanh = IndRnn<A, false>;
+template <class A> using IndRnnRelu = IndRnn<A, true>;
+
 }  // namespace raglane::RAGLANE_TARGET

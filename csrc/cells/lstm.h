@@ -1,14 +1,14 @@
 // Long short-term memory: c' = f c + i g, h' = o tanh(c'). See src/raglane/cells/lstm.py.
 #pragma once
 
-#include "../activations.h"
+#include "matrix.h"
 
 namespace raglane::RAGLANE_TARGET {
 
 template <class A> struct Lstm {
   using V = Vec<A>;
   static constexpr int gates = 4, slots = 4, saved = 4;  // i, f, g, o
-  static constexpr bool has_c = true;
+  static constexpr bool has_c = true, projects = true;
   static constexpr int unit_vectors = 1;
   static constexpr bool whole_rows = true;
   static constexpr int hidden_slot(int gate) { return gate; }

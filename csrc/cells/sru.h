@@ -6,8 +6,9 @@
 
 namespace raglane::RAGLANE_TARGET {
 
-template <class A, bool PROJECTS> struct Sru {
+template <class A, bool PROJECTS = false> struct Sru {
   using V = Vec<A>;
+  using projected = Sru<A, true>;
   static constexpr int gates = PROJECTS ? 4 : 3, slots = gates, saved = gates, recurrent = 2;  // n, f, r, x
   static constexpr bool has_c = true, skips = !PROJECTS, whole_rows = true;
   static constexpr int unit_vectors = 1;

@@ -19,6 +19,7 @@ using Bytes = std::vector<unsigned char>;
 
 template <class Layer> struct Case {
   Layer layer{};
+  raglane_cell_facts cell{};
   std::vector<int64_t> offsets;
   std::vector<Bytes> inputs;   // values, h, c, weights
   std::vector<Bytes> results;  // output, final h, final c, gates, cells, then what backward gives
@@ -43,12 +44,23 @@ Bytes random_reals(int64_t dtype, int64_t count, std::mt19937& random) {
 
 int64_t below(std::mt19937& random, int n) { return (int64_t)(random() % n); }
 
+// The numbers of all cells of a kind, as the library tells them.
+std::vector<int64_t> cells_of_kind(bool is_elementwise) {
+  std::vector<int64_t> cells;
+  raglane_cell_facts facts;
+  for (int64_t cell = 0; raglane_describe_cell(cell, &facts, nullptr, 0) == RAGLANE_OK; cell++)
+    if (facts.is_elementwise == is_elementwise) cells.push_back(cell);
+  return cells;
+}
+
 // What both kinds of layers have; sequences are shorter than `longest`.
-template <class Layer> void draw_common(Case<Layer>& c, int cells, int longest, std::mt19937& random) {
+template <class Layer>
+void draw_common(Case<Layer>& c, const std::vector<int64_t>& cells, int longest, std::mt19937& random) {
   Layer& l = c.layer;
   l.abi = RAGLANE_ABI;
   do l.isa = below(random, RAGLANE_AMX + 1); while (!raglane_has_isa(l.isa));
-  l.cell = below(random, cells), l.dtype = below(random, 3);
+  l.cell = cells[below(random, (int)cells.size())], l.dtype = below(random, 3);
+  raglane_describe_cell(l.cell, &c.cell, nullptr, 0);
   l.directions = 1 + below(random, 2), l.threads = 1 + below(random, 4);
   l.sequences = below(random, 12), l.input_size = 1 + below(random, 40), l.hidden_size = 1 + below(random, 70);
   c.offsets.push_back(0);
@@ -68,15 +80,16 @@ template <class Layer> void* out(Case<Layer>& c, int64_t count) {
 
 Case<raglane_layer> draw(std::mt19937& random) {
   Case<raglane_layer> c;
-  draw_common(c, 4, 9, random);
+  static const std::vector<int64_t> cells = cells_of_kind(false);
+  draw_common(c, cells, 9, random);
   raglane_layer& l = c.layer;
-  l.projection_size = l.cell == RAGLANE_LSTM && below(random, 3) == 0 ? 1 + below(random, 40) : 0;
-  int64_t gates = l.cell == RAGLANE_LSTM ? 4 : l.cell == RAGLANE_GRU ? 3 : 1, saved = l.cell >= RAGLANE_LSTM ? 4 : 0;
+  l.projection_size = c.cell.projects && below(random, 3) == 0 ? 1 + below(random, 40) : 0;
+  int64_t gates = c.cell.gates, saved = c.cell.saved;
   int64_t K = l.directions, N = l.elements, H = l.hidden_size, P = l.projection_size ? l.projection_size : H;
-  bool lstm = l.cell == RAGLANE_LSTM;
+  bool has_c = c.cell.has_c;
   l.values = in(c, N * l.input_size, random);
   l.initial_h = below(random, 3) ? in(c, K * l.sequences * P, random) : nullptr;
-  l.initial_c = lstm && below(random, 3) ? in(c, K * l.sequences * H, random) : nullptr;
+  l.initial_c = has_c && below(random, 3) ? in(c, K * l.sequences * H, random) : nullptr;
   for (int64_t d = 0; d < K; d++) {
     l.weights[d] = {in(c, gates * H * l.input_size, random), in(c, gates * H * P, random), nullptr, nullptr, nullptr};
     if (below(random, 2)) l.weights[d].input_bias = in(c, gates * H, random);
@@ -84,18 +97,18 @@ Case<raglane_layer> draw(std::mt19937& random) {
     if (l.projection_size) l.weights[d].projection = in(c, P * H, random);
   }
   l.grad_output = below(random, 3) ? in(c, N * K * P, random) : nullptr;
-  l.grad_cells = lstm && below(random, 2) ? in(c, K * N * H, random) : nullptr;
+  l.grad_cells = has_c && below(random, 2) ? in(c, K * N * H, random) : nullptr;
   l.grad_final_h = below(random, 3) ? in(c, K * l.sequences * P, random) : nullptr;
-  l.grad_final_c = lstm && below(random, 3) ? in(c, K * l.sequences * H, random) : nullptr;
+  l.grad_final_c = has_c && below(random, 3) ? in(c, K * l.sequences * H, random) : nullptr;
   l.output = out(c, N * K * P), l.final_h = out(c, K * l.sequences * P);
-  l.final_c = lstm ? out(c, K * l.sequences * H) : nullptr;
-  l.gate_stride = (saved ? saved : 1) * ((H + 15) / 16 * 16) + below(random, 3);
-  l.gates = out(c, K * N * (saved ? l.gate_stride : 0)), l.cells = lstm ? out(c, K * N * H) : nullptr;
+  l.final_c = has_c ? out(c, K * l.sequences * H) : nullptr;
+  l.gate_stride = c.cell.slots * ((H + 15) / 16 * 16) + below(random, 3);
+  l.gates = out(c, K * N * (saved ? l.gate_stride : 0)), l.cells = has_c ? out(c, K * N * H) : nullptr;
   l.grad_gates = out(c, K * N * l.gate_stride), l.previous_h = out(c, K * N * P);
   l.grad_h = l.projection_size ? out(c, K * N * P) : nullptr;
   l.unprojected = l.projection_size ? out(c, K * N * H) : nullptr;
   l.grad_initial_h = below(random, 3) ? out(c, K * l.sequences * P) : nullptr;
-  l.grad_initial_c = lstm && below(random, 3) ? out(c, K * l.sequences * H) : nullptr;
+  l.grad_initial_c = has_c && below(random, 3) ? out(c, K * l.sequences * H) : nullptr;
   if (!saved) l.gates = nullptr;
   l.grad_values = below(random, 2) ? out(c, N * l.input_size) : nullptr;
   for (int64_t d = 0; d < K; d++) {
@@ -111,14 +124,14 @@ Case<raglane_layer> draw(std::mt19937& random) {
 
 Case<raglane_elementwise> draw_elementwise(std::mt19937& random) {
   Case<raglane_elementwise> c;
-  draw_common(c, 6, below(random, 3) ? 9 : 300, random);
+  static const std::vector<int64_t> cells = cells_of_kind(true);
+  draw_common(c, cells, below(random, 3) ? 9 : 300, random);
   raglane_elementwise& l = c.layer;
-  bool has_c = l.cell >= RAGLANE_QRNN, sru = l.cell == RAGLANE_SRU;
-  if (sru && below(random, 2)) l.input_size = l.hidden_size;
-  bool skips = sru && l.input_size == l.hidden_size;
+  bool has_c = c.cell.has_c;
+  if (c.cell.skips && below(random, 2)) l.input_size = l.hidden_size;
+  bool skips = c.cell.skips && l.input_size == l.hidden_size, projects = c.cell.skips && !skips;
   int64_t K = l.directions, N = l.elements, H = l.hidden_size, D = l.input_size, states = K * l.sequences * H;
-  int64_t gates = l.cell <= RAGLANE_INDRNN_RELU ? 1 : l.cell == RAGLANE_MINGRU ? 2 : 3;
-  int64_t recurrent = gates == 1 ? 1 : sru ? 2 : 0, biases = sru ? 2 : gates, slots = gates + (sru && !skips);
+  int64_t gates = c.cell.gates, recurrent = c.cell.factors, biases = c.cell.biases, slots = c.cell.slots + projects;
   l.values = in(c, N * D, random), l.initial_h = below(random, 3) ? in(c, states, random) : nullptr;
   l.initial_c = has_c && below(random, 3) ? in(c, states, random) : nullptr;
   bool biased = below(random, 2);
@@ -126,14 +139,15 @@ Case<raglane_elementwise> draw_elementwise(std::mt19937& random) {
     l.weights[d] = {in(c, gates * H * D, random), nullptr, nullptr, nullptr};
     if (recurrent) l.weights[d].recurrent = in(c, recurrent * H, random);
     if (biased) l.weights[d].bias = in(c, biases * H, random);
-    if (slots > gates) l.weights[d].skip = in(c, H * D, random);
+    if (projects) l.weights[d].skip = in(c, H * D, random);
   }
   l.grad_output = below(random, 3) ? in(c, N * K * H, random) : nullptr;
   l.grad_cells = has_c && below(random, 2) ? in(c, N * K * H, random) : nullptr;
   l.grad_final_h = below(random, 3) ? in(c, states, random) : nullptr;
   l.grad_final_c = has_c && below(random, 3) ? in(c, states, random) : nullptr;
   l.output = out(c, N * K * H), l.final_h = out(c, states), l.final_c = has_c ? out(c, states) : nullptr;
-  l.gates = gates > 1 ? out(c, K * N * slots * H) : nullptr, l.cells = has_c ? out(c, N * K * H) : nullptr;
+  l.gates = c.cell.saved ? out(c, K * N * (c.cell.saved + projects) * H) : nullptr;
+  l.cells = has_c ? out(c, N * K * H) : nullptr;
   l.grad_gates = l.gates && below(random, 2) ? l.gates : out(c, K * N * slots * H);
   l.grad_skip = skips ? out(c, K * N * H) : nullptr;
   l.grad_initial_h = out(c, states), l.grad_initial_c = has_c ? out(c, states) : nullptr;

@@ -23,7 +23,7 @@ from torch import Tensor
 
 import raglane as rl
 from attacks.guarded import chosen_library
-from raglane.kernels.cpu.kind import KINDS
+from raglane.native.cells import has_cell
 from raglane.native.library import library
 
 __all__ = ["LAYERS", "main", "play"]
@@ -83,7 +83,7 @@ class Round:
         self.peer = make(*self.sizes, dtype=self.dtype, backend="reference", **self.options)
         self.peer.load_state_dict(self.layer.state_dict())
         self.values = torch.randn(sum(lengths), self.sizes[0]).to(self.dtype)
-        self.promises_bits = self.layer.cell.name in KINDS
+        self.promises_bits = has_cell(self.layer.cell.name)
         rows = self.layer.num_layers * (2 if self.layer.bidirectional else 1), len(lengths)
         given = chance.random() < 0.5
         self.state = tuple(torch.randn(*rows, n).to(self.dtype) for n in self.layer.state_sizes) if given else ()

@@ -63,7 +63,7 @@ def test_agrees_with_the_reference(cell: str, isa: str, division: str, dtype: to
 @pytest.mark.parametrize("cell", MATRIX_CELLS)
 def test_gradients_by_torchs_products(cell: str, lengths: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What makes the gradients of values and weights where there is much to do; all other tests have little."""
-    monkeypatch.setattr(matrix, "_FEW_ELEMENTS", -1)
+    monkeypatch.setattr(matrix.MatrixLayer, "_is_small", lambda *_: False)
     for sizes in ((5, 17, 0), (7, 100, 0), (5, 17, 6)):
         if sizes[2] and cell != "lstm":
             continue

@@ -16,16 +16,16 @@ from raglane.cells import CELLS
 from raglane.cells.spec import CellSpec
 from raglane.kernels import reference
 from raglane.kernels.contract import Backend, Request
-from raglane.kernels.cpu import elementwise, matrix
 from raglane.native import missing_kernels
+from raglane.native.cells import cell_facts
 from raglane.native.library import library
 from raglane.segments import offsets_from_lengths
 
 if missing := missing_kernels():
     pytest.skip(missing, allow_module_level=True)
 LIBRARY = library()
-MATRIX_CELLS = tuple(matrix.CELLS)
-ELEMENTWISE_CELLS = tuple(elementwise.CELLS)
+MATRIX_CELLS = tuple(name for name, facts in cell_facts().items() if not facts.is_elementwise)
+ELEMENTWISE_CELLS = tuple(name for name, facts in cell_facts().items() if facts.is_elementwise)
 
 FOLD, PREPARE, TEAM, NO_TEAM, POISON = 2, 4, 8, 16, 1
 DIVISIONS = {"fold": FOLD | NO_TEAM, "prepare": PREPARE | NO_TEAM, "team": PREPARE | TEAM, "team-fold": FOLD | TEAM}

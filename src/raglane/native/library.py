@@ -25,7 +25,7 @@ from raglane.tracing import constant_when_traced
 
 __all__ = ["ABI", "DTYPES", "Library", "call", "leave_lost_threads", "library", "missing_kernels", "preamble"]
 
-ABI = 6
+ABI = 7
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 """What the kernels compute in, by its number in ``raglane.h``."""
 
@@ -35,7 +35,7 @@ _OUT_OF_MEMORY = 2
 _MESSAGE = 256
 
 # The structs in the order of raglane_struct, as Python's struct module builds them.
-_SIZES = {"layer": 53 * 8, "elementwise": 38 * 8, "rows": 15 * 8}
+_SIZES = {"layer": 53 * 8, "elementwise": 38 * 8, "rows": 15 * 8, "cell_facts": 24 + 9 * 8}
 
 
 def leave_lost_threads() -> None:
@@ -57,12 +57,16 @@ class Library:
         handle: of the shared library.
         isas: the instruction sets that this build and this processor have, best first.
         isa: the one in use.
+        few_elements: up to so many, the kernels make the gradients of values and weights best,
+        few_weights: where a direction has at most so many; see ``csrc/tuning.h``.
         flags: how the work is divided, ``raglane_flags`` in ``raglane.h``; 0 outside of tests.
     """
 
     handle: ctypes.CDLL
     isas: tuple[str, ...]
     isa: str
+    few_elements: int
+    few_weights: int
     flags: int = 0
 
     def with_isa(self, isa: str) -> Library:
@@ -80,6 +84,12 @@ class Library:
     def threads(self) -> int:
         """How many threads a call may use: as many as torch, and one in a process that was forked from another."""
         return torch.get_num_threads() if threads_before() is None else 1
+
+    def describe_cell(self, number: int) -> bytes | None:
+        """The fields of ``raglane_cell_facts`` of the cell of a number, or None where there is none."""
+        facts = ctypes.create_string_buffer(_SIZES["cell_facts"])
+        status = self.handle.raglane_describe_cell(number, facts, _messages.buffer, _MESSAGE)
+        return facts.raw if status == 0 else None
 
     def apply(self, function: str, values: Tensor) -> Tensor:
         """``exp``, ``tanh`` or ``sigmoid`` as the cells compute it, for tests: float32 or float64, contiguous."""
@@ -136,8 +146,10 @@ def library() -> Library:
     for name in ("forward", "backward", "elementwise_forward", "elementwise_backward", "flatten", "gather", "scatter"):
         getattr(handle, f"raglane_{name}").argtypes = [text, text, integer]
     handle.raglane_apply.argtypes = [integer, integer, integer, pointer, pointer, integer, text, integer]
+    handle.raglane_describe_cell.argtypes = [integer, text, text, integer]
+    handle.raglane_few_elements.restype = handle.raglane_few_weights.restype = integer
     isas = tuple(name for name, number in _ISAS.items() if handle.raglane_has_isa(number))
-    loaded = Library(handle, isas, isas[0])
+    loaded = Library(handle, isas, isas[0], handle.raglane_few_elements(), handle.raglane_few_weights())
     wanted = os.environ.get("RAGLANE_ISA")
     return loaded if not wanted else loaded.with_isa(wanted)
 

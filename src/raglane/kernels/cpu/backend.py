@@ -9,9 +9,9 @@ import torch
 from raglane.kernels import reference
 from raglane.kernels.checks import check
 from raglane.kernels.contract import Request, Result, Traits
-from raglane.kernels.cpu.kind import KINDS
 from raglane.kernels.cpu.recurrence import run_layer
 from raglane.kernels.layers import run_layers
+from raglane.native.cells import has_cell
 from raglane.native.library import leave_lost_threads, missing_kernels
 from raglane.tracing import has_tangent
 
@@ -34,13 +34,13 @@ class CpuBackend:
 
     def refuses(self, traits: Traits, schedule: str) -> str | None:  # noqa: ARG002
         """See :class:`~raglane.kernels.contract.Backend`."""
-        if traits.cell.name not in KINDS:
-            return f"the cpu kernels do not know the cell {traits.cell.name!r}"
+        if not has_cell(traits.cell.name):
+            return missing_kernels() or f"the cpu kernels do not know the cell {traits.cell.name!r}"
         if traits.device.type != "cpu":
             return f"the cpu kernels do not run on {traits.device}"
         if _dtype(traits.dtype) not in _DTYPES:
             return f"the cpu kernels do not compute in {traits.dtype}"
-        return missing_kernels()
+        return None
 
     def run(self, request: Request, schedule: str) -> Result:
         """See :class:`~raglane.kernels.contract.Backend`."""

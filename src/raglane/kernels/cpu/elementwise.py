@@ -17,16 +17,11 @@ from raglane.cells.elementwise import ElementwiseWeights
 from raglane.kernels.cpu.gradients import outer, product_dtype, spend, to_dtype
 from raglane.kernels.cpu.layer import Grads, Layer, Tensors
 from raglane.kernels.cpu.memory import Given, Saved
+from raglane.native.cells import cell_facts
 from raglane.native.library import preamble
 from raglane.native.memory import address, addresses
 
-__all__ = ["CELLS", "ElementwiseLayer"]
-
-CELLS = {"indrnn_tanh": 0, "indrnn_relu": 1, "mingru": 2, "minlstm": 3, "qrnn": 4, "sru": 5}
-"""The cells by their numbers in ``raglane.h``."""
-
-# Blocks of H that forward keeps of each element.
-_SAVED = {"indrnn_tanh": 0, "indrnn_relu": 0, "mingru": 2, "minlstm": 3, "qrnn": 3, "sru": 3}
+__all__ = ["ElementwiseLayer"]
 
 # raglane_elementwise: eleven numbers, then offsets, values, two states, eight weights, five results, ten gradients.
 _pack = struct.Struct("=28q80x").pack
@@ -42,8 +37,10 @@ class ElementwiseLayer(Layer):
 
     def __init__(self, cell: str, input_size: int, sizes: tuple[int, ...], directions: int, dtype: torch.dtype) -> None:
         super().__init__(cell, input_size, sizes, directions, dtype)
-        # An SRU has a product more for what skips it, where D is not H.
-        self.number, self.saved = CELLS[cell], _SAVED[cell] + (cell == "sru" and input_size != sizes[0])
+        facts = cell_facts()[cell]
+        # What skips the cell has a product of its own, where D is not H.
+        self.number, self.skips = facts.number, facts.skips
+        self.saved = facts.saved + (facts.skips and input_size != sizes[0])
 
     def head(self, offsets: Tensor, tensors: Tensors) -> tuple[int, ...]:
         """See :class:`~raglane.kernels.cpu.layer.Layer`."""
@@ -83,7 +80,7 @@ class ElementwiseLayer(Layer):
         values, count, size = tensors[0], self.directions, self.sizes[0]
         weights = [ElementwiseWeights(*self.weights_of(tensors, d)) for d in range(count)]
         rows = weights[0].input.shape[0]
-        skips = self.cell == "sru" and weights[0].skip is None
+        skips = self.skips and weights[0].skip is None
         width = rows if weights[0].skip is None else rows + size
         keeps = overwrite and saved.gates.numel() > 0
         gates = saved.gates if keeps else values.new_empty(count, values.shape[0], width)

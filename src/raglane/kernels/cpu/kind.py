@@ -7,18 +7,24 @@ from typing import Any
 
 import torch
 
-from raglane.kernels.cpu import elementwise, matrix
+from raglane.cells import CELLS
+from raglane.cells.elementwise import ElementwiseWeights
+from raglane.cells.spec import Weights
+from raglane.kernels.cpu.elementwise import ElementwiseLayer
 from raglane.kernels.cpu.layer import Layer
+from raglane.kernels.cpu.matrix import MatrixLayer
 from raglane.kernels.cpu.memory import refuse
 from raglane.native.memory import NO_MEMORY
 
 __all__ = ["KINDS", "layer_of"]
 
+_BY_WEIGHTS: dict[type, type[Layer]] = {Weights: MatrixLayer, ElementwiseWeights: ElementwiseLayer}
+
 KINDS: dict[str, type[Layer]] = {
-    **dict.fromkeys(matrix.CELLS, matrix.MatrixLayer),
-    **dict.fromkeys(elementwise.CELLS, elementwise.ElementwiseLayer),
+    name: _BY_WEIGHTS[cell.weights_type] for name, cell in CELLS.items() if cell.weights_type in _BY_WEIGHTS
 }
-"""The kinds by the names of their cells."""
+"""The kinds by the names of the cells that would fit: which of them there are, :func:`~raglane.native.cells.has_cell`
+asks the kernels. So this dict needs none, and ``torch.compile`` can trace through it."""
 
 
 @lru_cache(maxsize=512)

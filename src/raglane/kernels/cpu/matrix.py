@@ -16,25 +16,16 @@ from raglane.cells.spec import Weights
 from raglane.kernels.cpu.gradients import outer, product_dtype, spend, to_dtype
 from raglane.kernels.cpu.layer import Grads, Layer, Tensors
 from raglane.kernels.cpu.memory import Given, Saved
-from raglane.native.library import preamble
+from raglane.native.cells import cell_facts
+from raglane.native.library import library, preamble
 from raglane.native.memory import address, addresses
 
-__all__ = ["CELLS", "MatrixLayer", "pack"]
-
-CELLS = {"rnn_tanh": 0, "rnn_relu": 1, "lstm": 2, "gru": 3}
-"""The cells by their numbers in ``raglane.h``."""
-
-# Blocks of H that forward keeps of each element, and that backward gives for each.
-_SAVED = {"rnn_tanh": 0, "rnn_relu": 0, "lstm": 4, "gru": 4}
-_SLOTS = {"rnn_tanh": 1, "rnn_relu": 1, "lstm": 4, "gru": 4}
+__all__ = ["MatrixLayer", "pack"]
 
 # raglane_layer: thirteen numbers, then offsets, values, two states, ten weights, five results; then what is backward's
 # alone, ten gradients of the time loop and eleven that are made after it.
 pack = struct.Struct("=32q168x").pack
 _pack_backward = struct.Struct("=53q").pack
-# Up to so many, with so many weights in a direction, gradients are made by the kernels in place of torch's products.
-_FEW_ELEMENTS = 640
-_FEW_WEIGHTS = 100_000
 
 
 class MatrixLayer(Layer):
@@ -46,8 +37,9 @@ class MatrixLayer(Layer):
 
     def __init__(self, cell: str, input_size: int, sizes: tuple[int, ...], directions: int, dtype: torch.dtype) -> None:
         super().__init__(cell, input_size, sizes, directions, dtype)
-        self.hidden_size, self.stride = sizes[-1], _gate_stride(cell, sizes[-1])
-        self.number, self.saved, self.slots = CELLS[cell], _SAVED[cell], _SLOTS[cell]
+        facts = cell_facts()[cell]
+        self.number, self.saves, self.slots = facts.number, facts.saved > 0, facts.slots
+        self.hidden_size, self.stride = sizes[-1], _gate_stride(facts.slots, sizes[-1])
 
     def head(self, offsets: Tensor, tensors: Tensors) -> tuple[int, ...]:
         """See :class:`~raglane.kernels.cpu.layer.Layer`."""
@@ -69,7 +61,7 @@ class MatrixLayer(Layer):
     def saved_shapes(self, elements: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """See :class:`~raglane.kernels.cpu.layer.Layer`."""
         count, sizes = self.directions, self.sizes
-        stride = self.stride if self.saved else 0
+        stride = self.stride if self.saves else 0
         return (count, elements, stride), (count, elements, sizes[1] if len(sizes) > 1 else 0)
 
     @staticmethod
@@ -104,10 +96,11 @@ class MatrixLayer(Layer):
         """Whether the kernels make the gradients of values and weights as well.
 
         Torch's products take longer to call than to compute where there is little to do, and are faster where there is
-        much. Measured with one thread and with two.
+        much. Where that begins, the kernels say.
         """
         into, between, *_ = self.weights_of(tensors, 0)
-        return bool(tensors[0].shape[0] <= _FEW_ELEMENTS and into.numel() + between.numel() <= _FEW_WEIGHTS)
+        few, kernels = into.numel() + between.numel(), library()
+        return bool(tensors[0].shape[0] <= kernels.few_elements and few <= kernels.few_weights)
 
     def _walk_back(
         self,
@@ -126,7 +119,7 @@ class MatrixLayer(Layer):
         """
         values, count, total, width = tensors[0], self.directions, tensors[0].shape[0], self.sizes[0]
         projects, is_lstm = self.weights_of(tensors, 0)[4] is not None, len(self.sizes) > 1
-        reuse_gates = overwrite and self.saved == self.slots
+        reuse_gates = overwrite and self.saves
         reuse_cells = overwrite and is_lstm and not projects and not saved.is_shared
         gates = saved.gates if reuse_gates else values.new_empty(count, total, self.stride)
         previous = saved.cells if reuse_cells else values.new_empty(count, total, width)
@@ -183,12 +176,12 @@ class MatrixLayer(Layer):
         gates = walked.gates[direction, :, : self.slots * hidden_size]
         previous = walked.previous[direction]
         result: list[Tensor | None] = [None] * 5
-        split = gates.shape[1] > rows  # GRU: the candidate's two products have gradients of their own
+        split = gates.shape[1] > rows  # the last gate's two products have gradients of their own: a GRU's candidate
         if wanted[0]:
             result[0] = outer(gates[:, :rows], values)
         if wanted[1]:
             result[1] = (
-                torch.cat([outer(gates[:, : 2 * hidden_size], previous), outer(gates[:, rows:], previous)])
+                torch.cat([outer(gates[:, : rows - hidden_size], previous), outer(gates[:, rows:], previous)])
                 if split
                 else outer(gates, previous)
             )
@@ -196,15 +189,15 @@ class MatrixLayer(Layer):
             sums = gates.sum(0)
             result[2] = sums[:rows] if wanted[2] else None
             if wanted[3]:
-                result[3] = torch.cat([sums[: 2 * hidden_size], sums[rows:]]) if split else sums.clone()
+                result[3] = torch.cat([sums[: rows - hidden_size], sums[rows:]]) if split else sums.clone()
         if wanted[4] and walked.projected is not None and walked.unprojected is not None:
             result[4] = torch.mm(walked.projected[direction].t(), walked.unprojected[direction])
         return result
 
 
-def _gate_stride(cell: str, hidden_size: int) -> int:
-    """The row length of a cell's saved gates and of their gradients, see ``raglane.h``."""
-    stride = _SLOTS[cell] * (-(-hidden_size // 16) * 16)
+def _gate_stride(slots: int, hidden_size: int) -> int:
+    """The row length of saved gates and of their gradients, see ``raglane.h``."""
+    stride = slots * (-(-hidden_size // 16) * 16)
     # Rows of whole pages would all meet in the same few sets of a cache.
     return stride + 16 if stride % 256 == 0 else stride
 

@@ -13,9 +13,10 @@ from torch import Tensor
 from raglane.cells import CELLS
 from raglane.errors import ArgumentError, ShapeError, message
 from raglane.kernels.contract import Request
-from raglane.kernels.cpu.kind import KINDS, layer_of
+from raglane.kernels.cpu.kind import layer_of
 from raglane.kernels.cpu.layer import Layer
 from raglane.kernels.cpu.memory import Given, Saved
+from raglane.native.cells import cell_facts
 
 __all__ = ["recurrence", "run"]
 
@@ -35,8 +36,8 @@ def _layer_of(
     cell: str, values: Tensor, offsets: Tensor, padded: tuple[Tensor | None, ...]
 ) -> tuple[Layer, tuple[Tensor | None, ...]]:
     """What :func:`_padded` took apart, and its tensors. The operator can be called by anybody, with anything."""
-    if cell not in KINDS:
-        raise ArgumentError(message("cell", repr(cell), f"one of {', '.join(KINDS)}", "choose one of them"))
+    if cell not in cell_facts():
+        raise ArgumentError(message("cell", repr(cell), f"one of {', '.join(cell_facts())}", "choose one of them"))
     states = tuple(part for part in padded[:2] if part is not None)
     for name, part in zip("hc", states, strict=False):
         if part.dim() != 3:

@@ -1,0 +1,106 @@
+// Every cell of the kernels, a line each: what is known of it besides its arithmetic.
+//
+// A cell's number is its place here, matrix cells before element-wise ones. The time loops, the C interface and the
+// driver are made from these lines, and Python asks for them: raglane_describe_cell. A new cell is a header beside this
+// file, which is included below, and a line.
+//
+//   type       its class template, type<A>, in the header; the table is held against its constants
+//   name       as in raglane.cells.CELLS
+//   gates      G, input products per unit
+//   slots      S, blocks of H per element that backward gives in grad_gates
+//   saved      blocks of H per element that forward keeps in gates, or 0
+//   c          whether there is a second state, c
+//   projects   whether h may be a projection
+//   skips      whether the output takes up the input: as it is, or as one more product, with a gate of its own
+//   factors    V, recurrent factors per unit
+//   biases     blocks of H in a bias
+#pragma once
+
+#include "../raglane.h"
+
+// Cells whose weights meet the state as a matrix.
+//       type         name            gates  slots  saved  c  projects
+#define RAGLANE_MATRIX_CELLS(CELL)                                    \
+  CELL(  RnnTanh,     "rnn_tanh",     1,     1,     0,     0, 0)      \
+  CELL(  RnnRelu,     "rnn_relu",     1,     1,     0,     0, 0)      \
+  CELL(  Lstm,        "lstm",         4,     4,     4,     1, 1)      \
+  CELL(  Gru,         "gru",          3,     4,     4,     0, 0)
+
+// Cells where a unit's past is its own alone; of these slots are gates.
+//       type         name            gates  saved  c  skips  factors  biases
+#define RAGLANE_ELEMENTWISE_CELLS(CELL)                                      \
+  CELL(  IndRnnTanh,  "indrnn_tanh",  1,     0,     0, 0,     1,       1)    \
+  CELL(  IndRnnRelu,  "indrnn_relu",  1,     0,     0, 0,     1,       1)    \
+  CELL(  MinGru,      "mingru",       2,     2,     0, 0,     0,       2)    \
+  CELL(  MinLstm,     "minlstm",      3,     3,     0, 0,     0,       3)    \
+  CELL(  Qrnn,        "qrnn",         3,     3,     1, 0,     0,       3)    \
+  CELL(  Sru,         "sru",          3,     3,     1, 1,     2,       2)
+
+namespace raglane {
+
+enum CellNumber : int64_t {
+#define RAGLANE_NUMBER(type, ...) cell_##type,
+  RAGLANE_MATRIX_CELLS(RAGLANE_NUMBER) RAGLANE_ELEMENTWISE_CELLS(RAGLANE_NUMBER)
+#undef RAGLANE_NUMBER
+  cell_count
+};
+
+inline constexpr raglane_cell_facts cell_table[cell_count] = {
+#define RAGLANE_FACTS(type, name, gates, slots, saved, has_c, projects) \
+  {name, 0, gates, slots, saved, has_c, projects, 0, 0, gates},
+    RAGLANE_MATRIX_CELLS(RAGLANE_FACTS)
+#undef RAGLANE_FACTS
+#define RAGLANE_FACTS(type, name, gates, saved, has_c, skips, factors, biases) \
+  {name, 1, gates, gates, saved, has_c, 0, skips, factors, biases},
+    RAGLANE_ELEMENTWISE_CELLS(RAGLANE_FACTS)
+#undef RAGLANE_FACTS
+};
+
+}  // namespace raglane
+
+// What is compiled once per instruction set has the arithmetic as well.
+#if defined(RAGLANE_TARGET)
+#include "elman.h"
+#include "gru.h"
+#include "indrnn.h"
+#include "lstm.h"
+#include "mingru.h"
+#include "minlstm.h"
+#include "qrnn.h"
+#include "sru.h"
+
+namespace raglane::RAGLANE_TARGET {
+
+// Whether a line says of a matrix cell what its header says.
+template <class Cell> constexpr bool fits_matrix(const raglane_cell_facts& facts) {
+  static_assert(Cell::saved == 0 || (Cell::unit_vectors == 1 && Cell::whole_rows), "see cells/matrix.h");
+  // The last gate alone may have a slot for its hidden product, after all others: callers rely on that.
+  bool in_order = Cell::slots == Cell::gates || (Cell::slots == Cell::gates + 1 && Cell::only_input(Cell::gates - 1));
+  for (int gate = 0; gate < Cell::gates; gate++)
+    in_order = in_order && Cell::hidden_slot(gate) == (gate == Cell::gates - 1 ? Cell::slots - 1 : gate);
+  return in_order && facts.gates == Cell::gates && facts.slots == Cell::slots && facts.saved == Cell::saved &&
+         (Cell::saved == 0 || Cell::saved == Cell::slots) && facts.has_c == Cell::has_c &&
+         facts.projects == Cell::projects;
+}
+
+// The same of an element-wise cell. Where it skips by a product, `type::projected` has the arithmetic.
+template <class Cell> constexpr bool fits_elementwise(const raglane_cell_facts& facts) {
+  if constexpr (Cell::skips) {
+    using Projected = typename Cell::projected;
+    static_assert(Projected::gates == Cell::gates + 1 && Projected::slots == Cell::slots + 1 &&
+                  Projected::saved == Cell::saved + 1 && !Projected::skips);
+  }
+  return facts.gates == Cell::gates && facts.slots == Cell::slots && facts.saved == Cell::saved &&
+         (Cell::saved == 0 || Cell::saved == Cell::slots) && facts.has_c == Cell::has_c &&
+         facts.skips == Cell::skips && facts.factors == Cell::recurrent && facts.biases == Cell::biases;
+}
+
+#define RAGLANE_HOLD(type, ...) static_assert(fits_matrix<type<float>>(cell_table[cell_##type]), #type);
+RAGLANE_MATRIX_CELLS(RAGLANE_HOLD)
+#undef RAGLANE_HOLD
+#define RAGLANE_HOLD(type, ...) static_assert(fits_elementwise<type<float>>(cell_table[cell_##type]), #type);
+RAGLANE_ELEMENTWISE_CELLS(RAGLANE_HOLD)
+#undef RAGLANE_HOLD
+
+}  // namespace raglane::RAGLANE_TARGET
+#endif
