@@ -438,7 +438,7 @@ OTHERWISE = rl.Ragged.from_flat(torch.zeros(3, dtype=torch.int64, device="cpu"),
 ENTROPY, SQUARED, BINARY = losses.cross_entropy, losses.mse_loss, losses.binary_cross_entropy_with_logits
 
 
-@pytest.mark.parametrize(
+@looped(
     ("call", "error", "says"),
     [
         (lambda: ENTROPY(LOGITS, OTHERWISE), ShapeError, "length 1 for sequence 0.*here 2"),

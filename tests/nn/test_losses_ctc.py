@@ -251,7 +251,7 @@ EMPTY = rl.Ragged.from_flat(torch.zeros(0, CLASSES, device="cpu"), lengths=[0])
 TARGETS = rl.Ragged.from_flat(torch.ones(3, dtype=torch.int64, device="cpu"), lengths=[1, 2])
 
 
-@pytest.mark.parametrize(
+@looped(
     ("call", "error", "says"),
     [
         (lambda: ctc_loss(LOG_PROBS.values, TARGETS), ArgumentTypeError, "log_probs"),  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from looped import looped
 from raglane.errors import ArgumentError
 from raglane.nn.encoder import LAYERS, SequenceEncoder
 from raglane.nn.pooling import POOLINGS as POOLINGS_OF_NN
@@ -45,7 +46,7 @@ _BAD: list[tuple[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value"), _BAD)
+@looped(("name", "value"), _BAD)
 def test_bad_value_is_named(name: str, value: Any) -> None:
     with pytest.raises(ArgumentError, match=f"^{name}: got .*the rule: .*Fix: "):
         Settings(**{name: value})
