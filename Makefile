@@ -47,7 +47,7 @@ demo: $(READY)
 	@head -n 4 $(RUN)/predictions.csv | cut -d, -f1-3
 
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --quiet
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --quiet
 
 check: $(READY)
 	$(BIN)/ruff format --check .

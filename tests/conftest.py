@@ -1,11 +1,17 @@
-"""What every test shares: the device, and memory that is never zero by luck."""
+"""What every test shares: the device, memory that is never zero by luck, and threads that wait asleep."""
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+
+# A thread that waits for another asks again and again, unless OpenMP is told otherwise before torch loads it. Where
+# tests run side by side, it then takes the processor from the one that it waits for: the kernels' tests took 2.5 times
+# as long. Who sets it chooses.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
 import torch

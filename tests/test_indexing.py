@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
+from looped import looped
 from raglane import indexing
 from raglane.indexing import place_joined_rows, place_rows, take_rows
 
@@ -22,8 +23,8 @@ def numbers(count: int, features: tuple[int, ...], dtype: torch.dtype, device: t
 
 
 @pytest.mark.parametrize(("count", "features"), SIZES)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("fill", [0.0, 1.0])
+@looped("dtype", DTYPES)
+@looped("fill", [0.0, 1.0])
 def test_placed_and_taken_back(
     count: int, features: tuple[int, ...], dtype: torch.dtype, fill: float, device: torch.device
 ) -> None:
@@ -51,7 +52,7 @@ def test_gradients_are_those_of_advanced_indexing(count: int, features: tuple[in
 
 
 @pytest.mark.parametrize(("count", "features"), SIZES)
-@pytest.mark.parametrize("dtype", DTYPES)
+@looped("dtype", DTYPES)
 def test_joined(count: int, features: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
     values = numbers(count, features, dtype, device)
     index = torch.randperm(2 * count + 3, device=device)[:count]

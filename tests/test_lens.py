@@ -16,6 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from looped import looped
 from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
 from raglane.lens import modify
 from raglane.ragged import Ragged
@@ -64,7 +65,7 @@ def add_one(value: Any) -> Any:
     return value + 1
 
 
-@pytest.mark.parametrize(
+@looped(
     ("value", "path", "expected"),
     [
         (1, lambda p: p, 2),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from looped import looped
 from raglane.bench.batch import Batch
 from raglane.bench.cases import (
     CELLS,
@@ -95,7 +96,7 @@ def test_an_elementwise_cell_has_input_products_alone(cell: str, products: int) 
 
 
 @pytest.mark.parametrize("name", LENGTHS)
-@pytest.mark.parametrize("count", [32, 33, 256])
+@looped("count", [32, 33, 256])
 def test_every_rule_gives_the_same_lengths_each_time(name: str, count: int) -> None:
     drawn = LENGTHS[name].draw(count)
     assert len(drawn) == count

@@ -29,11 +29,24 @@ def _part(*items: Item) -> Part:
 
 def test_a_rehearsal(tmp_path: Path) -> None:
     """In a process of its own, since it sets torch's switches."""
-    command = [sys.executable, "benchmarks/device.py", "--out", str(tmp_path), "--parts", "machine,waits,scaling"]
-    done = subprocess.run([*command, "--rehearse"], cwd=HOME, capture_output=True, text=True, check=False, timeout=300)
+    # And a later call there, which knows all that the first one found.
+    code = (
+        "import os, sys, device; first = device.main(sys.argv[1:]); print('AGAIN'); del os.environ[device._CALL];"
+        "sys.exit(first or device.main(sys.argv[1:]))"
+    )
+    given = ["--out", str(tmp_path), "--parts", "machine,waits,scaling", "--rehearse"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *given],
+        cwd=HOME / "benchmarks",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    assert " 0 fault" in done.stdout
-    assert "not run: gpu: a GPU" in done.stdout
+    first, again = done.stdout.split("AGAIN")
+    assert " 0 fault" in first
+    assert "not run: gpu: a GPU" in first
     report = (tmp_path / "report.md").read_text()
     assert "A rehearsal" in report
     assert "products: float32, GF/s" in report
@@ -42,8 +55,7 @@ def test_a_rehearsal(tmp_path: Path) -> None:
     files = list(tmp_path.iterdir())
     assert len(files) <= 8
     assert all(file.stat().st_size < 16 << 20 for file in files)
-    again = subprocess.run([*command, "--rehearse"], cwd=HOME, capture_output=True, text=True, check=False, timeout=300)
-    assert "\n0 done, 0 fault" in again.stdout  # all was known
+    assert "\n0 done, 0 fault" in again  # all was known
 
 
 def test_without_a_gpu_the_parts_that_need_one_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from cell_requests import random_weights
+from looped import looped
 from naive_cells import NAIVE_STEPS, naive_step
 from raglane import cells
 from raglane.cells import CELLS, CellSpec, Weights
@@ -81,7 +82,7 @@ def test_every_cell_is_compared() -> None:
     assert all(cell.name == name for name, cell in CELLS.items())
 
 
-@pytest.mark.parametrize("bias", [True, False])
+@looped("bias", [True, False])
 @pytest.mark.parametrize("name", CELLS)
 def test_step_is_the_papers(name: str, bias: bool, device: torch.device) -> None:
     cell = CELLS[name]
@@ -92,7 +93,7 @@ def test_step_is_the_papers(name: str, bias: bool, device: torch.device) -> None
     _assert_same(new, _naive(name, weights, values, state), [values, *state, *_given(weights)])
 
 
-@pytest.mark.parametrize("bias", [True, False])
+@looped("bias", [True, False])
 @pytest.mark.parametrize("name", TORCH_CELLS)
 def test_step_is_torchs(name: str, bias: bool, device: torch.device) -> None:
     cell = CELLS[name]
@@ -125,7 +126,7 @@ def test_lstm_with_projection_is_torchs(device: torch.device) -> None:
     _assert_same(_naive("lstm", weights, values, state), final, [values, *state, *module.parameters()])
 
 
-@pytest.mark.parametrize("clip", [0.3, 1.0])
+@looped("clip", [0.3, 1.0])
 @pytest.mark.parametrize(
     ("name", "clipped"),
     [
@@ -190,7 +191,7 @@ def test_cells_whose_weights_read_no_state(name: str, device: torch.device) -> N
 # -- what holds for every step ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bias", [True, False])
+@looped("bias", [True, False])
 @pytest.mark.parametrize("name", CELLS)
 def test_sizes_and_names(name: str, bias: bool) -> None:
     cell = CELLS[name]
@@ -277,7 +278,7 @@ def test_a_step_of_no_rows(name: str, device: torch.device) -> None:
     assert all(gradient is None or not gradient.any() for gradient in gradients)
 
 
-@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
+@looped("poison", [torch.nan, torch.inf])
 @pytest.mark.parametrize("name", CELLS)
 def test_rows_do_not_look_at_each_other(name: str, poison: float, device: torch.device) -> None:
     cell = CELLS[name]
@@ -299,7 +300,7 @@ def test_rows_do_not_look_at_each_other(name: str, poison: float, device: torch.
 
 
 @pytest.mark.parametrize("name", CELLS)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@looped("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_every_dtype_stays_itself(name: str, dtype: torch.dtype, device: torch.device) -> None:
     cell = CELLS[name]
     weights = random_weights(cell, D, H, dtype=dtype, device=device)
@@ -337,7 +338,7 @@ def test_gradients_are_the_limits_of_differences(name: str, device: torch.device
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(
+@looped(
     ("f", "i", "keep"),
     [
         (0.0, 0.0, 0.5),

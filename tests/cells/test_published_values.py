@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import raglane as rl
+from looped import looped
 from raglane.cells import CELLS
 from raglane.cells.elementwise import ElementwiseWeights
 from raglane.cells.layernorm import LayerNormWeights
@@ -200,7 +201,7 @@ def _approximately(numbers: str) -> Any:
     return pytest.approx([float(number) for number in numbers.split()], abs=1e-6)
 
 
-@pytest.mark.parametrize("backend", ["auto", "reference"])
+@looped("backend", ["auto", "reference"])
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 def test_onnx_operators(case: Case, backend: str) -> None:
     inputs = _inputs(case)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from commands import undrawn_pictures  # noqa: F401
 from raglane.cli import main
 from raglane.training.settings import INITIAL_STATES, LAYERS, POOLINGS
 

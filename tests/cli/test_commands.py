@@ -16,6 +16,7 @@ import pyarrow.parquet
 import pytest
 
 from commands import FAST, fails, tree
+from looped import looped
 from raglane.cli import main
 
 
@@ -266,7 +267,7 @@ _BAD_OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("options", _BAD_OPTIONS, ids=lambda options: " ".join(options))
+@looped("options", _BAD_OPTIONS)
 def test_bad_option_is_one_line(
     options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

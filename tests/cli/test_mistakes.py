@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from commands import FAST, fails, tree, write_steps
+from looped import looped
 from raglane.cli import main
 
 
@@ -232,7 +233,7 @@ def _change(*keys: Any, to: Any) -> Callable[[Any], None]:
     return change
 
 
-@pytest.mark.parametrize(
+@looped(
     ("file", "change"),
     [
         ("run.json", _change("settings", "hidden", to=None)),

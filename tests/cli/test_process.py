@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from processes import Command, run, start
 from raglane.training.checkpoint import load_model
 from raglane.training.state import load_state
 
@@ -51,22 +52,11 @@ def _write_data(folder: Path) -> None:
                 writer.writerow([f"s{number}", step * (-1) ** number, "ab"[number % 2]])
 
 
-def _train_until_saved(folder: Path) -> subprocess.Popen[str]:
+def _train_until_saved(folder: Path) -> Command:
     """A training of minutes, past its first checkpoints."""
-    process = subprocess.Popen(
-        [*_COMMAND, "train", "steps.csv", *_LONG],
-        cwd=folder,
-        env=_ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    for line in process.stdout:
-        words = line.split()
-        if words[:1] == ["epoch"] and int(words[1].split("/")[0]) >= 3:
-            return process
-    pytest.fail(f"no third epoch: {process.communicate()[1]}")
+    command = start(folder, "train", "steps.csv", *_LONG)
+    command.wait_for("epoch 3/")
+    return command
 
 
 def test_the_default_from_nothing_to_predictions(tmp_path: Path) -> None:
@@ -80,15 +70,15 @@ def test_the_default_from_nothing_to_predictions(tmp_path: Path) -> None:
     assert "\r" not in trained.stdout
     assert "lightning" not in trained.stdout.lower()
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
-    evaluated = _run(tmp_path, "evaluate", "run")
-    assert (evaluated.returncode, evaluated.stderr) == (0, "")
+    code, evaluated, errors = run(tmp_path, "evaluate", "run")
+    assert (code, errors) == (0, "")
     numbers = json.loads((tmp_path / "run" / "evaluation.json").read_text())
     assert numbers["sequences"] == 370
     assert numbers["accuracy"] > 0.85
     assert f"test: accuracy {numbers['accuracy']:.3f}" in trained.stdout
-    assert f"evaluation: accuracy {numbers['accuracy']:.3f}" in evaluated.stdout
-    predicted = _run(tmp_path, "predict", "run", "--output", "p.csv")
-    assert (predicted.returncode, predicted.stderr) == (0, "")
+    assert f"evaluation: accuracy {numbers['accuracy']:.3f}" in evaluated
+    code, _, errors = run(tmp_path, "predict", "run", "--output", "p.csv")
+    assert (code, errors) == (0, "")
     with (tmp_path / "p.csv").open() as file:
         assert [row["id"] for row in csv.DictReader(file)] == [str(number) for number in range(370)]
 
@@ -96,28 +86,27 @@ def test_the_default_from_nothing_to_predictions(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_and_says_how_to_go_on(tmp_path: Path, number: signal.Signals, code: int) -> None:
     _write_data(tmp_path)
-    process = _train_until_saved(tmp_path)
-    process.send_signal(number)
-    printed, errors = process.communicate(timeout=60)
-    assert process.returncode == code
-    assert errors == ""
-    assert "go on with: raglane train --resume --out run" in printed
+    command = _train_until_saved(tmp_path)
+    command.signal(number)
+    assert command.end() == code
+    assert command.errors() == ""
+    assert "go on with: raglane train --resume --out run" in command.printed()
     state, _, _ = load_state(tmp_path / "run" / "last")
     assert state.epoch >= 3
     assert load_model(tmp_path / "run").task == "classify"
     assert (tmp_path / "run" / "curves.png").exists()
-    resumed = _run(tmp_path, "train", "--resume", "--out", "run", "--epochs", str(state.epoch + 2))
-    assert (resumed.returncode, resumed.stderr) == (0, "")
-    assert f"epoch {state.epoch + 2}/{state.epoch + 2}" in resumed.stdout
+    ended, resumed, errors = run(tmp_path, "train", "--resume", "--out", "run", "--epochs", str(state.epoch + 2))
+    assert (ended, errors) == (0, "")
+    assert f"epoch {state.epoch + 2}/{state.epoch + 2}" in resumed
     assert len((tmp_path / "run" / "curves.csv").read_text().splitlines()) == state.epoch + 3
 
 
 def test_a_killed_run_leaves_whole_files(tmp_path: Path) -> None:
     _write_data(tmp_path)
-    process = _train_until_saved(tmp_path)
+    command = _train_until_saved(tmp_path)
     time.sleep(0.05)
-    process.kill()
-    process.communicate(timeout=60)
+    command.signal(signal.SIGKILL)
+    assert command.end() == -signal.SIGKILL
     # The moment is random: whatever it was, what stands under a name is whole.
     assert load_model(tmp_path / "run").task == "classify"
     folders = [tmp_path / "run" / name for name in ("last", ".last.previous")]

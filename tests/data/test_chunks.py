@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import raglane as rl
+from looped import looped
 from raglane.data.chunks import Chunk, Chunks
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.native import missing_kernels
@@ -294,9 +295,9 @@ def run_in_chunks(layer: Any, data: rl.Ragged, batch_size: int, steps: int) -> t
 
 
 @pytest.mark.skipif(bool(missing_kernels()), reason="the cpu kernels are not built")
-@pytest.mark.parametrize("steps", [1, 3, 8, 40])
+@looped("steps", [1, 3, 8, 40])
 @pytest.mark.parametrize("kind", ["RNN", "LSTM", "GRU"])
-@pytest.mark.parametrize("batch_size", [1, 4])
+@looped("batch_size", [1, 4])
 def test_in_chunks_the_cpu_kernels_give_the_bits_of_the_whole(
     kind: str, steps: int, batch_size: int, device: torch.device
 ) -> None:
@@ -357,7 +358,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("steps", [1, 4, 40])
+@looped("steps", [1, 4, 40])
 @pytest.mark.parametrize("name", list(MAKERS))
 def test_in_chunks_every_layer_gives_what_it_gives_whole(name: str, steps: int) -> None:
     layer = MAKERS[name]()

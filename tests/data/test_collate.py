@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 import raglane as rl
+from looped import looped
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 
 
@@ -131,7 +132,7 @@ def test_read_only_strided_and_foreign_arrays() -> None:
     assert batch.values.tolist() == [0, 0]
 
 
-@pytest.mark.parametrize(
+@looped(
     ("samples", "error", "words"),
     [
         ([], ArgumentError, ["samples: got an empty list"]),

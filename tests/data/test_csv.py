@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from looped import looped
 from raglane.data import Columns, read
 from raglane.data.missing import refuse_missing
 from raglane.errors import DataError
@@ -68,7 +69,7 @@ def test_words_are_no_times(tmp_path: Path) -> None:
     assert note in records.notes
 
 
-@pytest.mark.parametrize(
+@looped(
     ("times", "row"),
     [
         (["31.01.2024", "02.01.2024", "01.01.2024"], 0),
@@ -267,7 +268,7 @@ def test_missing_numbers_a_short_row_and_infinity(tmp_path: Path) -> None:
     assert np.isnan(records.values[5, 1])
 
 
-@pytest.mark.parametrize(
+@looped(
     ("text", "columns", "words"),
     [
         ("x,y\n1,a\n", Columns(), ["no id column", "'x', 'y'", "Columns(id=...)"]),

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from looped import looped
 from raglane.data import Columns, Records, read
 from raglane.errors import DataError
 
@@ -146,7 +147,7 @@ def test_labels_are_not_needed_to_predict_or_forecast(tmp_path: Path, kind: str,
 
 
 @both
-@pytest.mark.parametrize(
+@looped(
     ("columns", "asked", "words"),
     [
         ({"x": [[1.0], None], "y": [1, 2]}, Columns(), ["a null in row 1", "'x'", "sequence"]),

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from looped import looped
 from raglane.data import Columns, japanese_vowels, read
 from raglane.errors import DataError, MissingExtraError
 
@@ -107,7 +108,7 @@ def test_a_target_is_no_label(tmp_path: Path) -> None:
     assert any("@targetLabel" in note for note in records.notes)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("text", "line", "words"),
     [
         (HEADER + "1:2:a\n1,2:3,4,5:b\n", 12, ["channels of 2, 3 values", "equally long"]),

@@ -38,7 +38,7 @@ from raglane.kernels import reference
 from raglane.kernels.contract import Backend, Request
 from raglane.kernels.cpu import BACKEND, matrix, operators
 from raglane.kernels.cpu.kind import layer_of
-from raglane.native.library import call
+from raglane.native.library import call, library
 from raglane.segments import offsets_from_lengths
 
 # ---- PyTorch's machinery ----------------------------------------------------------------------------------------
@@ -261,20 +261,31 @@ def test_workers_of_a_data_loader(start: str) -> None:
     assert_same_bits(list(loader), here)
 
 
-@pytest.mark.parametrize("isa", [*LIBRARY.isas, "mmx"])
-def test_the_environment_chooses_the_instruction_set(isa: str) -> None:
-    code = "from raglane.native.library import library; print(library().isa)"
+def test_the_environment_chooses_the_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = library.__wrapped__  # without its memory: the kernels are loaded once
+    for isa in LIBRARY.isas:
+        monkeypatch.setenv("RAGLANE_ISA", isa)
+        assert load().isa == isa
+    monkeypatch.setenv("RAGLANE_ISA", "mmx")
+    with pytest.raises(ArgumentError, match="RAGLANE_ISA: got 'mmx'"):
+        load()
+
+
+def test_a_process_reads_the_environment_before_it_loads_the_kernels() -> None:
+    """And a wrong word there is named at the first call."""
+    code = (
+        "import os; from raglane.native.library import library; print(library().isa); library.cache_clear();"
+        "os.environ['RAGLANE_ISA'] = 'mmx'; library()"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, "RAGLANE_ISA": isa},
+        env={**os.environ, "RAGLANE_ISA": LIBRARY.isas[-1]},
         capture_output=True,
         text=True,
         check=False,
     )
-    if isa in LIBRARY.isas:
-        assert done.stdout == f"{isa}\n", done.stderr
-    else:
-        assert "RAGLANE_ISA: got 'mmx'" in done.stderr
+    assert done.stdout == f"{LIBRARY.isas[-1]}\n", done.stderr
+    assert "RAGLANE_ISA: got 'mmx'" in done.stderr
 
 
 def test_too_little_memory_is_an_exception() -> None:

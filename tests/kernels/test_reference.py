@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from cell_requests import LENGTHS, few_lanes, gradients, largest_error, leaves_of, random_request  # noqa: F401
+from looped import looped
 from naive_cells import naive_network
 from raglane.cells import CELLS, Weights
 from raglane.kernels.contract import Request, Result, Traits
@@ -136,8 +137,8 @@ def test_it_has_every_schedule_and_every_cell_is_compared() -> None:
         assert all(BACKEND.refuses(traits, schedule) is None for schedule in SCHEDULES)
 
 
-@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=list(LENGTHS))
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@looped("lengths", LENGTHS.values())
+@looped("schedule", SCHEDULES)
 @pytest.mark.parametrize(("name", "layers", "directions"), NETWORKS)
 def test_one_sequence_at_a_time(
     name: str, schedule: str, layers: int, directions: int, lengths: list[int], device: torch.device
@@ -145,13 +146,13 @@ def test_one_sequence_at_a_time(
     _assert_true(truth(name, tuple(lengths), layers, directions, device), schedule)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@looped("schedule", SCHEDULES)
 @pytest.mark.parametrize(("bias", "proj_size"), [(True, 2), (False, 0), (False, 3)])
 def test_projection_and_no_bias(schedule: str, bias: bool, proj_size: int, device: torch.device) -> None:
     _assert_true(truth("lstm", tuple(LENGTHS["mixed"]), 2, 2, device, bias, proj_size), schedule)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@looped("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", CELLS)
 def test_no_bias(name: str, schedule: str, device: torch.device) -> None:
     _assert_true(truth(name, (2, 0, 3, 1), 1, 2, device, bias=False), schedule)
@@ -203,7 +204,7 @@ class _Staggered(Schedule):
 
 
 @pytest.mark.parametrize("upwards", [True, False])
-@pytest.mark.parametrize("lengths", [*LENGTHS.values(), [0, 2, 1, 6, 0, 0, 3]])
+@looped("lengths", [*LENGTHS.values(), [0, 2, 1, 6, 0, 0, 3]])
 def test_any_schedule(lengths: list[int], upwards: bool, monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
     monkeypatch.setitem(SCHEDULES, "staggered", _Staggered(upwards))
     _assert_true(truth("lstm", tuple(lengths), 1, 2, device), "staggered")
@@ -228,7 +229,7 @@ def test_padding_cannot_overflow(schedule: str, device: torch.device) -> None:
     _assert_true(Truth(request, result, weighting, gradients(result, leaves_of(request), weighting)), schedule)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@looped("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", CELLS)
 def test_outputs_that_nobody_reads(name: str, schedule: str, device: torch.device) -> None:
     request = random_request(name, LENGTHS["mixed"], 2, 2, device=device)
@@ -239,7 +240,7 @@ def test_outputs_that_nobody_reads(name: str, schedule: str, device: torch.devic
     torch.testing.assert_close(part.state, whole.state, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@looped("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", CELLS)
 def test_every_state(name: str, schedule: str, device: torch.device) -> None:
     """All states of all steps and layers, whether the output is wanted or not, and their gradients."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from cell_requests import LENGTHS, few_lanes, largest_error, leaves_of, random_request  # noqa: F401
+from looped import looped
 from raglane.cells import CELLS
 from raglane.cells.spec import Weights
 from raglane.kernels.contract import Request
@@ -61,7 +62,7 @@ def test_differentiable_twice(name: str, schedule: str, device: torch.device) ->
     assert torch.autograd.gradgradcheck(function, inputs, fast_mode=True)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@looped("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", CELLS)
 def test_nan_stays_in_its_sequence(name: str, schedule: str, device: torch.device) -> None:
     lengths = [2, 3, 0, 4, 1, 1, 2]
@@ -106,7 +107,7 @@ def _values_and_gradients(request: Request, schedule: str, counted: Any) -> dict
     }
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@looped("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", CELLS)
 def test_float32(name: str, schedule: str, device: torch.device) -> None:
     exact = random_request(name, LENGTHS["skewed"], 2, 2, device=device)
@@ -119,7 +120,7 @@ def test_float32(name: str, schedule: str, device: torch.device) -> None:
         assert largest_error(mine.double(), theirs) < 1e-5
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@looped("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", CELLS)
 def test_half_precision(name: str, dtype: torch.dtype, device: torch.device) -> None:
     request = random_request(name, LENGTHS["mixed"], directions=2, dtype=dtype, device=device)
@@ -132,7 +133,7 @@ def test_half_precision(name: str, dtype: torch.dtype, device: torch.device) -> 
             assert largest_error(mine.double(), wanted.double()) < 16 * torch.finfo(dtype).eps
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@looped("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", CELLS)
 def test_autocast(name: str, schedule: str, device: torch.device) -> None:
     request = random_request(name, LENGTHS["mixed"], 2, dtype=torch.float32, device=device, need_states=True)
@@ -158,7 +159,7 @@ def test_autocast_leaves_float64_alone(name: str, device: torch.device) -> None:
     assert result.output.dtype is torch.float64
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@looped("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", CELLS)
 def test_weights_get_zeros_where_there_is_no_element(name: str, schedule: str, device: torch.device) -> None:
     request = random_request(name, [0, 0], 2, 2, device=device)
@@ -168,7 +169,7 @@ def test_weights_get_zeros_where_there_is_no_element(name: str, schedule: str, d
         assert float(gradient.abs().max()) == 0.0
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@looped("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", CELLS)
 def test_nothing_given_is_changed(name: str, schedule: str, device: torch.device) -> None:
     request = random_request(name, LENGTHS["mixed"], 2, 2, device=device)
@@ -181,7 +182,7 @@ def test_nothing_given_is_changed(name: str, schedule: str, device: torch.device
     assert not result.output.requires_grad
 
 
-@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=list(LENGTHS))
+@looped("lengths", LENGTHS.values())
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_shapes_on_a_device_without_data(schedule: str, lengths: list[int]) -> None:
     # Nothing can be read back from the meta device, as nothing may be read back from a GPU.
@@ -213,11 +214,16 @@ def test_every_cell_on_a_device_without_data(name: str) -> None:
     torch.autograd.grad(result.output.sum(), _weights_of(request))
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", CELLS)
-def test_nothing_waits_for_a_gpu(name: str, schedule: str, device: torch.device) -> None:
+@pytest.fixture
+def gpu(device: torch.device) -> None:
     if device.type != "cuda":
         pytest.skip("only a GPU can be waited for")
+
+
+@looped("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", CELLS)
+@pytest.mark.usefixtures("gpu")
+def test_nothing_waits_for_a_gpu(name: str, schedule: str, device: torch.device) -> None:
     request = random_request(name, LENGTHS["mixed"], 2, 2, device=device)
     torch.cuda.set_sync_debug_mode("error")
     try:

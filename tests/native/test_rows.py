@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import raglane as rl
+from looped import looped
 from raglane.errors import ArgumentError
 from raglane.native import missing_kernels, rows
 from raglane.packing import flat
@@ -43,8 +44,8 @@ def by_arithmetic() -> Any:
     return mock.patch.object(rows, "_is_ours", return_value=False)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("batch_first", [False, True])
+@looped("dtype", DTYPES)
+@looped("batch_first", [False, True])
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_a_padded_tensor_there_and_back(lengths: list[int], batch_first: bool, dtype: torch.dtype) -> None:
     given = torch.tensor(lengths)
@@ -65,7 +66,7 @@ def test_a_padded_tensor_there_and_back(lengths: list[int], batch_first: bool, d
     assert layout.to_flat(back, sum(lengths)).equal(output)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@looped("dtype", DTYPES)
 @pytest.mark.parametrize("lengths", [lengths for lengths in LENGTHS if sum(lengths)])
 def test_a_pack_there_and_back(lengths: list[int], dtype: torch.dtype) -> None:
     packed = _pack(lengths, dtype)

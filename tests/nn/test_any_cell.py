@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import raglane as rl
 from every_layer import LENGTHS, PAIRS, D, H, a_batch, a_state, assert_same, gradients, parts, results_of
+from looped import looped
 from own_cells import OWN, Fixed, Halved, Leaky, Listed, Moved, Whole, naive
 from raglane.cells import CELLS
 from raglane.errors import ArgumentTypeError
@@ -32,14 +33,14 @@ def compare(layer: Any, lengths: list[int], with_hx: bool = False) -> None:
     assert_same(gradients(ours, wanted), gradients(theirs, wanted), 1e-11, "gradient")
 
 
-@pytest.mark.parametrize("with_hx", [False, True])
-@pytest.mark.parametrize("both", [False, True])
+@looped("with_hx", [False, True])
+@looped("both", [False, True])
 @pytest.mark.parametrize("cell", OWN)
 def test_a_naive_loop(cell: Any, both: bool, with_hx: bool) -> None:
     compare(rl.nn.Recurrent(cell, D, H, num_layers=2, bidirectional=both), LENGTHS, with_hx)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@looped("schedule", SCHEDULES)
 @pytest.mark.parametrize("cell", OWN)
 def test_a_naive_loop_under_every_schedule(cell: Any, schedule: str) -> None:
     compare(rl.nn.Recurrent(cell, D, H, num_layers=2, bidirectional=True, schedule=schedule), LENGTHS, True)
@@ -62,8 +63,8 @@ def test_an_instance(cell: Any) -> None:
     compare(layer, LENGTHS)
 
 
-@pytest.mark.parametrize("lengths", [[], [0], [0, 0], [1], [4, 4]])
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@looped("lengths", [[], [0], [0, 0], [1], [4, 4]])
+@looped("schedule", SCHEDULES)
 @pytest.mark.parametrize("cell", [Whole, Halved])
 def test_few_sequences(cell: Any, schedule: str, lengths: list[int]) -> None:
     layer = rl.nn.Recurrent(cell, D, H, num_layers=2, bidirectional=True, schedule=schedule)
@@ -119,8 +120,8 @@ def test_dropout_between_layers() -> None:
 TORCHS: list[tuple[Any, Any]] = [(nn.LSTMCell, nn.LSTM), (nn.GRUCell, nn.GRU), (nn.RNNCell, nn.RNN)]
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("both", [False, True])
+@looped("bias", [True, False])
+@looped("both", [False, True])
 @pytest.mark.parametrize(("cell", "theirs"), TORCHS)
 def test_torchs_cells_are_torchs_layers(cell: Any, theirs: Any, both: bool, bias: bool) -> None:
     layer: Any = rl.nn.Recurrent(

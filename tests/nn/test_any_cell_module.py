@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import raglane as rl
 from every_layer import LENGTHS, D, H, a_batch, assert_same, gradients, results_of
+from looped import looped
 from own_cells import OWN, Leaky, Whole
 from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
 from raglane.schedules import SCHEDULES
@@ -156,7 +157,7 @@ def resized(module: Any, input_size: int) -> Any:
     return module
 
 
-@pytest.mark.parametrize(
+@looped(
     ("cell", "kind", "says"),
     [
         (nn.Linear, ArgumentTypeError, r"cell: got a Linear without step\(x_t, state\), input_size, hidden_size"),
@@ -190,7 +191,7 @@ def test_cells_of_several_kinds() -> None:
         rl.nn.Recurrent(lambda *sizes: next(kinds)(*sizes), D, H, num_layers=2)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("make", "says"),
     [
         (lambda: rl.nn.Recurrent(Leaky), "input_size: got None"),
@@ -212,7 +213,7 @@ def test_arguments_that_do_not_fit(make: Any, says: str) -> None:
         make()
 
 
-@pytest.mark.parametrize(
+@looped(
     ("members", "kind", "says"),
     [
         ({"step": lambda *_: None}, ArgumentTypeError, r"Wrong.step: got a NoneType; .* a pair"),

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import raglane as rl
 from cell_requests import gradients, largest_error
 from layer_kinds import GATED, KINDS, D, H, Kind, build, parts, random_state, truth_of
+from looped import looped
 from raglane.cells import CELLS
 from raglane.kernels.contract import Result
 from raglane.nn.recurrent.layer import RecurrentLayer
@@ -57,21 +58,21 @@ def _assert_truth(kind: Kind, layer: Any, lengths: list[int], clip: float | None
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(("layers", "both"), SHAPES)
+@looped("bias", [True, False])
+@looped(("layers", "both"), SHAPES)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_layers_are_their_formulas(kind: Kind, layers: int, both: bool, bias: bool, backend: str) -> None:
     layer = build(kind, num_layers=layers, bidirectional=both, bias=bias, backend=backend)
     _assert_truth(kind, layer, LENGTHS)
 
 
-@pytest.mark.parametrize("lengths", [[], [0], [0, 0], [1], [3, 3], [30, 1, 1, 2]])
+@looped("lengths", [[], [0], [0, 0], [1], [3, 3], [30, 1, 1, 2]])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_few_and_uneven_sequences(kind: Kind, lengths: list[int]) -> None:
     _assert_truth(kind, build(kind, bidirectional=True), lengths)
 
 
-@pytest.mark.parametrize("clip", [0.4, 2])
+@looped("clip", [0.4, 2])
 @pytest.mark.parametrize("kind", GATED, ids=str)
 def test_clip(kind: Kind, clip: float) -> None:
     layer = build(kind, 2, bidirectional=True, clip=clip)
@@ -105,7 +106,7 @@ def test_gradients_are_the_limits_of_differences(kind: Kind) -> None:
 # -- like in, like out ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("first", [False, True])
+@looped("first", [False, True])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_like_in_like_out(kind: Kind, first: bool) -> None:
     """Every kind of input gives the ragged batch's numbers, in its own kind."""
@@ -150,7 +151,7 @@ def test_packs_with_empty_sequences(kind: Kind) -> None:
     _same(state, expected_state)
 
 
-@pytest.mark.parametrize("first", [False, True])
+@looped("first", [False, True])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_step_by_step_equals_at_once(kind: Kind, first: bool) -> None:
     layer = build(kind, 2, batch_first=first)
@@ -169,7 +170,7 @@ def test_step_by_step_equals_at_once(kind: Kind, first: bool) -> None:
 # -- the rest of the call ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("layers", "both"), SHAPES)
+@looped(("layers", "both"), SHAPES)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_no_output_and_summary(kind: Kind, layers: int, both: bool) -> None:
     layer, batch = build(kind, layers, bidirectional=both), _batch([4, 1, 6])
@@ -186,7 +187,7 @@ def test_no_output_and_summary(kind: Kind, layers: int, both: bool) -> None:
     _same(layer.summary(single, single_state), expected[2])
 
 
-@pytest.mark.parametrize(("layers", "both"), SHAPES)
+@looped(("layers", "both"), SHAPES)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_return_states(kind: Kind, layers: int, both: bool) -> None:
     layer, batch = build(kind, layers, bidirectional=both), _batch(LENGTHS)
@@ -223,7 +224,7 @@ def test_dropout_acts_between_layers_in_training_only(kind: Kind) -> None:
 # -- devices and dtypes -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@looped("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_other_dtypes(kind: Kind, dtype: torch.dtype) -> None:
     # Of few units, some are nearly equal by chance, and normalising them would magnify every rounding.
@@ -238,7 +239,7 @@ def test_other_dtypes(kind: Kind, dtype: torch.dtype) -> None:
 
 
 # Not every CPU has torch's kernels for float16.
-@pytest.mark.parametrize(("dtype", "backend"), [(torch.bfloat16, "auto"), (torch.float16, "reference")])
+@looped(("dtype", "backend"), [(torch.bfloat16, "auto"), (torch.float16, "reference")])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_autocast(kind: Kind, dtype: torch.dtype, backend: str, device: torch.device) -> None:
     layer = build(kind, 2, units=32, dtype=torch.float32, backend=backend)

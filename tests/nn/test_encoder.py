@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from looped import looped
 from raglane import Ragged
 from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
 from raglane.nn import GRU, Recurrent, SequenceEncoder
@@ -57,8 +58,8 @@ def _by_hand(encoder: SequenceEncoder, sequence: Tensor) -> Tensor:
     return encoder.pool(Ragged([output]))[0]  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("bidirectional", [False, True])
-@pytest.mark.parametrize("embedding", [None, 5])
+@looped("bidirectional", [False, True])
+@looped("embedding", [None, 5])
 @pytest.mark.parametrize("pooling", ["summary", *POOLINGS, None])
 def test_the_recipe_by_hand(pooling: str | None, embedding: int | None, bidirectional: bool, device: Any) -> None:
     size = D if embedding is None else TOKENS
@@ -151,7 +152,7 @@ def test_only_the_last_state_is_computed_where_it_is_what_is_read(monkeypatch: p
 _TOKENS = Ragged([[1, 2], [3]])
 
 
-@pytest.mark.parametrize(
+@looped(
     ("options", "batch", "kind", "says"),
     [
         ({"layer": "foo"}, None, ArgumentError, "layer: got 'foo'"),

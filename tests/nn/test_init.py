@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import raglane as rl
 from layer_kinds import KINDS, Kind
+from looped import looped
 from raglane.cells import CELLS
 from raglane.errors import RaglaneError
 from raglane.nn import init
@@ -67,7 +68,7 @@ def _copy(layer: Any) -> dict[str, Tensor]:
 # -- matrices ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("gain", [1.0, 1.7])
+@looped("gain", [1.0, 1.7])
 @pytest.mark.parametrize("kind", WITH_MATRIX, ids=_name)
 def test_orthogonal(kind: Kind, gain: float) -> None:
     layer = _build(kind)
@@ -83,7 +84,7 @@ def test_orthogonal(kind: Kind, gain: float) -> None:
     assert _changed(layer, before) == {"weight_hh"}
 
 
-@pytest.mark.parametrize("gain", [1.0, 0.3])
+@looped("gain", [1.0, 0.3])
 @pytest.mark.parametrize("kind", ALL, ids=_name)
 def test_xavier(kind: Kind, gain: float) -> None:
     size = 64
@@ -147,7 +148,7 @@ def test_forget_bias_of_sru_is_counted_without_the_candidate() -> None:
 
 
 @pytest.mark.parametrize("kind", NOT_FORGETTING, ids=_name)
-@pytest.mark.parametrize("start", [init.forget_bias_, lambda layer: init.chrono_(layer, 10)])
+@looped("start", [init.forget_bias_, lambda layer: init.chrono_(layer, 10)])
 def test_forgetting_wants_a_forget_gate(kind: Kind, start: Any) -> None:
     layer = _build(kind)
     before = _copy(layer)
@@ -157,7 +158,7 @@ def test_forgetting_wants_a_forget_gate(kind: Kind, start: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", FORGETTING, ids=_name)
-@pytest.mark.parametrize("start", [init.forget_bias_, lambda layer: init.chrono_(layer, 10)])
+@looped("start", [init.forget_bias_, lambda layer: init.chrono_(layer, 10)])
 def test_forgetting_wants_a_bias(kind: Kind, start: Any) -> None:
     with pytest.raises(ValueError, match=r"bias=False; the rule: a gate 'f' with a bias"):
         start(_build(kind, bias=False))
@@ -230,7 +231,7 @@ def test_all_of_them_are_tested() -> None:
 
 
 @pytest.mark.parametrize("start", EVERY.values(), ids=list(EVERY))
-@pytest.mark.parametrize("other", [nn.Linear(2, 2), nn.LSTMCell(2, 2), nn.Sequential(nn.LSTM(2, 2)), "lstm", None])
+@looped("other", [nn.Linear(2, 2), nn.LSTMCell(2, 2), nn.Sequential(nn.LSTM(2, 2)), "lstm", None])
 def test_they_want_a_recurrent_layer(start: Any, other: Any) -> None:
     with pytest.raises(
         TypeError, match=r"layer: got \w+; the rule: a recurrent layer of rl\.nn or torch\.nn"

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import raglane as rl
 from every_layer import LAYERS, LENGTHS, PAIRS, D, H, a_batch, assert_same, build, gradients, parts, results_of
+from looped import looped
 from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError, ShapeError
 from raglane.schedules import SCHEDULES
 from strategies import sequences_of
@@ -93,7 +94,7 @@ def by_hand(layer: Any, batch: rl.Ragged) -> Any:
 # -- the same as giving it --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@looped("kind", KINDS)
 @pytest.mark.parametrize("name", LAYERS)
 def test_as_if_it_were_given(name: str, kind: str) -> None:
     """Results, and gradients of everything, the initial state's parameters and the features it reads included."""
@@ -139,7 +140,7 @@ def test_an_empty_sequence_ends_with_it(kind: str) -> None:
         assert torch.equal(part[:, 1], initial[:, 1])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@looped("kind", KINDS)
 @pytest.mark.parametrize("name", ["lstm", "sru"])
 def test_every_schedule_and_backend(name: str, kind: str) -> None:
     layer, seen = layer_of(name, kind), []
@@ -156,7 +157,7 @@ def test_every_schedule_and_backend(name: str, kind: str) -> None:
         assert_same(other, seen[0])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@looped("kind", KINDS)
 @pytest.mark.parametrize("name", ["gru", "minlstm", "lstm projected"])
 def test_gradients(name: str, kind: str) -> None:
     layer = layer_of(name, kind, layers=1)
@@ -172,7 +173,7 @@ def test_gradients(name: str, kind: str) -> None:
 # -- every way to call ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("first", [False, True])
+@looped("first", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_input(kind: str, first: bool) -> None:
     layer = layer_of("lstm", kind, batch_first=first)
@@ -218,7 +219,7 @@ def test_a_stream_begins_with_it() -> None:
     assert_same([alone], [expected[0, 0]])
 
 
-@pytest.mark.parametrize("count", [0, 1])
+@looped("count", [0, 1])
 @pytest.mark.parametrize("kind", KINDS)
 def test_few_sequences(kind: str, count: int) -> None:
     layer = layer_of("gru", kind)

@@ -15,6 +15,7 @@ from torch import nn
 import raglane as rl
 from cell_requests import largest_error
 from layer_kinds import GATED, KINDS, D, H, Kind, build, parts, random_state
+from looped import looped
 from raglane.cells import CELLS
 from raglane.errors import RaglaneError
 from raglane.nn import init
@@ -94,8 +95,8 @@ PARAMETERS: dict[str, dict[str, tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("both", [True, False])
+@looped("bias", [True, False])
+@looped("both", [True, False])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_parameters_have_torchs_names(kind: Kind, both: bool, bias: bool) -> None:
     layer = build(kind, 2, bidirectional=both, bias=bias)
@@ -304,7 +305,7 @@ def test_open_forget_gates_need_one(kind: Kind) -> None:
 # -- mistakes ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@looped(
     ("mistake", "says"),
     [
         ({"input_size": 0}, "input_size: got 0"),
@@ -342,13 +343,13 @@ def test_wrong_arguments_are_named(kind: Kind, mistake: dict[str, Any], says: st
     assert "Fix: " in str(caught.value)
 
 
-@pytest.mark.parametrize("proj_size", [-1, 4, True, 2.0, "2"])
+@looped("proj_size", [-1, 4, True, 2.0, "2"])
 def test_wrong_projections_are_named(proj_size: Any) -> None:
     with pytest.raises(RaglaneError, match="proj_size: got "):
         rl.nn.LSTM(D, H, proj_size=proj_size)
 
 
-@pytest.mark.parametrize("clip", [0, -1.0, float("nan"), "5", [1.0]])
+@looped("clip", [0, -1.0, float("nan"), "5", [1.0]])
 @pytest.mark.parametrize("kind", GATED, ids=str)
 def test_wrong_clips_are_named(kind: Kind, clip: Any) -> None:
     with pytest.raises(RaglaneError, match="clip: got "):
@@ -361,14 +362,14 @@ def test_others_have_no_clip(kind: Kind) -> None:
         build(kind, clip=3.0)
 
 
-@pytest.mark.parametrize("max_length", [0, -3, 2.5, True, "10"])
+@looped("max_length", [0, -3, 2.5, True, "10"])
 def test_wrong_max_lengths_are_named(max_length: Any) -> None:
     with pytest.raises(RaglaneError, match="max_length: got "):
         rl.nn.IndRNN(D, H, max_length=max_length)
 
 
 @pytest.mark.parametrize("layer", ["RNN", "IndRNN"])
-@pytest.mark.parametrize("nonlinearity", ["sigmoid", None, True])
+@looped("nonlinearity", ["sigmoid", None, True])
 def test_wrong_nonlinearities_are_named(layer: str, nonlinearity: Any) -> None:
     with pytest.raises(RaglaneError, match="nonlinearity: got "):
         getattr(rl.nn, layer)(D, H, nonlinearity=nonlinearity)
@@ -403,7 +404,7 @@ def test_wrong_inputs_are_named(kind: Kind) -> None:
         layer.step([1.0])
 
 
-@pytest.mark.parametrize("dtype", [torch.complex64, torch.int64, torch.bool, torch.float64])
+@looped("dtype", [torch.complex64, torch.int64, torch.bool, torch.float64])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_autocast_converts_no_other_dtypes(kind: Kind, dtype: torch.dtype) -> None:
     layer = build(kind, dtype=torch.float32)

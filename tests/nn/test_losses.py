@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import raglane as rl
+from looped import looped
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.nn import losses
 from strategies import lengths
@@ -206,7 +207,7 @@ def test_against_a_padded_loss_masked_by_hand(
     torch.testing.assert_close(ours.double(), theirs, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS)
+@looped("reduction", REDUCTIONS)
 @pytest.mark.parametrize("name", CASES)
 def test_gradients(name: str, reduction: str) -> None:
     case = CASES[name]
@@ -223,7 +224,7 @@ def test_gradients(name: str, reduction: str) -> None:
     assert torch.autograd.gradgradcheck(function, values)
 
 
-@pytest.mark.parametrize("reduction", ["element", "sequence"])
+@looped("reduction", ["element", "sequence"])
 @pytest.mark.parametrize("name", CASES)
 def test_a_nan_stays_in_its_sequence(name: str, reduction: str) -> None:
     case = CASES[name]
@@ -241,9 +242,9 @@ def test_a_nan_stays_in_its_sequence(name: str, reduction: str) -> None:
     assert torch.equal(*single)
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS)
+@looped("reduction", REDUCTIONS)
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("per_sequence", [False, True])
+@looped("per_sequence", [False, True])
 def test_what_has_weight_zero_may_be_nan(name: str, reduction: str, per_sequence: bool) -> None:
     case = CASES[name]
     counts = [2, 3]
@@ -264,9 +265,9 @@ def test_what_has_weight_zero_may_be_nan(name: str, reduction: str, per_sequence
     assert torch.equal(results[0][1][:2], torch.zeros_like(clean[:2]))
 
 
-@pytest.mark.parametrize("reduction", ["element", "sequence"])
+@looped("reduction", ["element", "sequence"])
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("counts", [[], [0], [0, 0], [2, 0, 1]])
+@looped("counts", [[], [0], [0, 0], [2, 0, 1]])
 def test_where_nothing_counts_the_loss_is_zero(name: str, reduction: str, counts: list[int]) -> None:
     """Empty batches, and one whose weights are all 0."""
     case = CASES[name]
@@ -283,8 +284,8 @@ def test_where_nothing_counts_the_loss_is_zero(name: str, reduction: str, counts
     assert torch.equal(torch.autograd.grad(result, values)[0], torch.zeros_like(values))
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-@pytest.mark.parametrize("weight", [None, torch.ones(CLASSES, device="cpu")])
+@looped("reduction", REDUCTIONS)
+@looped("weight", [None, torch.ones(CLASSES, device="cpu")])
 @pytest.mark.parametrize("function", [losses.cross_entropy, losses.nll_loss])
 def test_all_ignored_is_zero(function: Callable[..., Any], weight: Tensor | None, reduction: str) -> None:
     values = torch.randn(3, CLASSES, requires_grad=True)
@@ -341,7 +342,7 @@ def test_class_weights_by_hand() -> None:
     assert sequence == pytest.approx(((a + 3 * b) / 4 + c) / 2)
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS)
+@looped("reduction", REDUCTIONS)
 @pytest.mark.parametrize("name", CASES)
 def test_one_target_a_sequence(name: str, reduction: str) -> None:
     case = CASES[name]
@@ -354,7 +355,7 @@ def test_one_target_a_sequence(name: str, reduction: str) -> None:
     assert torch.equal(own, expected)
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS)
+@looped("reduction", REDUCTIONS)
 @pytest.mark.parametrize("name", CASES)
 def test_bfloat16(name: str, reduction: str) -> None:
     """The result keeps the dtype, and a long sequence is not added up in it."""
@@ -371,7 +372,7 @@ def test_bfloat16(name: str, reduction: str) -> None:
     torch.testing.assert_close(narrow.double(), wide, rtol=0.03, atol=0.03)
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS)
+@looped("reduction", REDUCTIONS)
 @pytest.mark.parametrize("name", CASES)
 def test_nothing_is_padded(name: str, reduction: str) -> None:
     case = CASES[name]
@@ -388,7 +389,7 @@ def test_nothing_is_padded(name: str, reduction: str) -> None:
     assert 0 < largest_tensor(run) <= values.numel() < len(counts) * 100
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS)
+@looped("reduction", REDUCTIONS)
 @pytest.mark.parametrize("name", CASES)
 def test_never_asks_for_lengths_that_the_host_does_not_know(name: str, reduction: str) -> None:
     """On a GPU, to ask would be to wait for it."""
@@ -437,7 +438,7 @@ OTHERWISE = rl.Ragged.from_flat(torch.zeros(3, dtype=torch.int64, device="cpu"),
 ENTROPY, SQUARED, BINARY = losses.cross_entropy, losses.mse_loss, losses.binary_cross_entropy_with_logits
 
 
-@pytest.mark.parametrize(
+@looped(
     ("call", "error", "says"),
     [
         (lambda: ENTROPY(LOGITS, OTHERWISE), ShapeError, "length 1 for sequence 0.*here 2"),

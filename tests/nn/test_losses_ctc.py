@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import raglane as rl
+from looped import looped
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.nn.losses import ctc_loss
 from tensor_sizes import largest_tensor
@@ -80,7 +81,7 @@ def test_long_sequences_in_float32() -> None:
     torch.testing.assert_close(ours.double(), theirs, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("labels", [[], [1], [1, 1], [1, 2], [2, 1, 2], [1, 1, 1]])
+@looped("labels", [[], [1], [1, 1], [1, 2], [2, 1, 2], [1, 1, 1]])
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 4, 5])
 def test_against_every_path(steps: int, labels: list[int]) -> None:
     """The definition: the sum over all paths that read as the labels once repeats and blanks are dropped."""
@@ -250,7 +251,7 @@ EMPTY = rl.Ragged.from_flat(torch.zeros(0, CLASSES, device="cpu"), lengths=[0])
 TARGETS = rl.Ragged.from_flat(torch.ones(3, dtype=torch.int64, device="cpu"), lengths=[1, 2])
 
 
-@pytest.mark.parametrize(
+@looped(
     ("call", "error", "says"),
     [
         (lambda: ctc_loss(LOG_PROBS.values, TARGETS), ArgumentTypeError, "log_probs"),  # type: ignore[arg-type]

@@ -28,6 +28,7 @@ from every_layer import (
     parts,
     results_of,
 )
+from looped import looped
 from raglane.errors import ArgumentError, DispatchError
 from raglane.nn.recurrent.regularisation import Regularisation
 from raglane.schedules import SCHEDULES
@@ -388,7 +389,7 @@ def test_nothing_drawn_where_nothing_acts() -> None:
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("make", "says"),
     [
         (lambda: rl.nn.MinGRU(3, 4, state_dropout=0.1), "state_dropout: got 0.1; the rule: no weight of this cell"),

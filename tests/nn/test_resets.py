@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import raglane as rl
 from every_layer import LAYERS, PAIRS, H, a_state, assert_same, build, gradients, parts, results_of
+from looped import looped
 from raglane.errors import ArgumentTypeError, ShapeError
 from raglane.nn.recurrent.request import one_or_tuple
 from raglane.nn.recurrent.resets import split
@@ -105,7 +106,7 @@ class Affine(nn.Module):
 # -- against episodes run alone ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("both", [False, True])
+@looped("both", [False, True])
 @pytest.mark.parametrize("name", LAYERS)
 def test_every_layer(name: str, both: bool) -> None:
     layer = build(name, 2, bidirectional=both)
@@ -113,9 +114,9 @@ def test_every_layer(name: str, both: bool) -> None:
     compare(layer, MARKS["mixed"], with_hx=True)
 
 
-@pytest.mark.parametrize("with_hx", [False, True])
-@pytest.mark.parametrize("marks", MARKS.values(), ids=list(MARKS))
-@pytest.mark.parametrize("both", [False, True])
+@looped("with_hx", [False, True])
+@looped("marks", MARKS.values())
+@looped("both", [False, True])
 @pytest.mark.parametrize("name", ["lstm projected", "gru"])
 def test_all_places_of_marks(name: str, both: bool, marks: list[list[int]], with_hx: bool) -> None:
     compare(build(name, 2, bidirectional=both), marks, with_hx)
@@ -127,7 +128,7 @@ def test_every_schedule_and_backend(schedule: str, backend: str) -> None:
     compare(layer, MARKS["mixed"], with_hx=True)
 
 
-@pytest.mark.parametrize("with_hx", [False, True])
+@looped("with_hx", [False, True])
 @pytest.mark.parametrize("initial_state", ["learned", "lengths", "module"])
 @pytest.mark.parametrize("name", ["lstm", "gru"])
 def test_what_an_episode_begins_with(name: str, initial_state: Any, with_hx: bool) -> None:

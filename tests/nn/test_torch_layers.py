@@ -14,6 +14,7 @@ from hypothesis import given
 from torch import Tensor, nn
 
 import raglane as rl
+from looped import looped
 from raglane.kernels.dispatch import BACKENDS
 from raglane.native import missing_kernels
 from strategies import lengths, sequences_of
@@ -127,13 +128,13 @@ def compare(arguments: dict[str, Any], dtype: torch.dtype, lengths: list[int], *
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("arguments", ARGUMENTS, ids=name_of)
+@looped("arguments", ARGUMENTS)
 def test_ragged_equals_one_by_one(arguments: dict[str, Any], dtype: torch.dtype) -> None:
     compare(arguments, dtype, LENGTHS)
 
 
 @pytest.mark.parametrize(("schedule", "backend"), PAIRS)
-@pytest.mark.parametrize("arguments", [a for a in ARGUMENTS if not a["batch_first"]], ids=name_of)
+@looped("arguments", [a for a in ARGUMENTS if not a["batch_first"]])
 def test_every_schedule_and_backend(arguments: dict[str, Any], schedule: str, backend: str) -> None:
     compare(arguments, torch.float64, LENGTHS, schedule=schedule, backend=backend)
 
@@ -155,8 +156,8 @@ def test_a_batch_without_elements_still_trains(backend: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["RNN", "LSTM", "GRU"])
-@pytest.mark.parametrize(("schedule", "backend"), PAIRS)
-@pytest.mark.parametrize("lengths", [[], [0], [0, 0, 0], [1], [3, 3]])
+@looped(("schedule", "backend"), PAIRS)
+@looped("lengths", [[], [0], [0, 0, 0], [1], [3, 3]])
 def test_few_sequences(kind: str, schedule: str, backend: str, lengths: list[int]) -> None:
     layer = getattr(rl.nn, kind)(5, 4, 2, bidirectional=True, schedule=schedule, backend=backend)
     batch = rl.Ragged.from_flat(torch.randn(sum(lengths), 5), lengths=lengths)
@@ -173,7 +174,7 @@ def test_few_sequences(kind: str, schedule: str, backend: str, lengths: list[int
 
 
 @pytest.mark.parametrize("chosen", ["auto", "reference"])
-@pytest.mark.parametrize("arguments", ARGUMENTS, ids=name_of)
+@looped("arguments", ARGUMENTS)
 def test_like_in_like_out(arguments: dict[str, Any], chosen: str) -> None:
     """Every kind of input gives the ragged batch's numbers, in its own kind."""
     _, layer = pair_of_layers(arguments, torch.float64, backend=chosen)
@@ -206,7 +207,7 @@ def test_like_in_like_out(arguments: dict[str, Any], chosen: str) -> None:
 
 
 @pytest.mark.parametrize("chosen", ["auto", "reference"])
-@pytest.mark.parametrize("arguments", ARGUMENTS, ids=name_of)
+@looped("arguments", ARGUMENTS)
 def test_a_tensor_without_lengths_is_torchs(arguments: dict[str, Any], chosen: str) -> None:
     theirs, mine = pair_of_layers(arguments, torch.float64, backend=chosen)
     inputs = torch.randn(3, 6, 5, dtype=torch.float64)
@@ -233,7 +234,7 @@ def test_one_long_among_many_short() -> None:
 # -- the rest of the call --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arguments", [a for a in ARGUMENTS if a["bias"]], ids=name_of)
+@looped("arguments", [a for a in ARGUMENTS if a["bias"]])
 def test_no_output_and_summary(arguments: dict[str, Any]) -> None:
     _, layer = pair_of_layers(arguments, torch.float64)
     batch = rl.Ragged(sequences_of([4, 1, 7], (5,)))
@@ -251,7 +252,7 @@ def test_no_output_and_summary(arguments: dict[str, Any]) -> None:
         assert not torch.allclose(out.last(), expected)
 
 
-@pytest.mark.parametrize("arguments", [a for a in ARGUMENTS if a["bias"] and not a["batch_first"]], ids=name_of)
+@looped("arguments", [a for a in ARGUMENTS if a["bias"] and not a["batch_first"]])
 def test_return_states(arguments: dict[str, Any]) -> None:
     _, layer = pair_of_layers(arguments, torch.float64)
     batch = rl.Ragged(sequences_of([4, 0, 7], (5,)))
@@ -270,7 +271,7 @@ def test_return_states(arguments: dict[str, Any]) -> None:
                 assert_close(reached, final[index * directions + direction], "the state at the end is the final one")
 
 
-@pytest.mark.parametrize("first", [False, True])
+@looped("first", [False, True])
 @pytest.mark.parametrize("kind", KINDS, ids=name_of)
 def test_step_by_step_equals_at_once(kind: dict[str, Any], first: bool) -> None:
     _, layer = pair_of_layers({**kind, "num_layers": 2, "batch_first": first}, torch.float64)
@@ -287,7 +288,7 @@ def test_step_by_step_equals_at_once(kind: dict[str, Any], first: bool) -> None:
 
 
 @pytest.mark.parametrize(("schedule", "backend"), PAIRS)
-@pytest.mark.parametrize("arguments", [a for a in ARGUMENTS if a["num_layers"] == 2 and a["bias"]], ids=name_of)
+@looped("arguments", [a for a in ARGUMENTS if a["num_layers"] == 2 and a["bias"]])
 def test_dropout_is_nothing_in_eval_mode(arguments: dict[str, Any], schedule: str, backend: str) -> None:
     theirs, mine = pair_of_layers({**arguments, "dropout": 0.5}, torch.float64, schedule=schedule, backend=backend)
     sequences = sequences_of([3, 0, 5], (5,))
@@ -374,7 +375,7 @@ def test_autocast() -> None:
 # -- mistakes --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@looped(
     ("arguments", "error", "says"),
     [
         ((rl.Ragged([torch.ones(2, 4)]),), ValueError, "input_size = 5"),
@@ -403,8 +404,8 @@ def test_refuses_lengths_that_do_not_fit() -> None:
         rl.nn.GRU(5, 4, bidirectional=True).step(torch.ones(5))
 
 
-@pytest.mark.parametrize("batch_first", [False, True])
-@pytest.mark.parametrize(
+@looped("batch_first", [False, True])
+@looped(
     ("hx", "says"),
     [
         (torch.ones(1, 3, 4), r"a tuple \(h, c\)"),
@@ -423,7 +424,7 @@ def test_a_wrong_state_is_named_for_plain_tensors_too(hx: Any, says: str, batch_
             layer(batch, hx)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("call", "says"),
     [
         (lambda layer: layer(torch.ones(6, 3, 7)), "input_size = 5"),

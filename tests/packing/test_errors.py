@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import rnn
 
+from looped import looped
 from raglane import packing
 from raglane.packing import PackedSequence
 
@@ -144,7 +145,7 @@ def what_torch_raises(name: str, arguments: tuple[Any, ...], options: dict[str, 
     return None
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
+@looped("mistake", MISTAKES)
 def test_mistakes_are_explained(mistake: str) -> None:
     name, arguments, options, kind, words = MISTAKES[mistake]
     with pytest.raises(kind, match=words) as ours:

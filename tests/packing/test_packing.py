@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.utils import rnn
 
+from looped import looped
 from raglane import packing
 from raglane.packing import PackedSequence
 from raglane.packing.functions import _rank_on_device, _rank_on_host
@@ -284,7 +285,7 @@ LENGTHS["torch.uint64"] = torch.tensor([1, 3, 0, 3]).to(torch.uint64)
 
 
 @pytest.mark.parametrize("kind", LENGTHS)
-@pytest.mark.parametrize("where", ["host", "device"])
+@looped("where", ["host", "device"])
 def test_lengths_of_every_kind(kind: str, where: str, device: torch.device) -> None:
     lengths = LENGTHS[kind]
     if where == "device" and isinstance(lengths, Tensor):

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import raglane as rl
+from looped import looped
 from raglane.errors import RaggedFunctionError, RaglaneError, ShapeError
 
 
@@ -66,7 +67,7 @@ FEATURES: list[Callable[[Any], Any]] = [
 ]
 
 
-@pytest.mark.parametrize("function", [*ELEMENTWISE, *FEATURES])
+@looped("function", [*ELEMENTWISE, *FEATURES])
 def test_acts_on_the_values(function: Callable[[Any], Any]) -> None:
     batch = a_batch(4)
     result = function(batch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from attacks.kill_points import STORIES, Workshop, attack, contents, count_calls, main
+from commands import undrawn_pictures  # noqa: F401
 
 
 @pytest.fixture(scope="module")

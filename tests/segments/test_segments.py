@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import raglane as rl
+from looped import looped
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.indexing import place_rows, take_rows
 from strategies import lengths
@@ -117,7 +118,7 @@ def test_a_nan_stays_in_its_sequence(name: str) -> None:
     assert torch.equal(alone[1], among[1])
 
 
-@pytest.mark.parametrize("dtype", [torch.int16, torch.int64, torch.bool])
+@looped("dtype", [torch.int16, torch.int64, torch.bool])
 @pytest.mark.parametrize("name", ["first", "last", "sum", "max", "min", "cumsum", "reverse", "truncate"])
 def test_integers(name: str, dtype: torch.dtype) -> None:
     sequences = [torch.randint(0, 2, (length, 2)).to(dtype) for length in (3, 1, 4)]

@@ -3,14 +3,36 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from raglane.cli import main
 
 FAST = ["--epochs", "2", "--hidden", "4", "--threads", "1"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def undrawn_pictures() -> Iterator[None]:
+    """In the files that import this, a picture holds the numbers to be drawn, unpainted.
+
+    To paint takes four fifths of a small training, and pictures have tests of their own.
+    """
+
+    def numbers_of(figure: Any) -> bytes:
+        drawn = [
+            (line.get_label(), [list(map(float, data)) for data in line.get_data()])
+            for axes in figure.axes
+            for line in axes.lines
+        ]
+        texts = [text.get_text() for axes in figure.axes for text in axes.texts]
+        return b"\x89PNG" + repr((drawn, texts)).encode()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("raglane.report.figures._png", numbers_of)
+        yield
 
 
 def fails(arguments: list[str], capsys: pytest.CaptureFixture[str], *pieces: str, code: int = 2) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import raglane as rl
+from layer_kinds import KINDS, parts
 from raglane.kernels.dispatch import BACKENDS
 from raglane.native import missing_kernels
 from raglane.nn.recurrent.request import one_or_tuple
@@ -35,23 +36,10 @@ D, H = 3, 4
 LENGTHS = [3, 0, 1, 5, 2]
 
 LAYERS: dict[str, Callable[..., Any]] = {
-    "rnn_tanh": rl.nn.RNN,
-    "rnn_relu": partial(rl.nn.RNN, nonlinearity="relu"),
-    "lstm": rl.nn.LSTM,
+    **{kind.cell: partial(getattr(rl.nn, kind.layer), **kind.options) for kind in KINDS},
     "lstm projected": partial(rl.nn.LSTM, proj_size=2),
-    "gru": rl.nn.GRU,
-    "gru_reset_before": partial(rl.nn.GRU, reset_after=False),
-    "peephole_lstm": rl.nn.PeepholeLSTM,
-    "coupled_lstm": rl.nn.CoupledLSTM,
-    "layernorm_lstm": rl.nn.LayerNormLSTM,
-    "layernorm_gru": rl.nn.LayerNormGRU,
-    "indrnn_relu": rl.nn.IndRNN,
-    "indrnn_tanh": partial(rl.nn.IndRNN, nonlinearity="tanh"),
-    "sru": rl.nn.SRU,
-    "qrnn": rl.nn.QRNN,
-    "mingru": rl.nn.MinGRU,
-    "minlstm": rl.nn.MinLSTM,
 }
+"""How each kind of layer is made, by its cell, and an LSTM whose two states differ in size besides."""
 
 PAIRS = [
     (schedule, name)
@@ -82,10 +70,6 @@ def a_state(layer: Any, count: int) -> Any:
     rows, sizes = layer.num_layers * (2 if layer.bidirectional else 1), layer.state_sizes
     made = [torch.randn(rows, count, size, dtype=torch.float64, requires_grad=True) for size in sizes]
     return one_or_tuple(tuple(made))
-
-
-def parts(state: Any) -> tuple[Any, ...]:
-    return tuple(state) if isinstance(state, tuple | list) else (state,)
 
 
 def results_of(answer: Any) -> list[Tensor]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 import raglane as rl
 from naive_cells import naive_network
@@ -54,8 +53,9 @@ def build(kind: Kind, *args: Any, units: int = H, **kwargs: Any) -> Any:
     return getattr(rl.nn, kind.layer)(D, units, *args, **{"dtype": torch.float64, **kind.options, **kwargs})
 
 
-def parts(state: Any) -> tuple[Tensor, ...]:
-    return state if isinstance(state, tuple) else (state,)
+def parts(state: Any) -> tuple[Any, ...]:
+    """The tensors of a state, or the batches of its history, whether a layer has one or several."""
+    return tuple(state) if isinstance(state, tuple | list) else (state,)
 
 
 def random_state(layer: Any, count: int) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from looped import looped
 from raglane.data.missing import MISSING as MISSING_OF_DATA
 from raglane.data.records import TASKS as TASKS_OF_DATA
 from raglane.errors import ArgumentError
@@ -48,7 +49,7 @@ _BAD: list[tuple[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value"), _BAD)
+@looped(("name", "value"), _BAD)
 def test_bad_value_is_named(name: str, value: Any) -> None:
     with pytest.raises(ArgumentError, match=f"^{name}: got .*the rule: .*Fix: "):
         Settings(**{name: value})

@@ -1,0 +1,56 @@
+"""Many small cases within one test: each draws random numbers of its own, and the one that fails is named."""
+
+from __future__ import annotations
+
+import inspect
+import zlib
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import Any
+
+import pytest
+import torch
+
+__all__ = ["looped"]
+
+Test = Callable[..., None]
+
+
+def looped(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[Test], Test]:
+    """``pytest.mark.parametrize`` within one item: a loop instead of a set-up, a name and a line for every case.
+
+    To be used where the cases are many, quick and alike. What a reader looks for by name, a cell or a backend, is
+    better a parameter. Fixtures are made once for all cases. Several may stand above a test, and its marks anywhere.
+
+    Args:
+        names: one argument of the test, or a tuple of them.
+        cases: what that argument, or the tuple of them, is in turn.
+
+    Raises:
+        ValueError: there are no cases, so that the test could not fail.
+    """
+    keys, found = ((names,) if isinstance(names, str) else names), list(cases)
+    if not found:
+        raise ValueError(f"cases of {names}: got none; a loop over them would test nothing")
+
+    def decorate(test: Test) -> Test:
+        @wraps(test)
+        def run(**fixtures: Any) -> None:
+            seed = torch.initial_seed()
+            for index, case in enumerate(found):
+                given = dict(zip(keys, (case,) if isinstance(names, str) else case, strict=True))
+                torch.manual_seed(zlib.crc32(f"{seed} {index}".encode()))
+                try:
+                    test(**fixtures, **given)
+                except pytest.skip.Exception as skipped:
+                    raise RuntimeError(f"{given} would skip all cases after it: leave it out of the list") from skipped
+                except BaseException as error:  # pytest's own failures are no Exceptions
+                    error.add_note("case: " + ", ".join(f"{name} = {value!r}" for name, value in given.items()))
+                    raise
+
+        signature = inspect.signature(test)
+        rest = [parameter for name, parameter in signature.parameters.items() if name not in keys]
+        run.__signature__ = signature.replace(parameters=rest)  # type: ignore[attr-defined]
+        return run
+
+    return decorate

@@ -1,0 +1,91 @@
+"""Commands in processes of their own, forked from one that has imported all that they need.
+
+An interpreter that starts anew takes seconds to import torch and Lightning, and what is tested of most processes is not
+how they start: it is how they end.
+"""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import os
+import sys
+import time
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from raglane.cli import main
+
+__all__ = ["Command", "run", "start"]
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["processes", "raglane.training.run", "raglane.report.figures"])
+
+
+def _beside(folder: Path, name: str) -> Path:
+    return folder.parent / f"{folder.name}.{name}"
+
+
+def _run(arguments: list[str], folder: Path) -> None:
+    """What the process does: it prints into two files and ends with the code of the command."""
+    os.chdir(folder)
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(_beside(folder, name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    sys.stdout, sys.stderr = (io.TextIOWrapper(io.FileIO(number, "w"), line_buffering=True) for number in (1, 2))
+    sys.exit(main(arguments))
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command that runs, or has ended.
+
+    Attributes:
+        process: it.
+        folder: where it runs; what it prints stands beside that.
+    """
+
+    process: BaseProcess
+    folder: Path
+
+    def printed(self) -> str:
+        """What it has printed so far."""
+        path = _beside(self.folder, "stdout")
+        return path.read_text() if path.exists() else ""
+
+    def errors(self) -> str:
+        """The same of its errors."""
+        return _beside(self.folder, "stderr").read_text()
+
+    def wait_for(self, words: str, seconds: float = 120) -> None:
+        """Until it has printed these words, with any space between them; an AssertionError where it ends before."""
+        end = time.monotonic() + seconds
+        while words not in " ".join(self.printed().split()):
+            assert self.process.is_alive(), (words, self.printed(), self.errors())
+            assert time.monotonic() < end, (words, self.printed())
+            time.sleep(0.01)
+
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
+    def end(self, seconds: float = 120) -> int:
+        """Wait for its end, and give its exit code: negative, where a signal ended it, the signal."""
+        self.process.join(seconds)
+        assert self.process.exitcode is not None, f"it runs after {seconds} s: {self.printed()}"
+        return self.process.exitcode
+
+
+def start(folder: Path, *arguments: str) -> Command:
+    """Start a command in a folder, with nothing printed yet."""
+    _beside(folder, "stdout").unlink(missing_ok=True)
+    process = _CONTEXT.Process(target=_run, args=(list(arguments), folder), daemon=True)
+    process.start()
+    return Command(process, folder)
+
+
+def run(folder: Path, *arguments: str) -> tuple[int, str, str]:
+    """Run a command in a folder: its exit code, and what it printed to stdout and stderr."""
+    command = start(folder, *arguments)
+    return command.end(), command.printed(), command.errors()
