@@ -119,10 +119,11 @@ def _with_build(copy: Copy, name: str, fault: Fault) -> tuple[bool, str]:
 def _verdict(name: str, fault: Fault, code: int | None, said: str) -> tuple[bool, str]:
     if code == _PASSED:
         return False, f"NOT noticed: {name}, in {fault.file}, by {fault.tests}"
-    if code != _FAILED:
-        return False, f"ERROR: {name}: the tests {fault.tests} did not run (pytest's exit code {code}):\n{said}"
-    first = next((line.split()[1] for line in said.splitlines() if line.startswith(("FAILED ", "ERROR "))), "a test")
-    return True, f"noticed: {name}, by {first.removeprefix('tests/')}"
+    lines = [line.split() for line in said.splitlines() if line.startswith(("FAILED tests/", "ERROR tests/"))]
+    # A process that failed by itself, and no test, ends with the same code.
+    if code != _FAILED or not lines:
+        return False, f"ERROR: {name}: the tests {fault.tests} did not run (exit code {code}):\n{said}"
+    return True, f"noticed: {name}, by {lines[0][1].removeprefix('tests/')}"
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import raglane.native
+from faults import child
 
 __all__ = ["ROOT", "Copy", "Fault", "NoPlaceError"]
 
@@ -89,20 +89,9 @@ class Copy:
         Returns:
             Pytest's exit code, None where it did not end, and what it said.
         """
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-        try:
-            done = subprocess.run(
-                [*command, *(f"tests/{name}" for name in tests.split())],
-                cwd=self.folder,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(self.folder / "tests")},
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=_LONGEST,
-            )
-        except subprocess.TimeoutExpired:
-            return None, f"no end within {_LONGEST} seconds"
-        return done.returncode, done.stdout[-4000:] + done.stderr[-1000:]
+        arguments = ["-x", "-q", "-p", "no:cacheprovider", *(f"tests/{name}" for name in tests.split())]
+        code, said = child.run(self.folder, arguments, _LONGEST)
+        return code, said[-4000:]
 
     def build(self) -> None:
         """Build the kernels from the copy's own source, what has changed since the last time.

@@ -105,13 +105,13 @@ FAULTS: dict[str, Fault] = {
         "src/raglane/kernels/torch.py",
         "before.to(after.dtype).index_copy(1, running, after)",
         "torch.zeros_like(before, dtype=after.dtype).index_copy(1, running, after)",
-        "nn/test_torch_layers.py::test_a_pack_with_empty_sequences_on_every_backend",
+        "nn/test_torch_layers.py::test_a_pack_on_every_backend",
     ),
     "torch-takes-a-pack-with-empty-sequences": Fault(
         "src/raglane/nn/recurrent/layer.py",
         "(count is not None and count != int(input.batch_sizes[0]))",
         "(count is not None and count < int(input.batch_sizes[0]))",
-        "nn/test_torch_layers.py::test_a_pack_with_empty_sequences_on_every_backend",
+        "nn/test_torch_layers.py::test_a_pack_on_every_backend",
     ),
     # ---- the choice -----------------------------------------------------------------------------------------------
     "using-is-not-taken-back": Fault(

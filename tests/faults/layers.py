@@ -45,7 +45,7 @@ FAULTS: dict[str, Fault] = {
         "src/raglane/nn/recurrent/request.py",
         "part.index_select(1, packed.unsorted_indices) for part in final",
         "part.index_select(1, packed.sorted_indices) for part in final",
-        "nn/test_torch_layers.py::test_like_in_like_out",
+        "nn/test_torch_layers.py::test_a_pack_on_every_backend",
     ),
     "a-lone-sequences-batch-is-a-choice": Fault(
         "src/raglane/nn/recurrent/request.py",
@@ -53,12 +53,17 @@ FAULTS: dict[str, Fault] = {
         'dispatch.pick(traits, network.schedule, "torch" if request.count == 1 else network.backend)',
         "kernels/test_dispatch.py::test_auto_chooses_alike_for_every_batch",
     ),
-    "dropout-in-evaluation": Fault(
+    "a-state-not-in-the-packs-order": Fault(
         "src/raglane/nn/recurrent/request.py",
-        "dropout=network.dropout if network.training else 0.0",
-        "dropout=network.dropout",
-        "nn/test_torch_layers.py::test_dropout_is_nothing_in_eval_mode"
-        " nn/test_cell_layers.py::test_dropout_acts_between_layers_in_training_only",
+        "part.index_select(1, packed.sorted_indices) for part in state",
+        "part for part in state",
+        "nn/test_torch_layers.py::test_a_pack_on_every_backend",
+    ),
+    "regularised-in-evaluation": Fault(
+        "src/raglane/nn/recurrent/request.py",
+        "training=network.training,\n        need_output",
+        "training=True,\n        need_output",
+        "nn/test_regularisation.py::test_evaluation_takes_the_mean_of_zoneout",
     ),
     "the-state-of-a-bidirectional-reset": Fault(
         "src/raglane/nn/recurrent/resets.py",
@@ -70,31 +75,31 @@ FAULTS: dict[str, Fault] = {
         "src/raglane/nn/recurrent/resets.py",
         "torch.isin(starts, marked) & (lengths > 0)",
         "torch.isin(starts, marked)",
-        "nn/test_resets.py",
+        "nn/test_resets.py::test_any_marks",
     ),
     "lengths-state-of-length": Fault(
         "src/raglane/nn/recurrent/initial_state.py",
         ".log1p()",
         ".clamp(min=1).log()",
-        "nn/test_initial_state.py",
+        "nn/test_initial_state.py::test_as_if_it_were_given",
     ),
     "the-same-mask-for-all-sequences": Fault(
         "src/raglane/nn/recurrent/regularisation.py",
         "_mask(values.new_empty(request.count, values.shape[1]), rule.input_dropout)",
         "_mask(values.new_empty(1, values.shape[1]), rule.input_dropout).expand(request.count, -1)",
-        "nn/test_regularisation.py",
+        "nn/test_regularisation.py::test_a_naive_loop_under_the_same_masks",
     ),
     "dropout-on-the-first-layers-input": Fault(
         "src/raglane/nn/recurrent/regularisation.py",
         "if layer and request.dropout:",
         "if request.dropout:",
-        "nn/test_regularisation.py nn/test_cell_layers.py",
+        "nn/test_regularisation.py::test_a_naive_loop_under_the_same_masks",
     ),
     "zoneout-of-the-other-state": Fault(
         "src/raglane/nn/recurrent/regularisation.py",
         "zip(request.initial(), shares, strict=True)",
         "zip(request.initial(), shares[::-1], strict=True)",
-        "nn/test_regularisation.py",
+        "nn/test_regularisation_masks.py::test_the_share_of_units_held",
     ),
     "chrono-closes-the-forget-gate": Fault(
         "src/raglane/nn/init.py",

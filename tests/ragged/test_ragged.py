@@ -445,7 +445,9 @@ def test_lengths_that_their_owner_changes_are_not_the_batchs(kind: Any) -> None:
         rl.Ragged.from_flat(torch.cat(sequences), offsets=(offsets := kind([0, 2, 6, 7]))),
     ]
     found = find_padded(padded, lengths, batch_first=True)
-    lengths[:], offsets[:] = 1, 0
+    jagged_offsets = torch.tensor([0, 2, 6, 7])
+    batches.append(rl.Ragged.from_nested(torch.nested.nested_tensor_from_jagged(torch.cat(sequences), jagged_offsets)))
+    lengths[:], offsets[:], jagged_offsets[:] = 1, 0, 0
     for batch in batches:
         assert batch.host_lengths.tolist() == batch.lengths.tolist() == [2, 4, 1]
         assert same(batch, sequences)
