@@ -43,7 +43,7 @@ def run(folder: Path, arguments: list[str], seconds: float) -> tuple[int | None,
 
 
 def _run(folder: Path, arguments: list[str], printed: Path) -> None:
-    output = os.open(printed, os.O_CREAT | os.O_WRONLY)
+    output = os.open(printed, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.chdir(folder)

@@ -371,3 +371,20 @@ def test_a_compiled_layer_goes_backward_twice_through_a_kept_graph(kind: str) ->
         assert_close(list(again), list(found[0]), 1e-12)
     assert_same_bits(list(found[3]), list(found[4]))
     assert_same_bits(list(found[3]), list(found[5]))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, when the first dual tensor is made
+def test_derivatives_forward_where_torch_has_no_rule() -> None:
+    """In float32 its kernel for padded tensors is oneDNN's, which knows none."""
+    network = make("lstm", [3, 3], (3, 4, 0)).map(Tensor.float)
+    for tensor in network.tensors():
+        direction, found = torch.randn_like(tensor), []
+        for backend in (torch_kernels.BACKEND, reference.BACKEND):
+            with forward_ad.dual_level():
+                dual = network.map(lambda t, x=tensor, d=direction: forward_ad.make_dual(t, d) if t is x else t)  # type: ignore[misc]
+                result = backend.run(dual.request(), "padded")
+                assert result.output is not None
+                tangent = forward_ad.unpack_dual(result.output).tangent
+                assert tangent is not None
+                found.append(tangent.clone())
+        torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)

@@ -520,3 +520,14 @@ def test_a_forked_process_has_one_thread_for_the_kernels_whatever_torch_may_use(
     for layer in ("GRU(64, 64, backend='cpu')", "SRU(64, 64)"):
         done = script(ONE_THREAD_AFTER_FORK.format(layer=layer))
         assert done.returncode == 0, (layer, done.returncode, done.stderr)
+
+
+@pytest.mark.parametrize("name", ["weight_ih_l0", "weight_hh_l1_reverse", "bias_hh_l0"])
+def test_a_parameter_that_loses_memory_after_a_call_is_refused(name: str) -> None:
+    """All of it but its storage is as it was when it was last looked at."""
+    layer, given = lstm("cpu"), batch()
+    layer(given)
+    storage = layer.get_parameter(name).untyped_storage()
+    storage.resize_(storage.nbytes() - 1)
+    with pytest.raises(ArgumentError, match=f"{name}: got"):
+        layer(given)
