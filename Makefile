@@ -12,7 +12,7 @@ SECONDS ?= 60
 SEED ?= 1
 CMAKE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
 
-.PHONY: help setup demo test check fuzz attack device sanitize emulate ulps format bench clean
+.PHONY: help setup demo test check fuzz attack faults device sanitize emulate ulps format bench clean
 
 help:
 	@echo "make demo    train on the bundled recordings, evaluate, predict"
@@ -20,6 +20,7 @@ help:
 	@echo "make check   format, lint, types, layers"
 	@echo "make fuzz    random networks, tensors, files, commands and kills for SECONDS=60 from SEED=1"
 	@echo "make attack  the same for an hour, from a seed of its own"
+	@echo "make faults  put mistakes into a copy of the source and see that tests notice each; KERNELS=1 builds those in C++"
 	@echo "make sanitize  the CPU kernels under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer"
 	@echo "make emulate   the CPU kernels for AMX and AVX512-BF16, on any processor with AVX-512"
 	@echo "make ulps    every float through the kernels' exp, tanh and sigmoid, on every instruction set here"
@@ -61,6 +62,11 @@ fuzz: $(READY)
 
 attack: $(READY)
 	cd tests && OMP_NUM_THREADS=2 $(CURDIR)/$(BIN)/python -m attacks 3600
+
+# With KERNELS=1 also those of csrc, a build each; NAMES are of faults, all of them where none is given.
+faults: $(READY)
+	$(if $(KERNELS),$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt cmake ninja)
+	cd tests && $(CURDIR)/$(BIN)/python -m faults $(if $(KERNELS),--kernels) $(NAMES)
 
 # A driver draws random calls; each sanitizer watches the kernels of every instruction set here, and of those that are
 # emulated. AddressSanitizer also watches the attacks from Python; what Python itself leaks is not its affair there.

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raglane.arrays import as_tensor
 from raglane.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -362,7 +363,7 @@ def read_index(index: Any, count: int) -> Tensor:
     rule, fix = "integer or bool numbers", "pass a list of integers, or a tensor: index.long(), or a mask"
     try:
         # Numbers that the caller wrote down stay on the host, whatever torch's default device is.
-        read = index if isinstance(index, Tensor) else torch.as_tensor(index, device="cpu")
+        read = as_tensor(index, "cpu")
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ArgumentTypeError(message("index", quote(index), rule, fix)) from error
     check_tensor("index", read)

@@ -77,7 +77,7 @@ def test_a_channel_that_never_changes_is_divided_by_one(count: int) -> None:
 
 
 def test_large_values_keep_their_differences() -> None:
-    values = (1e6 + np.arange(8, dtype=np.float32))[:, None].astype(np.float32)
+    values = (1e7 + np.arange(8, dtype=np.float32))[:, None].astype(np.float32)
     data = Preprocessor.fit(records := Records(values, offsets_of([8]), channels=("x",)), task="forecast").apply(
         records
     )

@@ -26,6 +26,7 @@ from cpu_networks import (
     leaf_if,
     make,
     squares,
+    sums_between_bfloat16,
     truth,
     with_gradients,
 )
@@ -322,3 +323,16 @@ def test_bad_arguments_are_exceptions() -> None:
     request = replace(make("sru", [3, 2]).request(), weights=(weights,))
     with pytest.raises(ArgumentTypeError, match="weight_skip_l0: got a NoneType"):
         BACKEND.run(request, "lanes")
+
+
+@pytest.mark.parametrize("isa", LIBRARY.isas)
+def test_bfloat16_is_rounded_as_torch_rounds(isa: str, use: Use) -> None:
+    """To nearest, ties to even: of sums that float32 holds exactly, which an SRU whose gate is shut lets past it."""
+    use(isa)
+    sums, values = sums_between_bfloat16()
+    network = make("sru", [1] * len(values), (2, 17, 0)).map(Tensor.bfloat16)
+    shut = torch.full_like(network.weights[0].bias, -1e4)
+    weights = network.weights[0]._replace(bias=shut, skip=torch.ones(17, 2).bfloat16())
+    output, h, _ = replace(network, values=values, weights=(weights,)).run(BACKEND)
+    wanted = sums.bfloat16().unsqueeze(1).expand(-1, 17)
+    assert_same_bits([output, h[0]], [wanted, wanted])

@@ -13,6 +13,7 @@ from threading import Thread
 import pytest
 import torch
 from torch import Tensor
+from torch._functorch import config as functorch
 from torch.autograd import forward_ad
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
@@ -35,6 +36,7 @@ from cpu_networks import (
 from raglane.cells import CELLS
 from raglane.errors import ArgumentError
 from raglane.kernels import reference
+from raglane.kernels import torch as torch_kernels
 from raglane.kernels.contract import Backend, Request
 from raglane.kernels.cpu import BACKEND, matrix, operators
 from raglane.kernels.cpu.kind import layer_of
@@ -316,3 +318,84 @@ def test_bad_arguments_are_exceptions() -> None:
         BACKEND.run(request, "lanes")
     with pytest.raises(ArgumentError, match=r"RAGLANE_ISA.*mmx.*portable"):
         LIBRARY.with_isa("mmx")
+
+
+class _WithThreads(Encoded):
+    """Lets the worker use two threads of torch's, as a loader itself does not."""
+
+    def __getitem__(self, index: int) -> Tensor:
+        torch.set_num_threads(2)
+        return super().__getitem__(index)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+@pytest.mark.usefixtures("two_threads")
+def test_workers_of_a_data_loader_that_may_use_threads() -> None:
+    """A loader has its workers use one thread, so what the kernels do in a forked one shows here alone."""
+    layer = rl.nn.GRU(64, 64, backend="cpu")
+    data = _WithThreads(layer, [torch.randn(length, 64) for length in (300, 1, 90, 120)])
+    here = [data[index] for index in range(len(data))]
+    # A worker that waits for threads that it has not got ends the test, and not the patience of whoever runs it.
+    loader = DataLoader(data, batch_size=None, num_workers=2, multiprocessing_context="fork", timeout=30)
+    assert_same_bits(list(loader), here)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, when the first dual tensor is made
+@pytest.mark.parametrize("backend", [BACKEND, torch_kernels.BACKEND])
+@pytest.mark.parametrize("trained", [False, True])
+def test_derivatives_forward_in_any_tensor(backend: Backend, trained: bool) -> None:
+    """In one weight or one state alone, the input being an ordinary tensor."""
+    network = make("lstm", [3, 0, 2], (3, 4, 0), layers=2).map(lambda t: t.clone().requires_grad_(trained))
+    schedule = backend.schedules[0]
+
+    def run(change: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        result = backend.run(network.map(change).request(), schedule)
+        return [part for part in (result.output, *result.state) if part is not None]
+
+    for place, tensor in enumerate(network.tensors()):
+        direction, epsilon = torch.randn_like(tensor), 1e-6
+        ends = [run(partial(_moved_if, tensor, sign * epsilon * direction)) for sign in (1, -1)]
+        slope = [(a - b).detach() / (2 * epsilon) for a, b in zip(*ends, strict=True)]
+        with forward_ad.dual_level():
+            duals = run(lambda t, x=tensor, d=direction: forward_ad.make_dual(t, d) if t is x else t)  # type: ignore[misc]
+            tangents = [forward_ad.unpack_dual(part).tangent for part in duals]
+        found = [torch.zeros_like(s) if t is None else t for t, s in zip(tangents, slope, strict=True)]
+        assert any(bool(part.any()) for part in found), place
+        assert_close(found, slope, 1e-7)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "SRU"])
+def test_a_compiled_layer_goes_backward_twice_through_a_kept_graph(kind: str) -> None:
+    """What forward saved must still be there the second time; torch refuses it unless its compiler is told before."""
+    layer = getattr(rl.nn, kind)(5, 7, bidirectional=True, backend="cpu", dtype=torch.float64)
+    values = torch.randn(9, 5, dtype=torch.float64, requires_grad=True)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True, dynamic=True)
+    found = []
+    with functorch.patch(donated_buffer=False):
+        for network in (layer, compiled):
+            out, _ = network(rl.Ragged.from_flat(values, lengths=[4, 0, 5]))
+            loss, leaves = out.values.square().sum(), [values, *layer.parameters()]
+            found += [torch.autograd.grad(loss, leaves, retain_graph=True) for _ in range(2)]
+            found.append(torch.autograd.grad(loss, leaves))
+    for again in found[1:]:
+        assert_close(list(again), list(found[0]), 1e-12)
+    assert_same_bits(list(found[3]), list(found[4]))
+    assert_same_bits(list(found[3]), list(found[5]))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, when the first dual tensor is made
+def test_derivatives_forward_where_torch_has_no_rule() -> None:
+    """In float32 its kernel for padded tensors is oneDNN's, which knows none."""
+    network = make("lstm", [3, 3], (3, 4, 0)).map(Tensor.float)
+    for tensor in network.tensors():
+        direction, found = torch.randn_like(tensor), []
+        for backend in (torch_kernels.BACKEND, reference.BACKEND):
+            with forward_ad.dual_level():
+                dual = network.map(lambda t, x=tensor, d=direction: forward_ad.make_dual(t, d) if t is x else t)  # type: ignore[misc]
+                result = backend.run(dual.request(), "padded")
+                assert result.output is not None
+                tangent = forward_ad.unpack_dual(result.output).tangent
+                assert tangent is not None
+                found.append(tangent.clone())
+        torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)

@@ -239,3 +239,46 @@ def test_an_accelerated_model_learns_the_same(dtype: torch.dtype, rounding: floa
             losses[-1].append(loss.item())
     assert losses[0] == pytest.approx(losses[1], rel=rounding)
     assert losses[0][-1] < 0.5 * losses[0][0]
+
+
+def test_the_override_ends_with_its_block_where_that_fails() -> None:
+    layer, batch = rl.nn.RNN(5, 4), a_batch()
+    with pytest.raises(ZeroDivisionError), rl.using(backend="reference", schedule="each"):
+        raise ZeroDivisionError
+    assert rl.explain(layer, batch).backend == FASTEST[0]
+    with rl.using(schedule="lanes"):
+        with pytest.raises(ZeroDivisionError), rl.using(backend="reference", schedule="each"):
+            raise ZeroDivisionError
+        assert rl.explain(layer, batch).schedule == "lanes"
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "SRU"])
+def test_auto_chooses_alike_for_every_batch(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs is what is explained, and neither asks how many sequences there are or how long they are."""
+    ran: list[tuple[str, str]] = []
+
+    class Watched:
+        def __init__(self, backend: Any) -> None:
+            self.backend, self.name, self.schedules = backend, backend.name, backend.schedules
+
+        def refuses(self, traits: Any, schedule: str) -> str | None:
+            return self.backend.refuses(traits, schedule)  # type: ignore[no-any-return]
+
+        def run(self, request: Any, schedule: str) -> Any:
+            ran.append((self.name, schedule))
+            return self.backend.run(request, schedule)
+
+    for name, backend in list(BACKENDS.items()):
+        monkeypatch.setitem(BACKENDS, name, Watched(backend))
+    layer = getattr(rl.nn, kind)(5, 4)
+    explained = set()
+    for lengths in ([1], [3], [200], [4, 4], [1] * 70, [0], [0, 0], [300, 1, 0]):
+        batch = rl.Ragged.from_flat(torch.randn(sum(lengths), 5), lengths=lengths)
+        for run_grad in (False, True):
+            with torch.set_grad_enabled(run_grad):
+                layer(batch)
+                layer(batch.to_packed())
+        choice = rl.explain(layer, batch)
+        explained.add((choice.backend, choice.schedule))
+    assert len(explained) == 1
+    assert set(ran) == explained

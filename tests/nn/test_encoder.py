@@ -186,3 +186,21 @@ _TOKENS = Ragged([[1, 2], [3]])
 def test_mistakes(options: dict[str, Any], batch: Any, kind: type[RaglaneError], says: str) -> None:
     with pytest.raises(kind, match=says):
         SequenceEncoder(**{"input_size": D, "hidden_size": H} | options)(batch)
+
+
+@pytest.mark.parametrize("pooling", [*POOLINGS, None])
+def test_dropout_of_every_pooling_is_for_training_only(pooling: str | None, device: Any) -> None:
+    """In evaluation the numbers are those of the same network without dropout."""
+    batch = _floats(device)
+    encoder, plain = (
+        SequenceEncoder(D, H, pooling=pooling, num_layers=2, dropout=share, dtype=torch.float64).to(device)
+        for share in (0.5, 0.0)
+    )
+    plain.load_state_dict(encoder.state_dict())
+
+    def numbers(network: SequenceEncoder) -> Tensor:
+        out = network(batch)
+        return out.values if isinstance(out, Ragged) else out
+
+    assert not torch.equal(numbers(encoder), numbers(encoder))
+    assert torch.equal(numbers(encoder.eval()), numbers(plain))

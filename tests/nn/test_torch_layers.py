@@ -438,3 +438,20 @@ def test_a_wrong_state_is_named_for_plain_tensors_too(hx: Any, says: str, batch_
 def test_other_wrong_inputs_are_named(call: Any, says: str) -> None:
     with pytest.raises((TypeError, ValueError), match=says):
         call(rl.nn.GRU(5, 4))
+
+
+@pytest.mark.parametrize("backend", _HERE)
+@pytest.mark.parametrize("kind", ["GRU", "LSTM"])
+def test_a_pack_on_every_backend(kind: str, backend: str) -> None:
+    """Empty sequences are in a pack's order alone, where torch's own kernels do not look."""
+    layer = getattr(rl.nn, kind)(5, 4, 2, bidirectional=True, backend=backend, dtype=torch.float64)
+    for counts in ([1, 3, 2], [3, 0, 2], [0, 0, 4, 0], [0, 1, 1]):
+        batch = rl.Ragged(sequences_of(counts, (5,)))
+        hx = tuple(torch.randn(4, len(counts), 4, dtype=torch.float64) for _ in range(2))
+        for state in (None, hx if kind == "LSTM" else hx[0]):
+            out, final = layer(batch.to_packed(), state)
+            with rl.using(backend="reference", schedule="each"):
+                wanted, wanted_final = layer(batch, state)
+            assert_close(rl.Ragged.from_packed(out).values, wanted.values, "output")
+            for own, expected in zip(parts(final), parts(wanted_final), strict=True):
+                assert_close(own, expected, "state")

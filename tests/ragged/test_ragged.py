@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 import raglane as rl
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
+from raglane.packing.flat import find_padded
 from strategies import lengths, sequences_of
 
 FEATURES = [(), (3,), (2, 3), (0,)]
@@ -421,3 +422,71 @@ def test_the_default_device_is_not_where_the_host_computes() -> None:
         for schedule in ("each", "padded", "masked", "packed", "lanes"):
             with rl.using(schedule=schedule, backend="reference"):
                 torch.testing.assert_close(gru(batch, torch.zeros(1, 2, 2, device="cpu"))[0].values, expected.values)
+
+
+@pytest.mark.parametrize("lengths", [[2, 3, 2, 3, 0, 2, 0], [1] * 9, [0, 4, 0, 4]])
+def test_sequences_of_one_length_keep_their_order_in_a_pack(lengths: list[int]) -> None:
+    packed = rl.Ragged(sequences_of(lengths)).to_packed()
+    assert packed.sorted_indices is not None
+    assert packed.unsorted_indices is not None
+    order = sorted(range(len(lengths)), key=lambda b: -lengths[b])
+    assert packed.sorted_indices.tolist() == order
+    assert packed.unsorted_indices.tolist() == sorted(range(len(order)), key=lambda place: order[place])
+
+
+@pytest.mark.parametrize("kind", [torch.tensor, np.array], ids=["tensor", "array"])
+def test_lengths_that_their_owner_changes_are_not_the_batchs(kind: Any) -> None:
+    sequences = sequences_of([2, 4, 1])
+    padded = torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True)
+    lengths = kind([2, 4, 1])
+    batches = [
+        rl.Ragged.from_padded(padded, lengths),
+        rl.Ragged.from_flat(torch.cat(sequences), lengths=lengths),
+        rl.Ragged.from_flat(torch.cat(sequences), offsets=(offsets := kind([0, 2, 6, 7]))),
+    ]
+    found = find_padded(padded, lengths, batch_first=True)
+    jagged_offsets = torch.tensor([0, 2, 6, 7])
+    batches.append(rl.Ragged.from_nested(torch.nested.nested_tensor_from_jagged(torch.cat(sequences), jagged_offsets)))
+    lengths[:], offsets[:], jagged_offsets[:] = 1, 0, 0
+    for batch in batches:
+        assert batch.host_lengths.tolist() == batch.lengths.tolist() == [2, 4, 1]
+        assert same(batch, sequences)
+    assert found.lengths.tolist() == [2, 4, 1]
+    assert found.offsets.tolist() == [0, 2, 6, 7]
+
+
+_ODD_LENGTHS = [
+    np.array([2, 9, 4, 9, 1])[::2],
+    np.array([1, 4, 2])[::-1],
+    np.array([2, 4, 1], dtype=">i8"),
+    np.array([2, 4, 1], dtype=">i2"),
+    np.array([[2, 0], [4, 0], [1, 0]])[:, 0],
+    torch.tensor([2, 9, 4, 9, 1])[::2],
+    torch.tensor([[2, 0], [4, 0], [1, 0]], dtype=torch.int32)[:, 0],
+    torch.tensor([5, 2, 4, 1])[1:],
+    (2, 4, 1),
+    [np.int64(2), np.int8(4), 1],
+    [torch.tensor(2), torch.tensor(4), torch.tensor(1)],
+]
+
+
+@pytest.mark.parametrize("lengths", _ODD_LENGTHS, ids=range(len(_ODD_LENGTHS)))
+def test_lengths_wherever_they_lie(lengths: Any) -> None:
+    """With gaps, backwards, in the other byte order: what counts is which numbers they are."""
+    sequences = sequences_of([2, 4, 1], (3,), torch.float32)
+    padded = torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True)
+    assert same(rl.Ragged.from_padded(padded, lengths), sequences)
+    assert rl.packing.pack_padded_sequence(padded, lengths, True, False).batch_sizes.tolist() == [3, 2, 1, 1]
+    assert [len(part) for part in rl.packing.unpad_sequence(padded, lengths, True)] == [2, 4, 1]
+    layer = rl.nn.GRU(3, 4, batch_first=True)
+    assert torch.equal(layer(padded, lengths=lengths)[1], layer(rl.Ragged(sequences))[1])
+    if not isinstance(lengths, list):
+        assert same(rl.Ragged.from_flat(torch.cat(sequences), lengths=lengths), sequences)
+    assert same(rl.Ragged(sequences)[np.array([0, 2])[::-1]], [sequences[2], sequences[0]])
+
+
+def test_lengths_that_are_read_only() -> None:
+    lengths = np.array([2, 1])
+    lengths.flags.writeable = False
+    assert rl.Ragged.from_flat(torch.ones(3), lengths=lengths).lengths.tolist() == [2, 1]
+    assert rl.Ragged.from_padded(torch.ones(2, 2), lengths).lengths.tolist() == [2, 1]

@@ -464,3 +464,71 @@ def test_negative_views() -> None:
     assert layer(padded, lengths=torch._neg_view(-given.lengths))[1][0].equal(final[0])
     assert rl.Ragged.from_padded(negative, given.lengths, batch_first=False).values.equal(given.values)
     assert rl.Ragged.from_flat(mirrored, lengths=LENGTHS).to_numpy()[0].tolist() == given.values.tolist()
+
+
+GRADIENTS_BESIDE_GUARD_PAGES = """
+import torch
+from attacks.guarded import chosen_library, guarded
+from attacks.memory import LAYERS
+from raglane import Ragged
+from raglane.native.library import library
+
+for isa in library().isas:
+    with chosen_library(library().with_isa(isa)):
+        for make in LAYERS.values():
+            for dtype in (torch.float32, torch.float64, torch.bfloat16):
+                layer = make(3, 17, backend="cpu", dtype=dtype, bidirectional=True)
+                for before in (False, True):
+                    out, final = layer(Ragged.from_flat(torch.randn(6, 3).to(dtype), lengths=[1, 0, 5]))
+                    results = [out.values, *(final if isinstance(final, tuple) else (final,))]
+                    given = [guarded(torch.randn(part.shape).to(dtype), before=before) for part in results]
+                    torch.autograd.grad(results, list(layer.parameters()), given, allow_unused=True)
+"""
+
+
+def test_gradients_that_come_in_beside_guard_pages() -> None:
+    """Of outputs and of final states; what autograd itself makes of them lies anywhere."""
+    done = script(GRADIENTS_BESIDE_GUARD_PAGES)
+    assert done.returncode == 0, (done.returncode, done.stderr[-300:])
+
+
+ONE_THREAD_AFTER_FORK = """
+import os, signal, torch, raglane as rl
+from raglane.native.library import library
+
+torch.set_num_threads(2)
+layer = rl.nn.{layer}
+batch = rl.Ragged.from_flat(torch.randn(1600, 64), lengths=[400] * 4)
+padded, lengths = batch.to_padded()
+with torch.no_grad():
+    wanted = layer(batch)[0].values.numpy().tobytes()
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    torch.set_num_threads(3)
+    assert library().threads() == 1, library().threads()
+    with torch.no_grad():
+        assert layer(batch)[0].values.numpy().tobytes() == wanted
+        assert layer(padded.transpose(0, 1), lengths=lengths)[0].shape == (400, 4, 64)
+    os._exit(0)
+os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_process_has_one_thread_for_the_kernels_whatever_torch_may_use() -> None:
+    """Where it does not know that it is one it waits for ever, for threads of the parent: the alarm ends it."""
+    for layer in ("GRU(64, 64, backend='cpu')", "SRU(64, 64)"):
+        done = script(ONE_THREAD_AFTER_FORK.format(layer=layer))
+        assert done.returncode == 0, (layer, done.returncode, done.stderr)
+
+
+@pytest.mark.parametrize("name", ["weight_ih_l0", "weight_hh_l1_reverse", "bias_hh_l0"])
+def test_a_parameter_that_loses_memory_after_a_call_is_refused(name: str) -> None:
+    """All of it but its storage is as it was when it was last looked at."""
+    layer, given = lstm("cpu"), batch()
+    layer(given)
+    storage = layer.get_parameter(name).untyped_storage()
+    storage.resize_(storage.nbytes() - 1)
+    with pytest.raises(ArgumentError, match=f"{name}: got"):
+        layer(given)

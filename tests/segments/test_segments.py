@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -240,3 +241,26 @@ def test_rows_taken_and_placed_are_each_others_gradient() -> None:
     few = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda v: place_rows(v, index, 5, 3.0), few)
     assert place_rows(few, index, 5, 3.0)[[1, 3]].tolist() == [[3, 3], [3, 3]]
+
+
+@pytest.mark.parametrize(("size", "step"), [(2, 1), (3, 2), (4, 1), (4, 4), (5, None)])
+def test_windows_of_a_large_batch_add_gradients_where_they_overlap(size: int, step: int | None) -> None:
+    """Many rows are moved in another way than few, which must know that some come twice."""
+    values = torch.randn(20_000, dtype=torch.float64, requires_grad=True)
+    windows = rl.Ragged.from_flat(values, lengths=[20_000]).windows(size, step)
+    index = torch.cat([torch.arange(start, min(start + size, 20_000)) for start in range(0, 20_000, step or size)])
+    index = index[: len(windows.values)]
+    assert torch.equal(windows.values, values[index])
+    weight = torch.randn_like(windows.values)
+    (ours,) = torch.autograd.grad(windows.values, values, weight)
+    torch.testing.assert_close(ours, torch.zeros_like(values).index_add(0, index, weight))
+
+
+@pytest.mark.parametrize("index", [[0, 1, 0], np.array([-2, 1, 0]), torch.tensor([1, 0, -1, 0])])
+def test_sequences_of_a_large_batch_that_are_chosen_twice_add_gradients(index: Any) -> None:
+    values = torch.randn(40_000, dtype=torch.float64, requires_grad=True)
+    rl.Ragged.from_flat(values, lengths=[39_999, 1]).select(index).values.sum().backward()
+    assert values.grad is not None
+    times = [sum(int(number) % 2 == sequence for number in index) for sequence in (0, 1)]
+    assert values.grad[:-1].eq(times[0]).all()
+    assert values.grad[-1] == times[1]

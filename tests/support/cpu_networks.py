@@ -171,3 +171,16 @@ class Encoded(torch.utils.data.Dataset[Tensor]):
         with torch.no_grad():
             out: Tensor = self.layer(self.sequences[index])[0]
         return out
+
+
+def sums_between_bfloat16() -> tuple[Tensor, Tensor]:
+    """Sums that float32 holds and bfloat16 does not, ``(M,)`` float32, and their two parts, ``(M, 2)`` bfloat16.
+
+    Of every number of one binade, of both signs: it and its next neighbours, all places between them, and the middles,
+    from which one of the two neighbours is as far as the other.
+    """
+    large = torch.arange(128, 256).repeat_interleave(64) / 128.0
+    small = torch.arange(64).repeat(128) / 4096.0
+    parts = torch.stack([torch.cat([large, -large]), torch.cat([small, -small])], 1)
+    assert torch.equal(parts.bfloat16().float(), parts)
+    return parts.sum(1), parts.bfloat16()

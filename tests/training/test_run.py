@@ -16,12 +16,15 @@ import torch
 
 from raglane.data.records import Records, offsets_of
 from raglane.errors import ArgumentError, CheckpointError, DataError
+from raglane.ragged import Ragged
+from raglane.training.batches import Batch
 from raglane.training.checkpoint import load_model, read_tensors
 from raglane.training.folder import check_folder
 from raglane.training.inference import evaluate, predict
 from raglane.training.run import TrainingResult, train
 from raglane.training.settings import Settings
 from raglane.training.state import Totals, TrainingState
+from raglane.training.tasks import Forecast
 
 _QUICK = Settings(epochs=4, hidden=5, batch_size=4, lr=0.05, dropout=0.3, threads=1)
 
@@ -389,3 +392,27 @@ def test_damaged_models_are_refused_in_words(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="without a saved model"):
         load_model(tmp_path)
     assert load_model(folder).task == "classify"
+
+
+@pytest.mark.parametrize("part", ["labels", "tags", "offsets"])
+def test_going_on_with_other_labels_or_lengths_is_refused(part: str, tmp_path: Path) -> None:
+    """The values alone do not say which data it is."""
+    records = _records()
+    train(replace(_QUICK, epochs=1), records, None, tmp_path / "run")
+    given = getattr(records, part)
+    assert given is not None
+    turned = records.offsets[-1] - given[::-1] if part == "offsets" else given[::-1]
+    assert list(turned) != list(given)
+    with pytest.raises(DataError, match="other data"):
+        train(_QUICK, replace(records, **{part: turned}), None, tmp_path / "run", resume=True)
+
+
+def test_a_missing_target_has_no_error() -> None:
+    """Whatever is forecast where the second channel was missing; by hand, the flags being the last two columns."""
+    targets = torch.tensor([[1.0, 0.0, 0.0, 1.0], [3.0, 4.0, 0.0, 0.0]])
+    inputs = torch.tensor([[0.0, 9.0, 0.0, 0.0], [1.0, 0.0, 0.0, 1.0]])
+    batch = Batch(Ragged([inputs]), targets, torch.tensor([0]))
+    for wild in (0.0, 100.0):
+        score = Forecast(torch.tensor([1.0, 10.0])).score(torch.tensor([[2.0, wild], [3.0, 5.0]]), batch)
+        assert [float(part) for part in (score.loss, score.metric, score.count)] == [1 + 1, 1 + 10, 3]
+        assert float(score.baseline) == 1 + 2 + 40

@@ -6,8 +6,9 @@ and copies only what it must; the docstrings say when.
 
 from __future__ import annotations
 
+from raglane.arrays import as_tensor
 from raglane.interop.arrow import from_arrow, to_arrow
-from raglane.interop.numbers import as_tensor, read_integers, read_lengths, read_values
+from raglane.interop.numbers import read_integers, read_lengths, read_values
 from raglane.interop.sequences import from_list, from_nested, to_nested
 
 __all__ = [

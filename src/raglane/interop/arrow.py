@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from raglane.arrays import as_tensor
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, require
-from raglane.interop.numbers import as_tensor
 
 __all__ = ["from_arrow", "to_arrow"]
 

@@ -2,40 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from raglane.arrays import as_tensor
 from raglane.checks import check_tensor
 from raglane.errors import ArgumentTypeError, RaglaneError, ShapeError, message
 from raglane.segments.checks import check_lengths
 from raglane.tracing import index_arithmetic
 
-__all__ = ["as_tensor", "read_integers", "read_lengths", "read_values"]
-
-
-def as_tensor(data: Any) -> Tensor:
-    """A tensor that shares memory with a tensor or NumPy array where it can, and copies anything else.
-
-    A read-only NumPy array is shared too: nothing in Raglane writes into the values of a batch.
-
-    Example:
-        >>> as_tensor(np.arange(3)).tolist()
-        [0, 1, 2]
-    """
-    if isinstance(data, Tensor):
-        return data
-    if isinstance(data, np.ndarray) and (not data.dtype.isnative or min(data.strides, default=0) < 0):
-        # torch has neither the other byte order nor strides that run backwards.
-        data = np.ascontiguousarray(data, dtype=data.dtype.newbyteorder("="))
-    if isinstance(data, np.ndarray) and not data.flags.writeable:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*not writable.*", category=UserWarning)
-            return torch.as_tensor(data)
-    return torch.as_tensor(data)
+__all__ = ["read_integers", "read_lengths", "read_values"]
 
 
 def read_values(data: Any, name: str) -> Tensor:
@@ -87,7 +65,7 @@ def read_integers(data: Any, name: str) -> Tensor:
     """
     try:
         # Numbers that the caller wrote down stay on the host, whatever torch's default device is.
-        tensor = data if isinstance(data, Tensor) else torch.as_tensor(data, device="cpu")
+        tensor = as_tensor(data, "cpu")
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ArgumentTypeError(
             message(

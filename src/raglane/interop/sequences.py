@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raglane.arrays import as_tensor
 from raglane.errors import ArgumentTypeError, ShapeError, message
-from raglane.interop.numbers import as_tensor
 from raglane.segments.checks import check_offsets
 from raglane.segments.plain import element_index, offsets_from_lengths
 

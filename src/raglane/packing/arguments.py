@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from raglane.arrays import as_tensor
 from raglane.checks import check_flag
 from raglane.errors import DimensionError, KindError, ShapeError, message, quote
 from raglane.layouts import IntArray, inverse
@@ -136,7 +137,7 @@ def _tensor_from(lengths: Any) -> Tensor:
         if isinstance(lengths, Sequence) and lengths and isinstance(lengths[0], Tensor):
             # Tensors of one number each: stacked, they stay on their device.
             return torch.stack([torch.as_tensor(length) for length in lengths])
-        tensor = torch.as_tensor(lengths, device="cpu")
+        tensor = as_tensor(lengths, "cpu")
     except (TypeError, ValueError, RuntimeError) as error:
         kind = ShapeError if isinstance(error, ValueError) else KindError
         rule = "one integer a sequence, in a list, a tuple or a tensor"

@@ -1,0 +1,156 @@
+"""Faults in data and training, which the commands run."""
+
+from __future__ import annotations
+
+from faults.fault import Fault
+
+__all__ = ["FAULTS"]
+
+FAULTS: dict[str, Fault] = {
+    # ---- data -----------------------------------------------------------------------------------------------------
+    "scaling-seen-by-validation": Fault(
+        "src/raglane/training/run.py",
+        "preprocessor = Preprocessor.fit(training, task",
+        "preprocessor = Preprocessor.fit(training if validation is None else validation, task",
+        "training/test_run.py::test_scaling_is_that_of_the_training_part_alone",
+    ),
+    "forward-fill-from-the-neighbour": Fault(
+        "src/raglane/data/missing.py",
+        "np.where(last >= starts, carried, np.float32(0))",
+        "np.where(last >= 0, carried, np.float32(0))",
+        "data/test_preprocess.py::test_forward_fill_does_not_run_into_the_next_sequence",
+    ),
+    "filled-before-it-is-scaled": Fault(
+        "src/raglane/data/missing.py",
+        "absent = ~np.isfinite(values)\n    result",
+        "absent = np.isnan(values)\n    result",
+        "data/test_preprocess.py::test_missing_features_against_a_loop",
+    ),
+    "labels-in-the-order-of-their-text": Fault(
+        "src/raglane/data/preprocess.py",
+        "sorted(set(map(str, labels)), key=_label_key)",
+        "sorted(set(map(str, labels)))",
+        "data/test_preprocess.py::test_labels_that_are_numbers_are_ordered_as_numbers",
+    ),
+    "channels-by-their-place": Fault(
+        "src/raglane/data/preprocess.py",
+        "if self.channels != records.channels:",
+        "if len(self.channels) != len(records.channels):",
+        "data/test_preprocess.py::test_channels_are_matched_by_name",
+    ),
+    "scaled-in-32-bits": Fault(
+        "src/raglane/data/preprocess.py",
+        "((values - np.array(self.mean)) / np.array(self.std))",
+        "((values - np.array(self.mean, np.float32)) / np.array(self.std, np.float32))",
+        "data/test_preprocess.py::test_large_values_keep_their_differences",
+    ),
+    "epochs-in-one-order": Fault(
+        "src/raglane/data/samplers/bucket.py",
+        "np.random.default_rng([self.seed, self.epoch])",
+        "np.random.default_rng([self.seed])",
+        "data/test_samplers.py::test_epochs_and_seeds_differ_in_company_and_order",
+    ),
+    "the-last-batch-resumed-twice": Fault(
+        "src/raglane/data/samplers/bucket.py",
+        "for first in starts[start:].tolist():",
+        "for first in starts[max(start - 1, 0) :].tolist():",
+        "data/test_samplers.py::test_resuming_gives_exactly_the_batches_that_remain",
+    ),
+    "an-ended-epoch-comes-again": Fault(
+        "src/raglane/data/epochs.py",
+        "self.set_epoch(self.epoch + 1)",
+        "self.set_epoch(self.epoch)",
+        "data/test_samplers.py::test_a_plain_loop_gets_other_batches_in_every_epoch",
+    ),
+    "parts-that-overlap": Fault(
+        "src/raglane/data/dataset.py",
+        "return records.select(~held_out), records.select(held_out)",
+        "return records.select(~held_out | (held_out.cumsum() == 1)), records.select(held_out)",
+        "data/test_dataset.py::test_split_rules",
+    ),
+    "a-subsets-ids-are-the-datasets": Fault(
+        "src/raglane/data/dataset.py",
+        "ids=[self.ids[row] for row in rows.tolist()]",
+        "ids=self.ids[: len(rows)]",
+        "data/test_dataset.py::test_subset",
+    ),
+    # ---- training -------------------------------------------------------------------------------------------------
+    "a-forecast-knows-its-target": Fault(
+        "src/raglane/training/batches.py",
+        "targets = dataset.values[elements + 1]",
+        "targets = dataset.values[elements]",
+        "training/test_batches.py::test_batch_against_slices",
+    ),
+    "batches-do-not-change-with-the-epoch": Fault(
+        "src/raglane/training/batches.py",
+        "sampler.set_epoch(epoch)",
+        "sampler.set_epoch(0)",
+        "training/test_batches.py::test_order_changes_with_the_epoch_and_the_seed",
+    ),
+    "confusion-matrix-transposed": Fault(
+        "src/raglane/training/metrics.py",
+        "targets * classes + predictions",
+        "predictions * classes + targets",
+        "training/test_metrics.py::test_against_counting",
+    ),
+    "confusion-matrix-called-transposed": Fault(
+        "src/raglane/training/inference.py",
+        "confusion_matrix(batch.targets, _logits(output).argmax(-1).cpu(), classes)",
+        "confusion_matrix(_logits(output).argmax(-1).cpu(), batch.targets, classes)",
+        "training/test_run.py::test_evaluation_agrees_with_predictions",
+    ),
+    "accuracy-for-macro-f1": Fault(
+        "src/raglane/training/inference.py",
+        '"macro_f1": macro_f1(confusion)',
+        '"macro_f1": accuracy(confusion)',
+        "training/test_run.py::test_macro_f1_on_unbalanced_classes",
+    ),
+    "macro-f1-of-absent-classes": Fault(
+        "src/raglane/training/metrics.py",
+        "f1_scores(matrix).nanmean()",
+        "f1_scores(matrix).nan_to_num().mean()",
+        "training/test_metrics.py::test_against_counting",
+    ),
+    "resumed-with-other-validation-data": Fault(
+        "src/raglane/training/run.py",
+        "fingerprint(training, validation)",
+        "fingerprint(training)",
+        "training/test_run.py::test_going_on_with_other_validation_data_is_refused",
+    ),
+    "a-fingerprint-without-labels": Fault(
+        "src/raglane/training/run.py",
+        "for words in (records.labels, records.tags,",
+        "for words in (records.tags,",
+        "training/test_run.py::test_going_on_with_other_labels_or_lengths_is_refused",
+    ),
+    "the-optimizer-starts-anew": Fault(
+        "src/raglane/training/loop.py",
+        "optimizer.load_state_dict(self.optimizer_state)",
+        "optimizer.zero_grad()",
+        "training/test_run.py::test_going_on_is_never_having_stopped",
+    ),
+    "random-numbers-start-anew": Fault(
+        "src/raglane/training/loop.py",
+        'torch.set_rng_state(self.random["cpu"])',
+        "torch.get_rng_state()",
+        "training/test_run.py::test_going_on_is_never_having_stopped",
+    ),
+    "missing-targets-are-zeros": Fault(
+        "src/raglane/training/tasks.py",
+        "error = (forecasts - known) * real",
+        "error = forecasts - known",
+        "training/test_run.py::test_a_missing_target_has_no_error",
+    ),
+    "a-forecast-of-the-first-step-again": Fault(
+        "src/raglane/training/model.py",
+        "forecast = forecast + self.head(self.encoder.dropout(output))",
+        "forecast = known[:, :size] + self.head(self.encoder.dropout(output))",
+        "training/test_run.py::test_a_longer_forecast_feeds_itself",
+    ),
+    "a-loss-may-grow-tenfold-more": Fault(
+        "src/raglane/training/divergence.py",
+        "if loss > max(_LOST * base, 1.0):",
+        "if loss > max(_HIGH * _LOST * base, 1.0):",
+        "training/test_divergence.py::test_what_counts_as_lost",
+    ),
+}

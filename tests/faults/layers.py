@@ -1,0 +1,153 @@
+"""Faults in layers and what stands on them: inputs, states, regularisation, resets, poolings, losses, the CRF."""
+
+from __future__ import annotations
+
+from faults.fault import Fault
+
+__all__ = ["FAULTS"]
+
+_ENCODER_DROPOUT = "nn/test_encoder.py::test_dropout_of_every_pooling_is_for_training_only"
+
+FAULTS: dict[str, Fault] = {
+    # ---- the encoder and its poolings -----------------------------------------------------------------------------
+    "dropout-after-a-pooling-in-evaluation": Fault(
+        "src/raglane/nn/encoder.py",
+        "else self.dropout(self.pool(out))",
+        "else nn.functional.dropout(self.pool(out), self.dropout.p)",
+        _ENCODER_DROPOUT,
+    ),
+    "dropout-of-the-last-state-in-evaluation": Fault(
+        "src/raglane/nn/encoder.py",
+        "self.dropout(self.recurrent.summary(out, state))",
+        "nn.functional.dropout(self.recurrent.summary(out, state), self.dropout.p)",
+        _ENCODER_DROPOUT,
+    ),
+    "dropout-without-pooling-in-evaluation": Fault(
+        "src/raglane/nn/encoder.py",
+        "out.map(self.dropout) if self.pool is None",
+        "out.map(lambda values: nn.functional.dropout(values, self.dropout.p)) if self.pool is None",
+        _ENCODER_DROPOUT,
+    ),
+    "attention-without-tanh": Fault(
+        "src/raglane/nn/pooling.py",
+        "self.query(torch.tanh(self.hidden(values)))",
+        "self.query(self.hidden(values))",
+        "nn/test_pooling.py::test_against_a_loop",
+    ),
+    # ---- states, inputs, options ----------------------------------------------------------------------------------
+    "a-carried-state-keeps-its-graph": Fault(
+        "src/raglane/nn/recurrent/carry.py",
+        "torch.where(is_fresh, new, old.detach())",
+        "torch.where(is_fresh, new, old)",
+        "data/test_chunks.py::test_carrying_detaches",
+    ),
+    "a-state-in-the-packs-order": Fault(
+        "src/raglane/nn/recurrent/request.py",
+        "part.index_select(1, packed.unsorted_indices) for part in final",
+        "part.index_select(1, packed.sorted_indices) for part in final",
+        "nn/test_torch_layers.py::test_a_pack_on_every_backend",
+    ),
+    "a-lone-sequences-batch-is-a-choice": Fault(
+        "src/raglane/nn/recurrent/request.py",
+        "dispatch.pick(traits, network.schedule, network.backend)",
+        'dispatch.pick(traits, network.schedule, "torch" if request.count == 1 else network.backend)',
+        "kernels/test_dispatch.py::test_auto_chooses_alike_for_every_batch",
+    ),
+    "a-state-not-in-the-packs-order": Fault(
+        "src/raglane/nn/recurrent/request.py",
+        "part.index_select(1, packed.sorted_indices) for part in state",
+        "part for part in state",
+        "nn/test_torch_layers.py::test_a_pack_on_every_backend",
+    ),
+    "regularised-in-evaluation": Fault(
+        "src/raglane/nn/recurrent/request.py",
+        "training=network.training,\n        need_output",
+        "training=True,\n        need_output",
+        "nn/test_regularisation.py::test_evaluation_takes_the_mean_of_zoneout",
+    ),
+    "the-state-of-a-bidirectional-reset": Fault(
+        "src/raglane/nn/recurrent/resets.py",
+        "final[1::2].index_select(1, self.first)",
+        "final[1::2].index_select(1, self.last)",
+        "nn/test_resets.py::test_any_marks",
+    ),
+    "an-empty-sequence-resets-its-neighbour": Fault(
+        "src/raglane/nn/recurrent/resets.py",
+        "torch.isin(starts, marked) & (lengths > 0)",
+        "torch.isin(starts, marked)",
+        "nn/test_resets.py::test_any_marks",
+    ),
+    "lengths-state-of-length": Fault(
+        "src/raglane/nn/recurrent/initial_state.py",
+        ".log1p()",
+        ".clamp(min=1).log()",
+        "nn/test_initial_state.py::test_as_if_it_were_given",
+    ),
+    "the-same-mask-for-all-sequences": Fault(
+        "src/raglane/nn/recurrent/regularisation.py",
+        "_mask(values.new_empty(request.count, values.shape[1]), rule.input_dropout)",
+        "_mask(values.new_empty(1, values.shape[1]), rule.input_dropout).expand(request.count, -1)",
+        "nn/test_regularisation.py::test_a_naive_loop_under_the_same_masks",
+    ),
+    "dropout-on-the-first-layers-input": Fault(
+        "src/raglane/nn/recurrent/regularisation.py",
+        "if layer and request.dropout:",
+        "if request.dropout:",
+        "nn/test_regularisation.py::test_a_naive_loop_under_the_same_masks",
+    ),
+    "zoneout-of-the-other-state": Fault(
+        "src/raglane/nn/recurrent/regularisation.py",
+        "zip(request.initial(), shares, strict=True)",
+        "zip(request.initial(), shares[::-1], strict=True)",
+        "nn/test_regularisation_masks.py::test_the_share_of_units_held",
+    ),
+    "chrono-closes-the-forget-gate": Fault(
+        "src/raglane/nn/init.py",
+        "block.copy_(-forget)",
+        "block.copy_(forget)",
+        "nn/test_init.py::test_chrono",
+    ),
+    "a-forget-bias-twice": Fault(
+        "src/raglane/nn/init.py",
+        "nn.init.zeros_(second.detach()[rows])",
+        "nn.init.ones_(second.detach()[rows])",
+        "nn/test_init.py::test_forget_bias",
+    ),
+    # ---- losses and the CRF ---------------------------------------------------------------------------------------
+    "what-is-ignored-is-counted": Fault(
+        "src/raglane/nn/losses/classes.py",
+        "counted = classes != ignore_index",
+        "counted = classes != ignore_index + 1",
+        "nn/test_losses.py::test_reductions_by_hand nn/test_losses.py::test_all_ignored_is_zero",
+    ),
+    "an-ignored-sequence-is-a-sequence": Fault(
+        "src/raglane/nn/losses/comparison.py",
+        "shares = (elements != 0).to(summed.dtype)",
+        "shares = torch.ones_like(elements).to(summed.dtype)",
+        "nn/test_losses.py::test_a_sequence_that_is_ignored_does_not_count_as_one",
+    ),
+    "weights-of-sequences-forgotten": Fault(
+        "src/raglane/nn/losses/comparison.py",
+        "shares = shares * self.sequence_weights",
+        "shares = shares * (self.sequence_weights != 0)",
+        "nn/test_losses.py::test_reductions_by_hand",
+    ),
+    "ctc-skips-equal-labels": Fault(
+        "src/raglane/nn/losses/ctc.py",
+        "is_label & (position > 2) & (label != label.roll(2))",
+        "is_label & (position > 2)",
+        "nn/test_losses_ctc.py::test_against_every_path",
+    ),
+    "crf-without-its-end": Fault(
+        "src/raglane/nn/crf/recursions.py",
+        "return taken.index_add_(0, steps.sequence, _log_sum_exp(final).to(_SUMS))",
+        "return taken.index_add_(0, steps.sequence, _log_sum_exp(final - scores.end).to(_SUMS))",
+        "nn/test_crf.py::test_equals_the_sum_over_all_paths",
+    ),
+    "crf-transitions-turned-around": Fault(
+        "src/raglane/nn/crf/recursions.py",
+        "pairs.t().contiguous()",
+        "pairs.contiguous()",
+        "nn/test_crf.py::test_gradients_and_second_gradients",
+    ),
+}

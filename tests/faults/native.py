@@ -1,0 +1,65 @@
+"""Faults around and in the kernels in C++. Those of ``csrc/`` take a build each, and are played with ``--kernels``."""
+
+from __future__ import annotations
+
+from faults.fault import Fault
+
+__all__ = ["FAULTS"]
+
+_ROUNDING = (
+    "kernels/test_cpu_matrix.py::test_bfloat16_is_rounded_as_torch_rounds"
+    " kernels/test_cpu_elementwise.py::test_bfloat16_is_rounded_as_torch_rounds"
+)
+
+FAULTS: dict[str, Fault] = {
+    "a-fork-is-not-noticed": Fault(
+        "src/raglane/native/library.py",
+        "return torch.get_num_threads() if threads_before() is None else 1",
+        "return torch.get_num_threads()",
+        "safety/test_memory.py::test_a_forked_process_has_one_thread_for_the_kernels_whatever_torch_may_use",
+    ),
+    "threads-lost-in-a-fork": Fault(
+        "src/raglane/native/library.py",
+        "        torch.set_num_threads(1)\n",
+        "        pass\n",
+        "safety/test_memory.py::test_forward_and_backward_after_a_fork",
+    ),
+    "rows-with-gaps-taken-as-dense": Fault(
+        "src/raglane/native/memory.py",
+        "            and part.is_contiguous()\n",
+        "",
+        "native/test_rows.py::test_tensors_with_gaps"
+        " ragged/test_ragged.py::test_lengths_wherever_they_lie"
+        " kernels/test_cpu_elementwise.py::test_tensors_with_gaps",
+    ),
+    "padded-rows-and-steps-swapped": Fault(
+        "src/raglane/native/rows.py",
+        "strides = stride[batch_dim] * size, stride[1 - batch_dim] * size",
+        "strides = stride[1 - batch_dim] * size, stride[batch_dim] * size",
+        "native/test_rows.py::test_a_padded_tensor_there_and_back",
+    ),
+    "bfloat16-cut-off": Fault(
+        "csrc/simd.h",
+        "(bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16",
+        "bits >> 16",
+        _ROUNDING,
+    ),
+    "bfloat16-ties-away-from-zero": Fault(
+        "csrc/simd.h",
+        "(bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16",
+        "(bits + 0x8000u) >> 16",
+        _ROUNDING,
+    ),
+    "gradients-read-past-their-row": Fault(
+        "csrc/scan_backward.h",
+        "if (grad_output) d_h += load(grad_output + unit, count);",
+        "if (grad_output) d_h += load(grad_output + unit);",
+        "safety/test_memory.py::test_gradients_that_come_in_beside_guard_pages",
+    ),
+    "an-lstm-that-forgets-its-gradient": Fault(
+        "csrc/cells/lstm.h",
+        "dc = d * f;",
+        "dc = d;",
+        "kernels/test_cpu_matrix.py::test_gradients_by_torchs_products[lstm-mixed]",
+    ),
+}
