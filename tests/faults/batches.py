@@ -101,8 +101,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "padded-lengths-are-the-callers-memory": Fault(
         "src/raglane/packing/flat.py",
-        "torch.from_numpy(host.copy())",
-        "torch.from_numpy(host)",
+        "_on(host.copy(), padded.device)",
+        "_on(host, padded.device)",
         "ragged/test_ragged.py::test_lengths_that_their_owner_changes_are_not_the_batchs",
     ),
     "lengths-may-rise": Fault(
