@@ -47,7 +47,9 @@ def test_gradients_are_those_of_advanced_indexing(count: int, features: tuple[in
     (theirs,) = torch.autograd.grad(values[index], values, grad)
     assert torch.equal(ours, theirs)
     small = grad.clone().requires_grad_()
-    (ours,) = torch.autograd.grad(place_rows(small, index, 2 * count + 3, 7.0), small, values.detach())
+    placed = place_rows(small, index, 2 * count + 3, 7.0)
+    assert placed.equal(place_rows(grad, index, 2 * count + 3, 7.0))
+    (ours,) = torch.autograd.grad(placed, small, values.detach())
     assert torch.equal(ours, values.detach()[index])
 
 

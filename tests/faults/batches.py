@@ -105,6 +105,12 @@ FAULTS: dict[str, Fault] = {
         "_on(host, padded.device)",
         "ragged/test_ragged.py::test_lengths_that_their_owner_changes_are_not_the_batchs",
     ),
+    "padding-is-zero-where-gradients-flow": Fault(
+        "src/raglane/indexing.py",
+        "_PlaceRows.apply(values, index, size, fill)",
+        "_PlaceRows.apply(values, index, size, 0.0)",
+        "test_indexing.py",
+    ),
     "lengths-may-rise": Fault(
         "src/raglane/packing/functions.py",
         "if np.count_nonzero(lengths[1:] > lengths[:-1]):",

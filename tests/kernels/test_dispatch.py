@@ -260,6 +260,7 @@ def test_auto_chooses_alike_for_every_batch(kind: str, monkeypatch: pytest.Monke
     class Watched:
         def __init__(self, backend: Any) -> None:
             self.backend, self.name, self.schedules = backend, backend.name, backend.schedules
+            self.layouts = backend.layouts
 
         def refuses(self, traits: Any, schedule: str) -> str | None:
             return self.backend.refuses(traits, schedule)  # type: ignore[no-any-return]

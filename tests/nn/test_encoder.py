@@ -168,7 +168,7 @@ _TOKENS = Ragged([[1, 2], [3]])
         ({"layer": ["gru"]}, None, ArgumentError, r"layer: got \['gru'\]"),
         ({"pooling": ["last"]}, None, ArgumentError, r"pooling: got \['last'\]"),
         ({"pooling": {}}, None, ArgumentError, "pooling: got {}"),
-        ({"bidirectional": 1}, None, ArgumentError, "bidirectional: got 1"),
+        ({"bidirectional": 1}, None, ArgumentTypeError, "bidirectional: got 1"),
         ({"layer_norm": "yes"}, None, ArgumentError, "layer_norm: got 'yes'"),
         ({"dtype": torch.int64}, None, ArgumentError, r"dtype: got torch\.int64"),
         ({"foo": 1}, None, ArgumentTypeError, "foo: got 1"),

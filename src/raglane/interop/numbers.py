@@ -100,7 +100,7 @@ def read_lengths(data: Any) -> Tensor:
         ArgumentError: a length below 0.
 
     Example:
-        >>> read_lengths(np.array([3, 1], dtype=np.int16))
+        >>> read_lengths(torch.tensor([3, 1], dtype=torch.int16))
         tensor([3, 1])
     """
     given = read_integers(data, "lengths")

@@ -17,10 +17,8 @@ __all__ = [
     "check_count",
     "check_dropout",
     "check_dtype",
-    "check_flag",
     "check_number",
     "check_signature",
-    "check_whole",
 ]
 
 
@@ -54,25 +52,6 @@ def _holds(rule: Callable[[float], bool], value: Any) -> bool:
         return False
 
 
-def check_whole(name: str, value: Any) -> int:
-    """A whole number as it is.
-
-    Raises:
-        ArgumentTypeError: anything else.
-        ArgumentError: beyond 64 bits.
-
-    Example:
-        >>> check_whole("ignore_index", -100)
-        -100
-    """
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise ArgumentTypeError(message(name, quote(value), "a whole number", "pass an int"))
-    whole = int(value)
-    if not -(2**63) <= whole < 2**63:
-        raise ArgumentError(message(name, quote(value), "a whole number of 64 bits", "pass a smaller one"))
-    return whole
-
-
 def check_clip(clip: float | None) -> float | None:
     """A cell's ``clip`` as it is.
 
@@ -103,21 +82,6 @@ def check_count(name: str, value: Any) -> int:
     if int(value) >= 2**31:
         raise ArgumentError(message(name, quote(value), "at most 2**31 - 1", "pass a smaller one"))
     return int(value)
-
-
-def check_flag(name: str, value: Any) -> bool:
-    """A yes or no as it is.
-
-    Raises:
-        ArgumentError: anything else.
-
-    Example:
-        >>> check_flag("bias", True)
-        True
-    """
-    if not isinstance(value, bool):
-        raise ArgumentError(message(name, quote(value), "True or False", "choose one of them"))
-    return value
 
 
 def check_dropout(dropout: Any) -> float:

@@ -42,8 +42,8 @@ class _PackedLoop(nn.Module):
 
     def forward(self, packed: PackedSequence) -> tuple[PackedSequence, Any]:
         """Outputs as a pack, and the final states, ``(1, B, H)`` each."""
-        network = self._layer[0]._network()
-        cell, weights = network.cell, network.weights[0]
+        (layer,) = self._layer
+        cell, weights = layer.cell, layer._weights()[0]
 
         def prepare(rows: Tensor) -> Tensor:
             offsets = torch.tensor([0, rows.shape[0]], device=rows.device)
@@ -52,7 +52,7 @@ class _PackedLoop(nn.Module):
 
         inputs = prepare(packed.data) if self._hoists else packed.data
         counts = packed.batch_sizes.tolist()
-        state = tuple(packed.data.new_zeros(counts[0], size) for size in network.state_sizes)
+        state = tuple(packed.data.new_zeros(counts[0], size) for size in layer.state_sizes)
         outputs: list[Tensor] = []
         ended: list[tuple[Tensor, ...]] = []
         for count, rows in zip(counts, inputs.split(counts), strict=True):

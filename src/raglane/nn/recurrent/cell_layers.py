@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from raglane import cells
 from raglane.cells import CELLS, CellSpec
 from raglane.cells.elementwise import ElementwiseWeights
+from raglane.checks import check_flag
 from raglane.errors import ArgumentError, message
-from raglane.nn.arguments import check_clip, check_count, check_dropout, check_dtype, check_flag
+from raglane.nn.arguments import check_clip, check_count, check_dropout, check_dtype
 from raglane.nn.recurrent.layer import Options, RecurrentLayer
 
 __all__ = [
@@ -217,7 +218,42 @@ class _Bound(torch.autograd.Function):
         return grad.masked_fill(outwards, 0.0), None
 
 
-class PeepholeLSTM(CellLayer):
+class _ClippedLayer(CellLayer):
+    """Layers of cells that can hold the arguments of their gates between ``-clip`` and ``clip``."""
+
+    _own: ClassVar[dict[str, Any]] = {"clip": None}
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        clip: float | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        self.clip = clip
+        super().__init__(
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            device,
+            dtype,
+            **options,
+        )
+
+
+class PeepholeLSTM(_ClippedLayer):
     """The LSTM with peepholes on ragged batches: its gates see the memory too.
 
     The equations and the paper stand in :mod:`raglane.cells.peephole_lstm`, the arguments in
@@ -231,42 +267,11 @@ class PeepholeLSTM(CellLayer):
         (torch.Size([7, 8]), torch.Size([2, 2, 4]))
     """
 
-    _own: ClassVar[dict[str, Any]] = {"clip": None}
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        bias: bool = True,
-        batch_first: bool = False,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        *,
-        clip: float | None = None,
-        **options: Unpack[Options],
-    ) -> None:
-        self.clip = clip
-        super().__init__(
-            input_size,
-            hidden_size,
-            num_layers,
-            bias,
-            batch_first,
-            dropout,
-            bidirectional,
-            device,
-            dtype,
-            **options,
-        )
-
     def _make_cell(self) -> CellSpec:
         return cells.PeepholeLSTM(check_clip(self.clip))
 
 
-class CoupledLSTM(CellLayer):
+class CoupledLSTM(_ClippedLayer):
     """The LSTM with coupled gates on ragged batches: it forgets as much as it takes up.
 
     The equations and the paper stand in :mod:`raglane.cells.coupled_lstm`, the arguments in
@@ -279,37 +284,6 @@ class CoupledLSTM(CellLayer):
         >>> out.values.shape, h.shape
         (torch.Size([7, 8]), torch.Size([2, 2, 4]))
     """
-
-    _own: ClassVar[dict[str, Any]] = {"clip": None}
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        bias: bool = True,
-        batch_first: bool = False,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        *,
-        clip: float | None = None,
-        **options: Unpack[Options],
-    ) -> None:
-        self.clip = clip
-        super().__init__(
-            input_size,
-            hidden_size,
-            num_layers,
-            bias,
-            batch_first,
-            dropout,
-            bidirectional,
-            device,
-            dtype,
-            **options,
-        )
 
     def _make_cell(self) -> CellSpec:
         return cells.CoupledLSTM(check_clip(self.clip))

@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from raglane.cells.spec import CellSpec
+from raglane.checks import check_flag
 from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError, ShapeError, message
 from raglane.kernels.dispatch import check_names
-from raglane.nn.arguments import check_count, check_flag
+from raglane.nn.arguments import check_count
 from raglane.nn.recurrent.initial_state import LengthState
 from raglane.nn.recurrent.regularisation import Regularisation
 from raglane.nn.recurrent.request import State, one_or_tuple, run
