@@ -169,7 +169,7 @@ _TOKENS = Ragged([[1, 2], [3]])
         ({"pooling": ["last"]}, None, ArgumentError, r"pooling: got \['last'\]"),
         ({"pooling": {}}, None, ArgumentError, "pooling: got {}"),
         ({"bidirectional": 1}, None, ArgumentTypeError, "bidirectional: got 1"),
-        ({"layer_norm": "yes"}, None, ArgumentError, "layer_norm: got 'yes'"),
+        ({"layer_norm": "yes"}, None, ArgumentTypeError, "layer_norm: got 'yes'"),
         ({"dtype": torch.int64}, None, ArgumentError, r"dtype: got torch\.int64"),
         ({"foo": 1}, None, ArgumentTypeError, "foo: got 1"),
         ({"embedding": 0}, None, ArgumentError, "embedding: got 0"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from torch.autograd import forward_ad
 
 from raglane.kernels import reference
 from raglane.kernels.checks import check
@@ -47,7 +46,7 @@ class CpuBackend:
         """See :class:`~raglane.kernels.contract.Backend`."""
         if torch.is_autocast_enabled("cpu"):
             request = check(request).cast(torch.get_autocast_dtype("cpu"))
-        if forward_ad._current_level >= 0 and has_tangent(request.tensors()):
+        if has_tangent(request.tensors()):
             return reference.BACKEND.run(request, schedule)
         leave_lost_threads()
         return run_layers(request, run_layer)
