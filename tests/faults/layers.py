@@ -49,8 +49,9 @@ FAULTS: dict[str, Fault] = {
     ),
     "a-lone-sequences-batch-is-a-choice": Fault(
         "src/raglane/nn/recurrent/request.py",
-        "plan = plan_of(layer, inputs.data, need_states, inputs.is_dense)",
-        "plan = plan_of(layer, inputs.data, need_states, inputs.is_dense or len(inputs.batch) == 1)",
+        "result = plan.backend.run(request, plan.schedule)\n    # What",
+        'result = (dispatch.BACKENDS["reference"] if request.count == 1 else plan.backend).run('
+        "request, plan.schedule)\n    # What",
         "kernels/test_dispatch.py::test_auto_chooses_alike_for_every_batch",
     ),
     "a-state-not-in-the-packs-order": Fault(
@@ -61,8 +62,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "regularised-in-evaluation": Fault(
         "src/raglane/nn/recurrent/request.py",
-        "rule.acts(layer.training),",
-        "rule.acts(True),",
+        "layer.training,\n        need_output,\n        need_states",
+        "True,\n        need_output,\n        need_states",
         "nn/test_regularisation.py::test_evaluation_takes_the_mean_of_zoneout",
     ),
     "the-state-of-a-bidirectional-reset": Fault(

@@ -60,6 +60,6 @@ FAULTS: dict[str, Fault] = {
         "csrc/cells/lstm.h",
         "dc = d * f;",
         "dc = d;",
-        "kernels/test_cpu_matrix.py::test_gradients_by_torchs_products[lstm-mixed]",
+        "kernels/test_cpu_matrix.py::test_gradients_by_torchs_products[lstm]",
     ),
 }
