@@ -188,7 +188,7 @@ def test_mistakes(options: dict[str, Any], batch: Any, kind: type[RaglaneError],
         SequenceEncoder(**{"input_size": D, "hidden_size": H} | options)(batch)
 
 
-@pytest.mark.parametrize("pooling", [*POOLINGS, None])
+@pytest.mark.parametrize("pooling", ["summary", *POOLINGS, None])
 def test_dropout_of_every_pooling_is_for_training_only(pooling: str | None, device: Any) -> None:
     """In evaluation the numbers are those of the same network without dropout."""
     batch = _floats(device)
