@@ -1,0 +1,112 @@
+"""What a call costs where there is little to compute: small batches, and one step of a stream.
+
+    python benchmarks/small_calls.py > benchmarks/results/small-calls.md
+
+The first table has 8 sequences of 10 elements, 32 features and 32 units: ours on a Ragged against the fastest of
+torch's layer on a padded tensor and on a pack. The second has ``layer.step`` for ``B`` streams against torch's cell, which does
+the same, and against torch's layer on one step. All ways take turns, and each figure is a median.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import raglane as rl
+from safety import processor
+
+SEQUENCES, STEPS, SIZE = 8, 10, 32
+
+
+def medians(ways: dict[str, Callable[[], Any]], number: int, rounds: int = 40) -> dict[str, float]:
+    """Microseconds of each way."""
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    for way in ways.values():
+        for _ in range(100):
+            way()
+    for _ in range(rounds):
+        for name, way in ways.items():
+            start = time.perf_counter()
+            for _ in range(number):
+                way()
+            taken[name].append((time.perf_counter() - start) / number * 1e6)
+    return {name: statistics.median(each) for name, each in taken.items()}
+
+
+def infer(layer: Any, given: Any) -> Any:
+    with torch.inference_mode():
+        return layer(given)
+
+
+def train(layer: Any, given: Any, weights: list[Tensor], gradient: Tensor) -> Any:
+    """Outputs, and the gradients of the weights for a gradient of theirs."""
+    out = layer(given)[0]
+    values = out if isinstance(out, Tensor) else out.values if isinstance(out, rl.Ragged) else out.data
+    return torch.autograd.grad(values.reshape(gradient.shape), weights, gradient)
+
+
+def batches() -> None:
+    print("| layer | mode | ours, us | torch padded, us | torch packed, us | fastest of torch / ours |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    sequences = [torch.randn(STEPS, SIZE) for _ in range(SEQUENCES)]
+    given = {
+        "ours": rl.Ragged(sequences),
+        "padded": torch.stack(sequences, 1),
+        "packed": torch.nn.utils.rnn.pack_sequence(sequences),
+    }
+    gradient = torch.randn(SEQUENCES * STEPS, SIZE)
+    for name in ("LSTM", "GRU", "RNN"):
+        theirs = getattr(torch.nn, name)(SIZE, SIZE)
+        ours = getattr(rl.nn, name)(SIZE, SIZE)
+        ours.load_state_dict(theirs.state_dict())
+        layers = {"ours": ours, "padded": theirs, "packed": theirs}
+        weights = {way: list(layer.parameters()) for way, layer in layers.items()}
+        modes: dict[str, dict[str, Callable[[], Any]]] = {
+            "inference": {way: partial(infer, layers[way], given[way]) for way in given},
+            "training": {way: partial(train, layers[way], given[way], weights[way], gradient) for way in given},
+        }
+        for mode, ways in modes.items():
+            found = medians(ways, 50)
+            best = min(found["padded"], found["packed"])
+            times = " | ".join(f"{found[way]:.1f}" for way in given)
+            print(f"| {name} | {mode} | {times} | {best / found['ours']:.2f} |")
+
+
+def steps() -> None:
+    print("| layer | B | H | layer.step, us | torch's cell, us | torch's layer on one step, us | cell / ours |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for name in ("LSTM", "GRU"):
+        for count, size in ((1, 32), (1, 128), (1, 512), (8, 32), (8, 128), (64, 128)):
+            theirs, cell = getattr(torch.nn, name)(size, size), getattr(torch.nn, f"{name}Cell")(size, size)
+            ours = getattr(rl.nn, name)(size, size)
+            ours.load_state_dict(theirs.state_dict())
+            x_t, state = torch.randn(count, size), torch.zeros(1, count, size)
+            hx: Any = (state, state) if name == "LSTM" else state
+            flat: Any = (state[0], state[0]) if name == "LSTM" else state[0]
+            with torch.inference_mode():
+                found = medians(
+                    {
+                        "ours": partial(ours.step, x_t, hx),
+                        "cell": partial(cell, x_t, flat),
+                        "layer": partial(theirs, x_t.unsqueeze(0), hx),
+                    },
+                    50,
+                )
+            times = " | ".join(f"{each:.1f}" for each in found.values())
+            print(f"| {name} | {count} | {size} | {times} | {found['cell'] / found['ours']:.2f} |")
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    machine = f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    print(f"# Small calls\n\n`python benchmarks/small_calls.py`: {machine}.\n")
+    print(f"{SEQUENCES} sequences of {STEPS} elements, H and D of {SIZE}, float32:\n")
+    batches()
+    print("\nOne step of B streams, inference:\n")
+    steps()
