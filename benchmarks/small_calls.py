@@ -3,8 +3,8 @@
     python benchmarks/small_calls.py > benchmarks/results/small-calls.md
 
 The first table has 8 sequences of 10 elements, 32 features and 32 units: ours on a Ragged against the fastest of
-torch's layer on a padded tensor and on a pack. The second has ``layer.step`` for ``B`` streams against torch's cell, which does
-the same, and against torch's layer on one step. All ways take turns, and each figure is a median.
+torch's layer on a padded tensor and on a pack. The second has ``layer.step`` for ``B`` streams against torch's cell,
+which does the same, and against torch's layer on one step. All ways take turns, and each figure is a median.
 """
 
 from __future__ import annotations
