@@ -54,7 +54,7 @@ def check_tensor(name: str, given: Any, least: int = 0, fix: str = "pass a torch
         name: what the caller calls it.
         given: what was given.
         least: dimensions that it has at least.
-        fix: what to do where it is none.
+        fix: what to do where it is not a tensor.
 
     Raises:
         ArgumentTypeError: no tensor, or a nested, sparse or quantized one.
@@ -79,7 +79,7 @@ def check_dense(name: str, given: Tensor) -> None:
     """Refuse a sparse tensor.
 
     Raises:
-        ShapeError: it is one.
+        ShapeError: the tensor is sparse.
 
     Example:
         >>> check_dense("input", torch.zeros(2))
@@ -99,7 +99,7 @@ def check_fits(name: str, given: Tensor, other: Tensor) -> None:
         other: what it meets.
 
     Raises:
-        ShapeError: they do not fit.
+        ShapeError: the tensor does not fit ``other``.
 
     Example:
         >>> check_fits("input", torch.zeros(2), torch.zeros(3))
@@ -120,7 +120,7 @@ def check_fits(name: str, given: Tensor, other: Tensor) -> None:
 
 
 def check_like(name: str, given: Any, shape: tuple[int, ...], like: Tensor) -> None:
-    """Refuse what a kernel cannot compute with in a place.
+    """Refuse what a kernel cannot compute with.
 
     Args:
         name: what the caller calls it.
@@ -159,7 +159,7 @@ def check_storage(name: str, given: Tensor) -> None:
         given: what was given, of any strides.
 
     Raises:
-        ShapeError: it was.
+        ShapeError: the storage is too small for the shape.
 
     Example:
         >>> freed = torch.zeros(3)
@@ -189,7 +189,7 @@ def check_storage(name: str, given: Tensor) -> None:
 
 
 def check_kind(name: str, given: Any, kind: Any, rule: str, fix: str) -> None:
-    """Refuse what is no instance of a class.
+    """Refuse what is not an instance of a class.
 
     Args:
         name: what the caller calls it.
@@ -199,7 +199,7 @@ def check_kind(name: str, given: Any, kind: Any, rule: str, fix: str) -> None:
         fix: what to do.
 
     Raises:
-        ArgumentTypeError: it is none.
+        ArgumentTypeError: it is not an instance.
 
     Example:
         >>> check_kind("ids", ("a",), (tuple, list), "a tuple or a list", "convert it")
@@ -232,7 +232,7 @@ def check_choice(name: str, given: Any, choices: Sequence[str], fix: str = "pass
     """One of several names as it is.
 
     Raises:
-        ArgumentError: another.
+        ArgumentError: it is not one of the choices.
 
     Example:
         >>> check_choice("task", "tag", ("classify", "tag"))
@@ -278,7 +278,7 @@ def check_whole(name: str, given: Any, least: int | None = None, fix: str = "che
         fix: what to do where it is too small or too large.
 
     Raises:
-        ArgumentTypeError: none; a bool is none.
+        ArgumentTypeError: not a whole number; a bool is not one.
         ArgumentError: below ``least``, or 2**62 or more.
 
     Example:

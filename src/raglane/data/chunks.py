@@ -33,7 +33,7 @@ class Chunk:
 
     Attributes:
         inputs: ``B`` pieces, each of one sequence.
-        targets: as the data has them. One an element: Ragged, cut as the inputs are. One a sequence: a tensor
+        targets: as the data has them. One per element: Ragged, cut as the inputs are. One per sequence: a tensor
             ``(ends.sum(), *features)``, the targets of the sequences that end here, in the order of the rows; so
             every target comes once. None: the data has none.
         begins: ``(B,)`` bool, the rows whose piece is the first of its sequence.
@@ -78,8 +78,8 @@ class Chunks(Epochs[Chunk]):
             ``(L, *features)``, a pair of that and its target, or a dict with ``"inputs"`` and, maybe, ``"target"``.
         batch_size: the number of streams, at least 1.
         steps: the most elements of a piece, at least 1.
-        targets: for data without targets of its own: Ragged with the lengths of the data, one an element; or a tensor
-            ``(sequences, *features)``, one a sequence.
+        targets: for data without targets of its own: Ragged with the lengths of the data, one per element; or a tensor
+            ``(sequences, *features)``, one per sequence.
         shuffle: whether every epoch has an order of its own.
         seed: 0 or above.
 
@@ -245,16 +245,16 @@ def _check_targets(targets: Any, inputs: Ragged) -> Ragged | Tensor | None:
         return None
     if isinstance(targets, Ragged):
         if not torch.equal(targets.host_lengths, inputs.host_lengths):
-            got, rule = "a Ragged of other lengths", "one target an element: the lengths of the inputs"
-            fix = "pass a tensor with one target a sequence, or a target for each element"
+            got, rule = "a Ragged of other lengths", "one target per element: the lengths of the inputs"
+            fix = "pass a tensor with one target per sequence, or a target for each element"
             raise ShapeError(message("targets", got, rule, fix))
         return targets
     if isinstance(targets, Tensor):
         check_tensor("targets", targets)
         if targets.shape[:1] != (len(inputs),):
-            rule = f"one target a sequence: ({len(inputs)}, *features)"
+            rule = f"one target per sequence: ({len(inputs)}, *features)"
             fix = "pass one each, or a Ragged with one for each element"
             raise ShapeError(message("targets", f"shape {tuple(targets.shape)}", rule, fix))
         return targets
-    rule = "a Ragged with one an element, or a tensor with one a sequence"
+    rule = "a Ragged with one per element, or a tensor with one per sequence"
     raise ArgumentTypeError(message("targets", f"a {type(targets).__name__}", rule, "convert them"))

@@ -99,7 +99,7 @@ class Preprocessor:
             check_kind(name, getattr(self, name), kinds, "a tuple", "convert it with tuple(...)")
         for name, scale in (("mean", self.mean), ("std", self.std)):
             if scale is not None and len(scale) != len(self.channels):
-                got, rule = f"{len(scale)} numbers", f"one a channel, and there are {len(self.channels)}"
+                got, rule = f"{len(scale)} numbers", f"one per channel, and there are {len(self.channels)}"
                 raise ArgumentError(message(name, got, rule, "pass one each, or None"))
         for name, scale, rule in (("mean", self.mean, "finite numbers"), ("std", self.std, "finite numbers above 0")):
             # NaN passes no comparison.
@@ -299,14 +299,14 @@ class Preprocessor:
 
 
 def _label_words(records: Records, task: str) -> npt.NDArray[np.object_]:
-    """The labels, one a sequence, or to tag one an element: ``(B,)`` or ``(N,)`` object."""
+    """The labels, one per sequence, or to tag one per element: ``(B,)`` or ``(N,)`` object."""
     fix = f"name their column with {argument('label', of='Columns')}"
     if task == "tag":
         if records.tags is None:
             raise DataError(message(f"{records.source}", "no label for each element", "to tag needs them", fix))
         return records.tags
     if records.labels is None:
-        raise DataError(message(f"{records.source}", "no labels", "to classify needs one a sequence", fix))
+        raise DataError(message(f"{records.source}", "no labels", "to classify needs one per sequence", fix))
     return np.array(records.labels, dtype=object)
 
 

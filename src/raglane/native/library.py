@@ -73,11 +73,11 @@ class Library:
         """The same kernels for another instruction set.
 
         Raises:
-            ArgumentError: there is no such instruction set here.
+            ArgumentError: the instruction set is not available here.
         """
         if isa not in self.isas:
             raise ArgumentError(
-                message("RAGLANE_ISA", repr(isa), f"one of those there are here, {', '.join(self.isas)}", "unset it")
+                message("RAGLANE_ISA", repr(isa), f"one of those available here, {', '.join(self.isas)}", "unset it")
             )
         return replace(self, isa=isa)
 
@@ -118,14 +118,14 @@ def library() -> Library:
 
     Raises:
         MissingExtraError: this installation was built without them.
-        ArgumentError: ``RAGLANE_ISA`` names an instruction set that is not there.
+        ArgumentError: ``RAGLANE_ISA`` names an instruction set that is not available.
     """
     # In an editable installation the package lies in two folders: its source, and what was built of it.
     folders = sys.modules[__package__].__path__
     found = [path for folder in folders for path in sorted(Path(folder, "lib").glob("libraglane_cpu.*"))]
     if not found:
         raise MissingExtraError(
-            "the cpu kernels are missing: raglane was installed without them, mostly because there was no C++20"
+            "the cpu kernels are missing: raglane was installed without them, usually because there was no C++20"
             " compiler with OpenMP. Fix: install g++ or clang++, then install raglane again"
         )
     # torch is imported by now, so the library shares the OpenMP runtime that torch brought.
@@ -159,7 +159,7 @@ def missing_kernels() -> str | None:
     """Why the kernels cannot be loaded, in words, or None where they can.
 
     Raises:
-        ArgumentError: ``RAGLANE_ISA`` names an instruction set that is not there.
+        ArgumentError: ``RAGLANE_ISA`` names an instruction set that is not available.
     """
     try:
         library()
@@ -195,7 +195,7 @@ def _raise(status: int, words: ctypes.Array[ctypes.c_char]) -> NoReturn:
     """Raise what a status stands for."""
     text = words.value.decode(errors="replace")
     if status == _OUT_OF_MEMORY:
-        raise MemoryError(f"raglane's cpu kernels: {text}. Fix: a smaller batch, or shorter sequences.")
+        raise MemoryError(f"raglane's cpu kernels: {text}. Fix: pass a smaller batch, or shorter sequences.")
     raise ArgumentError(f"raglane's cpu kernels: {text}.")
 
 

@@ -29,7 +29,7 @@ def curves_png(history: Sequence[dict[str, float]], metric: str, title: str, bes
     """Loss and metric over the epochs, side by side.
 
     Args:
-        history: one row an epoch, with ``epoch``, ``train_loss``, ``train_<metric>`` and, where there was a
+        history: one row per epoch, with ``epoch``, ``train_loss``, ``train_<metric>`` and, where there was a
             validation part, the same of ``validation``; at least one row.
         metric: the name of the metric.
         title: above both.

@@ -66,7 +66,9 @@ class ModelSettings:
         64
     """
 
-    task: str = option("classify", "One label a sequence, one an element, or the next element.", MODEL, choices=TASKS)
+    task: str = option(
+        "classify", "One label per sequence, one per element, or the next element.", MODEL, choices=TASKS
+    )
     layer: str = option(
         "gru",
         f"The recurrent cell: {', '.join(LAYERS[:-1])} or {LAYERS[-1]}.",

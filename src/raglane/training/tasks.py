@@ -53,7 +53,7 @@ class Task(Protocol):
 
 
 class Classes:
-    """One class a sequence (``classify``) or an element (``tag``): cross-entropy and accuracy.
+    """One class per sequence (``classify``) or per element (``tag``): cross-entropy and accuracy.
 
     Example:
         >>> batch = Batch(Ragged([torch.ones(2, 1)]), torch.tensor([1]), torch.tensor([0]))

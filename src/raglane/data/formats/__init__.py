@@ -33,7 +33,7 @@ def read(path: str | os.PathLike[str], columns: Columns | None = None, format: s
     r"""Read sequences from a file or a folder.
 
     Args:
-        path: a ``.ts``, Parquet, JSON lines or CSV file, or a folder of text files, one a class.
+        path: a ``.ts``, Parquet, JSON lines or CSV file, or a folder of text files, one per class.
         columns: which columns hold what; None guesses, for the task ``"classify"``.
         format: a key of ``FORMATS``; None goes by the suffix, and by whether ``path`` is a folder.
 

@@ -1,4 +1,4 @@
-"""CSV in long form: a row an element, and a column that says to which sequence it belongs.
+"""CSV in long form: one row per element, and a column that says to which sequence it belongs.
 
 Sequences come in the order in which their ids first appear, and the rows of one in the order of the time column, or of
 the file where there is none. Feature columns hold numbers (an empty entry, ``NaN`` or ``NA`` is missing), or there is

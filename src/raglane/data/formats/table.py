@@ -92,7 +92,7 @@ def _choose_label(
         return named_column(path, "label", columns.label, kinds), ()
     fits, kind = _is_label, "column of strings, integers or booleans"
     if columns.task == "tag":
-        fits, kind = _is_label_list, "column of lists of strings, integers or booleans, one an element"
+        fits, kind = _is_label_list, "column of lists of strings, integers or booleans, one per element"
     candidates = [name for name in kinds if name not in taken and fits(kinds[name])]
     label, note = choose_column(path, "label", candidates, kind, kinds)
     return label, (note,)
@@ -329,7 +329,7 @@ def _tags(reader: _Reader, column: Any, name: str, offsets: npt.NDArray[np.int64
     """The labels of the elements, ``(N,)`` str."""
     reader.refuse_nulls(column, name, "list of labels")
     if not _is_list(column.type):
-        rule = "to tag needs a list of labels, one an element"
+        rule = "to tag needs a list of labels, one per element"
         raise reader.error(
             f"{column.type} in column {quote(name)}", rule, f"name another with {columns_argument('label')}"
         )
@@ -338,6 +338,6 @@ def _tags(reader: _Reader, column: Any, name: str, offsets: npt.NDArray[np.int64
     if differs.any():
         row = int(differs.argmax())
         got = f"{lengths[row]} labels for {np.diff(offsets)[row]} elements in {reader.row(row)}, column {quote(name)}"
-        raise reader.error(got, "one label an element", "correct the row, or remove it")
+        raise reader.error(got, "one label per element", "correct the row, or remove it")
     reader.refuse_inner_nulls(tags, offsets, name)
     return _words(reader, tags, name, offsets)

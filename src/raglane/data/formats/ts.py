@@ -1,6 +1,6 @@
 """The ``.ts`` format of time series archives, as sktime and aeon write it.
 
-A header of lines that begin with ``@``, then ``@data``, then one sequence a line: channels separated by ``:``, the
+A header of lines that begin with ``@``, then ``@data``, then one sequence per line: channels separated by ``:``, the
 values of a channel by ``,``, and after a last ``:`` the label. ``?`` and ``NaN`` are missing values. Lines that begin
 with ``#`` or ``%`` are comments. Values with timestamps are not supported. A directive that stands there twice, or two
 that contradict each other, are refused: one of them would be passed over.
@@ -73,7 +73,7 @@ def read(path: Path, columns: Columns) -> Records:
     lines = _content_lines(content.decode("utf-8-sig", errors="surrogateescape"))
     header = _read_header(path, lines)
     if columns.task == "tag":
-        rule = "the .ts format has one label a sequence, to tag needs one an element"
+        rule = "the .ts format has one label per sequence, to tag needs one per element"
         raise data_error(
             path, "a .ts file for the task tag", rule, f"pass {columns_argument('task', 'classify')}, or another format"
         )

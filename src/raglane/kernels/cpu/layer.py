@@ -186,7 +186,7 @@ class Layer(ABC):
         """Call a kernel.
 
         Raises:
-            ArgumentError: the offsets are wrong, which the kernel alone has looked at.
+            ArgumentError: the offsets are wrong; only the kernel has looked at them.
             MemoryError: there was not enough for its scratch; nothing was written.
         """
         try:

@@ -318,7 +318,7 @@ def _best_tags_op(*inputs: Tensor) -> Tensor:
     scores, steps = _packed(*inputs)
     levelled = _levelled(scores, *_reach(scores, steps, best=True))
     arriving = scores.transitions.t()
-    # No table of where each tag came from: on the way back one row a sequence says it again, at less memory.
+    # No table of where each tag came from: on the way back one row per sequence says it again, at less memory.
     ending = (take_rows(levelled, steps.last) + scores.end).argmax(1)
     tags = ending[:0]
     found = []

@@ -102,7 +102,7 @@ def read(input: Any, lengths: Any, batch_first: bool) -> Inputs:
                 "a Ragged, a PackedSequence, or a tensor",
                 "wrap a list of sequences with rl.Ragged(sequences), a nested tensor with rl.Ragged.from_nested"
                 if not isinstance(input, torch.fx.Proxy)
-                else "let the tracer of torch.fx say in is_leaf_module that the layer is one",
+                else "have the tracer of torch.fx treat the layer as a leaf, in is_leaf_module",
             )
         )
     check_dense("input", input)
