@@ -13,11 +13,11 @@
  * writes them meanwhile gets an error or other numbers, never other memory.
  *
  * Functions return a raglane_status, and on failure write a message, zero-terminated, of at most `size` bytes.
- * Scratch of a call: packed weights, at most 96 rows a thread, in inference at most 256 MB of input products, and
+ * Scratch of a call: packed weights, at most 96 rows per thread, in inference at most 256 MB of input products, and
  * copies of what gradients of values and weights are made of (in bfloat16, wider ones). Of
- * an element-wise one: packed weights, at most 192 rows of gates a thread, 130 rows of sums a direction.
+ * an element-wise one: packed weights, at most 192 rows of gates per thread, 130 rows of sums per direction.
  * All of it is reserved before anything is written in place: a call that fails leaves its arguments as they were.
- * No function throws, none keeps memory, and there is no state but what the processor is: calls from several
+ * No function throws, none keeps memory, and there is no state but the processor's kind: calls from several
  * threads do not meet. All threads of a call round as the caller's does, and take denormal numbers for 0 where it does.
  * After fork, a child must ask for one thread: OpenMP's threads do not survive a fork.
  */
@@ -52,7 +52,7 @@ enum raglane_isa {
 };
 enum raglane_function { RAGLANE_EXP = 0, RAGLANE_TANH = 1, RAGLANE_SIGMOID = 2 };
 
-/* How the work is divided. The results are the same bits either way; 0 lets the kernel choose. For tests. */
+/* How the work is divided. The results are bit-identical either way; 0 lets the kernel choose. For tests. */
 enum raglane_flags {
   RAGLANE_POISON = 1,        /* fill scratch with NaN */
   RAGLANE_FOLD = 2,          /* compute input products inside the time loop */
@@ -76,7 +76,7 @@ typedef struct raglane_cell_facts {
   int64_t biases;         /* blocks of H in a bias */
 } raglane_cell_facts;
 
-/* The facts of the cell of a number, from 0 on without gaps; RAGLANE_BAD_ARGUMENT where there is none. */
+/* The facts of a cell by its number, from 0 on without gaps; RAGLANE_BAD_ARGUMENT where there is none. */
 RAGLANE_EXPORT int32_t raglane_describe_cell(int64_t cell, raglane_cell_facts* facts, char* message, int64_t size);
 
 /* Weights of one direction, as torch lays them out. Gate blocks stand in torch's order: LSTM i f g o, GRU r z n. */

@@ -199,7 +199,7 @@ def _cases(
 
 
 def _is_of_a_suite(name: str) -> bool:
-    """Whether lengths are made for one suite: they are no part of ``all``."""
+    """Whether lengths are made for one suite: they are not part of ``all``."""
     from raglane.bench.cases import SUITES
 
     return any(name in suite.lengths for suite in SUITES.values()) and name != "lognormal"

@@ -115,12 +115,12 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
             indices: ``(M,)`` integers, rows from 0; below 0 counts from the end.
 
         Returns:
-            ``M`` items. :func:`raglane.collate` cuts their batch from the flat values in one go; whoever else takes
-            items out of it gets those of :meth:`__getitem__`.
+            ``M`` items. :func:`raglane.collate` cuts their batch from the flat values in one go; other readers
+            get the items of :meth:`__getitem__`.
 
         Raises:
-            ArgumentTypeError: no integers.
-            IndexError: a row that is not there.
+            ArgumentTypeError: not integers.
+            IndexError: a row that does not exist.
 
         Example:
             >>> data = SequenceDataset(torch.arange(5), torch.tensor([0, 2, 5]), torch.tensor([7, 8]))
@@ -143,7 +143,7 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
         Raises:
             ArgumentTypeError: neither integers nor booleans.
             ShapeError: not one-dimensional, or a mask of another length.
-            IndexError: a row that is not there.
+            IndexError: a row that does not exist.
         """
         rows = read_index(index, len(self))
         lengths = self.offsets.diff()[rows]
@@ -162,7 +162,7 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
 
 
 class _Items(Samples):
-    """Items of a dataset, none of which is made before somebody takes it."""
+    """Items of a dataset, each made only when somebody takes it."""
 
     def __init__(self, dataset: SequenceDataset, rows: Tensor) -> None:
         self._dataset = dataset

@@ -48,7 +48,7 @@ def _label_key(label: str) -> tuple[int, float, str]:
 
 
 def _look_up(words: Iterable[str], table: Mapping[str, int], count: int, absent: int) -> npt.NDArray[np.int64]:
-    """The number of each word, ``(count,)`` int64, ``absent`` for one that the table has not; the loop runs in C."""
+    """The number of each word, ``(count,)`` int64, ``absent`` for one that the table lacks; the loop runs in C."""
     return np.fromiter(map(table.get, words, repeat(absent)), dtype=np.int64, count=count)
 
 
@@ -58,7 +58,7 @@ class Preprocessor:
 
     Features are scaled first and filled afterwards. So a missing feature that is filled with 0 gets the mean of its
     channel (without ``standardize`` it gets a plain 0); the mean and deviation are those of the features that are
-    there; and the was-missing channels stay 0 and 1. Tokens become their place in the vocabulary; one that it has not
+    present; and the was-missing channels stay 0 and 1. Tokens become their place in the vocabulary; one that it lacks
     becomes 0, the place of the unknown token.
 
     Attributes:
@@ -190,7 +190,7 @@ class Preprocessor:
             of the labels in ``labels``; those of a forecast are the elements that come next.
 
         Raises:
-            ArgumentTypeError: no records, or ``require_targets`` is no bool.
+            ArgumentTypeError: not records, or ``require_targets`` is not a bool.
             DataError: other channels than in training, a feature missing under ``missing="error"``, no labels, or a
                 label that training has not seen.
         """
@@ -311,7 +311,7 @@ def _label_words(records: Records, task: str) -> npt.NDArray[np.object_]:
 
 
 def _scale_of(values: npt.NDArray[np.float32]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of each channel, over the features that are there, in float64."""
+    """Mean and deviation of each channel, over the features that are present, in float64."""
     present = np.isfinite(values)
     count = np.maximum(present.sum(axis=0), 1)
     known = np.where(present, values, 0).astype(np.float64)

@@ -81,8 +81,8 @@ class Columns:
         features: the feature columns (CSV); None takes every column that is nothing else.
 
     Raises:
-        ArgumentError: another task.
-        ArgumentTypeError: a name that is no str, or ``features`` that are no tuple of them.
+        ArgumentError: ``task`` is not one of ``TASKS``.
+        ArgumentTypeError: a name that is not a str, or ``features`` that are not a tuple of them.
 
     Example:
         >>> Columns(label="language").task
@@ -130,7 +130,7 @@ class Records:
             file in the same way, whatever else that file holds.
 
     Raises:
-        ArgumentTypeError: an attribute of another class.
+        ArgumentTypeError: an attribute of the wrong class.
         DataError: the arrays do not fit together.
 
     Example:
@@ -181,7 +181,7 @@ class Records:
                 raise DataError(message(name, got, f"one per sequence, and there are {count}", "pass one each"))
 
     def _check_kinds(self) -> None:
-        """Refuse what the other checks could not even ask."""
+        """Refuse what the other checks cannot even look at."""
         for name in ("values", "offsets"):
             check_kind(name, getattr(self, name), np.ndarray, "a NumPy array", "convert it with np.asarray")
         if self.tags is not None:
@@ -230,7 +230,7 @@ class Records:
         Raises:
             ArgumentTypeError: neither integers nor booleans.
             ShapeError: not one-dimensional, or a mask of another length.
-            IndexError: a row that is not there.
+            IndexError: a row that does not exist.
         """
         rows = read_index(index, len(self)).numpy()
         starts, lengths = self.offsets[rows], self.lengths[rows]

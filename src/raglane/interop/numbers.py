@@ -100,7 +100,7 @@ def read_lengths(data: Any) -> Tensor:
         ArgumentError: a length below 0.
 
     Example:
-        >>> read_lengths(np.array([3, 1], dtype=np.int16))
+        >>> read_lengths(numpy.array([3, 1], dtype=numpy.int16))
         tensor([3, 1])
     """
     given = read_integers(data, "lengths")

@@ -1,4 +1,4 @@
-"""The batches of training: which sequences make each, and what a model of a task gets of them."""
+"""The batches of training: which sequences make each, and what a model of a task gets from them."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from raglane.training.state import TrainingState
 
 __all__ = ["check_losses", "diverged", "warning"]
 
-# How many times the loss that a run began with ends it, and how many times is worth a word.
+# A loss of so many times what the run began with ends it; one of so many times is worth a warning.
 _LOST, _HIGH = 1000, 10
 
 
@@ -46,7 +46,7 @@ def diverged(what: str, state: TrainingState, settings: Settings, beside: str = 
     """The error of a run that has run away.
 
     Args:
-        what: was seen.
+        what: what was seen.
         state: before the epoch in which it was.
         settings: of the run.
         beside: what else to say of it.
@@ -64,7 +64,7 @@ def diverged(what: str, state: TrainingState, settings: Settings, beside: str = 
 
 
 def warning(state: TrainingState) -> str | None:
-    """A word on a run that has not run away, but has not come back to where it began either; None where it has.
+    """A warning for a run that has not run away, but has not come back to where it began either; else None.
 
     Args:
         state: of a run that is done.

@@ -34,7 +34,7 @@ OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop")
 MISSING = ("error", "zero", "forward")
 DEVICES = ("auto", "cpu", "cuda")
 
-# What is beyond is a slip of the finger, and PyTorch's sizes end at 2**63 - 1.
+# Anything beyond is a typing mistake, and PyTorch's sizes end at 2**63 - 1.
 _LARGEST = 2**31 - 1
 # Weights have 32 bits, and PyTorch stops at a number that they cannot hold.
 _HIGHEST = 3.4e38

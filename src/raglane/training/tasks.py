@@ -76,7 +76,7 @@ class Classes:
 class Forecast:
     """The next element: squared error of scaled channels, and the mean absolute error in the data's units.
 
-    Channels beyond those of the data say "was missing"; what was missing is no target.
+    Channels beyond those of the data say "was missing"; what was missing is not a target.
 
     Args:
         scale: ``(C,)`` float32, the unit of each channel, by which the data was divided.

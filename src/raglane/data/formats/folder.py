@@ -1,8 +1,8 @@
 """A folder of text files, one per class: the file's stem is the class, a line is a sequence of characters.
 
 Files other than ``*.txt``, hidden files and subfolders are left out with a note, and so are the texts that describe a
-data set and are no part of it: ``README.txt``, ``SOURCE.txt``, ``LICENSE.txt`` and the like, in capitals. A ``*.txt``
-that is no file, such as a link to what is not there, is refused: a class would be missing.
+data set and are not part of it: ``README.txt``, ``SOURCE.txt``, ``LICENSE.txt`` and the like, in capitals. A ``*.txt``
+that is not a file, such as a link to what is not there, is refused: a class would be missing.
 """
 
 from __future__ import annotations

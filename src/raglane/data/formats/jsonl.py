@@ -41,7 +41,7 @@ def read(path: Path, columns: Columns) -> Records:
         columns: which keys hold what, and the task; see :mod:`raglane.data.formats.table` for what is guessed.
 
     Raises:
-        DataError: a line is no JSON object, has no such key, or breaks a rule; the message names the line.
+        DataError: a line is not a JSON object, has no such key, or breaks a rule; the message names the line.
         MissingExtraError: pyarrow is not installed.
     """
     arrow = require("pyarrow", "data")
@@ -58,7 +58,7 @@ def read(path: Path, columns: Columns) -> Records:
         try:
             table[name] = arrow.array(values)
         except (arrow.ArrowException, OverflowError, TypeError) as error:
-            # Of a column that nobody asks for nothing is expected.
+            # Nothing is expected of a column that nobody asks for.
             asked = (columns.sequence, columns.label, columns.id)
             guessing = columns.sequence is None or (columns.label is None and columns.wants_labels)
             if guessing or name in asked:
@@ -119,7 +119,7 @@ def _row(path: Path, decoder: json.JSONDecoder, line: str, number: int) -> Any:
         # Python turns no more than some thousands of digits into a number.
         raise _too_large(path, "a whole number of thousands of digits", number) from error
     if not is_whole:
-        got = "half a surrogate pair, which is no character"
+        got = "half a surrogate pair, which is not a character"
         raise data_error(path, got, "a text is Unicode characters", "correct the line", number)
     return row
 

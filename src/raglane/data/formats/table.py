@@ -121,7 +121,7 @@ def _is_number(kind: Any) -> bool:
 
 
 def _is_sequence(kind: Any) -> bool:
-    """Whether a list column: of numbers, of lists of numbers, or of strings; of nothing, where all are empty."""
+    """Whether this is a list column: of numbers, lists of numbers or strings, or of nothing where all are empty."""
     if not _is_list(kind):
         return False
     inner = kind.value_type
@@ -192,7 +192,7 @@ def records_of(
         lines: ``(B,)``, the line of the file that each row came from, for messages; None where there are no lines.
 
     Raises:
-        DataError: a null, a type that is no sequence or no label, or steps of different numbers of channels.
+        DataError: a null, a type that is not a sequence or not a label, or steps of different numbers of channels.
     """
     if table.num_rows == 0:
         raise data_error(path, "no rows", "it must hold at least one sequence", "check the file")

@@ -2,8 +2,8 @@
 
 A header of lines that begin with ``@``, then ``@data``, then one sequence per line: channels separated by ``:``, the
 values of a channel by ``,``, and after a last ``:`` the label. ``?`` and ``NaN`` are missing values. Lines that begin
-with ``#`` or ``%`` are comments. Values with timestamps are not supported. A directive that stands there twice, or two
-that contradict each other, are refused: one of them would be passed over.
+with ``#`` or ``%`` are comments. Values with timestamps are not supported. Directives that contradict each other are
+refused: one of them would be passed over.
 """
 
 from __future__ import annotations
@@ -273,14 +273,14 @@ def _matrix(path: Path, header: _Header, fields: list[str], number: int) -> npt.
 
 
 def _bad_value(path: Path, fields: list[str], number: int) -> DataError:
-    """The error for the first entry of a line that is no number."""
+    """The error for the first entry of a line that is not a number."""
     for channel, entries in enumerate(fields):
         for step, entry in enumerate(entries.split(",")):
             if not _is_value(entry):
                 got = f"{quote(entry)} as channel {channel}, step {step}"
                 fix = "correct it, or write ? where a value is missing"
                 return data_error(path, got, "a value is a number, NaN or ?", fix, number)
-    return data_error(path, "a value that is no number", "a value is a number, NaN or ?", "correct it", number)
+    return data_error(path, "a value that is not a number", "a value is a number, NaN or ?", "correct it", number)
 
 
 def _is_value(entry: str) -> bool:
