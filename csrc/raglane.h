@@ -227,7 +227,7 @@ RAGLANE_EXPORT int32_t raglane_gather(const raglane_rows* rows, char* message, i
 /* From `flat` to the table, zeros where a padded tensor has no element. Otherwise as raglane_gather. */
 RAGLANE_EXPORT int32_t raglane_scatter(const raglane_rows* rows, char* message, int64_t size);
 
-/* Where the gradients of values and weights are best asked for in raglane_backward: up to so many elements, with so
+/* Where the gradients of values and weights are best asked for in raglane_backward: up to this many elements, with this
  * many numbers in the weights of a direction. Beyond, a library's products are faster. */
 RAGLANE_EXPORT int64_t raglane_few_elements(void);
 RAGLANE_EXPORT int64_t raglane_few_weights(void);

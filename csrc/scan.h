@@ -36,7 +36,7 @@ inline double average_rows(const Call& call, int64_t teams) {
 }
 
 // How many threads a team needs. Lanes of its own are the best that a thread can have, as long as it has some: with a
-// row or two it waits for weights, and others may have none. `bytes` of weights are read a step; a wait must be worth
+// row or two it waits for weights, and others may have none. `bytes` of weights are read per step; a wait must be worth
 // it.
 inline int wanted_members(const Call& call, int64_t bytes, int64_t panels) {
   const raglane_layer& layer = *call.layer;

@@ -130,7 +130,7 @@ def check_like(name: str, given: Any, shape: tuple[int, ...], like: Tensor) -> N
 
     Raises:
         ArgumentTypeError: no tensor.
-        ShapeError: of another layout, shape, dtype or device, or with less memory than its shape needs.
+        ShapeError: a tensor of another layout, shape, dtype or device, or with less memory than its shape needs.
 
     Example:
         >>> check_like("weight_hh_l0", torch.zeros(4, 2), (4, 2), torch.zeros(1))
@@ -217,7 +217,7 @@ def check_flag(name: str, given: Any, error: type[RaglaneError] = ArgumentTypeEr
         error: what to raise.
 
     Raises:
-        ArgumentTypeError: anything else, unless ``error`` is another class.
+        ArgumentTypeError: not a bool; ``error`` where that is another class.
 
     Example:
         >>> check_flag("batch_first", True)
@@ -254,8 +254,8 @@ def check_real(name: str, given: Any, rule: str, holds: Callable[[float], bool],
         fix: what to pass instead.
 
     Raises:
-        ArgumentTypeError: no real number.
-        ArgumentError: one for which the rule does not hold.
+        ArgumentTypeError: not a real number.
+        ArgumentError: a number for which the rule does not hold.
 
     Example:
         >>> check_real("fraction", 0.1, "above 0", lambda number: number > 0, "pass 0.1")
@@ -307,7 +307,7 @@ def check_value(name: str, given: Any, dtype: torch.dtype) -> Any:
         a bool, an int, a float or a complex number, as the dtype is.
 
     Raises:
-        ArgumentTypeError: no number, or one of another kind than the dtype.
+        ArgumentTypeError: not a number, or one that the dtype cannot hold.
 
     Example:
         >>> check_value("empty", -1, torch.int64)

@@ -256,7 +256,7 @@ def require(module: str, extra: str) -> ModuleType:
         extra: the extra of the ``raglane`` distribution that installs it.
 
     Raises:
-        MissingExtraError: it is not installed.
+        MissingExtraError: ``module`` is not installed.
 
     Example:
         >>> require("math", "data").sqrt(4.0)

@@ -208,7 +208,7 @@ SUITES: dict[str, Suite] = {
     "memory": Suite(
         "how much memory does a training step hold at its peak, beyond inputs and parameters, in floats of N * H",
         lengths=("lognormal",),
-        # Large, so that what the process allocates besides is next to nothing.
+        # Large, so that what the process allocates besides is almost nothing.
         sizes=(Size(512, 256, 256),),
         modes=("train",),
         measures_memory=True,

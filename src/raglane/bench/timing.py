@@ -12,12 +12,12 @@ import torch
 
 __all__ = ["YARDSTICKS", "Yardstick", "interleave"]
 
-# A sample lasts at least so long: shorter calls are repeated.
+# A sample lasts at least this long: shorter calls are repeated.
 _SAMPLE_SECONDS = 0.01
 # A pause before a sample lets the threads of the one before go to sleep; they wait a while for more work.
 _PAUSE_SECONDS = 0.02
-# A shorter call runs so long before its sample: caches get warm, and threads that were woken find processors of their
-# own.
+# A shorter call runs this long before its sample: caches get warm, and threads that were woken find processors of
+# their own.
 _WARM_SECONDS = 0.015
 _LONG_SECONDS = 1.0
 _FEWEST_ROUNDS = 3

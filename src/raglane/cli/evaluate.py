@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["evaluate", "model_source", "report", "tell_empty", "test_part"]
 
-# Above so many classes a table is wider than a terminal: it goes to its file only.
+# Above this many classes a table is wider than a terminal: it goes to its file only.
 _WIDEST_TABLE = 20
 
 
@@ -174,7 +174,7 @@ def test_part(run: Path, task: str) -> Records:
 
     Raises:
         ArgumentError: the run names no test data.
-        CheckpointError: what it names is damaged.
+        CheckpointError: the run's description is damaged.
     """
     from raglane.training.folder import DESCRIPTION, find
     from raglane.training.run import load_description

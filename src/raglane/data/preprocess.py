@@ -126,8 +126,8 @@ class Preprocessor:
             task: ``"classify"``, ``"tag"`` or ``"forecast"``.
             missing: what to do about features that are NaN or infinite.
             standardize: whether to scale each channel to mean 0 and deviation 1.
-            max_vocabulary: keep the most frequent tokens only, so many at most with the unknown one; None keeps all.
-            minimum_count: keep the tokens that occur at least so often.
+            max_vocabulary: keep the most frequent tokens only, at most this many with the unknown one; None keeps all.
+            minimum_count: keep the tokens that occur at least this often.
 
         Raises:
             ArgumentTypeError: an argument of the wrong kind.

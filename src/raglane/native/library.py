@@ -57,8 +57,8 @@ class Library:
         handle: of the shared library.
         isas: the instruction sets that this build and this processor have, best first.
         isa: the one in use.
-        few_elements: up to so many, the kernels make the gradients of values and weights best,
-        few_weights: where a direction has at most so many; see ``csrc/tuning.h``.
+        few_elements: up to this many, the kernels make the gradients of values and weights best,
+        few_weights: where a direction has at most this many; see ``csrc/tuning.h``.
         flags: how the work is divided, ``raglane_flags`` in ``raglane.h``; 0 outside of tests.
     """
 
@@ -183,7 +183,7 @@ def call(name: str, fields: bytes) -> None:
 
     Raises:
         ArgumentError: the kernel refused its arguments.
-        MemoryError: there was not enough for its scratch; nothing was written.
+        MemoryError: there is not enough memory for the kernel's scratch; nothing was written.
     """
     words = _messages.buffer
     status = getattr(library().handle, name)(fields, words, _MESSAGE)

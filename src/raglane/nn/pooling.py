@@ -53,7 +53,7 @@ class Pooling(nn.Module):
         name: ``"last"``, ``"first"``, ``"mean"``, ``"max"`` or ``"logsumexp"``.
 
     Raises:
-        ArgumentError: another name.
+        ArgumentError: an unknown name.
 
     Example:
         >>> Pooling("max")(Ragged([torch.tensor([[4., 1.], [3., 2.]]), torch.empty(0, 2)])).tolist()

@@ -229,7 +229,7 @@ def find_padded(
 
     Raises:
         ArgumentTypeError: ``padded`` is not a tensor, ``lengths`` not numbers.
-        ShapeError: they do not fit together.
+        ShapeError: lengths that do not fit the batch.
 
     Example:
         >>> found = find_padded(torch.tensor([[1, 2, 3], [3, 4, 0]]), [3, 2], batch_first=True)
@@ -271,7 +271,7 @@ def flatten_padded(
 
     Raises:
         ArgumentTypeError: ``padded`` is not a tensor, ``lengths`` not numbers.
-        ShapeError: they do not fit together.
+        ShapeError: lengths that do not fit the batch.
 
     Example:
         >>> flat = flatten_padded(torch.tensor([[1, 2, 3], [3, 4, 0]]), [3, 2], batch_first=True)

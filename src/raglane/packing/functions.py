@@ -294,7 +294,7 @@ def unpad_sequence(
 
     Raises:
         ArgumentTypeError: ``padded_sequences`` is not a tensor, ``lengths`` not numbers.
-        ShapeError: they do not fit together.
+        ShapeError: lengths that do not fit the batch.
 
     Example:
         >>> unpad_sequence(torch.tensor([[1, 2, 3], [3, 4, 0]]), [3, 2], batch_first=True)

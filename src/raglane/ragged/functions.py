@@ -105,7 +105,7 @@ def kind_of(function: Callable[..., Any]) -> Kind:
         function: what torch calls, for instance ``torch.relu``.
 
     Raises:
-        RaggedFunctionError: it makes no sense on a ragged batch; the message says what to call instead.
+        RaggedFunctionError: the function makes no sense on a ragged batch; the message says what to call instead.
 
     Example:
         >>> kind_of(torch.relu), kind_of(torch.nn.functional.linear)
@@ -148,7 +148,7 @@ def check_dimension(name: str, dim: Any, features: int) -> None:
         features: how many feature dimensions there are.
 
     Raises:
-        RaggedFunctionError: it names the batch, the steps, or nothing at all.
+        RaggedFunctionError: ``dim`` names the batch, the steps, or nothing at all.
 
     Example:
         >>> check_dimension("softmax", -1, 2)

@@ -137,7 +137,7 @@ def _is_baseline(key: str) -> bool:
 
 
 def _figure(width: float, height: float, title: str) -> Figure:
-    """An empty figure of so many inches, drawn by Agg whatever the program around uses."""
+    """An empty figure of this many inches, drawn by Agg whatever the program around uses."""
     require("matplotlib", "train")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -11,7 +11,7 @@ from raglane.training.state import TrainingState
 
 __all__ = ["check_losses", "diverged", "warning"]
 
-# A loss of so many times what the run began with ends it; one of so many times is worth a warning.
+# A loss that grows to this many times its first value ends a run, or is worth a warning at its end.
 _LOST, _HIGH = 1000, 10
 
 
@@ -25,7 +25,7 @@ def check_losses(row: Mapping[str, float], state: TrainingState, settings: Setti
         settings: of the run, for the message.
 
     Raises:
-        DivergedError: what was seen, and what to try.
+        DivergedError: the run has run away; the message says what was seen, and what to try.
 
     Example:
         >>> check_losses({"train_loss": 700.0}, TrainingState(start_loss=2.3), Settings())

@@ -90,7 +90,7 @@ def pick_device(name: str) -> torch.device:
         name: ``auto`` (a GPU where there is one), ``cpu`` or ``cuda``.
 
     Raises:
-        ArgumentError: another name, or there is no GPU that PyTorch can use.
+        ArgumentError: an unknown name, or there is no GPU that PyTorch can use.
 
     Example:
         >>> pick_device("cpu")

@@ -109,7 +109,7 @@ def load_description(folder: str | os.PathLike[str]) -> RunDescription:
         folder: of the run.
 
     Raises:
-        CheckpointError: there is no ``run.json``, or it is damaged or of a newer format.
+        CheckpointError: ``run.json`` is missing, damaged or of a newer format.
     """
     path = find(as_path(folder), DESCRIPTION)
     config = read_json(path)

@@ -173,7 +173,7 @@ class Settings(ModelSettings):
     )
     patience: int | None = option(
         None,
-        "Stop after so many epochs without a lower validation loss.",
+        "Stop after this many epochs without a lower validation loss.",
         TRAINING,
         *_COUNT,
         unset="run all epochs",

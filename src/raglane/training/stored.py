@@ -132,7 +132,7 @@ def read_bytes(path: Path, factor: int) -> bytes:
 
     Args:
         path: the file.
-        factor: how many bytes of memory each of its bytes comes to at the most.
+        factor: how many bytes of memory each of its bytes comes to at most.
 
     Raises:
         CheckpointError: the file is missing, cannot be read, or is too large.

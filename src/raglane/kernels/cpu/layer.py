@@ -187,7 +187,7 @@ class Layer(ABC):
 
         Raises:
             ArgumentError: the offsets are wrong; only the kernel has looked at them.
-            MemoryError: there was not enough for its scratch; nothing was written.
+            MemoryError: there is not enough memory for the kernel's scratch; nothing was written.
         """
         try:
             call(function, fields)

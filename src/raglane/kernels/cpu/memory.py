@@ -190,7 +190,7 @@ class Saved(NamedTuple):
         gates: ``(K, N, ...)``, as the kernels lay them out.
         cells: ``c`` after each element, where the cell has one: ``(K, N, H)`` of an LSTM, ``(N, K * H)`` of an
             element-wise cell.
-        is_shared: whether the caller has got ``cells`` as well.
+        is_shared: whether the caller has ``cells`` as well.
     """
 
     output: Tensor

@@ -90,7 +90,7 @@ class CRF(torch.nn.Module):
             A scalar, or ``(B,)`` for ``"none"``.
 
         Raises:
-            ArgumentError: another reduction, or tags out of range (checked on a CPU; a GPU's kernel checks them there).
+            ArgumentError: an unknown reduction, or tags out of range (a GPU's own kernel checks those).
             ArgumentTypeError: something that is not a Ragged, or of the wrong dtype.
             ShapeError: shapes, lengths or devices that do not fit.
         """

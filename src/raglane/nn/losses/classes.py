@@ -49,7 +49,7 @@ def cross_entropy(
         ArgumentTypeError: an argument of the wrong kind.
         ShapeError: lengths, shapes or devices that do not fit.
         ArgumentError: a class that does not exist or a weight that is not finite or below 0 (looked for on a
-            CPU), another reduction, or ``label_smoothing`` out of range.
+            CPU), an unknown reduction, or ``label_smoothing`` out of range.
 
     Example:
         >>> logits = Ragged([torch.zeros(3, 4), torch.zeros(0, 4), torch.zeros(1, 4)])

@@ -90,7 +90,7 @@ def compare(predictions: Any, target: Any, weights: Any, reduction: Any) -> Comp
 
     Raises:
         ArgumentTypeError: an argument of the wrong kind or dtype.
-        ArgumentError: another reduction.
+        ArgumentError: an unknown reduction.
         ShapeError: lengths, numbers of sequences or devices that do not fit.
     """
     check_reduction(reduction)
@@ -186,7 +186,7 @@ def check_reduction(reduction: Any) -> None:
     """Refuse what is not a reduction.
 
     Raises:
-        ArgumentError: another name than the three.
+        ArgumentError: an unknown reduction.
 
     Example:
         >>> check_reduction("element")

@@ -66,7 +66,7 @@ def ctc_loss(
     Raises:
         ArgumentTypeError: an argument of the wrong kind or dtype.
         ShapeError: shapes, numbers of sequences or devices that do not fit.
-        ArgumentError: a blank that does not exist, another reduction; or, looked for on a CPU, a label that does not
+        ArgumentError: a blank that does not exist, an unknown reduction; or, looked for on a CPU, a label that does not
             exist or a weight that is not finite or below 0.
 
     Example:

@@ -40,7 +40,7 @@ def mse_loss(
     Raises:
         ArgumentTypeError: an argument of the wrong kind.
         ShapeError: lengths, shapes or devices that do not fit.
-        ArgumentError: another reduction.
+        ArgumentError: an unknown reduction.
 
     Example:
         >>> input, target = Ragged([[1., 2., 3.], [4.]]), Ragged([[1., 2., 6.], [9.]])

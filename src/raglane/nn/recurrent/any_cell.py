@@ -237,7 +237,7 @@ def _output_size(module: Any) -> int:
 
 
 def _state_of(module: Any, count: int) -> tuple[Tensor, ...]:
-    """What a module gives as the initial state of so many sequences."""
+    """What a module gives as the initial state of ``count`` sequences."""
     own = module.initial_state(count)
     parts = (own,) if isinstance(own, Tensor) else own
     is_tuple = isinstance(parts, tuple | list) and len(parts) > 0
