@@ -212,7 +212,7 @@ typedef struct raglane_rows {
                            sequences that have each step */
   const int64_t* order; /* read by raglane_flatten alone. A pack: (B), its sequences, longest first; null where they
                            stand in that order */
-  int64_t* offsets;     /* (B + 1), written by raglane_flatten alone, for whoever wants to know */
+  int64_t* offsets;     /* (B + 1), written by raglane_flatten alone, for callers that want them */
   int64_t* plan;        /* (B + 1), of a pack (2 * B + 1 + T): written by raglane_flatten, read by the other two: the
                            offsets, and of a pack order and sizes, so that the way back is the way there whatever became
                            of the caller's arrays. Nobody else is to know it. */

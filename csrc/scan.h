@@ -30,7 +30,7 @@ struct Division {
   int slot(int thread) const { return thread / directions / members * directions + thread % directions; }
 };
 
-// How many rows are alive at a time, on the average, where `teams` share the sequences.
+// How many rows are alive at a time, on average, where `teams` share the sequences.
 inline double average_rows(const Call& call, int64_t teams) {
   return call.longest == 0 ? 0 : (double)call.layer->elements / ((double)call.longest * (double)teams);
 }

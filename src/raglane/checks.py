@@ -107,7 +107,7 @@ def check_fits(name: str, given: Tensor, other: Tensor) -> None:
     check_dense(name, given)
     if given.device != other.device:
         raise ShapeError(
-            message(name, f"a tensor on {given.device}", f"all is on one device, {other.device}", "move it with .to()")
+            message(name, f"a tensor on {given.device}", f"one device for all, {other.device}", "move it with .to()")
         )
     if given.dtype == other.dtype:
         return

@@ -52,7 +52,7 @@ def test_a_time_column_is_known_by_its_name(tmp_path: Path, name: str) -> None:
     assert records.values.tolist() == [[2], [1], [3]]
     assert records.channels == ("x",)
     assert f"time column: {name!r} (by its name)" in records.notes
-    # It is a feature where the user says so, and words are no times.
+    # It is a feature where the user says so, and words are not times.
     path = write(tmp_path, f"id,{name},x,y\na,2,1,p\na,1,2,p\n")
     named = read(path, Columns(label="y", features=(name,)))
     assert named.values.tolist() == [[2], [1]]

@@ -48,7 +48,7 @@ class CaseResult:
     Attributes:
         case: the case.
         elements, longest, fill: of its batch.
-        rows: one for everybody who was asked to run it.
+        rows: one for each competitor that was asked to run it.
         rate: of the suite's yardstick in the same rounds, per second; None where no time was measured.
         rounds: how many were timed.
         load: the machine's average over the last minute, after the case; NaN where the system does not tell.

@@ -133,7 +133,7 @@ def measure_case(case: Case, competitors: Sequence[str], rounds: int, truths: Tr
         truths: what the case before was checked with; None for the first.
 
     Returns:
-        A row for everybody who can run such a case; those who failed have the reason in it.
+        A row for each competitor that can run such a case, with the reason where one failed.
     """
     batch = Batch.of(case)
     rate, taken = None, 0

@@ -116,7 +116,7 @@ def summary_lines(report: Report) -> list[str]:
 
 
 def markdown(report: Report) -> str:
-    """The whole report as Markdown: the machine, the means, every case, and how all was measured.
+    """The whole report as Markdown: the machine, the means, every case, and how everything was measured.
 
     Args:
         report: of a run.

@@ -103,7 +103,7 @@ class CellSpec(ABC):
         output_is_state: whether the output is the first state, ``h``, as it is for every named cell.
         weights_type: a NamedTuple of what the equations read, in the order of :meth:`shapes`.
         reads_state: whether weights meet the state, so that there is something for dropout on states to act on.
-        follows_autocast: whether ``step`` is to run under autocast as it stands. Of other cells all is cast before the
+        follows_autocast: whether ``step`` is to run under autocast as it stands. For other cells all is cast before the
             first step.
 
     Example:

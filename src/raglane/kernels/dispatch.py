@@ -125,7 +125,7 @@ def pick(
     dense: bool = False,
     passed_over: list[str] | None = None,
 ) -> tuple[str, str]:
-    """The backend and the schedule that :func:`choose` explains, without the words, for every call of a layer.
+    """The backend and the schedule that :func:`choose` explains, without the reasons, for every call of a layer.
 
     Args:
         traits: the cell, its sizes, the dtype and device, and what is wanted of it.

@@ -80,7 +80,7 @@ def cell_facts() -> Mapping[str, CellFacts]:
 
 @constant_when_traced
 def has_cell(name: str) -> bool:
-    """Whether the kernels are there and know a cell, for every call of a layer.
+    """Whether the kernels are built and know a cell, for every call of a layer.
 
     Raises:
         ArgumentError: ``RAGLANE_ISA`` names an instruction set that is not available.

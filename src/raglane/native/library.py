@@ -41,7 +41,7 @@ _SIZES = {"layer": 53 * 8, "elementwise": 38 * 8, "rows": 15 * 8, "cell_facts": 
 def leave_lost_threads() -> None:
     """In a process that was forked, have torch use one thread, unless it was told otherwise since.
 
-    An operation on more would wait for ever for those that the fork has left behind, and what surrounds the kernels in
+    An operation on more would wait forever for those that the fork has left behind, and what surrounds the kernels in
     a network is torch's. Torch's own DataLoader does the same in its workers. To be called before anything is computed.
     """
     before = threads_before()

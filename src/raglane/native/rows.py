@@ -48,7 +48,7 @@ class Layout:
         shape: of the tensor, without features.
         batch_dim: the dimension of the sequences in a padded tensor; None for a pack.
         count, steps: ``B`` and ``T``.
-        offsets: ``(B + 1,)`` int64, for whoever wants to know.
+        offsets: ``(B + 1,)`` int64, for callers that want them.
         plan: 64-bit integers, written when the elements are first read; see ``raglane_rows`` in ``raglane.h``.
     """
 

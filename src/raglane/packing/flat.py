@@ -141,7 +141,7 @@ class Flattened(NamedTuple):
 def flatten_packed(packed: PackedSequence, argument: str = "packed") -> Flattened:
     """The elements of a PackedSequence in the caller's order, and the way back to its data.
 
-    Waits for a device as :func:`find_packed` does; on a CPU the kernels move the rows, where they are there.
+    Waits for a device as :func:`find_packed` does; on a CPU the kernels move the rows, where they are built.
 
     Args:
         packed: as PyTorch or Raglane makes it.
@@ -260,7 +260,7 @@ def flatten_padded(
 ) -> Flattened:
     """The elements of a padded batch, and the way back to a batch of its shape.
 
-    Waits for a device as :func:`find_padded` does; on a CPU the kernels move the rows, where they are there.
+    Waits for a device as :func:`find_padded` does; on a CPU the kernels move the rows, where they are built.
 
     Args:
         padded: ``(T, B, *features)``, or ``(B, T, *features)`` with ``batch_first``; any dtype.

@@ -165,7 +165,7 @@ def _check_integers(name: str, given: Any, beside: Tensor | None, any_dtype: boo
         raise ShapeError(message(name, shape, "one dimension", "pass one number per sequence"))
     if beside is not None and integers.device != beside.device:
         got = f"a tensor on {integers.device}"
-        raise ShapeError(message(name, got, f"all is on one device, {beside.device}", "move it with .to()"))
+        raise ShapeError(message(name, got, f"one device for all, {beside.device}", "move it with .to()"))
     return integers
 
 

@@ -107,7 +107,7 @@ def _take(folder: Path, given_as: str) -> int | None:
         if not HAS_LOCKS:
             return None
         try:
-            # Never through a link, for what it leads to is not ours to write to.
+            # Never through a link: what it leads to is not ours to write to.
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         except FileNotFoundError:
             # Who had it before has removed the folder, which was empty.

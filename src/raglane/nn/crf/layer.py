@@ -263,5 +263,5 @@ def _check_ragged(name: str, batch: Any) -> None:
 def _check_device(name: str, given: Tensor, other: Tensor) -> None:
     if given.device != other.device:
         raise ShapeError(
-            message(name, f"values on {given.device}", f"all is on one device, {other.device}", "move it with .to()")
+            message(name, f"values on {given.device}", f"one device for all, {other.device}", "move it with .to()")
         )

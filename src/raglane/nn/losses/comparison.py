@@ -259,7 +259,7 @@ def check_tensor(name: str, given: Any, batch: Ragged, fix: str) -> Tensor:
         raise ArgumentTypeError(message(name, got, "a dense tensor of real numbers", fix))
     if given.device != batch.device:
         raise ShapeError(
-            message(name, f"a tensor on {given.device}", f"all is on one device, {batch.device}", "move it with .to()")
+            message(name, f"a tensor on {given.device}", f"one device for all, {batch.device}", "move it with .to()")
         )
     return given
 

@@ -198,7 +198,7 @@ def _lattice(
     owner = segments.spread(order, offsets, total)
     position = segments.positions(offsets, total)
     is_label = position % 2 == 1
-    # One more label, the blank, for every state that is one.
+    # One more label, the blank, for every state that is a blank.
     place = target_offsets.index_select(0, owner) + position // 2
     place = place.masked_fill(~is_label, targets.shape[0])
     label = torch.cat([targets, targets.new_full((1,), blank)]).index_select(0, place)

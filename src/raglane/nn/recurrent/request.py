@@ -1,6 +1,6 @@
 """From a layer's call to a request for a backend, and back: the whole way of every call, in :func:`run`.
 
-What a layer is changes seldom, so it is checked and the backend chosen once: a :class:`Plan`, which holds for as long
+A layer changes seldom, so it is checked and the backend chosen once: a :class:`Plan`, which holds for as long
 as nothing that it was made of has changed. Tensors are another matter: each call takes them from the layer anew, and
 the backend looks at them in every call.
 """
