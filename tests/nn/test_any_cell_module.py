@@ -221,7 +221,7 @@ def test_arguments_that_do_not_fit(make: Any, says: str) -> None:
         ({"step": lambda _self, _x, s: (s, s, s)}, ArgumentTypeError, r"Wrong.step: got a tuple; .* a pair"),
         ({"step": lambda _, x, s: (x, s)}, ShapeError, r"Wrong.step: output: got shape \(3, 3\); .* \(3, 4\)"),
         ({"step": lambda _, x, s: (s, x)}, ShapeError, r"Wrong.step: state: got shape \(3, 3\); .* \(3, 4\)"),
-        ({"step": lambda _self, _x, s: (s.mean(0, True), s)}, ShapeError, r"output: got shape \(1, 4\); .* one row a"),
+        ({"step": lambda _self, _x, s: (s.mean(0, True), s)}, ShapeError, r"output: got shape \(1, 4\); .* one row"),
         ({"step": lambda _self, _x, s: (s.t(), s)}, ShapeError, r"output: got shape \(4, 3\); .* one row per sequence"),
         ({"step": lambda _self, _x, s: (s, s.sum(0))}, ShapeError, r"state: got shape \(4,\); .* one row per sequence"),
         ({"step": lambda _self, _x, s: (s, (s, s))}, ShapeError, r"state: got a tuple; .* a tensor of shape"),

@@ -48,7 +48,7 @@ def peak_floats(case: Case, competitor: str) -> float:
     if process.returncode != 0:
         last = (process.stderr.strip().splitlines() or ["no reason given"])[-1]
         got = f"exit code {process.returncode}: {last}"
-        raise RaglaneError(message("memory", got, "a process measures one step", "use a smaller size"))
+        raise RaglaneError(message("memory", got, "a process measures one step", "use a smaller size, or fix that"))
     return float(process.stdout.split()[-1])
 
 

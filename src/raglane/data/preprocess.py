@@ -241,7 +241,7 @@ class Preprocessor:
         return interop.as_tensor(values)
 
     def _targets(self, records: Records) -> Tensor:
-        """The place of each label among the classes: ``(B,)`` or, to tag, ``(N,)`` int64."""
+        """The place of each label among the classes: ``(B,)`` or, for tagging, ``(N,)`` int64."""
         words = _label_words(records, self.task)
         classes = self.labels or ()
         table = {label: place for place, label in enumerate(classes)}
@@ -299,14 +299,14 @@ class Preprocessor:
 
 
 def _label_words(records: Records, task: str) -> npt.NDArray[np.object_]:
-    """The labels, one per sequence, or to tag one per element: ``(B,)`` or ``(N,)`` object."""
+    """The labels, one per sequence, or for tagging one per element: ``(B,)`` or ``(N,)`` object."""
     fix = f"name their column with {argument('label', of='Columns')}"
     if task == "tag":
         if records.tags is None:
-            raise DataError(message(f"{records.source}", "no label for each element", "to tag needs them", fix))
+            raise DataError(message(f"{records.source}", "no label for each element", "tagging needs them", fix))
         return records.tags
     if records.labels is None:
-        raise DataError(message(f"{records.source}", "no labels", "to classify needs one per sequence", fix))
+        raise DataError(message(f"{records.source}", "no labels", "classifying needs one per sequence", fix))
     return np.array(records.labels, dtype=object)
 
 

@@ -281,7 +281,7 @@ def _features(table: _Table, features: list[str]) -> tuple[npt.NDArray[Any], tup
 def _labels(
     table: _Table, columns: Columns, name: str
 ) -> tuple[tuple[str, ...] | None, npt.NDArray[np.object_] | None]:
-    """The labels of the sequences, or to tag, of the elements."""
+    """The labels of the sequences or, for tagging, of the elements."""
     entries = table.entries[name]
     blank = entries == ""
     if blank.any():

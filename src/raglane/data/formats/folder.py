@@ -37,7 +37,7 @@ def read(path: Path, columns: Columns) -> Records:
         DataError: the folder has no text, a text is not UTF-8, or the task is ``"tag"``.
     """
     if columns.task == "tag":
-        rule = "a folder has one label per sequence, to tag needs one per element"
+        rule = "a folder has one label per sequence, tagging needs one per element"
         raise data_error(
             path, "a folder for the task tag", rule, f"pass {columns_argument('task', 'classify')}, or another format"
         )

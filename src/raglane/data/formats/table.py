@@ -2,8 +2,8 @@
 
 A sequence is an entry of one column: a list of numbers (one channel), a list of lists of numbers (steps of channels), a
 list of strings (tokens), or a text, which is split on white space into tokens. A label is a string, an integer or a
-boolean (``"true"``, ``"false"``); to tag, a list of these as long as the sequence. What a column holds is moved as a
-whole, without a loop over its elements.
+boolean (``"true"``, ``"false"``); for tagging, a list of these as long as the sequence. What a column holds is moved
+as a whole, without a loop over its elements.
 
 Where no column is named, the sequence column is the only list column, or if there is none the only text column; the
 label column is the only other column of labels. A column called ``id`` (or ``sequence_id``, ...) holds the ids.
@@ -329,7 +329,7 @@ def _tags(reader: _Reader, column: Any, name: str, offsets: npt.NDArray[np.int64
     """The labels of the elements, ``(N,)`` str."""
     reader.refuse_nulls(column, name, "list of labels")
     if not _is_list(column.type):
-        rule = "to tag needs a list of labels, one per element"
+        rule = "tagging needs a list of labels, one per element"
         raise reader.error(
             f"{column.type} in column {quote(name)}", rule, f"name another with {columns_argument('label')}"
         )

@@ -73,14 +73,14 @@ def read(path: Path, columns: Columns) -> Records:
     lines = _content_lines(content.decode("utf-8-sig", errors="surrogateescape"))
     header = _read_header(path, lines)
     if columns.task == "tag":
-        rule = "the .ts format has one label per sequence, to tag needs one per element"
+        rule = "the .ts format has one label per sequence, tagging needs one per element"
         raise data_error(
             path, "a .ts file for the task tag", rule, f"pass {columns_argument('task', 'classify')}, or another format"
         )
     notes = header.notes
     if columns.wants_labels and not header.has_class:
         got = "@targetLabel, a number to predict" if header.has_target else "no '@classLabel true'"
-        raise data_error(path, got, "to classify needs class labels", "pass a file that has them")
+        raise data_error(path, got, "classifying needs class labels", "pass a file that has them")
     if header.has_target:
         notes.append("the target of each sequence (@targetLabel) is not used")
     matrices: list[npt.NDArray[np.float64]] = []
