@@ -8,7 +8,7 @@
 
 namespace raglane::RAGLANE_TARGET {
 
-// Once a step. Those that wait read one line of the cache, those that arrive write another.
+// Used once per step. Those that wait read one line of the cache, those that arrive write another.
 struct Barrier {
   alignas(64) int arrived = 0;
   alignas(64) int round = 0;
@@ -22,7 +22,7 @@ struct Barrier {
       return;
     }
     for (int spins = 0; __atomic_load_n(&round, __ATOMIC_ACQUIRE) == mine; spins++) {
-      // On a core that others use as well, the thread that is waited for may need this one's place.
+      // On a shared core, the thread that is waited for may need this one's place.
       if (spins > tuning::spins) sched_yield();
 #if defined(__x86_64__)
       else __builtin_ia32_pause();

@@ -1,4 +1,4 @@
-// What the parts that are compiled once an instruction set share with the part that is compiled once: plain data.
+// What the parts that are compiled once per instruction set share with the part that is compiled once: plain data.
 #pragma once
 
 #include <stddef.h>

@@ -4,8 +4,8 @@
 // recurrent factors. The large products that follow are left to the caller.
 //
 // NOTE (order of sums): the gradients of a unit are summed row after row within a chunk, chunk after chunk within a
-// group, and then group after group. Chunks and groups depend on the lengths alone, so the sums are the same bits at
-// any number of threads; and in three stages they gather fewer rounding errors than in one.
+// group, and then group after group. Chunks and groups depend on the lengths alone, so the sums are bit-identical at
+// any number of threads; and three stages gather fewer rounding errors than one.
 #pragma once
 
 #include "elementwise.h"
@@ -62,7 +62,7 @@ template <class Cell, class S> class ElementwiseBackward {
                      (const S*)l_.weights[d].recurrent + i * H_, 0, H_);
   }
 
-  // An empty sequence hands the gradient of its final state to its initial one; of the others, where c recurs, nothing
+  // An empty sequence hands the gradient of its final state to its initial one; in the others, where c recurs, nothing
   // looks at the initial h.
   void pass_empty() {
     for (int64_t b = 0; b < l_.sequences; b++) {

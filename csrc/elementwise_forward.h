@@ -1,6 +1,6 @@
 // The forward time loop of the element-wise cells: one for all of them and all dtypes.
 //
-// For some rows at a time, the input products of some units are made, into scratch that the nearest caches hold, and
+// The input products of some units are made for some rows at a time, into scratch that the nearest caches hold, and
 // the cell's arithmetic follows at once. So products never travel through memory; what backward reads is written beside
 // the outputs. Threads take groups of sequences. Where one long sequence is most of the work, all threads take the same
 // rows: they divide these for the products, wait for each other, and divide the units for the arithmetic.
@@ -21,13 +21,13 @@ template <class Cell, class S> class ElementwiseForward {
       : call_(call), l_(*call.layer), H_(l_.hidden_size), input_(l_.values, H_, l_.input_size),
         padded_(input_.panels(0).padded_columns()), panels_(input_.panels(0).count()), shares_(call, panels_, 1),
         together_(is_lopsided(call)) {
-    // Products of so many panels at a time rest in scratch as the nearest caches hold besides weights and rows.
+    // As many panels' products rest in scratch at a time as the nearest caches hold besides weights and rows.
     int64_t bytes = block_rows * Cell::slots * input_.panels(0).panel_columns() * (int64_t)sizeof(A);
     int64_t most = call.cache / tuning::chunk_of_cache / bytes;
     int64_t strips = together_ ? 1 : most < 1 ? panels_ : (panels_ + most - 1) / most;
     strip_ = (panels_ + strips - 1) / strips;
     stride_ = row_stride<A>(Cell::slots * strip_ * input_.panels(0).panel_columns());
-    // What the caches would not hold until it is read goes past them.
+    // What the caches would lose before it is read goes past them.
     int64_t row = H_ * (int64_t)sizeof(S);
     bool aligned = ((uintptr_t)l_.output | (uintptr_t)l_.gates | (uintptr_t)l_.cells | (uintptr_t)row) % 64 == 0;
     int64_t written = l_.elements * l_.directions * row * (l_.gates ? 1 + Cell::saved : 1);
@@ -118,7 +118,7 @@ template <class Cell, class S> class ElementwiseForward {
   }
 
   // All sequences, by all threads: each makes the products of some rows, and then computes some units of all of them.
-  // Products alternate between two places, so that one wait a chunk is enough.
+  // Products alternate between two places, so that one wait per chunk is enough.
   void walk_together(int d, int thread, int threads) {
     int64_t vectors = padded_ / width, room = l_.threads * block_rows * stride_;
     GroupWalk rows(l_.offsets, {0, l_.sequences, 0}, d == 0);

@@ -196,7 +196,7 @@ template <class S> struct Panels {
     return (int)(rest < panel_columns() ? rest / width : units);
   }
 
-  // Pack one panel from weights (columns, depth), one matrix a gate: columns of the product are their rows.
+  // Pack one panel from weights (columns, depth), one matrix per gate: columns of the product are their rows.
   [[gnu::noinline]] void pack_transposed(const S* const* matrices, int64_t panel) {
     int in_panel = units_in(panel);
     int64_t stride = (int64_t)gates * in_panel * width;

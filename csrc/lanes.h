@@ -5,7 +5,7 @@
 // lanes stand together at the front.
 //
 // NOTE (teams): every thread of a team keeps a LaneSet of its own, and all of them go through the same sequence of
-// states. That needs a source of sequences that gives each the same answers: with several threads a team, a
+// states. That needs a source of sequences that gives each the same answers: with several threads per team, a
 // fixed share of the order in place of the shared counter.
 #pragma once
 

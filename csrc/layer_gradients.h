@@ -1,7 +1,7 @@
 // Gradients that need the whole of a layer that was walked back: of its values, weights and biases.
 //
-// Each is a plain product of the gates' gradients, or their sum over the elements. The caller may make them with a
-// library as well, which is faster where there is much to do; here a small layer is spared the price of its calls.
+// Each is a plain product of the gates' gradients, or their sum over the elements. The caller may also make them with a
+// library, which is faster where there is much to do; here a small layer is spared the cost of its calls.
 //
 // NOTE (order of sums): over the elements as over the gates, a sum takes its terms one by one in the order of memory,
 // see gemm.h. Threads divide the results among themselves and never a sum, so its bits do not depend on them.

@@ -15,7 +15,7 @@ template <class Cell, class S> class PreparedProducts {
  public:
   PreparedProducts(const raglane_layer& layer, const InputProducts<Cell, S>& input) : l_(layer), input_(input) {}
 
-  // Choose, for so many rows on the average and weights that take so many bytes.
+  // Choose, for this many rows on average and weights of this many bytes.
   void decide(double rows, int64_t weight_bytes, int64_t cache) {
     bool cached = weight_bytes <= cache / tuning::weights_of_cache;
     int64_t bytes = l_.directions * l_.elements * input_.row_size() * (int64_t)sizeof(A);

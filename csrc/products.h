@@ -90,7 +90,7 @@ template <class Cell, class S> class InputProducts {
   // Reals of a prepared row.
   int64_t row_size() const { return row_stride<A>(Cell::slots * panels_[0].padded_columns()); }
 
-  // Pack a panel of weights, (H, D) a gate.
+  // Pack a panel of weights, (H, D) per gate.
   void pack(int d, int64_t panel, const S* const* gates) {
     panels_[d].pack_transposed(gates, panel);
     V zero = {};

@@ -52,7 +52,7 @@ bool has_avx512_bfloat16() {
 #endif
 }
 
-// Tile registers are 8 KB a thread, so a process has to ask Linux for them, once.
+// Tile registers are 8 KB per thread, so a process has to ask Linux for them, once.
 bool has_tiles() {
 #if defined(RAGLANE_EMULATE)
   return has_avx512();
@@ -134,7 +134,7 @@ template <class L> void check_common(const L& l) {
   at_least("elements", l.elements, 0);
   at_least("input_size", l.input_size, 1);
   at_least("hidden_size", l.hidden_size, 1);
-  // Beyond these no product below overflows, and no machine has the memory.
+  // Within these no product below overflows, and beyond them no machine has the memory.
   const int64_t most = int64_t(1) << 40;
   if (l.threads > 4096 || l.sequences > most || l.elements > most || l.input_size > (1 << 24) ||
       l.hidden_size > (1 << 24))
@@ -229,8 +229,8 @@ void check_pointers(const raglane_elementwise& l, bool backward) {
   if (skips) present("grad_skip", l.grad_skip);
 }
 
-// The sequences that are not empty, longest first; of equal ones the earlier first, so that the order is one and the
-// same every time.
+// The sequences that are not empty, longest first; of equal ones the earlier first, so that the order is always
+// the same.
 std::vector<int64_t> order_of(const raglane_layer& l) {
   std::vector<int64_t> order;
   order.reserve(l.sequences);
@@ -291,7 +291,7 @@ int32_t run(const L* layer, bool backward, char* message, int64_t size, Body&& b
   });
 }
 
-// A thread is worth its start only for so much work; which thread does it changes no bit.
+// A thread is worth its start only for so much work; which thread does the work changes no bit.
 int64_t useful_threads(int64_t threads, double operations) {
   return std::min(threads, (int64_t)std::min(4096.0, 1 + operations / tuning::thread_operations));
 }

@@ -13,11 +13,11 @@
  * writes them meanwhile gets an error or other numbers, never other memory.
  *
  * Functions return a raglane_status, and on failure write a message, zero-terminated, of at most `size` bytes.
- * Scratch of a call: packed weights, at most 96 rows a thread, in inference at most 256 MB of input products, and
+ * Scratch of a call: packed weights, at most 96 rows per thread, in inference at most 256 MB of input products, and
  * copies of what gradients of values and weights are made of (in bfloat16, wider ones). Of
- * an element-wise one: packed weights, at most 192 rows of gates a thread, 130 rows of sums a direction.
+ * an element-wise one: packed weights, at most 192 rows of gates per thread, 130 rows of sums per direction.
  * All of it is reserved before anything is written in place: a call that fails leaves its arguments as they were.
- * No function throws, none keeps memory, and there is no state but what the processor is: calls from several
+ * No function throws, none keeps memory, and there is no state but the processor's kind: calls from several
  * threads do not meet. All threads of a call round as the caller's does, and take denormal numbers for 0 where it does.
  * After fork, a child must ask for one thread: OpenMP's threads do not survive a fork.
  */
@@ -52,7 +52,7 @@ enum raglane_isa {
 };
 enum raglane_function { RAGLANE_EXP = 0, RAGLANE_TANH = 1, RAGLANE_SIGMOID = 2 };
 
-/* How the work is divided. The results are the same bits either way; 0 lets the kernel choose. For tests. */
+/* How the work is divided. The results are bit-identical either way; 0 lets the kernel choose. For tests. */
 enum raglane_flags {
   RAGLANE_POISON = 1,        /* fill scratch with NaN */
   RAGLANE_FOLD = 2,          /* compute input products inside the time loop */
@@ -76,7 +76,7 @@ typedef struct raglane_cell_facts {
   int64_t biases;         /* blocks of H in a bias */
 } raglane_cell_facts;
 
-/* The facts of the cell of a number, from 0 on without gaps; RAGLANE_BAD_ARGUMENT where there is none. */
+/* The facts of a cell by its number, from 0 on without gaps; RAGLANE_BAD_ARGUMENT where there is none. */
 RAGLANE_EXPORT int32_t raglane_describe_cell(int64_t cell, raglane_cell_facts* facts, char* message, int64_t size);
 
 /* Weights of one direction, as torch lays them out. Gate blocks stand in torch's order: LSTM i f g o, GRU r z n. */
@@ -212,7 +212,7 @@ typedef struct raglane_rows {
                            sequences that have each step */
   const int64_t* order; /* read by raglane_flatten alone. A pack: (B), its sequences, longest first; null where they
                            stand in that order */
-  int64_t* offsets;     /* (B + 1), written by raglane_flatten alone, for whoever wants to know */
+  int64_t* offsets;     /* (B + 1), written by raglane_flatten alone, for callers that want them */
   int64_t* plan;        /* (B + 1), of a pack (2 * B + 1 + T): written by raglane_flatten, read by the other two: the
                            offsets, and of a pack order and sizes, so that the way back is the way there whatever became
                            of the caller's arrays. Nobody else is to know it. */
@@ -227,7 +227,7 @@ RAGLANE_EXPORT int32_t raglane_gather(const raglane_rows* rows, char* message, i
 /* From `flat` to the table, zeros where a padded tensor has no element. Otherwise as raglane_gather. */
 RAGLANE_EXPORT int32_t raglane_scatter(const raglane_rows* rows, char* message, int64_t size);
 
-/* Where the gradients of values and weights are best asked for in raglane_backward: up to so many elements, with so
+/* Where the gradients of values and weights are best asked for in raglane_backward: up to this many elements, with this
  * many numbers in the weights of a direction. Beyond, a library's products are faster. */
 RAGLANE_EXPORT int64_t raglane_few_elements(void);
 RAGLANE_EXPORT int64_t raglane_few_weights(void);

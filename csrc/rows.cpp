@@ -181,7 +181,7 @@ template <bool into_flat> void move(const raglane_rows& rows, const Plan& plan) 
   bool by_step = rows.step_stride > rows.sequence_stride;
   int64_t parts = rows.is_pack ? rows.elements : by_step ? rows.steps : rows.sequences;
   int64_t bytes = rows.row_bytes * (into_flat || rows.is_pack ? rows.elements : rows.sequences * rows.steps);
-  // Below so many bytes a thread, starting it takes longer than what it saves.
+  // Below this many bytes per thread, starting it takes longer than what it saves.
   int64_t useful = std::min(std::min(rows.threads, parts), 1 + bytes / raglane::tuning::thread_bytes);
   Mover<into_flat> mover{rows, plan};
   raglane::on_threads((int)std::max<int64_t>(useful, 1), [&](int thread, int threads) {

@@ -30,13 +30,13 @@ struct Division {
   int slot(int thread) const { return thread / directions / members * directions + thread % directions; }
 };
 
-// How many rows are alive at a time, on the average, where `teams` share the sequences.
+// How many rows are alive at a time, on average, where `teams` share the sequences.
 inline double average_rows(const Call& call, int64_t teams) {
   return call.longest == 0 ? 0 : (double)call.layer->elements / ((double)call.longest * (double)teams);
 }
 
 // How many threads a team needs. Lanes of its own are the best that a thread can have, as long as it has some: with a
-// row or two it waits for weights, and others may have none. `bytes` of weights are read a step; a wait must be worth
+// row or two it waits for weights, and others may have none. `bytes` of weights are read per step; a wait must be worth
 // it.
 inline int wanted_members(const Call& call, int64_t bytes, int64_t panels) {
   const raglane_layer& layer = *call.layer;

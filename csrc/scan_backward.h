@@ -151,7 +151,7 @@ template <class Cell, class S> class BackwardScan {
       if (l_.projection_size) unproject(step, lanes.active, d);
       for (int lane = 0; lane < lanes.active; lane++) gates(step, lane, begin, end);
       // All of a row's gate gradients are needed now: dh of the step before is what passed the products by, plus the
-      // gates' gradients x W_hh. The next step writes other memory, so one wait a step is enough.
+      // gates' gradients x W_hh. The next step writes other memory, so one wait per step is enough.
       team.barrier->wait(team.members);
       // By now every thread has read the saved gates, which the gradients may replace.
       for (int lane = 0; lane < lanes.active; lane++) give_gates(step, lane, begin, end);

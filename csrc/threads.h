@@ -11,9 +11,9 @@
 
 namespace raglane {
 
-// How a thread rounds, and whether it takes denormal numbers for 0. Every thread has a control word of its own, and one
-// that OpenMP started long ago has what held then. So all threads of a call take the caller's: bits must not depend on
-// which thread computes them.
+// How a thread rounds, and whether it takes denormal numbers for 0. Every thread has a control word of its own, and a
+// thread that OpenMP started long ago has what held then. So all threads of a call take the caller's: bits must not
+// depend on which thread computes them.
 #if defined(__x86_64__)
 using ControlWord = uint32_t;
 inline ControlWord control_word() { return __builtin_ia32_stmxcsr() & ~0x3fu; }  // without what has happened so far

@@ -22,8 +22,8 @@ inline constexpr int64_t thread_bytes = 256 << 10;
 // How often a waiting thread looks before it gives up its core each time. Not measured.
 inline constexpr int spins = 200;
 
-// From so many rows per thread, each thread has lanes of its own; with fewer, threads form teams. Lanes of its own: the
-// backward loop 6.7 to 5.4 ms at (64, 256, 256). Teams: one sequence at H 512 in 6.7 ms in place of 12.3.
+// From this many rows per thread, each thread has lanes of its own; with fewer, threads form teams. Lanes of its own:
+// the backward loop 6.7 to 5.4 ms at (64, 256, 256). Teams: one sequence at H 512 in 6.7 ms in place of 12.3.
 inline constexpr double own_rows = 3;
 // Rows that a team should have, and the fewest that are counted with. Not measured.
 inline constexpr double team_rows = 6, fewest_rows = 0.1;
@@ -36,17 +36,17 @@ inline constexpr int64_t team_weights = 128 << 10;
 inline constexpr int most_lanes = 48;
 // Lanes that a team may have however small the cache is. Not measured.
 inline constexpr int64_t least_most = 12;
-// The lanes' states take one part in so many of a core's cache. Not measured.
+// The lanes' states take one part in this many of a core's cache. Not measured.
 inline constexpr int64_t lanes_of_cache = 2;
 // Lanes in proportion to what the average number of rows asks for. Not measured.
 inline constexpr double lane_surplus = 1.15;
 
 // ---- input products -----------------------------------------------------------------------------------------------
 
-// From so many rows input products are folded into the loop, else they are prepared. Folded: 10.5 to 9.4 ms at (64, 256,
-// 256), equal lengths, where 24 rows or more are alive.
+// From this many rows input products are folded into the loop, else they are prepared. Folded: 10.5 to 9.4 ms at (64,
+// 256, 256), equal lengths, where 24 rows or more are alive.
 inline constexpr double fold_rows = 24;
-// The same where the weights take at most one part in so many of a core's cache. Not measured.
+// The same where the weights take at most one part in this many of a core's cache. Not measured.
 inline constexpr double fold_rows_cached = 4;
 inline constexpr int64_t weights_of_cache = 2;
 // Bytes of input products in scratch at most: a bound of memory, not of time.
@@ -56,13 +56,13 @@ inline constexpr int64_t most_products = int64_t(256) << 20;
 // factors are summed chunk by chunk, so their bits depend on it. With it a training forward of an element-wise cell
 // takes 1.03 to 1.22 times torch's product alone; other numbers were not measured.
 inline constexpr int block_rows = 96;
-// A chunk's products take one part in so many of a core's cache. Not measured.
+// A chunk's products take one part in this many of a core's cache. Not measured.
 inline constexpr int64_t chunk_of_cache = 4;
 // How many k's ahead a product fetches its weights. Not measured.
 inline constexpr int fetch_ahead = 8;
 
-// Results go past the caches where they take more than so many times a core's. Saved gates: 20.3 to 18.7 ms at (48, 128,
-// 64), 160 steps each. Element-wise cells of three gates gained 3 to 8 %, minGRU lost 2 to 3 %.
+// Results go past the caches where they take more than this many times a core's. Saved gates: 20.3 to 18.7 ms at (48,
+// 128, 64), 160 steps each. Element-wise cells of three gates gained 3 to 8 %, minGRU lost 2 to 3 %.
 inline constexpr int64_t streamed_caches = 8;
 
 // ---- element-wise cells ---------------------------------------------------------------------------------------------
@@ -70,13 +70,13 @@ inline constexpr int64_t streamed_caches = 8;
 // Elements of a group of sequences at least, and groups at most, about: gradients of biases and recurrent factors are
 // summed group by group, so their bits depend on both. Not measured.
 inline constexpr int64_t group_elements = 256, most_groups = 128;
-// Threads share a group that is more than one part in so many of a thread's work. Not measured.
+// Threads share a group that is more than one part in this many of a thread's work. Not measured.
 inline constexpr int64_t lopsided = 2;
 
 // ---- gradients of values and weights --------------------------------------------------------------------------------
 
-// Up to so many elements, with so many weights in a direction, callers ask the kernels for them: their bits depend on
-// it. Of a small training step of 500 to 550 microseconds torch's products and sums took 130.
+// Up to this many elements, with this many weights in a direction, callers ask the kernels for them: their bits depend
+// on it. Of a small training step of 500 to 550 microseconds torch's products and sums took 130.
 inline constexpr int64_t few_elements = 640, few_weights = 100'000;
 // Tiles of rows that are one piece of work, and terms that are summed before the next rows' turn. Not measured.
 inline constexpr int unit_tiles = 4;

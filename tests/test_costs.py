@@ -103,7 +103,7 @@ def test_nothing_costs_nothing(lengths: Any) -> None:
         ([[3, 1], [2, 2]], ShapeError, r"lengths: got shape \(2, 2\)"),
         (torch.tensor(3), ShapeError, r"lengths: got shape \(\)"),
         (5, ShapeError, r"lengths: got shape \(\)"),
-        ("3, 1", ArgumentTypeError, "lengths: got a str that is no array of numbers"),
+        ("3, 1", ArgumentTypeError, "lengths: got a str that is not an array of numbers"),
         (None, ArgumentTypeError, "lengths: got a NoneType"),
         ([torch.zeros(3, 2), torch.zeros(1, 2)], ArgumentTypeError, r"rl\.Ragged"),
     ],

@@ -1,4 +1,4 @@
-// Every cell of the kernels, a line each: what is known of it besides its arithmetic.
+// Every cell of the kernels, one line each: what is known of it besides its arithmetic.
 //
 // A cell's number is its place here, matrix cells before element-wise ones. The time loops, the C interface and the
 // driver are made from these lines, and Python asks for them: raglane_describe_cell. A new cell is a header beside this

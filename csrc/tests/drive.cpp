@@ -1,6 +1,6 @@
 // A randomised driver for the sanitizers: many small calls through the C interface, with every buffer on the heap at
 // its exact size, so that AddressSanitizer sees the first byte outside of one. It checks what can be checked without
-// a second implementation: that results are finite, and the same bits however the work is divided.
+// a second implementation: that results are finite, and bit-identical however the work is divided.
 //
 //   drive [rounds] [seed]
 #include <algorithm>

@@ -19,7 +19,7 @@ def as_tensor(data: Any, device: str | None = None) -> Tensor:
 
     Args:
         data: a tensor, an array, or lists of numbers.
-        device: where what is no tensor goes; torch's default device if None. A tensor stays where it is.
+        device: where data that is not a tensor goes; torch's default device if None. A tensor stays where it is.
 
     Example:
         >>> as_tensor(np.arange(3)[::-1]).tolist()

@@ -54,7 +54,7 @@ def check_tensor(name: str, given: Any, least: int = 0, fix: str = "pass a torch
         name: what the caller calls it.
         given: what was given.
         least: dimensions that it has at least.
-        fix: what to do where it is none.
+        fix: what to do where it is not a tensor.
 
     Raises:
         ArgumentTypeError: no tensor, or a nested, sparse or quantized one.
@@ -79,7 +79,7 @@ def check_dense(name: str, given: Tensor) -> None:
     """Refuse a sparse tensor.
 
     Raises:
-        ShapeError: it is one.
+        ShapeError: the tensor is sparse.
 
     Example:
         >>> check_dense("input", torch.zeros(2))
@@ -99,7 +99,7 @@ def check_fits(name: str, given: Tensor, other: Tensor) -> None:
         other: what it meets.
 
     Raises:
-        ShapeError: they do not fit.
+        ShapeError: the tensor does not fit ``other``.
 
     Example:
         >>> check_fits("input", torch.zeros(2), torch.zeros(3))
@@ -107,7 +107,7 @@ def check_fits(name: str, given: Tensor, other: Tensor) -> None:
     check_dense(name, given)
     if given.device != other.device:
         raise ShapeError(
-            message(name, f"a tensor on {given.device}", f"all is on one device, {other.device}", "move it with .to()")
+            message(name, f"a tensor on {given.device}", f"one device for all, {other.device}", "move it with .to()")
         )
     if given.dtype == other.dtype:
         return
@@ -120,7 +120,7 @@ def check_fits(name: str, given: Tensor, other: Tensor) -> None:
 
 
 def check_like(name: str, given: Any, shape: tuple[int, ...], like: Tensor) -> None:
-    """Refuse what a kernel cannot compute with in a place.
+    """Refuse what a kernel cannot compute with.
 
     Args:
         name: what the caller calls it.
@@ -130,7 +130,7 @@ def check_like(name: str, given: Any, shape: tuple[int, ...], like: Tensor) -> N
 
     Raises:
         ArgumentTypeError: no tensor.
-        ShapeError: of another layout, shape, dtype or device, or with less memory than its shape needs.
+        ShapeError: a tensor of another layout, shape, dtype or device, or with less memory than its shape needs.
 
     Example:
         >>> check_like("weight_hh_l0", torch.zeros(4, 2), (4, 2), torch.zeros(1))
@@ -159,7 +159,7 @@ def check_storage(name: str, given: Tensor) -> None:
         given: what was given, of any strides.
 
     Raises:
-        ShapeError: it was.
+        ShapeError: the storage is too small for the shape.
 
     Example:
         >>> freed = torch.zeros(3)
@@ -189,7 +189,7 @@ def check_storage(name: str, given: Tensor) -> None:
 
 
 def check_kind(name: str, given: Any, kind: Any, rule: str, fix: str) -> None:
-    """Refuse what is no instance of a class.
+    """Refuse what is not an instance of a class.
 
     Args:
         name: what the caller calls it.
@@ -199,7 +199,7 @@ def check_kind(name: str, given: Any, kind: Any, rule: str, fix: str) -> None:
         fix: what to do.
 
     Raises:
-        ArgumentTypeError: it is none.
+        ArgumentTypeError: it is not an instance.
 
     Example:
         >>> check_kind("ids", ("a",), (tuple, list), "a tuple or a list", "convert it")
@@ -217,7 +217,7 @@ def check_flag(name: str, given: Any, error: type[RaglaneError] = ArgumentTypeEr
         error: what to raise.
 
     Raises:
-        ArgumentTypeError: anything else, unless ``error`` is another class.
+        ArgumentTypeError: not a bool; ``error`` where that is another class.
 
     Example:
         >>> check_flag("batch_first", True)
@@ -232,7 +232,7 @@ def check_choice(name: str, given: Any, choices: Sequence[str], fix: str = "pass
     """One of several names as it is.
 
     Raises:
-        ArgumentError: another.
+        ArgumentError: it is not one of the choices.
 
     Example:
         >>> check_choice("task", "tag", ("classify", "tag"))
@@ -254,8 +254,8 @@ def check_real(name: str, given: Any, rule: str, holds: Callable[[float], bool],
         fix: what to pass instead.
 
     Raises:
-        ArgumentTypeError: no real number.
-        ArgumentError: one for which the rule does not hold.
+        ArgumentTypeError: not a real number.
+        ArgumentError: a number for which the rule does not hold.
 
     Example:
         >>> check_real("fraction", 0.1, "above 0", lambda number: number > 0, "pass 0.1")
@@ -278,7 +278,7 @@ def check_whole(name: str, given: Any, least: int | None = None, fix: str = "che
         fix: what to do where it is too small or too large.
 
     Raises:
-        ArgumentTypeError: none; a bool is none.
+        ArgumentTypeError: not a whole number; a bool is not one.
         ArgumentError: below ``least``, or 2**62 or more.
 
     Example:
@@ -307,7 +307,7 @@ def check_value(name: str, given: Any, dtype: torch.dtype) -> Any:
         a bool, an int, a float or a complex number, as the dtype is.
 
     Raises:
-        ArgumentTypeError: no number, or one of another kind than the dtype.
+        ArgumentTypeError: not a number, or one that the dtype cannot hold.
 
     Example:
         >>> check_value("empty", -1, torch.int64)

@@ -21,7 +21,7 @@ class Cost:
         steps: how many steps run one after the other, each on all rows that have one.
         elements: elements computed, padding included where the schedule computes it.
         waste: how many of them do not exist.
-        multiplications: for the product of the batch of scalars with one weight column: one an element.
+        multiplications: for the product of the batch of scalars with one weight column: one per element.
         additions: for the same product, which adds up each sequence: one less than multiplications for each
             sequence that computes anything. An empty sequence does so only where it is padded.
 
@@ -61,7 +61,7 @@ def cost(lengths: Any, *, lanes: int | None = None) -> dict[str, Cost]:
         A :class:`Cost` for each schedule, by its name, in the order of SCHEDULES.
 
     Raises:
-        ArgumentTypeError: ``lengths`` or ``lanes`` are no integers.
+        ArgumentTypeError: ``lengths`` or ``lanes`` are not integers.
         ShapeError: ``lengths`` has not exactly one dimension.
         ArgumentError: a length below 0, or ``lanes`` below 1.
 

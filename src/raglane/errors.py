@@ -18,7 +18,7 @@ The tree::
 
 PyTorch raises ``RuntimeError`` where shapes disagree and ``ValueError`` elsewhere; :class:`ShapeError` is
 both, so that code written against either keeps working. The two classes with more bases stand where torch's functions
-raise whichever error their code runs into.
+raise whatever error their code runs into.
 
 A message is one line of printable characters, whatever a file or a caller put into it: it can neither break a log into
 lines nor control the terminal that shows it. :class:`RaglaneError` sees to that; :func:`quote` and :func:`message` keep
@@ -67,7 +67,7 @@ _TRACE = "Original Traceback (most recent call last):"
 
 
 def printable(text: str) -> str:
-    r"""A text with an escape for whatever is no printable character.
+    r"""A text with an escape for every character that is not printable.
 
     Control characters, line breaks, half surrogate pairs and the marks that turn the direction of writing become what
     Python's ``repr`` writes for them, so that a terminal shows them and does nothing else.
@@ -174,7 +174,7 @@ class DivergedError(RaglaneError):
 
     Args:
         message: what was seen and what to try.
-        what: was seen, alone.
+        what: what was seen, without the advice.
     """
 
     def __init__(self, message: object = "", what: str = "") -> None:
@@ -240,8 +240,8 @@ def message(argument: str, got: str, rule: str, fix: str) -> str:
         fix: what to pass or call instead.
 
     Example:
-        >>> message("lengths", "3 lengths", "one length a sequence, and input holds 1", "pass [9]")
-        'lengths: got 3 lengths; the rule: one length a sequence, and input holds 1. Fix: pass [9].'
+        >>> message("lengths", "3 lengths", "one length per sequence, and input holds 1", "pass [9]")
+        'lengths: got 3 lengths; the rule: one length per sequence, and input holds 1. Fix: pass [9].'
     """
     argument = _flags.get(argument, argument)
     argument, got, rule, fix = (shorten(printable(part), _PART) for part in (argument, got, rule, fix))
@@ -256,7 +256,7 @@ def require(module: str, extra: str) -> ModuleType:
         extra: the extra of the ``raglane`` distribution that installs it.
 
     Raises:
-        MissingExtraError: it is not installed.
+        MissingExtraError: ``module`` is not installed.
 
     Example:
         >>> require("math", "data").sqrt(4.0)

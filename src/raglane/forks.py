@@ -1,6 +1,6 @@
 """Whether this process was forked while PyTorch may have had threads, which a fork leaves behind.
 
-OpenMP waits for ever for threads that are gone, whoever started them: a product of torch's in the parent is enough. So
+OpenMP waits forever for threads that are gone, whoever started them: a product of torch's in the parent is enough. So
 what counts is not who uses the kernels first, but whether there was a fork since ``import raglane``.
 """
 

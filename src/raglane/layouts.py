@@ -92,7 +92,7 @@ def _packed(
 ) -> Any:
     steps = kit.count_up(batch_sizes.shape[0], step_stride)
     if starts is None:
-        # Within a step the rows go up evenly: what is added to a count is one number a step.
+        # Within a step the rows go up evenly: what is added to a count is one number per step.
         if sequence_stride != 1:
             before = before * sequence_stride
         rows = kit.count_up(total, sequence_stride)

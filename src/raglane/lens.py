@@ -292,7 +292,7 @@ class _Entries(_Opened):
         try:
             # Not by reading it, which would put a missing key into a defaultdict.
             return step if step in self.value else _Mark.NOWHERE
-        except TypeError:  # what cannot be hashed is no key
+        except TypeError:  # what cannot be hashed is not a key
             return _Mark.NOWHERE
 
     def get(self, key: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Files that a user names: opened where they are files, refused where to read them would never end.
+"""Files that a user names: opened where they are files, refused where reading them would never end.
 
 A FIFO makes whoever opens it wait for a writer, a device may have no end, a socket cannot be opened at all. What is
 wrong is an ``OSError`` here; the caller says it in the words of what it reads.
@@ -32,7 +32,7 @@ def as_path(path: Any) -> Path:
     """A path that a caller gives.
 
     Raises:
-        ArgumentTypeError: it is none.
+        ArgumentTypeError: it is not a path.
 
     Example:
         >>> as_path("runs/first").name
@@ -44,7 +44,7 @@ def as_path(path: Any) -> Path:
 
 
 def check_file(path: Path) -> None:
-    """Refuse what is no regular file, without opening it.
+    """Refuse what is not a regular file, without opening it.
 
     Args:
         path: where a file, or a link to one, is expected.
@@ -52,7 +52,7 @@ def check_file(path: Path) -> None:
     Raises:
         OSError: nothing is there, or what is there cannot be reached.
         IsADirectoryError: a folder is there.
-        NotAFileError: something is there that is no file, a link leads nowhere, or no file can have this name.
+        NotAFileError: something is there that is not a file, a link leads nowhere, or no file can have this name.
 
     Example:
         >>> check_file(Path("/dev/zero"))

@@ -234,7 +234,7 @@ def play(seed: int) -> str | None:
     changes = HARMLESS if chance.random() < 0.4 else WRONG
     change = chance.choice(list(changes))
     late = chance.random() < 0.4
-    # A parameter put in another's place after the forward is none that backward reads.
+    # Backward does not read a parameter put in another's place after the forward.
     route = chance.choice(["data", "set_"] if late else [*ROUTES, "functional_call"])
     if not _means_something(this, target, change, route, late=late):
         return None
@@ -277,7 +277,7 @@ def _means_something(this: Round, target: str, change: str, route: str, *, late:
 
 
 class _NotPossibleError(Exception):
-    """Torch itself refused the change, or the round has not got what was to be changed."""
+    """Torch itself refused the change, or the round does not have what was to be changed."""
 
 
 def _attack(this: Round, target: str, change: Change, route: str, *, late: bool) -> list[Tensor] | None:
@@ -305,7 +305,7 @@ def _attack(this: Round, target: str, change: Change, route: str, *, late: bool)
     except RaglaneError:
         raise
     except RuntimeError as error:
-        # Autograd has a look of its own at what it saved and at what comes back.
+        # Autograd checks what it saved and what comes back by itself.
         if late:
             raise _NotPossibleError from error
         raise

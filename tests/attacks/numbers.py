@@ -50,7 +50,7 @@ LAYERS: dict[str, Callable[..., Any]] = {
     "coupled lstm": rl.nn.CoupledLSTM,
 }
 
-# Of the largest number: below these nobody asks why.
+# As shares of the largest number: differences below these are not looked into.
 _TOLERANCES = {torch.float64: 1e-10, torch.float32: 3e-5, torch.bfloat16: 0.03}
 
 

@@ -1,4 +1,4 @@
-"""Cells against numbers from elsewhere: what ONNX Runtime gave for the ONNX operators, and what a hand works out."""
+"""Cells against numbers from elsewhere: what ONNX Runtime gave for the operators, and numbers worked out by hand."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_the_batch_of_a_deep_model_counts_too(
     command = ["train", str(work / "ok.csv"), "--hidden", "4", "--layers", "9", "--epochs", "1", "--quiet"]
     weights, tensors = ModelConfig("classify", "gru", hidden=4, layers=9, input_size=2, output_size=2).count()
     model = 9 * 4 * weights + memory.TRAINED_TENSOR * tensors
-    # 12 sequences of 1 to 4 steps, of which 1 is held out: at the most 29 elements, and 25 at the least.
+    # 12 sequences of 1 to 4 steps, of which 1 is held out: at most 29 elements, and at least 25.
     monkeypatch.setattr(memory, "available_memory", lambda: model + 4 * 9 * 4 * 29)
     assert main([*command, "--out", str(tmp_path / "fits")]) == 0
     monkeypatch.setattr(memory, "available_memory", lambda: model + 4 * 9 * 4 * 20)

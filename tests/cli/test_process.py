@@ -64,7 +64,7 @@ def test_the_default_from_nothing_to_predictions(tmp_path: Path) -> None:
     assert (trained.returncode, trained.stderr) == (0, "")
     assert "training: 243 sequences" in trained.stdout
     assert "validation: 27 sequences, 10 % of the training sequences, stratified by label, seed 0" in trained.stdout
-    # A line an epoch where there is no terminal, and nothing that moves a cursor.
+    # A line per epoch where there is no terminal, and nothing that moves a cursor.
     assert sum(line.startswith("epoch ") for line in trained.stdout.splitlines()) == 8
     assert "\x1b" not in trained.stdout
     assert "\r" not in trained.stdout

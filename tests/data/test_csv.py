@@ -52,7 +52,7 @@ def test_a_time_column_is_known_by_its_name(tmp_path: Path, name: str) -> None:
     assert records.values.tolist() == [[2], [1], [3]]
     assert records.channels == ("x",)
     assert f"time column: {name!r} (by its name)" in records.notes
-    # It is a feature where the user says so, and words are no times.
+    # It is a feature where the user says so, and words are not times.
     path = write(tmp_path, f"id,{name},x,y\na,2,1,p\na,1,2,p\n")
     named = read(path, Columns(label="y", features=(name,)))
     assert named.values.tolist() == [[2], [1]]
@@ -249,7 +249,7 @@ def test_what_was_found_reads_another_file_in_the_same_way(tmp_path: Path) -> No
 def test_labels_that_nobody_asked_for_are_no_features(tmp_path: Path) -> None:
     records = read(write(tmp_path, "id,x,y\n1,2,a\n1,3,a\n"), Columns(need_labels=False))
     assert records.channels == ("x",)
-    assert "left out, because they are no numbers: y" in records.notes
+    assert "left out, because they are not numbers: y" in records.notes
 
 
 @pytest.mark.parametrize("columns", [Columns(need_labels=False, label="y"), Columns(task="forecast", label="y")])

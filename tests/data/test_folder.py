@@ -1,4 +1,4 @@
-"""The reader of a folder of texts, one a class."""
+"""The reader of a folder of texts, one per class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paths that lead to no file, and bytes that are no text: refused at once, by every reader."""
+"""Paths that lead to no file, and bytes that are not text: refused at once, by every reader."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_whatever_is_read_and_written_is_a_file(tmp_path: Path, make: Make) -> N
 
 @others
 def test_a_class_is_not_passed_over(tmp_path: Path, make: Make) -> None:
-    """A folder with a text that is no file would be read without it."""
+    """A folder with a text that is not a file would be read without it."""
     folder = tmp_path / "texts"
     folder.mkdir()
     (folder / "a.txt").write_text("anna\n")

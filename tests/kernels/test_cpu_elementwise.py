@@ -182,7 +182,7 @@ def alone(network: Network, sequence: int) -> Network:
 def test_batch_invariance(
     cell: str, isa: str, dtype: torch.dtype, use: Use, any_threads: Callable[[int], None]
 ) -> None:
-    """A sequence's outputs and states are the same bits alone and in any company, at any number of threads."""
+    """A sequence's outputs and states are bit-identical alone and in any batch, at any number of threads."""
     lengths = [9, 1, 30, 0, 5, 5, 14, 2, 2, 130, 21]
     network = make(cell, lengths, (9, 37, 0), directions=2).map(lambda t: t.to(dtype))
     bounds = offsets_from_lengths(network.lengths).tolist()

@@ -178,7 +178,7 @@ def test_gradients_of_a_sequence_are_its_own() -> None:
 @pytest.mark.parametrize("isa", LIBRARY.isas)
 @pytest.mark.parametrize("cell", MATRIX_CELLS)
 def test_batch_invariance(cell: str, isa: str, dtype: torch.dtype, use: Use) -> None:
-    """A sequence's outputs and states are the same bits alone, in any company, and however the work is divided."""
+    """A sequence's outputs and states are bit-identical alone, in any batch, and however the work is divided."""
     network = make(cell, [9, 1, 30, 0, 5, 5, 14, 2, 2, 2, 21], (9, 37, 0), directions=2).map(lambda t: t.to(dtype))
     bounds = offsets_from_lengths(network.lengths).tolist()
     use(isa, NO_TEAM)

@@ -335,7 +335,7 @@ def test_workers_of_a_data_loader_that_may_use_threads() -> None:
     layer = rl.nn.GRU(64, 64, backend="cpu")
     data = _WithThreads(layer, [torch.randn(length, 64) for length in (300, 1, 90, 120)])
     here = [data[index] for index in range(len(data))]
-    # A worker that waits for threads that it has not got ends the test, and not the patience of whoever runs it.
+    # A worker that waits for threads that it does not have ends the test, and not the patience of whoever runs it.
     loader = DataLoader(data, batch_size=None, num_workers=2, multiprocessing_context="fork", timeout=30)
     assert_same_bits(list(loader), here)
 

@@ -212,7 +212,7 @@ def test_any_schedule(lengths: list[int], upwards: bool, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_padding_cannot_overflow(schedule: str, device: torch.device) -> None:
-    # This state grows tenfold a step: one sequence of 400 steps of zeros makes 400 steps of padding for the other,
+    # This state grows tenfold per step: one sequence of 400 steps of zeros makes 400 steps of padding for the other,
     # whose state would pass float64's largest number there, and its zero gradient would become NaN.
     module: Any = nn.RNN(D, H, nonlinearity="relu", bias=False, device=device, dtype=torch.float64)
     with torch.no_grad():

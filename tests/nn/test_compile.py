@@ -40,7 +40,7 @@ def test_one_graph_for_batches_of_any_lengths() -> None:
 
 
 class Reader(nn.Module):
-    """A whole model: embedding, recurrent layers, a summary a sequence and an output an element."""
+    """A whole model: embedding, recurrent layers, a summary per sequence and an output per element."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()

@@ -179,7 +179,7 @@ _TOKENS = Ragged([[1, 2], [3]])
         ({}, torch.zeros(2, 3), ArgumentTypeError, "batch: got a Tensor"),
         ({}, Ragged([torch.zeros(2, 5)]), ShapeError, "input_size = 3"),
         ({"embedding": 4}, Ragged([torch.zeros(2, 3)]), ArgumentTypeError, "tokens"),
-        ({"embedding": 4}, Ragged([torch.zeros(2, 3).long()]), ShapeError, "one token an element"),
+        ({"embedding": 4}, Ragged([torch.zeros(2, 3).long()]), ShapeError, "one token per element"),
         ({"embedding": 4, "input_size": 2}, _TOKENS, ArgumentError, "tokens from 1 to 3"),
     ],
 )

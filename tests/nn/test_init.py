@@ -105,7 +105,7 @@ def test_xavier(kind: Kind, gain: float) -> None:
 def test_orthogonal_wants_a_matrix(kind: Kind) -> None:
     layer = _build(kind)
     before = _copy(layer)
-    with pytest.raises(ValueError, match=f"layer: got cell '{kind.cell}'.*no matrix weight_hh"):
+    with pytest.raises(ValueError, match=f"layer: got cell '{kind.cell}'.*has a matrix weight_hh"):
         init.orthogonal_(layer)
     assert not _changed(layer, before)
 
@@ -249,7 +249,7 @@ def test_they_can_be_chained_and_leave_gradients_on(start: Any) -> None:
     assert all(parameter.grad is not None for parameter in layer.parameters())
 
 
-def test_what_accelerate_turned_can_be_initialised() -> None:
+def test_what_accelerate_converted_can_be_initialised() -> None:
     model = nn.Sequential(nn.LSTM(D, H))
     rl.accelerate(model)
     layer: Any = model[0]
@@ -257,6 +257,6 @@ def test_what_accelerate_turned_can_be_initialised() -> None:
 
 
 @pytest.mark.parametrize("start", EVERY.values(), ids=list(EVERY))
-def test_a_users_own_cell_is_the_users_affair(start: Any) -> None:
+def test_a_users_own_cell_is_left_to_the_user(start: Any) -> None:
     with pytest.raises(RaglaneError, match=r"layer: got a Recurrent of LSTMCell; .* Fix: initialise the cell's module"):
         start(rl.nn.Recurrent(nn.LSTMCell(D, H)))

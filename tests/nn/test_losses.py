@@ -447,20 +447,20 @@ ENTROPY, SQUARED, BINARY = losses.cross_entropy, losses.mse_loss, losses.binary_
         (lambda: ENTROPY(LOGITS.values, TARGET), ArgumentTypeError, "torch.nn.functional"),  # type: ignore[arg-type]
         (lambda: ENTROPY(LOGITS.to(torch.int64), TARGET), ArgumentTypeError, "floating-point"),
         (lambda: ENTROPY(LOGITS, [0, 1, 2]), ArgumentTypeError, "wrap it with rl.Ragged"),  # type: ignore[arg-type]
-        (lambda: ENTROPY(LOGITS, TARGET.values), ShapeError, "one row a sequence, and the batch has 2"),
+        (lambda: ENTROPY(LOGITS, TARGET.values), ShapeError, "one row per sequence, and the batch has 2"),
         (lambda: ENTROPY(LOGITS, TARGET.to("meta")), ShapeError, "on meta.*one device"),
         (lambda: ENTROPY(LOGITS, TARGET + 4), ArgumentError, "class 4.*from 0 to 3"),
         (lambda: ENTROPY(LOGITS, TARGET - 1), ArgumentError, "class -1"),
         (lambda: ENTROPY(LOGITS, NUMBERS), ShapeError, r"call \.to\(torch\.int64\)"),
         (lambda: ENTROPY(LOGITS, TARGET > 0), ArgumentTypeError, "integer dtype"),
-        (lambda: ENTROPY(LOGITS, TARGET.map(lambda v: v.unsqueeze(1))), ShapeError, "one class an element"),
-        (lambda: ENTROPY(NUMBERS, TARGET), ShapeError, "one number a class"),
+        (lambda: ENTROPY(LOGITS, TARGET.map(lambda v: v.unsqueeze(1))), ShapeError, "one class per element"),
+        (lambda: ENTROPY(NUMBERS, TARGET), ShapeError, "one number per class"),
         (lambda: ENTROPY(LOGITS, TARGET, torch.ones(3)), ShapeError, "weights=, with an s"),
         (lambda: ENTROPY(LOGITS, TARGET, label_smoothing=2), ArgumentError, "from 0 to 1"),
         (lambda: ENTROPY(LOGITS, TARGET, reduction="mean"), ArgumentError, "'mean' pass 'element'"),  # type: ignore[arg-type]
-        (lambda: ENTROPY(LOGITS, TARGET, weights=torch.ones(3)), ShapeError, "one number a sequence"),
+        (lambda: ENTROPY(LOGITS, TARGET, weights=torch.ones(3)), ShapeError, "one number per sequence"),
         (lambda: ENTROPY(LOGITS, TARGET, weights=[1, 2]), ArgumentTypeError, "torch.tensor"),  # type: ignore[arg-type]
-        (lambda: ENTROPY(LOGITS, TARGET, weights=LOGITS), ShapeError, "one number an element"),
+        (lambda: ENTROPY(LOGITS, TARGET, weights=LOGITS), ShapeError, "one number per element"),
         (lambda: ENTROPY(LOGITS, TARGET, weights=OTHERWISE), ShapeError, "weights: got length 1"),
         (lambda: losses.nll_loss(LOGITS, NUMBERS), ArgumentTypeError, "integer dtype"),
         (lambda: SQUARED(LOGITS, NUMBERS), ShapeError, "nothing is broadcast"),
@@ -487,7 +487,7 @@ ENTROPY, SQUARED, BINARY = losses.cross_entropy, losses.mse_loss, losses.binary_
         (lambda: BINARY(NUMBERS, NUMBERS, torch.tensor(2.0, device="meta")), ShapeError, "pos_weight: .*on meta"),
         (lambda: BINARY(NUMBERS, NUMBERS + 1.5), ArgumentError, r"target: got 1\.5 .*from 0 to 1"),
         (lambda: BINARY(NUMBERS, NUMBERS - 1), ArgumentError, r"target: got -1\.0"),
-        (lambda: BINARY(LOGITS, LOGITS, torch.ones(2)), ShapeError, "one weight a label"),
+        (lambda: BINARY(LOGITS, LOGITS, torch.ones(2)), ShapeError, "one weight per label"),
     ],
 )
 def test_refuses(call: Callable[[], Any], error: type[Exception], says: str) -> None:

@@ -245,7 +245,7 @@ def test_a_naive_loop_on_any_lengths(lengths: list[int], seed: int) -> None:
 
 @pytest.mark.parametrize("name", ["lstm", "indrnn_tanh"])
 def test_an_episode_has_masks_of_its_own(name: str, draws: Draws) -> None:
-    """With resets, what is one a sequence is one an episode."""
+    """With resets, what is one per sequence is one per episode."""
     layer = build(name, 2, bidirectional=True, **options_of(name))
     batch = a_batch([4, 0, 3])
     marks = rl.Ragged([torch.tensor(part, dtype=torch.bool) for part in ([0, 0, 1, 1], [], [1, 0, 0])])

@@ -19,7 +19,7 @@ from raglane.nn.recurrent.resets import split
 from raglane.schedules import SCHEDULES
 from strategies import sequences_of
 
-# One list a sequence: 1 where an episode starts.
+# One list per sequence: 1 where an episode starts.
 MARKS: dict[str, list[list[int]]] = {
     "none": [[0, 0, 0], [], [0]],
     "all": [[1, 1, 1], [], [1]],

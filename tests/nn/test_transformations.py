@@ -289,7 +289,7 @@ def largest_error(found: Any, wanted: Any) -> float:
 
 
 def random_batch(kind: str, seed: int, least: int = 1, most: int = 9) -> tuple[Any, dict[str, Any]]:
-    """So many sequences of up to so many steps at the most, as an input of a kind, and what is given beside it."""
+    """This many sequences of at most this many steps, as an input of a kind, and what is given beside it."""
     torch.manual_seed(seed)
     count, steps = (int(size) for size in torch.randint(least, most, (2,)))
     lengths = torch.randint(0, steps + 1, (count,))

@@ -377,8 +377,8 @@ def test_any_numpy_array(array: Any) -> None:
         (lambda: rl.Ragged(["ab"]), ArgumentTypeError, r"sequences\[0\].*vocabulary"),
         (lambda: rl.Ragged([[1], None]), ArgumentTypeError, r"sequences\[1\]: got a NoneType"),  # type: ignore[arg-type]
         (lambda: rl.Ragged([[[1], [2, 3]]]), ArgumentTypeError, r"sequences\[0\].*of one shape"),
-        (lambda: rl.Ragged.from_flat([1, 2], lengths=iter([2])), ArgumentTypeError, "no array of numbers"),
-        (lambda: rl.Ragged.from_flat([1, 2], lengths=[2**64]), ArgumentTypeError, "no array of numbers"),
+        (lambda: rl.Ragged.from_flat([1, 2], lengths=iter([2])), ArgumentTypeError, "not an array of numbers"),
+        (lambda: rl.Ragged.from_flat([1, 2], lengths=[2**64]), ArgumentTypeError, "not an array of numbers"),
         (lambda: rl.Ragged([[1, 2]]).truncate(1.5), ArgumentTypeError, "whole number"),  # type: ignore[arg-type]
         (lambda: rl.Ragged([[1, 2]]).shift(0.5), ArgumentTypeError, "whole number"),  # type: ignore[arg-type]
         (lambda: rl.Ragged([[1, 2]]).shift(1, 0.5), ArgumentTypeError, "fill: got 0.5"),

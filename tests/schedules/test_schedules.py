@@ -22,7 +22,7 @@ LENGTHS = st.one_of(
 )
 LANES = st.one_of(st.none(), st.integers(1, 7))
 
-# One entry a step of a sequence: the time, the row, the sequence, the step.
+# One entry per step of a sequence: the time, the row, the sequence, the step.
 Entry = tuple[int, int, int, int]
 
 

@@ -213,7 +213,7 @@ NAIVE_STEPS: dict[str, Callable[[_Place], State]] = {
 def naive_step(
     name: str, weights: Any, x_t: Tensor, state: State, mask: Tensor | None = None, clip: float | None = None
 ) -> State:
-    """One step of one sequence: ``(D,)`` and a vector a state to the new states, the first of which is the output.
+    """One step of one sequence: ``(D,)`` and a vector per state to the new states, the first of which is the output.
 
     Where a cell has the state ``h`` alone, ``c`` stands for it too: its size is the number of units then.
     """

@@ -19,7 +19,7 @@ from raglane.training.divergence import check_losses, warning
 from raglane.training.settings import OPTIMIZERS, Settings
 from raglane.training.state import TrainingState, load_state
 
-# Each step multiplies the weights by -10, once an epoch: the loss grows until it is lost, in the fifth epoch or so.
+# Each step multiplies the weights by -10, once per epoch: the loss grows until it is lost, in the fifth epoch or so.
 _GROWING = ["--optimizer", "adamw", "--weight-decay", "3700", "--batch-size", "100", "--hidden", "4", "--threads", "1"]
 
 

@@ -65,7 +65,7 @@ class Batch:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of all but the lengths."""
+        """The dtype of everything but the lengths."""
         return self.values.dtype
 
     @property

@@ -86,7 +86,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """In a line, without what a table's heading says.
+        """The case in one line, without what a table's heading says.
 
         Example:
             >>> Case("grid", "gru", SIZES[0], LENGTHS["ewt"], "train", "float32", 2).name
@@ -96,7 +96,7 @@ class Case:
 
 
 def operations(cell: str, size: Size, mode: str) -> int:
-    """Floating-point operations an element of a layer's matrix products: forward, and twice as many backward.
+    """Floating-point operations per element of a layer's matrix products: forward, and twice as many backward.
 
     Args:
         cell: a key of ``CELLS``.
@@ -113,7 +113,7 @@ def operations(cell: str, size: Size, mode: str) -> int:
 
 
 def streamed(cell: str, size: Size) -> int:
-    """Floats an element that the backward time loop of an element-wise cell must read or write.
+    """Floats per element that the backward time loop of an element-wise cell must read or write.
 
     What forward saved, the state, the output's gradient, the gradients of the input products; and where the output
     takes up the input, that and its gradient.
@@ -160,7 +160,7 @@ class Suite:
 SUITES: dict[str, Suite] = {
     "grid": Suite("how fast is a layer on ragged batches", competitors=("ours-float32",)),
     "fill": Suite(
-        "does an element cost the same in a batch of which little is filled: ours-equal has as many elements at fill 1",
+        "does an element cost the same in a batch of low fill: ours-equal has as many elements at fill 1",
         lengths=("fill-0.1",),
         sizes=tuple(size for size in SIZES if size.batch >= LENGTHS["fill-0.1"].fewest),
         competitors=("ours-equal",),
@@ -169,7 +169,7 @@ SUITES: dict[str, Suite] = {
         "what does one long sequence among many short ones cost", lengths=("one-long",), sizes=(Size(64, 256, 256),)
     ),
     "tiny": Suite(
-        "what does a call cost that has almost nothing to compute: ours-kernel has no layer around it, ours-element "
+        "what does a call cost with almost nothing to compute: ours-kernel has no layer around it, ours-element "
         "is a layer's call on a single element",
         lengths=("tens",),
         sizes=(Size(8, 32, 32),),
@@ -188,8 +188,8 @@ SUITES: dict[str, Suite] = {
         competitors=("ours-lstm",),
     ),
     "loop": Suite(
-        "how near to the memory's speed is the time loop of the cells that have nothing else: ours-loop is the one of "
-        "the backward pass, which is a call of its own",
+        "how close to the memory's speed is the time loop of the cells that have nothing else: ours-loop is that of "
+        "the backward pass, a call of its own",
         cells=ELEMENTWISE,
         lengths=("lognormal",),
         # So many elements that no cache holds them, and so few that the allocator keeps their memory between calls.
@@ -208,7 +208,7 @@ SUITES: dict[str, Suite] = {
     "memory": Suite(
         "how much memory does a training step hold at its peak, beyond inputs and parameters, in floats of N * H",
         lengths=("lognormal",),
-        # Large, so that what the process allocates besides is next to nothing.
+        # Large, so that what the process allocates besides is almost nothing.
         sizes=(Size(512, 256, 256),),
         modes=("train",),
         measures_memory=True,

@@ -1,4 +1,4 @@
-"""The ratios of a run as a picture: one bar a case, by mode, dtype and number of threads."""
+"""The ratios of a run as a picture: one bar per case, by mode, dtype and number of threads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1
 
 
 def ratios_png(results: Sequence[CaseResult], title: str) -> bytes:
-    """Ratios to the fastest torch variant on a logarithmic axis: a bar for ours, a sign for every other engine.
+    """Ratios to the fastest torch variant on a logarithmic axis: a bar for ours, a marker for every other engine.
 
     Args:
         results: of at least one case; a case without a ratio of ours has its name, and no bar.
@@ -107,7 +107,7 @@ def _draw(axes: Any, name: str, results: Sequence[CaseResult], limits: tuple[flo
 
 
 def _points(axes: Any, engine: str, results: Sequence[CaseResult]) -> Any:
-    """The signs of an engine, and what the legend needs of them; None where it was not timed."""
+    """The markers of an engine, and what the legend needs of them; None where it was not timed."""
     points = [(ratio, place) for place, result in enumerate(results) if (ratio := _ratio(result, engine)) is not None]
     if not points:
         return None

@@ -73,13 +73,13 @@ def draw_like(quantiles: tuple[int, ...], count: int, seed: int = 1) -> list[int
 
 
 def lengths_of_file(path: Path) -> Lengths:
-    r"""Lengths from a text file, an integer of at least 1 a line; empty lines are passed over.
+    r"""Lengths from a text file, an integer of at least 1 per line; empty lines are passed over.
 
     A batch with as many sequences as the file has lines takes them as they are; any other draws from them, with
     replacement.
 
     Raises:
-        DataError: the file cannot be read, is empty, or has a line that is no such number.
+        DataError: the file cannot be read, is empty, or has a line that is not such a number.
 
     Example:
         >>> import tempfile
@@ -89,7 +89,7 @@ def lengths_of_file(path: Path) -> Lengths:
         >>> lengths.name, lengths.draw(3), set(lengths.draw(50)) == {2, 4, 8}
         ('mine', [4, 2, 8], True)
     """
-    fix = "write one length a line, and nothing else"
+    fix = "write one length per line, and nothing else"
     try:
         lines = read_file(path).decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -102,11 +102,11 @@ def lengths_of_file(path: Path) -> Lengths:
             continue
         text = line.strip()
         if not (text.isascii() and text.isdigit() and len(text) <= 7 and 1 <= int(text) <= 10**6):
-            rule = "an integer from 1 to 1,000,000 a line"
+            rule = "an integer from 1 to 1,000,000 per line"
             raise DataError(message("lengths", f"{quote(text)} in line {number} of {path}", rule, fix))
         listed.append(int(text))
     if not listed:
-        raise DataError(message("lengths", f"no length in {path}", "an integer of at least 1 a line", fix))
+        raise DataError(message("lengths", f"no length in {path}", "an integer of at least 1 per line", fix))
 
     def draw(count: int) -> list[int]:
         if count == len(listed):

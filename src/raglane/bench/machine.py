@@ -1,4 +1,4 @@
-"""The facts of a machine that a time is worth nothing without."""
+"""The facts of a machine, without which a time means nothing."""
 
 from __future__ import annotations
 

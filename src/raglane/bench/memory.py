@@ -46,9 +46,9 @@ def peak_floats(case: Case, competitor: str) -> float:
     command = [sys.executable, "-m", __name__, json.dumps(numbers)]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     if process.returncode != 0:
-        last = (process.stderr.strip().splitlines() or ["no word of why"])[-1]
+        last = (process.stderr.strip().splitlines() or ["no reason given"])[-1]
         got = f"exit code {process.returncode}: {last}"
-        raise RaglaneError(message("memory", got, "a process measures a step", "run it with less, or look there"))
+        raise RaglaneError(message("memory", got, "a process measures one step", "use a smaller size, or fix that"))
     return float(process.stdout.split()[-1])
 
 

@@ -48,8 +48,8 @@ class CaseResult:
     Attributes:
         case: the case.
         elements, longest, fill: of its batch.
-        rows: one for everybody who was asked to run it.
-        rate: of the suite's yardstick in the same rounds, a second; None where no time was measured.
+        rows: one for each competitor that was asked to run it.
+        rate: of the suite's yardstick in the same rounds, per second; None where no time was measured.
         rounds: how many were timed.
         load: the machine's average over the last minute, after the case; NaN where the system does not tell.
         is_busy: whether that was above the number of processors: the times then say more about what else ran.
@@ -100,7 +100,7 @@ def rows_of(samples: Mapping[str, Sequence[float]], work: Mapping[str, int], rat
     Args:
         samples: seconds of each round, by competitor.
         work: of a call, by competitor, in the unit of the yardstick; there is no share where it is not given.
-        rate: the yardstick's, a second.
+        rate: the yardstick's, per second.
 
     Example:
         >>> rows = rows_of({"ours": [1.0, 1.0], "torch-packed": [4.0, 2.0]}, {"ours": 1, "torch-packed": 1}, rate=1.0)

@@ -1,4 +1,4 @@
-"""Run cases: check everybody, time whoever is right, and gather what a table needs."""
+"""Run cases: check every competitor, time those that are right, and gather what a table needs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["Report", "Truths", "installed", "measure", "measure_case"]
 _YARDSTICK = "yardstick"
 # What a fault is cut to, so that a row stays a row.
 _LONGEST_FAULT = 160
-# Who takes longer is timed once, warm, rather than in every round.
+# A competitor that takes longer is timed once, warm, rather than in every round.
 _SLOW_SECONDS = 10.0
 # What a round may take before a case has fewer of them: samples so long need fewer.
 _ROUND_SECONDS = 1.2
@@ -41,7 +41,7 @@ class Report:
         facts: of the machine, by name.
         competitors: who took part besides ours.
         notes: what a reader must know: who is not installed, what ran ours, what was not measured.
-        results: one a case.
+        results: one per case.
     """
 
     facts: dict[str, str]
@@ -108,7 +108,7 @@ def measure(
     try:
         for case in cases:
             if SUITES[case.suite].measures_memory and not memory.is_measurable():
-                report.notes.append(f"{case.name}: this system does not tell a process's peak of memory")
+                report.notes.append(f"{case.name}: this system does not report a process's peak of memory")
                 continue
             torch.set_num_threads(case.threads)
             choices[f"ours in {case.dtype}: {ours.choice_of(Batch.of(case))}"] = None
@@ -133,7 +133,7 @@ def measure_case(case: Case, competitors: Sequence[str], rounds: int, truths: Tr
         truths: what the case before was checked with; None for the first.
 
     Returns:
-        A row for everybody who can run such a case; those who failed have the reason in it.
+        A row for each competitor that can run such a case, with the reason where one failed.
     """
     batch = Batch.of(case)
     rate, taken = None, 0

@@ -116,7 +116,7 @@ def summary_lines(report: Report) -> list[str]:
 
 
 def markdown(report: Report) -> str:
-    """The whole report as Markdown: the machine, the means, every case, and how all was measured.
+    """The whole report as Markdown: the machine, the means, every case, and how everything was measured.
 
     Args:
         report: of a run.
@@ -234,18 +234,19 @@ def _method(report: Report) -> list[str]:
     return [
         "## How it was measured",
         "",
-        "- ms: the median over the rounds, of which slow cases have fewer, but three. All take turns in every round, "
-        "another one first each time; a sample of short calls is as many as last 5 ms. All is warm. Who takes over "
-        "10 s is timed once. Only the layer is timed; its input was padded, sorted or packed before. Training is "
-        "forward and backward, with a fixed gradient on the real outputs, to weights and input.",
+        "- ms: the median over the rounds; slow cases have fewer, at least three. All take turns in every round, "
+        "another one first each time; a sample of short calls is as many as last 5 ms. Everything is warm. A "
+        "competitor that takes over 10 s is timed once. Only the layer is timed; its input was padded, sorted or "
+        "packed before. Training is forward and backward to weights and input, with a fixed gradient on the real "
+        "outputs.",
         "- ratio: the time of the fastest torch variant over this one, the median of the rounds' own ratios. Above 1 "
         "is faster than torch. ours over this: the time of ours over this one's, likewise.",
-        "- share: operations of the elements that exist in matrix products (for an LSTM 2 N 4 H (D + H) forward) and "
-        "three times that for training, a second, over the rate of torch.mm on 1024 x 256 x 1024 of the same dtype in "
-        "the same rounds. In the suite loop: bytes read and written, over the rate of a copy of 64 MiB.",
-        "- Before it was timed, everybody's output, final states and gradients were compared with the kernel "
+        "- share: operations of the elements that exist in matrix products (for an LSTM 2 N 4 H (D + H) forward, "
+        "three times that for training) per second, over the rate of torch.mm on 1024 x 256 x 1024 of the same dtype "
+        "in the same rounds. In the suite loop: bytes read and written, over the rate of a copy of 64 MiB.",
+        "- Before it was timed, every competitor's output, final states and gradients were compared with the kernel "
         "`reference` in float64, on the real elements; allowed, as a share of the largest number: "
-        f"{', '.join(tolerances) or '-'}. Who is wrong is not timed. The final states of torch on padding are not "
+        f"{', '.join(tolerances) or '-'}. A wrong answer is not timed. The final states of torch on padding are not "
         "compared.",
         *(f"- lengths {name}: {description}." for name, description in lengths.items()),
         *(f"- {competitor.name}: {competitor.description}." for competitor in asked),

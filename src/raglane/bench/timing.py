@@ -12,11 +12,11 @@ import torch
 
 __all__ = ["YARDSTICKS", "Yardstick", "interleave"]
 
-# A sample lasts at least so long: calls that are shorter are repeated.
+# A sample lasts at least this long: shorter calls are repeated.
 _SAMPLE_SECONDS = 0.01
-# Before a sample, so that the threads of the one before have gone to sleep; they wait for more work a while.
+# A pause before a sample lets the threads of the one before go to sleep; they wait a while for more work.
 _PAUSE_SECONDS = 0.02
-# So long a call that is shorter runs before its sample: caches get warm, and threads that were woken find processors of
+# A shorter call runs this long before its sample: caches get warm, and threads that were woken find processors of
 # their own.
 _WARM_SECONDS = 0.015
 _LONG_SECONDS = 1.0
@@ -41,7 +41,7 @@ def interleave(
         clock: gives the time in seconds.
 
     Returns:
-        Seconds a call, one for each round, by name.
+        Seconds per call, one for each round, by name.
 
     Example:
         >>> samples = interleave({"sum": lambda: sum(range(100)), "nothing": lambda: None}, 3)
@@ -85,7 +85,7 @@ class Yardstick:
     prepare: Callable[[torch.dtype], Callable[[], object]]
 
     def rate(self, seconds: float) -> float:
-        """Work a second, where a call takes so many seconds.
+        """Work per second, where a call takes so many seconds.
 
         Example:
             >>> YARDSTICKS["gemm"].rate(0.001) == 2 * 1024 * 256 * 1024 * 1000
@@ -130,7 +130,7 @@ def _warm_up(call: Callable[[], object], clock: Callable[[], float]) -> float:
 
 
 def _sample(call: Callable[[], object], estimate: float, clock: Callable[[], float]) -> float:
-    """Seconds a call, over as many calls as a sample needs."""
+    """Seconds per call, over as many calls as a sample needs."""
     time.sleep(_PAUSE_SECONDS)
     if estimate < _WARM_SECONDS:
         until = clock() + _WARM_SECONDS

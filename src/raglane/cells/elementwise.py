@@ -1,7 +1,7 @@
 """What the element-wise cells have in common: no matrix meets the state, so a unit's past is its own alone.
 
 All their products are input products, which need no state and are made for all elements at once. What is left for
-the time loop is a few operations a unit: it runs at the speed of the memory.
+the time loop is a few operations per unit: it runs at the speed of the memory.
 """
 
 from __future__ import annotations

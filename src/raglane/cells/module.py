@@ -38,7 +38,7 @@ class ModuleCell(CellSpec):
     follows_autocast: ClassVar[bool] = True
 
     def __init__(self, module: nn.Module, *, output_size: int, state_sizes: tuple[int, ...], is_tuple: bool) -> None:
-        # No name that a faster kernel could take for one that it knows.
+        # A name that no faster kernel can take for one that it knows.
         self.name = f"module {type(module).__name__}"
         count = len(state_sizes)
         # Names that parameters can have: a learned initial state is called after them.
@@ -55,15 +55,15 @@ class ModuleCell(CellSpec):
         """What the module prepares, or the values as they are.
 
         Raises:
-            ShapeError: not one row an element.
-            ArgumentTypeError: no floating-point numbers.
+            ShapeError: the module does not give one row per element.
+            ArgumentTypeError: the module does not give floating-point numbers.
         """
         if not hasattr(weights, "prepare"):
             return values
         prepared = weights.prepare(values, offsets)
         where, fix = f"{type(weights).__name__}.prepare", "return a tensor with a row for each row of values"
         if not isinstance(prepared, Tensor) or prepared.dim() != 2 or prepared.shape[0] != values.shape[0]:
-            rule = f"one row an element: ({values.shape[0]}, features)"
+            rule = f"one row per element: ({values.shape[0]}, features)"
             raise ShapeError(message(where, _shape(prepared), rule, fix))
         _check_dtype(where, prepared)
         return prepared
@@ -78,7 +78,7 @@ class ModuleCell(CellSpec):
         """One step of the module: its output, and its states as a tuple.
 
         Raises:
-            ArgumentTypeError: it gives no pair, or no floating-point numbers.
+            ArgumentTypeError: the module does not give a pair, or not of floating-point numbers.
             ShapeError: an output or a state of another shape.
         """
         run = weights.step if hasattr(weights, "step") else weights
@@ -106,7 +106,7 @@ class ModuleCell(CellSpec):
 
 def _check(name: str, part: Any, shape: tuple[int, ...], fix: str) -> None:
     if not isinstance(part, Tensor) or tuple(part.shape) != shape:
-        raise ShapeError(message(name, _shape(part), f"a tensor of shape {shape}, one row a sequence", fix))
+        raise ShapeError(message(name, _shape(part), f"a tensor of shape {shape}, one row per sequence", fix))
     _check_dtype(name, part)
 
 

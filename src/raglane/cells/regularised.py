@@ -37,13 +37,13 @@ class RegularisedWeights(NamedTuple):
 class Regularised(CellSpec):
     """A cell whose state is dropped where weights read it, or held by chance.
 
-    Dropout on the state uses one mask a sequence at all its steps: Gal and Ghahramani (2016, arXiv:1512.05287).
+    Dropout on the state uses one mask per sequence at all its steps: Gal and Ghahramani (2016, arXiv:1512.05287).
     Zoneout lets a unit keep the value of the step before: Krueger et al. (2017, arXiv:1606.01305).
 
     Args:
         inner: the cell.
         drops_state: whether a mask ``(B, size of h)`` follows the cell's own states as one more.
-        zoneout: the probability that a unit is held, one a state of the cell; None for no zoneout. Where the
+        zoneout: the probability that a unit is held, one per state of the cell; None for no zoneout. Where the
             weights hold no masks, units take the mean of what chance would give them, as they do in evaluation.
 
     Example:

@@ -103,7 +103,7 @@ class CellSpec(ABC):
         output_is_state: whether the output is the first state, ``h``, as it is for every named cell.
         weights_type: a NamedTuple of what the equations read, in the order of :meth:`shapes`.
         reads_state: whether weights meet the state, so that there is something for dropout on states to act on.
-        follows_autocast: whether ``step`` is to run under autocast as it stands. Of other cells all is cast before the
+        follows_autocast: whether ``step`` is to run under autocast as it stands. For other cells all is cast before the
             first step.
 
     Example:
@@ -194,7 +194,7 @@ class CellSpec(ABC):
             offsets: ``(B + 1,)`` int64 on the same device: for cells whose inputs look at neighbouring steps.
 
         Returns:
-            ``(N, G * H)``: one row an element. Row ``i`` may depend on elements of the same sequence alone.
+            ``(N, G * H)``: one row per element. Row ``i`` may depend on elements of the same sequence alone.
         """
 
     @abstractmethod
@@ -206,7 +206,7 @@ class CellSpec(ABC):
         Args:
             weights: of one layer in one direction, a ``weights_type``.
             prepared: ``(R, G * H)``, rows of what :meth:`prepare` gave.
-            state: one ``(R, size)`` a state, in the order of ``states``.
+            state: one ``(R, size)`` per state, in the order of ``states``.
             mask: ``(R, size)`` or None: what the state is multiplied by where weights read it, and nowhere else
                 (:func:`masked`). Cells without ``reads_state`` are given none.
 

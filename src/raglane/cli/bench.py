@@ -59,7 +59,7 @@ LengthsOption = Annotated[
         "--lengths",
         metavar="NAME,...|all|FILE",
         help="Lengths of the sequences: equal, uniform, lognormal, like real data (librispeech, ljspeech, names, ewt, "
-        "trec, vowels), or a text file with one a line. For the suites grid and drop-in.",
+        "trec, vowels), or a text file with one per line. For the suites grid and drop-in.",
         rich_help_panel=_CASES,
     ),
 ]
@@ -84,7 +84,7 @@ Competitors = Annotated[
     ),
 ]
 Rounds = Annotated[
-    int, typer.Option(help="Rounds in which all are timed; slow cases have fewer, but three.", rich_help_panel=_RUN)
+    int, typer.Option(help="Rounds in which all are timed; slow cases have at least 3.", rich_help_panel=_RUN)
 ]
 Out = Annotated[Path, typer.Option(parser=options.path, help="Folder of the results.", rich_help_panel=_RUN)]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the results in --out.", rich_help_panel=_RUN)]
@@ -108,8 +108,8 @@ def bench(
 ) -> None:
     """Time the recurrent layers, against PyTorch's and, where they are installed, other engines'.
 
-    Everybody's answer is checked before it is timed. The folder gets a table (results.md, results.csv) and a picture
-    (results.png). As it stands, on two processors, some ten minutes.
+    A competitor is timed only after its answer is verified. The folder gets a table (results.md, results.csv) and a
+    picture (results.png). By default, it takes about ten minutes on two processors.
 
     For example:
 
@@ -199,7 +199,7 @@ def _cases(
 
 
 def _is_of_a_suite(name: str) -> bool:
-    """Whether lengths are made for one suite: they are no part of ``all``."""
+    """Whether lengths are made for one suite: they are not part of ``all``."""
     from raglane.bench.cases import SUITES
 
     return any(name in suite.lengths for suite in SUITES.values()) and name != "lognormal"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["evaluate", "model_source", "report", "tell_empty", "test_part"]
 
-# Above so many classes a table is wider than a terminal: it goes to its file only.
+# Above this many classes a table is wider than a terminal: it goes to its file only.
 _WIDEST_TABLE = 20
 
 
@@ -54,7 +54,7 @@ def evaluate(
         if not quiet:
             console.say(line)
 
-    # Before anything is read, which can take its time.
+    # Before anything is read, which can take a while.
     where = pick_device(device)
     model_folder(run)
     with at_work(run, "run") as is_back:
@@ -117,7 +117,7 @@ def report(
     """Measure the best model of a run, say how good it is, and write the numbers and the matrix in its folder.
 
     Args:
-        folder: of the run, which nobody else is at work in.
+        folder: of the run, in which nobody else is at work.
         saved: the model.
         records: data with labels.
         device: where to run.
@@ -173,8 +173,8 @@ def test_part(run: Path, task: str) -> Records:
         task: of its model.
 
     Raises:
-        ArgumentError: it names none.
-        CheckpointError: what it names is damaged.
+        ArgumentError: the run names no test data.
+        CheckpointError: the run's description is damaged.
     """
     from raglane.training.folder import DESCRIPTION, find
     from raglane.training.run import load_description

@@ -27,7 +27,7 @@ Given = Mapping[str, Any]
 
 
 def path(text: str | Path) -> Path:
-    """The path that an option gives. An empty one would be the current folder, which nobody has meant."""
+    """The path that an option gives. An empty one would be the current folder, which nobody means."""
     name = str(text)
     if not name:
         raise typer.BadParameter("an empty path; name a file or a folder")
@@ -125,7 +125,7 @@ Data = Annotated[
     Path | None,
     typer.Argument(
         parser=path,
-        help="A .ts, .parquet, .jsonl or .csv file, or a folder of text files, one a class. "
+        help="A .ts, .parquet, .jsonl or .csv file, or a folder of text files, one per class. "
         "Without it: Japanese vowels, the embedded default.",
         show_default=False,
     ),
@@ -201,7 +201,7 @@ Output = Annotated[
 ]
 Probabilities = Annotated[
     bool,
-    typer.Option("--probabilities", help="Add one column p_<label> a class.", rich_help_panel=RUN),
+    typer.Option("--probabilities", help="Add one column p_<label> per class.", rich_help_panel=RUN),
 ]
 Horizon = Annotated[int, typer.Option(help="Elements to forecast (task forecast only).", rich_help_panel=RUN)]
 PredictionBatchSize = Annotated[int, typer.Option("--batch-size", help="Sequences of a batch.", rich_help_panel=RUN)]

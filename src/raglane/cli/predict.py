@@ -23,10 +23,10 @@ def predict(
     quiet: options.Quiet = False,
     debug: options.Debug = False,  # noqa: ARG001
 ) -> None:
-    """Predict with the best model of a run: one row a sequence, in the order of the data.
+    """Predict with the best model of a run: one row per sequence, in the order of the data.
 
-    The columns are id (the data's, else the row number from 0), prediction and its probability. To tag, they hold
-    a list a sequence; a forecast is a list of steps, each a list of channels.
+    The columns are id (the data's, else the row number from 0), prediction and its probability. For the task tag,
+    they hold one list per sequence; a forecast is a list of steps, each a list of channels.
 
     For example:
 
@@ -44,7 +44,7 @@ def predict(
     from raglane.training.predictions import check_apart, check_output, write_predictions
 
     check_output(output)
-    # Before anything is read, which can take its time.
+    # Before anything is read, which can take a while.
     where = inference.pick_device(device)
     tidy(run)
     saved = load_model(run)

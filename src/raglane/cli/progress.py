@@ -1,4 +1,4 @@
-"""What is shown of a run while it trains: a bar on a terminal, a line an epoch elsewhere."""
+"""What is shown of a run while it trains: a bar on a terminal, a line per epoch elsewhere."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def epoch_line(row: dict[str, float], epochs: int) -> str:
 
 
 class LineWatcher:
-    """One line an epoch: for logs and pipes."""
+    """One line per epoch: for logs and pipes."""
 
     def __init__(self) -> None:
         self._epochs = 0
@@ -55,7 +55,7 @@ class LineWatcher:
 
 
 class BarWatcher:
-    """A bar over all batches, with epoch, loss, metric and real elements a second."""
+    """A bar over all batches, with epoch, loss, metric and real elements per second."""
 
     def __init__(self, metric: str) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn

@@ -181,7 +181,7 @@ def _train(order: _Order) -> None:
     from raglane.training.machine import check_machine
 
     settings = order.settings
-    # Before anything is read, which can take its time.
+    # Before anything is read, which can take a while.
     device = check_machine(settings)
     training, validation = _parts(order)
     test = _test_part(order)
@@ -226,7 +226,7 @@ def _train(order: _Order) -> None:
 
 
 def _parts(order: _Order) -> tuple[Records, Records | None]:
-    """The training and the validation part, and a word on each."""
+    """The training and the validation part, and a note on each."""
     from raglane.data.formats.base import count_of
     from raglane.data.missing import refuse_missing
 
@@ -288,7 +288,7 @@ def _draw_until_divergence(folder: Path, metric: str) -> None:
 
 
 def _tell_result(order: _Order, result: TrainingResult) -> None:
-    """The best epoch, its numbers, and the baseline where there is one; and a warning where they are no good."""
+    """The best epoch, its numbers, and the baseline where there is one; and a warning where they are bad."""
     from raglane.training.divergence import warning
 
     state = result.state

@@ -1,7 +1,7 @@
 """From files to batches: readers, what is learned of the training part, datasets, samplers and ``collate``.
 
 All names but ``collate`` load the module that they come from when they are first used: reading files is not what most
-programs import Raglane for, and ``import raglane`` should cost next to nothing beside torch.
+programs import Raglane for, and ``import raglane`` should cost almost nothing beside torch.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Chunk:
 
     Attributes:
         inputs: ``B`` pieces, each of one sequence.
-        targets: as the data has them. One an element: Ragged, cut as the inputs are. One a sequence: a tensor
+        targets: as the data has them. One per element: Ragged, cut as the inputs are. One per sequence: a tensor
             ``(ends.sum(), *features)``, the targets of the sequences that end here, in the order of the rows; so
             every target comes once. None: the data has none.
         begins: ``(B,)`` bool, the rows whose piece is the first of its sequence.
@@ -64,11 +64,11 @@ class Chunks(Epochs[Chunk]):
             loss.backward()
 
     ``rl.nn.carry`` cuts the state off from the graph of the chunk before, and gives the rows that begin the layer's
-    initial state. The outputs are those of whole sequences; of the cpu backend, the same bits.
+    initial state. The outputs are those of whole sequences, bit-identical on the cpu backend.
 
     The sequences are shared out, the longest first, each to the stream that has least to do: so the streams end
-    together, and an epoch has as many chunks whichever way it is shuffled. With ``shuffle`` it is left to chance which
-    of the sequences that take as many chunks a stream gets, and in which order a stream works through its own; without,
+    together, and an epoch has the same number of chunks however it is shuffled. With ``shuffle``, chance decides which
+    of the sequences with equally many chunks a stream gets, and in which order a stream works through its own; without,
     a stream begins with its longest. The order follows from ``seed`` and the epoch alone. Each time that an epoch was
     iterated to its end, the next iteration is the next epoch; :meth:`set_epoch` chooses another. To go on in the middle
     of an epoch, save :meth:`state_dict` and, with it, the state that the layer returned last.
@@ -78,13 +78,13 @@ class Chunks(Epochs[Chunk]):
             ``(L, *features)``, a pair of that and its target, or a dict with ``"inputs"`` and, maybe, ``"target"``.
         batch_size: the number of streams, at least 1.
         steps: the most elements of a piece, at least 1.
-        targets: for data without targets of its own: Ragged with the lengths of the data, one an element; or a tensor
-            ``(sequences, *features)``, one a sequence.
+        targets: for data without targets of its own: Ragged with the lengths of the data, one per element; or a tensor
+            ``(sequences, *features)``, one per sequence.
         shuffle: whether every epoch has an order of its own.
         seed: 0 or above.
 
     Raises:
-        ArgumentTypeError: data or targets of another kind, or ``shuffle`` is no bool.
+        ArgumentTypeError: data or targets of the wrong kind, or ``shuffle`` is not a bool.
         ShapeError: targets of other lengths, or samples that do not fit together.
         ArgumentError: ``batch_size``, ``steps`` or ``seed`` is too small, the list is empty, or targets come twice.
 
@@ -124,7 +124,7 @@ class Chunks(Epochs[Chunk]):
         self._offsets: _Numbers = np.concatenate([np.zeros(1, np.int64), np.cumsum(self._lengths)])
         # The pieces of each sequence. An empty one has a piece too, so that it begins and ends somewhere.
         self._counts: _Numbers = np.maximum(-(-self._lengths // steps), 1)
-        # Which of several sequences with as many pieces a stream gets does not change how much it gets.
+        # Which of several sequences with equally many pieces a stream gets does not change how much it gets.
         self._chunks = int(self._share_out(np.arange(len(self._lengths)))[1].max(initial=0))
 
     def __len__(self) -> int:
@@ -169,7 +169,7 @@ class Chunks(Epochs[Chunk]):
         """
         sizes = self._counts if self.shuffle else self._lengths
         order = order[np.argsort(-sizes[order], kind="stable")]
-        # A stream more than there are sequences would get none.
+        # With more streams than sequences, some would get none.
         loads = [(0, stream) for stream in range(min(self.batch_size, len(order)))]
         taken = np.empty((len(order), 2), dtype=np.int64)
         for number, count in enumerate(self._counts[order].tolist()):
@@ -245,16 +245,16 @@ def _check_targets(targets: Any, inputs: Ragged) -> Ragged | Tensor | None:
         return None
     if isinstance(targets, Ragged):
         if not torch.equal(targets.host_lengths, inputs.host_lengths):
-            got, rule = "a Ragged of other lengths", "one target an element: the lengths of the inputs"
-            fix = "pass a tensor with one target a sequence, or a target for each element"
+            got, rule = "a Ragged of other lengths", "one target per element: the lengths of the inputs"
+            fix = "pass a tensor with one target per sequence, or a target for each element"
             raise ShapeError(message("targets", got, rule, fix))
         return targets
     if isinstance(targets, Tensor):
         check_tensor("targets", targets)
         if targets.shape[:1] != (len(inputs),):
-            rule = f"one target a sequence: ({len(inputs)}, *features)"
+            rule = f"one target per sequence: ({len(inputs)}, *features)"
             fix = "pass one each, or a Ragged with one for each element"
             raise ShapeError(message("targets", f"shape {tuple(targets.shape)}", rule, fix))
         return targets
-    rule = "a Ragged with one an element, or a tensor with one a sequence"
+    rule = "a Ragged with one per element, or a tensor with one per sequence"
     raise ArgumentTypeError(message("targets", f"a {type(targets).__name__}", rule, "convert them"))

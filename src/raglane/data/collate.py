@@ -65,7 +65,7 @@ def collate(samples: Sequence[Any]) -> Any:
 
     Raises:
         ArgumentError: no samples, or dicts with different keys, tuples of different lengths.
-        ArgumentTypeError: something of another kind, or of different kinds in different samples.
+        ArgumentTypeError: something of the wrong kind, or of different kinds in different samples.
         ShapeError: tensors or arrays whose trailing dimensions, dtypes or devices differ.
 
     The message names the field and the first sample that does not fit. A DataLoader over a
@@ -98,11 +98,11 @@ Fix: give every sample the same trailing dimensions.
 
 
 def _collate(samples: Sequence[Any], field: str) -> Any:
-    """The batch of what stands at ``field``, which is as one would write it behind a sample: ``['x'][0].y``."""
+    """The batch of what stands at ``field``, written as one would behind a sample: ``['x'][0].y``."""
     first = samples[0]
     kind = _kind(first, field)
     for number, sample in enumerate(samples):
-        # Most samples are of the very type of the first; only the others need a closer look.
+        # Most samples have exactly the type of the first; only the others need a closer look.
         if type(sample) is not type(first) and _kind(sample, field, number) is not kind:
             got, rule = _name(sample), f"{_name(first)}, as in samples[0]{field}"
             raise ArgumentTypeError(message(_place(number, field), got, rule, "give every sample the same kind"))

@@ -33,11 +33,11 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
     Args:
         values: ``(N, *features)``: float32 features, or int64 token indices ``(N,)``.
         offsets: ``(B + 1,)`` int64, first 0, last ``N``.
-        targets: ``(B,)``, one a sequence, or ``(N,)``, one an element; None where there are none.
-        per_element: whether ``targets`` is one an element; ``B`` and ``N`` may be equal, so it must be said.
+        targets: ``(B,)``, one per sequence, or ``(N,)``, one per element; None where there are none.
+        per_element: whether ``targets`` is one per element; ``B`` and ``N`` may be equal, so it must be said.
         forecast: whether the target of each element is the element after it, ``(L - 1, *features)``; the last of a
             sequence is no input. Then there are no other targets.
-        ids: one a sequence; None numbers the rows from 0.
+        ids: one per sequence; None numbers the rows from 0.
 
     The arguments are attributes too, and so is ``lengths``, ``(B,)`` int64, of the inputs.
 
@@ -76,12 +76,12 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
             rule = "the targets of a forecast are the elements themselves"
             raise ArgumentError(message("forecast", "True, and targets", rule, "pass one of the two"))
         if targets is not None and check_tensor("targets", targets).shape != (expected,):
-            rule = f"one {'an element' if per_element else 'a sequence'}: ({expected},)"
+            rule = f"one per {'element' if per_element else 'sequence'}: ({expected},)"
             raise ShapeError(message("targets", f"shape {tuple(targets.shape)}", rule, "pass one each"))
         if ids is not None:
-            check_kind("ids", ids, Sequence, "one a sequence, in a tuple or a list", "convert them")
+            check_kind("ids", ids, Sequence, "one per sequence, in a tuple or a list", "convert them")
         if ids is not None and len(ids) != count:
-            raise ShapeError(message("ids", f"{len(ids)}", f"one a sequence: {count}", "pass one each"))
+            raise ShapeError(message("ids", f"{len(ids)}", f"one per sequence: {count}", "pass one each"))
         self.values = values
         self.offsets = offsets
         self.targets = targets
@@ -115,12 +115,12 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
             indices: ``(M,)`` integers, rows from 0; below 0 counts from the end.
 
         Returns:
-            ``M`` items. :func:`raglane.collate` cuts their batch from the flat values in one go; whoever else takes
-            items out of it gets those of :meth:`__getitem__`.
+            ``M`` items. :func:`raglane.collate` cuts their batch from the flat values in one go; other readers
+            get the items of :meth:`__getitem__`.
 
         Raises:
-            ArgumentTypeError: no integers.
-            IndexError: a row that is not there.
+            ArgumentTypeError: not integers.
+            IndexError: a row that does not exist.
 
         Example:
             >>> data = SequenceDataset(torch.arange(5), torch.tensor([0, 2, 5]), torch.tensor([7, 8]))
@@ -143,7 +143,7 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
         Raises:
             ArgumentTypeError: neither integers nor booleans.
             ShapeError: not one-dimensional, or a mask of another length.
-            IndexError: a row that is not there.
+            IndexError: a row that does not exist.
         """
         rows = read_index(index, len(self))
         lengths = self.offsets.diff()[rows]
@@ -162,7 +162,7 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
 
 
 class _Items(Samples):
-    """Items of a dataset, none of which is made before somebody takes it."""
+    """Items of a dataset, each made only when somebody takes it."""
 
     def __init__(self, dataset: SequenceDataset, rows: Tensor) -> None:
         self._dataset = dataset
@@ -197,7 +197,7 @@ def split(records: Records, fraction: float, seed: int = 0, stratify: bool = Tru
     """Hold a part out, at random: the rule by which a validation part is made when none is given.
 
     The part held out has ``round(fraction * B)`` sequences, at least 1 and at most ``B - 1``. Where the records have
-    one label a sequence and ``stratify`` is true, each class gives its share, rounded by largest remainder, and keeps
+    one label per sequence and ``stratify`` is true, each class gives its share, rounded by largest remainder, and keeps
     at least one sequence in the first part: a class of one stays there whole (if that leaves too few to hold out, the
     part held out is smaller). Otherwise, and where every class has one sequence only, each sequence is as likely.
     Both parts keep the order of ``records``.

@@ -67,7 +67,7 @@ class Epochs(Generic[Item]):
                 DataLoader workers is larger: they fetch ahead.
 
         Raises:
-            ArgumentTypeError: ``done`` is no int.
+            ArgumentTypeError: ``done`` is not an int.
             ArgumentError: ``done`` is below 0 or above the number of batches.
         """
         done = self._done if done is None else done
@@ -84,7 +84,7 @@ class Epochs(Generic[Item]):
         """Stand where :meth:`state_dict` was called: the next iteration gives exactly what remains.
 
         Raises:
-            ArgumentTypeError: it is no mapping to ints.
+            ArgumentTypeError: the state is not a mapping to ints.
             ArgumentError: the state is of other sequences or arguments.
         """
         kind = type(self).__name__

@@ -48,7 +48,7 @@ def _label_key(label: str) -> tuple[int, float, str]:
 
 
 def _look_up(words: Iterable[str], table: Mapping[str, int], count: int, absent: int) -> npt.NDArray[np.int64]:
-    """The number of each word, ``(count,)`` int64, ``absent`` for one that the table has not; the loop runs in C."""
+    """The number of each word, ``(count,)`` int64, ``absent`` for one that the table lacks; the loop runs in C."""
     return np.fromiter(map(table.get, words, repeat(absent)), dtype=np.int64, count=count)
 
 
@@ -58,7 +58,7 @@ class Preprocessor:
 
     Features are scaled first and filled afterwards. So a missing feature that is filled with 0 gets the mean of its
     channel (without ``standardize`` it gets a plain 0); the mean and deviation are those of the features that are
-    there; and the was-missing channels stay 0 and 1. Tokens become their place in the vocabulary; one that it has not
+    present; and the was-missing channels stay 0 and 1. Tokens become their place in the vocabulary; one that it lacks
     becomes 0, the place of the unknown token.
 
     Attributes:
@@ -99,7 +99,7 @@ class Preprocessor:
             check_kind(name, getattr(self, name), kinds, "a tuple", "convert it with tuple(...)")
         for name, scale in (("mean", self.mean), ("std", self.std)):
             if scale is not None and len(scale) != len(self.channels):
-                got, rule = f"{len(scale)} numbers", f"one a channel, and there are {len(self.channels)}"
+                got, rule = f"{len(scale)} numbers", f"one per channel, and there are {len(self.channels)}"
                 raise ArgumentError(message(name, got, rule, "pass one each, or None"))
         for name, scale, rule in (("mean", self.mean, "finite numbers"), ("std", self.std, "finite numbers above 0")):
             # NaN passes no comparison.
@@ -126,8 +126,8 @@ class Preprocessor:
             task: ``"classify"``, ``"tag"`` or ``"forecast"``.
             missing: what to do about features that are NaN or infinite.
             standardize: whether to scale each channel to mean 0 and deviation 1.
-            max_vocabulary: keep the most frequent tokens only, so many at most with the unknown one; None keeps all.
-            minimum_count: keep the tokens that occur at least so often.
+            max_vocabulary: keep the most frequent tokens only, at most this many with the unknown one; None keeps all.
+            minimum_count: keep the tokens that occur at least this often.
 
         Raises:
             ArgumentTypeError: an argument of the wrong kind.
@@ -190,7 +190,7 @@ class Preprocessor:
             of the labels in ``labels``; those of a forecast are the elements that come next.
 
         Raises:
-            ArgumentTypeError: no records, or ``require_targets`` is no bool.
+            ArgumentTypeError: not records, or ``require_targets`` is not a bool.
             DataError: other channels than in training, a feature missing under ``missing="error"``, no labels, or a
                 label that training has not seen.
         """
@@ -241,7 +241,7 @@ class Preprocessor:
         return interop.as_tensor(values)
 
     def _targets(self, records: Records) -> Tensor:
-        """The place of each label among the classes: ``(B,)`` or, to tag, ``(N,)`` int64."""
+        """The place of each label among the classes: ``(B,)`` or, for tagging, ``(N,)`` int64."""
         words = _label_words(records, self.task)
         classes = self.labels or ()
         table = {label: place for place, label in enumerate(classes)}
@@ -299,19 +299,19 @@ class Preprocessor:
 
 
 def _label_words(records: Records, task: str) -> npt.NDArray[np.object_]:
-    """The labels, one a sequence, or to tag one an element: ``(B,)`` or ``(N,)`` object."""
+    """The labels, one per sequence, or for tagging one per element: ``(B,)`` or ``(N,)`` object."""
     fix = f"name their column with {argument('label', of='Columns')}"
     if task == "tag":
         if records.tags is None:
-            raise DataError(message(f"{records.source}", "no label for each element", "to tag needs them", fix))
+            raise DataError(message(f"{records.source}", "no label for each element", "tagging needs them", fix))
         return records.tags
     if records.labels is None:
-        raise DataError(message(f"{records.source}", "no labels", "to classify needs one a sequence", fix))
+        raise DataError(message(f"{records.source}", "no labels", "classifying needs one per sequence", fix))
     return np.array(records.labels, dtype=object)
 
 
 def _scale_of(values: npt.NDArray[np.float32]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of each channel, over the features that are there, in float64."""
+    """Mean and deviation of each channel, over the features that are present, in float64."""
     present = np.isfinite(values)
     count = np.maximum(present.sum(axis=0), 1)
     known = np.where(present, values, 0).astype(np.float64)

@@ -71,7 +71,7 @@ class Columns:
     """Which columns of a file hold what; a name that is None is guessed where there is one candidate.
 
     Attributes:
-        task: ``"classify"`` (a label a sequence), ``"tag"`` (a label an element) or ``"forecast"`` (none).
+        task: ``"classify"`` (a label per sequence), ``"tag"`` (a label per element) or ``"forecast"`` (none).
         need_labels: False when predicting: then labels are not read, and their column may be absent; naming it
             keeps it from being taken for something else.
         sequence: the list or text column (Parquet, JSON lines).
@@ -81,8 +81,8 @@ class Columns:
         features: the feature columns (CSV); None takes every column that is nothing else.
 
     Raises:
-        ArgumentError: another task.
-        ArgumentTypeError: a name that is no str, or ``features`` that are no tuple of them.
+        ArgumentError: ``task`` is not one of ``TASKS``.
+        ArgumentTypeError: a name that is not a str, or ``features`` that are not a tuple of them.
 
     Example:
         >>> Columns(label="language").task
@@ -120,9 +120,9 @@ class Records:
     Attributes:
         values: ``(N, C)`` float32 features (NaN where a value is missing), or ``(N,)`` object: str tokens.
         offsets: ``(B + 1,)`` int64: sequence ``b`` is ``values[offsets[b]:offsets[b + 1]]``.
-        ids: one a sequence, or None: rows are numbered from 0.
-        labels: one a sequence, or None.
-        tags: ``(N,)`` object: one str an element, or None.
+        ids: one per sequence, or None: rows are numbered from 0.
+        labels: one per sequence, or None.
+        tags: ``(N,)`` object: one str per element, or None.
         channels: the names of the ``C`` feature columns (``"x0"``, ... where the format has none); () for tokens.
         source: the file or folder.
         notes: lines to tell the user, such as what was guessed.
@@ -130,7 +130,7 @@ class Records:
             file in the same way, whatever else that file holds.
 
     Raises:
-        ArgumentTypeError: an attribute of another class.
+        ArgumentTypeError: an attribute of the wrong class.
         DataError: the arrays do not fit together.
 
     Example:
@@ -165,23 +165,23 @@ class Records:
         if not fits:
             rule = "(N, C) float32 with C channels, or (N,) object with none"
             got = f"{values.dtype} of shape {values.shape} and {len(self.channels)} channels"
-            raise DataError(message("values", got, rule, "convert the values, and name one channel a column"))
+            raise DataError(message("values", got, rule, "convert the values, and name one channel per column"))
         count, total = len(offsets) - 1, int(offsets[-1])
         if self.tags is not None and (self.tags.ndim != 1 or self.tags.dtype != object):
             got = f"{self.tags.dtype} of shape {self.tags.shape}"
-            raise DataError(message("tags", got, "(N,) object", "pass one str an element"))
+            raise DataError(message("tags", got, "(N,) object", "pass one str per element"))
         sizes = {"values": len(values)} if self.tags is None else {"values": len(values), "tags": len(self.tags)}
         for name, size in sizes.items():
             if size != total:
                 got = f"{size} elements"
-                raise DataError(message(name, got, f"offsets end at {total}", "pass one row an element"))
+                raise DataError(message(name, got, f"offsets end at {total}", "pass one row per element"))
         for name, given in (("ids", self.ids), ("labels", self.labels)):
             if given is not None and len(given) != count:
                 got = f"{len(given)} of them"
-                raise DataError(message(name, got, f"one a sequence, and there are {count}", "pass one each"))
+                raise DataError(message(name, got, f"one per sequence, and there are {count}", "pass one each"))
 
     def _check_kinds(self) -> None:
-        """Refuse what the other checks could not even ask."""
+        """Refuse what the other checks cannot even look at."""
         for name in ("values", "offsets"):
             check_kind(name, getattr(self, name), np.ndarray, "a NumPy array", "convert it with np.asarray")
         if self.tags is not None:
@@ -230,7 +230,7 @@ class Records:
         Raises:
             ArgumentTypeError: neither integers nor booleans.
             ShapeError: not one-dimensional, or a mask of another length.
-            IndexError: a row that is not there.
+            IndexError: a row that does not exist.
         """
         rows = read_index(index, len(self)).numpy()
         starts, lengths = self.offsets[rows], self.lengths[rows]

@@ -23,7 +23,7 @@ class BucketBatchSampler(Epochs[list[int]], Sampler[list[int]]):
     The sequences are shuffled and cut into pools of ``bucket_batches`` batches; each pool is sorted by length and cut
     into batches; then the batches are shuffled. So a batch holds sequences of similar lengths, and yet neither the
     company that a sequence keeps nor the order of lengths is the same in two epochs. Larger pools give more similar
-    lengths and less chance. Every sequence comes exactly once an epoch, but for what ``drop_last`` leaves out.
+    lengths and less chance. Every sequence comes exactly once per epoch, but for what ``drop_last`` leaves out.
 
     The order follows from ``seed`` and the epoch alone. Each time that an epoch was iterated to its end, the next
     iteration is the next epoch; :meth:`set_epoch` chooses another (Lightning calls it).

@@ -19,7 +19,7 @@ def from_arrow(array: Any) -> tuple[Tensor, Tensor]:
     """The flat values and offsets of an Arrow list array.
 
     Numbers share Arrow's memory, with no copy, as long as the array is one chunk (several chunks are joined
-    first) and is no list of booleans, which Arrow stores as bits. The memory is Arrow's: do not write to it.
+    first) and is not a list of booleans, which Arrow stores as bits. The memory is Arrow's: do not write to it.
 
     Args:
         array: a ``pyarrow`` ListArray, LargeListArray, FixedSizeListArray or a chunked array of those, of

@@ -27,7 +27,7 @@ def read_values(data: Any, name: str) -> Tensor:
         ``(N, *features)``.
 
     Raises:
-        ArgumentTypeError: no numbers, or a nested, sparse or quantized tensor.
+        ArgumentTypeError: not numbers, or a nested, sparse or quantized tensor.
         ShapeError: a single number.
 
     Example:
@@ -41,7 +41,7 @@ def read_values(data: Any, name: str) -> Tensor:
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         if isinstance(error, RaglaneError):
             raise
-    raise ArgumentTypeError(message(name, f"a {type(data).__name__} that is no array of numbers", "numbers", fix))
+    raise ArgumentTypeError(message(name, f"a {type(data).__name__} that is not an array of numbers", "numbers", fix))
 
 
 @index_arithmetic
@@ -70,7 +70,7 @@ def read_integers(data: Any, name: str) -> Tensor:
         raise ArgumentTypeError(
             message(
                 name,
-                f"a {type(data).__name__} that is no array of numbers",
+                f"a {type(data).__name__} that is not an array of numbers",
                 "integers",
                 "pass a list of them, or wrap sequences with rl.Ragged",
             )

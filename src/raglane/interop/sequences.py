@@ -27,7 +27,7 @@ def from_list(sequences: Iterable[Any]) -> tuple[Tensor, Tensor]:
         Values ``(N, *features)`` and lengths ``(B,)``, int64 on the CPU. The values are one copy of the sequences.
 
     Raises:
-        ArgumentTypeError: a single tensor, a string or something that is no list of sequences.
+        ArgumentTypeError: a single tensor, a string or something that is not a list of sequences.
         ShapeError: sequences whose features, dtypes or devices differ.
 
     Example:
@@ -64,14 +64,14 @@ def from_list(sequences: Iterable[Any]) -> tuple[Tensor, Tensor]:
 
 
 def _read_sequence(item: Any, index: int) -> Tensor:
-    """One sequence as a tensor, or an error that says which one is none."""
+    """One sequence as a tensor, or an error that says which one is not a sequence."""
     try:
         tensor = as_tensor(item)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ArgumentTypeError(
             message(
                 f"sequences[{index}]",
-                f"a {type(item).__name__} that is no array of numbers",
+                f"a {type(item).__name__} that is not an array of numbers",
                 "a sequence is a tensor (L, *features), or lists of numbers of one shape",
                 "turn texts into indices with a vocabulary first",
             )

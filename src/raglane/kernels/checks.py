@@ -45,7 +45,7 @@ def weight_shapes(cell: CellSpec, input_size: int, state_sizes: tuple[int, ...])
         state_sizes: the size of each state of the cell.
 
     Returns:
-        None for a cell whose weights are its own affair.
+        None for a user's module, whose weights only the module knows.
 
     Example:
         >>> from raglane.cells import CELLS
@@ -88,8 +88,8 @@ def check_weights(
         place: which layer, and which direction, for the names in messages.
 
     Raises:
-        ArgumentTypeError: no tensor where there must be one, or one where there must be none.
-        ShapeError: of another layout, shape, dtype or device, or with less memory than its shape needs.
+        ArgumentTypeError: a tensor is missing, or there is one where there must be none.
+        ShapeError: a weight of another layout, shape, dtype or device, or with less memory than its shape needs.
 
     Example:
         >>> from raglane.cells import CELLS, Weights
@@ -118,9 +118,9 @@ def check_offsets(offsets: Any, total: int, device: torch.device) -> None:
         device: where they must be.
 
     Raises:
-        ArgumentTypeError: no tensor.
-        ShapeError: of another shape, dtype or device, or with less memory than that needs.
-        ArgumentError: they do not begin with 0, fall, or do not end in ``total``.
+        ArgumentTypeError: not a tensor.
+        ShapeError: offsets of another shape, dtype or device, or with less memory than their shape needs.
+        ArgumentError: offsets that do not begin with 0, fall, or do not end in ``total``.
 
     Example:
         >>> check_offsets(torch.tensor([0, 2, 2, 5]), 5, torch.device("cpu"))
@@ -170,7 +170,7 @@ def check_stack(
         like: a tensor of the dtype and on the device that they must have.
 
     Raises:
-        ArgumentTypeError, ShapeError: as :func:`check_weights`.
+        ArgumentTypeError, ShapeError: as :func:`check_weights` raises them.
 
     Example:
         >>> from raglane.cells import CELLS, Weights

@@ -1,7 +1,7 @@
 """What a backend gets, and what it gives back.
 
 A kernel sees tensors, offsets, a cell and the name of a schedule; never a Ragged batch or a layer. A backend checks a
-:class:`Request` before it computes with it, for its tensors are anybody's to change (:mod:`raglane.kernels.checks`):
+:class:`Request` before it computes with it, since anybody may have changed its tensors (:mod:`raglane.kernels.checks`):
 shapes and dtypes fit, all tensors but ``lengths`` are on one device, and there is a state for every sequence. It
 allocates what it returns and changes nothing it was given.
 
@@ -83,7 +83,7 @@ class Request:
         offsets: ``(B + 1,)`` int64 on the device of ``values``.
         lengths: ``(B,)`` int64 on the CPU, the host's own copy: nothing need be read back from a device. None where the
             offsets are on the CPU themselves: they say it.
-        state: the initial state: one ``(L * K, B, size)`` a state of the cell, in the order of ``cell.states``,
+        state: the initial state: one ``(L * K, B, size)`` per state of the cell, in the order of ``cell.states``,
             the sequences in the caller's order. Empty for zeros, see :meth:`initial`.
         weights: ``L * K`` of the cell's ``weights_type``, in torch's order: layer 0 forward, layer 0 reverse, layer 1
             forward ...
@@ -97,7 +97,7 @@ class Request:
         input_dropout: the probability that a feature of every layer's input is zeroed for a whole sequence, in
             training.
         layer_by_layer: whether no backend may run several layers at once, because what is dropped between them must be
-            drawn there: a library's own dropout draws other numbers than everybody else's.
+            drawn there: a library's own dropout draws other numbers than the other backends.
         layout: None; or how ``values`` lie, if a backend is given a batch as it came, in one of its own ``layouts``.
             ``offsets`` and ``lengths`` say nothing then, and the output lies as ``values`` do.
         depth: which layer of a stack this one is, where it is one of several; for messages.
@@ -137,7 +137,7 @@ class Request:
         return lengths_from_offsets(self.offsets) if self.lengths is None else self.lengths
 
     def tensors(self) -> Iterator[Tensor | None]:
-        """All that may have a derivative; of weights that are no tuple of tensors nothing."""
+        """All that may have a derivative; nothing of weights that are not a tuple of tensors."""
         yield self.values
         yield from self.state
         for weights in self.weights:

@@ -97,7 +97,7 @@ def choose(traits: Traits, schedule: str = AUTO, backend: str = AUTO, *, dense: 
     """Pick a backend and a schedule, and say why.
 
     NOTE (batch invariance): only what ``traits`` holds may decide, never the number of sequences or their lengths,
-    so that a sequence gets the same bits whichever batch it comes in.
+    so that a sequence's results are bit-identical in any batch.
 
     Args:
         traits: the cell, its sizes, the dtype and device, and what is wanted of it.
@@ -125,17 +125,17 @@ def pick(
     dense: bool = False,
     passed_over: list[str] | None = None,
 ) -> tuple[str, str]:
-    """The backend and the schedule that :func:`choose` explains, without the words, for every call of a layer.
+    """The backend and the schedule that :func:`choose` explains, without the reasons, for every call of a layer.
 
     Args:
-        traits: as there.
-        schedule: as there.
-        backend: as there.
-        dense: as there.
-        passed_over: where given, takes up why the backends before the one picked cannot run this.
+        traits: the cell, its sizes, the dtype and device, and what is wanted of it.
+        schedule: a key of ``SCHEDULES``, or ``"auto"``.
+        backend: a key of ``BACKENDS``, or ``"auto"``.
+        dense: whether every sequence has the same length by construction.
+        passed_over: where given, gets the reasons why the backends before the one picked cannot run this.
 
     Raises:
-        DispatchError: as there.
+        DispatchError: no such schedule, backend or pair, or it cannot run this.
     """
     # One by one: torch 2.11 cannot compile a comparison of what is constant while it traces with a tuple.
     chosen = override()
@@ -167,7 +167,7 @@ def pick(
 
 
 def _schedule_for(candidate: Backend, schedule: str, dense: bool) -> str | None:
-    """The schedule that a backend would run: the one asked for, else its best; None where it has not got it."""
+    """The schedule that a backend would run: the one asked for, else its best; None where it does not have it."""
     if schedule != AUTO:
         return schedule if schedule in candidate.schedules else None
     if dense and "padded" in candidate.schedules:

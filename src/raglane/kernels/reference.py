@@ -1,6 +1,6 @@
 """The truth: any cell on any schedule, in plain torch, differentiable twice.
 
-What a schedule's table says is done as it stands: at each time, the rows that compute take one step side by side.
+A schedule's table is followed as it stands: at each time, the rows that compute take one step side by side.
 The input products of all elements are computed before the first step, and the outputs are brought into the
 caller's order after the last. What depends on lengths alone is worked out on the host, from the host's lengths,
 and moves to the device once, as indexes; nothing comes back.
@@ -169,7 +169,7 @@ def _prepare(
 
 def _newcomers(ready: Walk, initial: Tensor) -> Iterator[Tensor]:
     """The initial states ``(B, size)`` in the order in which they are needed, cut into those of each time."""
-    # Cut once: a slice a time would cost a gradient as large as the whole for each of them.
+    # Cut once: a slice per time would cost a gradient as large as the whole for each of them.
     ordered = take_rows(initial, ready.begin_order)
     return iter(torch.split(ordered, [moment.begin for moment in ready.moments if moment.begin]))
 

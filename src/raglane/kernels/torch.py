@@ -62,7 +62,7 @@ class TorchBackend:
             fix = "export it with a tensor without lengths, or on a machine with the cpu kernels"
             raise DispatchError(message("torch.export", "torch's kernels on sequences of any length", rule, fix))
         request = check(request)
-        # Torch's kernels refuse a batch without a single element, and have no rule for some derivatives taken forward.
+        # Torch's kernels refuse a batch without a single element, and have no rule for some forward-mode derivatives.
         if request.values.shape[0] == 0 or has_tangent(request.tensors()):
             return reference.BACKEND.run(request, schedule)
         together = not request.layer_by_layer

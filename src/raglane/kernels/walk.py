@@ -61,9 +61,9 @@ class Walk:
     """A schedule's table, ready to be walked on a device; all its tensors are there.
 
     Attributes:
-        moments: one a time; where the batch has no element, one of no rows, so that even then the outputs hang on
+        moments: one per time; where the batch has no element, one of no rows, so that even then the outputs hang on
             the weights, which get gradients of zero rather than none.
-        orders: one a direction: forward, reverse.
+        orders: one per direction: forward, reverse.
         begin_order: the sequences in the order in which they begin.
         final: ``(B,)``: each sequence's place in the order in which they end or, for an empty one, its number,
             counted on from the ``M`` that end.

@@ -52,7 +52,7 @@ def cell_facts() -> Mapping[str, CellFacts]:
 
     Raises:
         MissingExtraError: this installation was built without the kernels.
-        ArgumentError: ``RAGLANE_ISA`` names an instruction set that is not there.
+        ArgumentError: ``RAGLANE_ISA`` names an instruction set that is not available.
 
     Example:
         >>> facts = cell_facts()["gru"]
@@ -80,10 +80,10 @@ def cell_facts() -> Mapping[str, CellFacts]:
 
 @constant_when_traced
 def has_cell(name: str) -> bool:
-    """Whether the kernels are there and know a cell, for every call of a layer.
+    """Whether the kernels are built and know a cell, for every call of a layer.
 
     Raises:
-        ArgumentError: ``RAGLANE_ISA`` names an instruction set that is not there.
+        ArgumentError: ``RAGLANE_ISA`` names an instruction set that is not available.
 
     Example:
         >>> has_cell("gru"), has_cell("peephole_lstm")

@@ -41,7 +41,7 @@ _SIZES = {"layer": 53 * 8, "elementwise": 38 * 8, "rows": 15 * 8, "cell_facts": 
 def leave_lost_threads() -> None:
     """In a process that was forked, have torch use one thread, unless it was told otherwise since.
 
-    An operation on more would wait for ever for those that the fork has left behind, and what surrounds the kernels in
+    An operation on more would wait forever for those that the fork has left behind, and what surrounds the kernels in
     a network is torch's. Torch's own DataLoader does the same in its workers. To be called before anything is computed.
     """
     before = threads_before()
@@ -57,8 +57,8 @@ class Library:
         handle: of the shared library.
         isas: the instruction sets that this build and this processor have, best first.
         isa: the one in use.
-        few_elements: up to so many, the kernels make the gradients of values and weights best,
-        few_weights: where a direction has at most so many; see ``csrc/tuning.h``.
+        few_elements: up to this many, the kernels make the gradients of values and weights best,
+        few_weights: where a direction has at most this many; see ``csrc/tuning.h``.
         flags: how the work is divided, ``raglane_flags`` in ``raglane.h``; 0 outside of tests.
     """
 
@@ -73,11 +73,11 @@ class Library:
         """The same kernels for another instruction set.
 
         Raises:
-            ArgumentError: there is no such instruction set here.
+            ArgumentError: the instruction set is not available here.
         """
         if isa not in self.isas:
             raise ArgumentError(
-                message("RAGLANE_ISA", repr(isa), f"one of those there are here, {', '.join(self.isas)}", "unset it")
+                message("RAGLANE_ISA", repr(isa), f"one of those available here, {', '.join(self.isas)}", "unset it")
             )
         return replace(self, isa=isa)
 
@@ -118,14 +118,14 @@ def library() -> Library:
 
     Raises:
         MissingExtraError: this installation was built without them.
-        ArgumentError: ``RAGLANE_ISA`` names an instruction set that is not there.
+        ArgumentError: ``RAGLANE_ISA`` names an instruction set that is not available.
     """
     # In an editable installation the package lies in two folders: its source, and what was built of it.
     folders = sys.modules[__package__].__path__
     found = [path for folder in folders for path in sorted(Path(folder, "lib").glob("libraglane_cpu.*"))]
     if not found:
         raise MissingExtraError(
-            "the cpu kernels are missing: raglane was installed without them, mostly because there was no C++20"
+            "the cpu kernels are missing: raglane was installed without them, usually because there was no C++20"
             " compiler with OpenMP. Fix: install g++ or clang++, then install raglane again"
         )
     # torch is imported by now, so the library shares the OpenMP runtime that torch brought.
@@ -159,7 +159,7 @@ def missing_kernels() -> str | None:
     """Why the kernels cannot be loaded, in words, or None where they can.
 
     Raises:
-        ArgumentError: ``RAGLANE_ISA`` names an instruction set that is not there.
+        ArgumentError: ``RAGLANE_ISA`` names an instruction set that is not available.
     """
     try:
         library()
@@ -183,7 +183,7 @@ def call(name: str, fields: bytes) -> None:
 
     Raises:
         ArgumentError: the kernel refused its arguments.
-        MemoryError: there was not enough for its scratch; nothing was written.
+        MemoryError: there is not enough memory for the kernel's scratch; nothing was written.
     """
     words = _messages.buffer
     status = getattr(library().handle, name)(fields, words, _MESSAGE)
@@ -195,7 +195,7 @@ def _raise(status: int, words: ctypes.Array[ctypes.c_char]) -> NoReturn:
     """Raise what a status stands for."""
     text = words.value.decode(errors="replace")
     if status == _OUT_OF_MEMORY:
-        raise MemoryError(f"raglane's cpu kernels: {text}. Fix: a smaller batch, or shorter sequences.")
+        raise MemoryError(f"raglane's cpu kernels: {text}. Fix: pass a smaller batch, or shorter sequences.")
     raise ArgumentError(f"raglane's cpu kernels: {text}.")
 
 

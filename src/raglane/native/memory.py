@@ -18,9 +18,9 @@ def lies_well(part: Any, shape: tuple[int, ...], dtype: torch.dtype, size: int) 
     """Whether C can read a tensor as it is: side by side in the host's memory, and all of it there.
 
     Args:
-        part: what may be no tensor.
+        part: a tensor, or anything else.
         shape: what it must have.
-        dtype: what it must be of, no complex one.
+        dtype: what it must be of, not a complex one.
         size: the bytes of a number.
 
     Example:

@@ -1,4 +1,4 @@
-"""Padded tensors and packs to flat values and back, a call of the kernels each way.
+"""Padded tensors and packs to flat values and back, one call of the kernels each way.
 
 What :mod:`raglane.packing.flat` does for every device by index arithmetic, some fifty operations of NumPy and torch,
 which for a small batch take as long as the layer itself.
@@ -42,13 +42,13 @@ class Layout:
 
     NOTE (plan): the way back must be the way there, whatever became of the caller's lengths or ``sorted_indices`` and
     of the offsets that others were given. So ``plan`` has copies of its own, and is for this class and C alone. It is
-    no tensor, because it takes twice as long to make one.
+    not a tensor, because a tensor takes twice as long to make.
 
     Attributes:
         shape: of the tensor, without features.
         batch_dim: the dimension of the sequences in a padded tensor; None for a pack.
         count, steps: ``B`` and ``T``.
-        offsets: ``(B + 1,)`` int64, for whoever wants to know.
+        offsets: ``(B + 1,)`` int64, for callers that want them.
         plan: 64-bit integers, written when the elements are first read; see ``raglane_rows`` in ``raglane.h``.
     """
 

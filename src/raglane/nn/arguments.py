@@ -32,7 +32,7 @@ def check_number(name: str, value: Any, rule: str, holds: Callable[[float], bool
         holds: the same as a function.
 
     Raises:
-        ArgumentError: no number, or one for which the rule does not hold.
+        ArgumentError: not a number, or one for which the rule does not hold.
 
     Example:
         >>> check_number("delta", 0.5, "above 0", lambda number: number > 0)
@@ -56,7 +56,7 @@ def check_clip(clip: float | None) -> float | None:
     """A cell's ``clip`` as it is.
 
     Raises:
-        ArgumentError: no finite number above 0.
+        ArgumentError: not a finite number above 0.
 
     Example:
         >>> check_clip(3.0)
@@ -71,7 +71,7 @@ def check_count(name: str, value: Any) -> int:
     """A size as it is.
 
     Raises:
-        ArgumentError: no whole number of at least 1, or one that no memory has room for.
+        ArgumentError: not a whole number of at least 1, or one that no memory has room for.
 
     Example:
         >>> check_count("hidden_size", 3)
@@ -88,7 +88,7 @@ def check_dropout(dropout: Any) -> float:
     """A dropout between layers as it is.
 
     Raises:
-        ArgumentError: no number from 0 to 1.
+        ArgumentError: not a number from 0 to 1.
 
     Example:
         >>> check_dropout(0.5)
@@ -98,10 +98,10 @@ def check_dropout(dropout: Any) -> float:
 
 
 def check_dtype(dtype: Any) -> None:
-    """Refuse what parameters cannot be of.
+    """Refuse a dtype that parameters cannot have.
 
     Raises:
-        ArgumentError: no floating-point dtype, nor None.
+        ArgumentError: neither a floating-point dtype nor None.
 
     Example:
         >>> check_dtype(torch.float64)
@@ -130,7 +130,7 @@ def check_signature(name: str, function: Callable[..., Any], rule: str, *args: A
     try:
         signature = inspect.signature(function)
     except ValueError:
-        return  # one that does not say what it takes
+        return  # a function that does not say what it takes
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:

@@ -1,4 +1,4 @@
-"""The whole recipe in one class: sequences in, one vector a sequence or an element out."""
+"""The whole recipe in one class: sequences in, one vector per sequence or element out."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class SequenceEncoder(nn.Module):
         layer: a key of ``LAYERS``; or what makes a recurrent layer from ``(input_size, hidden_size, **options)``, such
             as a class of ``rl.nn``.
         embedding: the size of a token's embedding; None where elements are vectors of floats. No index is kept for
-            padding, for there is none.
+            padding: there is none.
         pooling: how the elements of a sequence become one vector: ``"summary"``, the layer's ``summary``, which is what
             the network knew after it had read the whole sequence, in each direction; or a key of
             ``raglane.nn.pooling.POOLINGS``, of which ``"last"`` takes the last element, whose backward half has read
@@ -100,7 +100,7 @@ class SequenceEncoder(nn.Module):
         super().__init__()
         width = check_count("input_size", input_size)
         check_dtype(dtype)
-        # Only what was given: what makes layers without parameters of its own need not know of the two.
+        # Only what was given: a maker of layers without parameters need not take the two.
         placed: dict[str, Any] = {
             name: value for name, value in (("device", device), ("dtype", dtype)) if value is not None
         }
@@ -139,8 +139,8 @@ class SequenceEncoder(nn.Module):
             zeros; with ``pooling="summary"`` it is its initial state.
 
         Raises:
-            ArgumentTypeError: no Ragged, or elements that are no tokens where tokens belong.
-            ShapeError: elements of another size.
+            ArgumentTypeError: not a Ragged, or elements that are not tokens where tokens belong.
+            ShapeError: elements of the wrong size.
             ArgumentError: a token out of range; on a GPU, torch's own kernel says so.
         """
         embedded = self._embed(batch)
@@ -169,9 +169,9 @@ class SequenceEncoder(nn.Module):
             )
         if batch.features:
             raise ShapeError(
-                message("batch", f"elements of shape {tuple(batch.features)}", "one token an element", "reshape it")
+                message("batch", f"elements of shape {tuple(batch.features)}", "one token per element", "reshape it")
             )
-        # Only where to look does not mean to wait for a device.
+        # Only where looking does not wait for a device.
         if batch.values.is_cpu and batch.values.numel() and not torch.compiler.is_compiling():
             lowest, highest = map(int, batch.values.aminmax())
             if lowest < 0 or highest >= self.embedding.num_embeddings:

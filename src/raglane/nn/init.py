@@ -35,8 +35,8 @@ def orthogonal_(layer: L, gain: float = 1.0) -> L:
         gain: the length to which a vector of length one is brought.
 
     Raises:
-        ArgumentTypeError: no recurrent layer.
-        ArgumentError: its cell has no recurrent matrix, or a gain that is no finite number of at least 0.
+        ArgumentTypeError: not a recurrent layer.
+        ArgumentError: its cell has no recurrent matrix, or ``gain`` is not a finite number of at least 0.
 
     Example:
         >>> import raglane as rl
@@ -58,8 +58,8 @@ def xavier_(layer: L, gain: float = 1.0) -> L:
         gain: a factor to the bound, ``sqrt(6 / (D + H))``.
 
     Raises:
-        ArgumentTypeError: no recurrent layer.
-        ArgumentError: a gain that is no finite number of at least 0.
+        ArgumentTypeError: not a recurrent layer.
+        ArgumentError: ``gain`` is not a finite number of at least 0.
 
     Example:
         >>> import raglane as rl
@@ -80,8 +80,8 @@ def forget_bias_(layer: L, value: float = 1.0) -> L:
         value: the bias.
 
     Raises:
-        ArgumentTypeError: no recurrent layer.
-        ArgumentError: no such gate, no bias, or a value that is no finite number.
+        ArgumentTypeError: not a recurrent layer.
+        ArgumentError: no such gate, no bias, or ``value`` is not a finite number.
 
     Example:
         >>> import raglane as rl
@@ -105,7 +105,7 @@ def chrono_(layer: L, max_length: int) -> L:
         max_length: the longest dependency to expect, in steps; at least 2.
 
     Raises:
-        ArgumentTypeError: no recurrent layer.
+        ArgumentTypeError: not a recurrent layer.
         ArgumentError: no such gate, no bias, or a length below 2.
 
     Example:
@@ -165,7 +165,7 @@ def _blocks(layer: Any, name: str, dimensions: int) -> Iterator[Tensor]:
             yield parameter.detach()[cell.block(name, gate, layer.hidden_size)]
     if not found:
         raise ArgumentError(
-            message("layer", f"cell {cell.name!r}", f"it has no matrix {name}", "leave this initialisation out")
+            message("layer", f"cell {cell.name!r}", f"the cell has a matrix {name}", "leave this initialisation out")
         )
 
 

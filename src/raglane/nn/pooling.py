@@ -1,6 +1,6 @@
-"""One vector a sequence from one an element: the poolings, on ragged batches.
+"""One vector per sequence from one per element: the poolings, on ragged batches.
 
-None of them sees padding, for there is none. An empty sequence gives zeros, and nothing flows back through it.
+None of them sees padding: there is none. An empty sequence gives zeros, and nothing flows back through it.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class Pooling(nn.Module):
 
     ``last`` and ``first`` take one element; ``mean``, ``max`` and ``logsumexp`` work feature by feature. The last, a
     smooth maximum, grows with the logarithm of the length: a sequence of L equal elements gives the element plus
-    ``log(L)``. For the output of a bidirectional layer, ``last`` is no summary: its backward half has seen one element
-    only. Use ``layer.summary(out, state)`` there.
+    ``log(L)``. For the output of a bidirectional layer, ``last`` is not a summary: its backward half has seen one
+    element only. Use ``layer.summary(out, state)`` there.
 
     Args:
         name: ``"last"``, ``"first"``, ``"mean"``, ``"max"`` or ``"logsumexp"``.
 
     Raises:
-        ArgumentError: another name.
+        ArgumentError: an unknown name.
 
     Example:
         >>> Pooling("max")(Ragged([torch.tensor([[4., 1.], [3., 2.]]), torch.empty(0, 2)])).tolist()
@@ -92,8 +92,8 @@ class AttentionPooling(nn.Module):
     """Weighted sums over the elements of each sequence, the weights learned from the elements themselves.
 
     The self-attention of Lin et al. 2017, "A structured self-attentive sentence embedding" (arXiv:1703.03130, equation
-    6): an element ``x`` gets the scores ``query @ tanh(hidden @ x)``, one a head, and the softmax of a head's scores
-    over the steps of a sequence gives the weights of its elements. There a head weighs all F features, so that the
+    6): an element ``x`` gets the scores ``query @ tanh(hidden @ x)``, one per head, and the softmax of a head's scores
+    over the steps of a sequence gives the weights of its elements. In the paper a head weighs all F features, so the
     result has ``heads * F``; here it weighs its own block of ``F / heads`` of them, as in multi-head attention, and the
     result has F whatever the number of heads. With one head the two are the same.
 
@@ -108,8 +108,8 @@ class AttentionPooling(nn.Module):
         query: a linear layer without bias, weight ``(heads, F)``.
 
     Raises:
-        ArgumentError: ``features`` or ``heads`` is no whole number of at least 1, heads do not divide the features, or
-            ``dtype`` is not floating-point.
+        ArgumentError: ``features`` or ``heads`` is not a whole number of at least 1, heads do not divide the features,
+            or ``dtype`` is not floating-point.
 
     Example:
         >>> pooling = AttentionPooling(6, heads=2)
@@ -146,7 +146,7 @@ class AttentionPooling(nn.Module):
 
         Raises:
             ArgumentTypeError: not a Ragged.
-            ShapeError: elements of another size, dtype or device.
+            ShapeError: elements of the wrong size, dtype or device.
         """
         _check_batch(batch)
         if tuple(batch.features) != (self.features,):
@@ -172,7 +172,7 @@ class AttentionPooling(nn.Module):
 
         Raises:
             ArgumentTypeError: not a Ragged.
-            ShapeError: elements of another size, dtype or device.
+            ShapeError: elements of the wrong size, dtype or device.
         """
         weights = self.weights(batch).values.unsqueeze(-1)
         blocks = batch.values.unflatten(-1, (self.heads, self.features // self.heads))

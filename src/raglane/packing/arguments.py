@@ -110,11 +110,11 @@ def read_padded_lengths(lengths: Any, count: int, batch_first: bool) -> IntArray
     tensor = lengths if isinstance(lengths, Tensor) else _tensor_from(lengths)
     if tensor.dtype not in _INTEGERS:
         raise ShapeError(
-            message("lengths", f"dtype {tensor.dtype}", "integers", "count the steps of each sequence; no mask here")
+            message("lengths", f"dtype {tensor.dtype}", "integers", "count the steps of each sequence; no mask")
         )
     if tensor.dim() != 1:
         raise DimensionError(
-            message("lengths", f"shape {tuple(tensor.shape)}", "one dimension, (B,)", "pass one number a sequence")
+            message("lengths", f"shape {tuple(tensor.shape)}", "one dimension, (B,)", "pass one number per sequence")
         )
     if tensor.shape[0] != count:
         axis = "first" if batch_first else "second"
@@ -122,7 +122,7 @@ def read_padded_lengths(lengths: Any, count: int, batch_first: bool) -> IntArray
             message(
                 "lengths",
                 f"{tensor.shape[0]} lengths",
-                f"one length a sequence, and the {axis} dimension of the padded batch holds {count}",
+                f"one length per sequence, and the {axis} dimension of the padded batch holds {count}",
                 f"pass {count} of them, or batch_first={not batch_first} if the sequences are the other dimension",
             )
         )
@@ -140,7 +140,7 @@ def _tensor_from(lengths: Any) -> Tensor:
         tensor = as_tensor(lengths, "cpu")
     except (TypeError, ValueError, RuntimeError) as error:
         kind = ShapeError if isinstance(error, ValueError) else KindError
-        rule = "one integer a sequence, in a list, a tuple or a tensor"
+        rule = "one integer per sequence, in a list, a tuple or a tensor"
         raise kind(message("lengths", quote(lengths), rule, "pass for instance [9, 8, 6]")) from error
     return tensor.long() if tensor.numel() == 0 else tensor  # an empty list says no dtype
 
@@ -149,7 +149,7 @@ def check_range(low: int, high: int, steps: int) -> None:
     """Check the smallest and the largest length of a padded batch of ``steps`` steps.
 
     Raises:
-        ShapeError: below 0, or above ``steps``.
+        ShapeError: a length below 0, or above ``steps``.
 
     Example:
         >>> check_range(0, 3, steps=3)
@@ -391,7 +391,7 @@ def check_permutation(array: IntArray, argument: str, fix: str) -> None:
         fix: what they advise.
 
     Raises:
-        ShapeError: it is not.
+        ShapeError: a number is missing, repeated or out of range.
 
     Example:
         >>> check_permutation(np.array([2, 0, 1]), "order", "sort again")

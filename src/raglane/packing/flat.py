@@ -141,14 +141,15 @@ class Flattened(NamedTuple):
 def flatten_packed(packed: PackedSequence, argument: str = "packed") -> Flattened:
     """The elements of a PackedSequence in the caller's order, and the way back to its data.
 
-    Waits for a device as :func:`find_packed` does; on a CPU the kernels move the rows, where they are there.
+    Waits for a device as :func:`find_packed` does; on a CPU the kernels move the rows, where they are built.
 
     Args:
-        packed: as there.
-        argument: as there.
+        packed: as PyTorch or Raglane makes it.
+        argument: what errors call ``packed``.
 
     Raises:
-        ArgumentTypeError, ShapeError: as there.
+        ArgumentTypeError: not a PackedSequence.
+        ShapeError: its parts do not fit together.
 
     Example:
         >>> packed = pack_flat(torch.tensor([3, 4, 1, 2, 3]), torch.tensor([0, 2, 5]), torch.tensor([2, 3]))
@@ -183,7 +184,7 @@ def flat_to_padded(
         offsets: ``(B + 1,)`` int64 on the device of ``values``.
         longest: ``T``, the number of steps of the result; at least the largest length, which the caller promises.
         batch_first: whether the result is ``(B, T, *features)``.
-        padding_value: the value of what is no element.
+        padding_value: the value of the padding.
         padding_side: ``"right"`` or ``"left"``, where the padding stands.
 
     Returns:
@@ -216,7 +217,7 @@ def find_padded(
 ) -> Elements:
     """The elements of a padded batch, all rows of which are the table: as they lie in memory, where that is possible.
 
-    Lengths on a device are copied to the host once, since how many elements there are is theirs to say; lengths on
+    Lengths on a device are copied to the host once, since they say how many elements there are; lengths on
     the host make no device wait.
 
     Args:
@@ -227,8 +228,8 @@ def find_padded(
         argument: what errors call ``padded``.
 
     Raises:
-        ArgumentTypeError: ``padded`` is no tensor, ``lengths`` no numbers.
-        ShapeError: they do not fit together.
+        ArgumentTypeError: ``padded`` is not a tensor, ``lengths`` not numbers.
+        ShapeError: lengths that do not fit the batch.
 
     Example:
         >>> found = find_padded(torch.tensor([[1, 2, 3], [3, 4, 0]]), [3, 2], batch_first=True)
@@ -259,17 +260,18 @@ def flatten_padded(
 ) -> Flattened:
     """The elements of a padded batch, and the way back to a batch of its shape.
 
-    Waits for a device as :func:`find_padded` does; on a CPU the kernels move the rows, where they are there.
+    Waits for a device as :func:`find_padded` does; on a CPU the kernels move the rows, where they are built.
 
     Args:
-        padded: as there.
-        lengths: as there.
-        batch_first: as there.
-        padding_side: as there.
-        argument: as there.
+        padded: ``(T, B, *features)``, or ``(B, T, *features)`` with ``batch_first``; any dtype.
+        lengths: B integers from 0 to ``T``, in a list, a tuple or a tensor on any device.
+        batch_first: which of the two shapes.
+        padding_side: ``"right"`` or ``"left"``, where the padding stands.
+        argument: what errors call ``padded``.
 
     Raises:
-        ArgumentTypeError, ShapeError: as there.
+        ArgumentTypeError: ``padded`` is not a tensor, ``lengths`` not numbers.
+        ShapeError: lengths that do not fit the batch.
 
     Example:
         >>> flat = flatten_padded(torch.tensor([[1, 2, 3], [3, 4, 0]]), [3, 2], batch_first=True)

@@ -111,8 +111,8 @@ def invert_permutation(permutation: Tensor | None) -> Tensor | None:
     """The permutation that undoes another: ``sorted_indices`` to ``unsorted_indices`` and back.
 
     Args:
-        permutation: ``(B,)`` of any integer dtype, holding each of ``0 ... B - 1`` once, or None. That it does is
-            checked on a CPU; checking it on a device would wait.
+        permutation: ``(B,)`` of any integer dtype, holding each of ``0 ... B - 1`` once, or None. This is checked
+            on a CPU only; on a device the check would wait.
 
     Returns:
         ``(B,)``, same dtype and device; None for None.
@@ -157,7 +157,7 @@ def pack_padded_sequence(
         the pack. ``sorted_indices`` lists the sequences longest first, ties in the caller's order.
 
     Raises:
-        ArgumentTypeError: ``input`` is no tensor, ``lengths`` no numbers.
+        ArgumentTypeError: ``input`` is not a tensor, ``lengths`` not numbers.
         ShapeError: fewer than two dimensions, not B lengths, a length below 0 or above T, lengths that are not
             integers, or that rise under ``enforce_sorted``.
 
@@ -195,7 +195,7 @@ def pad_packed_sequence(
     Args:
         sequence: the pack; with ``sorted_indices`` it has as many sequences as they list.
         batch_first: whether the result is ``(B, T, *features)``.
-        padding_value: the value of what is no element.
+        padding_value: the value of the padding.
         total_length: ``T``; the longest length if None.
 
     Returns:
@@ -203,7 +203,7 @@ def pad_packed_sequence(
         the order in which the sequences were packed.
 
     Raises:
-        ArgumentTypeError: ``sequence`` is no pack, ``padding_value`` no number, ``total_length`` no integer.
+        ArgumentTypeError: ``sequence`` is not a pack, ``padding_value`` not a number, ``total_length`` not an integer.
         ShapeError: ``total_length`` is below the longest length, or the parts of the pack do not fit together.
 
     Example:
@@ -248,14 +248,14 @@ def pad_sequence(
         sequences: B tensors ``(L, *features)`` of one dtype and device, ``L`` at least 0; or one tensor
             ``(B, L, *features)``, whose sequences are of one length.
         batch_first: whether the result is ``(B, T, *features)``.
-        padding_value: the value of what is no element.
+        padding_value: the value of the padding.
         padding_side: ``"right"`` or ``"left"``, where the padding stands.
 
     Returns:
         ``(T, B, *features)`` or ``(B, T, *features)``, contiguous.
 
     Raises:
-        ArgumentTypeError: ``sequences`` is no iterable of tensors, ``padding_value`` no number.
+        ArgumentTypeError: ``sequences`` is not an iterable of tensors, ``padding_value`` not a number.
         ShapeError: no sequence, or trailing shapes, dtypes or devices that differ.
 
     Example:
@@ -293,8 +293,8 @@ def unpad_sequence(
         B tensors ``(L, *features)``; copies, not views.
 
     Raises:
-        ArgumentTypeError: ``padded_sequences`` is no tensor, ``lengths`` no numbers.
-        ShapeError: they do not fit together.
+        ArgumentTypeError: ``padded_sequences`` is not a tensor, ``lengths`` not numbers.
+        ShapeError: lengths that do not fit the batch.
 
     Example:
         >>> unpad_sequence(torch.tensor([[1, 2, 3], [3, 4, 0]]), [3, 2], batch_first=True)
@@ -317,7 +317,7 @@ def pack_sequence(sequences: Tensor | Iterable[Tensor], enforce_sorted: bool = T
         the pack, as :func:`pack_padded_sequence` gives it.
 
     Raises:
-        ArgumentTypeError: ``sequences`` is no iterable of tensors.
+        ArgumentTypeError: ``sequences`` is not an iterable of tensors.
         ShapeError: no sequence, trailing shapes, dtypes or devices that differ, or lengths that rise under
             ``enforce_sorted``.
 

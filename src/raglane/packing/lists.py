@@ -61,7 +61,7 @@ def read_sequences(sequences: Any) -> tuple[tuple[Tensor, ...], IntArray]:
 
 
 def _raise_no_list(sequences: Any) -> NoReturn:
-    rule = "a list of tensors, one a sequence"
+    rule = "a list of tensors, one per sequence"
     fix = "pass for instance [torch.ones(3), torch.ones(2)]; pad_packed_sequence takes a pack"
     raise KindError(message("sequences", f"type {type(sequences).__name__}", rule, fix))
 

@@ -37,7 +37,7 @@ def _(padded: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tenso
 
 @torch.library.custom_op("raglane::padded_from_flat", mutates_args=())
 def padded_from_flat(flat: Tensor, offsets: Tensor, batch_first: bool, steps: int) -> Tensor:
-    """A padded tensor of so many steps with elements ``(N, *features)``; zeros where there is none."""
+    """A padded tensor of ``steps`` steps with elements ``(N, *features)``; zeros where there is none."""
     if not flat.is_cpu:
         return flat_to_padded(flat, offsets, steps, batch_first)
     return layout_of_padded(offsets, steps, batch_first).from_flat(flat)

@@ -33,7 +33,7 @@ class FlatBatch:
         batch = cls.__new__(cls)
         batch._values = values
         batch._offsets = offsets
-        # What takes a batch's place while torch handles pytrees may be no tensor.
+        # What takes a batch's place while torch handles pytrees may not be a tensor.
         batch._host_lengths = None if getattr(offsets, "is_cpu", False) else host_lengths
         return batch
 
@@ -53,7 +53,7 @@ class FlatBatch:
             values: ``(N, *features)``, one row per element, on the device of the batch; any dtype.
 
         Raises:
-            ArgumentTypeError: no dense tensor.
+            ArgumentTypeError: not a dense tensor.
             ShapeError: not one row per element, or on another device.
 
         Example:

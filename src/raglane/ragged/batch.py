@@ -69,7 +69,7 @@ class Ragged(SequenceOperations, Conversions):
             nested lists of numbers. They are copied once.
 
     Raises:
-        ArgumentTypeError: a single tensor, or something that is no list of sequences.
+        ArgumentTypeError: a single tensor, or something that is not a list of sequences.
         ShapeError: sequences whose features, dtypes or devices differ.
 
     Example:
@@ -152,8 +152,8 @@ class Ragged(SequenceOperations, Conversions):
             function: one that treats each row alone; that it does is the caller's promise.
 
         Raises:
-            ArgumentTypeError: no function.
-            ShapeError: it does not return one row an element.
+            ArgumentTypeError: not a function.
+            ShapeError: the function does not return one row per element.
 
         Example:
             >>> Ragged([torch.ones(2, 3)]).map(lambda values: values.sum(-1)).values.tolist()
@@ -257,7 +257,7 @@ class Ragged(SequenceOperations, Conversions):
     __invert__ = _unary(torch.bitwise_not)
 
     def __getattr__(self, name: str) -> Any:
-        # Reached only for what a Ragged has not got; a method of tensors is worth a word on what there is instead.
+        # Reached only for what a Ragged does not have; for a method of tensors, say what there is instead.
         if hasattr(Tensor, name) and not name.startswith("__"):
             raise AttributeError(
                 message(

@@ -34,14 +34,14 @@ class Conversions(FlatBatch):
 
         Args:
             values: ``(N, *features)``.
-            offsets: ``(B + 1,)`` integers, first 0, last ``N``, nowhere decreasing. Either these
-            lengths: or ``(B,)`` integers of at least 0 that add up to ``N``. A tensor, an array or a list. Given
-                on a GPU, they stay there and are not checked, since that would wait for it.
+            offsets: ``(B + 1,)`` integers, first 0, last ``N``, nowhere decreasing: a tensor, an array or a
+                list. Given on a GPU, they stay there and are not checked, since that would wait for it.
+            lengths: in place of offsets, and likewise: ``(B,)`` integers of at least 0 that add up to ``N``.
 
         Raises:
-            ArgumentTypeError: neither offsets nor lengths, both, or not integers; values that are no numbers, or a
+            ArgumentTypeError: neither offsets nor lengths, both, or not integers; values that are not numbers, or a
                 nested, sparse or quantized tensor.
-            ShapeError: they do not fit the values.
+            ShapeError: offsets or lengths that do not fit the values.
 
         Example:
             >>> Ragged.from_flat(torch.arange(6), lengths=[4, 2]).to_list()
@@ -88,15 +88,15 @@ class Conversions(FlatBatch):
         Args:
             padded: ``(B, T, *features)``, or ``(T, B, *features)`` where ``batch_first`` is False.
             lengths: ``(B,)`` integers from 0 to ``T``, for padding on one side; a list, an array, or a tensor,
-                which is copied to the host where it is on a GPU. Either these
+                which is copied to the host where it is on a GPU.
             batch_first: whether the batch is the first dimension of ``padded``, and of ``mask``.
             padding_side: with ``lengths``, where the padding stands, ``"right"`` or ``"left"``.
-            mask: or ``(B, T)`` bool, True where an element is real, for padding anywhere. Its
-                count is read on the host, which waits for a GPU.
+            mask: in place of lengths, ``(B, T)`` bool, True where an element is real, for padding anywhere. Its count
+                is read on the host, which waits for a GPU.
 
         Raises:
-            ArgumentTypeError: neither lengths nor mask, both, or of the wrong kind.
-            ShapeError: they do not fit the padded tensor.
+            ArgumentTypeError: neither lengths nor mask, both, or one of the wrong kind.
+            ShapeError: lengths or a mask that does not fit the padded tensor.
 
         Example:
             >>> padded = torch.tensor([[1, 2, 0], [3, 4, 5]])

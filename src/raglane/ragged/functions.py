@@ -58,8 +58,8 @@ _DIMENSION: dict[str, tuple[int, int | None]] = {
 }
 
 _HINTS = {
-    "sum": "call r.sum() for a sum a sequence, r.values.sum() for all, or pass dim=-1 for the last feature dimension",
-    "mean": "call r.mean() for a mean a sequence, r.values.mean() for all, or pass dim=-1 for the features",
+    "sum": "call r.sum() for one sum per sequence, r.values.sum() for all, or pass dim=-1 for the features",
+    "mean": "call r.mean() for one mean per sequence, r.values.mean() for all, or pass dim=-1 for the features",
     "max": "call r.max() for the largest element of each sequence, or torch.amax(r, dim=-1) for the features",
     "min": "call r.min() for the smallest element of each sequence, or torch.amin(r, dim=-1) for the features",
     "softmax": "call r.softmax() for the steps of each sequence, or pass dim=-1 for the features",
@@ -105,7 +105,7 @@ def kind_of(function: Callable[..., Any]) -> Kind:
         function: what torch calls, for instance ``torch.relu``.
 
     Raises:
-        RaggedFunctionError: it makes no sense on a ragged batch; the message says what to call instead.
+        RaggedFunctionError: the function makes no sense on a ragged batch; the message says what to call instead.
 
     Example:
         >>> kind_of(torch.relu), kind_of(torch.nn.functional.linear)
@@ -148,7 +148,7 @@ def check_dimension(name: str, dim: Any, features: int) -> None:
         features: how many feature dimensions there are.
 
     Raises:
-        RaggedFunctionError: it names the batch, the steps, or nothing at all.
+        RaggedFunctionError: ``dim`` names the batch, the steps, or nothing at all.
 
     Example:
         >>> check_dimension("softmax", -1, 2)
@@ -243,7 +243,7 @@ def _broadcast_message(name: str, value: Tensor, features: int) -> str:
         name,
         f"a tensor of shape {tuple(value.shape)}",
         f"a plain tensor meets the features of each element, so it has at most {features} dimension(s) here",
-        "call r.spread(x) for one value a sequence, or r.map(lambda values: values + x) for one an element",
+        "call r.spread(x) for one value per sequence, or r.map(lambda values: values + x) for one per element",
     )
 
 

@@ -26,7 +26,7 @@ class SequenceOperations(FlatBatch):
 
     __slots__ = ()
 
-    # -- one value a sequence ---------------------------------------------------------------------------------
+    # -- one value per sequence ---------------------------------------------------------------------------------
 
     def first(self, empty: float = 0.0) -> Tensor:
         """The first element of each sequence, ``(B, *features)``; an empty sequence gives ``empty``.
@@ -121,7 +121,7 @@ class SequenceOperations(FlatBatch):
         """
         return torch.argsort(self.host_lengths, stable=True, descending=check_flag("descending", descending))
 
-    # -- one value an element -----------------------------------------------------------------------------------
+    # -- one value per element -----------------------------------------------------------------------------------
 
     def softmax(self) -> Self:
         """The softmax over the steps of each sequence, feature by feature.
@@ -176,8 +176,8 @@ class SequenceOperations(FlatBatch):
             per_sequence: ``(B, *anything)`` on the device of the values.
 
         Raises:
-            ArgumentTypeError: no dense tensor.
-            ShapeError: not one row a sequence, or on another device.
+            ArgumentTypeError: not a dense tensor.
+            ShapeError: not one row per sequence, or on another device.
 
         Example:
             >>> r = Ragged([torch.tensor([1., 3.]), torch.tensor([5.])])
@@ -194,7 +194,7 @@ class SequenceOperations(FlatBatch):
                 message(
                     "per_sequence",
                     f"shape {tuple(per_sequence.shape)}",
-                    f"one row a sequence, and the batch has {count}",
+                    f"one row per sequence, and the batch has {count}",
                     "pass a tensor (B, *features)",
                 )
             )
@@ -206,7 +206,7 @@ class SequenceOperations(FlatBatch):
         """The first ``length`` elements of each sequence; shorter ones stay whole.
 
         Raises:
-            ArgumentTypeError: no whole number.
+            ArgumentTypeError: not a whole number.
             ArgumentError: ``length`` below 0.
 
         Example:
@@ -232,7 +232,7 @@ class SequenceOperations(FlatBatch):
                 do not overlap.
 
         Raises:
-            ArgumentTypeError: no whole numbers.
+            ArgumentTypeError: not whole numbers.
             ArgumentError: ``size`` or ``step`` out of range.
 
         Example:
@@ -271,7 +271,7 @@ class SequenceOperations(FlatBatch):
             *others: batches of as many sequences, with the same features, dtype and device.
 
         Raises:
-            ArgumentTypeError: something that is no ragged batch.
+            ArgumentTypeError: something that is not a ragged batch.
             ShapeError: another number of sequences, other features, another dtype or device.
 
         Example:

@@ -29,7 +29,7 @@ def curves_png(history: Sequence[dict[str, float]], metric: str, title: str, bes
     """Loss and metric over the epochs, side by side.
 
     Args:
-        history: one row an epoch, with ``epoch``, ``train_loss``, ``train_<metric>`` and, where there was a
+        history: one row per epoch, with ``epoch``, ``train_loss``, ``train_<metric>`` and, where there was a
             validation part, the same of ``validation``; at least one row.
         metric: the name of the metric.
         title: above both.
@@ -137,7 +137,7 @@ def _is_baseline(key: str) -> bool:
 
 
 def _figure(width: float, height: float, title: str) -> Figure:
-    """An empty figure of so many inches, drawn by Agg whatever the program around uses."""
+    """An empty figure of this many inches, drawn by Agg whatever the program around uses."""
     require("matplotlib", "train")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

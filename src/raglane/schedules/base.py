@@ -102,8 +102,7 @@ class Schedule(ABC):
 
         Args:
             lengths: ``(B,)`` int64 on the CPU, each at least 0.
-            lanes: the number of rows, for the schedule ``lanes``; the others have as many as they need, and take
-                no notice.
+            lanes: the number of rows, for the schedule ``lanes``; the others have as many as they need.
         """
 
     @abstractmethod

@@ -45,7 +45,7 @@ class Lanes(Schedule):
         """As :meth:`Schedule.table`; ``E`` is ``N``. Sorting its elements costs ``N log N``.
 
         Raises:
-            ArgumentTypeError: ``lanes`` is no integer.
+            ArgumentTypeError: ``lanes`` is not an integer.
             ArgumentError: ``lanes`` is below 1.
         """
         rows = _rows(lengths, lanes)
@@ -67,7 +67,7 @@ class Lanes(Schedule):
         lengths, and for each different length at most some 60 microseconds, however many sequences have it.
 
         Raises:
-            ArgumentTypeError: ``lanes`` is no integer.
+            ArgumentTypeError: ``lanes`` is not an integer.
             ArgumentError: ``lanes`` is below 1.
         """
         rows = _rows(lengths, lanes)

@@ -11,7 +11,7 @@ __all__ = ["Padded"]
 
 
 class Padded(Schedule):
-    """Every sequence, one a row in the caller's order, for as many steps as the longest has.
+    """Every sequence, one per row in the caller's order, for as many steps as the longest has.
 
     What lies past a length is computed and cut away (truncation), as when PyTorch runs a padded tensor. An empty
     sequence has a row like every other.

@@ -1,6 +1,6 @@
 """What callers give as values, offsets and lengths, checked: kinds, dtypes and shapes everywhere, numbers on a CPU.
 
-The numbers on a device are taken on trust, since to look at them would be to wait for it; and while torch.compile
+The numbers on a device are taken on trust, since looking at them would wait for it; and while torch.compile
 traces, nothing is looked at.
 """
 
@@ -29,14 +29,14 @@ Result = TypeVar("Result")
 
 @index_arithmetic
 def check_lengths(lengths: Tensor, name: str = "lengths") -> None:
-    """Refuse lengths on a CPU of which one is below 0, or whose sum nobody can count.
+    """Refuse lengths on a CPU of which one is below 0, or whose sum is too large to count.
 
     Args:
         lengths: ``(B,)`` of an integer dtype.
         name: what the caller calls them.
 
     Raises:
-        ArgumentError: they are.
+        ArgumentError: a length is below 0, or the sum cannot be counted.
 
     Example:
         >>> check_lengths(torch.tensor([3, 0]))
@@ -62,7 +62,7 @@ def check_offsets(offsets: Tensor, total: int, name: str) -> None:
         name: ``"lengths"`` where it is these that the caller gave; else what the caller calls the offsets.
 
     Raises:
-        ShapeError: they do not.
+        ShapeError: the offsets do not describe ``total`` elements.
 
     Example:
         >>> check_offsets(torch.tensor([0, 2, 5]), 5, "offsets")
@@ -162,21 +162,21 @@ def _check_integers(name: str, given: Any, beside: Tensor | None, any_dtype: boo
         raise ArgumentTypeError(message(name, f"{integers.dtype}", "int64", "convert with .to(torch.int64)"))
     if integers.dim() != 1:
         shape = f"shape {tuple(integers.shape)}"
-        raise ShapeError(message(name, shape, "one dimension", "pass one number a sequence"))
+        raise ShapeError(message(name, shape, "one dimension", "pass one number per sequence"))
     if beside is not None and integers.device != beside.device:
         got = f"a tensor on {integers.device}"
-        raise ShapeError(message(name, got, f"all is on one device, {beside.device}", "move it with .to()"))
+        raise ShapeError(message(name, got, f"one device for all, {beside.device}", "move it with .to()"))
     return integers
 
 
 def _check_batch(given: Mapping[str, Any], beside: Tensor | None, total: int) -> None:
-    """Check offsets against the values, and what there is one of a sequence."""
+    """Check offsets against the values, and ``per_sequence`` against the offsets."""
     offsets = _check_integers("offsets", given["offsets"], beside, any_dtype=False)
     if offsets.shape[0] == 0:
         raise ShapeError(message("offsets", "none", "(B + 1,), the first of them 0", "pass at least [0]"))
     if "per_sequence" in given and given["per_sequence"].shape[0] != offsets.shape[0] - 1:
         got, count = f"{given['per_sequence'].shape[0]} rows", offsets.shape[0] - 1
-        raise ShapeError(message("per_sequence", got, f"one a sequence: {count}", "pass a tensor (B, *features)"))
+        raise ShapeError(message("per_sequence", got, f"one per sequence: {count}", "pass a tensor (B, *features)"))
     if offsets.is_cpu:
         check_offsets(offsets, total, "offsets")
     if "longest" in given:
@@ -195,7 +195,7 @@ def _check_slices(lengths: Tensor, starts: Tensor | None, total: int | None) -> 
     """Check lengths, and with them where slices start."""
     if starts is not None and starts.shape != lengths.shape:
         got = f"{starts.shape[0]} of them"
-        raise ShapeError(message("starts", got, f"one a length: {lengths.shape[0]}", "pass as many of both"))
+        raise ShapeError(message("starts", got, f"one per length: {lengths.shape[0]}", "pass as many of both"))
     if not lengths.is_cpu:
         return
     check_lengths(lengths)

@@ -1,4 +1,4 @@
-"""One row a sequence from one an element, and back."""
+"""One row per sequence from one per element, and back."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _where_empty(per_sequence: Tensor, offsets: Tensor, empty: float) -> Tensor:
 
 
 def _pick(values: Tensor, offsets: Tensor, index: Tensor, empty: float) -> Tensor:
-    """Rows of ``values`` at ``index``, one a sequence, and ``empty`` for the sequences that have none."""
+    """Rows of ``values`` at ``index``, one per sequence, and ``empty`` for the sequences that have none."""
     if values.shape[0] == 0:
         # A sum of nothing is zeros that hang on the graph, so that a backward pass goes through.
         return _where_empty(sum(values, offsets).to(values.dtype), offsets, empty)
@@ -84,7 +84,7 @@ def sum(values: Tensor, offsets: Tensor) -> Tensor:
 
     Args:
         values: ``(N, *features)``; integers and booleans are summed as int64, as :func:`torch.sum` does. Half
-            precision is added up in float32, and so it is in all that is here.
+            precision is added up in float32, as in every function here.
         offsets: ``(B + 1,)`` int64.
 
     Returns:
@@ -205,7 +205,7 @@ def logsumexp(values: Tensor, offsets: Tensor, empty: float = 0.0) -> Tensor:
 
 
 # ---------------------------------------------------------------------------------------------------------------
-# One value an element
+# One value per element
 # ---------------------------------------------------------------------------------------------------------------
 
 

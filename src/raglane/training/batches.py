@@ -1,4 +1,4 @@
-"""The batches of training: which sequences make each, and what a model of a task gets of them."""
+"""The batches of training: which sequences make each, and what a model of a task gets from them."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def training_order(lengths: Tensor, batch_size: int, *, bucket: bool, seed: int,
         sampler = BucketBatchSampler(lengths, batch_size, shuffle=True, seed=seed)
         sampler.set_epoch(epoch)
         return list(sampler)
-    # One stream of random numbers a run, at a place of its own for each epoch.
+    # One stream of random numbers per run, at a place of its own for each epoch.
     generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
     shuffled = torch.randperm(lengths.shape[0], generator=generator)
     return [batch.tolist() for batch in torch.split(shuffled, batch_size)]

@@ -101,7 +101,7 @@ def load_model(path: str | os.PathLike[str]) -> SavedModel:
         path: the folder of a model, or of a run: then its best model.
 
     Raises:
-        ArgumentTypeError: ``path`` is no path.
+        ArgumentTypeError: ``path`` is not a path.
         CheckpointError: no such folder, no model in it, a file that is damaged, or a newer format.
     """
     folder = model_folder(as_path(path))
@@ -116,7 +116,7 @@ def load_model(path: str | os.PathLike[str]) -> SavedModel:
         check_memory(f"a model of {weights:,} weights", 3 * FLOAT * weights + TENSOR * tensors, "give another model")
         columns = dict(config["columns"])
     stored = read_tensors(folder / WEIGHTS)
-    # Before the model is built, which takes its time where a damaged configuration asks for a million layers.
+    # Before the model is built, which takes long where a damaged configuration asks for a million layers.
     found = sum(tensor.numel() for tensor in stored.values())
     if found < weights or len(stored) < tensors:
         got = f"{found:,} weights in {len(stored):,} tensors where {CONFIG} asks for {weights:,} in {tensors:,}"
@@ -154,7 +154,7 @@ def check_tensors(path: Path, tensors: Mapping[str, Tensor], wanted: Mapping[str
         wanted: those of a model of the same sizes; their values are not looked at.
 
     Raises:
-        CheckpointError: which one, and what is wrong with it.
+        CheckpointError: a weight does not fit; the message says which, and why.
 
     Example:
         >>> check_tensors(Path("weights.safetensors"), {"a": torch.ones(2)}, {"a": torch.zeros(2)})
@@ -183,7 +183,7 @@ def check_format(path: Path, config: Mapping[str, Any], name: str, newest: int) 
         newest: the newest ``config["format_version"]`` that this version reads.
 
     Raises:
-        CheckpointError: it is something else, or newer.
+        CheckpointError: the file is of another kind, or newer.
 
     Example:
         >>> check_format(Path("config.json"), {"format": "raglane-model", "format_version": 1}, "raglane-model", 1)
@@ -209,7 +209,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         path: the file.
 
     Raises:
-        CheckpointError: it is missing, cut short, something else, or more than there is memory for.
+        CheckpointError: the file is missing, cut short, something else, or more than there is memory for.
     """
     safetensors = require("safetensors", "train")
     load = require("safetensors.torch", "train").load

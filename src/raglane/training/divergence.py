@@ -11,7 +11,7 @@ from raglane.training.state import TrainingState
 
 __all__ = ["check_losses", "diverged", "warning"]
 
-# How many times the loss that a run began with ends it, and how many times is worth a word.
+# A loss that grows to this many times its first value ends a run, or is worth a warning at its end.
 _LOST, _HIGH = 1000, 10
 
 
@@ -25,7 +25,7 @@ def check_losses(row: Mapping[str, float], state: TrainingState, settings: Setti
         settings: of the run, for the message.
 
     Raises:
-        DivergedError: what was seen, and what to try.
+        DivergedError: the run has run away; the message says what was seen, and what to try.
 
     Example:
         >>> check_losses({"train_loss": 700.0}, TrainingState(start_loss=2.3), Settings())
@@ -46,7 +46,7 @@ def diverged(what: str, state: TrainingState, settings: Settings, beside: str = 
     """The error of a run that has run away.
 
     Args:
-        what: was seen.
+        what: what was seen.
         state: before the epoch in which it was.
         settings: of the run.
         beside: what else to say of it.
@@ -64,7 +64,7 @@ def diverged(what: str, state: TrainingState, settings: Settings, beside: str = 
 
 
 def warning(state: TrainingState) -> str | None:
-    """A word on a run that has not run away, but has not come back to where it began either; None where it has.
+    """A warning for a run that has not run away, but has not come back to where it began either; else None.
 
     Args:
         state: of a run that is done.

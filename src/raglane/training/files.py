@@ -115,7 +115,7 @@ def settle(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or a folder with all it holds; nothing there is as well."""
+    """Remove a file, or a folder with all it holds, if there is one."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     elif os.path.lexists(path):
@@ -130,7 +130,7 @@ def check_place(given_as: str, folder: Path) -> None:
         folder: where files are to go.
 
     Raises:
-        ArgumentError: it is closed to us, or what is there, or above it, is no folder.
+        ArgumentError: the folder is closed to us, or what is there, or above it, is not a folder.
 
     Example:
         >>> check_place("folder", Path("no/such/folder"))

@@ -81,7 +81,7 @@ def check_folder(folder: Path, *, resume: bool = False, overwrite: bool = False)
 
 @contextmanager
 def at_work(folder: Path, given_as: str = "folder") -> Iterator[bool]:
-    """Have the folder of a run, or of a model, to oneself, without what killed processes left there.
+    """Lock the folder of a run or of a model, and clear what killed processes left there.
 
     Args:
         folder: made where it is missing.
@@ -92,7 +92,7 @@ def at_work(folder: Path, given_as: str = "folder") -> Iterator[bool]:
 
     Raises:
         ArgumentError: another process is at work there.
-        OSError: it is closed to us.
+        OSError: the folder is closed to us.
     """
     with locked(folder, given_as):
         yield repair(folder)

@@ -10,7 +10,7 @@ __all__ = ["curves_csv"]
 
 
 def curves_csv(history: Sequence[dict[str, float]]) -> bytes:
-    r"""The rows of a history as the bytes of a CSV file, one an epoch.
+    r"""The rows of a history as the bytes of a CSV file, one per epoch.
 
     Args:
         history: rows with the same keys.

@@ -35,8 +35,8 @@ class Predictions:
     """A table of predictions in the order of the data.
 
     Args:
-        columns: ``id``, ``prediction``, ``probability`` and, where asked for, one ``p_<label>`` a class; each a list
-            with one entry a sequence. For ``tag`` an entry is a list with one value an element; for ``forecast``
+        columns: ``id``, ``prediction``, ``probability`` and, where asked for, one ``p_<label>`` per class; each a list
+            with one entry per sequence. For ``tag`` an entry is a list with one value per element; for ``forecast``
             ``prediction`` is a list of ``horizon`` lists of ``C`` numbers in the data's units (None for an empty
             sequence), and there is no probability.
 
@@ -90,7 +90,7 @@ def pick_device(name: str) -> torch.device:
         name: ``auto`` (a GPU where there is one), ``cpu`` or ``cuda``.
 
     Raises:
-        ArgumentError: another name, or there is no GPU that PyTorch can use.
+        ArgumentError: an unknown name, or there is no GPU that PyTorch can use.
 
     Example:
         >>> pick_device("cpu")
@@ -122,12 +122,12 @@ def predict(
         saved: of :func:`~raglane.training.checkpoint.load_model`.
         records: of the kind that the model was trained on; labels are not looked at.
         batch_size: sequences of a batch.
-        probabilities: add one column a class.
+        probabilities: add one column per class.
         horizon: how many elements to forecast; for the task ``forecast`` only.
         device: where to run; None for the CPU.
 
     Returns:
-        One row a sequence, in the order of ``records``.
+        One row per sequence, in the order of ``records``.
 
     Raises:
         ArgumentError: ``batch_size`` or ``horizon`` is below 1, or one asked for does not go with the task.

@@ -35,7 +35,7 @@ _HELD: dict[str, int] = {}
 
 @contextmanager
 def locked(folder: Path, given_as: str = "folder") -> Iterator[None]:
-    """Have a folder to oneself; who has it already, in the same thread, has it once more.
+    """Lock a folder; a thread that already holds the lock may take it again.
 
     Args:
         folder: made where it is missing, and removed at the end if nothing has been put in it.
@@ -43,7 +43,7 @@ def locked(folder: Path, given_as: str = "folder") -> Iterator[None]:
 
     Raises:
         ArgumentError: another process or thread is at work in it.
-        OSError: it cannot be made, or is closed to us.
+        OSError: the folder cannot be made, or is closed to us.
 
     Example:
         >>> import tempfile
@@ -80,7 +80,7 @@ def turn(partial: Path) -> Iterator[None]:
         partial: the passing name; made where it is missing.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the passing name cannot be made.
     """
     if not HAS_LOCKS:
         yield
@@ -107,7 +107,7 @@ def _take(folder: Path, given_as: str) -> int | None:
         if not HAS_LOCKS:
             return None
         try:
-            # Never through a link, for what it leads to is not ours to write to.
+            # Never through a link: what it leads to is not ours to write to.
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         except FileNotFoundError:
             # Who had it before has removed the folder, which was empty.
@@ -128,7 +128,7 @@ def _take(folder: Path, given_as: str) -> int | None:
 
 
 def _lock(descriptor: int) -> bool:
-    """Lock a file; False where another process has. True as well where the file system has no locks."""
+    """Lock a file; False where another process has locked it, True where the file system has no locks."""
     try:
         # This kind is not handed on to the processes that a DataLoader forks, which live on for a while.
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -138,7 +138,7 @@ def _lock(descriptor: int) -> bool:
 
 
 def _sign(descriptor: int) -> None:
-    """Write who has the lock, for the message of who comes second."""
+    """Write who has the lock, for the message to whoever comes second."""
     with suppress(OSError):
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())

@@ -1,6 +1,6 @@
 """The training loop on Lightning: batches in, checkpoints and a history out.
 
-This file is imported only when something is trained: it takes Lightning's time to import.
+This file is imported only when something is trained: it takes as long to import as Lightning.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 with warnings.catch_warnings():
-    # What Lightning's own imports warn of is nothing that a user of Raglane can act on.
+    # A user of Raglane can do nothing about what Lightning's own imports warn of.
     warnings.simplefilter("ignore")
     import lightning.pytorch as pl
     from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -65,7 +65,7 @@ class Watcher(Protocol):
 
 
 class _Module(pl.LightningModule):
-    """What Lightning drives: it sees losses, the rest is the bookkeeper's."""
+    """What Lightning drives: it sees losses, the bookkeeper does the rest."""
 
     def __init__(self, model: SequenceModel, task: Task, settings: Settings) -> None:
         super().__init__()

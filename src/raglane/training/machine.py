@@ -45,7 +45,7 @@ def check_machine(settings: Settings) -> torch.device:
 
 
 def check_size(config: ModelConfig, settings: Settings, device: torch.device, elements: int = 1) -> None:
-    """Refuse a model that there is no memory to train and to save.
+    """Refuse a model that needs more memory to train and to save than there is.
 
     Args:
         config: of the model.
@@ -54,7 +54,7 @@ def check_size(config: ModelConfig, settings: Settings, device: torch.device, el
         elements: of a batch.
 
     Raises:
-        ArgumentError: how many bytes it needs, and how many there are.
+        ArgumentError: it needs more bytes than there are; the message has both numbers.
     """
     weights, tensors = config.count()
     moments = 1 if settings.optimizer in ("sgd", "rmsprop") else 2

@@ -1,4 +1,4 @@
-"""How much memory a model needs, and how much there is: a question to ask before it is taken."""
+"""How much memory a model needs, and how much there is, asked before any is taken."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check_memory(what: str, needed: int, fix: str, available: float | None = Non
     """Refuse what there is no memory for, before any of it is taken.
 
     Args:
-        what: needs it.
+        what: what needs it.
         needed: bytes.
         fix: what to make smaller.
         available: bytes; None asks the system.

@@ -82,7 +82,7 @@ class ModelConfig(ModelSettings):
         """The number of weights, and of the tensors that hold them, without making any.
 
         Raises:
-            ArgumentError: a size is no whole number above 0.
+            ArgumentError: a size is not a whole number above 0.
 
         Example:
             >>> config = ModelConfig("classify", "gru", input_size=12, output_size=9)
@@ -134,7 +134,7 @@ class SequenceModel(nn.Module):
     """A recurrent network with a linear head, for one of the three tasks.
 
     A forecast is the element before plus what the head adds to it, so that an untrained model starts close to
-    "nothing changes". There is no padding index anywhere, since there is no padding.
+    "nothing changes". There is no padding index, since there is no padding.
 
     Args:
         config: settings and sizes.

@@ -29,9 +29,9 @@ def check_output(path: str | os.PathLike[str]) -> None:
         path: where predictions are to go.
 
     Raises:
-        ArgumentTypeError: ``path`` is no path.
-        ArgumentError: an unknown suffix, a folder or something else that is no file, or a file in a folder that is not
-            there or closed to us.
+        ArgumentTypeError: ``path`` is not a path.
+        ArgumentError: an unknown suffix, a folder or something else that is not a file, or a file in a folder that is
+            missing or closed to us.
         OSError: the file, or its folder, cannot be reached.
         MissingExtraError: Parquet without pyarrow.
 

@@ -109,7 +109,7 @@ def load_description(folder: str | os.PathLike[str]) -> RunDescription:
         folder: of the run.
 
     Raises:
-        CheckpointError: there is no ``run.json``, or it is damaged or of a newer format.
+        CheckpointError: ``run.json`` is missing, damaged or of a newer format.
     """
     path = find(as_path(folder), DESCRIPTION)
     config = read_json(path)
@@ -118,7 +118,7 @@ def load_description(folder: str | os.PathLike[str]) -> RunDescription:
         settings, data, marks = Settings.from_config(config["settings"]), config["data"], config["fingerprint"]
         diverged = config.get("diverged")
         if not isinstance(data, dict) or not isinstance(marks, str) or not isinstance(diverged, str | None):
-            raise ValueError("data that is no object, or a fingerprint or diverged that is no text")
+            raise ValueError("data that is not an object, or a fingerprint or diverged that is not a text")
     return RunDescription(settings, data, marks, diverged)
 
 
@@ -130,7 +130,7 @@ def refuse_diverged(description: RunDescription, folder: Path) -> None:
         folder: of the run, for the message.
 
     Raises:
-        DivergedError: it did.
+        DivergedError: the run ran away.
     """
     if description.diverged is not None:
         got = f"{str(folder)!r}, a run that diverged: {description.diverged}"
@@ -188,8 +188,8 @@ def train(
         folder: of the run; made where it is missing.
         data: where the data came from, for :func:`load_description`; JSON values.
         columns: which columns of a file hold what, kept with the model.
-        resume: go on from ``folder/last``, to the same result as a run that was never stopped. Of a run whose epochs
-            are done, complete what its process may not have come to.
+        resume: go on from ``folder/last``, to the same result as a run that was never stopped. For a run whose
+            epochs are done, finish what its process may not have come to.
         overwrite: replace a run that is in ``folder``, once the new one has a checkpoint.
         test: sequences that the model is to be measured on later; they are only checked, before the first epoch.
         watcher: told of batches and epochs.

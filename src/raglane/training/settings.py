@@ -34,7 +34,7 @@ OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop")
 MISSING = ("error", "zero", "forward")
 DEVICES = ("auto", "cpu", "cuda")
 
-# What is beyond is a slip of the finger, and PyTorch's sizes end at 2**63 - 1.
+# Anything beyond is a typing mistake, and PyTorch's sizes end at 2**63 - 1.
 _LARGEST = 2**31 - 1
 # Weights have 32 bits, and PyTorch stops at a number that they cannot hold.
 _HIGHEST = 3.4e38
@@ -66,7 +66,9 @@ class ModelSettings:
         64
     """
 
-    task: str = option("classify", "One label a sequence, one an element, or the next element.", MODEL, choices=TASKS)
+    task: str = option(
+        "classify", "One label per sequence, one per element, or the next element.", MODEL, choices=TASKS
+    )
     layer: str = option(
         "gru",
         f"The recurrent cell: {', '.join(LAYERS[:-1])} or {LAYERS[-1]}.",
@@ -171,7 +173,7 @@ class Settings(ModelSettings):
     )
     patience: int | None = option(
         None,
-        "Stop after so many epochs without a lower validation loss.",
+        "Stop after this many epochs without a lower validation loss.",
         TRAINING,
         *_COUNT,
         unset="run all epochs",

@@ -95,7 +95,7 @@ class TrainingState:
         best_epoch: the epoch (from 1) of the best model; 0 before the first.
         best_loss: its validation loss; of no meaning before the first.
         waited: epochs since then.
-        history: one row a complete epoch.
+        history: one row per complete epoch.
         start_loss: the training loss of the first batch that has targets, before the first step; None before it.
 
     Example:

@@ -100,13 +100,13 @@ def finite(content: Any) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object that a JSON file holds; numbers that are not finite are no JSON.
+    """The object that a JSON file holds; numbers that are not finite are not JSON.
 
     Args:
         path: the file.
 
     Raises:
-        CheckpointError: it is missing, cannot be read, holds no JSON object, or more than there is memory for.
+        CheckpointError: the file is missing, cannot be read, holds no JSON object, or more than there is memory for.
     """
     content = read_bytes(path, _JSON_FACTOR)
     try:
@@ -132,10 +132,10 @@ def read_bytes(path: Path, factor: int) -> bytes:
 
     Args:
         path: the file.
-        factor: how many bytes of memory each of its bytes comes to at the most.
+        factor: how many bytes of memory each of its bytes comes to at most.
 
     Raises:
-        CheckpointError: it is missing, cannot be read, or is too large.
+        CheckpointError: the file is missing, cannot be read, or is too large.
     """
     try:
         check_file(path)
@@ -181,7 +181,7 @@ def damaged(path: Path, what: str) -> CheckpointError:
 
     Args:
         path: the file.
-        what: is wrong with it.
+        what: what is wrong with it.
     """
     return CheckpointError(
         message(str(path), what, "a file that Raglane wrote, whole and unchanged", "copy it again or train anew")
@@ -199,7 +199,7 @@ def reading(path: Path) -> Iterator[None]:
         CheckpointError: instead of an error that says nothing of the file.
     """
     try:
-        # What stands in a file is no option of the command that reads it.
+        # What stands in a file is not an option of the command that reads it.
         with flags({}):
             yield
     except ArgumentError as error:

@@ -53,7 +53,7 @@ class Task(Protocol):
 
 
 class Classes:
-    """One class a sequence (``classify``) or an element (``tag``): cross-entropy and accuracy.
+    """One class per sequence (``classify``) or per element (``tag``): cross-entropy and accuracy.
 
     Example:
         >>> batch = Batch(Ragged([torch.ones(2, 1)]), torch.tensor([1]), torch.tensor([0]))
@@ -76,7 +76,7 @@ class Classes:
 class Forecast:
     """The next element: squared error of scaled channels, and the mean absolute error in the data's units.
 
-    Channels beyond those of the data say "was missing"; what was missing is no target.
+    Channels beyond those of the data say "was missing"; what was missing is not a target.
 
     Args:
         scale: ``(C,)`` float32, the unit of each channel, by which the data was divided.

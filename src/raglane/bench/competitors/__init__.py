@@ -116,7 +116,7 @@ COMPETITORS: dict[str, Competitor] = {
         ),
     )
 }
-"""Everybody by name: Raglane and its variants, PyTorch, and other engines."""
+"""Every competitor by name: Raglane and its variants, PyTorch, and other engines."""
 
 RIVALS = tuple(name for name, competitor in COMPETITORS.items() if competitor.family != "ours")
 """Those that are not Raglane's."""

@@ -33,19 +33,19 @@ def read(path: str | os.PathLike[str], columns: Columns | None = None, format: s
     r"""Read sequences from a file or a folder.
 
     Args:
-        path: a ``.ts``, Parquet, JSON lines or CSV file, or a folder of text files, one a class.
+        path: a ``.ts``, Parquet, JSON lines or CSV file, or a folder of text files, one per class.
         columns: which columns hold what; None guesses, for the task ``"classify"``.
         format: a key of ``FORMATS``; None goes by the suffix, and by whether ``path`` is a folder.
 
     Returns:
         What the file holds, as it was written; ``notes`` says what was guessed, what was left out, which named column
-        the format has not, and how many sequences with a label are empty.
+        the format lacks, and how many sequences with a label are empty.
 
     Raises:
         DataError: the path is missing, unreadable, empty or of an unknown suffix; it is neither a file nor a folder but
             a FIFO, a socket or a device, which might never end; or its content breaks a rule.
         ArgumentError: ``format`` is not one of ``FORMATS``.
-        ArgumentTypeError: ``path`` is no path, or ``columns`` no :class:`~raglane.data.Columns`.
+        ArgumentTypeError: ``path`` is not a path, or ``columns`` not a :class:`~raglane.data.Columns`.
         MissingExtraError: the format needs the ``data`` extra.
 
     Example:
@@ -76,7 +76,7 @@ def _columns(columns: Any) -> Columns:
 
 
 def _not_used(format: Format, columns: Columns) -> list[str]:
-    """A note on columns that were named, and that the format has not."""
+    """A note on columns that were named, and that the format lacks."""
     given = [role for role in ROLES if getattr(columns, role) is not None]
     named = [columns_argument(role) for role in given if role not in format.roles]
     return [f"not used, since the format {format.name} has no such column: {', '.join(named)}"] if named else []

@@ -109,7 +109,7 @@ def read_bytes(path: Path) -> bytes:
     """The content of a file.
 
     Raises:
-        DataError: it is missing, a folder, unreadable or empty.
+        DataError: the file is missing, a folder, unreadable or empty.
     """
     try:
         content = read_file(path)
@@ -121,7 +121,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def check_readable(path: Path) -> None:
-    """Raise :class:`~raglane.errors.DataError` where a library is to open a file, and it is missing, none or empty."""
+    """Raise a :class:`~raglane.errors.DataError` where a file for a library to open is missing, empty or not a file."""
     try:
         check_file(path)
         with path.open("rb") as content:
@@ -188,7 +188,7 @@ def named_column(path: Path, role: str, name: str, present: Iterable[str]) -> st
     """``name``, if the file has it.
 
     Raises:
-        DataError: it has not; the message lists the columns there are.
+        DataError: the file does not have it; the message lists the columns of the file.
     """
     names = list(present)
     if name not in names:
@@ -240,7 +240,7 @@ def id_column(
         names: the names that say so, in lower case, the best first.
 
     Raises:
-        DataError: the one named is not there.
+        DataError: the named column is not there.
 
     Example:
         >>> id_column(Path("a.csv"), Columns(), ["x", "ID"], ["x", "ID"])

@@ -1,4 +1,4 @@
-"""CSV in long form: a row an element, and a column that says to which sequence it belongs.
+"""CSV in long form: one row per element, and a column that says to which sequence it belongs.
 
 Sequences come in the order in which their ids first appear, and the rows of one in the order of the time column, or of
 the file where there is none. Feature columns hold numbers (an empty entry, ``NaN`` or ``NA`` is missing), or there is
@@ -78,7 +78,7 @@ def read(path: Path, columns: Columns) -> Records:
         columns: which columns hold what, and the task.
 
     Raises:
-        DataError: no such column, not exactly one candidate, an entry that is no number, a time that cannot be read,
+        DataError: no such column, not exactly one candidate, an entry that is not a number, a time that cannot be read,
             two rows of one time in a sequence, or a label that changes within one.
         MissingExtraError: pandas is not installed.
     """
@@ -251,7 +251,7 @@ def _numbers_only(table: _Table, features: list[str]) -> tuple[list[str], tuple[
     if not words or len(words) == len(features):
         return features, ()
     rest = [name for name in features if name not in words]
-    return rest, (f"left out, because they are no numbers: {', '.join(words)}",)
+    return rest, (f"left out, because they are not numbers: {', '.join(words)}",)
 
 
 def _features(table: _Table, features: list[str]) -> tuple[npt.NDArray[Any], tuple[str, ...], tuple[str, ...]]:
@@ -281,7 +281,7 @@ def _features(table: _Table, features: list[str]) -> tuple[npt.NDArray[Any], tup
 def _labels(
     table: _Table, columns: Columns, name: str
 ) -> tuple[tuple[str, ...] | None, npt.NDArray[np.object_] | None]:
-    """The labels of the sequences, or to tag, of the elements."""
+    """The labels of the sequences or, for tagging, of the elements."""
     entries = table.entries[name]
     blank = entries == ""
     if blank.any():

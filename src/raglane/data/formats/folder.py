@@ -1,8 +1,8 @@
-"""A folder of text files, one a class: the file's stem is the class, a line is a sequence of characters.
+"""A folder of text files, one per class: the file's stem is the class, a line is a sequence of characters.
 
 Files other than ``*.txt``, hidden files and subfolders are left out with a note, and so are the texts that describe a
-data set and are no part of it: ``README.txt``, ``SOURCE.txt``, ``LICENSE.txt`` and the like, in capitals. A ``*.txt``
-that is no file, such as a link to what is not there, is refused: a class would be missing.
+data set and are not part of it: ``README.txt``, ``SOURCE.txt``, ``LICENSE.txt`` and the like, in capitals. A ``*.txt``
+that is not a file, such as a link to what is not there, is refused: a class would be missing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def read(path: Path, columns: Columns) -> Records:
         DataError: the folder has no text, a text is not UTF-8, or the task is ``"tag"``.
     """
     if columns.task == "tag":
-        rule = "a folder has one label a sequence, to tag needs one an element"
+        rule = "a folder has one label per sequence, tagging needs one per element"
         raise data_error(
             path, "a folder for the task tag", rule, f"pass {columns_argument('task', 'classify')}, or another format"
         )
@@ -48,12 +48,12 @@ def read(path: Path, columns: Columns) -> Records:
         # White space around a line is an accident of typing, and one that can tell the class.
         lines = list(filter(None, map(str.strip, decode(text, read_bytes(text)).split("\n"))))
         lengths.append(np.fromiter(map(len, lines), dtype=np.int64, count=len(lines)))
-        # Four bytes a character, so that NumPy cuts the text into characters without a loop.
+        # Four bytes per character, so that NumPy cuts the text into characters without a loop.
         tokens.append(np.frombuffer("".join(lines).encode("utf-32-le"), dtype="<U1").astype(object))
     counts = [len(part) for part in lengths]
     if not sum(counts):
         raise data_error(path, "texts of blank lines only", "a line is a sequence", "check the files")
-    notes = [f"{len(texts)} classes, one a file; a sequence is the characters of a line"]
+    notes = [f"{len(texts)} classes, one per file; a sequence is the characters of a line"]
     if left_out:
         notes.append(f"left out: {', '.join(left_out)}")
     classes = np.repeat(np.array([text.stem for text in texts], dtype=object), counts)
@@ -82,7 +82,7 @@ def _texts(path: Path) -> tuple[list[Path], list[str]]:
     ]
     if not texts:
         got = f"{len(entries)} entries, none of them a text" if entries else "an empty folder"
-        raise data_error(path, got, "a folder holds one .txt file a class", "add them, or pass a file")
+        raise data_error(path, got, "a folder holds one .txt file per class", "add them, or pass a file")
     odd = next((entry.name for entry in texts if not has_utf8(entry.name)), None)
     if odd is not None:
         raise data_error(path, f"a file named {quote(odd)}", "a name is the class, text in UTF-8", "rename the file")

@@ -1,4 +1,4 @@
-"""JSON lines: an object a line, with a list, or a text, under one key and a label under another.
+"""JSON lines: one object per line, with a list, or a text, under one key and a label under another.
 
 Numbers are what Python's ``json`` reads, with three exceptions, each refused with its line: a whole number beyond 64
 bits, which a column cannot hold (write ``1e30``, or a string where it is a name); lists or objects nested more deeply
@@ -41,7 +41,7 @@ def read(path: Path, columns: Columns) -> Records:
         columns: which keys hold what, and the task; see :mod:`raglane.data.formats.table` for what is guessed.
 
     Raises:
-        DataError: a line is no JSON object, has no such key, or breaks a rule; the message names the line.
+        DataError: a line is not a JSON object, has no such key, or breaks a rule; the message names the line.
         MissingExtraError: pyarrow is not installed.
     """
     arrow = require("pyarrow", "data")
@@ -58,7 +58,7 @@ def read(path: Path, columns: Columns) -> Records:
         try:
             table[name] = arrow.array(values)
         except (arrow.ArrowException, OverflowError, TypeError) as error:
-            # Of a column that nobody asks for nothing is expected.
+            # Nothing is expected of a column that nobody asks for.
             asked = (columns.sequence, columns.label, columns.id)
             guessing = columns.sequence is None or (columns.label is None and columns.wants_labels)
             if guessing or name in asked:
@@ -79,7 +79,7 @@ def _rows(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
         row = _row(path, decoder, line.strip(), number)
         if not isinstance(row, dict):
             got = f"a JSON {_kind(row)}"
-            raise data_error(path, got, "one JSON object a line", 'write {"values": [...], ...}', number)
+            raise data_error(path, got, "one JSON object per line", 'write {"values": [...], ...}', number)
         rows.append(row)
         lines.append(number)
     return rows, lines
@@ -111,7 +111,7 @@ def _row(path: Path, decoder: json.JSONDecoder, line: str, number: int) -> Any:
         raise data_error(path, got, "a key stands once in an object", "remove one of them", number) from error
     except json.JSONDecodeError as error:
         got = f"bad JSON ({error.msg} at character {error.pos + 1})"
-        raise data_error(path, got, "one JSON object a line", "correct the line", number) from error
+        raise data_error(path, got, "one JSON object per line", "correct the line", number) from error
     except RecursionError as error:
         got = f"bad JSON (brackets in brackets, more than {_DEEPEST} deep)"
         raise data_error(path, got, "a sequence is a list, or a list of lists", "correct the line", number) from error
@@ -119,7 +119,7 @@ def _row(path: Path, decoder: json.JSONDecoder, line: str, number: int) -> Any:
         # Python turns no more than some thousands of digits into a number.
         raise _too_large(path, "a whole number of thousands of digits", number) from error
     if not is_whole:
-        got = "half a surrogate pair, which is no character"
+        got = "half a surrogate pair, which is not a character"
         raise data_error(path, got, "a text is Unicode characters", "correct the line", number)
     return row
 

@@ -2,8 +2,8 @@
 
 A sequence is an entry of one column: a list of numbers (one channel), a list of lists of numbers (steps of channels), a
 list of strings (tokens), or a text, which is split on white space into tokens. A label is a string, an integer or a
-boolean (``"true"``, ``"false"``); to tag, a list of these as long as the sequence. What a column holds is moved as a
-whole, without a loop over its elements.
+boolean (``"true"``, ``"false"``); for tagging, a list of these as long as the sequence. What a column holds is moved
+as a whole, without a loop over its elements.
 
 Where no column is named, the sequence column is the only list column, or if there is none the only text column; the
 label column is the only other column of labels. A column called ``id`` (or ``sequence_id``, ...) holds the ids.
@@ -92,7 +92,7 @@ def _choose_label(
         return named_column(path, "label", columns.label, kinds), ()
     fits, kind = _is_label, "column of strings, integers or booleans"
     if columns.task == "tag":
-        fits, kind = _is_label_list, "column of lists of strings, integers or booleans, one an element"
+        fits, kind = _is_label_list, "column of lists of strings, integers or booleans, one per element"
     candidates = [name for name in kinds if name not in taken and fits(kinds[name])]
     label, note = choose_column(path, "label", candidates, kind, kinds)
     return label, (note,)
@@ -121,7 +121,7 @@ def _is_number(kind: Any) -> bool:
 
 
 def _is_sequence(kind: Any) -> bool:
-    """Whether a list column: of numbers, of lists of numbers, or of strings; of nothing, where all are empty."""
+    """Whether this is a list column: of numbers, lists of numbers or strings, or of nothing where all are empty."""
     if not _is_list(kind):
         return False
     inner = kind.value_type
@@ -192,7 +192,7 @@ def records_of(
         lines: ``(B,)``, the line of the file that each row came from, for messages; None where there are no lines.
 
     Raises:
-        DataError: a null, a type that is no sequence or no label, or steps of different numbers of channels.
+        DataError: a null, a type that is not a sequence or not a label, or steps of different numbers of channels.
     """
     if table.num_rows == 0:
         raise data_error(path, "no rows", "it must hold at least one sequence", "check the file")
@@ -329,7 +329,7 @@ def _tags(reader: _Reader, column: Any, name: str, offsets: npt.NDArray[np.int64
     """The labels of the elements, ``(N,)`` str."""
     reader.refuse_nulls(column, name, "list of labels")
     if not _is_list(column.type):
-        rule = "to tag needs a list of labels, one an element"
+        rule = "tagging needs a list of labels, one per element"
         raise reader.error(
             f"{column.type} in column {quote(name)}", rule, f"name another with {columns_argument('label')}"
         )
@@ -338,6 +338,6 @@ def _tags(reader: _Reader, column: Any, name: str, offsets: npt.NDArray[np.int64
     if differs.any():
         row = int(differs.argmax())
         got = f"{lengths[row]} labels for {np.diff(offsets)[row]} elements in {reader.row(row)}, column {quote(name)}"
-        raise reader.error(got, "one label an element", "correct the row, or remove it")
+        raise reader.error(got, "one label per element", "correct the row, or remove it")
     reader.refuse_inner_nulls(tags, offsets, name)
     return _words(reader, tags, name, offsets)

@@ -1,8 +1,9 @@
 """The column that orders the rows of a sequence: found, or refused where its entries say no time.
 
-A column that is called like a time is taken for one. Were it passed over where an entry cannot be read, a model would
-be trained on rows in whatever order they stand. Only a column of words (no digit in any entry) is no time, whatever its
-name. Where several columns are called like times, the first orders the rows, if the others do not contradict it.
+A column that is called like a time is taken for one. If it were passed over where an entry cannot be read, a model
+would be trained on rows in whatever order they stand. Only a column of words (no digit in any entry) is not a time,
+whatever its name. Where several columns are called like times, the first orders the rows, if the others do not
+contradict it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def choose_time(
         free: the names of the columns that could be it.
 
     Raises:
-        DataError: the one named is not there; or a column that is called like a time holds an entry that is none.
+        DataError: the named column is not there; or a column that is called like a time holds an entry that is not one.
     """
     if columns.time is not None:
         return named_column(path, "time", columns.time, entries), f"time column: {quote(columns.time)}"
@@ -71,7 +72,7 @@ def refuse_contradiction(
         same: ``(rows - 1,)``, whether the next row is of the same sequence.
 
     Raises:
-        DataError: it would.
+        DataError: the second column orders the rows in another way.
     """
     if columns.time is not None:
         return

@@ -1,9 +1,9 @@
 """The ``.ts`` format of time series archives, as sktime and aeon write it.
 
-A header of lines that begin with ``@``, then ``@data``, then one sequence a line: channels separated by ``:``, the
+A header of lines that begin with ``@``, then ``@data``, then one sequence per line: channels separated by ``:``, the
 values of a channel by ``,``, and after a last ``:`` the label. ``?`` and ``NaN`` are missing values. Lines that begin
-with ``#`` or ``%`` are comments. Values with timestamps are not supported. A directive that stands there twice, or two
-that contradict each other, are refused: one of them would be passed over.
+with ``#`` or ``%`` are comments. Values with timestamps are not supported. Directives that contradict each other are
+refused: one of them would be passed over.
 """
 
 from __future__ import annotations
@@ -73,14 +73,14 @@ def read(path: Path, columns: Columns) -> Records:
     lines = _content_lines(content.decode("utf-8-sig", errors="surrogateescape"))
     header = _read_header(path, lines)
     if columns.task == "tag":
-        rule = "the .ts format has one label a sequence, to tag needs one an element"
+        rule = "the .ts format has one label per sequence, tagging needs one per element"
         raise data_error(
             path, "a .ts file for the task tag", rule, f"pass {columns_argument('task', 'classify')}, or another format"
         )
     notes = header.notes
     if columns.wants_labels and not header.has_class:
         got = "@targetLabel, a number to predict" if header.has_target else "no '@classLabel true'"
-        raise data_error(path, got, "to classify needs class labels", "pass a file that has them")
+        raise data_error(path, got, "classifying needs class labels", "pass a file that has them")
     if header.has_target:
         notes.append("the target of each sequence (@targetLabel) is not used")
     matrices: list[npt.NDArray[np.float64]] = []
@@ -273,14 +273,14 @@ def _matrix(path: Path, header: _Header, fields: list[str], number: int) -> npt.
 
 
 def _bad_value(path: Path, fields: list[str], number: int) -> DataError:
-    """The error for the first entry of a line that is no number."""
+    """The error for the first entry of a line that is not a number."""
     for channel, entries in enumerate(fields):
         for step, entry in enumerate(entries.split(",")):
             if not _is_value(entry):
                 got = f"{quote(entry)} as channel {channel}, step {step}"
                 fix = "correct it, or write ? where a value is missing"
                 return data_error(path, got, "a value is a number, NaN or ?", fix, number)
-    return data_error(path, "a value that is no number", "a value is a number, NaN or ?", "correct it", number)
+    return data_error(path, "a value that is not a number", "a value is a number, NaN or ?", "correct it", number)
 
 
 def _is_value(entry: str) -> bool:

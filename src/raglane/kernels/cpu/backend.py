@@ -23,9 +23,9 @@ _DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 class CpuBackend:
     """Runs RNN, LSTM, GRU and the element-wise cells in ``lanes`` on a CPU.
 
-    A sequence's outputs and states are the same bits whichever batch it came in, at any number of threads; gradients
-    are the same bits from run to run. Under :func:`torch.autocast` all is cast to its dtype once, before the first
-    layer; float64 is left alone. Derivatives that are taken forward are the reference kernel's affair.
+    A sequence's outputs and states are bit-identical in any batch and at any number of threads; gradients are
+    bit-identical from run to run. Under :func:`torch.autocast` all is cast to its dtype once, before the first
+    layer; float64 is left alone. The reference kernel computes forward-mode derivatives.
     """
 
     name = "cpu"

@@ -35,7 +35,7 @@ def product_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def to_dtype(tensors: Iterable[Tensor | None], dtype: torch.dtype) -> Grads:
-    """The tensors that there are, in another dtype."""
+    """The tensors in another dtype, None where there is none."""
     return tuple([None if part is None else part.to(dtype) for part in tensors])
 
 

@@ -1,8 +1,8 @@
 """One look at many tensors: are they what some others were, but for sizes that may differ?
 
 torch.compile asks this of its inputs before every call, by a class in C++ that nobody promises to keep. It takes a
-fifth of the time of asking each tensor from Python, so it is used where it is there and, tried out once, answers
-rightly; where it says no, or is not there, Python asks.
+fifth of the time of asking each tensor from Python, so it is used where it exists and, tried out once, answers
+rightly; where it says no, or does not exist, Python asks.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _make(examples: Sequence[Tensor], shapes: Sequence[tuple[int | None, ...]]) 
 
 @lru_cache(maxsize=1)
 def _is_right() -> bool:
-    """Whether the class is there and tells apart what must be told apart."""
+    """Whether the class exists and tells apart what must be told apart."""
     good, weight = torch.zeros(4, 3), torch.nn.Parameter(torch.zeros(2, 3))
     alike = _make([good, weight], [(None, 3), (2, 3)])
     others = [

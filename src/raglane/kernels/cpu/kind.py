@@ -53,7 +53,7 @@ def layer_of(
         depth: which layer of a stack this is, for messages.
 
     Raises:
-        ArgumentTypeError, ShapeError, ArgumentError: there is no such layer; what is wrong is said as by every backend.
+        ArgumentTypeError, ShapeError, ArgumentError: there is no such layer; every backend says so in the same words.
     """
     try:
         values = tensors[0]

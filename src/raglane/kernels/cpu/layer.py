@@ -186,8 +186,8 @@ class Layer(ABC):
         """Call a kernel.
 
         Raises:
-            ArgumentError: the offsets are wrong, which the kernel alone has looked at.
-            MemoryError: there was not enough for its scratch; nothing was written.
+            ArgumentError: the offsets are wrong; only the kernel has looked at them.
+            MemoryError: there is not enough memory for the kernel's scratch; nothing was written.
         """
         try:
             call(function, fields)

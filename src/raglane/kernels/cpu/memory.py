@@ -44,7 +44,7 @@ class Rules:
         dtype: of all.
 
     Raises:
-        ValueError, KeyError: there is no such layer here.
+        ValueError, KeyError: the kernels have no such layer.
     """
 
     __slots__ = ("_expected", "_integers", "_weights", "cell", "directions", "input_size", "size", "sizes")
@@ -154,7 +154,7 @@ def refuse(
         depth: which layer of a stack this is.
 
     Raises:
-        ArgumentTypeError, ShapeError, ArgumentError: it is.
+        ArgumentTypeError, ShapeError, ArgumentError: the layer or one of its tensors is wrong.
     """
     if cell not in CELLS:
         raise ArgumentError(message("cell", repr(cell), f"one of {', '.join(CELLS)}", "choose one of them"))
@@ -190,7 +190,7 @@ class Saved(NamedTuple):
         gates: ``(K, N, ...)``, as the kernels lay them out.
         cells: ``c`` after each element, where the cell has one: ``(K, N, H)`` of an LSTM, ``(N, K * H)`` of an
             element-wise cell.
-        is_shared: whether the caller has got ``cells`` as well.
+        is_shared: whether the caller has ``cells`` as well.
     """
 
     output: Tensor

@@ -46,7 +46,7 @@ class CRF(torch.nn.Module):
     The parameters begin at 0: then every element's tag follows the softmax of its emissions.
 
     Raises:
-        ArgumentError: ``num_tags`` is no whole number of at least 1, or ``dtype`` not floating-point.
+        ArgumentError: ``num_tags`` is not a whole number of at least 1, or ``dtype`` not floating-point.
 
     Example:
         >>> from raglane import Ragged
@@ -90,8 +90,8 @@ class CRF(torch.nn.Module):
             A scalar, or ``(B,)`` for ``"none"``.
 
         Raises:
-            ArgumentError: another reduction, or tags out of range (checked on a CPU; a GPU's kernel checks them there).
-            ArgumentTypeError: something that is no Ragged, or of another dtype.
+            ArgumentError: an unknown reduction, or tags out of range (a GPU's own kernel checks those).
+            ArgumentTypeError: something that is not a Ragged, or of the wrong dtype.
             ShapeError: shapes, lengths or devices that do not fit.
         """
         check_reduction(reduction)
@@ -114,7 +114,7 @@ class CRF(torch.nn.Module):
 
         Raises:
             ArgumentError: tags out of range.
-            ArgumentTypeError: something that is no Ragged, or of another dtype.
+            ArgumentTypeError: something that is not a Ragged, or of the wrong dtype.
             ShapeError: shapes, lengths or devices that do not fit.
 
         Example:
@@ -134,7 +134,7 @@ class CRF(torch.nn.Module):
             emissions: values ``(N, C)`` of a floating-point dtype.
 
         Raises:
-            ArgumentTypeError: something that is no Ragged, or of another dtype.
+            ArgumentTypeError: something that is not a Ragged, or of the wrong dtype.
             ShapeError: shapes or devices that do not fit.
 
         Example:
@@ -158,7 +158,7 @@ class CRF(torch.nn.Module):
             Values ``(N, C)``; each row adds up to 1, or is 0 where no path is allowed.
 
         Raises:
-            ArgumentTypeError: something that is no Ragged, or of another dtype.
+            ArgumentTypeError: something that is not a Ragged, or of the wrong dtype.
             ShapeError: shapes or devices that do not fit.
 
         Example:
@@ -183,7 +183,7 @@ class CRF(torch.nn.Module):
             :meth:`log_partition` they are log-likelihoods. An empty sequence has no tags and score 0.
 
         Raises:
-            ArgumentTypeError: something that is no Ragged, or of another dtype.
+            ArgumentTypeError: something that is not a Ragged, or of the wrong dtype.
             ShapeError: shapes or devices that do not fit.
 
         Example:
@@ -233,7 +233,7 @@ class CRF(torch.nn.Module):
                 message(
                     "tags",
                     f"elements of shape {tuple(path.shape[1:])}",
-                    "one number an element, (N,)",
+                    "one number per element, (N,)",
                     "drop the dimension with tags.map(lambda values: values.squeeze(-1))",
                 )
             )
@@ -263,5 +263,5 @@ def _check_ragged(name: str, batch: Any) -> None:
 def _check_device(name: str, given: Tensor, other: Tensor) -> None:
     if given.device != other.device:
         raise ShapeError(
-            message(name, f"values on {given.device}", f"all is on one device, {other.device}", "move it with .to()")
+            message(name, f"values on {given.device}", f"one device for all, {other.device}", "move it with .to()")
         )

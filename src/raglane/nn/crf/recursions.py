@@ -76,7 +76,7 @@ def _log_sum_exp(weights: Tensor) -> Tensor:
     """``logsumexp`` over the last dimension."""
     if not torch.is_grad_enabled():
         return torch.logsumexp(weights, -1)
-    # Where all are -inf the derivative of torch's is NaN; it is 0.
+    # Where all are -inf torch's derivative is NaN; the right one is 0.
     nothing = (weights == -torch.inf).all(-1)
     summed = torch.logsumexp(weights.masked_fill(nothing.unsqueeze(-1), 0.0), -1)
     return summed.masked_fill(nothing, -torch.inf)
@@ -318,7 +318,7 @@ def _best_tags_op(*inputs: Tensor) -> Tensor:
     scores, steps = _packed(*inputs)
     levelled = _levelled(scores, *_reach(scores, steps, best=True))
     arriving = scores.transitions.t()
-    # No table of where each tag came from: on the way back one row a sequence says it again, at less memory.
+    # No table of where each tag came from: on the way back one row per sequence says it again, at less memory.
     ending = (take_rows(levelled, steps.last) + scores.end).argmax(1)
     tags = ending[:0]
     found = []

@@ -3,12 +3,12 @@
 They have the names of :mod:`torch.nn.functional`, and the values and gradients of a padded loss with its padding masked
 away, without the padding. What they share is said here once.
 
-- **Targets** are a Ragged of the same lengths, or a tensor ``(B, ...)``: one target a sequence, for all its elements.
+- **Targets** are a Ragged of the same lengths, or a tensor ``(B, ...)``: one target per sequence, for all its elements.
 - ``reduction="element"``, the default: the weighted mean over the elements, so that each counts once, whichever
   sequence it is in. ``"sequence"``: the weighted mean over the elements of each sequence, then the mean over the
   sequences that have an element that counts, so that each of them counts once, however long it is. ``"none"``: a
   Ragged with the loss of every element, times its weight.
-- ``weights``: a Ragged, one number of at least 0 an element, or a tensor ``(B,)``, one a sequence. What has weight 0
+- ``weights``: a Ragged, one number of at least 0 per element, or a tensor ``(B,)``, one per sequence. What has weight 0
   does not count: not even a NaN in it reaches the loss or a gradient. A mean divides by the sum of the weights; under
   ``"sequence"`` those of sequences weigh their means. Booleans are a mask.
 - Losses of elements that have features are means over the features first.

@@ -35,7 +35,7 @@ def cross_entropy(
         input: ``(N, C)``, floating-point: logits, before any softmax.
         target: classes, of an integer dtype, a Ragged ``(N,)`` of the same lengths or a tensor ``(B,)``; or
             probabilities, floating-point, ``(N, C)`` or ``(B, C)``.
-        weight: ``(C,)``, one number of at least 0 a class. A mean over elements divides by the weights of their
+        weight: ``(C,)``, one number of at least 0 per class. A mean over elements divides by the weights of their
             classes; with probabilities, by their number, as in torch.
         ignore_index: elements of this class do not count. Without effect where ``target`` holds probabilities.
         label_smoothing: from 0 to 1, the share of a target that goes evenly to all classes (Szegedy et al. 2016,
@@ -49,8 +49,8 @@ def cross_entropy(
     Raises:
         ArgumentTypeError: an argument of the wrong kind.
         ShapeError: lengths, shapes or devices that do not fit.
-        ArgumentError: a class that does not exist or a weight that is no finite number of at least 0 (looked for on a
-            CPU), another reduction, or ``label_smoothing`` out of range.
+        ArgumentError: a class that does not exist or a weight that is not finite or below 0 (looked for on a
+            CPU), an unknown reduction, or ``label_smoothing`` out of range.
 
     Example:
         >>> logits = Ragged([torch.zeros(3, 4), torch.zeros(0, 4), torch.zeros(1, 4)])
@@ -137,7 +137,7 @@ def _check_scores(scores: Tensor) -> None:
             message(
                 "input",
                 f"elements of shape {tuple(scores.shape[1:])}",
-                "one number a class, (N, C), and at least one class",
+                "one number per class, (N, C), and at least one class",
                 "put the classes last and nothing beside them, for instance with .map(lambda values: ...)",
             )
         )
@@ -164,7 +164,7 @@ def _class_weights(weight: Any, pair: Comparison) -> Tensor | None:
 
 
 def _classes(targets: Tensor, count: int, ignore_index: int) -> Tensor:
-    """Targets as int64 classes, one a row; on a CPU, classes that exist."""
+    """Targets as int64 classes, one per row; on a CPU, classes that exist."""
     check_whole("ignore_index", ignore_index)
     if targets.is_floating_point() or targets.is_complex() or targets.dtype is torch.bool:
         raise ArgumentTypeError(
@@ -175,7 +175,7 @@ def _classes(targets: Tensor, count: int, ignore_index: int) -> Tensor:
             message(
                 "target",
                 f"elements of shape {tuple(targets.shape[1:])}",
-                "one class an element, (N,)",
+                "one class per element, (N,)",
                 "drop the dimension with target.map(lambda values: values.squeeze(-1))",
             )
         )

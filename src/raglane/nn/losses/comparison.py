@@ -32,7 +32,7 @@ _REDUCTIONS = ("element", "sequence", "none")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Comparison:
-    """Predictions and targets, one row an element, and how the losses of the rows are weighed.
+    """Predictions and targets, one row per element, and how the losses of the rows are weighed.
 
     Attributes:
         batch: the predictions as they were given.
@@ -89,8 +89,8 @@ def compare(predictions: Any, target: Any, weights: Any, reduction: Any) -> Comp
         reduction: ``"element"``, ``"sequence"`` or ``"none"``.
 
     Raises:
-        ArgumentTypeError: an argument of another kind or dtype.
-        ArgumentError: another reduction.
+        ArgumentTypeError: an argument of the wrong kind or dtype.
+        ArgumentError: an unknown reduction.
         ShapeError: lengths, numbers of sequences or devices that do not fit.
     """
     check_reduction(reduction)
@@ -100,7 +100,7 @@ def compare(predictions: Any, target: Any, weights: Any, reduction: Any) -> Comp
     values = predictions.values
     if counted is not None:
         values = _zero_unless(counted, values)
-        # Classes are no numbers that could be NaN, and 0 need not be one of them.
+        # Classes are not numbers that could be NaN, and 0 need not be one of them.
         rows = _zero_unless(counted, rows) if rows.is_floating_point() else rows
     return Comparison(predictions, values, rows, row_weights, of_sequences, reduction)
 
@@ -117,7 +117,7 @@ def _weigh(weights: Any, batch: Ragged, reduction: Reduction) -> tuple[Tensor | 
                 message(
                     "weights",
                     f"elements of shape {tuple(weights.features)}",
-                    "one number an element",
+                    "one number per element",
                     "pass a Ragged without features, for instance weights.map(lambda values: values.squeeze(-1))",
                 )
             )
@@ -142,18 +142,18 @@ def sequence_weights(weights: Any, batch: Ragged) -> Tensor:
         ``(B,)`` of the dtype that losses are added up in.
 
     Raises:
-        ArgumentTypeError: no tensor of real numbers.
-        ShapeError: not one number a sequence, or on another device.
-        ArgumentError: a number (looked for on a CPU) that is no finite one of at least 0.
+        ArgumentTypeError: not a tensor of real numbers.
+        ShapeError: not one number per sequence, or on another device.
+        ArgumentError: a number (looked for on a CPU) that is not finite or below 0.
     """
-    given = check_tensor("weights", weights, batch, "pass one number a sequence, such as torch.tensor(weights)")
+    given = check_tensor("weights", weights, batch, "pass one number per sequence, such as torch.tensor(weights)")
     if given.shape != (len(batch),):
         raise ShapeError(
             message(
                 "weights",
                 f"shape {tuple(given.shape)}",
-                f"one number a sequence, and the batch has {len(batch)}",
-                "pass a tensor (B,), or a Ragged for one an element",
+                f"one number per sequence, and the batch has {len(batch)}",
+                "pass a tensor (B,), or a Ragged for one per element",
             )
         )
     check_numbers("weights", given)
@@ -183,10 +183,10 @@ def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
 
 
 def check_reduction(reduction: Any) -> None:
-    """Refuse what is no reduction.
+    """Refuse what is not a reduction.
 
     Raises:
-        ArgumentError: not one of the three.
+        ArgumentError: an unknown reduction.
 
     Example:
         >>> check_reduction("element")
@@ -203,18 +203,18 @@ def check_reduction(reduction: Any) -> None:
 
 
 def check_predictions(name: str, batch: Any) -> None:
-    """Refuse predictions that are no Ragged, or of no floating-point dtype.
+    """Refuse predictions that are not a Ragged, or not of a floating-point dtype.
 
     Raises:
-        ArgumentTypeError: they are not.
+        ArgumentTypeError: the predictions are not a Ragged of a floating-point dtype.
     """
     if not isinstance(batch, Ragged):
         raise ArgumentTypeError(
             message(
                 name,
                 type(batch).__name__,
-                "a Ragged of predictions, one an element",
-                "for one prediction a sequence call torch.nn.functional's own loss; else wrap it with rl.Ragged",
+                "a Ragged of predictions, one per element",
+                "for one prediction per sequence call torch.nn.functional's own loss; else wrap it with rl.Ragged",
             )
         )
     if not batch.values.is_floating_point():
@@ -222,18 +222,18 @@ def check_predictions(name: str, batch: Any) -> None:
 
 
 def _rows(name: str, given: Any, batch: Ragged) -> Tensor:
-    """One row an element: the values of a Ragged, or those of a tensor spread over the elements of its sequences."""
+    """One row per element: the values of a Ragged, or those of a tensor spread over the elements of its sequences."""
     if isinstance(given, Ragged):
         given._needs_lengths_of(name, batch, "the predictions have")
         return check_tensor(name, given.values, batch, "pass real numbers")
-    check_tensor(name, given, batch, "wrap it with rl.Ragged, for one an element, or pass a tensor, one a sequence")
+    check_tensor(name, given, batch, "wrap it with rl.Ragged, for one per element, or pass a tensor, one per sequence")
     if given.dim() == 0 or given.shape[0] != len(batch):
         raise ShapeError(
             message(
                 name,
                 f"a tensor of shape {tuple(given.shape)}",
-                f"a tensor has one row a sequence, and the batch has {len(batch)}",
-                "for one an element pass a Ragged, rl.Ragged.from_flat(values, lengths=...)",
+                f"a tensor has one row per sequence, and the batch has {len(batch)}",
+                "for one per element pass a Ragged, rl.Ragged.from_flat(values, lengths=...)",
             )
         )
     return segments.spread(given, batch.offsets, batch.values.shape[0])
@@ -246,11 +246,11 @@ def check_tensor(name: str, given: Any, batch: Ragged, fix: str) -> Tensor:
         name: what the caller calls it.
         given: what was given.
         batch: the predictions that it meets.
-        fix: what to do where it is none.
+        fix: what to do where it is not a tensor.
 
     Raises:
-        ArgumentTypeError: no tensor, or a nested, sparse or quantized one, or complex.
-        ShapeError: on another device.
+        ArgumentTypeError: not a tensor, or one that is nested, sparse, quantized or complex.
+        ShapeError: a tensor on another device.
     """
     if not isinstance(given, Tensor):
         raise ArgumentTypeError(message(name, f"a {type(given).__name__}", "a tensor", fix))
@@ -259,16 +259,16 @@ def check_tensor(name: str, given: Any, batch: Ragged, fix: str) -> Tensor:
         raise ArgumentTypeError(message(name, got, "a dense tensor of real numbers", fix))
     if given.device != batch.device:
         raise ShapeError(
-            message(name, f"a tensor on {given.device}", f"all is on one device, {batch.device}", "move it with .to()")
+            message(name, f"a tensor on {given.device}", f"one device for all, {batch.device}", "move it with .to()")
         )
     return given
 
 
 def check_numbers(name: str, numbers: Tensor) -> None:
-    """Refuse weights that are no finite numbers of at least 0; they are looked at on a CPU alone.
+    """Refuse weights that are not finite numbers of at least 0; they are looked at on a CPU alone.
 
     Raises:
-        ArgumentError: there is one.
+        ArgumentError: a weight is not finite, or below 0.
 
     Example:
         >>> check_numbers("weights", torch.tensor([0.0, 2.0]))

@@ -53,7 +53,7 @@ def ctc_loss(
         blank: the label that stands for no label.
         zero_infinity: make the loss of a sequence 0 where it has too few steps for its labels; it is infinite
             otherwise. Its gradient is 0 either way.
-        weights: ``(B,)``, one number of at least 0 a sequence; where it is 0, not even a NaN reaches the loss.
+        weights: ``(B,)``, one number of at least 0 per sequence; where it is 0, not even a NaN reaches the loss.
         reduction: ``"element"``: each label counts once, the sum of the losses divided by the number of labels.
             ``"sequence"``: each sequence counts once, the mean over sequences of their losses by label, which is
             torch's ``"mean"``. In both, a sequence without labels counts as one label, and one without steps and
@@ -65,8 +65,8 @@ def ctc_loss(
     Raises:
         ArgumentTypeError: an argument of the wrong kind or dtype.
         ShapeError: shapes, numbers of sequences or devices that do not fit.
-        ArgumentError: a blank that does not exist, another reduction; or, looked for on a CPU, a label that does not
-            exist or a weight that is no finite number of at least 0.
+        ArgumentError: a blank that does not exist, an unknown reduction; or, looked for on a CPU, a label that does not
+            exist or a weight that is not finite or below 0.
 
     Example:
         >>> even = Ragged([torch.full((2, 2), 0.5).log(), torch.full((1, 2), 0.5).log()])
@@ -118,7 +118,7 @@ def _check_targets(log_probs: Ragged, targets: Any, blank: Any) -> None:
             message(
                 "log_probs, blank",
                 f"elements of shape {tuple(log_probs.features)}, blank {quote(blank)}",
-                "one log-probability a label, (N, C), and the blank is one of the C labels",
+                "one log-probability per label, (N, C), and the blank is one of the C labels",
                 "put the labels last and nothing beside them, and pass a blank from 0 to C - 1",
             )
         )
@@ -197,7 +197,7 @@ def _lattice(
     owner = segments.spread(order, offsets, total)
     position = segments.positions(offsets, total)
     is_label = position % 2 == 1
-    # One more label, the blank, for every state that is one.
+    # One more label, the blank, for every state that is a blank.
     place = target_offsets.index_select(0, owner) + position // 2
     place = place.masked_fill(~is_label, targets.shape[0])
     label = torch.cat([targets, targets.new_full((1,), blank)]).index_select(0, place)
@@ -295,7 +295,7 @@ def _backward(log_probs: Tensor, lattice: _Lattice, kept: Tensor, losses: Tensor
 class _PathLoss(torch.autograd.Function):
     """``(N, C)`` log-probabilities to ``(B,)`` losses.
 
-    To differentiate the recursion step by step would be to keep several tensors a step. The shares come at once, while
+    Differentiating the recursion step by step would keep several tensors per step. The shares come at once, while
     the forward variables are there, and are all that is kept.
     """
 

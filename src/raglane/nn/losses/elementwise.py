@@ -40,7 +40,7 @@ def mse_loss(
     Raises:
         ArgumentTypeError: an argument of the wrong kind.
         ShapeError: lengths, shapes or devices that do not fit.
-        ArgumentError: another reduction.
+        ArgumentError: an unknown reduction.
 
     Example:
         >>> input, target = Ragged([[1., 2., 3.], [4.]]), Ragged([[1., 2., 6.], [9.]])
@@ -121,7 +121,7 @@ def binary_cross_entropy_with_logits(
     weights: Ragged | Tensor | None = None,
     reduction: Reduction = "element",
 ) -> Tensor | Ragged:
-    """Binary cross-entropy of logits, a mean over the features of each element (one a label where it has many).
+    """Binary cross-entropy of logits, a mean over the features of each element (one per label where it has many).
 
     ``-(pos_weight * target * log(sigmoid(input)) + (1 - target) * log(1 - sigmoid(input)))``
 
@@ -129,7 +129,7 @@ def binary_cross_entropy_with_logits(
         input: ``(N, *features)``, floating-point: logits, before any sigmoid.
         target: a Ragged ``(N, *features)`` of the same lengths, or a tensor ``(B, *features)``: booleans or numbers
             from 0 to 1.
-        pos_weight: how many times a target of 1 counts in the loss: one number, or one a feature. Unlike ``weights``
+        pos_weight: how many times a target of 1 counts in the loss: one number, or one per feature. Unlike ``weights``
             it takes no part in what a mean divides by, as in torch.
         weights: as for :func:`mse_loss`.
         reduction: as for :func:`mse_loss`.
@@ -139,7 +139,7 @@ def binary_cross_entropy_with_logits(
 
     Raises:
         ShapeError: a ``pos_weight`` of another shape.
-        ArgumentError: a ``pos_weight`` that is no finite number of at least 0, or a target below 0 or above 1; both are
+        ArgumentError: a ``pos_weight`` that is not finite or below 0, or a target below 0 or above 1; both are
             looked for on a CPU.
         RaglaneError: as :func:`mse_loss`.
 
@@ -168,7 +168,7 @@ def _check_labels(targets: Tensor) -> None:
 
 def _label_weights(pos_weight: Any, logits: Tensor, batch: Ragged) -> Tensor:
     """``pos_weight`` as it meets the features of each row."""
-    given = check_tensor("pos_weight", pos_weight, batch, "pass a tensor: one number, or one a label")
+    given = check_tensor("pos_weight", pos_weight, batch, "pass a tensor: one number, or one per label")
     check_numbers("pos_weight", given)
     given = given.to(logits.dtype)
     if given.numel() == 1:
@@ -179,7 +179,7 @@ def _label_weights(pos_weight: Any, logits: Tensor, batch: Ragged) -> Tensor:
                 "pos_weight",
                 f"shape {tuple(given.shape)}",
                 f"one number, or the shape of an element, {tuple(logits.shape[1:])}",
-                "pass one weight a label",
+                "pass one weight per label",
             )
         )
     return given

@@ -1,4 +1,4 @@
-"""Turn a model's recurrent layers into Raglane's, in place, and back."""
+"""Convert a model's recurrent layers to Raglane's, in place, and back."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _Accelerated(RecurrentLayer):
     def qconfig(self, value: Any) -> None:
         vars(self)["_qconfig"] = value
         warnings.warn(
-            "torch.ao.quantization leaves layers that rl.accelerate has turned in floating point. To have them"
+            "torch.ao.quantization does not quantise layers that rl.accelerate has converted. To have them"
             " quantised, call rl.restore(model) first.",
             stacklevel=2,
         )
@@ -111,7 +111,7 @@ def accelerate(model: M) -> M:
 
     The layers stay the same objects with the same parameters, buffers and hooks, and instances of the torch class that
     they were; they take Ragged batches and lengths besides what they took before. Only layers of exactly those types
-    are turned: a subclass may rely on what it inherits. A warning names the layers that were left;
+    are converted: a subclass may rely on what it inherits. A warning names the layers that were left;
     :func:`acceleration` says what was done and why, and :func:`restore` undoes it. Because ``torch.compile`` breaks its
     graph at every instance of ``torch.nn.LSTM`` and its kin, it does so at these as it did before; a layer built as
     ``rl.nn.LSTM`` is compiled without a break.
@@ -134,7 +134,7 @@ def accelerate(model: M) -> M:
     report = acceleration(model)
     left = {name: reason for name, reason in report.left.items() if not reason.endswith(_OF_CELLS)}
     for module in model.modules():
-        if _can_turn(module):
+        if _can_convert(module):
             # torch.fx knows the layers that it must not look into by the module that they come from.
             vars(module)["__module__"] = type(module).__module__
             module.__class__ = _OURS[type(module)]
@@ -145,7 +145,7 @@ def accelerate(model: M) -> M:
 
 
 def acceleration(model: torch.nn.Module) -> Acceleration:
-    """Which layers of a model :func:`accelerate` has turned, and which it leaves and why.
+    """Which layers of a model :func:`accelerate` has converted, and which it leaves and why.
 
     Args:
         model: any module, before :func:`accelerate` or after it.
@@ -167,7 +167,7 @@ def acceleration(model: torch.nn.Module) -> Acceleration:
 
 
 def restore(model: M) -> M:
-    """Make the layers that :func:`accelerate` has turned torch's own again, in place; weights stay what they are.
+    """Make the layers that :func:`accelerate` has converted torch's own again, in place; weights stay what they are.
 
     Args:
         model: any module; it may be such a layer itself.
@@ -176,7 +176,7 @@ def restore(model: M) -> M:
         The model that was given.
 
     Raises:
-        ArgumentTypeError: not a module, or one with a parametrization on a turned layer.
+        ArgumentTypeError: not a module, or one with a parametrization on a converted layer.
 
     Example:
         >>> model = restore(accelerate(torch.nn.LSTM(3, 4)))
@@ -202,7 +202,7 @@ def _check_model(model: Any) -> None:
         )
 
 
-def _can_turn(module: torch.nn.Module) -> bool:
+def _can_convert(module: torch.nn.Module) -> bool:
     """Whether a module is one of torch's three layers, and does what these do."""
     return type(module) in _OURS and "forward" not in vars(module)
 
@@ -211,7 +211,7 @@ def _reason_to_leave(module: torch.nn.Module) -> str:
     """Why a module that looks like a recurrent layer is left as it is; empty for all others."""
     kind = type(module)
     if kind in _OURS:
-        return "" if _can_turn(module) else "its forward was replaced on the instance"
+        return "" if _can_convert(module) else "its forward was replaced on the instance"
     if isinstance(module, RecurrentLayer):
         return ""
     if isinstance(module, torch.nn.RNNBase):

@@ -33,13 +33,13 @@ class Recurrent(RecurrentLayer):
     - ``initial_state(batch_size)``: a tensor ``(batch_size, size)`` or a tuple of several. Without it the state is
       one tensor of ``hidden_size`` zeros;
     - ``prepare(values, offsets)``: what needs no state, for all elements at once, ``(N, input_size)`` to
-      ``(N, features)``: ``step`` is then given rows of that. Matrix products belong here. Elements of other
-      sequences are none of its business, and ``offsets`` may name a sequence more than the batch has;
+      ``(N, features)``: ``step`` is then given rows of that. Matrix products belong here. It must not read
+      elements of other sequences, and ``offsets`` may have one sequence more than the batch;
     - ``output_size``, where outputs do not have ``hidden_size`` features.
 
     ``torch.nn.LSTMCell``, ``GRUCell`` and ``RNNCell`` fit as they are, and run on the fast kernels. States keep the
-    dtype that they begin with. ``torch.compile`` takes a model with such a layer, and leaves the loop of a cell of
-    one's own out of its graphs.
+    dtype that they begin with. ``torch.compile`` takes a model with such a layer, and leaves the loop of a user's
+    own cell out of its graphs.
 
     Args:
         cell: a module, for one layer in one direction; or what makes one from ``(input_size, hidden_size)``, such as
@@ -53,7 +53,7 @@ class Recurrent(RecurrentLayer):
             recurrence (``state_dropout``, ``weight_dropout``, ``zoneout``) needs one of torch's cells.
 
     Raises:
-        ArgumentTypeError: no such module.
+        ArgumentTypeError: ``cell`` is not such a module, and does not make one.
         ArgumentError: sizes that are missing or do not fit.
 
     Example:
@@ -94,12 +94,12 @@ class Recurrent(RecurrentLayer):
         self._spec = _spec_of(modules[0])
         for name in ("zoneout", "state_dropout", "weight_dropout"):
             if options.get(name) and isinstance(self._spec, ModuleCell):
-                rule = "a cell of one's own has its own equations"
+                rule = "a user's own cell has its own equations"
                 raise ArgumentError(message(name, repr(options[name]), rule, "write it into step"))
         self._set_options(**options)
 
     def _modules_of(self, cell: Any, input_size: int | None, hidden_size: int | None) -> list[Any]:
-        """The modules, one a layer and direction in torch's order, checked."""
+        """The modules, one per layer and direction in torch's order, checked."""
         if isinstance(cell, nn.Module):
             for name, value, own in (
                 ("input_size", input_size, getattr(cell, "input_size", None)),
@@ -142,7 +142,7 @@ class Recurrent(RecurrentLayer):
         return super().output_size
 
     def summary(self, out: Any, state: State) -> Tensor:
-        """One vector a sequence: the output for its last element, and of the reverse direction for its first.
+        """One vector per sequence: the output for its last element, and of the reverse direction for its first.
 
         Args:
             out: the output: a Ragged, a PackedSequence, or one sequence.
@@ -153,7 +153,7 @@ class Recurrent(RecurrentLayer):
             a batch. Where the cell is one of torch's, what :meth:`RecurrentLayer.summary` says.
 
         Raises:
-            ArgumentTypeError: no output, or one that does not know its lengths.
+            ArgumentTypeError: ``out`` is not an output, or does not know its lengths.
         """
         if self._spec.output_is_state:
             return super().summary(out, state)
@@ -171,7 +171,7 @@ class Recurrent(RecurrentLayer):
         return vectors if inputs.is_batched else vectors.squeeze(0)
 
     def extra_repr(self) -> str:
-        """What was chosen."""
+        """The options that were chosen."""
         defaults = {"num_layers": 1, "batch_first": False, "dropout": 0.0, "bidirectional": False}
         chosen = [f"{name}={getattr(self, name)}" for name, value in defaults.items() if getattr(self, name) != value]
         return ", ".join(part for part in (*chosen, super().extra_repr()) if part)
@@ -238,7 +238,7 @@ def _output_size(module: Any) -> int:
 
 
 def _state_of(module: Any, count: int) -> tuple[Tensor, ...]:
-    """What a module gives as the initial state of so many sequences."""
+    """What a module gives as the initial state of ``count`` sequences."""
     own = module.initial_state(count)
     parts = (own,) if isinstance(own, Tensor) else own
     is_tuple = isinstance(parts, tuple | list) and len(parts) > 0
@@ -246,7 +246,7 @@ def _state_of(module: Any, count: int) -> tuple[Tensor, ...]:
         shapes = [f"shape {tuple(part.shape)}" for part in parts if isinstance(part, Tensor)] if is_tuple else []
         got = " and ".join(shapes) or f"a {type(own).__name__}"
         name, rule = f"{type(module).__name__}.initial_state({count})", f"a tensor ({count}, size), or a tuple of them"
-        raise ArgumentTypeError(message(name, got, rule, "return one row a sequence"))
+        raise ArgumentTypeError(message(name, got, rule, "return one row per sequence"))
     return tuple(parts)
 
 
@@ -262,7 +262,7 @@ def _made(factory: Callable[[int, int], Any], input_size: int, hidden_size: int)
 
 
 def _checked(module: Any) -> Any:
-    """A module as it is, if it can be a cell."""
+    """The module, if it can be a cell."""
     if isinstance(module, RecurrentLayer | nn.RNNBase):
         rule = "a cell, which runs one step; a layer runs a batch of sequences by itself"
         raise ArgumentTypeError(

@@ -35,7 +35,7 @@ def carry(layer: RecurrentLayer, input: Ragged, hx: State | None, begins: Tensor
         The layer's ``hx`` for ``input``: ``(layers, B, size)``, a tuple where the cell has several.
 
     Raises:
-        ArgumentTypeError: a layer, input, state or ``begins`` of another kind; a bidirectional layer.
+        ArgumentTypeError: a layer, input, state or ``begins`` of the wrong kind; a bidirectional layer.
         ShapeError: sizes, dtypes or devices that do not fit.
         ArgumentError: no state, and a sequence that does not begin.
 
@@ -64,7 +64,7 @@ def carry(layer: RecurrentLayer, input: Ragged, hx: State | None, begins: Tensor
 def _check(layer: Any, input: Any, begins: Any) -> None:
     if not isinstance(layer, RecurrentLayer):
         got, rule = f"a {type(layer).__name__}", "a recurrent layer of rl.nn"
-        raise ArgumentTypeError(message("layer", got, rule, "pass the layer, or turn torch's with rl.accelerate"))
+        raise ArgumentTypeError(message("layer", got, rule, "pass the layer, or convert torch's with rl.accelerate"))
     if layer.bidirectional:
         rule = "chunks are read in one direction: the other would begin at an end that has not arrived"
         fix = "build the layer with bidirectional=False"
@@ -75,7 +75,7 @@ def _check(layer: Any, input: Any, begins: Any) -> None:
         got = str(begins.dtype) if isinstance(begins, Tensor) else f"a {type(begins).__name__}"
         raise ArgumentTypeError(message("begins", got, "a bool tensor", "pass chunk.begins"))
     if begins.shape != (len(input),):
-        rule = f"one bool a sequence: ({len(input)},)"
+        rule = f"one bool per sequence: ({len(input)},)"
         raise ShapeError(message("begins", f"shape {tuple(begins.shape)}", rule, "pass chunk.begins"))
 
 

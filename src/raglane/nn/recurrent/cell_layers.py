@@ -56,7 +56,7 @@ class CellLayer(RecurrentLayer):
 
     Raises:
         ArgumentError: an argument out of its range.
-        ArgumentTypeError: one that the layer does not have.
+        ArgumentTypeError: an argument that the layer does not have.
     """
 
     # The layer's own arguments, with their defaults.
@@ -109,14 +109,14 @@ class CellLayer(RecurrentLayer):
 
     def reset_parameters(self) -> None:
         """Fill all parameters anew, as the cell has it."""
-        # Not those of a module that makes the initial states, which knows itself how to begin.
+        # Not those of a module that makes the initial states, which initialises itself.
         for name, parameter in self.named_parameters(recurse=False):
             kind, _, _ = name.rpartition("_l")
             if kind:
                 self._cell.initialise(kind, parameter.detach(), self.hidden_size)
 
     def extra_repr(self) -> str:
-        """Torch's line, with what was chosen of the rest."""
+        """Torch's line, with the other options that were chosen."""
         defaults = _DEFAULTS | self._own
         chosen = [f"{name}={getattr(self, name)!r}" for name, value in defaults.items() if getattr(self, name) != value]
         parts = [str(self.input_size), str(self.hidden_size), *chosen, super().extra_repr()]
@@ -138,8 +138,8 @@ class IndRNN(CellLayer):
         nonlinearity: ``"relu"`` or ``"tanh"``.
         bias, batch_first, dropout, bidirectional, device, dtype: as torch's RNN has them.
         max_length: the length of the longest sequence to be stable for: recurrent weights are held between
-            ``-2 ** (1 / max_length)`` and that (section 4.1 of the paper), so that a state can at most double over
-            such a sequence. Without it they are not bound.
+            ``-2 ** (1 / max_length)`` and that (section 4.1 of the paper), so that a state at most doubles over such
+            a sequence. Without it they are not bounded.
         **options: those of every layer, :class:`~raglane.nn.recurrent.layer.RecurrentLayer`.
 
     Raises:

@@ -27,7 +27,7 @@ def explain(layer: torch.nn.Module, batch: Any, *, lengths: Any = None, return_s
         return_states: as in the call.
 
     Raises:
-        ArgumentTypeError: another layer, or no batch.
+        ArgumentTypeError: not a recurrent layer, or not a batch.
         DispatchError: what the layer or ``rl.using`` chose cannot run it.
 
     Example:

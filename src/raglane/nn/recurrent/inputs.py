@@ -85,7 +85,7 @@ def read(input: Any, lengths: Any, batch_first: bool) -> Inputs:
         batch_first: whether the batch is the first dimension of a padded tensor.
 
     Raises:
-        ArgumentTypeError: another kind of input, or lengths with an input that has its own.
+        ArgumentTypeError: an input of the wrong kind, or lengths with an input that has its own.
         ShapeError: a tensor of other dimensions, or a sparse one.
     """
     if isinstance(input, Ragged | PackedSequence):
@@ -102,7 +102,7 @@ def read(input: Any, lengths: Any, batch_first: bool) -> Inputs:
                 "a Ragged, a PackedSequence, or a tensor",
                 "wrap a list of sequences with rl.Ragged(sequences), a nested tensor with rl.Ragged.from_nested"
                 if not isinstance(input, torch.fx.Proxy)
-                else "let the tracer of torch.fx say in is_leaf_module that the layer is one",
+                else "have the tracer of torch.fx treat the layer as a leaf, in is_leaf_module",
             )
         )
     check_dense("input", input)
@@ -187,7 +187,7 @@ def _read_packed(packed: PackedSequence) -> Inputs:
 
 
 def _even(values: Tensor, count: int, steps: int) -> Ragged:
-    """A batch of so many sequences of one length."""
+    """A batch of ``count`` sequences of one length."""
     lengths = None if values.is_cpu else torch.full((count,), steps, dtype=torch.int64, device="cpu")
     return Ragged._make(values, _even_offsets(count, steps, values.device), lengths)
 

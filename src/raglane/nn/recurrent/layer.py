@@ -42,7 +42,7 @@ OPTIONS = tuple(Options.__annotations__)
 
 
 class RecurrentLayer(torch.nn.Module):
-    """A recurrent layer on ragged batches; what it computes is its :attr:`cell`'s affair.
+    """A recurrent layer on ragged batches; its :attr:`cell` says what it computes.
 
     Every layer takes these by name, besides torch's arguments:
 
@@ -50,12 +50,12 @@ class RecurrentLayer(torch.nn.Module):
         schedule: a key of ``raglane.schedules.SCHEDULES``, or ``"auto"``.
         backend: a key of ``raglane.kernels.dispatch.BACKENDS``, or ``"auto"``.
         initial_state: what sequences begin with for which the call gives no state: ``"zeros"``; ``"learned"``, one
-            parameter ``(layers * directions, size)`` a state, ``initial_h``; ``"lengths"``, a learned function of each
-            sequence's length (:class:`~raglane.nn.recurrent.initial_state.LengthState`); or a module that is given the
-            Ragged batch and returns what would be given as ``hx``, ``(layers * directions, B, size)``.
+            parameter ``(layers * directions, size)`` per state, ``initial_h``; ``"lengths"``, a learned function of
+            each sequence's length (:class:`~raglane.nn.recurrent.initial_state.LengthState`); or a module that is given
+            the Ragged batch and returns what would be given as ``hx``, ``(layers * directions, B, size)``.
         input_dropout, state_dropout, weight_dropout, zoneout: regularisation in training; see
-            :class:`~raglane.nn.recurrent.regularisation.Regularisation`. Where a call has resets, an episode is what is
-            called a sequence there.
+            :class:`~raglane.nn.recurrent.regularisation.Regularisation`. Where a call has resets, they act on
+            episodes in place of sequences.
     """
 
     input_size: int
@@ -64,7 +64,7 @@ class RecurrentLayer(torch.nn.Module):
     batch_first: bool
     dropout: float
     bidirectional: bool
-    # On the class as well, because ``rl.accelerate`` turns layers that were built without them.
+    # On the class as well, because ``rl.accelerate`` converts layers that were built without them.
     schedule: str = "auto"
     backend: str = "auto"
     regularisation: Regularisation = Regularisation()
@@ -224,8 +224,8 @@ class RecurrentLayer(torch.nn.Module):
             hx: the initial state of each sequence, in the order of the batch, of the shape of the state returned;
                 by default what ``initial_state`` says.
             lengths: for a padded tensor, ``(B,)`` integers from 0 to T. Without them every element counts.
-            resets: one bool an element, of the input's kind without features: True where a new episode starts, from the
-                initial state of a sequence for which none is given.
+            resets: one bool per element, of the input's kind without features: True where a new episode starts, from
+                the initial state of a sequence for which none is given.
             return_output: False to get None for the output, where only the state is read.
             return_states: also return every layer's states at every step.
 
@@ -237,8 +237,8 @@ class RecurrentLayer(torch.nn.Module):
 
         Raises:
             ShapeError: sizes, lengths, dtypes or devices that do not fit together.
-            ArgumentTypeError: an input, a state or resets of another kind.
-            ArgumentError: ``return_output`` or ``return_states`` is no bool.
+            ArgumentTypeError: an input, a state or resets of the wrong kind.
+            ArgumentError: ``return_output`` or ``return_states`` is not a bool.
             DispatchError: the schedule and backend chosen cannot run this.
         """
         check_flag("return_output", return_output)
@@ -269,7 +269,7 @@ class RecurrentLayer(torch.nn.Module):
         """Run one step, for streams that arrive element by element.
 
         Args:
-            x_t: one element a sequence, ``(B, input_size)``, or ``(input_size,)`` for a single stream.
+            x_t: one element per sequence, ``(B, input_size)``, or ``(input_size,)`` for a single stream.
             state: what the last call returned; None to begin.
 
         Returns:
@@ -305,22 +305,22 @@ class RecurrentLayer(torch.nn.Module):
         return output.squeeze(time), state
 
     def summary(self, out: Any, state: State) -> Tensor:  # noqa: ARG002
-        """One vector a sequence: what the last layer knew after reading the whole of it, in each direction.
+        """One vector per sequence: what the last layer knew after reading the whole of it, in each direction.
 
         For a bidirectional layer this is the forward direction's state at the last element beside the reverse
         direction's at the first. ``out.last()`` is not: its second half is the reverse direction's state at the
         last element, when it has seen that one alone.
 
         Args:
-            out: the output; not read, so None of ``return_output=False`` will do.
+            out: the output; not read, so the None that ``return_output=False`` gives will do.
             state: the final state that came with it.
 
         Returns:
             ``(B, directions * size)``; ``(directions * size,)`` for a sequence without a batch.
 
         Raises:
-            ArgumentTypeError: no state.
-            ShapeError: not a state of this layer.
+            ArgumentTypeError: ``state`` is not a state.
+            ShapeError: ``state`` is of another layer.
 
         Example:
             >>> import raglane as rl
@@ -341,7 +341,7 @@ class RecurrentLayer(torch.nn.Module):
         return torch.cat((h[-2], h[-1]), -1) if self.bidirectional else h[-1]
 
     def extra_repr(self) -> str:
-        """Torch's line, with what was chosen of the rest."""
+        """Torch's line, with the other options that were chosen."""
         names = ("schedule", "backend", "initial_state")
         chosen = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(RecurrentLayer, name)}
         chosen |= {name: value for name, value in vars(self.regularisation).items() if value}

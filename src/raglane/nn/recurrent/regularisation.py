@@ -49,14 +49,14 @@ class Regularisation:
                     )
 
     def check_fits(self, states: tuple[str, ...], reads_state: bool) -> None:
-        """Raise where a cell has nothing for one of them to act on.
+        """Refuse a probability that acts on nothing in a cell.
 
         Args:
             states: the cell's.
             reads_state: whether weights meet the cell's state.
 
         Raises:
-            ArgumentError: so it is.
+            ArgumentError: the cell has nothing for one of them to act on.
         """
         if isinstance(self.zoneout, tuple) and len(self.zoneout) != len(states):
             rule = f"one number, or one for each state of the cell, {', '.join(states)}"

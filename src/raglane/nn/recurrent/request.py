@@ -1,6 +1,6 @@
 """From a layer's call to a request for a backend, and back: the whole way of every call, in :func:`run`.
 
-What a layer is changes seldom, so it is checked and the backend chosen once: a :class:`Plan`, which holds for as long
+A layer changes seldom, so it is checked and the backend chosen once: a :class:`Plan`, which holds for as long
 as nothing that it was made of has changed. Tensors are another matter: each call takes them from the layer anew, and
 the backend looks at them in every call.
 """
@@ -162,7 +162,7 @@ def run(
     if plan.regularises:
         request = regularised(layer.regularisation, plan.run_cell, request)
     result = plan.backend.run(request, plan.schedule)
-    # What drops a part of the state is a state of its own, which is nobody's affair.
+    # The mask that drops parts of the state is a state of its own, which the caller does not see.
     own = len(plan.state_sizes)
     output = None if result.output is None else inputs.restore(result.output)
     final = result.state[:own]
@@ -301,7 +301,7 @@ def _check_values(layer: RecurrentLayer, weights: tuple[Any, ...], values: Tenso
             )
         )
     like = layer._like(weights)
-    # What is no tensor at all the backend will find, and name.
+    # What is not a tensor at all the backend will find, and name.
     if isinstance(like, Tensor):
         check_fits("input", values, like)
 
@@ -327,7 +327,7 @@ def _check_state(plan: Plan, hx: Any, count: int | None, values: Tensor, argumen
         One tensor per state of the cell, as they were given.
 
     Raises:
-        ArgumentTypeError: of the wrong kind.
+        ArgumentTypeError: a state of the wrong kind.
         ShapeError: sizes, dtypes or devices that do not fit.
     """
     names = plan.cell.states

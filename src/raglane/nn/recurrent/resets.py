@@ -72,8 +72,8 @@ def check_marks(resets: Any, inputs: Any) -> None:
         inputs: the input beside it, of a kind that layers take.
 
     Raises:
-        ArgumentTypeError: of another kind, or not bool.
-        ShapeError: a tensor of another shape.
+        ArgumentTypeError: resets of the wrong kind, or not bool.
+        ShapeError: resets of the wrong shape.
 
     Example:
         >>> check_marks(torch.tensor([[True, False]]), torch.zeros(1, 2, 3))
@@ -89,7 +89,7 @@ def check_marks(resets: Any, inputs: Any) -> None:
         rule = "bool, True where an episode starts"
         raise ArgumentTypeError(message("resets", f"values of {dtype}", rule, "compare them with 0"))
     if not is_flat and resets.shape != inputs.shape[:-1]:
-        rule = f"one bool an element of the input: {tuple(inputs.shape[:-1])}"
+        rule = f"one bool per element of the input: {tuple(inputs.shape[:-1])}"
         raise ShapeError(message("resets", f"shape {tuple(resets.shape)}", rule, "pass one for each element"))
 
 
@@ -116,7 +116,7 @@ def split(batch: Ragged, resets: Ragged) -> Pieces:
             message(
                 "resets",
                 f"elements of shape {tuple(resets.features)} and lengths {resets.host_lengths.tolist()}",
-                f"one bool an element of the input, whose lengths are {batch.host_lengths.tolist()}",
+                f"one bool per element of the input, whose lengths are {batch.host_lengths.tolist()}",
                 "pass one for each element",
             )
         )

@@ -29,7 +29,7 @@ class _TorchLayer(RecurrentLayer, torch.nn.RNNBase):
     Parameters, initialisation and ``state_dict`` are torch's own, so that weights go either way.
     """
 
-    # Torch's equations, where there is none; also for the layers that ``rl.accelerate`` turns.
+    # Torch's equations, where there is none; also for the layers that ``rl.accelerate`` converts.
     _variant: CellSpec | None = None
 
     def __init__(
@@ -86,7 +86,7 @@ class _TorchLayer(RecurrentLayer, torch.nn.RNNBase):
         return CELLS[_CELL_OF_MODE[self.mode]]
 
     def extra_repr(self) -> str:
-        """Torch's line, with what was chosen of the rest."""
+        """Torch's line, with the other options that were chosen."""
         if self._variant is None:
             return super().extra_repr()
         return f"{super().extra_repr()}, cell={self._variant.name!r}"
@@ -134,7 +134,7 @@ class RNN(_TorchLayer):
 
     Raises:
         ArgumentError: an argument out of its range.
-        ArgumentTypeError: one that the layer does not have.
+        ArgumentTypeError: an argument that the layer does not have.
         DispatchError: no such schedule, backend or pair.
 
     Example:
@@ -195,7 +195,7 @@ class LSTM(_TorchLayer):
 
     Raises:
         ArgumentError: an argument out of its range.
-        ArgumentTypeError: one that the layer does not have.
+        ArgumentTypeError: an argument that the layer does not have.
         DispatchError: no such schedule, backend or pair.
 
     Example:
@@ -256,7 +256,7 @@ class GRU(_TorchLayer):
 
     Raises:
         ArgumentError: an argument out of its range.
-        ArgumentTypeError: one that the layer does not have.
+        ArgumentTypeError: an argument that the layer does not have.
         DispatchError: no such schedule, backend or pair.
 
     Example:
