@@ -69,7 +69,7 @@ faults: $(READY)
 	cd tests && $(CURDIR)/$(BIN)/python -m faults $(if $(KERNELS),--kernels) $(NAMES)
 
 # A driver draws random calls; each sanitizer watches the kernels of every instruction set here, and of those that are
-# emulated. AddressSanitizer also watches the attacks from Python; what Python itself leaks is not its affair there.
+# emulated. AddressSanitizer also watches the attacks from Python; leaks of Python itself are not looked for there.
 SANITIZED := build/sanitize-address,undefined
 sanitize: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt cmake ninja

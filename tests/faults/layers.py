@@ -49,9 +49,9 @@ FAULTS: dict[str, Fault] = {
     ),
     "a-lone-sequences-batch-is-a-choice": Fault(
         "src/raglane/nn/recurrent/request.py",
-        "result = plan.backend.run(request, plan.schedule)\n    # What",
+        "result = plan.backend.run(request, plan.schedule)\n    # The mask",
         'result = (dispatch.BACKENDS["reference"] if request.count == 1 else plan.backend).run('
-        "request, plan.schedule)\n    # What",
+        "request, plan.schedule)\n    # The mask",
         "kernels/test_dispatch.py::test_auto_chooses_alike_for_every_batch",
     ),
     "a-state-not-in-the-packs-order": Fault(
