@@ -169,7 +169,7 @@ def test_the_operators() -> None:
     def run(**changes: Any) -> Any:
         parts = {"cell": "lstm", "values": given.values, "offsets": given.offsets, "h": h, "c": h}
         parts |= {f"w{index}": weight for index, weight in enumerate(weights)}
-        parts |= {"need_output": True, "save": True, "need_cells": False} | changes
+        parts |= {"need_output": True, "save": True, "need_c": False} | changes
         return torch.ops.raglane.recurrence(*parts.values())
 
     output, _, _, gates, cells = run()
@@ -202,7 +202,7 @@ def test_the_operators() -> None:
     for parts, words in (
         ((output[1:], gates, cells, *grads, wanted), "saved output: got shape (6, 7)"),
         ((output, gates[..., 1:], cells, *grads, wanted), "saved gates: got shape"),
-        ((output, gates, cells.double(), *grads, wanted), "saved cells: got torch.float64"),
+        ((output, gates, cells.double(), *grads, wanted), "saved c: got torch.float64"),
         ((output, gates, cells, torch.ones(1, 7), *grads[1:], wanted), "gradient of the output: got shape (1, 7)"),
         ((output, gates, cells, *grads[:2], h[0], None, wanted), "gradient of the final h: got shape (3, 7)"),
         ((output, gates, cells, *grads, wanted[1:]), "wanted: got 12 bools"),

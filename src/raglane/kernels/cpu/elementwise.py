@@ -62,9 +62,9 @@ class ElementwiseLayer(Layer):
         return (count, elements, self.saved * size), (elements, count * size if len(self.sizes) > 1 else 0)
 
     @staticmethod
-    def states(output: Tensor, cells: Tensor | None) -> tuple[Tensor, ...]:
+    def states(output: Tensor, c_states: Tensor | None) -> tuple[Tensor, ...]:
         """See :class:`~raglane.kernels.cpu.layer.Layer`."""
-        return (output,) if cells is None else (output, cells)
+        return (output,) if c_states is None else (output, c_states)
 
     def _backward(
         self,
@@ -97,9 +97,9 @@ class ElementwiseLayer(Layer):
             0,
             0,
             saved.gates.data_ptr(),
-            saved.cells.data_ptr(),
+            saved.c_states.data_ptr(),
             address(given.output),
-            address(given.cells),
+            address(given.c_states),
             *addresses(given.final, 2),
             gates.data_ptr(),
             address(skipped),

@@ -70,16 +70,16 @@ def reference_gradients(layer: Layer, offsets: Tensor, tensors: Tensors, given: 
         layer.initial(inputs),
         tuple([cell.weights_type(*layer.weights_of(inputs, direction)) for direction in range(layer.directions)]),
         directions=layer.directions,
-        need_states=given.cells is not None,
+        need_states=given.c_states is not None,
         state_sizes=layer.sizes,
     )
     with torch.enable_grad():
         result = reference.BACKEND.run(request, "lanes")
-    cells = None if result.states is None else result.states[0][1]
+    c_states = None if result.states is None else result.states[0][1]
     pairs = [
         (tensor, grad)
         for tensor, grad in zip(
-            (result.output, cells, *result.state), (given.output, given.cells, *given.final), strict=True
+            (result.output, c_states, *result.state), (given.output, given.c_states, *given.final), strict=True
         )
         if tensor is not None and grad is not None and tensor.requires_grad
     ]

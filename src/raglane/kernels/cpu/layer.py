@@ -39,13 +39,13 @@ class Ran(NamedTuple):
         output: ``(N, K * P)``, or None where it was not needed.
         final: the final states, ``(K, B, size)`` each.
         saved: what backward needs, where one follows.
-        cells: ``c`` after each element as in :class:`Saved`, where the cell has one and it was kept.
+        c_states: ``c`` after each element as in :class:`Saved`, where the cell has one and it was kept.
     """
 
     output: Tensor | None
     final: tuple[Tensor, ...]
     saved: Saved | None
-    cells: Tensor | None
+    c_states: Tensor | None
 
 
 class Layer(ABC):
@@ -91,11 +91,11 @@ class Layer(ABC):
 
     @abstractmethod
     def saved_shapes(self, elements: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The shapes of ``Saved.gates`` and ``Saved.cells`` for so many elements."""
+        """The shapes of ``Saved.gates`` and ``Saved.c_states`` for so many elements."""
 
     @staticmethod
     @abstractmethod
-    def states(output: Tensor, cells: Tensor | None) -> tuple[Tensor, ...]:
+    def states(output: Tensor, c_states: Tensor | None) -> tuple[Tensor, ...]:
         """Every state after each element, ``(N, K * size)`` per state."""
 
     @abstractmethod
@@ -112,7 +112,7 @@ class Layer(ABC):
         """What :meth:`backward` gives, of tensors that are checked."""
 
     def forward(
-        self, offsets: Tensor, tensors: Tensors, *, need_output: bool, save: bool, need_cells: bool, depth: int = 0
+        self, offsets: Tensor, tensors: Tensors, *, need_output: bool, save: bool, need_c: bool, depth: int = 0
     ) -> Ran:
         """Run the layer.
 
@@ -121,7 +121,7 @@ class Layer(ABC):
             tensors: the rest.
             need_output: whether the output must be built.
             save: whether backward follows.
-            need_cells: whether ``c`` after each element is wanted.
+            need_c: whether ``c`` after each element is wanted.
             depth: which layer of a stack this is, for messages.
 
         Raises:
@@ -134,18 +134,18 @@ class Layer(ABC):
         if need_output or save:
             output = values.new_empty(values.shape[0], count * self.sizes[0])
         final = tuple([values.new_empty(count, sequences, size) for size in self.sizes])
-        gates = cells = None
-        if save or need_cells:
-            gates_shape, cells_shape = self.saved_shapes(values.shape[0])
+        gates = c_states = None
+        if save or need_c:
+            gates_shape, c_shape = self.saved_shapes(values.shape[0])
             # Torch reads sizes one by one in half the time that it takes for a tuple of them.
             gates = values.new_empty(*gates_shape) if save else None
-            cells = values.new_empty(*cells_shape)
-        packed = self.pack(*fields, address(output), *addresses(final, 2), address(gates), address(cells))
+            c_states = values.new_empty(*c_shape)
+        packed = self.pack(*fields, address(output), *addresses(final, 2), address(gates), address(c_states))
         self._call(self.forward_function, packed, offsets, values)
         saved = None
-        if save and output is not None and gates is not None and cells is not None:
-            saved = Saved(output, gates, cells, need_cells)
-        return Ran(output, final, saved, cells if need_cells else None)
+        if save and output is not None and gates is not None and c_states is not None:
+            saved = Saved(output, gates, c_states, need_c)
+        return Ran(output, final, saved, c_states if need_c else None)
 
     def backward(
         self,
@@ -166,7 +166,7 @@ class Layer(ABC):
             saved: what it saved.
             given: the gradients that came in.
             wanted: which of ``tensors`` want theirs.
-            overwrite: whether results may take the memory of ``saved.gates`` and of ``saved.cells`` that are not
+            overwrite: whether results may take the memory of ``saved.gates`` and of ``saved.c_states`` that are not
                 shared, which are lost then: autograd refuses to read them again.
             depth: as for :meth:`forward`.
 
@@ -176,10 +176,10 @@ class Layer(ABC):
         offsets, tensors = self.rules.checked(offsets, tensors, depth)
         values, count = tensors[0], self.directions
         output = (values.shape[0], count * self.sizes[0])
-        gates, cells = self.saved_shapes(values.shape[0])
+        gates, c_states = self.saved_shapes(values.shape[0])
         states = [(count, offsets.shape[0] - 1, size) for size in self.sizes]
-        given = given.checked((output, cells, *states), values)
-        saved = saved.checked((output, gates, cells), values)
+        given = given.checked((output, c_states, *states), values)
+        saved = saved.checked((output, gates, c_states), values)
         return self._backward(offsets, tensors, saved, given, wanted, overwrite=overwrite)
 
     def _call(self, function: str, fields: bytes, offsets: Tensor, values: Tensor) -> None:

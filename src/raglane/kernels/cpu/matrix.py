@@ -65,11 +65,11 @@ class MatrixLayer(Layer):
         return (count, elements, stride), (count, elements, sizes[1] if len(sizes) > 1 else 0)
 
     @staticmethod
-    def states(output: Tensor, cells: Tensor | None) -> tuple[Tensor, ...]:
+    def states(output: Tensor, c_states: Tensor | None) -> tuple[Tensor, ...]:
         """See :class:`~raglane.kernels.cpu.layer.Layer`."""
-        if cells is None:
+        if c_states is None:
             return (output,)
-        return output, cells[0] if cells.shape[0] == 1 else torch.cat(cells.unbind(), 1)
+        return output, c_states[0] if c_states.shape[0] == 1 else torch.cat(c_states.unbind(), 1)
 
     def _backward(
         self,
@@ -120,9 +120,9 @@ class MatrixLayer(Layer):
         values, count, total, width = tensors[0], self.directions, tensors[0].shape[0], self.sizes[0]
         projects, is_lstm = self.weights_of(tensors, 0)[4] is not None, len(self.sizes) > 1
         reuse_gates = overwrite and self.saves
-        reuse_cells = overwrite and is_lstm and not projects and not saved.is_shared
+        reuse_c = overwrite and is_lstm and not projects and not saved.is_shared
         gates = saved.gates if reuse_gates else values.new_empty(count, total, self.stride)
-        previous = saved.cells if reuse_cells else values.new_empty(count, total, width)
+        previous = saved.c_states if reuse_c else values.new_empty(count, total, width)
         projected = values.new_empty(count, total, width) if projects else None
         unprojected = values.new_empty(count, total, self.hidden_size) if projects else None
         states = zip(self.initial(tensors), wanted, strict=True)
@@ -133,9 +133,9 @@ class MatrixLayer(Layer):
             0,
             0,
             saved.gates.data_ptr(),
-            saved.cells.data_ptr(),
+            saved.c_states.data_ptr(),
             address(given.output),
-            address(given.cells),
+            address(given.c_states),
             *addresses(given.final, 2),
             gates.data_ptr(),
             previous.data_ptr(),
@@ -147,8 +147,8 @@ class MatrixLayer(Layer):
         self._call(self.backward_function, fields, offsets, values)
         if reuse_gates:
             spend(saved.gates)
-        if reuse_cells:
-            spend(saved.cells)
+        if reuse_c:
+            spend(saved.c_states)
         return _Walked(gates, previous, projected, unprojected, initial)
 
     def _by_products(self, tensors: Tensors, walked: _Walked, wanted: tuple[bool, ...]) -> Grads:

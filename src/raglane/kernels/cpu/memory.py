@@ -188,14 +188,14 @@ class Saved(NamedTuple):
     Attributes:
         output: ``(N, K * P)``.
         gates: ``(K, N, ...)``, as the kernels lay them out.
-        cells: ``c`` after each element, where the cell has one: ``(K, N, H)`` of an LSTM, ``(N, K * H)`` of an
+        c_states: ``c`` after each element, where the cell has one: ``(K, N, H)`` of an LSTM, ``(N, K * H)`` of an
             element-wise cell.
-        is_shared: whether the caller has ``cells`` as well.
+        is_shared: whether the caller has ``c_states`` as well.
     """
 
     output: Tensor
     gates: Tensor
-    cells: Tensor
+    c_states: Tensor
     is_shared: bool = False
 
     def checked(self, shapes: Sequence[tuple[int, ...]], like: Tensor) -> Saved:
@@ -210,29 +210,29 @@ class Saved(NamedTuple):
         """
         if _all_lie_well(self[:3], shapes, like):
             return self
-        names = ("saved output", "saved gates", "saved cells")
-        output, gates, cells = _all_checked(names, self[:3], shapes, like)
-        return Saved(output, gates, cells, self.is_shared)  # type: ignore[arg-type]
+        names = ("saved output", "saved gates", "saved c")
+        output, gates, c_states = _all_checked(names, self[:3], shapes, like)
+        return Saved(output, gates, c_states, self.is_shared)  # type: ignore[arg-type]
 
 
 class Given(NamedTuple):
     """The gradients of what running a layer gave; None stands for zeros."""
 
     output: Tensor | None
-    cells: Tensor | None
+    c_states: Tensor | None
     final: tuple[Tensor | None, ...]
 
     def checked(self, shapes: Sequence[tuple[int, ...]], like: Tensor) -> Given:
         """The same in memory that C can read.
 
         Args:
-            shapes: of the output, of ``Saved.cells`` and of the final states.
+            shapes: of the output, of ``Saved.c_states`` and of the final states.
             like: the layer's values, checked.
 
         Raises:
             ArgumentTypeError, ShapeError: a gradient that does not fit what it is of.
         """
-        parts = (self.output, self.cells, *self.final)
+        parts = (self.output, self.c_states, *self.final)
         if _all_lie_well(parts, shapes, like):
             return self
         names = ("gradient of the output", "gradient of c", "gradient of the final h", "gradient of the final c")

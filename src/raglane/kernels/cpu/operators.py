@@ -56,54 +56,54 @@ def _layer_of(
 @torch.library.custom_op(
     "raglane::recurrence",
     mutates_args=(),
-    schema=f"(str cell, Tensor values, Tensor offsets, {_TENSORS}, bool need_output, bool save, bool need_cells)"
+    schema=f"(str cell, Tensor values, Tensor offsets, {_TENSORS}, bool need_output, bool save, bool need_c)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def recurrence(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     """Output, final h, final c, saved gates, c after each element; absent parts are empty tensors."""
-    *padded, need_output, save, need_cells = rest
+    *padded, need_output, save, need_c = rest
     layer, tensors = _layer_of(cell, values, offsets, tuple(padded))
-    ran = layer.forward(offsets, tensors, need_output=need_output, save=save, need_cells=need_cells)
+    ran = layer.forward(offsets, tensors, need_output=need_output, save=save, need_c=need_c)
     nothing = [values.new_empty(0) for _ in range(4)]
     output = nothing.pop() if ran.output is None else ran.output
     c = ran.final[1] if len(ran.final) > 1 else nothing.pop()
     gates = nothing.pop() if ran.saved is None else ran.saved.gates
-    cells = ran.cells if ran.saved is None else ran.saved.cells
-    return output, ran.final[0], c, gates, nothing.pop() if cells is None else cells
+    c_states = ran.c_states if ran.saved is None else ran.saved.c_states
+    return output, ran.final[0], c, gates, nothing.pop() if c_states is None else c_states
 
 
 @recurrence.register_fake
 def _(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    *padded, need_output, save, need_cells = rest
+    *padded, need_output, save, need_c = rest
     h, c = padded[:2]
     layer, _ = _layer_of(cell, values, offsets, tuple(padded))
-    gates, cells = layer.saved_shapes(values.shape[0])
+    gates, c_states = layer.saved_shapes(values.shape[0])
     return (
         values.new_empty(values.shape[0], h.shape[0] * h.shape[2]) if need_output or save else values.new_empty(0),
         h.new_empty(h.shape),
         values.new_empty(0) if c is None else c.new_empty(c.shape),
         values.new_empty(gates) if save else values.new_empty(0),
-        values.new_empty(cells) if save or need_cells else values.new_empty(0),
+        values.new_empty(c_states) if save or need_c else values.new_empty(0),
     )
 
 
 @torch.library.custom_op(
     "raglane::recurrence_backward",
     mutates_args=(),
-    schema=f"(str cell, Tensor values, Tensor offsets, {_TENSORS}, Tensor output, Tensor gates, Tensor cells,"
-    " Tensor? grad_output, Tensor? grad_cells, Tensor? grad_h, Tensor? grad_c, bool[] wanted) -> Tensor[]",
+    schema=f"(str cell, Tensor values, Tensor offsets, {_TENSORS}, Tensor output, Tensor gates, Tensor c_states,"
+    " Tensor? grad_output, Tensor? grad_c_states, Tensor? grad_h, Tensor? grad_c, bool[] wanted) -> Tensor[]",
 )
 def _backward_op(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> list[Tensor]:
     """The gradients of (values, h, c, ten weights); those not wanted are empty."""
-    padded, (output, gates, cells, grad_output, grad_cells, *grad_final, wanted) = rest[:_PADDED], rest[_PADDED:]
+    padded, (output, gates, c_states, grad_output, grad_c_states, *grad_final, wanted) = rest[:_PADDED], rest[_PADDED:]
     layer, tensors = _layer_of(cell, values, offsets, padded)
     states, weights = len(layer.initial(tensors)), layer.weights
-    given = Given(grad_output, grad_cells, tuple(grad_final[:states]))
+    given = Given(grad_output, grad_c_states, tuple(grad_final[:states]))
     kept = (wanted[0], *wanted[1 : 1 + states], *wanted[3 : 3 + weights])
     if len(wanted) != 1 + _PADDED:
         rule = f"{1 + _PADDED} bools: of the values, two states and {_WEIGHTS} weights"
         raise ArgumentError(message("wanted", f"{len(wanted)} bools", rule, "pass one for each"))
-    saved = Saved(output, gates, cells, is_shared=True)
+    saved = Saved(output, gates, c_states, is_shared=True)
     found = layer.backward(offsets, tensors, saved, given, kept, overwrite=False)
     by_place: list[Tensor | None] = [*found[: 1 + states], *([None] * (2 - states)), *found[1 + states :]]
     by_place += [None] * (_WEIGHTS - weights)
@@ -124,14 +124,14 @@ def _(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> list[Tensor]:  
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     cell, values, offsets, *rest = inputs
     padded = rest[:_PADDED]
-    ctx.cell, ctx.need_cells = cell, rest[-1]
+    ctx.cell, ctx.need_c = cell, rest[-1]
     ctx.wanted = [part is not None and part.requires_grad for part in (values, *padded)]
     ctx.save_for_backward(values, offsets, *padded, output[0], output[3], output[4])
 
 
-def _op_backward(ctx: Any, grad_output: Any, grad_h: Any, grad_c: Any, _: Any, grad_cells: Any) -> tuple[Any, ...]:
+def _op_backward(ctx: Any, grad_output: Any, grad_h: Any, grad_c: Any, _: Any, grad_c_states: Any) -> tuple[Any, ...]:
     values, offsets, *rest = ctx.saved_tensors
-    given = grad_output, grad_cells if ctx.need_cells else None, grad_h, grad_c if rest[1] is not None else None
+    given = grad_output, grad_c_states if ctx.need_c else None, grad_h, grad_c if rest[1] is not None else None
     found = _backward_op(ctx.cell, values, offsets, *rest, *given, ctx.wanted)
     grads = [grad if want else None for grad, want in zip(found, ctx.wanted, strict=True)]
     return None, grads[0], None, *grads[1:], None, None, None
@@ -141,7 +141,7 @@ recurrence.register_autograd(_op_backward, setup_context=_setup_context)
 
 
 def run(
-    request: Request, weights: tuple[Tensor | None, ...], *, need_output: bool, save: bool, need_cells: bool
+    request: Request, weights: tuple[Tensor | None, ...], *, need_output: bool, save: bool, need_c: bool
 ) -> tuple[Tensor, tuple[Tensor, ...], Tensor | None]:
     """Run a request of one layer by the operator.
 
@@ -150,18 +150,18 @@ def run(
         weights: those of its directions in a row.
         need_output: whether the output must be built.
         save: whether backward follows.
-        need_cells: whether ``c`` after each element is wanted.
+        need_c: whether ``c`` after each element is wanted.
 
     Returns:
         The output, the final states, and ``c`` after each element where it is needed.
     """
-    output, h, c, _, cells = recurrence(
+    output, h, c, _, c_states = recurrence(
         request.cell.name,
         request.values,
         request.offsets,
         *_padded(request, weights),
         need_output,
         save,
-        need_cells,
+        need_c,
     )
-    return output, (h, c)[: len(request.sizes)], cells if need_cells else None
+    return output, (h, c)[: len(request.sizes)], c_states if need_c else None

@@ -28,29 +28,29 @@ def run_layer(request: Request) -> Result:
         weights = (*weights, *request.weights[1])
     offsets, tensors, sizes = request.offsets, (request.values, *request.state, *weights), request.sizes
     needs_grad = torch.is_grad_enabled() and _any_requires_grad(tensors)
-    need_output, cells = request.need_output or request.need_states, None
-    need_cells = request.need_states and len(sizes) > 1
+    need_output, c_states = request.need_output or request.need_states, None
+    need_c = request.need_states and len(sizes) > 1
     cell, directions, depth = request.cell.name, request.directions, request.depth
     output: Tensor | None
     if records_operators():
         from raglane.kernels.cpu import operators
 
-        output, final, cells = operators.run(
-            request, weights, need_output=need_output, save=needs_grad, need_cells=need_cells
+        output, final, c_states = operators.run(
+            request, weights, need_output=need_output, save=needs_grad, need_c=need_c
         )
     else:
         layer = layer_of(cell, offsets, tensors, len(weights), sizes, directions, depth)
         if needs_grad:
             apply = _Recurrence.apply if is_transformed(request.values) else _apply
-            output, *rest = apply(layer, offsets, need_cells, depth, *tensors)  # type: ignore[no-untyped-call]
-            if need_cells:
-                cells = rest.pop()
+            output, *rest = apply(layer, offsets, need_c, depth, *tensors)  # type: ignore[no-untyped-call]
+            if need_c:
+                c_states = rest.pop()
             final = tuple(rest)
         else:
-            output, final, _, cells = layer.forward(
-                offsets, tensors, need_output=need_output, save=False, need_cells=need_cells, depth=depth
+            output, final, _, c_states = layer.forward(
+                offsets, tensors, need_output=need_output, save=False, need_c=need_c, depth=depth
             )
-    states = (KINDS[cell].states(output, cells),) if request.need_states and output is not None else None
+    states = (KINDS[cell].states(output, c_states),) if request.need_states and output is not None else None
     return Result(output if request.need_output else None, final, states)
 
 
@@ -73,26 +73,24 @@ class _Recurrence(torch.autograd.Function):
     boxed_grads_call = False
 
     @staticmethod
-    def forward(
-        ctx: Any, layer: Layer, offsets: Tensor, need_cells: bool, depth: int, *tensors: Any
-    ) -> tuple[Tensor, ...]:
-        ran = layer.forward(offsets, tensors, need_output=True, save=True, need_cells=need_cells, depth=depth)
+    def forward(ctx: Any, layer: Layer, offsets: Tensor, need_c: bool, depth: int, *tensors: Any) -> tuple[Tensor, ...]:
+        ran = layer.forward(offsets, tensors, need_output=True, save=True, need_c=need_c, depth=depth)
         saved = cast(Saved, ran.saved)
-        ctx.layer, ctx.need_cells, ctx.depth = layer, need_cells, depth
+        ctx.layer, ctx.need_c, ctx.depth = layer, need_c, depth
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(offsets, saved.output, saved.gates, saved.cells, *tensors)
-        return (saved.output, *ran.final, saved.cells) if need_cells else (saved.output, *ran.final)
+        ctx.save_for_backward(offsets, saved.output, saved.gates, saved.c_states, *tensors)
+        return (saved.output, *ran.final, saved.c_states) if need_c else (saved.output, *ran.final)
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor | None, *grads: Tensor | None) -> tuple[Any, ...]:
-        offsets, output, gates, cells, *rest = ctx.saved_tensors
+        offsets, output, gates, c_states, *rest = ctx.saved_tensors
         layer: Layer = ctx.layer
         tensors, states = tuple(rest), len(layer.sizes)
-        given = Given(grad_output, grads[states] if ctx.need_cells else None, grads[:states])
+        given = Given(grad_output, grads[states] if ctx.need_c else None, grads[:states])
         # With create_graph the gradient is to be differentiated again; batched gradients have no memory to read.
         if torch.is_grad_enabled() or are_transformed((grad_output, *grads)):
             return None, None, None, None, *reference_gradients(layer, offsets, tensors, given)
-        saved, wanted = Saved(output, gates, cells, ctx.need_cells), ctx.needs_input_grad[4:]
+        saved, wanted = Saved(output, gates, c_states, ctx.need_c), ctx.needs_input_grad[4:]
         leave_lost_threads()
         found = layer.backward(offsets, tensors, saved, given, wanted, overwrite=_is_last_use(), depth=ctx.depth)
         return None, None, None, None, *found
