@@ -66,6 +66,36 @@ FAULTS: dict[str, Fault] = {
         "True,\n        need_output,\n        need_states",
         "nn/test_regularisation.py::test_evaluation_takes_the_mean_of_zoneout",
     ),
+    "a-plan-that-outlives-a-projection": Fault(
+        "src/raglane/nn/recurrent/request.py",
+        'getattr(layer, "proj_size", 0),',
+        "0,",
+        "safety/test_memory.py::test_changed_attributes",
+    ),
+    "a-plan-that-outlives-the-number-of-weights": Fault(
+        "src/raglane/nn/recurrent/request.py",
+        "        len(weights),\n        getattr",
+        "        getattr",
+        "nn/test_plans.py",
+    ),
+    "a-plan-that-outlives-an-override": Fault(
+        "src/raglane/nn/recurrent/request.py",
+        "dispatch.override(),",
+        "None,",
+        "nn/test_plans.py",
+    ),
+    "a-plan-that-outlives-where-a-cell-begins": Fault(
+        "src/raglane/nn/recurrent/request.py",
+        "layer._has_own_initial(),\n        data.dtype",
+        "layer.initial_state,\n        data.dtype",
+        "nn/test_plans.py",
+    ),
+    "sizes-that-are-no-ints": Fault(
+        "src/raglane/nn/recurrent/request.py",
+        " or not (type(width) is type(size) is type(layers) is int)",
+        "",
+        "safety/test_memory.py::test_changed_attributes",
+    ),
     "the-state-of-a-bidirectional-reset": Fault(
         "src/raglane/nn/recurrent/resets.py",
         "final[1::2].index_select(1, self.first)",

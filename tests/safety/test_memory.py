@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,12 +105,16 @@ def test_changed_attributes() -> None:
         ("mode", "?"),
     ):
 
-        def run(backend: str, name: str = name, value: Any = value) -> Any:
+        def run(backend: str, calls: int, name: str = name, value: Any = value) -> Any:
             layer = lstm(backend)
+            for _ in range(calls):  # what is kept of them must not outlive the attribute
+                layer(batch())
             setattr(layer, name, value)
             return layer(batch())
 
-        assert same_refusals(run)[0] in (ShapeError, ArgumentError)
+        new, used = (same_refusals(partial(run, calls=calls)) for calls in (0, 1))
+        assert new[0] in (ShapeError, ArgumentError)
+        assert used == new, name
     without = lstm("cpu", bias=False)
     without.bias = True
     with pytest.raises(ArgumentError, match="bias: got True; the rule: the layer was built without biases"):

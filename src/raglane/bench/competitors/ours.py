@@ -98,7 +98,8 @@ def kernel(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
 
     def bind(data: Tensor) -> Forward:
         inputs = Ragged.from_flat(data, lengths=batch.lengths)
-        request = prepare(layer, plan_of(layer, data), read(inputs, None, False), None)
+        weights = layer._weights()
+        request = prepare(layer, plan_of(layer, weights, data), read(inputs, None, False), weights, None)
         choice = explain(layer, inputs)
 
         def forward() -> tuple[Tensor, tuple[Tensor, ...]]:

@@ -92,15 +92,7 @@ class ElementwiseLayer(Layer):
             for parts in ([part.recurrent for part in weights], [part.bias for part in weights])
         ]
         fields = _pack_backward(
-            *self.head(offsets, tensors),
-            saved.output.data_ptr(),
-            0,
-            0,
-            saved.gates.data_ptr(),
-            saved.c_states.data_ptr(),
-            address(given.output),
-            address(given.c_states),
-            *addresses(given.final, 2),
+            *self._fields_back(offsets, tensors, saved, given),
             gates.data_ptr(),
             address(skipped),
             *addresses(initial, 2),

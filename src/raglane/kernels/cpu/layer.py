@@ -89,6 +89,20 @@ class Layer(ABC):
     def head(self, offsets: Tensor, tensors: Tensors) -> tuple[int, ...]:
         """The fields of the argument up to the results, of tensors that are checked."""
 
+    def _fields_back(self, offsets: Tensor, tensors: Tensors, saved: Saved, given: Given) -> tuple[int, ...]:
+        """The fields of backward's argument up to what it writes, of tensors that are checked."""
+        return (
+            *self.head(offsets, tensors),
+            saved.output.data_ptr(),
+            0,
+            0,
+            saved.gates.data_ptr(),
+            saved.c_states.data_ptr(),
+            address(given.output),
+            address(given.c_states),
+            *addresses(given.final, 2),
+        )
+
     @abstractmethod
     def saved_shapes(self, elements: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The shapes of ``Saved.gates`` and ``Saved.c_states`` for so many elements."""

@@ -128,15 +128,7 @@ class MatrixLayer(Layer):
         states = zip(self.initial(tensors), wanted, strict=True)
         initial = tuple([torch.empty_like(part) if want else None for part, want in states])
         fields = _pack_backward(
-            *self.head(offsets, tensors),
-            saved.output.data_ptr(),
-            0,
-            0,
-            saved.gates.data_ptr(),
-            saved.c_states.data_ptr(),
-            address(given.output),
-            address(given.c_states),
-            *addresses(given.final, 2),
+            *self._fields_back(offsets, tensors, saved, given),
             gates.data_ptr(),
             previous.data_ptr(),
             address(projected),

@@ -50,13 +50,14 @@ def carry(layer: RecurrentLayer, input: Ragged, hx: State | None, begins: Tensor
     """
     _check(layer, input, begins)
     inputs = read(input, None, layer.batch_first)
-    plan = plan_of(layer, inputs.data)
-    fresh = prepare(layer, plan, inputs, None).initial()
+    weights = layer._weights()
+    plan = plan_of(layer, weights, inputs.data)
+    fresh = prepare(layer, plan, inputs, weights, None).initial()
     if hx is None:
         _check_all_begin(input, begins)
         return one_or_tuple(fresh)
     is_fresh = begins.to(input.device, non_blocking=True).unsqueeze(1)
-    given = prepare(layer, plan, inputs, hx).initial()
+    given = prepare(layer, plan, inputs, weights, hx).initial()
     kept = (torch.where(is_fresh, new, old.detach()) for new, old in zip(fresh, given, strict=True))
     return one_or_tuple(tuple(kept))
 

@@ -95,11 +95,10 @@ class RecurrentLayer(torch.nn.Module):
         like: Tensor | None = weights[0].input
         return like
 
-    def _check_sizes(self) -> None:
+    def _check_sizes(self, count: int) -> None:
         """Raise where an attribute was changed to what this layer cannot be."""
         for name in ("input_size", "hidden_size", "num_layers"):
             check_count(name, getattr(self, name))
-        count = len(self._weights())
         if count != self.num_layers * (2 if self.bidirectional else 1):
             raise ArgumentError(
                 message(

@@ -70,11 +70,18 @@ class Plan:
 _plans: WeakKeyDictionary[torch.nn.Module, Plan] = WeakKeyDictionary()
 
 
-def plan_of(layer: RecurrentLayer, data: Tensor, need_states: bool = False, is_dense: bool = False) -> Plan:
+def plan_of(
+    layer: RecurrentLayer,
+    weights: tuple[Any, ...],
+    data: Tensor,
+    need_states: bool = False,
+    is_dense: bool = False,
+) -> Plan:
     """The plan for the calls of a layer as it is now: the last one, where all that it rests on is as it was.
 
     Args:
         layer: the layer.
+        weights: the layer's, as they are now; how many there are.
         data: the input, in any layout, for its dtype and device.
         need_states: whether the states of every step are wanted.
         is_dense: whether the input is a tensor in which every element is real.
@@ -83,18 +90,21 @@ def plan_of(layer: RecurrentLayer, data: Tensor, need_states: bool = False, is_d
         ArgumentError: an attribute of the layer was changed to what it cannot be.
         DispatchError: no backend runs this.
     """
+    width, size, layers = layer.input_size, layer.hidden_size, layer.num_layers
     facts = (
         layer.cell,
-        layer.input_size,
-        layer.hidden_size,
-        layer.num_layers,
+        width,
+        size,
+        layers,
+        len(weights),
+        getattr(layer, "proj_size", 0),
         layer.bidirectional,
         layer.dropout,
         layer.training,
         layer.schedule,
         layer.backend,
         layer.regularisation,
-        layer.initial_state,
+        layer._has_own_initial(),
         data.dtype,
         data.device,
         need_states,
@@ -104,19 +114,21 @@ def plan_of(layer: RecurrentLayer, data: Tensor, need_states: bool = False, is_d
         are_transforms_active(),
     )
     if torch.compiler.is_compiling():
-        return _make_plan(layer, facts)
+        return _make_plan(layer, facts, len(weights), data, need_states, is_dense)
     plan = _plans.get(layer)
-    if plan is None or plan.facts != facts:
-        plan = _plans[layer] = _make_plan(layer, facts)
+    # 7.0 is equal to 7, and no size.
+    if plan is None or plan.facts != facts or not (type(width) is type(size) is type(layers) is int):
+        plan = _plans[layer] = _make_plan(layer, facts, len(weights), data, need_states, is_dense)
     return plan
 
 
-def _make_plan(layer: RecurrentLayer, facts: tuple[Any, ...]) -> Plan:
-    layer._check_sizes()
+def _make_plan(
+    layer: RecurrentLayer, facts: tuple[Any, ...], count: int, data: Tensor, need_states: bool, is_dense: bool
+) -> Plan:
+    layer._check_sizes(count)
     cell, rule = layer.cell, layer.regularisation
-    dtype, device, need_states, is_dense = facts[11:15]
     run_cell = rule.cell(cell, layer.training)
-    traits = Traits(run_cell, layer.input_size, layer.hidden_size, dtype, device, need_states)
+    traits = Traits(run_cell, layer.input_size, layer.hidden_size, data.dtype, data.device, need_states)
     backend, schedule = dispatch.pick(traits, layer.schedule, layer.backend, dense=is_dense)
     return Plan(
         facts,
@@ -144,9 +156,10 @@ def run(
 ) -> tuple[Any, ...]:
     """Call a layer; the arguments and what comes back are those of its ``forward``."""
     inputs = read(input, lengths, layer.batch_first)
-    plan = plan_of(layer, inputs.data, need_states, inputs.is_dense)
-    if inputs.layout is not None and resets is None and _goes_as_it_came(layer, plan, inputs, hx):
-        request = _prepare_as_it_came(layer, plan, inputs, hx, need_output)
+    weights = layer._weights()
+    plan = plan_of(layer, weights, inputs.data, need_states, inputs.is_dense)
+    if inputs.layout is not None and resets is None and _goes_as_it_came(layer, plan, inputs, weights, hx):
+        request = _prepare_as_it_came(layer, plan, inputs, weights, hx, need_output)
         result = plan.backend.run(request, plan.schedule)
         output = inputs.restore_layout(result.output) if need_output and result.output is not None else None
         return output, one_or_tuple(_unbatched(inputs, result.state))
@@ -158,7 +171,7 @@ def run(
     if resets is not None:
         check_marks(resets, input)
         pieces = split(inputs.batch, flatten_marks(resets, lengths, layer.batch_first))
-    request = prepare(layer, plan, inputs, hx, pieces, need_output, need_states)
+    request = prepare(layer, plan, inputs, weights, hx, pieces, need_output, need_states)
     if plan.regularises:
         request = regularised(layer.regularisation, plan.run_cell, request)
     result = plan.backend.run(request, plan.schedule)
@@ -179,6 +192,7 @@ def prepare(
     layer: RecurrentLayer,
     plan: Plan,
     inputs: Inputs,
+    weights: tuple[Any, ...],
     hx: Any,
     pieces: Pieces | None = None,
     need_output: bool = True,
@@ -187,9 +201,10 @@ def prepare(
     """Check an input and its initial state, and put the request together.
 
     Args:
-        layer: the layer, for its weights.
+        layer: the layer.
         plan: what holds for it.
         inputs: the input.
+        weights: the layer's, as they are now.
         hx: the initial state, of torch's shapes, ``(L * K, B, size)``, or ``(L * K, size)`` where the input has no
             batch; a tuple where the cell has several; None for the layer's own.
         pieces: the input cut at its resets, where there are any.
@@ -200,7 +215,7 @@ def prepare(
         ArgumentTypeError: a state of the wrong kind.
         ShapeError: sizes, dtypes or devices that do not fit.
     """
-    weights, whole = layer._weights(), inputs.batch
+    whole = inputs.batch
     _check_values(layer, weights, whole.values)
     batch = whole if pieces is None else pieces.batch
     values, offsets = batch.values, batch.offsets
@@ -231,7 +246,7 @@ def prepare(
     )
 
 
-def _goes_as_it_came(layer: RecurrentLayer, plan: Plan, inputs: Inputs, hx: Any) -> bool:
+def _goes_as_it_came(layer: RecurrentLayer, plan: Plan, inputs: Inputs, weights: tuple[Any, ...], hx: Any) -> bool:
     """Whether the backend takes the input in the layout in which it came, with no way through the flat one.
 
     Where anything is wrong, the way through the flat layout says what.
@@ -245,13 +260,16 @@ def _goes_as_it_came(layer: RecurrentLayer, plan: Plan, inputs: Inputs, hx: Any)
         inputs.count = int(sizes[0]) if sizes.shape[0] else 0
         if not inputs.count or (there is not None and there.shape[0] != inputs.count):
             return False  # sequences of length 0, which torch's kernels do not know
-    data, like = inputs.data, layer._like(layer._weights())
-    if like is None or data.shape[-1] != layer.input_size:
+        check_storage("packed.data", inputs.data)
+    data, like = inputs.data, layer._like(weights)
+    if like is None or data.shape[-1] != layer.input_size or data.layout is not torch.strided:
         return False
     return data.dtype == like.dtype and data.device == like.device  # or autocast casts
 
 
-def _prepare_as_it_came(layer: RecurrentLayer, plan: Plan, inputs: Inputs, hx: Any, need_output: bool) -> Request:
+def _prepare_as_it_came(
+    layer: RecurrentLayer, plan: Plan, inputs: Inputs, weights: tuple[Any, ...], hx: Any, need_output: bool
+) -> Request:
     """The request for an input that needs no way through the flat layout."""
     state: tuple[Tensor, ...] = ()
     if hx is not None:
@@ -264,7 +282,7 @@ def _prepare_as_it_came(layer: RecurrentLayer, plan: Plan, inputs: Inputs, hx: A
         _NOWHERE,
         None,
         state,
-        layer._weights(),
+        weights,
         plan.layers,
         plan.directions,
         plan.dropout,

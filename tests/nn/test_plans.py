@@ -1,0 +1,120 @@
+"""What is kept of a layer between calls holds for the layer as it was: a changed one runs as a new one does."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import raglane as rl
+from every_layer import a_batch, assert_same, build, results_of
+from looped import looped
+from own_cells import Leaky
+from raglane.errors import ArgumentError
+from raglane.kernels.dispatch import BACKENDS
+from raglane.nn.recurrent.regularisation import Regularisation
+
+
+class Begun(Leaky):
+    """A leaky cell whose sequences begin with ones."""
+
+    def initial_state(self, batch_size: int) -> Tensor:
+        return torch.ones(batch_size, self.hidden_size, dtype=torch.float64)
+
+
+@looped(
+    "change",
+    [
+        lambda layer: setattr(layer, "backend", "reference"),
+        lambda layer: setattr(layer, "schedule", "padded"),
+        lambda layer: setattr(layer, "regularisation", Regularisation(zoneout=0.3)),
+        lambda layer: layer.float(),
+        lambda layer: nn.init.constant_(layer.weight_hh_l0, 0.25),
+        lambda layer: setattr(layer, "weight_ih_l0", nn.Parameter(torch.ones_like(layer.weight_ih_l0))),
+        lambda layer: nn.utils.parametrizations.weight_norm(layer, "weight_hh_l0"),
+    ],
+)
+def test_a_changed_layer_runs_as_a_new_one_does(change: Callable[[Any], Any]) -> None:
+    used, new = build("lstm", 2).eval(), build("lstm", 2).eval()
+    new.load_state_dict(used.state_dict())
+    batch = a_batch([3, 0, 2])
+    used(batch)
+    for layer in (used, new):
+        change(layer)
+    batch = batch.to(next(new.parameters()).dtype)
+    assert_same(results_of(used(batch)), results_of(new(batch)), 0.0)
+    assert rl.explain(used, batch) == rl.explain(new, batch)
+
+
+def test_dropout_follows_train_and_eval() -> None:
+    layer, batch = build("gru", 2, dropout=0.5), a_batch([4, 3])
+    calm = [layer.eval()(batch)[0].values for _ in range(2)]
+    wild = [layer.train()(batch)[0].values for _ in range(2)]
+    assert calm[0].equal(calm[1])
+    assert not wild[0].equal(wild[1])
+    assert layer.eval()(batch)[0].values.equal(calm[0])
+
+
+def test_every_override_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, batch, ran = build("gru"), a_batch([2, 1]), []
+    for name, backend in BACKENDS.items():
+
+        def run(request: Any, schedule: str, name: str = name, plain: Any = backend.run) -> Any:
+            ran.append((name, schedule))
+            return plain(request, schedule)
+
+        monkeypatch.setattr(backend, "run", run)
+    layer(batch)
+    before = list(ran)
+    with rl.using(backend="reference", schedule="each"):
+        layer(batch)
+    layer(batch)
+    assert ran == [*before, ("reference", "each"), *before]
+
+
+def test_another_module_in_the_place_of_a_cell() -> None:
+    layer, batch = rl.nn.Recurrent(Leaky(3, 4)), a_batch([2, 3])
+    layer(batch)
+    layer.cells[0] = Begun(3, 4)
+    assert_same(results_of(layer(batch)), results_of(rl.nn.Recurrent(layer.cells[0])(batch)), 0.0)
+    layer.cells.append(Leaky(3, 4))
+    with pytest.raises(ArgumentError, match="num_layers, bidirectional"):
+        layer(batch)
+
+
+def test_copies_keep_nothing() -> None:
+    layer, batch = build("lstm"), a_batch([2, 1])
+    wanted = results_of(layer(batch))
+    for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert vars(twin).keys() == vars(layer).keys() == vars(build("lstm")).keys()
+        assert_same(results_of(twin(batch)), wanted, 0.0)
+
+
+@pytest.mark.parametrize("backend", [None, "torch"])
+def test_weights_are_read_once_per_call(backend: str | None) -> None:
+    """A parametrization that draws is drawn once, whatever the kind of the input."""
+
+    class Drawn(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = 0
+
+        def forward(self, weight: Tensor) -> Tensor:
+            self.calls += 1
+            return weight * torch.rand(())
+
+    layer = build("gru", backend=backend or "auto")
+    drawn = Drawn()
+    nn.utils.parametrize.register_parametrization(layer, "weight_hh_l0", drawn)
+    batch = a_batch([3, 2])
+    padded, lengths = batch.to_padded(batch_first=False)
+    layer(batch)  # plans
+    for given, options in ((batch, {}), (batch.to_packed(), {}), (padded, {}), (padded, {"lengths": lengths})):
+        drawn.calls = 0
+        layer(given, **options)
+        assert drawn.calls == 1, type(given)
