@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
-from faults.__main__ import FAULTS, main, play
+from faults.__main__ import FAULTS, main
 from faults.fault import ROOT, Fault
 
 TESTS = "test_costs.py::test_multiplications_and_additions"
@@ -22,7 +25,20 @@ def test_what_a_fault_changes_is_there_once(name: str) -> None:
     assert fault.tests
 
 
-def test_what_is_noticed_and_what_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+def played(faults: dict[str, Fault]) -> tuple[int, str]:
+    """What comes of playing faults two at a time, and what is said of them.
+
+    In a process of its own: the server that forks a process for each copy is one for all who fork so here, and others
+    have the package in theirs.
+    """
+    code = f"import sys; from faults.__main__ import play; from faults.fault import Fault; sys.exit(play({faults}, 2))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT / "tests", capture_output=True, text=True, check=False, timeout=600
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_what_is_noticed_and_what_is_not() -> None:
     """In a copy: the package of this process, and of those that it starts, stays as it is."""
     file, old = "src/raglane/costs.py", "additions=count.elements - count.sequences"
     before = (ROOT / file).read_text()
@@ -31,8 +47,8 @@ def test_what_is_noticed_and_what_is_not(capsys: pytest.CaptureFixture[str]) -> 
         "nothing-changed": Fault(file, old, f"{old} + 0", TESTS),
         "no-such-text": Fault(file, "a text that is not there", "", TESTS),
     }
-    assert play(faults, jobs=2) == 1
-    said = capsys.readouterr().out
+    code, said = played(faults)
+    assert code == 1, said
     assert "the tests pass without a fault\n" in said
     assert f"noticed: one-too-many, by {TESTS}\n" in said
     assert f"NOT noticed: nothing-changed, in {file}, by {TESTS}\n" in said
@@ -41,9 +57,10 @@ def test_what_is_noticed_and_what_is_not(capsys: pytest.CaptureFixture[str]) -> 
     assert (ROOT / file).read_text() == before
 
 
-def test_a_test_that_fails_without_a_fault_notices_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert play({"x": Fault("src/raglane/costs.py", "not there", "", "test_costs.py::test_that_is_not_there")}, 2) == 1
-    assert "FAIL without a fault" in capsys.readouterr().out
+def test_a_test_that_fails_without_a_fault_notices_nothing() -> None:
+    code, said = played({"x": Fault("src/raglane/costs.py", "not there", "", "test_costs.py::test_that_is_not_there")})
+    assert code == 1, said
+    assert "FAIL without a fault" in said
 
 
 def test_a_name_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
