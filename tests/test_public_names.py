@@ -8,6 +8,7 @@ import raglane as rl
 def test_package() -> None:
     assert sorted(rl.__all__) == [
         "Cost",
+        "Plan",
         "Ragged",
         "__version__",
         "accelerate",
@@ -20,6 +21,7 @@ def test_package() -> None:
         "modify",
         "nn",
         "packing",
+        "plan",
         "restore",
         "using",
     ]

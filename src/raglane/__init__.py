@@ -27,12 +27,14 @@ if TYPE_CHECKING:
     from raglane.lens import modify
     from raglane.nn.recurrent.accelerate import accelerate, acceleration, restore
     from raglane.nn.recurrent.explain import explain
+    from raglane.planner import Plan, plan
     from raglane.ragged import Ragged
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Cost",
+    "Plan",
     "Ragged",
     "__version__",
     "accelerate",
@@ -45,12 +47,14 @@ __all__ = [
     "modify",
     "nn",
     "packing",
+    "plan",
     "restore",
     "using",
 ]
 
 _HOMES = {
     "Cost": "costs",
+    "Plan": "planner",
     "Ragged": "ragged",
     "accelerate": "nn.recurrent.accelerate",
     "acceleration": "nn.recurrent.accelerate",
@@ -58,6 +62,7 @@ _HOMES = {
     "cost": "costs",
     "explain": "nn.recurrent.explain",
     "modify": "lens",
+    "plan": "planner",
     "restore": "nn.recurrent.accelerate",
     "using": "kernels.dispatch",
 }

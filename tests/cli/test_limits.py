@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from commands import FAST, fails, tree, write_steps
+from raglane import memory
 from raglane.cli import main
 from raglane.errors import ArgumentError
-from raglane.training import inference, memory
+from raglane.training import inference
 from raglane.training.model import ModelConfig, SequenceModel
 from raglane.training.settings import INITIAL_STATES, LAYERS, NORMALISED_LAYERS, POOLINGS
 

@@ -128,6 +128,7 @@ def test_count_is_the_tables(name: str, lengths: list[int], lanes: int | None) -
     assert (count.steps, count.elements, count.waste) == (table.steps, len(entries), len(waste))
     assert (table.elements, table.waste(_tensor(lengths))) == (len(entries), len(waste))
     assert count.sequences == len({sequence for _, _, sequence, _ in entries})
+    assert SCHEDULES[name].rows_per_step(_tensor(lengths), lanes).tolist() == table.rows_per_step.tolist()
     assert table.rows_per_step.tolist() == [sum(time == entry[0] for entry in entries) for time in range(table.steps)]
 
 

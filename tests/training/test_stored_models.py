@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from commands import FAST, fails, tree, write_steps
+from raglane import memory
 from raglane.cli import main
 from raglane.data.preprocess import Preprocessor
 from raglane.errors import ArgumentError
-from raglane.training import memory
 from raglane.training.checkpoint import read_tensors, to_safetensors
 from raglane.training.inference import Predictions
 from raglane.training.predictions import write_predictions

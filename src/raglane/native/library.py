@@ -23,7 +23,17 @@ from raglane.errors import ArgumentError, MissingExtraError, message
 from raglane.forks import threads_before
 from raglane.tracing import constant_when_traced
 
-__all__ = ["ABI", "DTYPES", "Library", "call", "leave_lost_threads", "library", "missing_kernels", "preamble"]
+__all__ = [
+    "ABI",
+    "DTYPES",
+    "Library",
+    "call",
+    "leave_lost_threads",
+    "library",
+    "location",
+    "missing_kernels",
+    "preamble",
+]
 
 ABI = 7
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
@@ -112,6 +122,14 @@ class Library:
         return result
 
 
+def location() -> Path | None:
+    """The file of the kernels; None where this installation was built without them."""
+    # In an editable installation the package lies in two folders: its source, and what was built of it.
+    folders = sys.modules[__package__].__path__
+    found = [path for folder in folders for path in sorted(Path(folder, "lib").glob("libraglane_cpu.*"))]
+    return found[0] if found else None
+
+
 @cache
 def library() -> Library:
     """Load the kernels, once.
@@ -120,25 +138,23 @@ def library() -> Library:
         MissingExtraError: this installation was built without them.
         ArgumentError: ``RAGLANE_ISA`` names an instruction set that is not available.
     """
-    # In an editable installation the package lies in two folders: its source, and what was built of it.
-    folders = sys.modules[__package__].__path__
-    found = [path for folder in folders for path in sorted(Path(folder, "lib").glob("libraglane_cpu.*"))]
-    if not found:
+    found = location()
+    if found is None:
         raise MissingExtraError(
             "the cpu kernels are missing: raglane was installed without them, usually because there was no C++20"
             " compiler with OpenMP. Fix: install g++ or clang++, then install raglane again"
         )
     # torch is imported by now, so the library shares the OpenMP runtime that torch brought.
-    handle = ctypes.CDLL(str(found[0]))
+    handle = ctypes.CDLL(str(found))
     if handle.raglane_abi() != ABI:
         raise MissingExtraError(
-            f"the cpu kernels at {found[0]} are of another version of raglane. Fix: reinstall raglane."
+            f"the cpu kernels at {found} are of another version of raglane. Fix: reinstall raglane."
         )
     handle.raglane_size_of.restype = ctypes.c_int64
     for number, (name, size) in enumerate(_SIZES.items()):
         if handle.raglane_size_of(number) != size:
             raise MissingExtraError(
-                f"the cpu kernels at {found[0]} have a struct {name} of {handle.raglane_size_of(number)} bytes, where"
+                f"the cpu kernels at {found} have a struct {name} of {handle.raglane_size_of(number)} bytes, where"
                 f" this version of raglane builds {size}. Fix: reinstall raglane."
             )
     handle.raglane_has_isa.argtypes = [ctypes.c_int64]

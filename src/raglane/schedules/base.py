@@ -114,6 +114,15 @@ class Schedule(ABC):
             lanes: as for :meth:`table`.
         """
 
+    def rows_per_step(self, lengths: Tensor, lanes: int | None = None) -> Tensor:
+        """The rows of :meth:`table` at each time, ``(S,)`` int64; a schedule may know them without building it.
+
+        Args:
+            lengths: ``(B,)`` int64 on the CPU, each at least 0.
+            lanes: as for :meth:`table`.
+        """
+        return self.table(lengths, lanes).rows_per_step
+
 
 def longest(lengths: Tensor) -> int:
     """The largest of ``lengths``, 0 where there is none.

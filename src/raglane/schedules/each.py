@@ -37,3 +37,7 @@ class Each(Schedule):
     def count(self, lengths: Tensor, lanes: int | None = None) -> Count:  # noqa: ARG002
         """As :meth:`Schedule.count`."""
         return real_count(lengths, int(lengths.sum()))
+
+    def rows_per_step(self, lengths: Tensor, lanes: int | None = None) -> Tensor:  # noqa: ARG002
+        """As :meth:`Schedule.rows_per_step`."""
+        return torch.ones(int(lengths.sum()), dtype=torch.int64, device="cpu")

@@ -74,6 +74,20 @@ class Lanes(Schedule):
         waiting = -np.sort(-lengths.numpy())[: int(lengths.count_nonzero())]
         return real_count(lengths, _assign(waiting, rows)[1])
 
+    def rows_per_step(self, lengths: Tensor, lanes: int | None = None) -> Tensor:
+        """As :meth:`Schedule.rows_per_step`, at the cost of :meth:`count`.
+
+        Raises:
+            ArgumentTypeError: ``lanes`` is not an integer.
+            ArgumentError: ``lanes`` is below 1.
+        """
+        rows = _rows(lengths, lanes)
+        waiting = -np.sort(-lengths.numpy())[: int(lengths.count_nonzero())]
+        slots, steps = _assign(waiting, rows)
+        begun = np.bincount(slots // rows, minlength=steps + 1)
+        ended = np.bincount(slots // rows + waiting, minlength=steps + 1)
+        return torch.from_numpy((begun - ended).cumsum()[:steps])
+
 
 def _rows(lengths: Tensor, lanes: int | None) -> int:
     """The number of rows: what was asked for, or the default, but no more than there are sequences to run."""

@@ -27,12 +27,15 @@ class Packed(Schedule):
 
     def table(self, lengths: Tensor, lanes: int | None = None) -> Table:  # noqa: ARG002
         """As :meth:`Schedule.table`; ``E`` is ``N``."""
-        steps, total = longest(lengths), int(lengths.sum())
-        rows_per_step = torch.from_numpy(conjugate(lengths.numpy(), steps))
-        time_offsets = offsets_from_lengths(rows_per_step)
+        total = int(lengths.sum())
+        time_offsets = offsets_from_lengths(self.rows_per_step(lengths))
         row = positions(time_offsets, total)
         return Table(time_offsets, longest_first(lengths)[row], segment_ids(time_offsets, total), row)
 
     def count(self, lengths: Tensor, lanes: int | None = None) -> Count:  # noqa: ARG002
         """As :meth:`Schedule.count`."""
         return real_count(lengths, longest(lengths))
+
+    def rows_per_step(self, lengths: Tensor, lanes: int | None = None) -> Tensor:  # noqa: ARG002
+        """As :meth:`Schedule.rows_per_step`."""
+        return torch.from_numpy(conjugate(lengths.numpy(), longest(lengths)))

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from raglane.data.preprocess import Preprocessor
 from raglane.errors import CheckpointError, message, require
+from raglane.memory import FLOAT, TENSOR, check_memory
 from raglane.reading import as_path
 from raglane.training.folder import BEST, find
-from raglane.training.memory import FLOAT, TENSOR, check_memory
 from raglane.training.model import ModelConfig, SequenceModel
 from raglane.training.stored import damaged, read_bytes, read_json, reading, to_json
 

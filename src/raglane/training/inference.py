@@ -14,10 +14,10 @@ from raglane.data.epochs import check_least
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
 from raglane.errors import ArgumentError, DataError, message, quote
+from raglane.memory import check_memory
 from raglane.ragged import Ragged
 from raglane.training.batches import in_order
 from raglane.training.checkpoint import SavedModel
-from raglane.training.memory import check_memory
 from raglane.training.metrics import accuracy, confusion_matrix, macro_f1
 from raglane.training.settings import DEVICES
 from raglane.training.state import Totals

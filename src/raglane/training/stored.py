@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from raglane.errors import ArgumentError, CheckpointError, flags, message, quote
+from raglane.memory import available_memory
 from raglane.reading import check_file
-from raglane.training.memory import available_memory
 
 __all__ = ["build", "damaged", "finite", "read_bytes", "read_json", "reading", "to_json"]
 

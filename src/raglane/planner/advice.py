@@ -1,0 +1,224 @@
+"""Which way, which batches: predicted for a list of lengths, a layer and a machine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raglane import interop
+from raglane.bench.machine import is_busy, load, processors
+from raglane.checks import check_flag, check_whole
+from raglane.errors import ArgumentError, message, quote
+from raglane.memory import available_memory
+from raglane.nn.recurrent.layer import RecurrentLayer
+from raglane.planner import store, words
+from raglane.planner.batches import Epoch, Limit, epoch_of, thin_out
+from raglane.planner.calibration import Calibration, calibrate
+from raglane.planner.model import Integers, rows_of
+from raglane.planner.others import compare_cells
+from raglane.planner.rows import Row, row_of
+from raglane.planner.ways import Way, as_layer, thread_counts, ways_of
+from raglane.ragged import Ragged
+
+__all__ = ["Plan", "plan"]
+
+_BATCH_SIZES = (8, 16, 32, 64, 128, 256, 512)
+# What is slower by less is as fast: then the smaller batch, the plain order and fewer threads are better.
+_TIE = 1.03
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What every way to run a layer on some data costs, and which to take.
+
+    Printing it shows a table.
+
+    Attributes:
+        rows: every way with every kind of batch, the fastest epoch of training first.
+        best: the recommendation for training: of all that are within 3 % of the fastest, random batches rather than
+            grouped ones, then the fewest threads, then the smallest batch. Limits by elements and other dtypes than
+            the layer's are shown, and not recommended.
+        why: the reason, in a sentence.
+        others: how long other cells of the same width take to train, in proportion to the layer.
+        tail: what the longest sequences cost, in a sentence; None where there is no long tail.
+        layer: in words.
+        count: of sequences.
+        ranks: of processes.
+        busy: whether other programs kept the machine busy while it was measured, which makes the times too long.
+    """
+
+    rows: tuple[Row, ...]
+    best: Row
+    why: str
+    others: dict[str, float]
+    tail: str | None
+    layer: str
+    count: int
+    ranks: int
+    busy: bool
+
+    def __str__(self) -> str:
+        return words.table(self)
+
+    def __repr__(self) -> str:
+        return f"<Plan of {len(self.rows)} rows: {self.why}>"
+
+
+def plan(
+    lengths: Any,
+    layer: torch.nn.Module,
+    *,
+    batch_sizes: Sequence[int] | None = None,
+    ranks: int = 1,
+    memory: int | None = None,
+    dtypes: Sequence[torch.dtype] | None = None,
+    threads: Sequence[int] | None = None,
+    fresh: bool = False,
+    progress: Callable[[float], object] | None = None,
+) -> Plan:
+    """Measure a layer for a few seconds, and predict what every way to run it on these lengths costs.
+
+    The measurement does not look at the lengths: it is kept (``store.folder()`` says where), and another plan for the
+    same layer on the same machine and versions takes a second. The times are those of the layer alone.
+
+    Args:
+        lengths: of all sequences, ``(B,)`` integers of at least 0; or what has ``lengths``, such as a Ragged.
+        layer: a recurrent layer of ``rl.nn`` or ``torch.nn``, in the mode of training or evaluation that is planned.
+        batch_sizes: sequences of a batch; None for powers of two from 8 to 512. Each also gives a limit by elements:
+            those of as many sequences of mean length.
+        ranks: processes that train together, each on batches of its own.
+        memory: bytes that a training step may hold; None for all that the machine has.
+        dtypes: to run the layer in; None for its own.
+        threads: numbers of threads; None for powers of two, up to those of this process.
+        fresh: measure again.
+        progress: told which share of the measurement is done, from 0 to 1; None writes it to a terminal.
+
+    Raises:
+        ArgumentTypeError: ``layer`` is no such layer, or another argument of the wrong kind.
+        ArgumentError: no sequence has an element, a number is too small, or no batch fits into ``memory``.
+
+    Example:
+        >>> import raglane as rl
+        >>> found = rl.plan([4, 6, 8, 5, 4, 3, 7, 8] * 100, rl.nn.GRU(8, 16), batch_sizes=[32])
+        >>> found.best.batch_size, found.best in found.rows
+        (32, True)
+    """
+    known = interop.read_lengths(
+        lengths.host_lengths if isinstance(lengths, Ragged) else getattr(lengths, "lengths", lengths)
+    )
+    if not bool(known.any()):
+        got = f"{known.shape[0]} sequences, none of which has an element"
+        raise ArgumentError(
+            message("lengths", got, "at least one sequence has an element", "check where they come from")
+        )
+    twin = as_layer(layer)
+    check_whole("ranks", ranks, 1, "pass the number of processes")
+    check_flag("fresh", fresh)
+    sizes = _sizes(batch_sizes, known.shape[0])
+    own = next(twin.parameters(), torch.empty(0)).dtype
+    ways = ways_of(twin, list(dict.fromkeys((own, *(dtypes or ())))), _threads(threads))
+    busy = is_busy(load())
+    calibration = _calibration(twin, ways, fresh, progress or _tell)
+    rows = _rows(known, sizes, ways, calibration, ranks, sum(w.numel() * w.element_size() for w in twin.parameters()))
+    best = _best(rows, str(own).removeprefix("torch."), memory)
+    return Plan(
+        tuple(rows),
+        best,
+        words.why(best, rows, ranks),
+        compare_cells(twin, known, best),
+        words.tail(known, best, rows, calibration),
+        words.describe(twin),
+        known.shape[0],
+        ranks,
+        busy,
+    )
+
+
+def _sizes(given: Sequence[int] | None, count: int) -> list[int]:
+    if given is None:
+        return [size for size in _BATCH_SIZES if size <= count] or [count]
+    if not isinstance(given, Iterable) or not list(given):
+        rule = "at least one number of sequences"
+        raise ArgumentError(message("batch_sizes", quote(given), rule, "pass [32], say, or leave it out"))
+    return [check_whole("batch_sizes", size, 1, "pass numbers of sequences") for size in given]
+
+
+def _threads(given: Sequence[int] | None) -> list[int]:
+    if given is None:
+        return thread_counts(min(processors(), max(torch.get_num_threads(), 1)))
+    if not isinstance(given, Iterable) or not list(given):
+        raise ArgumentError(message("threads", quote(given), "at least one number", "pass [1], say, or leave it out"))
+    return [check_whole("threads", count, 1, "pass numbers of threads") for count in given]
+
+
+def _calibration(
+    layer: RecurrentLayer, ways: Sequence[Way], fresh: bool, say: Callable[[float], object]
+) -> Calibration:
+    """The kept calibration, or a new one."""
+    key = store.key_of(layer, ways)
+    kept = None if fresh else store.load(key, ways)
+    if kept is not None:
+        return kept
+    found = calibrate(layer, ways, say)
+    store.save(key, found)
+    return found
+
+
+def _rows(
+    lengths: Tensor, sizes: Sequence[int], ways: Sequence[Way], calibration: Calibration, ranks: int, weights: int
+) -> list[Row]:
+    part, factor = thin_out(lengths)
+    mean = float(lengths.float().mean())
+    limits = [Limit(sequences=size) for size in sizes] + [Limit(elements=max(1, round(size * mean))) for size in sizes]
+    rows = []
+    for limit in limits:
+        for grouped in (False, True):
+            epoch: Epoch = epoch_of(part, limit, grouped=grouped)
+            # Ways that differ in dtype alone, or run the same schedule, have the same rows.
+            shared = _shared_rows()
+            rows += [
+                row_of(
+                    way, limit, grouped, epoch, calibration, factor=factor, ranks=ranks, weights=weights, rows=shared
+                )
+                for way in ways
+            ]
+    return sorted(rows, key=lambda row: row.rank_seconds)
+
+
+def _shared_rows() -> Callable[[Way, Tensor], Integers]:
+    found: dict[tuple[str, int, int], Integers] = {}
+
+    def rows(way: Way, lengths: Tensor) -> Integers:
+        lanes = way.threads if way.backend == "cpu" else 0
+        key = way.schedule, lanes, id(lengths)
+        if key not in found:
+            found[key] = rows_of(way, lengths)
+        return found[key]
+
+    return rows
+
+
+def _best(rows: Sequence[Row], dtype: str, memory: int | None) -> Row:
+    most = available_memory() if memory is None else check_whole("memory", memory, 1, "pass a number of bytes")
+    offered = [row for row in rows if row.batch_size is not None and row.dtype == dtype]
+    fitting = [row for row in offered if row.peak_bytes <= most]
+    if not fitting:
+        least = min(row.peak_bytes for row in offered)
+        rule = f"the smallest batch that was asked for takes {least:,} bytes"
+        raise ArgumentError(message("memory", f"{most:,.0f} bytes", rule, "pass more, or smaller batch_sizes"))
+    fastest = min(row.rank_seconds for row in fitting)
+    near = [row for row in fitting if row.rank_seconds <= _TIE * fastest]
+    return min(near, key=lambda row: (row.grouped, row.threads, row.batch_size, row.rank_seconds))
+
+
+def _tell(share: float) -> None:
+    """Progress on a terminal, in a line that the next overwrites."""
+    if sys.stderr.isatty():
+        end = "\r" if share < 1 else "\r\033[K"
+        sys.stderr.write(f"measuring this machine: {share:4.0%}{end}")
+        sys.stderr.flush()

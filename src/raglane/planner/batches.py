@@ -1,0 +1,134 @@
+"""The batches of an epoch, as lengths: how they are cut, and in which order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from raglane.data.samplers import BucketBatchSampler
+
+__all__ = ["Epoch", "Limit", "epoch_of", "thin_out"]
+
+_Integers = NDArray[np.int64]
+
+# Sequences of a longer list that are looked at, and batches of an epoch.
+_SEQUENCES, _BATCHES = 1 << 16, 64
+_POOL = 50
+
+
+@dataclass(frozen=True)
+class Limit:
+    """How large a batch is: by its sequences, or by its elements.
+
+    Attributes:
+        sequences: in a batch; None where its elements decide.
+        elements: in a batch at most, but for a single sequence that is longer; None where its sequences decide.
+
+    Example:
+        >>> print(Limit(sequences=64), Limit(elements=4096), sep="; ")
+        64 sequences; 4,096 elements
+    """
+
+    sequences: int | None = None
+    elements: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.elements:,} elements" if self.sequences is None else f"{self.sequences:,} sequences"
+
+
+@dataclass(frozen=True, eq=False)
+class Epoch:
+    """What is known of an epoch's batches.
+
+    Attributes:
+        batches: ``(b,)`` lengths each; a sample where there are many, in which the longest batch always is.
+        share: the share of the epoch's elements that is in ``batches``.
+        elements: of the whole epoch.
+        padded: elements that its batches take padded.
+        count: of its batches.
+    """
+
+    batches: tuple[Tensor, ...]
+    share: float
+    elements: int
+    padded: int
+    count: int
+
+
+def thin_out(lengths: Tensor, seed: int = 0) -> tuple[Tensor, float]:
+    """A random part of a long list of lengths, and the number of sequences that each of it stands for.
+
+    Args:
+        lengths: ``(B,)`` int64 on the CPU.
+        seed: of the draw.
+    """
+    count = lengths.shape[0]
+    if count <= _SEQUENCES:
+        return lengths, 1.0
+    drawn = np.random.default_rng(seed).choice(count, _SEQUENCES, replace=False, shuffle=False)
+    return lengths[torch.from_numpy(drawn)], count / _SEQUENCES
+
+
+def epoch_of(lengths: Tensor, limit: Limit, *, grouped: bool, seed: int = 0) -> Epoch:
+    """The batches of an epoch.
+
+    Args:
+        lengths: ``(B,)`` int64 on the CPU, at least one.
+        limit: of a batch.
+        grouped: batches of similar lengths, as :class:`~raglane.data.BucketBatchSampler` makes them; else random ones.
+        seed: of the order.
+    """
+    known = lengths.numpy()
+    order, starts = _arrange(known, limit, grouped, seed)
+    ordered = known[order]
+    ends = np.append(starts[1:], len(ordered))
+    longest = np.maximum.reduceat(ordered, starts)
+    real = np.add.reduceat(ordered, starts)
+    random = np.random.default_rng(seed)
+    chosen = np.arange(len(starts))
+    if len(starts) > _BATCHES:
+        chosen = random.choice(len(starts), _BATCHES, replace=False, shuffle=False)
+        # What takes longest and what needs the most memory must not be left out by chance.
+        chosen[0], chosen[1] = longest.argmax(), real.argmax()
+        chosen = np.unique(chosen)
+    total = int(real.sum())
+    return Epoch(
+        tuple(torch.from_numpy(ordered[starts[place] : ends[place]]) for place in chosen),
+        float(real[chosen].sum()) / max(total, 1),
+        total,
+        int((longest * (ends - starts)).sum()),
+        len(starts),
+    )
+
+
+def _arrange(lengths: _Integers, limit: Limit, grouped: bool, seed: int) -> tuple[_Integers, _Integers]:
+    """The order of the sequences, ``(B,)``, and where in it each batch starts."""
+    count = len(lengths)
+    if limit.sequences is not None:
+        if grouped:
+            batches = list(BucketBatchSampler(torch.from_numpy(lengths), limit.sequences, seed=seed))
+            starts = np.cumsum([0, *(len(batch) for batch in batches[:-1])])
+            return np.concatenate([np.array(batch) for batch in batches]), starts
+        return np.random.default_rng(seed).permutation(count), np.arange(0, count, limit.sequences)
+    order = np.random.default_rng(seed).permutation(count)
+    if grouped:
+        mean = max(float(lengths.mean()), 1.0)
+        pools = np.arange(count) // max(1, int(_POOL * (limit.elements or 1) / mean))
+        order = order[np.lexsort((lengths[order], pools))]
+    return order, _cut(lengths[order], limit.elements or 1)
+
+
+def _cut(lengths: _Integers, most: int) -> _Integers:
+    """Where batches start that take sequences one after the other until the next would be too much."""
+    ends = np.cumsum(lengths)
+    starts = [0]
+    while True:
+        before = ends[starts[-1] - 1] if starts[-1] else 0
+        following = max(int(np.searchsorted(ends, before + most, side="right")), starts[-1] + 1)
+        if following >= len(lengths):
+            return np.array(starts)
+        starts.append(following)

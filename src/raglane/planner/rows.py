@@ -1,0 +1,139 @@
+"""What is predicted for one way and one kind of batch: a row of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from raglane.planner.batches import Epoch, Limit
+from raglane.planner.calibration import Calibration
+from raglane.planner.model import Floats, Integers, features, rows_of
+from raglane.planner.ways import Way
+
+__all__ = ["Row", "row_of"]
+
+# Steps of several processes that are drawn to see how long the slowest of them takes.
+_DRAWN = 512
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one way to run a layer on one kind of batch costs.
+
+    Attributes:
+        backend: a key of ``BACKENDS``.
+        schedule: a key of ``SCHEDULES``.
+        batch_size: sequences in a batch; None where ``batch_elements`` limits it.
+        batch_elements: elements in a batch at most; None where ``batch_size`` limits it.
+        grouped: whether batches hold sequences of similar lengths.
+        dtype: of values and weights, such as ``"float32"``.
+        threads: that torch uses.
+        batches: in an epoch.
+        elements: computed in an epoch, padding included where the schedule computes it.
+        waste: how many of them do not exist.
+        train_seconds: the layer's forward and backward pass over an epoch, on one process.
+        infer_seconds: its forward pass without gradients.
+        step_p50, step_p90, step_max: seconds of a training step: the median, the 90th percentile, the longest.
+        peak_bytes: of memory that a training step of the largest batch holds: input, output, what is saved for the
+            backward pass, gradients and weights.
+        rank_spread: how long a step of several processes takes, which is that of the slowest, in proportion to the
+            mean; 1 for one process.
+    """
+
+    backend: str
+    schedule: str
+    batch_size: int | None
+    batch_elements: int | None
+    grouped: bool
+    dtype: str
+    threads: int
+    batches: int
+    elements: int
+    waste: int
+    train_seconds: float
+    infer_seconds: float
+    step_p50: float
+    step_p90: float
+    step_max: float
+    peak_bytes: int
+    rank_spread: float
+
+    @property
+    def way(self) -> Way:
+        """The way without the batches."""
+        return Way(self.backend, self.schedule, self.dtype, self.threads)
+
+    @property
+    def limit(self) -> Limit:
+        """How large a batch is."""
+        return Limit(self.batch_size, self.batch_elements)
+
+    @property
+    def rank_seconds(self) -> float:
+        """What an epoch of training takes in proportion, where several processes wait for the slowest of each step."""
+        return self.train_seconds * self.rank_spread
+
+    def __str__(self) -> str:
+        order = "grouped by length" if self.grouped else "random"
+        return f"{self.way}, {order} batches of {self.limit}"
+
+
+def row_of(
+    way: Way,
+    limit: Limit,
+    grouped: bool,
+    epoch: Epoch,
+    calibration: Calibration,
+    *,
+    factor: float,
+    ranks: int,
+    weights: int,
+    rows: Callable[[Way, Tensor], Integers] = rows_of,
+) -> Row:
+    """Predict what an epoch costs.
+
+    Args:
+        way: to run the layer.
+        limit: of a batch.
+        grouped: by length.
+        epoch: the batches.
+        calibration: of the layer.
+        factor: sequences that each of the epoch's stands for.
+        ranks: processes.
+        weights: bytes of the layer's weights.
+        rows: the rows of a batch at each step.
+    """
+    seen = np.array([features(way, rows(way, lengths), len(lengths)) for lengths in epoch.batches])
+    train, infer = (seen @ calibration.seconds[way, mode] for mode in ("train", "infer"))
+    whole = factor / max(epoch.share, 1e-12)
+    computed = epoch.padded if way.schedule in ("padded", "masked") else epoch.elements
+    return Row(
+        way.backend,
+        way.schedule,
+        limit.sequences,
+        limit.elements,
+        grouped,
+        way.dtype,
+        way.threads,
+        batches=round(epoch.count * factor),
+        elements=round(computed * factor),
+        waste=round((computed - epoch.elements) * factor),
+        train_seconds=float(train.sum()) * whole,
+        infer_seconds=float(infer.sum()) * whole,
+        step_p50=float(np.quantile(train, 0.5)),
+        step_p90=float(np.quantile(train, 0.9)),
+        step_max=float(train.max()),
+        peak_bytes=weights + max(calibration.bytes_of(way, lengths) for lengths in epoch.batches),
+        rank_spread=_spread(train, ranks),
+    )
+
+
+def _spread(seconds: Floats, ranks: int) -> float:
+    """The mean time of the slowest of so many batches, in proportion to that of one."""
+    if ranks == 1 or not seconds.mean() > 0:
+        return 1.0
+    drawn = np.random.default_rng(0).choice(seconds, (_DRAWN, ranks))
+    return float(drawn.max(1).mean() / drawn.mean())

@@ -1,0 +1,126 @@
+"""The ways to run a layer that are compared: backend, schedule, dtype, number of threads."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from raglane.errors import ArgumentTypeError, DispatchError, message
+from raglane.kernels.dispatch import BACKENDS, using
+from raglane.nn.recurrent.accelerate import accelerate
+from raglane.nn.recurrent.explain import explain
+from raglane.nn.recurrent.layer import RecurrentLayer
+from raglane.ragged import Ragged
+
+__all__ = ["Way", "as_layer", "at", "cast", "thread_counts", "ways_of"]
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to run a layer.
+
+    Attributes:
+        backend: a key of ``BACKENDS``.
+        schedule: a key of ``SCHEDULES``.
+        dtype: of values and weights, such as ``"float32"``.
+        threads: that torch may use.
+
+    Example:
+        >>> print(Way("cpu", "lanes", "float32", 2))
+        cpu, lanes, float32, 2 threads
+    """
+
+    backend: str
+    schedule: str
+    dtype: str
+    threads: int
+
+    def __str__(self) -> str:
+        return f"{self.backend}, {self.schedule}, {self.dtype}, {self.threads} thread{'s'[: self.threads != 1]}"
+
+
+def as_layer(layer: object) -> RecurrentLayer:
+    """A copy of a layer that timing may change.
+
+    Args:
+        layer: a recurrent layer of ``rl.nn``, or ``torch.nn.RNN``, ``LSTM`` or ``GRU``.
+
+    Raises:
+        ArgumentTypeError: anything else.
+    """
+    kind = type(layer)
+    if kind in (torch.nn.RNN, torch.nn.LSTM, torch.nn.GRU):
+        twin: object = copy.deepcopy(layer)
+        accelerate(twin)  # type: ignore[type-var]
+    elif isinstance(layer, RecurrentLayer):
+        twin = copy.deepcopy(layer)
+    else:
+        rule = "a recurrent layer of rl.nn, or torch.nn.RNN, LSTM or GRU"
+        raise ArgumentTypeError(message("layer", f"a {kind.__name__}", rule, "pass the recurrent layer of your model"))
+    assert isinstance(twin, RecurrentLayer)  # noqa: S101 (accelerate converts these three)
+    return twin
+
+
+def ways_of(layer: RecurrentLayer, dtypes: Sequence[torch.dtype], threads: Sequence[int]) -> list[Way]:
+    """Every way that can run the layer, the fastest backends first.
+
+    Args:
+        layer: any; what it chose for itself is not asked.
+        dtypes: to run it in.
+        threads: numbers of threads; the reference kernel, a loop in Python, is run with the largest alone.
+    """
+    like = next(layer.parameters(), torch.empty(0))
+    found = []
+    for dtype in dtypes:
+        batch = Ragged.from_flat(torch.zeros(1, layer.input_size, dtype=dtype, device=like.device), lengths=[1])
+        for name, backend in BACKENDS.items():
+            counts = (max(threads),) if name == "reference" else threads
+            for schedule in backend.schedules:
+                try:
+                    with using(schedule=schedule, backend=name):
+                        explain(layer, batch)
+                except DispatchError:
+                    continue
+                found += [Way(name, schedule, str(dtype).removeprefix("torch."), count) for count in counts]
+    return found
+
+
+def thread_counts(most: int) -> list[int]:
+    """Powers of two below the most, and the most.
+
+    Example:
+        >>> thread_counts(1), thread_counts(6), thread_counts(8)
+        ([1], [1, 2, 4, 6], [1, 2, 4, 8])
+    """
+    return [*(2**power for power in range(most.bit_length()) if 2**power < most), most]
+
+
+def cast(layer: RecurrentLayer, dtype: str) -> RecurrentLayer:
+    """A layer in a dtype; the layer itself where it has it already.
+
+    Args:
+        layer: any.
+        dtype: its name, such as ``"bfloat16"``.
+    """
+    wanted: torch.dtype = getattr(torch, dtype)
+    if all(weight.dtype is wanted for weight in layer.parameters()):
+        return layer
+    return copy.deepcopy(layer).to(wanted)
+
+
+@contextmanager
+def at(way: Way) -> Iterator[None]:
+    """Run all layers within the block this way; what held before holds again after it."""
+    before = torch.get_num_threads()
+    try:
+        if before != way.threads:
+            torch.set_num_threads(way.threads)
+        with using(schedule=way.schedule, backend=way.backend):
+            yield
+    finally:
+        if before != way.threads:
+            torch.set_num_threads(before)
