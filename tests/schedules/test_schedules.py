@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from raglane.errors import ArgumentError, ArgumentTypeError
-from raglane.schedules import DEFAULT_LANES, SCHEDULES, Table
+from raglane.schedules import DEFAULT_LANES, SCHEDULES, Schedule, Table
 
 LENGTHS = st.one_of(
     st.lists(st.integers(0, 12), max_size=12),
@@ -128,7 +129,9 @@ def test_count_is_the_tables(name: str, lengths: list[int], lanes: int | None) -
     assert (count.steps, count.elements, count.waste) == (table.steps, len(entries), len(waste))
     assert (table.elements, table.waste(_tensor(lengths))) == (len(entries), len(waste))
     assert count.sequences == len({sequence for _, _, sequence, _ in entries})
-    assert SCHEDULES[name].rows_per_step(_tensor(lengths), lanes).tolist() == table.rows_per_step.tolist()
+    for phases in (SCHEDULES[name].phases, partial(Schedule.phases, SCHEDULES[name])):
+        rows, steps = phases(_tensor(lengths), lanes)
+        assert rows.repeat_interleave(steps).tolist() == table.rows_per_step.tolist()
     assert table.rows_per_step.tolist() == [sum(time == entry[0] for entry in entries) for time in range(table.steps)]
 
 

@@ -13,13 +13,13 @@ from torch import Tensor
 from raglane import interop
 from raglane.bench.machine import is_busy, load, processors
 from raglane.checks import check_flag, check_whole
-from raglane.errors import ArgumentError, message, quote
+from raglane.errors import ArgumentError, ArgumentTypeError, message, quote
 from raglane.memory import available_memory
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner import store, words
 from raglane.planner.batches import Epoch, Limit, epoch_of, thin_out
 from raglane.planner.calibration import Calibration, calibrate
-from raglane.planner.model import Integers, rows_of
+from raglane.planner.model import Profile
 from raglane.planner.others import compare_cells
 from raglane.planner.rows import Row, row_of
 from raglane.planner.ways import Way, as_layer, thread_counts, ways_of
@@ -121,11 +121,12 @@ def plan(
     check_flag("fresh", fresh)
     sizes = _sizes(batch_sizes, known.shape[0])
     own = next(twin.parameters(), torch.empty(0)).dtype
-    ways = ways_of(twin, list(dict.fromkeys((own, *(dtypes or ())))), _threads(threads))
+    most = None if memory is None else check_whole("memory", memory, 1, "pass a number of bytes")
+    ways = ways_of(twin, list(dict.fromkeys((own, *_dtypes(dtypes)))), _threads(threads))
     busy = is_busy(load())
-    calibration = _calibration(twin, ways, fresh, progress or _tell)
+    calibration = _calibration(twin, ways, fresh, busy, progress or _tell)
     rows = _rows(known, sizes, ways, calibration, ranks, sum(w.numel() * w.element_size() for w in twin.parameters()))
-    best = _best(rows, str(own).removeprefix("torch."), memory)
+    best = _best(rows, str(own).removeprefix("torch."), available_memory() if most is None else most)
     return Plan(
         tuple(rows),
         best,
@@ -156,16 +157,26 @@ def _threads(given: Sequence[int] | None) -> list[int]:
     return [check_whole("threads", count, 1, "pass numbers of threads") for count in given]
 
 
+def _dtypes(given: Sequence[torch.dtype] | None) -> Sequence[torch.dtype]:
+    for dtype in given or ():
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise ArgumentTypeError(
+                message("dtypes", quote(dtype), "torch's floating-point dtypes", "pass [torch.bfloat16], say")
+            )
+    return given or ()
+
+
 def _calibration(
-    layer: RecurrentLayer, ways: Sequence[Way], fresh: bool, say: Callable[[float], object]
+    layer: RecurrentLayer, ways: Sequence[Way], fresh: bool, busy: bool, say: Callable[[float], object]
 ) -> Calibration:
-    """The kept calibration, or a new one."""
+    """The kept calibration, or a new one, which is kept where nothing disturbed it."""
     key = store.key_of(layer, ways)
     kept = None if fresh else store.load(key, ways)
     if kept is not None:
         return kept
     found = calibrate(layer, ways, say)
-    store.save(key, found)
+    if not busy:
+        store.save(key, found)
     return found
 
 
@@ -175,36 +186,30 @@ def _rows(
     part, factor = thin_out(lengths)
     mean = float(lengths.float().mean())
     limits = [Limit(sequences=size) for size in sizes] + [Limit(elements=max(1, round(size * mean))) for size in sizes]
-    rows = []
+    rows: list[Row] = []
+    given: dict[str, Any]
     for limit in limits:
         for grouped in (False, True):
             epoch: Epoch = epoch_of(part, limit, grouped=grouped)
-            # Ways that differ in dtype alone, or run the same schedule, have the same rows.
-            shared = _shared_rows()
-            rows += [
-                row_of(
-                    way, limit, grouped, epoch, calibration, factor=factor, ranks=ranks, weights=weights, rows=shared
-                )
-                for way in ways
-            ]
+            given = {"factor": factor, "ranks": ranks, "weights": weights, "profiles": _shared_profiles()}
+            rows += [row_of(way, limit, grouped, epoch, calibration, **given) for way in ways]
     return sorted(rows, key=lambda row: row.rank_seconds)
 
 
-def _shared_rows() -> Callable[[Way, Tensor], Integers]:
-    found: dict[tuple[str, int, int], Integers] = {}
+def _shared_profiles() -> Callable[[Way, Tensor], Profile]:
+    """Profiles that ways of one schedule share, as long as one epoch's batches are looked at."""
+    found: dict[tuple[str, int, int], Profile] = {}
 
-    def rows(way: Way, lengths: Tensor) -> Integers:
-        lanes = way.threads if way.backend == "cpu" else 0
-        key = way.schedule, lanes, id(lengths)
+    def profile(way: Way, lengths: Tensor) -> Profile:
+        key = way.schedule, way.threads if way.backend == "cpu" else 0, id(lengths)
         if key not in found:
-            found[key] = rows_of(way, lengths)
+            found[key] = Profile.of(way, lengths)
         return found[key]
 
-    return rows
+    return profile
 
 
-def _best(rows: Sequence[Row], dtype: str, memory: int | None) -> Row:
-    most = available_memory() if memory is None else check_whole("memory", memory, 1, "pass a number of bytes")
+def _best(rows: Sequence[Row], dtype: str, most: float) -> Row:
     offered = [row for row in rows if row.batch_size is not None and row.dtype == dtype]
     fitting = [row for row in offered if row.peak_bytes <= most]
     if not fitting:

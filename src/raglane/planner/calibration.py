@@ -7,22 +7,22 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner import probe
-from raglane.planner.model import Floats, Integers, features, fit, rows_of
+from raglane.planner.model import Floats, Profile, features, fit
 from raglane.planner.peak import peak_bytes
 from raglane.planner.probe import MODES, PROBES
 from raglane.planner.ways import Way, at, cast
-from raglane.schedules import SCHEDULES
 
 __all__ = ["Calibration", "calibrate"]
 
 # A probe that would take longer is left out, and what lies beyond it is extrapolated.
 _LONGEST = 0.4
 # The probes that are never left out, and those of which memory is measured too.
-_ALWAYS, _WEIGHED = range(4), (1, 2, 3, 7, 8)
+_ALWAYS, _WEIGHED = range(5), (2, 4, 6, 8)
+# How often all are measured: what else the machine did at one time, it hardly did at both.
+_ROUNDS = 2
 
 
 @dataclass(frozen=True)
@@ -31,20 +31,20 @@ class Calibration:
 
     Attributes:
         seconds: by way and mode, those of :func:`~raglane.planner.model.features`.
-        memory: by way, those of :func:`memory_features`, for the bytes of a training step.
+        memory: by way, for a call, an element computed and a sequence, the bytes of a training step.
     """
 
     seconds: dict[tuple[Way, str], Floats]
     memory: dict[Way, Floats]
 
-    def bytes_of(self, way: Way, lengths: Tensor) -> int:
+    def bytes_of(self, way: Way, profile: Profile) -> int:
         """The bytes that a training step of a batch holds at its peak, without weights that were there before."""
-        return int(memory_features(way, lengths) @ self.memory[way])
+        return int(_size(profile) @ self.memory[way])
 
 
-def memory_features(way: Way, lengths: Tensor) -> Floats:
+def _size(profile: Profile) -> Floats:
     """What the memory of a training step is linear in: a call, elements computed, sequences."""
-    return np.array([1, SCHEDULES[way.schedule].count(lengths).elements, lengths.shape[0]], np.float64)
+    return np.array([1, profile.computed, profile.count], np.float64)
 
 
 def calibrate(
@@ -60,49 +60,57 @@ def calibrate(
         say: told which share is done, from 0 to 1.
     """
     layers = {way.dtype: cast(layer, way.dtype) for way in ways}
+    most = max((way.threads for way in ways), default=1)
     device = probe.device_of(layer)
     series = {(way, mode): _Series() for way in ways for mode in MODES}
     memory: dict[Way, list[tuple[Floats, float]]] = {way: [] for way in ways}
-    most = max((way.threads for way in ways), default=1)
-    for place, lengths in enumerate(map(torch.tensor, PROBES)):
+    for turn, place in enumerate(place for _ in range(_ROUNDS) for place in range(len(PROBES))):
+        lengths = torch.tensor(PROBES[place])
         for way in ways:
-            # The model is the same for fewer threads, and needs less to be found.
-            if way.threads != most and place % 2:
+            # What matters less is measured on fewer batches.
+            if place % 2 and (way.threads != most or way.backend == "reference"):
                 continue
-            batch, rows = probe.make_batch(layers[way.dtype], lengths), rows_of(way, lengths)
+            batch, profile = probe.make_batch(layers[way.dtype], lengths), Profile.of(way, lengths)
             with at(way):
                 for mode in MODES:
                     one = series[way, mode]
-                    if place not in _ALWAYS and one.expects(rows) > _LONGEST:
-                        continue
-                    call = probe.step_of(layers[way.dtype], batch, mode)
-                    one.add(rows, features(way, rows, len(batch)), probe.time_call(call, device))
-                    if mode == "train" and way.threads == most and place in _WEIGHED:
-                        memory[way].append((memory_features(way, lengths), peak_bytes(call, device)))
-        say((place + 1) / len(PROBES))
+                    if place in _ALWAYS or one.expects(place, profile) <= _LONGEST:
+                        call = probe.step_of(layers[way.dtype], batch, mode)
+                        one.add(place, profile, features(way, profile), probe.time_call(call, device))
+                if way.threads == most and place in _WEIGHED and turn == place:
+                    call = probe.step_of(layers[way.dtype], batch, "train")
+                    call()
+                    memory[way].append((_size(profile), peak_bytes(call, device)))
+        say((turn + 1) / (_ROUNDS * len(PROBES)))
     found = {_without_threads(way): _fitted(pairs) for way, pairs in memory.items() if pairs}
     return Calibration(
-        {key: _fitted(one.pairs) for key, one in series.items()},
+        {key: one.fitted() for key, one in series.items()},
         {way: found[_without_threads(way)] for way in ways},
     )
 
 
 @dataclass
 class _Series:
-    """The probes of one way and mode so far."""
+    """The probes of one way and mode so far, by their place in ``PROBES``: of each the shortest time."""
 
-    pairs: list[tuple[Floats, float]] = field(default_factory=list)
-    steps: int = 1
-    computed: int = 1
+    profiles: dict[int, Profile] = field(default_factory=dict)
+    seen: dict[int, Floats] = field(default_factory=dict)
+    seconds: dict[int, float] = field(default_factory=dict)
 
-    def expects(self, rows: Integers) -> float:
+    def expects(self, place: int, profile: Profile) -> float:
         """A guess at the seconds of a call: those of the one before, times what grew more, its steps or its rows."""
-        before = self.pairs[-1][1] if self.pairs else 0.0
-        return before * max(len(rows) / self.steps, int(rows.sum()) / self.computed)
+        before = max((other for other in self.seconds if other <= place), default=None)
+        if before is None:
+            return 0.0
+        known = self.profiles[before]
+        return self.seconds[before] * max(profile.length / known.length, profile.computed / known.computed)
 
-    def add(self, rows: Integers, seen: Floats, seconds: float) -> None:
-        self.pairs.append((seen, seconds))
-        self.steps, self.computed = len(rows), int(rows.sum())
+    def add(self, place: int, profile: Profile, seen: Floats, seconds: float) -> None:
+        self.profiles[place], self.seen[place] = profile, seen
+        self.seconds[place] = min(seconds, self.seconds.get(place, seconds))
+
+    def fitted(self) -> Floats:
+        return _fitted([(self.seen[place], seconds) for place, seconds in self.seconds.items()])
 
 
 def _without_threads(way: Way) -> tuple[str, str, str]:

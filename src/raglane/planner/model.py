@@ -15,6 +15,8 @@ coefficients of their own. Its backward pass also fills a tensor of the whole ba
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
@@ -23,7 +25,7 @@ from raglane.kernels.cpu.lanes import lanes_of
 from raglane.planner.ways import Way
 from raglane.schedules import SCHEDULES
 
-__all__ = ["Floats", "Integers", "features", "fit", "rows_of"]
+__all__ = ["Floats", "Integers", "Profile", "features", "fit"]
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -35,37 +37,60 @@ _CACHED = 4096
 _TRUSTED = 0.1
 
 
-def rows_of(way: Way, lengths: Tensor) -> Integers:
-    """How many rows run at each step, ``(S,)``.
+class Profile(NamedTuple):
+    """How many rows a call runs over time.
 
-    Args:
-        way: of the call.
-        lengths: ``(B,)`` int64 on the CPU.
-    """
-    lanes = lanes_of(lengths, way.threads) if way.backend == "cpu" else None
-    rows: Integers = SCHEDULES[way.schedule].rows_per_step(lengths, lanes).numpy()
-    return rows
-
-
-def features(way: Way, rows: Integers, count: int) -> Floats:
-    """The features of one call.
-
-    Args:
-        way: of the call.
-        rows: ``(S,)``, what :func:`rows_of` gives.
+    Attributes:
+        rows: ``(P,)``, in each phase.
+        steps: ``(P,)``, that it lasts.
         count: sequences of the batch.
+    """
+
+    rows: Integers
+    steps: Integers
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody calls
+
+    @classmethod
+    def of(cls, way: Way, lengths: Tensor) -> Profile:
+        """The profile of a call.
+
+        Args:
+            way: of the call.
+            lengths: ``(B,)`` int64 on the CPU.
+        """
+        lanes = lanes_of(lengths, way.threads) if way.backend == "cpu" else None
+        rows, steps = SCHEDULES[way.schedule].phases(lengths, lanes)
+        return cls(rows.numpy(), steps.numpy(), lengths.shape[0])
+
+    @property
+    def length(self) -> int:
+        """``S``, the number of steps."""
+        return int(self.steps.sum())
+
+    @property
+    def computed(self) -> int:
+        """Elements that are computed, padding included."""
+        return int(self.rows @ self.steps)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether as many rows run at every step."""
+        return self.rows.size == 0 or bool((self.rows == self.rows[0]).all())
+
+
+def features(way: Way, profile: Profile) -> Floats:
+    """The features of one call.
 
     Returns:
         ``(F,)``; for one backend and schedule always as many.
     """
-    steps, computed = rows.shape[0], int(rows.sum())
-    capped = [int(np.minimum(rows, knot).sum()) for knot in _KNOTS]
-    found = np.array([1, steps, *capped, computed, count, max(0, computed - _CACHED)], np.float64)
+    steps, computed = profile.length, profile.computed
+    capped = [int(np.minimum(profile.rows, knot) @ profile.steps) for knot in _KNOTS]
+    found = np.array([1, steps, *capped, computed, profile.count, max(0, computed - _CACHED)], np.float64)
     if (way.backend, way.schedule) != ("torch", "packed"):
         return found
     none = np.zeros_like(found)
-    uneven = steps > 0 and rows[-1] != rows[0]
-    return np.concatenate((none, found, [steps * computed]) if uneven else (found, none, [0.0]))
+    return np.concatenate((found, none, [0.0]) if profile.is_even else (none, found, [steps * computed]))
 
 
 def fit(measured: Floats, seconds: Floats) -> Floats:
@@ -90,10 +115,9 @@ def fit(measured: Floats, seconds: Floats) -> Floats:
 
 
 def _least_squares(scaled: Floats, weights: Floats) -> Floats:
-    """The non-negative least squares of ``scaled @ x = 1``, one coefficient after the other.
+    """The non-negative least squares of ``scaled @ x = 1``, by the active sets of Lawson and Hanson (1974).
 
-    The sum is convex, so that going through the coefficients (coordinate descent) ends at its minimum. A millionth of
-    their squares is added: where features cannot be told apart, they share.
+    A millionth of the squares of ``x`` is added: where features cannot be told apart, they share.
     """
     size = np.linalg.norm(scaled, axis=0)
     size[size == 0] = 1
@@ -101,8 +125,23 @@ def _least_squares(scaled: Floats, weights: Floats) -> Floats:
     gram = unit.T @ (weights[:, None] * unit) + 1e-6 * np.eye(unit.shape[1])
     aim = unit.T @ weights
     found = np.zeros(len(size))
-    for _ in range(3000):
-        for place in range(len(found)):
-            found[place] = max(0.0, found[place] + (aim[place] - gram[place] @ found) / max(gram[place, place], 1e-6))
+    free = np.zeros(len(size), bool)
+    # Each round frees one coefficient that would make the sum smaller; few are bound again, so this is far too often.
+    for _ in range(10 * len(size)):
+        slope = np.where(free, -np.inf, aim - gram @ found)
+        if slope.max() <= 1e-9:
+            break
+        free[slope.argmax()] = True
+        while True:
+            best = np.zeros(len(size))
+            best[free] = np.linalg.solve(gram[np.ix_(free, free)], aim[free])
+            below = free & (best <= 0)
+            if not below.any():
+                found = best
+                break
+            # As far towards it as no coefficient falls below 0; the one that reaches it is bound again.
+            step = (found[below] / (found[below] - best[below] + 1e-300)).min()
+            found = found + step * (best - found)
+            free &= found > 1e-15
     result: Floats = found / size
     return result

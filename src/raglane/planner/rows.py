@@ -10,7 +10,7 @@ from torch import Tensor
 
 from raglane.planner.batches import Epoch, Limit
 from raglane.planner.calibration import Calibration
-from raglane.planner.model import Floats, Integers, features, rows_of
+from raglane.planner.model import Floats, Profile, features
 from raglane.planner.ways import Way
 
 __all__ = ["Row", "row_of"]
@@ -91,7 +91,7 @@ def row_of(
     factor: float,
     ranks: int,
     weights: int,
-    rows: Callable[[Way, Tensor], Integers] = rows_of,
+    profiles: Callable[[Way, Tensor], Profile] = Profile.of,
 ) -> Row:
     """Predict what an epoch costs.
 
@@ -104,9 +104,10 @@ def row_of(
         factor: sequences that each of the epoch's stands for.
         ranks: processes.
         weights: bytes of the layer's weights.
-        rows: the rows of a batch at each step.
+        profiles: of the calls.
     """
-    seen = np.array([features(way, rows(way, lengths), len(lengths)) for lengths in epoch.batches])
+    found = [profiles(way, lengths) for lengths in epoch.batches]
+    seen = np.array([features(way, profile) for profile in found])
     train, infer = (seen @ calibration.seconds[way, mode] for mode in ("train", "infer"))
     whole = factor / max(epoch.share, 1e-12)
     computed = epoch.padded if way.schedule in ("padded", "masked") else epoch.elements
@@ -126,7 +127,7 @@ def row_of(
         step_p50=float(np.quantile(train, 0.5)),
         step_p90=float(np.quantile(train, 0.9)),
         step_max=float(train.max()),
-        peak_bytes=weights + max(calibration.bytes_of(way, lengths) for lengths in epoch.batches),
+        peak_bytes=weights + max(calibration.bytes_of(way, profile) for profile in found),
         rank_spread=_spread(train, ranks),
     )
 

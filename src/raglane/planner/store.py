@@ -66,7 +66,7 @@ def load(key: str, ways: Sequence[Way]) -> Calibration | None:
         content = json.loads((folder() / f"{key}.json").read_text())
         seconds = {(way, mode): _floats(content["seconds"][f"{way}; {mode}"]) for way in ways for mode in MODES}
         return Calibration(seconds, {way: _floats(content["memory"][str(way)]) for way in ways})
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner.batches import epoch_of, thin_out
 from raglane.planner.calibration import Calibration
-from raglane.planner.model import features, rows_of
+from raglane.planner.model import Profile, features
 from raglane.planner.rows import Row
 
 if TYPE_CHECKING:
@@ -165,5 +165,5 @@ def tail(lengths: Tensor, best: Row, rows: Sequence[Row], calibration: Calibrati
 def _seconds(lengths: Tensor, row: Row, calibration: Calibration) -> float:
     epoch = epoch_of(lengths, row.limit, grouped=row.grouped)
     coefficients = calibration.seconds[row.way, "train"]
-    total = sum(float(features(row.way, rows_of(row.way, batch), len(batch)) @ coefficients) for batch in epoch.batches)
+    total = sum(float(features(row.way, Profile.of(row.way, batch)) @ coefficients) for batch in epoch.batches)
     return total / max(epoch.share, 1e-12)

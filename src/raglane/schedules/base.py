@@ -114,14 +114,19 @@ class Schedule(ABC):
             lanes: as for :meth:`table`.
         """
 
-    def rows_per_step(self, lengths: Tensor, lanes: int | None = None) -> Tensor:
-        """The rows of :meth:`table` at each time, ``(S,)`` int64; a schedule may know them without building it.
+    def phases(self, lengths: Tensor, lanes: int | None = None) -> tuple[Tensor, Tensor]:
+        """The rows of :meth:`table` over time, as runs of equal ones; a schedule may know them without building it.
 
         Args:
             lengths: ``(B,)`` int64 on the CPU, each at least 0.
             lanes: as for :meth:`table`.
+
+        Returns:
+            ``(P,)`` int64, how many rows compute in each phase, and ``(P,)`` int64, how many steps it lasts. Two phases
+            that follow each other may have as many rows.
         """
-        return self.table(lengths, lanes).rows_per_step
+        rows, steps = torch.unique_consecutive(self.table(lengths, lanes).rows_per_step, return_counts=True)
+        return rows, steps
 
 
 def longest(lengths: Tensor) -> int:

@@ -38,6 +38,7 @@ class Each(Schedule):
         """As :meth:`Schedule.count`."""
         return real_count(lengths, int(lengths.sum()))
 
-    def rows_per_step(self, lengths: Tensor, lanes: int | None = None) -> Tensor:  # noqa: ARG002
-        """As :meth:`Schedule.rows_per_step`."""
-        return torch.ones(int(lengths.sum()), dtype=torch.int64, device="cpu")
+    def phases(self, lengths: Tensor, lanes: int | None = None) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        """As :meth:`Schedule.phases`."""
+        total = lengths.sum().reshape(1)
+        return torch.ones_like(total), total

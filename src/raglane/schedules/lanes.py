@@ -74,8 +74,8 @@ class Lanes(Schedule):
         waiting = -np.sort(-lengths.numpy())[: int(lengths.count_nonzero())]
         return real_count(lengths, _assign(waiting, rows)[1])
 
-    def rows_per_step(self, lengths: Tensor, lanes: int | None = None) -> Tensor:
-        """As :meth:`Schedule.rows_per_step`, at the cost of :meth:`count`.
+    def phases(self, lengths: Tensor, lanes: int | None = None) -> tuple[Tensor, Tensor]:
+        """As :meth:`Schedule.phases`, at the cost of :meth:`count`.
 
         Raises:
             ArgumentTypeError: ``lanes`` is not an integer.
@@ -83,10 +83,17 @@ class Lanes(Schedule):
         """
         rows = _rows(lengths, lanes)
         waiting = -np.sort(-lengths.numpy())[: int(lengths.count_nonzero())]
-        slots, steps = _assign(waiting, rows)
-        begun = np.bincount(slots // rows, minlength=steps + 1)
-        ended = np.bincount(slots // rows + waiting, minlength=steps + 1)
-        return torch.from_numpy((begun - ended).cumsum()[:steps])
+        slots, _ = _assign(waiting, rows)
+        begins = slots // rows
+        # A lane that takes the next sequence at once does not change how many run.
+        times, place = np.unique(np.concatenate((begins, begins + waiting)), return_inverse=True)
+        changes = np.bincount(place[: len(waiting)], minlength=len(times))
+        changes -= np.bincount(place[len(waiting) :], minlength=len(times))
+        alive, kept = changes.cumsum()[:-1], changes[:-1] != 0
+        kept[:1] = True
+        starts = np.flatnonzero(kept)
+        lasting = np.diff(np.append(times[:-1][starts], times[-1:]))
+        return torch.from_numpy(alive[starts]), torch.from_numpy(lasting)
 
 
 def _rows(lengths: Tensor, lanes: int | None) -> int:

@@ -27,8 +27,9 @@ class Packed(Schedule):
 
     def table(self, lengths: Tensor, lanes: int | None = None) -> Table:  # noqa: ARG002
         """As :meth:`Schedule.table`; ``E`` is ``N``."""
-        total = int(lengths.sum())
-        time_offsets = offsets_from_lengths(self.rows_per_step(lengths))
+        steps, total = longest(lengths), int(lengths.sum())
+        rows_per_step = torch.from_numpy(conjugate(lengths.numpy(), steps))
+        time_offsets = offsets_from_lengths(rows_per_step)
         row = positions(time_offsets, total)
         return Table(time_offsets, longest_first(lengths)[row], segment_ids(time_offsets, total), row)
 
@@ -36,6 +37,8 @@ class Packed(Schedule):
         """As :meth:`Schedule.count`."""
         return real_count(lengths, longest(lengths))
 
-    def rows_per_step(self, lengths: Tensor, lanes: int | None = None) -> Tensor:  # noqa: ARG002
-        """As :meth:`Schedule.rows_per_step`."""
-        return torch.from_numpy(conjugate(lengths.numpy(), longest(lengths)))
+    def phases(self, lengths: Tensor, lanes: int | None = None) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        """As :meth:`Schedule.phases`."""
+        ends, ending = torch.unique(lengths, return_counts=True)
+        rows = lengths.shape[0] - ending.cumsum(0) + ending
+        return rows, torch.diff(ends, prepend=ends.new_zeros(1))

@@ -37,6 +37,7 @@ class Padded(Schedule):
         elements = rows * steps
         return Count(steps, elements, elements - int(lengths.sum()), rows if steps else 0)
 
-    def rows_per_step(self, lengths: Tensor, lanes: int | None = None) -> Tensor:  # noqa: ARG002
-        """As :meth:`Schedule.rows_per_step`."""
-        return torch.full((longest(lengths),), lengths.shape[0], dtype=torch.int64, device="cpu")
+    def phases(self, lengths: Tensor, lanes: int | None = None) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        """As :meth:`Schedule.phases`."""
+        rows, steps = lengths.shape[0], longest(lengths)
+        return torch.tensor([rows], device="cpu"), torch.tensor([steps], device="cpu")

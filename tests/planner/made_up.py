@@ -1,0 +1,62 @@
+"""A machine of which every time is known: what tests of the planner measure in place of this one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from raglane.kernels.dispatch import override
+from raglane.nn.recurrent.layer import RecurrentLayer
+from raglane.planner import calibration, probe
+from raglane.planner.model import Floats, Profile, features
+from raglane.planner.ways import Way
+from raglane.ragged import Ragged
+
+Costs = Callable[[Way, str], Floats]
+
+
+class Measured(NamedTuple):
+    """A call that stands for its way, mode and batch."""
+
+    way: Way
+    mode: str
+    lengths: torch.Tensor
+
+    def __call__(self) -> None:
+        """Nothing to do: its time is known."""
+
+
+def costs(way: Way, mode: str) -> Floats:
+    """Seconds per feature: the cpu kernels cost a tenth of torch's, a second thread saves a third."""
+    base = np.array([100.0, 10.0, 0.0, 1.0, 0.0, 2.0, 0.5, 1.0]) * 1e-6
+    if (way.backend, way.schedule) == ("torch", "packed"):
+        base = np.concatenate((base, 2 * base, [1e-9]))
+    speed = {"cpu": 0.1, "torch": 1.0, "reference": 20.0}[way.backend]
+    return base * speed * (1.0 if mode == "infer" else 3.0) / (1.0 if way.threads == 1 else 1.5)
+
+
+def make_up(monkeypatch: pytest.MonkeyPatch, costs: Costs = costs) -> list[Measured]:
+    """Let every measurement give these costs; the calls that were measured gather in the list."""
+    measured: list[Measured] = []
+
+    def step_of(layer: RecurrentLayer, batch: Ragged, mode: str) -> Measured:
+        schedule, backend = override()
+        dtype = str(batch.values.dtype).removeprefix("torch.")
+        return Measured(Way(backend, schedule, dtype, torch.get_num_threads()), mode, batch.host_lengths)
+
+    def time_call(call: Measured, device: torch.device) -> float:
+        measured.append(call)
+        return float(features(call.way, Profile.of(call.way, call.lengths)) @ costs(call.way, call.mode))
+
+    def peak_bytes(call: Measured, device: torch.device) -> int:
+        profile = Profile.of(call.way, call.lengths)
+        return 1000 + 64 * profile.computed + 8 * profile.count
+
+    monkeypatch.setattr(probe, "step_of", step_of)
+    monkeypatch.setattr(probe, "time_call", time_call)
+    monkeypatch.setattr(calibration, "peak_bytes", peak_bytes)
+    return measured

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import raglane as rl
+from planner.made_up import Measured, costs, make_up
+from raglane.planner import advice
+from raglane.planner.model import Floats
+from raglane.planner.ways import Way
+
+LENGTHS = [3, 5, 8, 2, 13, 1, 0, 9] * 60
+
+
+@pytest.fixture
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Measured]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(advice, "compare_cells", lambda *_: {"MinGRU": 0.25})
+    monkeypatch.setattr(advice, "is_busy", lambda _: False)
+    return make_up(monkeypatch)
+
+
+def _plan(lengths: object = LENGTHS, layer: torch.nn.Module | None = None, **options: object) -> rl.Plan:
+    return rl.plan(lengths, layer or rl.nn.LSTM(3, 4), **{"threads": [1, 2], **options})  # type: ignore[arg-type]
+
+
+def test_rows_are_every_way_with_every_batch(measured: list[Measured]) -> None:
+    found = _plan(batch_sizes=[8, 32])
+    # cpu lanes, torch packed and padded with one thread and two, five schedules of the reference with two.
+    assert len(found.rows) == (3 * 2 + 5) * (2 + 2) * 2
+    assert {row.batch_size for row in found.rows} == {8, 32, None}
+    assert found.rows == tuple(sorted(found.rows, key=lambda row: row.train_seconds))
+    for row in found.rows:
+        assert row.elements - row.waste == sum(LENGTHS)
+        assert (row.waste > 0) == (row.schedule in ("padded", "masked"))
+        assert 0 < row.step_p50 <= row.step_p90 <= row.step_max
+        assert row.rank_spread == 1
+
+
+def test_times_are_those_of_the_epoch(measured: list[Measured]) -> None:
+    # Every batch is the same, so that an epoch is a multiple of one.
+    found = _plan([6] * 64, batch_sizes=[16])
+    row = next(r for r in found.rows if (r.schedule, r.threads, r.batch_size, r.grouped) == ("padded", 1, 16, False))
+    seen = np.array([1, 6, 4 * 6, 96, 96, 96, 16, 0])
+    way = Way("torch", "padded", "float32", 1)
+    assert row.train_seconds == pytest.approx(4 * seen @ costs(way, "train"), rel=0.1)
+    assert row.infer_seconds == pytest.approx(4 * seen @ costs(way, "infer"), rel=0.1)
+    assert row.step_max == pytest.approx(row.train_seconds / 4)
+    weights = sum(4 * weight.numel() for weight in rl.nn.LSTM(3, 4).parameters())
+    assert row.peak_bytes == pytest.approx(weights + 1000 + 64 * 96 + 8 * 16, rel=0.02)
+
+
+def test_best_is_the_fastest_of_what_can_be_had(measured: list[Measured]) -> None:
+    found = _plan()
+    assert (found.best.backend, found.best.threads) == ("cpu", 2)
+    assert found.best.batch_size is not None
+    fastest = min(row.train_seconds for row in found.rows if row.batch_size)
+    assert found.best.train_seconds <= 1.03 * fastest
+
+
+def test_what_is_as_fast_gives_way_to_what_is_simpler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flat(way: Way, mode: str) -> Floats:
+        """Time follows the elements alone, whatever the threads and batches."""
+        row = [0, 0, 0, 0, 0, 1e-5 if way.backend == "cpu" else 1e-3, 0, 0]
+        return np.array([*row, *row, 0] if (way.backend, way.schedule) == ("torch", "packed") else row)
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(advice, "compare_cells", lambda *_: {})
+    make_up(monkeypatch, flat)
+    best = _plan().best
+    assert (best.backend, best.threads, best.grouped, best.batch_size) == ("cpu", 1, False, 8)
+
+
+def test_memory_limits_the_batch(measured: list[Measured]) -> None:
+    free = _plan().best
+    limited = _plan(memory=free.peak_bytes - 1).best
+    assert limited.peak_bytes < free.peak_bytes
+    with pytest.raises(rl.errors.ArgumentError, match=r"memory: got 1 bytes; the rule: the smallest batch .* takes"):
+        _plan(memory=1)
+
+
+def test_other_dtypes_are_shown_and_not_recommended(measured: list[Measured]) -> None:
+    found = _plan(dtypes=[torch.bfloat16])
+    assert {row.dtype for row in found.rows} == {"float32", "bfloat16"}
+    assert found.best.dtype == "float32"
+
+
+def test_ranks_wait_for_the_slowest(measured: list[Measured]) -> None:
+    lengths = [2] * 500 + [100] * 12
+    rows = {(row.way, row.limit, row.grouped): row for row in _plan(lengths, ranks=8, batch_sizes=[8]).rows}
+    spread = {grouped: row.rank_spread for (way, limit, grouped), row in rows.items() if limit.sequences == 8}
+    assert all(row.rank_spread > 1 for row in rows.values() if row.limit.sequences == 8)
+    assert max(spread.values()) <= 8
+    even = _plan([5] * 512, ranks=8, batch_sizes=[8])
+    assert all(row.rank_spread == pytest.approx(1) for row in even.rows)
+
+
+def test_a_second_plan_measures_nothing(measured: list[Measured]) -> None:
+    first = _plan()
+    count = len(measured)
+    assert count > 0
+    second = _plan([1, 2, 3] * 100)
+    assert len(measured) == count
+    assert second.best.elements == 600
+    assert _plan().best == first.best
+    _plan(fresh=True)
+    assert len(measured) == 2 * count
+
+
+def test_a_busy_machine_is_said_and_not_kept(measured: list[Measured], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(advice, "is_busy", lambda _: True)
+    found = _plan()
+    assert found.busy
+    assert "other programs kept this machine busy" in str(found)
+    count = len(measured)
+    monkeypatch.setattr(advice, "is_busy", lambda _: False)
+    assert not _plan().busy
+    assert len(measured) == 2 * count
+
+
+def test_print_shows_what_matters(measured: list[Measured]) -> None:
+    found = _plan(layer=rl.nn.GRU(3, 4, bidirectional=True), ranks=2)
+    text = str(found)
+    assert "GRU(3, 4, bidirectional=True)" in text
+    assert f"best: {found.best}" in text
+    assert found.why in text
+    assert "MinGRU 0.25" in text
+    marked = [line for line in text.splitlines() if line.startswith(">")]
+    assert len(marked) == 1
+    assert f"{found.best.batch_size} sequences" in marked[0]
+    assert all(f" {way} " in text for way in ("lanes", "packed", "padded", "masked", "each"))
+    assert repr(found) == f"<Plan of {len(found.rows)} rows: {found.why}>"
+
+
+def test_why_compares_with_torch(measured: list[Measured]) -> None:
+    found = _plan()
+    rival = min(row.train_seconds for row in found.rows if row.backend == "torch")
+    assert f"{rival / found.best.train_seconds:.1f} times as fast as the fastest of torch" in found.why
+
+
+def test_a_long_tail_is_named(measured: list[Measured]) -> None:
+    found = _plan([5] * 990 + [400] * 10, batch_sizes=[32])
+    assert found.tail is not None
+    assert found.tail.startswith("10 of 1,000 sequences are longer than ")
+    shares = [float(word.rstrip("%.")) for word in found.tail.split() if "%" in word]
+    # Padded, most of a batch is there for its longest; here the long ones are 4,000 of 8,950 elements.
+    assert shares[0] > shares[1] > 10
+    assert _plan([5] * 1000).tail is None
+
+
+def test_lengths_come_in_many_forms(measured: list[Measured]) -> None:
+    batch = rl.Ragged.from_flat(torch.randn(sum(LENGTHS), 3), lengths=LENGTHS)
+    found = [_plan(given).best for given in (LENGTHS, torch.tensor(LENGTHS), np.array(LENGTHS), batch)]
+    assert all(best == found[0] for best in found)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"lengths": []}, "lengths: got 0 sequences"),
+        ({"lengths": [0, 0]}, "lengths: got 2 sequences, none of which has an element"),
+        ({"lengths": [-1]}, "lengths"),
+        ({"lengths": [1.5]}, "lengths"),
+        ({"ranks": 0}, "ranks: got 0"),
+        ({"ranks": 1.5}, "ranks"),
+        ({"batch_sizes": []}, "batch_sizes: got"),
+        ({"batch_sizes": [0]}, "batch_sizes: got 0"),
+        ({"batch_sizes": 32}, "batch_sizes: got 32"),
+        ({"threads": [0]}, "threads: got 0"),
+        ({"threads": 2}, "threads: got 2"),
+        ({"memory": 0}, "memory: got 0"),
+        ({"fresh": "yes"}, "fresh: got"),
+        ({"dtypes": ["float32"]}, "dtypes: got"),
+        ({"dtypes": [torch.int64]}, "dtypes: got"),
+    ],
+)
+def test_bad_arguments(measured: list[Measured], options: dict[str, object], words: str) -> None:
+    with pytest.raises((rl.errors.ArgumentError, rl.errors.ArgumentTypeError)) as caught:
+        _plan(**options)  # type: ignore[arg-type]
+    assert str(caught.value).startswith(words)
+    assert not measured

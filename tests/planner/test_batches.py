@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+import raglane as rl
+from raglane.planner.batches import Limit, epoch_of, thin_out
+
+LENGTHS = torch.tensor(np.random.default_rng(0).integers(0, 40, 500))
+
+
+def _all(epoch: object) -> list[int]:
+    return sorted(length for batch in epoch.batches for length in batch.tolist())  # type: ignore[attr-defined]
+
+
+def test_every_sequence_comes_once() -> None:
+    for limit in (Limit(sequences=8), Limit(sequences=500), Limit(sequences=10_000), Limit(elements=300)):
+        for grouped in (False, True):
+            epoch = epoch_of(LENGTHS, limit, grouped=grouped)
+            assert epoch.elements == int(LENGTHS.sum())
+            if epoch.share == 1:
+                assert _all(epoch) == sorted(LENGTHS.tolist())
+                assert epoch.count == len(epoch.batches)
+                padded = sum(len(batch) * int(batch.max()) for batch in epoch.batches)
+                assert epoch.padded == padded
+
+
+def test_batches_of_sequences_are_of_the_size_asked_for() -> None:
+    epoch = epoch_of(LENGTHS, Limit(sequences=16), grouped=False)
+    assert epoch.count == 32
+    assert sorted(len(batch) for batch in epoch.batches) == [4] + 31 * [16]
+
+
+def test_grouped_batches_are_those_of_the_sampler() -> None:
+    wanted = rl.data.BucketBatchSampler(LENGTHS, 16, seed=0)
+    epoch = epoch_of(LENGTHS, Limit(sequences=16), grouped=True)
+    assert [batch.tolist() for batch in epoch.batches] == [LENGTHS[batch].tolist() for batch in wanted]
+
+
+def test_batches_of_elements_are_as_full_as_can_be() -> None:
+    for grouped in (False, True):
+        batches = epoch_of(LENGTHS, Limit(elements=300), grouped=grouped).batches
+        sizes = [int(batch.sum()) for batch in batches]
+        assert all(size <= 300 for size in sizes)
+        assert all(size + int(following[0]) > 300 for size, following in zip(sizes, batches[1:], strict=False))
+
+
+def test_a_sequence_above_the_limit_is_a_batch_of_its_own() -> None:
+    batches = epoch_of(torch.tensor([5, 50, 5, 5]), Limit(elements=10), grouped=False).batches
+    assert [50] in [batch.tolist() for batch in batches]
+    assert sum(len(batch) for batch in batches) == 4
+
+
+def test_the_longest_is_in_a_sample() -> None:
+    lengths = torch.cat((torch.ones(5000, dtype=torch.int64), torch.tensor([900])))
+    for grouped in (False, True):
+        epoch = epoch_of(lengths, Limit(sequences=8), grouped=grouped)
+        assert len(epoch.batches) < epoch.count
+        assert max(int(batch.max()) for batch in epoch.batches) == 900
+        real = sum(int(batch.sum()) for batch in epoch.batches)
+        assert epoch.share == real / epoch.elements
+
+
+def test_a_long_list_is_thinned_out() -> None:
+    lengths = torch.arange(200_000)
+    part, factor = thin_out(lengths)
+    assert part.shape == (1 << 16,)
+    assert factor == 200_000 / (1 << 16)
+    assert len(set(part.tolist())) == len(part)
+    assert abs(float(part.float().mean()) - 100_000) < 1500
+    same, one = thin_out(LENGTHS)
+    assert same is LENGTHS
+    assert one == 1

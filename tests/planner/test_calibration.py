@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import raglane as rl
+from planner.made_up import costs, make_up
+from raglane.planner import probe
+from raglane.planner.calibration import calibrate
+from raglane.planner.model import Profile, features
+from raglane.planner.peak import peak_bytes
+from raglane.planner.probe import MODES, PROBES
+from raglane.planner.ways import Way, ways_of
+
+FAST, SLOW = Way("torch", "padded", "float32", 1), Way("reference", "each", "float32", 1)
+
+
+def test_predictions_are_what_the_machine_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = rl.nn.LSTM(3, 4)
+    ways = ways_of(layer, [torch.float32], [1, 2])
+    make_up(monkeypatch)
+    shares: list[float] = []
+    found = calibrate(layer, ways, shares.append)
+    lengths = torch.tensor([30, 2, 2, 17, *range(40)])
+    for way in ways:
+        profile = Profile.of(way, lengths)
+        for mode in MODES:
+            wanted = features(way, profile) @ costs(way, mode)
+            # The reference, of which nobody expects speed, is measured on the smallest batches.
+            near = 0.3 if way.backend == "reference" else 0.05
+            assert features(way, profile) @ found.seconds[way, mode] == pytest.approx(wanted, rel=near)
+        assert found.bytes_of(way, profile) == pytest.approx(1000 + 64 * profile.computed + 8 * 44, rel=0.02)
+    assert shares == sorted(shares)
+    assert shares[-1] == 1
+
+
+def test_the_shortest_of_two_times_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_up(monkeypatch)
+    undisturbed, known = probe.time_call, set()
+
+    def time_call(call: Any, device: torch.device) -> float:
+        key = call.mode, tuple(call.lengths.tolist())
+        factor = 1 if key in known else 3
+        known.add(key)
+        return factor * undisturbed(call, device)
+
+    monkeypatch.setattr(probe, "time_call", time_call)
+    found = calibrate(rl.nn.GRU(3, 4), [FAST])
+    seen = features(FAST, Profile.of(FAST, torch.tensor(PROBES[7])))
+    assert seen @ found.seconds[FAST, "train"] == pytest.approx(seen @ costs(FAST, "train"), rel=0.05)
+
+
+def test_what_takes_long_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = make_up(monkeypatch, lambda way, mode: costs(way, mode) * 20)
+    calibrate(rl.nn.GRU(3, 4), [SLOW, FAST])
+    largest = max(int(call.lengths.sum()) for call in measured if call.way == SLOW)
+    assert largest < 1000 < max(int(call.lengths.sum()) for call in measured if call.way == FAST)
+
+
+def test_measuring_leaves_no_trace() -> None:
+    layer = rl.nn.GRU(3, 4)
+    before = {name: weight.clone() for name, weight in layer.state_dict().items()}
+    threads = torch.get_num_threads()
+    call = probe.step_of(layer, probe.make_batch(layer, [3, 1, 2]), "train")
+    assert probe.time_call(call, torch.device("cpu")) > 0
+    assert all(weight.grad is None for weight in layer.parameters())
+    assert all(torch.equal(weight, before[name]) for name, weight in layer.state_dict().items())
+    assert torch.get_num_threads() == threads
+
+
+def test_a_step_of_training_makes_every_gradient() -> None:
+    layer, seen = rl.nn.LSTM(3, 4), set()
+    for name, weight in layer.named_parameters():
+        weight.register_post_accumulate_grad_hook(lambda _, name=name: seen.add(name))
+    probe.step_of(layer, probe.make_batch(layer, [3, 1]), "train")()
+    assert seen == {name for name, _ in layer.named_parameters()}
+
+
+def test_inference_needs_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = rl.nn.LSTM(3, 4)
+    assert not probe.step_of(layer, probe.make_batch(layer, [3, 1]), "infer")()[0].values.requires_grad  # type: ignore[index]
+
+
+def test_peak_is_what_is_held_at_once(capfd: pytest.CaptureFixture[str]) -> None:
+    def call() -> None:
+        first = torch.ones(1 << 20)
+        del first
+        second = torch.ones(2 << 20)
+        third = second * 2
+        del second, third
+
+    mebibyte = 1 << 20
+    assert 16 * mebibyte <= peak_bytes(call, torch.device("cpu")) < 17 * mebibyte
+    assert capfd.readouterr() == ("", "")
+
+
+def test_no_memory_is_held_for_padding_that_is_not_there() -> None:
+    layer = rl.nn.LSTM(16, 16)
+    ragged = probe.step_of(layer, probe.make_batch(layer, [100, *[1] * 20]), "train")
+    with rl.using(backend="torch", schedule="padded"):
+        ragged()
+        padded = peak_bytes(ragged, torch.device("cpu"))
+    with rl.using(backend="reference", schedule="packed"):
+        ragged()
+        packed = peak_bytes(ragged, torch.device("cpu"))
+    assert packed * 3 < padded

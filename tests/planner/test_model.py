@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from planner.made_up import costs
+from raglane.kernels.cpu.lanes import lanes_of
+from raglane.planner.model import Profile, features, fit
+from raglane.planner.probe import PROBES
+from raglane.planner.ways import Way
+from raglane.schedules import SCHEDULES
+
+PADDED, PACKED = Way("torch", "padded", "float32", 1), Way("torch", "packed", "float32", 1)
+LANES = Way("cpu", "lanes", "float32", 2)
+
+
+def test_features_of_a_padded_batch() -> None:
+    # Three rows for four steps: 12 elements, of which min(rows, 4) counts all.
+    found = features(PADDED, Profile.of(PADDED, torch.tensor([4, 1, 2])))
+    assert found.tolist() == [1, 4, 12, 12, 12, 12, 3, 0]
+
+
+def test_features_of_many_rows_are_capped() -> None:
+    found = features(PADDED, Profile.of(PADDED, torch.full((100,), 50)))
+    assert found.tolist() == [1, 50, 4 * 50, 16 * 50, 64 * 50, 5000, 100, 5000 - 4096]
+
+
+def test_packs_have_other_coefficients_where_lengths_differ() -> None:
+    even = features(PACKED, Profile.of(PACKED, torch.tensor([3, 3])))
+    uneven = features(PACKED, Profile.of(PACKED, torch.tensor([3, 1])))
+    assert even.tolist() == [1, 3, 6, 6, 6, 6, 2, 0] + 8 * [0] + [0]
+    assert uneven.tolist() == 8 * [0] + [1, 3, 4, 4, 4, 4, 2, 0] + [3 * 4]
+
+
+def test_profile_of_nothing() -> None:
+    for way in (PADDED, PACKED, LANES):
+        profile = Profile.of(way, torch.tensor([0, 0]))
+        assert (profile.length, profile.computed, profile.count) == (0, 0, 2)
+        assert features(way, profile)[0] == 1
+
+
+def test_profile_counts_what_the_schedule_computes() -> None:
+    lengths = torch.tensor([7, 0, 3, 3, 12, 1])
+    for name, schedule in SCHEDULES.items():
+        profile = Profile.of(Way("reference", name, "float64", 1), lengths)
+        count = schedule.count(lengths)
+        assert (profile.length, profile.computed) == (count.steps, count.elements)
+
+
+def test_lanes_are_those_that_the_work_needs() -> None:
+    # One long sequence keeps the others waiting for nothing: more lanes than 6 per thread would stand idle.
+    assert lanes_of(torch.tensor([1000, *[10] * 200]), 2) == 12
+    assert lanes_of(torch.tensor([5] * 1000), 4) == 4 * 48
+    assert lanes_of(torch.tensor([0, 0]), 2) == 1
+
+
+@pytest.mark.parametrize("way", [PADDED, PACKED, LANES], ids=str)
+def test_fit_finds_the_costs_that_it_was_measured_with(way: Way) -> None:
+    seen = np.array([features(way, Profile.of(way, torch.tensor(lengths))) for lengths in PROBES])
+    seconds = seen @ costs(way, "train")
+    found = fit(seen, seconds)
+    assert (found >= 0).all()
+    np.testing.assert_allclose(seen @ found, seconds, rtol=0.02)
+    # And what it was not measured with, larger and more ragged.
+    other = torch.tensor([400, *range(1, 200)])
+    new = features(way, Profile.of(way, other))
+    assert new @ found == pytest.approx(new @ costs(way, "train"), rel=0.1)
+
+
+def test_fit_believes_the_many() -> None:
+    seen = np.array([features(PADDED, Profile.of(PADDED, torch.tensor(lengths))) for lengths in PROBES])
+    seconds = seen @ costs(PADDED, "infer")
+    disturbed = seconds.copy()
+    disturbed[[2, 9]] *= 8
+    np.testing.assert_allclose((seen @ fit(seen, disturbed))[3:9], seconds[3:9], rtol=0.12)
