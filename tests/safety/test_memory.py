@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -25,6 +23,7 @@ from raglane.native import library as library_module
 from raglane.native import missing_kernels
 from raglane.native.library import call
 from raglane.packing import PackedSequence
+from scripts import Script
 
 pytestmark = pytest.mark.skipif(missing_kernels() is not None, reason=str(missing_kernels()))
 
@@ -275,25 +274,13 @@ def test_a_call_that_fails_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None
 # ---- other threads and processes ----------------------------------------------------------------------------------
 
 
-def script(code: str, seconds: int = 60, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run code in a process of its own, which a signal may end."""
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "OMP_NUM_THREADS": "2", "PYTHONPATH": str(TESTS), **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=seconds,
-    )
-
-
-def test_attacks_beside_guard_pages() -> None:
+def test_attacks_beside_guard_pages(script: Script) -> None:
     """``make attack`` plays many more."""
     done = script("import sys; from attacks.memory import main; sys.exit(main(rounds=250, seed=1))")
     assert done.returncode == 0, (done.stdout, done.stderr[-300:])
 
 
-def test_attacks_where_torch_looks_at_one_tensor_at_a_time() -> None:
+def test_attacks_where_torch_looks_at_one_tensor_at_a_time(script: Script) -> None:
     """Nobody promises the class that looks at all of them at once."""
     done = script(
         "import sys; from raglane.kernels.cpu import guards; guards._is_right = lambda: False;"
@@ -330,7 +317,7 @@ def test_a_look_that_is_always_or_never_content_is_not_used(wrong: bool, monkeyp
     assert not guards._is_right.__wrapped__()
 
 
-def test_guard_pages_end_a_process_that_passes_them() -> None:
+def test_guard_pages_end_a_process_that_passes_them(script: Script) -> None:
     for shift in (1, -1):
         done = script(
             "import ctypes, torch; from attacks.guarded import guarded;"
@@ -411,7 +398,7 @@ os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-def test_forward_and_backward_after_a_fork() -> None:
+def test_forward_and_backward_after_a_fork(script: Script) -> None:
     """OpenMP's threads do not survive one, whoever started them and whenever the kernels were first asked for."""
     for layer in ("LSTM(64, 64, 2, dropout=0.5)", "LSTM(64, 64, backend='cpu')", "SRU(64, 48, bidirectional=True)"):
         for used in ("dropout" not in layer, False):
@@ -491,7 +478,7 @@ for isa in library().isas:
 """
 
 
-def test_gradients_that_come_in_beside_guard_pages() -> None:
+def test_gradients_that_come_in_beside_guard_pages(script: Script) -> None:
     """Of outputs and of final states; what autograd itself makes of them lies anywhere."""
     done = script(GRADIENTS_BESIDE_GUARD_PAGES)
     assert done.returncode == 0, (done.returncode, done.stderr[-300:])
@@ -521,7 +508,7 @@ os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-def test_a_forked_process_has_one_thread_for_the_kernels_whatever_torch_may_use() -> None:
+def test_a_forked_process_has_one_thread_for_the_kernels_whatever_torch_may_use(script: Script) -> None:
     """Where it does not know that it is one it waits for ever, for threads of the parent: the alarm ends it."""
     for layer in ("GRU(64, 64, backend='cpu')", "SRU(64, 64)"):
         done = script(ONE_THREAD_AFTER_FORK.format(layer=layer))
