@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import raglane as rl
-from layer_kinds import KINDS, Kind
+from every_layer import KINDS, Kind
 from looped import looped
 from raglane.cells import CELLS
 from raglane.errors import RaglaneError

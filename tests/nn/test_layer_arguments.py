@@ -14,7 +14,7 @@ from torch import nn
 
 import raglane as rl
 from cell_requests import largest_error
-from layer_kinds import GATED, KINDS, D, H, Kind, build, parts, random_state
+from every_layer import GATED, KINDS, D, H, Kind, a_state, build, parts
 from looped import looped
 from raglane.cells import CELLS
 from raglane.errors import RaglaneError
@@ -88,7 +88,7 @@ PARAMETERS: dict[str, dict[str, tuple[int, ...]]] = {
     },
     "indrnn_relu": {"weight_hh": (4,), "bias_ih": (4,)},
     "indrnn_tanh": {"weight_hh": (4,), "bias_ih": (4,)},
-    "sru": {"weight_hh": (8,), "bias_ih": (8,), "weight_skip": (4, 5)},
+    "sru": {"weight_hh": (8,), "bias_ih": (8,), "weight_skip": (H, D)},
     "qrnn": {"bias_ih": (12,)},
     "mingru": {"bias_ih": (8,)},
     "minlstm": {"bias_ih": (12,)},
@@ -231,11 +231,11 @@ def test_repr(kind: Kind) -> None:
 
 
 def test_repr_shows_what_a_layer_has_of_its_own() -> None:
-    assert repr(rl.nn.IndRNN(D, H, 2)) == "IndRNN(5, 4, num_layers=2)"
+    assert repr(rl.nn.IndRNN(D, H, 2)) == "IndRNN(3, 4, num_layers=2)"
     layer = rl.nn.IndRNN(D, H, nonlinearity="tanh", max_length=9)
-    assert repr(layer) == "IndRNN(5, 4, nonlinearity='tanh', max_length=9)"
-    assert repr(rl.nn.PeepholeLSTM(D, H, clip=2.5)) == "PeepholeLSTM(5, 4, clip=2.5)"
-    assert repr(rl.nn.CoupledLSTM(D, H, clip=2.5)) == "CoupledLSTM(5, 4, clip=2.5)"
+    assert repr(layer) == "IndRNN(3, 4, nonlinearity='tanh', max_length=9)"
+    assert repr(rl.nn.PeepholeLSTM(D, H, clip=2.5)) == "PeepholeLSTM(3, 4, clip=2.5)"
+    assert repr(rl.nn.CoupledLSTM(D, H, clip=2.5)) == "CoupledLSTM(3, 4, clip=2.5)"
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -287,7 +287,7 @@ def test_open_forget_gates(kind: Kind) -> None:
         for name, parameter in layer.named_parameters():
             if not name.startswith("bias"):
                 parameter.zero_()
-    hx = random_state(layer, 3)
+    hx = a_state(layer, 3)
     states = layer(_batch(), hx, return_states=True)[2][0]
     kept = torch.sigmoid(torch.tensor(1.0, dtype=torch.float64))
     memory: Any = parts(states)[-1]
