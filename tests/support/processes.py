@@ -7,7 +7,6 @@ how they start: it is how they end.
 from __future__ import annotations
 
 import io
-import multiprocessing
 import os
 import resource
 import sys
@@ -16,12 +15,10 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from attacks.forked import CONTEXT
 from raglane.cli import main
 
 __all__ = ["Command", "run", "start"]
-
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["processes", "raglane.training.run", "raglane.report.figures"])
 
 
 def _beside(folder: Path, name: str) -> Path:
@@ -82,7 +79,7 @@ class Command:
 def start(folder: Path, *arguments: str, largest_file: int = resource.RLIM_INFINITY) -> Command:
     """Start a command in a folder, with nothing printed yet; no file that it writes may have more bytes."""
     _beside(folder, "stdout").unlink(missing_ok=True)
-    process = _CONTEXT.Process(target=_run, args=(list(arguments), folder, largest_file), daemon=True)
+    process = CONTEXT.Process(target=_run, args=(list(arguments), folder, largest_file), daemon=True)
     process.start()
     return Command(process, folder)
 
