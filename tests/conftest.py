@@ -26,7 +26,7 @@ from scripts import Script
 settings.register_profile(
     "raglane",
     deadline=None,  # a shared machine pauses when it likes
-    max_examples=40,
+    max_examples=25,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 settings.load_profile("raglane")

@@ -250,14 +250,14 @@ def test_several_python_threads_at_once(use: Use) -> None:
         assert_same_bits(results, wanted)
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize(("start", "workers"), [("fork", 2), ("spawn", 1)])  # one that is spawned takes seconds
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 @pytest.mark.usefixtures("two_threads")
-def test_workers_of_a_data_loader(start: str) -> None:
+def test_workers_of_a_data_loader(start: str, workers: int) -> None:
     layer = rl.nn.GRU(8, 40, backend="cpu")
     data = Encoded(layer, [torch.randn(length, 8) for length in (30, 1, 9, 12)])
     here = [data[index] for index in range(len(data))]  # the kernels' threads run before the workers start
-    loader = DataLoader(data, batch_size=None, num_workers=2, multiprocessing_context=start)
+    loader = DataLoader(data, batch_size=None, num_workers=workers, multiprocessing_context=start)
     assert_same_bits(list(loader), here)
 
 
