@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 # A thread that waits for another asks again and again, unless OpenMP is told otherwise before torch loads it. Where
 # tests run side by side, it then takes the processor from the one that it waits for: the kernels' tests took 2.5 times
@@ -18,11 +21,12 @@ import torch
 from hypothesis import HealthCheck, settings
 
 import raglane.native
+from scripts import Script
 
 settings.register_profile(
     "raglane",
     deadline=None,  # a shared machine pauses when it likes
-    max_examples=40,
+    max_examples=25,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 settings.load_profile("raglane")
@@ -46,6 +50,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "slow" in item.keywords:
             item.add_marker(pytest.mark.skip(reason="takes minutes or data from elsewhere; run with --slow"))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Leave out what takes time and shows nothing."""
+    # What was imported and collected stays: to look through it for garbage, again and again, took a quarter of the time
+    # of tests that make many small objects.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+    # For a line of a log, torch flushes the processor's caches after each compilation: 20 ms.
+    guards: Any = sys.modules.get("torch._dynamo.guards")
+    if hasattr(guards, "profile_guard_manager"):
+        guards.profile_guard_manager = lambda *_: 0.0
 
 
 @pytest.fixture(scope="session")
@@ -81,6 +98,13 @@ def default_device(device: torch.device) -> Iterator[None]:
 def own_randomness(request: pytest.FixtureRequest) -> None:
     """Seed each test by its name: numbers of its own, and the same ones when it runs again alone."""
     torch.manual_seed(zlib.crc32(request.node.nodeid.encode()))
+
+
+@pytest.fixture(scope="session")
+def script() -> Iterator[Script]:
+    """Run code in a process of its own."""
+    with Script() as script:
+        yield script
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Commands that die wherever they can, and what the next command makes of it: the bits of one that nobody disturbed.
 
-A round takes about a second, one with a process of its own about ten. It ends where something was lost, and says the
+A round takes about a second. It ends where something was lost, and says the
 round.
 
 What is attacked (``STORIES``): a new run; a run that replaces another; a run that goes on; an evaluation; predictions.
@@ -29,15 +29,15 @@ import json
 import os
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from attacks.forked import CONTEXT
 from raglane.cli import main as raglane
 from raglane.training import files
 from raglane.training.checkpoint import read_tensors, to_safetensors
@@ -275,17 +275,20 @@ def _repair(shop: Workshop, command: list[str]) -> None:
         assert raglane(command) == 0
 
 
-def _kill(command: Sequence[str], seconds: float) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "raglane", *command],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(seconds)
+def _kill(command: list[str], seconds: float) -> None:
+    process = CONTEXT.Process(target=_run, args=(command,), daemon=True)
+    process.start()
+    process.join(seconds)
     process.kill()
-    process.wait()
+    process.join()
+
+
+def _run(command: list[str]) -> None:
+    """What that process does."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for number in (1, 2):
+        os.dup2(nowhere, number)
+    sys.exit(raglane(command))
 
 
 def _end(shop: Workshop, story: Story) -> str:

@@ -16,6 +16,11 @@ import torch
 from on_device import speed, suite
 from on_device.base import BrokenError, Context, Item, NotHereError, Part, Record, play
 
+from scripts import Script
+from yardsticks import short_samples  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("short_samples")
+
 HOME = Path(__file__).parents[2]
 
 
@@ -27,22 +32,22 @@ def _part(*items: Item) -> Part:
     return Part("some", "what?", lambda _: items, lambda rows: [f"{len(rows)} rows"])
 
 
-def test_a_rehearsal(tmp_path: Path) -> None:
+def test_a_rehearsal(tmp_path: Path, script: Script) -> None:
     """In a process of its own, since it sets torch's switches."""
     # And a later call there, which knows all that the first one found.
-    code = (
-        "import os, sys, device; first = device.main(sys.argv[1:]); print('AGAIN'); del os.environ[device._CALL];"
-        "sys.exit(first or device.main(sys.argv[1:]))"
-    )
     given = ["--out", str(tmp_path), "--parts", "machine,waits,scaling", "--rehearse"]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *given],
-        cwd=HOME / "benchmarks",
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    code = f"""
+import os, sys
+sys.path += {[str(HOME / "benchmarks"), str(HOME / "tests" / "support")]}
+import device, torch, yardsticks
+torch.set_num_threads(1)
+yardsticks.shorten(setattr)
+first = device.main({given})
+print("AGAIN")
+del os.environ[device._CALL]
+sys.exit(first or device.main({given}))
+"""
+    done = script(code, 300)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     first, again = done.stdout.split("AGAIN")
     assert " 0 fault" in first

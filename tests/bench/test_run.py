@@ -21,7 +21,9 @@ from raglane.bench.lengths import LENGTHS, Lengths
 from raglane.bench.results import CaseResult, Row, efficiencies, rows_of, summarize
 from raglane.bench.timing import YARDSTICKS, interleave
 from raglane.errors import RaglaneError
+from yardsticks import short_samples  # noqa: F401
 
+_SHORT = pytest.mark.usefixtures("short_samples")
 _MIXED = Lengths("mixed", "unsorted, with ties and a one", lambda count: [3, 1, 5, 3, 7, 1, 5][:count])
 
 
@@ -248,6 +250,7 @@ def test_how_ours_scales() -> None:
 # -- a run ------------------------------------------------------------------------------------------------------------
 
 
+@_SHORT
 def test_a_case_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "load", lambda: 1e9)
     rivals = [name for name in TORCH if COMPETITORS[name].runs(_case())]
@@ -272,6 +275,7 @@ def _broken(batch: Batch, mode: str, threads: int) -> Runner:
     raise RuntimeError("no such\noperator")
 
 
+@_SHORT
 @pytest.mark.parametrize(
     ("prepare", "fault"), [(_wrong, "wrong output: off by"), (_broken, "failed: RuntimeError: no such operator")]
 )
@@ -288,12 +292,14 @@ def test_who_is_wrong_or_fails_is_named_and_not_timed(
     assert len(report.faults) == (1 if name == "ours" else 0)
 
 
+@_SHORT
 def test_who_is_slow_is_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "_SLOW_SECONDS", 0.0)
     result = run.measure_case(_case(), TORCH, rounds=3)
     assert all(row.is_once and row.milliseconds is not None for row in result.rows)
 
 
+@_SHORT
 def test_variants_run_where_their_suite_asks_for_them() -> None:
     result = run.measure_case(_case(suite="grid", dtype="bfloat16"), [], rounds=1)
     assert [row.competitor for row in result.rows] == ["ours", "ours-float32"]
@@ -302,6 +308,7 @@ def test_variants_run_where_their_suite_asks_for_them() -> None:
     assert all(row.of_ours is not None for row in result.rows)
 
 
+@_SHORT
 def test_inference_is_checked_with_what_training_found(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     reference = ours.reference
@@ -315,6 +322,7 @@ def test_inference_is_checked_with_what_training_found(monkeypatch: pytest.Monke
     assert asked == ["train", "infer"]
 
 
+@_SHORT
 def test_a_run_leaves_threads_as_they_were_and_says_who_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(COMPETITORS, "jax", replace(COMPETITORS["jax"], modules=("no_such_module",)))
     seen: list[int] = []

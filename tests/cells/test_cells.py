@@ -83,7 +83,7 @@ def test_every_cell_is_compared() -> None:
 
 
 @looped("bias", [True, False])
-@pytest.mark.parametrize("name", CELLS)
+@looped("name", CELLS)
 def test_step_is_the_papers(name: str, bias: bool, device: torch.device) -> None:
     cell = CELLS[name]
     weights, values, state = random_weights(cell, D, H, bias, device=device), _randn(R, D, device=device), None
@@ -94,7 +94,7 @@ def test_step_is_the_papers(name: str, bias: bool, device: torch.device) -> None
 
 
 @looped("bias", [True, False])
-@pytest.mark.parametrize("name", TORCH_CELLS)
+@looped("name", TORCH_CELLS)
 def test_step_is_torchs(name: str, bias: bool, device: torch.device) -> None:
     cell = CELLS[name]
     module = TORCH_CELLS[name](bias=bias, device=device, dtype=torch.float64)
@@ -127,7 +127,7 @@ def test_lstm_with_projection_is_torchs(device: torch.device) -> None:
 
 
 @looped("clip", [0.3, 1.0])
-@pytest.mark.parametrize(
+@looped(
     ("name", "clipped"),
     [
         ("rnn_tanh", lambda clip: cells.Elman("tanh", clip)),
@@ -155,7 +155,7 @@ def test_clip(name: str, clipped: Any, clip: float, device: torch.device) -> Non
 # -- dropout's mask ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", READ_STATE)
+@looped("name", READ_STATE)
 def test_a_mask_acts_where_weights_read_the_state(name: str, device: torch.device) -> None:
     cell = CELLS[name]
     weights, values, state = (
@@ -174,7 +174,7 @@ def test_a_mask_acts_where_weights_read_the_state(name: str, device: torch.devic
     assert not torch.allclose(new[0][[0, 2, 3]], plain[0][[0, 2, 3]])
 
 
-@pytest.mark.parametrize("name", [name for name in CELLS if name not in READ_STATE])
+@looped("name", [name for name in CELLS if name not in READ_STATE])
 def test_cells_whose_weights_read_no_state(name: str, device: torch.device) -> None:
     """Their new state is linear in the old one: no weight meets it."""
     cell = CELLS[name]
@@ -192,7 +192,7 @@ def test_cells_whose_weights_read_no_state(name: str, device: torch.device) -> N
 
 
 @looped("bias", [True, False])
-@pytest.mark.parametrize("name", CELLS)
+@looped("name", CELLS)
 def test_sizes_and_names(name: str, bias: bool) -> None:
     cell = CELLS[name]
     assert cell.state_sizes(H) == (H,) * len(cell.states)
@@ -207,7 +207,7 @@ def test_sizes_and_names(name: str, bias: bool) -> None:
     assert prepared.shape[0] == R
 
 
-@pytest.mark.parametrize("name", CELLS)
+@looped("name", CELLS)
 def test_blocks_are_the_rows_of_a_gate(name: str) -> None:
     """The gates' blocks are of H rows each, one after the other, without a gap."""
     cell = CELLS[name]
@@ -221,7 +221,7 @@ def test_blocks_are_the_rows_of_a_gate(name: str) -> None:
     assert rows == list(range(len(rows)))
 
 
-@pytest.mark.parametrize("name", CELLS)
+@looped("name", CELLS)
 def test_a_gates_bias_moves_that_gate(name: str, device: torch.device) -> None:
     """What ``block`` names is what ``prepare`` adds: seen by the columns that a bias changes."""
     cell = CELLS[name]
@@ -236,7 +236,7 @@ def test_a_gates_bias_moves_that_gate(name: str, device: torch.device) -> None:
         assert moved.tolist() == list(range(before.shape[1])[cell.block("weight_ih", gate, H)])
 
 
-@pytest.mark.parametrize("name", CELLS)
+@looped("name", CELLS)
 def test_initial_weights(name: str) -> None:
     cell, size = CELLS[name], 64
     for parameter, shape in cell.shapes(D, size).items():
@@ -252,7 +252,7 @@ def test_initial_weights(name: str) -> None:
         assert high - 0.2 * (high - low) < float(tensor.max()) <= high
 
 
-@pytest.mark.parametrize("name", CELLS)
+@looped("name", CELLS)
 def test_a_step_changes_nothing_it_was_given(name: str, device: torch.device) -> None:
     cell = CELLS[name]
     weights, state = random_weights(cell, D, H, device=device), _state(cell, device)
@@ -266,7 +266,7 @@ def test_a_step_changes_nothing_it_was_given(name: str, device: torch.device) ->
     assert all(torch.equal(a, b) for a, b in zip([*before, kept], [*given, prepared], strict=True))
 
 
-@pytest.mark.parametrize("name", CELLS)
+@looped("name", CELLS)
 def test_a_step_of_no_rows(name: str, device: torch.device) -> None:
     cell = CELLS[name]
     weights, state = random_weights(cell, D, H, device=device), _state(cell, device, rows=0)
@@ -279,7 +279,7 @@ def test_a_step_of_no_rows(name: str, device: torch.device) -> None:
 
 
 @looped("poison", [torch.nan, torch.inf])
-@pytest.mark.parametrize("name", CELLS)
+@looped("name", CELLS)
 def test_rows_do_not_look_at_each_other(name: str, poison: float, device: torch.device) -> None:
     cell = CELLS[name]
     weights, values, state = (
@@ -299,7 +299,7 @@ def test_rows_do_not_look_at_each_other(name: str, poison: float, device: torch.
         assert gradient is None or bool(gradient[others].isfinite().all())
 
 
-@pytest.mark.parametrize("name", CELLS)
+@looped("name", CELLS)
 @looped("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_every_dtype_stays_itself(name: str, dtype: torch.dtype, device: torch.device) -> None:
     cell = CELLS[name]
@@ -314,7 +314,7 @@ def test_every_dtype_stays_itself(name: str, dtype: torch.dtype, device: torch.d
     torch.testing.assert_close(output.double(), exact, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("name", CELLS)
+@looped("name", CELLS)
 def test_gradients_are_the_limits_of_differences(name: str, device: torch.device) -> None:
     cell = CELLS[name]
     weights, values, state = (
@@ -337,7 +337,7 @@ def test_gradients_are_the_limits_of_differences(name: str, device: torch.device
 # -- single cells -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@looped("dtype", [torch.float32, torch.float64])
 @looped(
     ("f", "i", "keep"),
     [
@@ -369,7 +369,7 @@ def test_minlstm_with_extreme_gates(f: float, i: float, keep: float, dtype: torc
     assert by_gates[0, :2].tolist() == pytest.approx(wanted, abs=64 * eps)
 
 
-@pytest.mark.parametrize("level", [-18.0, -22.0, -30.0, -36.0, -80.0])
+@looped("level", [-18.0, -22.0, -30.0, -36.0, -80.0])
 def test_minlstm_is_exact_where_gates_are_almost_shut(level: float, device: torch.device) -> None:
     """The formula as it stands still works in float64 here, because quotients of small numbers are exact."""
     cell = CELLS["minlstm"]

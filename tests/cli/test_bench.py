@@ -18,6 +18,9 @@ from raglane.bench.competitors import COMPETITORS, ours
 from raglane.bench.competitors.base import Runner
 from raglane.cli import main
 from raglane.training import files
+from yardsticks import short_samples  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("short_samples")
 
 _TINY = ["bench", "--cells", "gru", "--sizes", "3x5x4", "--lengths", "trec", "--rounds", "1", "--threads", "1"]
 _FEW = ["--competitors", "torch-packed", "--modes", "infer"]

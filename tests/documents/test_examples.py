@@ -6,8 +6,6 @@ import gzip
 import importlib.util
 import os
 import random
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
@@ -19,6 +17,7 @@ import torch
 
 import raglane as rl
 from raglane.data.records import offsets_of
+from scripts import Script
 
 _EXAMPLES = Path(__file__).parents[2] / "examples"
 _SCRIPTS = {"japanese_vowels": "accuracy", "names": "accuracy", "tag_words": "accuracy", "recurrent_ppo": "mean return"}
@@ -193,17 +192,10 @@ def test_advantages_stop_at_the_end_of_an_episode() -> None:
 
 
 @pytest.mark.parametrize("name", ["names", "tag_words"])
-def test_a_missing_path_is_one_line(tmp_path: Path, name: str) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
-    absent = tmp_path / "absent"
-    failed = subprocess.run(
-        [sys.executable, str(_EXAMPLES / f"{name}.py"), str(absent)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+def test_a_missing_path_is_one_line(tmp_path: Path, name: str, script: Script) -> None:
+    absent, path = tmp_path / "absent", str(_EXAMPLES / f"{name}.py")
+    arguments = [path, str(absent)]
+    failed = script(f"import runpy, sys; sys.argv = {arguments}; runpy.run_path({path!r}, run_name='__main__')")
     assert (failed.returncode, failed.stdout) == (2, "")
     assert len(failed.stderr.splitlines()) == 1
     assert failed.stderr.startswith(f"{name}.py: ")

@@ -16,13 +16,13 @@ FAULTS: dict[str, Fault] = {
         "src/raglane/native/library.py",
         "return torch.get_num_threads() if threads_before() is None else 1",
         "return torch.get_num_threads()",
-        "safety/test_memory.py::test_a_forked_process_has_one_thread_for_the_kernels_whatever_torch_may_use",
+        "safety/test_threads_and_processes.py::test_a_forked_process_has_one_thread_for_the_kernels_whatever_torch_may_use",
     ),
     "threads-lost-in-a-fork": Fault(
         "src/raglane/native/library.py",
         "        torch.set_num_threads(1)\n",
         "        pass\n",
-        "safety/test_memory.py::test_forward_and_backward_after_a_fork",
+        "safety/test_threads_and_processes.py::test_forward_and_backward_after_a_fork",
     ),
     "rows-with-gaps-taken-as-dense": Fault(
         "src/raglane/native/memory.py",
@@ -54,7 +54,7 @@ FAULTS: dict[str, Fault] = {
         "csrc/scan_backward.h",
         "if (grad_output) d_h += load(grad_output + unit, count);",
         "if (grad_output) d_h += load(grad_output + unit);",
-        "safety/test_memory.py::test_gradients_that_come_in_beside_guard_pages",
+        "safety/test_threads_and_processes.py::test_gradients_that_come_in_beside_guard_pages",
     ),
     "an-lstm-that-forgets-its-gradient": Fault(
         "csrc/cells/lstm.h",

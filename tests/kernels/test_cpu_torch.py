@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from threading import Thread
@@ -42,6 +39,7 @@ from raglane.kernels.cpu import BACKEND, matrix, operators
 from raglane.kernels.cpu.kind import layer_of
 from raglane.native.library import call, library
 from raglane.segments import offsets_from_lengths
+from scripts import Script
 
 # ---- PyTorch's machinery ----------------------------------------------------------------------------------------
 
@@ -252,14 +250,14 @@ def test_several_python_threads_at_once(use: Use) -> None:
         assert_same_bits(results, wanted)
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize(("start", "workers"), [("fork", 2), ("spawn", 1)])  # one that is spawned takes seconds
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 @pytest.mark.usefixtures("two_threads")
-def test_workers_of_a_data_loader(start: str) -> None:
+def test_workers_of_a_data_loader(start: str, workers: int) -> None:
     layer = rl.nn.GRU(8, 40, backend="cpu")
     data = Encoded(layer, [torch.randn(length, 8) for length in (30, 1, 9, 12)])
     here = [data[index] for index in range(len(data))]  # the kernels' threads run before the workers start
-    loader = DataLoader(data, batch_size=None, num_workers=2, multiprocessing_context=start)
+    loader = DataLoader(data, batch_size=None, num_workers=workers, multiprocessing_context=start)
     assert_same_bits(list(loader), here)
 
 
@@ -273,19 +271,13 @@ def test_the_environment_chooses_the_instruction_set(monkeypatch: pytest.MonkeyP
         load()
 
 
-def test_a_process_reads_the_environment_before_it_loads_the_kernels() -> None:
+def test_a_process_reads_the_environment_before_it_loads_the_kernels(script: Script) -> None:
     """And a wrong word there is named at the first call."""
     code = (
         "import os; from raglane.native.library import library; print(library().isa); library.cache_clear();"
         "os.environ['RAGLANE_ISA'] = 'mmx'; library()"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "RAGLANE_ISA": LIBRARY.isas[-1]},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = script(code, RAGLANE_ISA=LIBRARY.isas[-1])
     assert done.stdout == f"{LIBRARY.isas[-1]}\n", done.stderr
     assert "RAGLANE_ISA: got 'mmx'" in done.stderr
 

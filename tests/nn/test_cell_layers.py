@@ -10,11 +10,9 @@ from torch import Tensor, nn
 
 import raglane as rl
 from cell_requests import gradients, largest_error
-from layer_kinds import GATED, KINDS, D, H, Kind, build, parts, random_state, truth_of
+from every_layer import GATED, KINDS, D, H, Kind, a_state, build, parts, truth_of
 from looped import looped
-from raglane.cells import CELLS
 from raglane.kernels.contract import Result
-from raglane.nn.recurrent.layer import RecurrentLayer
 from strategies import sequences_of
 
 LENGTHS = [4, 0, 1, 6, 2]
@@ -32,20 +30,12 @@ def _same(ours: Any, theirs: Any) -> None:
         assert largest_error(mine, wanted) < 1e-12
 
 
-def test_every_layer_is_here() -> None:
-    public = {name for name in rl.nn.__all__ if isinstance(getattr(rl.nn, name), type)}
-    layers = {name for name in public if issubclass(getattr(rl.nn, name), RecurrentLayer)}
-    assert {kind.layer for kind in KINDS} == layers - {"Recurrent"}
-    assert {kind.cell for kind in KINDS} == set(CELLS)
-    assert all(build(kind).cell.name == kind.cell for kind in KINDS)
-
-
 # -- numbers ----------------------------------------------------------------------------------------------------------
 
 
 def _assert_truth(kind: Kind, layer: Any, lengths: list[int], clip: float | None = None) -> None:
     """Outputs, states and gradients of everything."""
-    batch, hx = _batch(lengths, requires_grad=True), random_state(layer, len(lengths))
+    batch, hx = _batch(lengths, requires_grad=True), a_state(layer, len(lengths))
     out, state = layer(batch, hx)
     wanted = truth_of(kind, layer, batch, hx, clip)
     assert wanted.output is not None
@@ -90,7 +80,7 @@ def test_clip(kind: Kind, clip: float) -> None:
 def test_gradients_are_the_limits_of_differences(kind: Kind) -> None:
     layer = build(kind, 2, bidirectional=True)
     names, given = zip(*layer.named_parameters(), strict=True)
-    hx = random_state(layer, 3)
+    hx = a_state(layer, 3)
 
     def function(values: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         state = rest[: len(parts(hx))]
@@ -112,7 +102,7 @@ def test_like_in_like_out(kind: Kind, first: bool) -> None:
     """Every kind of input gives the ragged batch's numbers, in its own kind."""
     layer = build(kind, 2, bidirectional=True, batch_first=first)
     lengths = [4, 1, 6, 4]
-    batch, hx = _batch(lengths), random_state(layer, 4)
+    batch, hx = _batch(lengths), a_state(layer, 4)
     out, state = layer(batch, hx)
     assert isinstance(out, rl.Ragged)
     assert torch.equal(out.host_lengths, batch.host_lengths)
@@ -191,7 +181,7 @@ def test_no_output_and_summary(kind: Kind, layers: int, both: bool) -> None:
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_return_states(kind: Kind, layers: int, both: bool) -> None:
     layer, batch = build(kind, layers, bidirectional=both), _batch(LENGTHS)
-    hx = random_state(layer, len(LENGTHS))
+    hx = a_state(layer, len(LENGTHS))
     out, state, states = layer(batch, hx, return_states=True)
     wanted = truth_of(kind, layer, batch, hx)
     assert wanted.output is not None

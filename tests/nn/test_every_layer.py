@@ -7,18 +7,19 @@ from typing import Any
 import pytest
 
 import raglane as rl
-from every_layer import LAYERS, a_batch, a_state, assert_same, build, gradients, parts, results_of
+from every_layer import KINDS, LAYERS, a_batch, a_state, assert_same, build, gradients, parts, results_of
 from raglane.cells import CELLS
 from raglane.kernels.dispatch import BACKENDS
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.schedules import SCHEDULES
 
 
-def test_every_cell_has_a_layer() -> None:
-    assert {build(name).cell.name for name in LAYERS} == set(CELLS)
-    named = {getattr(make, "func", make).__name__ for make in LAYERS.values()} | {"Recurrent"}
-    given = [(name, getattr(rl.nn, name)) for name in rl.nn.__all__]
-    assert named == {name for name, made in given if isinstance(made, type) and issubclass(made, RecurrentLayer)}
+def test_every_layer_is_here() -> None:
+    made = [getattr(rl.nn, name) for name in rl.nn.__all__]
+    layers = {each.__name__ for each in made if isinstance(each, type) and issubclass(each, RecurrentLayer)}
+    assert {kind.layer for kind in KINDS} == layers - {"Recurrent"}
+    assert {kind.cell for kind in KINDS} == set(CELLS)
+    assert all(build(kind).cell.name == kind.cell for kind in KINDS)
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import raglane as rl
-from layer_kinds import KINDS, Kind
+from every_layer import KINDS, Kind
 from looped import looped
 from raglane.cells import CELLS
 from raglane.errors import RaglaneError
@@ -31,10 +31,6 @@ WITH_MATRIX = [kind for kind in ALL if len(CELLS[kind.cell].shapes(D, H)["weight
 WITHOUT_MATRIX = [kind for kind in ALL if kind not in WITH_MATRIX]
 FORGETTING = [kind for kind in ALL if "f" in CELLS[kind.cell].gates]
 NOT_FORGETTING = [kind for kind in ALL if kind not in FORGETTING]
-
-
-def _name(kind: Kind) -> str:
-    return f"{kind.layer}-{kind.cell}{'-projected' if 'proj_size' in kind.options else ''}"
 
 
 def _build(kind: Kind, hidden_size: int = H, **options: Any) -> Any:
@@ -69,7 +65,7 @@ def _copy(layer: Any) -> dict[str, Tensor]:
 
 
 @looped("gain", [1.0, 1.7])
-@pytest.mark.parametrize("kind", WITH_MATRIX, ids=_name)
+@looped("kind", WITH_MATRIX)
 def test_orthogonal(kind: Kind, gain: float) -> None:
     layer = _build(kind)
     before = _copy(layer)
@@ -85,7 +81,7 @@ def test_orthogonal(kind: Kind, gain: float) -> None:
 
 
 @looped("gain", [1.0, 0.3])
-@pytest.mark.parametrize("kind", ALL, ids=_name)
+@looped("kind", ALL)
 def test_xavier(kind: Kind, gain: float) -> None:
     size = 64
     layer = _build(kind, size)
@@ -101,7 +97,7 @@ def test_xavier(kind: Kind, gain: float) -> None:
     assert _changed(layer, before) == {"weight_ih"}
 
 
-@pytest.mark.parametrize("kind", WITHOUT_MATRIX, ids=_name)
+@looped("kind", WITHOUT_MATRIX)
 def test_orthogonal_wants_a_matrix(kind: Kind) -> None:
     layer = _build(kind)
     before = _copy(layer)
@@ -125,7 +121,7 @@ def _biases(kind: Kind, layer: Any, gate: str) -> list[Tensor]:
     return totals
 
 
-@pytest.mark.parametrize("kind", FORGETTING, ids=_name)
+@looped("kind", FORGETTING)
 def test_forget_bias(kind: Kind) -> None:
     for value in (1.0, -2.5):
         layer = _build(kind)
@@ -147,7 +143,7 @@ def test_forget_bias_of_sru_is_counted_without_the_candidate() -> None:
     assert init.forget_bias_(layer, 3.0).bias_ih_l0.tolist() == [3.0] * H + [0.0] * H
 
 
-@pytest.mark.parametrize("kind", NOT_FORGETTING, ids=_name)
+@looped("kind", NOT_FORGETTING)
 @looped("start", [init.forget_bias_, lambda layer: init.chrono_(layer, 10)])
 def test_forgetting_wants_a_forget_gate(kind: Kind, start: Any) -> None:
     layer = _build(kind)
@@ -157,14 +153,14 @@ def test_forgetting_wants_a_forget_gate(kind: Kind, start: Any) -> None:
     assert not _changed(layer, before)
 
 
-@pytest.mark.parametrize("kind", FORGETTING, ids=_name)
+@looped("kind", FORGETTING)
 @looped("start", [init.forget_bias_, lambda layer: init.chrono_(layer, 10)])
 def test_forgetting_wants_a_bias(kind: Kind, start: Any) -> None:
     with pytest.raises(ValueError, match=r"bias=False; the rule: a gate 'f' with a bias"):
         start(_build(kind, bias=False))
 
 
-@pytest.mark.parametrize("kind", FORGETTING, ids=_name)
+@looped("kind", FORGETTING)
 def test_chrono(kind: Kind) -> None:
     longest, size = 50, 500
     layer = _build(kind, size)
@@ -189,27 +185,27 @@ def test_chrono(kind: Kind) -> None:
     assert _changed(layer, before) <= {"bias_ih", "bias_hh"}
 
 
-@pytest.mark.parametrize("longest", [2, 3])
+@looped("longest", [2, 3])
 def test_chrono_of_short_dependencies(longest: int) -> None:
     layer: Any = init.chrono_(rl.nn.LSTM(D, H), longest)
     bias = layer.bias_ih_l0[H : 2 * H]
     assert bool(((bias >= 0) & (bias <= log(longest - 1))).all())
 
 
-@pytest.mark.parametrize("longest", [1, 0, -5, 2.5, True, "10", None])
+@looped("longest", [1, 0, -5, 2.5, True, "10", None])
 def test_chrono_wants_a_length(longest: Any) -> None:
     with pytest.raises(RaglaneError, match="max_length: got "):
         init.chrono_(rl.nn.LSTM(D, H), longest)
 
 
-@pytest.mark.parametrize("number", ["1", True, None, float("nan"), float("inf")])
+@looped("number", ["1", True, None, float("nan"), float("inf")])
 def test_they_want_finite_numbers(number: Any) -> None:
     for start, name in ((init.orthogonal_, "gain"), (init.xavier_, "gain"), (init.forget_bias_, "value")):
         with pytest.raises(RaglaneError, match=f"{name}: got "):
             start(rl.nn.LSTM(D, H), number)
 
 
-@pytest.mark.parametrize("start", [init.orthogonal_, init.xavier_])
+@looped("start", [init.orthogonal_, init.xavier_])
 def test_gains_are_at_least_zero(start: Any) -> None:
     with pytest.raises(RaglaneError, match=r"gain: got -1\.0"):
         start(rl.nn.LSTM(D, H), -1.0)
@@ -230,7 +226,7 @@ def test_all_of_them_are_tested() -> None:
     assert set(EVERY) == set(init.__all__)
 
 
-@pytest.mark.parametrize("start", EVERY.values(), ids=list(EVERY))
+@looped("start", EVERY.values())
 @looped("other", [nn.Linear(2, 2), nn.LSTMCell(2, 2), nn.Sequential(nn.LSTM(2, 2)), "lstm", None])
 def test_they_want_a_recurrent_layer(start: Any, other: Any) -> None:
     with pytest.raises(
@@ -240,7 +236,7 @@ def test_they_want_a_recurrent_layer(start: Any, other: Any) -> None:
     assert isinstance(caught.value, RaglaneError)
 
 
-@pytest.mark.parametrize("start", EVERY.values(), ids=list(EVERY))
+@looped("start", EVERY.values())
 def test_they_can_be_chained_and_leave_gradients_on(start: Any) -> None:
     layer = init.forget_bias_(init.xavier_(init.orthogonal_(start(rl.nn.LSTM(D, H)))), 2.0)
     assert all(parameter.requires_grad and parameter.is_leaf for parameter in layer.parameters())
@@ -256,7 +252,7 @@ def test_what_accelerate_converted_can_be_initialised() -> None:
     assert init.forget_bias_(layer).bias_ih_l0[H : 2 * H].tolist() == [1.0] * H
 
 
-@pytest.mark.parametrize("start", EVERY.values(), ids=list(EVERY))
+@looped("start", EVERY.values())
 def test_a_users_own_cell_is_left_to_the_user(start: Any) -> None:
     with pytest.raises(RaglaneError, match=r"layer: got a Recurrent of LSTMCell; .* Fix: initialise the cell's module"):
         start(rl.nn.Recurrent(nn.LSTMCell(D, H)))

@@ -14,7 +14,7 @@ from torch import nn
 
 import raglane as rl
 from cell_requests import largest_error
-from layer_kinds import GATED, KINDS, D, H, Kind, build, parts, random_state
+from every_layer import GATED, KINDS, D, H, Kind, a_state, build, parts
 from looped import looped
 from raglane.cells import CELLS
 from raglane.errors import RaglaneError
@@ -40,7 +40,7 @@ def _same_bits(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 # -- arguments and parameters -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@looped("kind", KINDS)
 def test_arguments_stand_in_torchs_order(kind: Kind) -> None:
     # A nonlinearity stands before the bias in torch's RNN, and in what is like it.
     before = (kind.options.get("nonlinearity", "relu"),) if kind.layer in ("RNN", "IndRNN") else ()
@@ -88,7 +88,7 @@ PARAMETERS: dict[str, dict[str, tuple[int, ...]]] = {
     },
     "indrnn_relu": {"weight_hh": (4,), "bias_ih": (4,)},
     "indrnn_tanh": {"weight_hh": (4,), "bias_ih": (4,)},
-    "sru": {"weight_hh": (8,), "bias_ih": (8,), "weight_skip": (4, 5)},
+    "sru": {"weight_hh": (8,), "bias_ih": (8,), "weight_skip": (H, D)},
     "qrnn": {"bias_ih": (12,)},
     "mingru": {"bias_ih": (8,)},
     "minlstm": {"bias_ih": (12,)},
@@ -97,7 +97,7 @@ PARAMETERS: dict[str, dict[str, tuple[int, ...]]] = {
 
 @looped("bias", [True, False])
 @looped("both", [True, False])
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@looped("kind", KINDS)
 def test_parameters_have_torchs_names(kind: Kind, both: bool, bias: bool) -> None:
     layer = build(kind, 2, bidirectional=both, bias=bias)
     width, rows = (2 * H if both else H), len(CELLS[kind.cell].gates) * H
@@ -117,7 +117,7 @@ def test_parameters_have_torchs_names(kind: Kind, both: bool, bias: bool) -> Non
     assert all(parameter.requires_grad and bool(parameter.isfinite().all()) for parameter in layer.parameters())
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@looped("kind", KINDS)
 def test_the_seed_decides_the_weights(kind: Kind) -> None:
     torch.manual_seed(5)
     layer = build(kind, 2)
@@ -144,7 +144,7 @@ class _Start(nn.Module):
         return made if self.states > 1 else made[0]
 
 
-@pytest.mark.parametrize("kind", OURS, ids=str)
+@looped("kind", OURS)
 def test_reset_parameters_leaves_a_module_for_the_initial_state(kind: Kind) -> None:
     start = _Start(len(CELLS[kind.cell].states))
     layer = build(kind, initial_state=start)
@@ -153,7 +153,7 @@ def test_reset_parameters_leaves_a_module_for_the_initial_state(kind: Kind) -> N
     assert bool((parts(layer(_batch())[1])[0][:, 1] == 7).all())  # where the empty sequence stays
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@looped("kind", KINDS)
 def test_weights_may_be_parametrized(kind: Kind) -> None:
     layer, batch = build(kind), _batch()
     plain = _outputs(layer, batch)
@@ -173,7 +173,7 @@ def test_weights_may_be_parametrized(kind: Kind) -> None:
 # -- copies -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@looped("kind", KINDS)
 def test_copies_compute_the_same(kind: Kind) -> None:
     layer, batch = build(kind, 2, bidirectional=True, schedule="lanes", initial_state="learned"), _batch()
     with torch.no_grad():
@@ -196,7 +196,7 @@ def test_copies_compute_the_same(kind: Kind) -> None:
     assert _same_bits(_outputs(layer, batch), wanted)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@looped("kind", KINDS)
 def test_dtypes_and_back(kind: Kind) -> None:
     layer, batch = build(kind, dtype=torch.float32), _batch(torch.float32)
     wanted = _outputs(layer, batch)
@@ -207,7 +207,7 @@ def test_dtypes_and_back(kind: Kind) -> None:
     assert _same_bits(_outputs(layer.float(), batch), wanted)
 
 
-@pytest.mark.parametrize("kind", OURS, ids=str)
+@looped("kind", OURS)
 def test_accelerate_leaves_them(kind: Kind) -> None:
     model = nn.ModuleDict({"ours": build(kind), "theirs": nn.LSTM(D, H)})
     before = type(model["ours"])
@@ -220,7 +220,7 @@ def test_accelerate_leaves_them(kind: Kind) -> None:
 # -- what they say of themselves --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@looped("kind", KINDS)
 def test_repr(kind: Kind) -> None:
     assert repr(getattr(rl.nn, kind.layer)(D, H)) == f"{kind.layer}({D}, {H})"
     everything = build(kind, 2, bias=False, batch_first=True, dropout=0.5, bidirectional=True, zoneout=0.1)
@@ -231,14 +231,14 @@ def test_repr(kind: Kind) -> None:
 
 
 def test_repr_shows_what_a_layer_has_of_its_own() -> None:
-    assert repr(rl.nn.IndRNN(D, H, 2)) == "IndRNN(5, 4, num_layers=2)"
+    assert repr(rl.nn.IndRNN(D, H, 2)) == "IndRNN(3, 4, num_layers=2)"
     layer = rl.nn.IndRNN(D, H, nonlinearity="tanh", max_length=9)
-    assert repr(layer) == "IndRNN(5, 4, nonlinearity='tanh', max_length=9)"
-    assert repr(rl.nn.PeepholeLSTM(D, H, clip=2.5)) == "PeepholeLSTM(5, 4, clip=2.5)"
-    assert repr(rl.nn.CoupledLSTM(D, H, clip=2.5)) == "CoupledLSTM(5, 4, clip=2.5)"
+    assert repr(layer) == "IndRNN(3, 4, nonlinearity='tanh', max_length=9)"
+    assert repr(rl.nn.PeepholeLSTM(D, H, clip=2.5)) == "PeepholeLSTM(3, 4, clip=2.5)"
+    assert repr(rl.nn.CoupledLSTM(D, H, clip=2.5)) == "CoupledLSTM(3, 4, clip=2.5)"
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@looped("kind", KINDS)
 def test_explain_says_the_backend(kind: Kind) -> None:
     layer, batch = build(kind), _batch()
     choice = rl.explain(layer, batch)
@@ -252,14 +252,14 @@ def test_explain_says_the_backend(kind: Kind) -> None:
         assert rl.explain(layer, batch, return_states=True).backend == "reference"
 
 
-@pytest.mark.parametrize("kind", GATED, ids=str)
+@looped("kind", GATED)
 def test_no_fast_kernel_takes_a_clipped_cell_for_the_plain_one(kind: Kind) -> None:
     choice = rl.explain(build(kind, clip=3.0), _batch())
     assert choice.backend == "reference"
     assert f"{kind.cell} clipped at 3.0" in choice.reason
 
 
-@pytest.mark.parametrize("kind", OURS, ids=str)
+@looped("kind", OURS)
 def test_torch_has_no_kernel_for_them(kind: Kind) -> None:
     layer = build(kind, backend="torch")
     for call in (lambda: layer(_batch()), lambda: rl.explain(layer, _batch())):
@@ -270,7 +270,7 @@ def test_torch_has_no_kernel_for_them(kind: Kind) -> None:
 # -- beginnings -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", FORGETTING, ids=str)
+@looped("kind", FORGETTING)
 def test_open_forget_gates(kind: Kind) -> None:
     layer = init.forget_bias_(build(kind, 2, bidirectional=True))
     cell = CELLS[kind.cell]
@@ -287,7 +287,7 @@ def test_open_forget_gates(kind: Kind) -> None:
         for name, parameter in layer.named_parameters():
             if not name.startswith("bias"):
                 parameter.zero_()
-    hx = random_state(layer, 3)
+    hx = a_state(layer, 3)
     states = layer(_batch(), hx, return_states=True)[2][0]
     kept = torch.sigmoid(torch.tensor(1.0, dtype=torch.float64))
     memory: Any = parts(states)[-1]
@@ -296,7 +296,7 @@ def test_open_forget_gates(kind: Kind) -> None:
         torch.testing.assert_close(slopes, kept)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in FORGETTING], ids=str)
+@looped("kind", [kind for kind in KINDS if kind not in FORGETTING])
 def test_open_forget_gates_need_one(kind: Kind) -> None:
     with pytest.raises(ValueError, match=r"a gate 'f' with a bias"):
         init.forget_bias_(build(kind))
@@ -335,7 +335,7 @@ def test_open_forget_gates_need_one(kind: Kind) -> None:
         ({"zoneout": (0.1,) * 3}, r"zoneout: got \(0\.1, 0\.1, 0\.1\)"),
     ],
 )
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@looped("kind", KINDS)
 def test_wrong_arguments_are_named(kind: Kind, mistake: dict[str, Any], says: str) -> None:
     sizes = {"input_size": D, "hidden_size": H}
     with pytest.raises(RaglaneError, match=says) as caught:
@@ -350,13 +350,13 @@ def test_wrong_projections_are_named(proj_size: Any) -> None:
 
 
 @looped("clip", [0, -1.0, float("nan"), "5", [1.0]])
-@pytest.mark.parametrize("kind", GATED, ids=str)
+@looped("kind", GATED)
 def test_wrong_clips_are_named(kind: Kind, clip: Any) -> None:
     with pytest.raises(RaglaneError, match="clip: got "):
         build(kind, clip=clip)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in OURS if kind not in GATED], ids=str)
+@looped("kind", [kind for kind in OURS if kind not in GATED])
 def test_others_have_no_clip(kind: Kind) -> None:
     with pytest.raises(TypeError, match=r"clip: got 3\.0"):
         build(kind, clip=3.0)
@@ -368,14 +368,14 @@ def test_wrong_max_lengths_are_named(max_length: Any) -> None:
         rl.nn.IndRNN(D, H, max_length=max_length)
 
 
-@pytest.mark.parametrize("layer", ["RNN", "IndRNN"])
+@looped("layer", ["RNN", "IndRNN"])
 @looped("nonlinearity", ["sigmoid", None, True])
 def test_wrong_nonlinearities_are_named(layer: str, nonlinearity: Any) -> None:
     with pytest.raises(RaglaneError, match="nonlinearity: got "):
         getattr(rl.nn, layer)(D, H, nonlinearity=nonlinearity)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@looped("kind", KINDS)
 def test_wrong_inputs_are_named(kind: Kind) -> None:
     layer, batch = build(kind), _batch()
     states = len(CELLS[kind.cell].states)
@@ -405,7 +405,7 @@ def test_wrong_inputs_are_named(kind: Kind) -> None:
 
 
 @looped("dtype", [torch.complex64, torch.int64, torch.bool, torch.float64])
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@looped("kind", KINDS)
 def test_autocast_converts_no_other_dtypes(kind: Kind, dtype: torch.dtype) -> None:
     layer = build(kind, dtype=torch.float32)
     values = torch.ones(2, 3, D).to(dtype)
@@ -419,7 +419,7 @@ def test_autocast_converts_no_other_dtypes(kind: Kind, dtype: torch.dtype) -> No
         assert build(kind)(_batch())[0].dtype is torch.float64
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@looped("kind", KINDS)
 def test_numbers_of_numpy_are_numbers(kind: Kind) -> None:
     layer = getattr(rl.nn, kind.layer)(np.int64(D), np.int32(H), np.int64(2), dropout=np.float32(0.5), **kind.options)
     assert (type(layer.input_size), type(layer.hidden_size), type(layer.num_layers)) == (int, int, int)

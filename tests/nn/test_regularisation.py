@@ -34,8 +34,8 @@ from raglane.nn.recurrent.regularisation import Regularisation
 from raglane.schedules import SCHEDULES
 from strategies import lengths, sequences_of
 
-ZONEOUT = {"input_dropout": 0.3, "zoneout": 0.4}
-READ = {"state_dropout": 0.3, "weight_dropout": 0.2}
+ZONEOUT: dict[str, Any] = {"input_dropout": 0.3, "zoneout": 0.4}
+READ: dict[str, Any] = {"state_dropout": 0.3, "weight_dropout": 0.2}
 SINGLE: list[dict[str, Any]] = [
     {"input_dropout": 0.4},
     {"state_dropout": 0.4},
@@ -358,7 +358,7 @@ def test_nan_stays_in_its_sequence(name: str, schedule: str) -> None:
 @pytest.mark.parametrize("name", ["gru", "lstm projected", "mingru"])
 def test_autocast(name: str, device: torch.device) -> None:
     """The same masks, computed in bfloat16, whoever runs it."""
-    layer = LAYERS[name](3, H, 2, bidirectional=True, **options_of(name))
+    layer = build(name, 2, bidirectional=True, dtype=torch.float32, **options_of(name))
     batch = rl.Ragged([torch.randn(length, 3) for length in LENGTHS])
     seen = []
     for schedule in SCHEDULES:

@@ -9,11 +9,12 @@ import pytest
 
 from faults.__main__ import FAULTS, main
 from faults.fault import ROOT, Fault
+from looped import looped
 
 TESTS = "test_costs.py::test_multiplications_and_additions"
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@looped("name", FAULTS)
 def test_what_a_fault_changes_is_there_once(name: str) -> None:
     """Where this fails the source has changed: write the fault anew, so that it spoils what it spoilt."""
     fault = FAULTS[name]

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 import raglane as rl
-from layer_kinds import KINDS, parts
+from naive_cells import naive_network
+from raglane.cells import CELLS
+from raglane.kernels.contract import Request, Result
 from raglane.kernels.dispatch import BACKENDS
 from raglane.native import missing_kernels
 from raglane.nn.recurrent.request import one_or_tuple
 
 __all__ = [
+    "GATED",
+    "KINDS",
     "LAYERS",
     "LENGTHS",
     "PAIRS",
     "READING",
     "D",
     "H",
+    "Kind",
     "a_batch",
     "a_state",
     "assert_same",
@@ -30,16 +34,46 @@ __all__ = [
     "parts",
     "results_of",
     "slopes",
+    "truth_of",
 ]
 
 D, H = 3, 4
 LENGTHS = [3, 0, 1, 5, 2]
 
-LAYERS: dict[str, Callable[..., Any]] = {
-    **{kind.cell: partial(getattr(rl.nn, kind.layer), **kind.options) for kind in KINDS},
-    "lstm projected": partial(rl.nn.LSTM, proj_size=2),
-}
-"""How each kind of layer is made, by its cell, and an LSTM whose two states differ in size besides."""
+
+class Kind(NamedTuple):
+    """A class, what tells it from others of the class, and the key of its equations in CELLS."""
+
+    layer: str
+    cell: str
+    options: dict[str, Any] = {}  # noqa: RUF012
+
+    def __str__(self) -> str:
+        return self.cell
+
+
+KINDS = [
+    Kind("RNN", "rnn_tanh"),
+    Kind("RNN", "rnn_relu", {"nonlinearity": "relu"}),
+    Kind("LSTM", "lstm"),
+    Kind("PeepholeLSTM", "peephole_lstm"),
+    Kind("CoupledLSTM", "coupled_lstm"),
+    Kind("LayerNormLSTM", "layernorm_lstm"),
+    Kind("GRU", "gru"),
+    Kind("GRU", "gru_reset_before", {"reset_after": False}),
+    Kind("LayerNormGRU", "layernorm_gru"),
+    Kind("IndRNN", "indrnn_relu"),
+    Kind("IndRNN", "indrnn_tanh", {"nonlinearity": "tanh"}),
+    Kind("SRU", "sru"),
+    Kind("QRNN", "qrnn"),
+    Kind("MinGRU", "mingru"),
+    Kind("MinLSTM", "minlstm"),
+]
+GATED = [kind for kind in KINDS if kind.layer in ("RNN", "LSTM", "PeepholeLSTM", "CoupledLSTM", "GRU")]
+"""Those that can clip the arguments of their gates."""
+
+LAYERS = {**{kind.cell: kind for kind in KINDS}, "lstm projected": Kind("LSTM", "lstm", {"proj_size": 2})}
+"""By their cells, and an LSTM whose two states differ in size besides."""
 
 PAIRS = [
     (schedule, name)
@@ -50,9 +84,10 @@ PAIRS = [
 """Every schedule with every backend that runs it here; a backend may still refuse a cell."""
 
 
-def build(name: str, *args: Any, **options: Any) -> Any:
-    """A layer from D to H features in float64."""
-    return LAYERS[name](D, H, *args, dtype=torch.float64, **options)
+def build(kind: Kind | str, *args: Any, units: int = H, **options: Any) -> Any:
+    """A layer of this kind, or of this name in ``LAYERS``, in float64, from 3 features to 4 units."""
+    kind = LAYERS[kind] if isinstance(kind, str) else kind
+    return getattr(rl.nn, kind.layer)(D, units, *args, **{"dtype": torch.float64, **kind.options, **options})
 
 
 READING = [name for name in LAYERS if build(name).cell.reads_state]
@@ -70,6 +105,11 @@ def a_state(layer: Any, count: int) -> Any:
     rows, sizes = layer.num_layers * (2 if layer.bidirectional else 1), layer.state_sizes
     made = [torch.randn(rows, count, size, dtype=torch.float64, requires_grad=True) for size in sizes]
     return one_or_tuple(tuple(made))
+
+
+def parts(state: Any) -> tuple[Any, ...]:
+    """The tensors of a state, or the batches of its history, whether a layer has one or several."""
+    return tuple(state) if isinstance(state, tuple | list) else (state,)
 
 
 def results_of(answer: Any) -> list[Tensor]:
@@ -108,3 +148,24 @@ def assert_same(ours: Sequence[Tensor], theirs: Sequence[Tensor], tolerance: flo
             scale = max(1.0, float(other.detach().abs().max()))
             error = float((own.detach() - other.detach()).abs().max()) / scale
             assert error <= tolerance, f"{where}: relative error {error:.2e}"
+
+
+def truth_of(kind: Kind, layer: Any, batch: rl.Ragged, hx: Any, clip: float | None = None) -> Result:
+    """The formulas on the layer's parameters, found by their names."""
+    cell = CELLS[kind.cell]
+    weights = tuple(
+        cell.weights_type(*(getattr(layer, f"{name}_l{index}{suffix}", None) for name in cell.shapes(D, H)))
+        for index in range(layer.num_layers)
+        for suffix in ("", "_reverse")[: 2 if layer.bidirectional else 1]
+    )
+    request = Request(
+        cell,
+        batch.values,
+        batch.offsets,
+        batch.host_lengths,
+        parts(hx),
+        weights,
+        layers=layer.num_layers,
+        directions=2 if layer.bidirectional else 1,
+    )
+    return naive_network(request, clip=clip)

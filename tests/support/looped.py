@@ -19,8 +19,8 @@ Test = Callable[..., None]
 def looped(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[Test], Test]:
     """``pytest.mark.parametrize`` within one item: a loop instead of a set-up, a name and a line for every case.
 
-    To be used where the cases are many, quick and alike. What a reader looks for by name, a cell or a backend, is
-    better a parameter. Fixtures are made once for all cases. Several may stand above a test, and its marks anywhere.
+    To be used where the cases are many, quick and alike. What takes long and has a name to look for is better a
+    parameter. Fixtures are made once for all cases. Several may stand above a test, and its marks anywhere.
 
     Args:
         names: one argument of the test, or a tuple of them.

@@ -7,29 +7,28 @@ how they start: it is how they end.
 from __future__ import annotations
 
 import io
-import multiprocessing
 import os
+import resource
 import sys
 import time
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from attacks.forked import CONTEXT
 from raglane.cli import main
 
 __all__ = ["Command", "run", "start"]
-
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["processes", "raglane.training.run", "raglane.report.figures"])
 
 
 def _beside(folder: Path, name: str) -> Path:
     return folder.parent / f"{folder.name}.{name}"
 
 
-def _run(arguments: list[str], folder: Path) -> None:
+def _run(arguments: list[str], folder: Path, largest_file: int) -> None:
     """What the process does: it prints into two files and ends with the code of the command."""
     os.chdir(folder)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(_beside(folder, name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     sys.stdout, sys.stderr = (io.TextIOWrapper(io.FileIO(number, "w"), line_buffering=True) for number in (1, 2))
@@ -77,15 +76,15 @@ class Command:
         return self.process.exitcode
 
 
-def start(folder: Path, *arguments: str) -> Command:
-    """Start a command in a folder, with nothing printed yet."""
+def start(folder: Path, *arguments: str, largest_file: int = resource.RLIM_INFINITY) -> Command:
+    """Start a command in a folder, with nothing printed yet; no file that it writes may have more bytes."""
     _beside(folder, "stdout").unlink(missing_ok=True)
-    process = _CONTEXT.Process(target=_run, args=(list(arguments), folder), daemon=True)
+    process = CONTEXT.Process(target=_run, args=(list(arguments), folder, largest_file), daemon=True)
     process.start()
     return Command(process, folder)
 
 
-def run(folder: Path, *arguments: str) -> tuple[int, str, str]:
+def run(folder: Path, *arguments: str, largest_file: int = resource.RLIM_INFINITY) -> tuple[int, str, str]:
     """Run a command in a folder: its exit code, and what it printed to stdout and stderr."""
-    command = start(folder, *arguments)
+    command = start(folder, *arguments, largest_file=largest_file)
     return command.end(), command.printed(), command.errors()

@@ -1,0 +1,95 @@
+"""Code in processes of its own, forked from an interpreter that has imported torch and nothing of ours.
+
+To import torch takes a second, most of what a new interpreter takes, and its end half of one. Such a process has no
+threads and no package of ours yet, so it is as good as new.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Ended", "Script"]
+
+_TESTS = Path(__file__).parents[1]
+_SERVER = """
+import json, os, signal, sys, torch, traceback
+
+for line in sys.stdin:
+    given = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(given["seconds"])
+        for number in (1, 2):
+            os.dup2(os.open(given["printed"][number - 1], os.O_WRONLY), number)
+        os.environ.update(given["environment"])
+        torch.set_num_threads(2)
+        end = 0
+        try:
+            exec(given["code"], {"__name__": "__main__"})
+        except SystemExit as asked:
+            end = int(asked.code or 0)
+        except BaseException:
+            traceback.print_exc()
+            end = 1
+        sys.stdout.flush()
+        os._exit(end)  # to take the interpreter apart takes as long as to import torch
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A process that has ended.
+
+    Attributes:
+        returncode: its exit code; negative, where a signal ended it, the signal.
+        stdout: what it printed.
+        stderr: the same of its errors.
+    """
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+class Script:
+    """Runs code, one piece after the other, each in a new process that may use two threads."""
+
+    def __enter__(self) -> Script:
+        self._server: subprocess.Popen[str] | None = None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._server is not None:
+            self._server.communicate()
+
+    def __call__(self, code: str, seconds: int = 60, **environment: str) -> Ended:
+        """Run code to its end.
+
+        Args:
+            code: lines of Python.
+            seconds: after which an alarm ends it.
+            environment: variables that only it sees.
+        """
+        if self._server is None:
+            self._server = subprocess.Popen(
+                [sys.executable, "-c", _SERVER],
+                env={**os.environ, "OMP_NUM_THREADS": "2", "PYTHONPATH": str(_TESTS)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        with tempfile.NamedTemporaryFile("r") as stdout, tempfile.NamedTemporaryFile("r") as stderr:
+            given = {"code": code, "seconds": seconds, "environment": environment}
+            self._server.stdin.write(json.dumps(given | {"printed": [stdout.name, stderr.name]}) + "\n")
+            self._server.stdin.flush()
+            code_of_end = int(self._server.stdout.readline())
+            return Ended(code_of_end, stdout.read(), stderr.read())
