@@ -51,7 +51,7 @@ html_copy_source = False
 html_show_copyright = False
 html_show_sphinx = False
 pygments_style = "default"
-pygments_dark_style = "monokai"
+pygments_dark_style = "github-dark"
 
 
 def _for_the_site(app: Sphinx, page: str, source: list[str]) -> None:

@@ -78,9 +78,9 @@ class Visit:
         ]
 
     def too_wide(self) -> int:
-        """By how many pixels the page is wider than its window, so that a reader has to scroll sideways."""
-        root = "document.documentElement"
-        return int(self.page.evaluate(f"{root}.scrollWidth - {root}.clientWidth"))
+        """By how many pixels the page or its text is wider than its room, so that a reader has to scroll sideways."""
+        parts = "document.querySelectorAll('html, body, main, .content')"
+        return int(self.page.evaluate(f"Math.max(...[...{parts}].map(part => part.scrollWidth - part.clientWidth))"))
 
     def problems(self) -> list[str]:
         """Everything that a good page has none of."""
