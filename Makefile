@@ -59,7 +59,7 @@ check: $(READY)
 	$(BIN)/lint-imports
 
 docs: $(READY)
-	rm -rf build/site
+	rm -rf build/site build/site-doctrees
 	$(BIN)/python -m sphinx --builder html --nitpicky --fail-on-warning --keep-going --quiet -d build/site-doctrees docs build/site
 	@echo "open build/site/index.html"
 

@@ -23,7 +23,7 @@ myst_heading_anchors = 4
 nitpicky = True
 nitpick_ignore_regex = [
     # What belongs to other projects stands on other sites, which the build does not ask.
-    (r"py:.*", r"(torch|numpy|np|collections|copy|dataclasses|pathlib|os|typing|types)\..*|Tensor"),
+    (r"py:.*", r"(torch|numpy|np|matplotlib|collections|copy|dataclasses|pathlib|os|typing|types)\..*|Tensor"),
     # Type variables, and bases of which only the classes are public.
     (r"py:class", r"raglane\.(\w+\.)*([A-Z]|FlatBatch|Options|TrainingState)|.*\bWatcher"),
     # Docstrings that say what they implement by its short name.
