@@ -1,0 +1,80 @@
+"""The reference in docs/ leaves nothing out: every public name, and the equations of every cell."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import textwrap
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import raglane
+import raglane.cells
+
+DOCS = Path(__file__).parents[2] / "docs"
+_PACKAGE = "raglane"
+_DIRECTIVE = re.compile(r"^\.\. (?:auto)?(?:class|function|exception|data|module):: ([\w.]+)$", flags=re.MULTILINE)
+_CELLS = [
+    cell
+    for cell in (getattr(raglane.cells, name) for name in raglane.cells.__all__)
+    if inspect.isclass(cell) and issubclass(cell, raglane.cells.CellSpec) and cell is not raglane.cells.CellSpec
+]
+
+
+def _public_modules(name: str = _PACKAGE) -> list[str]:
+    """The names of a module and of all that are public in it."""
+    module = importlib.import_module(name)
+    inner = [other for other in module.__all__ if isinstance(getattr(module, other), ModuleType)]
+    return [name, *(found for other in inner for found in _public_modules(f"{name}.{other}"))]
+
+
+def _documented() -> list[str]:
+    pages = sorted((DOCS / "api").glob("*.md"))
+    return [name for page in pages for name in _DIRECTIVE.findall(page.read_text(encoding="utf-8"))]
+
+
+def _find(name: str) -> Any:
+    """What a dotted name names."""
+    module, _, last = name.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), last)
+    except AttributeError:  # a module that nobody imports into the one above
+        return importlib.import_module(name)
+
+
+def test_each_name_is_documented_once() -> None:
+    names = _documented()
+    assert len(names) > 100
+    assert sorted(set(names)) == sorted(names)
+
+
+def test_public_modules_are_found() -> None:
+    assert set(_public_modules()) >= {"raglane", "raglane.data", "raglane.errors", "raglane.nn", "raglane.nn.losses"}
+
+
+@pytest.mark.parametrize("module", _public_modules())
+def test_every_public_name_is_in_the_reference(module: str) -> None:
+    documented = _documented()
+    objects = [_find(name) for name in documented]
+    values = {name: _find(f"{module}.{name}") for name in importlib.import_module(module).__all__}
+    missing = [
+        name
+        for name, value in values.items()
+        if f"{module}.{name}" not in documented
+        and not isinstance(value, ModuleType)
+        and not any(value is known for known in objects)
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("cell", _CELLS, ids=lambda cell: cell.__name__)
+def test_the_equations_of_each_cell_are_in_the_page_of_cells(cell: type[Any]) -> None:
+    behind = (inspect.getdoc(cell) or "").split("::\n\n", maxsplit=1)[1].split("\n")
+    end = next(place for place, line in enumerate(behind) if line and not line.startswith("    "))
+    equations = textwrap.dedent("\n".join(behind[:end])).strip("\n")
+    assert "=" in equations
+    assert f"```text\n{equations}\n```\n" in (DOCS / "cells.md").read_text(encoding="utf-8")
