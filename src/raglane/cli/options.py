@@ -101,20 +101,33 @@ def _parameter(kind: Any, name: str) -> inspect.Parameter:
     """The parameter of a command that is an option of a dataclass."""
     default = next(field.default for field in fields(kind) if field.name == name)
     annotated: Any = Annotated
-    annotation = annotated[get_type_hints(kind)[name], _shown(kind, name)]
+    hint = str if options(kind)[name].also else get_type_hints(kind)[name]
+    annotation = annotated[hint, _shown(kind, name)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _shown(kind: Any, name: str) -> Any:
     """What Typer is to know of an option of a dataclass."""
     option = options(kind)[name]
+    number = f"INTEGER|{option.also}" if option.also else None
     return typer.Option(
         _flag(kind, name),
-        metavar=option.metavar or "|".join(option.choices) or None,
+        parser=functools.partial(_number_or, option.also) if option.also else None,
+        metavar=option.metavar or "|".join(option.choices) or number,
         help=option.help,
         show_default=True if option.unset is None else option.unset,
         rich_help_panel=option.panel,
     )
+
+
+def _number_or(word: str, text: str | int) -> int | str:
+    """The whole number of an option, or the word that it takes besides."""
+    if text == word:
+        return word
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{quote(text)} is not a whole number, and not {word!r}.") from None
 
 
 Choices = Annotated[Given, Settings]

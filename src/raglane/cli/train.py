@@ -66,10 +66,13 @@ def train(
                 order.say(options.IS_BACK)
             _train(order)
     else:
-        settings = Settings(**choices)
+        plans_batches = choices.get("batch_size") == "auto"
+        settings = Settings(
+            **{name: value for name, value in choices.items() if value != "auto" or name != "batch_size"}
+        )
         _check_default(source, settings)
         folder = out or Path("runs") / f"{source.name}-{settings.task}-{settings.layer}"
-        order = _Order(settings, source, validation, test, folder, False, overwrite, quiet)
+        order = _Order(settings, source, validation, test, folder, False, overwrite, quiet, plans_batches)
         check_folder(folder, overwrite=overwrite)
         with at_work(folder):
             _train(order)
@@ -87,6 +90,7 @@ class _Order:
     resume: bool
     overwrite: bool
     quiet: bool
+    plans_batches: bool = False
 
     def read_part(self, path: Path) -> Records:
         """Another file of the same format and columns."""
@@ -185,6 +189,8 @@ def _train(order: _Order) -> None:
     device = check_machine(settings)
     training, validation = _parts(order)
     test = _test_part(order)
+    if order.plans_batches:
+        settings = _planned(order, training)
     metric = "MAE" if settings.task == "forecast" else "accuracy"
     watcher = None if order.quiet else pick_watcher(metric)
     try:
@@ -240,7 +246,7 @@ def _parts(order: _Order) -> tuple[Records, Records | None]:
     training = records
     if order.validation is not None:
         validation = order.read_part(order.validation)
-        rule = f"{len(validation):,} sequences of {order.validation}"
+        rule = f"{count_of(len(validation), 'sequence')} of {order.validation}"
     elif settings.validation_fraction > 0:
         if settings.missing == "error" and not records.is_tokens:
             # Before the split, after which rows have other numbers.
@@ -248,13 +254,24 @@ def _parts(order: _Order) -> tuple[Records, Records | None]:
         training, validation = hold_out(records, settings.validation_fraction, settings.seed)
         how = "stratified by label, " if records.labels is not None and settings.task == "classify" else ""
         share = f"{100 * settings.validation_fraction:g} % of the training sequences"
-        rule = f"{len(validation):,} sequences, {share}, {how}seed {settings.seed}"
+        rule = f"{count_of(len(validation), 'sequence')}, {share}, {how}seed {settings.seed}"
         if len(validation) == 0:
             validation, rule = None, "none: each sequence held out has a label or a tag that no other has"
     what = "tokens" if training.is_tokens else f"elements of {count_of(len(training.channels), 'channel')}"
-    order.say(f"training: {len(training):,} sequences, {len(training.values):,} {what}, from {where}")
+    order.say(f"training: {count_of(len(training), 'sequence')}, {len(training.values):,} {what}, from {where}")
     order.say(f"validation: {rule}")
     return training, validation
+
+
+def _planned(order: _Order, training: Records) -> Settings:
+    """The settings with the batches that the planner advises, and a line on why."""
+    from raglane.data.formats.base import count_of
+    from raglane.training.planned import plan_batches
+
+    settings, found = plan_batches(order.settings, training)
+    kind = "of similar lengths" if settings.bucket else "in random order"
+    order.say(f"batches: {count_of(settings.batch_size, 'sequence')} {kind}. {found.why}")
+    return settings
 
 
 def _test_part(order: _Order) -> Records | None:

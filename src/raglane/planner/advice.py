@@ -13,7 +13,8 @@ from torch import Tensor
 from raglane import interop
 from raglane.bench.machine import is_busy, load, processors
 from raglane.checks import check_flag, check_whole
-from raglane.errors import ArgumentError, ArgumentTypeError, message, quote
+from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError, message, quote
+from raglane.kernels.dispatch import check_names
 from raglane.memory import available_memory
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner import store, words
@@ -28,6 +29,8 @@ from raglane.ragged import Ragged
 __all__ = ["Plan", "plan"]
 
 _BATCH_SIZES = (8, 16, 32, 64, 128, 256, 512)
+# An epoch of fewer has too few steps to learn from, however fast they are.
+_FEWEST_BATCHES = 8
 # What is slower by less is as fast: then the smaller batch, the plain order and fewer threads are better.
 _TIE = 1.03
 
@@ -76,6 +79,7 @@ def plan(
     batch_sizes: Sequence[int] | None = None,
     ranks: int = 1,
     memory: int | None = None,
+    backends: Sequence[str] | None = None,
     dtypes: Sequence[torch.dtype] | None = None,
     threads: Sequence[int] | None = None,
     fresh: bool = False,
@@ -89,11 +93,12 @@ def plan(
     Args:
         lengths: of all sequences, ``(B,)`` integers of at least 0; or what has ``lengths``, such as a Ragged.
         layer: a recurrent layer of ``rl.nn`` or ``torch.nn``, in the mode of training or evaluation that is planned.
-        batch_sizes: sequences of a batch; None for powers of two from 8 to 512. Each also gives a limit by elements:
-            those of as many sequences of mean length.
+        batch_sizes: sequences of a batch; None for powers of two from 8 to 512 that make at least 8 batches. Each also
+            gives a limit by elements: those of as many sequences of mean length.
         ranks: processes that train together, each on batches of its own.
         memory: bytes that a training step may hold; None for all that the machine has.
-        dtypes: to run the layer in; None for its own.
+        backends: keys of ``BACKENDS``; None for all that can run the layer.
+        dtypes: to run the layer in, besides its own.
         threads: numbers of threads; None for powers of two, up to those of this process.
         fresh: measure again.
         progress: told which share of the measurement is done, from 0 to 1; None writes it to a terminal.
@@ -101,10 +106,11 @@ def plan(
     Raises:
         ArgumentTypeError: ``layer`` is no such layer, or another argument of the wrong kind.
         ArgumentError: no sequence has an element, a number is too small, or no batch fits into ``memory``.
+        DispatchError: none of the ``backends`` can run the layer, or there is no such backend.
 
     Example:
         >>> import raglane as rl
-        >>> found = rl.plan([4, 6, 8, 5, 4, 3, 7, 8] * 100, rl.nn.GRU(8, 16), batch_sizes=[32])
+        >>> found = rl.plan([4, 6, 8, 5, 4, 3, 7, 8] * 100, rl.nn.GRU(8, 16), batch_sizes=[32], threads=[1])
         >>> found.best.batch_size, found.best in found.rows
         (32, True)
     """
@@ -123,15 +129,19 @@ def plan(
     own = next(twin.parameters(), torch.empty(0)).dtype
     most = None if memory is None else check_whole("memory", memory, 1, "pass a number of bytes")
     ways = ways_of(twin, list(dict.fromkeys((own, *_dtypes(dtypes)))), _threads(threads))
+    ways = _of_backends(ways, backends)
     busy = is_busy(load())
-    calibration = _calibration(twin, ways, fresh, busy, progress or _tell)
+    with torch.random.fork_rng():
+        calibration = _calibration(twin, ways, fresh, busy, progress or _tell)
     rows = _rows(known, sizes, ways, calibration, ranks, sum(w.numel() * w.element_size() for w in twin.parameters()))
     best = _best(rows, str(own).removeprefix("torch."), available_memory() if most is None else most)
+    with torch.random.fork_rng():
+        others = compare_cells(twin, known, best)
     return Plan(
         tuple(rows),
         best,
         words.why(best, rows, ranks),
-        compare_cells(twin, known, best),
+        others,
         words.tail(known, best, rows, calibration),
         words.describe(twin),
         known.shape[0],
@@ -142,7 +152,7 @@ def plan(
 
 def _sizes(given: Sequence[int] | None, count: int) -> list[int]:
     if given is None:
-        return [size for size in _BATCH_SIZES if size <= count] or [count]
+        return [size for size in _BATCH_SIZES if size * _FEWEST_BATCHES <= count] or [min(_BATCH_SIZES[0], count)]
     if not isinstance(given, Iterable) or not list(given):
         rule = "at least one number of sequences"
         raise ArgumentError(message("batch_sizes", quote(given), rule, "pass [32], say, or leave it out"))
@@ -164,6 +174,20 @@ def _dtypes(given: Sequence[torch.dtype] | None) -> Sequence[torch.dtype]:
                 message("dtypes", quote(dtype), "torch's floating-point dtypes", "pass [torch.bfloat16], say")
             )
     return given or ()
+
+
+def _of_backends(ways: list[Way], wanted: Sequence[str] | None) -> list[Way]:
+    """The ways of the backends that are asked for."""
+    if wanted is None:
+        return ways
+    for name in wanted:
+        check_names("auto", name)
+    found = [way for way in ways if way.backend in wanted]
+    if not found:
+        able = ", ".join(dict.fromkeys(way.backend for way in ways))
+        rule = f"this layer can be run by {able}"
+        raise DispatchError(message("backends", quote(list(wanted)), rule, "pass one of these, or leave it out"))
+    return found
 
 
 def _calibration(

@@ -21,7 +21,7 @@ MODES = ("train", "infer")
 Call = Callable[[], object]
 
 # A call is repeated for so long, and at least and at most so often.
-_SECONDS, _FEWEST, _MOST = 0.01, 2, 15
+_SECONDS, _FEWEST, _MOST = 0.006, 2, 15
 
 
 def _lognormal(count: int, mean: float, seed: int) -> list[int]:

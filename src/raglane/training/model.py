@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from raglane.data.preprocess import Preprocessor
+from raglane.errors import DataError, message
 from raglane.nn import SequenceEncoder
 from raglane.nn.arguments import check_count
 from raglane.ragged import Ragged
@@ -69,6 +70,29 @@ class ModelConfig(ModelSettings):
             if isinstance(config, dict) and name not in config:
                 raise ValueError(f"model without the entry {name!r}")
         return build(cls, config, "model")
+
+    @classmethod
+    def of(cls, settings: ModelSettings, preprocessor: Preprocessor) -> ModelConfig:
+        """The model for some settings and data.
+
+        Args:
+            settings: their choices that shape a model.
+            preprocessor: fitted to the training part.
+
+        Raises:
+            DataError: the data is not of the kind that the task needs.
+            ArgumentError: a setting breaks its rule.
+        """
+        if settings.task == "forecast" and preprocessor.is_tokens:
+            rule = "a forecast is of numbers"
+            raise DataError(message("task", "'forecast' and token sequences", rule, "use classify or tag"))
+        chosen = {field.name: getattr(settings, field.name, None) for field in dataclasses.fields(cls)}
+        sizes = {
+            "input_size": preprocessor.input_size,
+            "output_size": preprocessor.class_count or len(preprocessor.channels),
+            "embedding": chosen["embedding"] if preprocessor.is_tokens else None,
+        }
+        return cls(**chosen | sizes)
 
     def encoder(self) -> SequenceEncoder:
         """The encoder of the model: its arguments are called as the settings, but for the two sizes."""

@@ -47,6 +47,7 @@ class Option:
         flag: on the command line; None for the name with two dashes.
         metavar: what stands for the value on the help page; None for the choices, or for the type.
         unset: what None means, for the help page.
+        also: a word that the command line takes in place of a number, and acts upon before it makes an object.
     """
 
     help: str
@@ -56,6 +57,7 @@ class Option:
     flag: str | None = None
     metavar: str | None = None
     unset: str | None = None
+    also: str | None = None
 
 
 def option(default: Any, help: str, panel: str, *rules: Rule, **details: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -261,7 +261,7 @@ def _prepare(
     validation_set = None if validation is None else preprocessor.apply(validation)
     if test is not None:
         preprocessor.apply(test)
-    config = _model_config(settings, preprocessor)
+    config = ModelConfig.of(settings, preprocessor)
     elements = int(training_set.lengths.sum()) * min(settings.batch_size, len(training)) // max(len(training), 1)
     check_size(config, settings, device, elements)
     model = SequenceModel(config)
@@ -342,23 +342,6 @@ def _is_complete(state: TrainingState, settings: Settings) -> bool:
     """Whether nothing is left to train; what came after the last epoch may still have been cut off."""
     is_patient = settings.patience is None or state.waited < settings.patience or state.batch > 0
     return state.epoch >= settings.epochs or not is_patient
-
-
-def _model_config(settings: Settings, preprocessor: Preprocessor) -> ModelConfig:
-    if settings.task == "forecast" and preprocessor.is_tokens:
-        raise DataError(
-            message("task", "'forecast' and token sequences", "a forecast is of numbers", "use classify or tag")
-        )
-    chosen = settings.to_config()
-    shared = {part.name: chosen[part.name] for part in fields(ModelConfig) if part.name in chosen}
-    return ModelConfig(
-        **shared
-        | {
-            "input_size": preprocessor.input_size,
-            "output_size": preprocessor.class_count or len(preprocessor.channels),
-            "embedding": settings.embedding if preprocessor.is_tokens else None,
-        }
-    )
 
 
 def _check_same_data(folder: Path, marks: str) -> None:

@@ -150,7 +150,9 @@ class Settings(ModelSettings):
 
     embedding: int = option(32, "Size of a token's embedding (token sequences only).", MODEL, *_COUNT)
     epochs: int = option(30, "Passes over the training part.", TRAINING, *_COUNT)
-    batch_size: int = option(32, "Sequences of a batch.", TRAINING, *_COUNT)
+    batch_size: int = option(
+        32, "Sequences of a batch; auto: measure, and take what is fast.", TRAINING, *_COUNT, also="auto"
+    )
     lr: float = option(
         0.003,
         "Learning rate.",

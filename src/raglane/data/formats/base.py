@@ -71,10 +71,10 @@ def count_of(count: int, noun: str) -> str:
     """A number of things, in words.
 
     Example:
-        >>> count_of(1, "channel"), count_of(3, "channel")
-        ('1 channel', '3 channels')
+        >>> count_of(1, "channel"), count_of(3, "channel"), count_of(1234, "row")
+        ('1 channel', '3 channels', '1,234 rows')
     """
-    return f"{count} {noun}" + ("" if count == 1 else "s")
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def has_utf8(text: str) -> bool:

@@ -21,7 +21,7 @@ def lanes_of(lengths: Tensor, threads: int) -> int:
     Example:
         >>> import torch
         >>> lanes_of(torch.full((100,), 10), 2), lanes_of(torch.tensor([100, 1, 1]), 2)
-        (96, 2)
+        (96, 4)
     """
     count, total = int(lengths.count_nonzero()), int(lengths.sum())
     if count == 0:
