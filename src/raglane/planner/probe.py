@@ -20,8 +20,8 @@ MODES = ("train", "infer")
 
 Call = Callable[[], object]
 
-# A call is repeated for so long, and at least and at most so often.
-_SECONDS, _FEWEST, _MOST = 0.006, 2, 15
+# A call is repeated for so long until it is warm; then for so long while it is timed, at least and at most so often.
+_WARM, _SECONDS, _FEWEST, _MOST = 0.008, 0.006, 2, 15
 
 
 def _lognormal(count: int, mean: float, seed: int) -> list[int]:
@@ -97,15 +97,19 @@ def step_of(layer: RecurrentLayer, batch: Ragged, mode: str) -> Call:
 
 
 def time_call(call: Call, device: torch.device) -> float:
-    """Seconds per call: the median of some, after one to get warm."""
+    """Seconds per call: the median of some.
+
+    Short calls run for a while before: caches get warm, and threads that were woken find processors of their own.
+    """
     wait = torch.cuda.synchronize if device.type == "cuda" else _nothing
-    begun = _clock(call, wait)
-    if begun > 5 * _SECONDS:
-        return min(begun, _clock(call, wait))
-    times: list[float] = []
+    last = spent = _clock(call, wait)
+    while spent + last < _WARM:
+        last = _clock(call, wait)
+        spent += last
+    times = [last] if last > _WARM else []
     while len(times) < _FEWEST or (sum(times) < _SECONDS and len(times) < _MOST):
         times.append(_clock(call, wait))
-    return statistics.median(times)
+    return statistics.median_low(times)
 
 
 def _clock(call: Call, wait: Callable[[], object]) -> float:
