@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import raglane.forks  # noqa: F401 (watches for forks from here on)
 
 if TYPE_CHECKING:
-    from raglane import data, errors, nn, packing
+    from raglane import data, errors, nn, packing, plot
     from raglane.costs import Cost, cost
     from raglane.data.collate import collate
     from raglane.kernels.dispatch import using
@@ -45,6 +45,7 @@ __all__ = [
     "modify",
     "nn",
     "packing",
+    "plot",
     "restore",
     "using",
 ]
@@ -61,7 +62,7 @@ _HOMES = {
     "restore": "nn.recurrent.accelerate",
     "using": "kernels.dispatch",
 }
-_ROOMS = ("data", "errors", "nn", "packing")
+_ROOMS = ("data", "errors", "nn", "packing", "plot")
 
 
 def __getattr__(name: str) -> Any:
