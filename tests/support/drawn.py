@@ -14,7 +14,7 @@ from matplotlib import image
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-__all__ = ["difference", "faults_of_texts", "pixels", "texts_of"]
+__all__ = ["DPI", "difference", "faults_of_texts", "pixels", "texts_of"]
 
 DPI = 50
 

@@ -27,6 +27,7 @@ __all__ = [
     "fitting",
     "ink_on",
     "pitch",
+    "round_up",
     "runs_of",
     "spaced",
 ]
@@ -132,10 +133,20 @@ def spaced(count: int, inches: float, needed: float) -> range:
         >>> list(spaced(7, 0.1, 0.15))
         [0, 2, 4, 6]
     """
+    return range(0, count, round_up(min(needed / inches, count)))
+
+
+def round_up(least: float) -> int:
+    """The smallest of 1, 2, 5, 10, 20, 50 ... that is at least so large.
+
+    Example:
+        >>> round_up(0.3), round_up(3), round_up(501)
+        (1, 5, 1000)
+    """
     step = 1
-    while step * inches < needed and step < count:
+    while step < least:
         step = step * 5 // 2 if str(step)[0] == "2" else step * 2
-    return range(0, count, step)
+    return step
 
 
 def fitting(text: str, inches: float) -> str:
@@ -204,18 +215,12 @@ def draw_bar(axes: Axes, left: float, top: float, width: float, color: str | Non
 
     now, (wide, high) = look(), pitch(axes)
     edge = min(0.8, 72 * 0.12 * min(high, wide * width))
-    axes.add_patch(
-        Rectangle(
-            (left, top),
-            width,
-            1,
-            facecolor=color or now.padding,
-            edgecolor=now.paper,
-            linewidth=edge,
-            gid=gid,
-            zorder=2,
-        )
+    # Not add_patch, which measures the data anew for each of many bars: the limits are set.
+    bar = Rectangle(
+        (left, top), width, 1, facecolor=color or now.padding, edgecolor=now.paper, linewidth=edge, zorder=2
     )
+    bar.set_gid(gid)
+    axes.add_artist(bar)
     if text:
         axes.text(
             left + width / 2,
@@ -238,4 +243,4 @@ def _draw_hatching(axes: Axes, left: float, top: float, width: float, hatch: str
     over = Rectangle(
         (left, top), width, 1, fill=False, edgecolor=faint, linewidth=0, hatch=hatch, zorder=3, gid="hatching"
     )
-    axes.add_patch(over)
+    axes.add_artist(over)

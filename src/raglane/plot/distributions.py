@@ -14,6 +14,7 @@ from raglane.costs import lengths_of
 from raglane.data.samplers import BucketBatchSampler
 from raglane.drawing import BLUE, GREEN, ORANGE, VERMILION, frame
 from raglane.errors import ArgumentError, ArgumentTypeError, message, quote
+from raglane.plot.cells import round_up
 from raglane.plot.picture import SMALL, TITLE, Box, Picture, counted, label, look, place, width_of
 
 __all__ = ["batch_waste", "histogram", "waste"]
@@ -56,7 +57,7 @@ def histogram(lengths: Any, batch_size: int | None = None, *, axes: Any = None) 
     picture = _place(axes, title)
     counts = picture.axes[0]
     frame(counts, look(), grid="y")
-    width = -(-(most + 1) // _MOST_BINS)
+    width = round_up((most + 1) / _MOST_BINS)
     edges = np.arange(0, most + 1 + width, width) - 0.5
     heights, _ = np.histogram(known, edges)
     counts.bar(edges[:-1], heights, width, align="edge", color=BLUE, edgecolor=look().paper, linewidth=0.6, zorder=2)
@@ -110,7 +111,7 @@ def _borders(known: npt.NDArray[np.int64], batch_size: int) -> list[float]:
     return sorted({(int(known[one[-1]]) + int(known[other[0]])) / 2 for one, other in pairwise(batches)})
 
 
-def waste(lengths: Any, batch_sizes: Sequence[int] | None = None, *, seed: int = 0, axes: Any = None) -> Picture:
+def waste(lengths: Any, batch_sizes: Any = None, *, seed: int = 0, axes: Any = None) -> Picture:
     """What share of padded batches is padding, against their size: random, bucketed and sorted batches.
 
     All are those of :class:`raglane.data.BucketBatchSampler`: bucketed as it is, sorted without ``shuffle``, and random
@@ -118,7 +119,7 @@ def waste(lengths: Any, batch_sizes: Sequence[int] | None = None, *, seed: int =
 
     Args:
         lengths: as for :func:`histogram`.
-        batch_sizes: which, each at least 1; None for the powers of two up to 512 that the dataset fills.
+        batch_sizes: those to try, each at least 1; None for the powers of two up to 512 that the dataset fills.
         seed: of the order, 0 or above.
         axes: where to draw; None makes a figure.
 
