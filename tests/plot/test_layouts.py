@@ -25,8 +25,10 @@ _Place = tuple[float, float]
 
 
 def _bars(axes: Axes, kind: str) -> dict[tuple[int, ...], Rectangle]:
-    """The rectangles of a kind by the numbers in their names."""
-    named = [(str(bar.get_gid()).split(), bar) for bar in axes.patches if isinstance(bar, Rectangle)]
+    """The rectangles of a kind by the numbers in their labels, which no legend shows."""
+    named = [
+        (str(bar.get_label()).removeprefix("_").split(), bar) for bar in axes.patches if isinstance(bar, Rectangle)
+    ]
     return {tuple(map(int, name[1:])): bar for name, bar in named if name[0] == kind}
 
 

@@ -183,9 +183,9 @@ def draw_runs(
         if are_cells:
             for step in range(run.computed):
                 if step < run.real:
-                    gid = f"element {run.sequence} {step}"
+                    name = f"element {run.sequence} {step}"
                     text = fitting(writing.cell(run.sequence, step), wide - 0.03) if high >= LINE - 0.02 else ""
-                    draw_bar(axes, run.start + step, top, 1, color, gid, text)
+                    draw_bar(axes, run.start + step, top, 1, color, name, text)
                 else:
                     draw_bar(axes, run.start + step, top, 1, None, f"padding {run.sequence} {step}")
         elif run.real:
@@ -199,7 +199,7 @@ def draw_runs(
             _draw_hatching(axes, left, top, width, hatch)
 
 
-def draw_bar(axes: Axes, left: float, top: float, width: float, color: str | None, gid: str, text: str = "") -> None:
+def draw_bar(axes: Axes, left: float, top: float, width: float, color: str | None, name: str, text: str = "") -> None:
     """One rectangle a row high, with its text in the middle.
 
     Args:
@@ -208,7 +208,7 @@ def draw_bar(axes: Axes, left: float, top: float, width: float, color: str | Non
         top: its upper edge; the axis of rows points down.
         width: its width.
         color: its colour; None for that of padding.
-        gid: its name in an SVG.
+        name: what it is; a label that no legend shows.
         text: what stands in it.
     """
     from matplotlib.patches import Rectangle
@@ -219,7 +219,7 @@ def draw_bar(axes: Axes, left: float, top: float, width: float, color: str | Non
     bar = Rectangle(
         (left, top), width, 1, facecolor=color or now.padding, edgecolor=now.paper, linewidth=edge, zorder=2
     )
-    bar.set_gid(gid)
+    bar.set_label(f"_{name}")
     axes.add_artist(bar)
     if text:
         axes.text(
@@ -240,7 +240,5 @@ def _draw_hatching(axes: Axes, left: float, top: float, width: float, hatch: str
     from matplotlib.patches import Rectangle
 
     faint = look().faint
-    over = Rectangle(
-        (left, top), width, 1, fill=False, edgecolor=faint, linewidth=0, hatch=hatch, zorder=3, gid="hatching"
-    )
+    over = Rectangle((left, top), width, 1, fill=False, edgecolor=faint, linewidth=0, hatch=hatch, zorder=3)
     axes.add_artist(over)

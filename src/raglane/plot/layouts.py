@@ -184,7 +184,7 @@ def lanes(lengths: Any, lanes: int | None = None, *, threads: int = 1, axes: Any
 def schedules(lengths: Any, lanes: int | None = None, *, axes: Any = None) -> Picture:
     r"""Every schedule beside the others, with what it computes: elements, waste and steps.
 
-    An element has the number of its sequence. What is computed in vain is hatched: padding, or dotted where the row
+    An element has the number of its sequence. What is computed in vain is hatched: padding, or lined where the row
     holds its state; idle lanes are grey. All but ``each``, which has one row and as many steps as there are elements,
     have the same scale, so that areas can be compared.
 
@@ -225,7 +225,7 @@ def schedules(lengths: Any, lanes: int | None = None, *, axes: Any = None) -> Pi
             _draw_lanes(one, runs, table.steps, rows[name], numbers)
             names = [str(row) for row in range(rows[name] if runs else 0)]
         else:
-            hatch = "...." if SCHEDULES[name].holds_state else "////"
+            hatch = "---" if SCHEDULES[name].holds_state else "////"
             draw_runs(one, runs, Writing(lambda sequence, _: numbers[sequence], numbers.__getitem__), hatch=hatch)
         mark_rows(one, names if side else [])
         mark_steps(one, table.steps)
@@ -237,7 +237,7 @@ def schedules(lengths: Any, lanes: int | None = None, *, axes: Any = None) -> Pi
 _MEANINGS = {
     "each": ("", ""),
     "padded": (" (hatched: padding)", "sequence"),
-    "masked": (" (dotted: the state is held)", "sequence"),
+    "masked": (" (lined: the state is held)", "sequence"),
     "lanes": (" (grey: idle)", "lane"),
 }
 
@@ -307,7 +307,7 @@ def _draw_strip(
     wide = pitch(axes)[0] * scale
     for place_in_data, (sequence, step) in enumerate(order):
         text = fitting(texts[sequence][step], wide - 0.02)
-        gid = f"data {sequence} {step}"
-        draw_bar(axes, place_in_data * scale, -1.5, scale, color_of(sequence), gid, text)
+        name = f"data {sequence} {step}"
+        draw_bar(axes, place_in_data * scale, -1.5, scale, color_of(sequence), name, text)
     for bound in bounds:
         axes.plot([bound * scale] * 2, [-1.62, -0.38], color=look().ink, linewidth=1.2, zorder=5, clip_on=False)
