@@ -241,4 +241,5 @@ def _draw_hatching(axes: Axes, left: float, top: float, width: float, hatch: str
 
     faint = look().faint
     over = Rectangle((left, top), width, 1, fill=False, edgecolor=faint, linewidth=0, hatch=hatch, zorder=3)
+    over.set_label("_hatching")
     axes.add_artist(over)

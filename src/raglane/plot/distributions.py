@@ -187,7 +187,9 @@ def batch_waste(lengths: npt.NDArray[np.int64], batches: BucketBatchSampler) -> 
 
 def _read_sizes(given: Any) -> list[int]:
     rule, fix = "a list of at least one batch size", "pass [16, 32, 64], say"
-    if not isinstance(given, Sequence | np.ndarray) or isinstance(given, str | bytes):
+    if isinstance(given, np.ndarray):
+        given = given.tolist()
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
         raise ArgumentTypeError(message("batch_sizes", quote(given), rule, fix))
     if len(given) == 0:
         raise ArgumentError(message("batch_sizes", "none", rule, fix))

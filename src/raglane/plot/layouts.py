@@ -167,7 +167,7 @@ def lanes(lengths: Any, lanes: int | None = None, *, threads: int = 1, axes: Any
         return row + gap * thread[row]
 
     names = [f"thread {thread[row]}, {row}" if threads > 1 else str(row) for row in range(rows)]
-    most = min(DEFAULT_LANES if lanes is None else lanes, int(sample.all.count_nonzero()))
+    most = min(DEFAULT_LANES if lanes is None else int(lanes), int(sample.all.count_nonzero()))
     title = _title(sample, f"in {counted(most, 'lane')}", _summary(count))
     titles = title, f"step (grey: idle){sample.remark}", "lane"
     extra = gap * thread[-1] if rows else 0.0
