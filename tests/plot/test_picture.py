@@ -60,6 +60,9 @@ def test_drawn_into_axes_of_the_caller() -> None:
     assert picture.axes == tuple(panels.flat[:5])
     assert plot.waste(SIX, axes=panels[2, 1]).axes == (panels[2, 1],)
     assert len(panels[0, 1].patches) > 0
+    plot.padded([1, 1], axes=panels[0, 0])
+    plot.gates(rl.Ragged([[0.5]]), axes=panels[0, 1])
+    assert panels[0, 0].get_xlim() == panels[0, 1].get_xlim() == (0, 1)
     figure.canvas.draw()
 
 

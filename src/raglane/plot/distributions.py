@@ -94,15 +94,13 @@ def _place(axes: Any, title: str) -> Picture:
 
 def _limit(counts: Any, shares: Any, end: float, highest: int) -> None:
     """Whole numbers on both axes, from 0."""
-    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
-
     counts.set_xlim(-0.5, end)
     counts.set_ylim(0, max(highest, 1) * 1.05)
     shares.set_ylim(0, 105)
     shares.set_yticks(range(0, 101, 25))
-    for axis, places in ((counts.xaxis, 8), (counts.yaxis, 6)):
-        axis.set_major_locator(MaxNLocator(places, integer=True))
-        axis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    for axis, most, places in ((counts.xaxis, int(end), 8), (counts.yaxis, max(highest, 1), 6)):
+        ticks = range(0, most + 1, round_up((most + 1) / places))
+        axis.set_ticks(ticks, [f"{tick:,}" for tick in ticks])
 
 
 def _borders(known: npt.NDArray[np.int64], batch_size: int) -> list[float]:

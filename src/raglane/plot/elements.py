@@ -173,7 +173,7 @@ def _draw(parts: Mapping[str, Ragged], most: float, labels: Any, axes: Any, gamm
     whole = left + max(width + 0.4 + max(map(width_of, (_number(most / 2), _number(most)))), max(texts_wide) + 0.2)
     picture = place(axes, (whole, room * len(tables)), boxes)
     for one, title, table in zip(picture.axes, titles, tables.values(), strict=True):
-        one.set_xlim(0, shown)
+        one.set_xlim(0, max(columns, 1) if picture.is_given else shown)
         one.set_ylim(max(rows, 1), 0)
         _draw_table(one, table, norm)
         if rows * columns <= _MOST_TEXTS:

@@ -89,7 +89,7 @@ def grid(
     left, bottom = room_for_names(names), BELOW + 0.12 * (lines - 1)
     whole = left + max(width + beside, width_of(titles[0], TITLE) + 0.2, width_of(titles[1], TEXT) + 0.2)
     picture = place(axes, (whole, bottom + height + ABOVE), [Box(left, bottom, width, height)])
-    picture.axes[0].set_xlim(0, shown)
+    picture.axes[0].set_xlim(0, max(columns, 1) if picture.is_given else shown)
     picture.axes[0].set_ylim(max(rows, 1) + below, -above)
     label(picture.axes[0], *titles)
     return picture
