@@ -15,7 +15,7 @@ import raglane as rl
 from drawings import SIX
 from raglane import plot
 from raglane.drawing import DARK, LIGHT
-from raglane.errors import ArgumentError, MissingExtraError
+from raglane.errors import ArgumentError
 
 
 def test_saved_as_svg_and_png_the_same_each_time(tmp_path: Path) -> None:
@@ -77,10 +77,26 @@ def test_no_global_state_of_matplotlib() -> None:
     assert "matplotlib.pyplot" not in sys.modules
 
 
-def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MissingExtraError, match=r"matplotlib is not installed\. Fix: pip install 'raglane\[plot\]'"):
-        plot.histogram([3])
+def test_without_matplotlib_every_error_says_what_to_install() -> None:
+    """In a process of its own, which has loaded none of its modules before."""
+    code = """
+import sys
+sys.modules["matplotlib"] = None
+import raglane as rl
+half = rl.Ragged([[0.5]])
+rows, kernels = [{"method": "a", "fill": 1, "seconds": 1}], [{"name": "a", "intensity": 1, "rate": 1}]
+calls = [lambda draw=draw: draw([3, 2]) for draw in (rl.plot.padded, rl.plot.packed, rl.plot.lanes, rl.plot.schedules)]
+calls += [lambda draw=draw: draw([3, 2]) for draw in (rl.plot.histogram, rl.plot.waste)]
+calls += [lambda draw=draw: draw(half) for draw in (rl.plot.attention, rl.plot.gates, rl.plot.norms)]
+calls += [lambda: rl.plot.times(rows), lambda: rl.plot.roofline(kernels, peak=1, bandwidth=1)]
+for call in calls:
+    try:
+        call()
+    except rl.errors.MissingExtraError as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["matplotlib is not installed. Fix: pip install 'raglane[plot]'."] * 11
 
 
 def test_the_package_loads_without_matplotlib() -> None:

@@ -45,6 +45,11 @@ def test_of_lengths(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert faults_of_texts(_OF_LENGTHS[name](lengths).figure, monkeypatch) == [], (count, longest)
 
 
+def test_of_very_long_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    for most in (999_999, 98_765_432, 10**12):
+        assert faults_of_texts(plot.histogram([1, most]).figure, monkeypatch) == []
+
+
 def test_of_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     for count in (1, 8, 40):
         names = [f"{'a long name of a method ' * 2}{place}" for place in range(count)]

@@ -98,7 +98,8 @@ def _limit(counts: Any, shares: Any, end: float, highest: int) -> None:
     counts.set_ylim(0, max(highest, 1) * 1.05)
     shares.set_ylim(0, 105)
     shares.set_yticks(range(0, 101, 25))
-    for axis, most, places in ((counts.xaxis, int(end), 8), (counts.yaxis, max(highest, 1), 6)):
+    across = max(1, int(_BOX.width / (width_of(f"{int(end):,}") + 0.15)))
+    for axis, most, places in ((counts.xaxis, int(end), min(8, across)), (counts.yaxis, max(highest, 1), 6)):
         ticks = range(0, most + 1, round_up((most + 1) / places))
         axis.set_ticks(ticks, [f"{tick:,}" for tick in ticks])
 

@@ -49,16 +49,7 @@ def padded(lengths: Any, *, labels: Any = None, axes: Any = None) -> Picture:
     """
     sample, costs = Sample.read(lengths, labels), cost(lengths)
     whole, least = costs["padded"], costs["packed"]
-    side = "\n".join(
-        (
-            "One column of weights:",
-            *(
-                f"{one.schedule}: {one.multiplications:,} multiplications, {one.additions:,} additions"
-                for one in (whole, least)
-            ),
-            f"saved: {whole.multiplications - least.multiplications:,} and {whole.additions - least.additions:,}",
-        )
-    )
+    side = _product(whole, least)
     titles = (
         _title(sample, "padded", f"{counted(whole.elements, 'element')}, {whole.waste:,} of them padding"),
         f"step{sample.remark}",
@@ -69,8 +60,7 @@ def padded(lengths: Any, *, labels: Any = None, axes: Any = None) -> Picture:
     picture = grid(axes, titles, sample.steps, rows, _widest(sample), sample.names(), beside=beside)
     one = picture.axes[0]
     table = SCHEDULES["padded"].table(sample.lengths)
-    texts = sample.texts()
-    draw_runs(one, runs_of(table, sample.lengths), Writing(lambda sequence, step: texts[sequence][step]))
+    draw_runs(one, runs_of(table, sample.lengths), Writing(sample.text))
     mark_rows(one, sample.names())
     mark_steps(one, sample.steps)
     one.annotate(
@@ -85,6 +75,16 @@ def padded(lengths: Any, *, labels: Any = None, axes: Any = None) -> Picture:
         linespacing=1.4,
     )
     return picture
+
+
+def _product(whole: Cost, least: Cost) -> str:
+    """What the product with one column of weights costs."""
+    lines = [
+        f"{one.schedule}: {one.multiplications:,} multiplications, {one.additions:,} additions"
+        for one in (whole, least)
+    ]
+    saved = f"{whole.multiplications - least.multiplications:,} and {whole.additions - least.additions:,}"
+    return "\n".join(("One column of weights:", *lines, f"saved: {saved}"))
 
 
 def packed(lengths: Any, *, labels: Any = None, axes: Any = None) -> Picture:
@@ -112,7 +112,7 @@ def packed(lengths: Any, *, labels: Any = None, axes: Any = None) -> Picture:
     sample, count = Sample.read(lengths, labels), cost(lengths)["packed"]
     table = SCHEDULES["packed"].table(sample.lengths)
     runs = runs_of(table, sample.lengths)
-    names, texts = sample.names(), sample.texts()
+    names = sample.names()
     ordered = [names[run.sequence] for run in sorted(runs, key=lambda run: run.row)]
     has_strip = 0 < table.elements <= _MOST_IN_STRIP
     title = _title(sample, "packed", f"{_summary(count)}, no padding")
@@ -122,12 +122,11 @@ def packed(lengths: Any, *, labels: Any = None, axes: Any = None) -> Picture:
     left = ["data"] if has_strip else []
     picture = grid(axes, titles, table.steps, len(ordered), widest, [*names, *left], above=above, below=0.15, lines=2)
     one = picture.axes[0]
-    write = Writing(lambda sequence, step: texts[sequence][step])
-    draw_runs(one, runs, write)
+    draw_runs(one, runs, Writing(sample.text))
     mark_rows(one, ordered)
     if has_strip:
         order = list(zip(table.sequence.tolist(), table.step.tolist(), strict=True))
-        _draw_strip(one, order, table.time_offsets.tolist(), table.steps, texts)
+        _draw_strip(one, order, table.time_offsets.tolist(), table.steps, sample)
         one.set_yticks([-1, *one.get_yticks()], ["data", *(tick.get_text() for tick in one.get_yticklabels())])
     sizes = [f"{size:,}\n{step:,}" for step, size in enumerate(table.rows_per_step.tolist())]
     mark_steps(one, table.steps, sizes)
@@ -277,7 +276,8 @@ def _widest(sample: Sample) -> float:
 def _longest_texts(sample: Sample) -> list[str]:
     if int(sample.lengths.sum()) > 1_000:
         return []
-    texts = [text for sequence in sample.texts() for text in sequence]
+    lengths = enumerate(sample.lengths.tolist())
+    texts = [sample.text(sequence, step) for sequence, length in lengths for step in range(length)]
     return sorted(texts, key=len)[-20:]
 
 
@@ -300,13 +300,13 @@ def _draw_lanes(
 
 
 def _draw_strip(
-    axes: Axes, order: Sequence[tuple[int, int]], bounds: Sequence[int], steps: int, texts: Sequence[Sequence[str]]
+    axes: Axes, order: Sequence[tuple[int, int]], bounds: Sequence[int], steps: int, sample: Sample
 ) -> None:
     """The data of a pack above its rows, as wide as all its steps; a line where a step begins."""
     scale = steps / len(order)
     wide = pitch(axes)[0] * scale
     for place_in_data, (sequence, step) in enumerate(order):
-        text = fitting(texts[sequence][step], wide - 0.02)
+        text = fitting(sample.text(sequence, step), wide - 0.02)
         name = f"data {sequence} {step}"
         draw_bar(axes, place_in_data * scale, -1.5, scale, color_of(sequence), name, text)
     for bound in bounds:

@@ -200,6 +200,7 @@ def width_of(text: str, size: float = SMALL) -> float:
 
 @lru_cache(maxsize=10_000)
 def _measure(text: str, size: float) -> float:
+    require("matplotlib.textpath", "plot")
     from matplotlib.textpath import TextPath
 
     if not text.strip():

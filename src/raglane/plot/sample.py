@@ -32,12 +32,14 @@ class Sample:
         all: ``(B,)``, the lengths of the whole batch.
         index: ``(D,)``, which of them are drawn, ascending.
         lengths: ``(D,)``, theirs.
+        starts: the number in the values of the first element of each drawn sequence.
         labels: the text in each element of each drawn sequence, or None for the element's number in the values.
     """
 
     all: Tensor
     index: Tensor
     lengths: Tensor
+    starts: list[int]
     labels: list[list[str]] | None = None
 
     @classmethod
@@ -63,7 +65,8 @@ class Sample:
         if elements > _MOST_ELEMENTS:
             rule = f"at most {_MOST_ELEMENTS:,} elements in the padded batch that is drawn"
             raise ArgumentError(message("lengths", f"{elements:,}", rule, "draw fewer sequences, or their first steps"))
-        return cls(known, index, drawn, None if labels is None else read_labels(labels, known, index))
+        starts = offsets_from_lengths(known)[index].tolist()
+        return cls(known, index, drawn, starts, None if labels is None else read_labels(labels, known, index))
 
     @property
     def steps(self) -> int:
@@ -76,13 +79,9 @@ class Sample:
         count = self.all.shape[0]
         return f"; {MOST_SEQUENCES} of {count:,} sequences drawn" if count > MOST_SEQUENCES else ""
 
-    def texts(self) -> list[list[str]]:
-        """What stands in each element of each drawn sequence."""
-        if self.labels is not None:
-            return self.labels
-        starts = offsets_from_lengths(self.all)[self.index].tolist()
-        lengths = self.lengths.tolist()
-        return [[str(start + step) for step in range(length)] for start, length in zip(starts, lengths, strict=True)]
+    def text(self, sequence: int, step: int) -> str:
+        """What stands in an element of a drawn sequence."""
+        return str(self.starts[sequence] + step) if self.labels is None else self.labels[sequence][step]
 
     def names(self) -> list[str]:
         """The number of each drawn sequence in the caller's order."""
