@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,9 @@ myst_heading_anchors = 4
 nitpicky = True
 nitpick_ignore_regex = [
     # What belongs to other projects stands on other sites, which the build does not ask.
-    (r"py:.*", r"(torch|numpy|np|matplotlib|collections|copy|dataclasses|pathlib|os|typing|types)\..*|Tensor"),
+    (r"py:.*", r"(torch|numpy|np|matplotlib|collections|copy|dataclasses|pathlib|os|typing|types)\..*|Tensor|Axes|Figure"),
     # Type variables, and bases of which only the classes are public.
-    (r"py:class", r"raglane\.(\w+\.)*([A-Z]|FlatBatch|Options|TrainingState)|.*\bWatcher"),
+    (r"py:class", r"raglane\.(\w+\.)*([A-Z]|FlatBatch|Options|TrainingState|Way|Limit)|.*\bWatcher"),
     # Docstrings that say what they implement by its short name.
     (
         r"py:(meth|func)",
@@ -94,8 +95,15 @@ def _accessible(app: Sphinx, page: str, template: str, context: dict[str, Any], 
     context["furo_navigation_tree"] = tree.replace('role="heading"', 'role="heading" aria-level="2"')
 
 
+def _with_pictures(app: Sphinx, error: Exception | None) -> None:
+    """Copy the pictures of pages that name them in HTML, for light and for dark, which Sphinx does not read."""
+    if error is None:
+        shutil.copytree(DOCS / "pictures", Path(app.outdir, "pictures"), dirs_exist_ok=True)
+
+
 def setup(app: Sphinx) -> None:
     """Connect them to the build; the last one after the theme, which comes at 500."""
     app.connect("source-read", _for_the_site)
     app.connect("autodoc-process-signature", _defaults_that_are_made)
     app.connect("html-page-context", _accessible, priority=900)
+    app.connect("build-finished", _with_pictures)

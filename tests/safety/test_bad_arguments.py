@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import raglane as rl
-from raglane import Ragged, segments
+from raglane import Ragged, plot, segments
 from raglane.data import BucketBatchSampler, Chunks, Columns, Preprocessor, Records, SequenceDataset, read, split
 from raglane.data.records import offsets_of
 from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
@@ -272,6 +272,26 @@ def _nn() -> dict[str, Call]:
     }
 
 
+def _plot() -> dict[str, Call]:
+    half, labels = Ragged.from_flat(ONES / 2, lengths=LENGTHS), ["ab", "", "c"]
+    kernel = {"name": "a", "intensity": 1.0, "rate": 1e9}
+    return {
+        "padded": (plot.padded, {"lengths": LENGTHS, "labels": labels, "axes": None}),
+        "packed": (plot.packed, {"lengths": LENGTHS, "labels": labels, "axes": None}),
+        "lanes": (plot.lanes, {"lengths": LENGTHS, "lanes": 2, "threads": 1, "axes": None}),
+        "schedules": (plot.schedules, {"lengths": LENGTHS, "lanes": 2, "axes": None}),
+        "histogram": (plot.histogram, {"lengths": LENGTHS, "batch_size": 1, "axes": None}),
+        "waste": (plot.waste, {"lengths": LENGTHS, "batch_sizes": [1], "seed": 0, "axes": None}),
+        "times": (plot.times, {"rows": [{"method": "a", "fill": 0.5, "seconds": 1e-6}], "axes": None}),
+        "a row of times": (lambda **row: plot.times([row]), {"method": "a", "fill": 0.5, "seconds": 1e-6}),
+        "roofline": (plot.roofline, {"kernels": [kernel], "peak": 1e11, "bandwidth": 1e10, "axes": None}),
+        "attention": (plot.attention, {"weights": half, "labels": labels, "axes": None}),
+        "gates": (plot.gates, {"activity": {"forget": half}, "labels": labels, "axes": None}),
+        "norms": (plot.norms, {"states": {"h": half}, "labels": labels, "axes": None}),
+        "theme": (lambda name: plot.theme(name).__enter__(), {"name": "light"}),
+    }
+
+
 def _faults(function: Callable[..., Any], right: dict[str, Any]) -> Iterator[str]:
     """What goes wrong otherwise than by an error of the library's own, or by an IndexError."""
     for name in right:
@@ -292,7 +312,7 @@ def _faults(function: Callable[..., Any], right: dict[str, Any]) -> Iterator[str
                 yield f"{name}: a {kind} gives {type(error).__name__}: {str(error)[:100]}"
 
 
-@pytest.mark.parametrize("calls", [_segments, _ragged, _packing, _data, _nn])
+@pytest.mark.parametrize("calls", [_segments, _ragged, _packing, _data, _nn, _plot])
 def test_whatever_is_given_is_refused_in_the_librarys_own_words(calls: Callable[[], dict[str, Call]]) -> None:
     table = calls()
     for name, (function, right) in table.items():

@@ -10,21 +10,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raglane import interop
 from raglane.bench.machine import is_busy, load, processors
 from raglane.checks import check_flag, check_whole
+from raglane.costs import lengths_of
 from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError, message, quote
 from raglane.kernels.dispatch import check_names
 from raglane.memory import available_memory
 from raglane.nn.recurrent.layer import RecurrentLayer
-from raglane.planner import store, words
+from raglane.planner import chart, store, words
 from raglane.planner.batches import Epoch, Limit, epoch_of, thin_out
 from raglane.planner.calibration import Calibration, calibrate
 from raglane.planner.model import Profile
 from raglane.planner.others import compare_cells
 from raglane.planner.rows import Row, row_of
 from raglane.planner.ways import Way, as_layer, thread_counts, ways_of
-from raglane.ragged import Ragged
+from raglane.plot.picture import Picture
 
 __all__ = ["Plan", "plan"]
 
@@ -39,7 +39,7 @@ _TIE = 1.03
 class Plan:
     """What every way to run a layer on some data costs, and which to take.
 
-    Printing it shows a table.
+    Printing it shows a table; :meth:`plot` draws it.
 
     Attributes:
         rows: every way with every kind of batch, the fastest epoch of training first.
@@ -64,6 +64,18 @@ class Plan:
     count: int
     ranks: int
     busy: bool
+
+    def plot(self, *, axes: Any = None) -> Picture:
+        """Draw the time of an epoch of training against the batch size, a line per backend and schedule.
+
+        Args:
+            axes: of matplotlib, where to draw; None makes a figure.
+
+        Raises:
+            MissingExtraError: matplotlib is not installed.
+            ArgumentTypeError, ShapeError: something else than one pair of axes.
+        """
+        return chart.draw(self.rows, self.best, f"{self.count:,} sequences, {self.layer}", axes)
 
     def __str__(self) -> str:
         return words.table(self)
@@ -114,9 +126,7 @@ def plan(
         >>> found.best.batch_size, found.best in found.rows
         (32, True)
     """
-    known = interop.read_lengths(
-        lengths.host_lengths if isinstance(lengths, Ragged) else getattr(lengths, "lengths", lengths)
-    )
+    known = lengths_of(lengths)
     if not bool(known.any()):
         got = f"{known.shape[0]} sequences, none of which has an element"
         raise ArgumentError(

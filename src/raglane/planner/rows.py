@@ -36,7 +36,9 @@ class Row:
         waste: how many of them do not exist.
         train_seconds: the layer's forward and backward pass over an epoch, on one process.
         infer_seconds: its forward pass without gradients.
-        step_p50, step_p90, step_max: seconds of a training step: the median, the 90th percentile, the longest.
+        step_p50: seconds of a training step, the median.
+        step_p90: the same, the 90th percentile.
+        step_max: the same, the longest.
         peak_bytes: of memory that a training step of the largest batch holds: input, output, what is saved for the
             backward pass, gradients and weights.
         rank_spread: how long a step of several processes takes, which is that of the slowest, in proportion to the

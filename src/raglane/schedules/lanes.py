@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from heapq import heapreplace
 from itertools import pairwise
 
@@ -11,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from raglane.errors import ArgumentError, ArgumentTypeError, message
+from raglane.checks import check_whole
 from raglane.schedules.base import Count, Schedule, Table, longest_first, real_count
 from raglane.segments.plain import offsets_from_lengths, positions, segment_ids
 
@@ -98,27 +97,8 @@ class Lanes(Schedule):
 
 def _rows(lengths: Tensor, lanes: int | None) -> int:
     """The number of rows: what was asked for, or the default, but no more than there are sequences to run."""
-    if lanes is None:
-        lanes = DEFAULT_LANES
-    elif isinstance(lanes, bool) or not hasattr(lanes, "__index__"):
-        raise ArgumentTypeError(
-            message(
-                "lanes",
-                f"{lanes!r}, a {type(lanes).__name__}",
-                "the number of rows of the running batch, an integer",
-                f"pass an int of at least 1, or None for {DEFAULT_LANES}",
-            )
-        )
-    rows = operator.index(lanes)
-    if rows < 1:
-        raise ArgumentError(
-            message(
-                "lanes",
-                str(rows),
-                "a running batch has at least one row",
-                f"pass an int of at least 1, or None for {DEFAULT_LANES}",
-            )
-        )
+    fix = f"pass an int of at least 1, or None for {DEFAULT_LANES}"
+    rows = DEFAULT_LANES if lanes is None else check_whole("lanes", lanes, 1, fix)
     return min(rows, max(1, int(lengths.count_nonzero())))
 
 

@@ -1,0 +1,59 @@
+"""The pictures of the documents are what their code draws, and those who cannot see them are told what they show."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_DOCS = Path(__file__).parents[2] / "docs"
+_NUMBER = r"-?\d+(?:\.\d+)?"
+
+
+def _script() -> Any:
+    spec = importlib.util.spec_from_file_location("draw", _DOCS / "draw.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _parts(svg: str) -> tuple[list[str], list[float]]:
+    """The words of a drawing and its numbers, without what names the version of matplotlib."""
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    return re.split(_NUMBER, svg), [float(number) for number in re.findall(_NUMBER, svg)]
+
+
+def test_drawing_them_again_gives_the_same(tmp_path: Path) -> None:
+    script = _script()
+    script.draw(tmp_path)
+    drawn = {path.name: path for path in tmp_path.iterdir()}
+    assert drawn.keys() == {path.name for path in script.FOLDER.iterdir()}
+    for name, path in drawn.items():
+        words, numbers = _parts(path.read_text(encoding="utf-8"))
+        kept_words, kept_numbers = _parts((script.FOLDER / name).read_text(encoding="utf-8"))
+        assert words == kept_words, name
+        assert numbers == pytest.approx(kept_numbers, abs=0.01), name
+
+
+def test_documents_show_each_picture_and_its_code() -> None:
+    script = _script()
+    text = (_DOCS / "methods.md").read_text(encoding="utf-8")
+    for name, code in script.CODE.items():
+        before, after = text.split(f">>> picture = {code}\n")
+        shown = re.match(
+            r'\n```\n\n<picture>\n.*dark\)" srcset="(.*)">\n  <img alt="(.{80,})" src="(.*)">\n</picture>', after
+        )
+        assert shown is not None, name
+        assert (shown[1], shown[3]) == (f"pictures/{name}-dark.svg", f"pictures/{name}.svg")
+        assert before
+
+
+def test_every_picture_that_a_document_names_is_there() -> None:
+    for path in _DOCS.glob("*.md"):
+        for name in re.findall(r'src(?:set)?="([^"]*)"', path.read_text(encoding="utf-8")):
+            assert (path.parent / name).is_file(), name

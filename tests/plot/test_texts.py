@@ -1,0 +1,76 @@
+"""What is written can be read: nothing below 8 points, no two texts over each other, none outside the figure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+import raglane as rl
+from drawn import faults_of_texts
+from raglane import plot
+from raglane.plot import Picture
+
+_BATCHES = [(0, 0), (1, 1), (1, 9_999), (2, 12), (8, 12), (45, 20), (200, 70), (1_000, 20)]
+"""How many sequences, and the longest."""
+
+_Draw = Callable[[list[int]], Picture]
+
+
+def _values(lengths: list[int], features: int = 2) -> rl.Ragged:
+    return rl.Ragged.from_flat(torch.rand(sum(lengths), features), lengths=lengths)
+
+
+_OF_LENGTHS: dict[str, _Draw] = {
+    "padded": plot.padded,
+    "padded, labelled": lambda lengths: plot.padded(lengths, labels=[["gradient$_"] * length for length in lengths]),
+    "packed": plot.packed,
+    "lanes": lambda lengths: plot.lanes(lengths, threads=3),
+    "lanes, 200": lambda lengths: plot.lanes(lengths, 200, threads=8),
+    "schedules": plot.schedules,
+    "histogram": lambda lengths: plot.histogram(lengths, 8),
+    "waste": plot.waste,
+    "attention": lambda lengths: plot.attention(_values(lengths)),
+    "gates": lambda lengths: plot.gates({"forget": _values(lengths)}),
+    "norms": lambda lengths: plot.norms({"h": _values(lengths) * 1e5, "c": _values(lengths)}),
+}
+
+
+@pytest.mark.parametrize("name", _OF_LENGTHS)
+def test_of_lengths(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for count, longest in _BATCHES:
+        lengths = torch.randint(0, longest + 1, (count,)).tolist()
+        assert faults_of_texts(_OF_LENGTHS[name](lengths).figure, monkeypatch) == [], (count, longest)
+
+
+def test_of_very_long_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    for most in (999_999, 98_765_432, 10**12):
+        assert faults_of_texts(plot.histogram([1, most]).figure, monkeypatch) == []
+
+
+def test_of_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    for count in (1, 8, 40):
+        names = [f"{'a long name of a method ' * 2}{place}" for place in range(count)]
+        for least, most in ((1e-9, 2e-9), (1e-12, 1e4)):
+            spans = np.geomspace(least, most, count).tolist()
+            times = [{"method": name, "fill": 0.5, "seconds": span} for name, span in zip(names, spans, strict=True)]
+            kernels = [
+                {"name": name, "intensity": 1 / span, "rate": 1e3 / span}
+                for name, span in zip(names, spans, strict=True)
+            ]
+            assert faults_of_texts(plot.times(times).figure, monkeypatch) == []
+            assert faults_of_texts(plot.roofline(kernels, peak=1e12, bandwidth=1e10).figure, monkeypatch) == []
+
+
+def test_the_check_sees_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+    picture = plot.padded([3, 2])
+    axes = picture.axes[0]
+    axes.text(0.5, 0.5, "over", ha="center", va="center")
+    axes.text(-9, 0.5, "outside")
+    axes.text(0.5, 1.5, "1", fontsize=7, ha="center", va="center")
+    faults = faults_of_texts(picture.figure, monkeypatch)
+    assert "'over' overlaps '0'" in faults
+    assert "'outside' leaves the figure" in faults
+    assert "'1' has 7.0 points" in faults
