@@ -24,7 +24,10 @@ myst_heading_anchors = 4
 nitpicky = True
 nitpick_ignore_regex = [
     # What belongs to other projects stands on other sites, which the build does not ask.
-    (r"py:.*", r"(torch|numpy|np|matplotlib|collections|copy|dataclasses|pathlib|os|typing|types)\..*|Tensor|Axes|Figure"),
+    (
+        r"py:.*",
+        r"(torch|numpy|np|matplotlib|collections|copy|dataclasses|pathlib|os|typing|types)\..*|Tensor|Axes|Figure",
+    ),
     # Type variables, and bases of which only the classes are public.
     (r"py:class", r"raglane\.(\w+\.)*([A-Z]|FlatBatch|Options|TrainingState|Way|Limit)|.*\bWatcher"),
     # Docstrings that say what they implement by its short name.

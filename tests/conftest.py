@@ -75,6 +75,14 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what is measured of this machine out of the user's folder; programs that tests start do the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAGLANE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def poisoned_memory() -> Iterator[None]:
     """Fill what ``torch.empty`` gives with NaN, so that reading memory nobody wrote fails a test.
 

@@ -10,6 +10,7 @@ import raglane as rl
 from planner.made_up import Measured, costs, make_up
 from raglane.planner import advice
 from raglane.planner.model import Floats
+from raglane.planner.rows import Row
 from raglane.planner.ways import Way
 
 LENGTHS = [3, 5, 8, 2, 13, 1, 0, 9] * 60
@@ -17,7 +18,7 @@ LENGTHS = [3, 5, 8, 2, 13, 1, 0, 9] * 60
 
 @pytest.fixture
 def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Measured]:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("RAGLANE_CACHE", str(tmp_path))
     monkeypatch.setattr(advice, "compare_cells", lambda *_: {"MinGRU": 0.25})
     monkeypatch.setattr(advice, "is_busy", lambda _: False)
     return make_up(monkeypatch)
@@ -67,7 +68,7 @@ def test_what_is_as_fast_gives_way_to_what_is_simpler(tmp_path: Path, monkeypatc
         row = [0, 0, 0, 0, 0, 1e-5 if way.backend == "cpu" else 1e-3, 0, 0]
         return np.array([*row, *row, 0] if (way.backend, way.schedule) == ("torch", "packed") else row)
 
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("RAGLANE_CACHE", str(tmp_path))
     monkeypatch.setattr(advice, "compare_cells", lambda *_: {})
     make_up(monkeypatch, flat)
     best = _plan().best
@@ -182,3 +183,51 @@ def test_bad_arguments(measured: list[Measured], options: dict[str, object], wor
         _plan(**options)  # type: ignore[arg-type]
     assert str(caught.value).startswith(words)
     assert not measured
+
+
+def test_a_plan_takes_no_random_numbers(measured: list[Measured]) -> None:
+    layer = rl.nn.LSTM(3, 4)
+    torch.manual_seed(3)
+    wanted = torch.rand(3)
+    torch.manual_seed(3)
+    _plan(layer=layer)
+    assert torch.equal(torch.rand(3), wanted)
+
+
+def test_backends_are_those_asked_for(measured: list[Measured]) -> None:
+    assert {row.backend for row in _plan(backends=["torch"]).rows} == {"torch"}
+    assert all(call.way.backend == "torch" for call in measured)
+    with pytest.raises(rl.errors.DispatchError, match=r"backends: got .*torch.*; the rule: .* can be run by reference"):
+        _plan(layer=rl.nn.PeepholeLSTM(3, 4), backends=["torch"])
+    with pytest.raises(rl.errors.DispatchError, match="backend: got 'cuda'"):
+        _plan(backends=["cuda"])
+
+
+def test_a_picture_has_a_line_for_each_pair(measured: list[Measured]) -> None:
+    found = _plan(batch_sizes=[8, 16, 32])
+    axes = found.plot().axes[0]
+    lines = {line.get_label(): line for line in axes.lines}
+    pairs = {f"{row.backend} {row.schedule}" for row in found.rows}
+    assert set(lines) == pairs | {f"{pair}, grouped" for pair in pairs}
+    drawn = dict(np.asarray(lines["cpu lanes"].get_xydata()).tolist())
+    mine = [row for row in found.rows if row.backend == "cpu" and row.threads == 2 and not row.grouped]
+    assert drawn == {row.batch_size: row.rank_seconds for row in mine if row.batch_size}
+    assert np.asarray(axes.collections[0].get_offsets()).tolist() == [[found.best.batch_size, found.best.rank_seconds]]
+    assert f"{len(LENGTHS)} sequences, LSTM(3, 4)" in axes.get_title(loc="left")
+
+
+def test_other_cells_are_timed_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from raglane.planner import others
+
+    monkeypatch.setattr(others, "time_call", lambda call, _: call())
+    cost = {"GRU": 3.0, "MinGRU": 1.0}
+    monkeypatch.setattr(others, "_step", lambda layer, *_: lambda: cost.get(type(layer).__name__, 2.0))
+    found = others.compare_cells(rl.nn.GRU(3, 4), torch.tensor(LENGTHS), _row())
+    assert next(iter(found)) == "MinGRU"
+    assert found["MinGRU"] == pytest.approx(1 / 3)
+    assert found["LSTM"] == pytest.approx(2 / 3)
+    assert "GRU" not in found
+
+
+def _row() -> Row:
+    return Row("cpu", "lanes", 8, None, False, "float32", 1, 10, 1000, 0, 1e-3, 1e-4, 1e-4, 1e-4, 1e-4, 5000, 1.0)

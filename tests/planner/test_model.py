@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -74,3 +76,26 @@ def test_fit_believes_the_many() -> None:
     disturbed = seconds.copy()
     disturbed[[2, 9]] *= 8
     np.testing.assert_allclose((seen @ fit(seen, disturbed))[3:9], seconds[3:9], rtol=0.12)
+
+
+def test_fit_of_anything_ends_at_the_minimum() -> None:
+    random = np.random.default_rng(3)
+    for _ in range(200):
+        measured = random.random((random.integers(1, 20), random.integers(1, 18))) ** 4
+        measured[:, random.random(measured.shape[1]) < 0.2] = 0
+        seconds = random.random(len(measured)) + 1e-3
+        found = fit(measured, seconds)
+        assert np.isfinite(found).all()
+        assert (found >= 0).all()
+        # Nothing near it is better, in Huber's sense.
+        best = _huber(measured, seconds, found)
+        for place in range(len(found)):
+            for step in (-0.05, 0.05):
+                other = found.copy()
+                other[place] = max(0.0, other[place] * (1 + step) + (step * 1e-3 if other[place] == 0 else 0))
+                assert _huber(measured, seconds, other) >= best * (1 - 2e-2) - 1e-9
+
+
+def _huber(measured: Any, seconds: Any, found: Any) -> float:
+    missed = np.abs(measured @ found / seconds - 1)
+    return float(np.where(missed < 0.1, missed**2 / 2, 0.1 * (missed - 0.05)).sum())

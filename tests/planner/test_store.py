@@ -22,8 +22,8 @@ FOUND = Calibration(
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "raglane" / "plans"
+    monkeypatch.setenv("RAGLANE_CACHE", str(tmp_path))
+    return tmp_path / "plans"
 
 
 def test_what_was_saved_comes_back(folder: Path) -> None:
@@ -60,9 +60,22 @@ def test_other_ways_are_not_in_it() -> None:
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setenv("RAGLANE_CACHE", str(tmp_path / "file"))
     store.save("key", FOUND)
     assert store.load("key", WAYS) is None
+
+
+def test_where_calibrations_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert store.folder() == tmp_path / "plans"
+    monkeypatch.delenv("RAGLANE_CACHE")
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert store.folder() == tmp_path / "raglane" / "plans"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert store.folder() == Path.home() / ".cache" / "raglane" / "plans"
+    monkeypatch.setattr("sys.platform", "win32")
+    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "Local"))
+    assert store.folder() == tmp_path / "Local" / "raglane" / "plans"
 
 
 class Leaky(nn.Module):

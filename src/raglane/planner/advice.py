@@ -20,6 +20,7 @@ from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner import chart, store, words
 from raglane.planner.batches import Epoch, Limit, epoch_of, thin_out
 from raglane.planner.calibration import Calibration, calibrate
+from raglane.planner.largest import largest_batch
 from raglane.planner.model import Profile
 from raglane.planner.others import compare_cells
 from raglane.planner.rows import Row, row_of
@@ -48,6 +49,9 @@ class Plan:
             the layer's are shown, and not recommended.
         why: the reason, in a sentence.
         others: how long other cells of the same width take to train, in proportion to the layer.
+        most_elements: of a batch of which a training step fits into the memory allowed.
+        most_bytes: what such a step held when it was run; None where ``memory`` was not given, or the run would have
+            taken more than half of the free memory, or half a minute.
         tail: what the longest sequences cost, in a sentence; None where there is no long tail.
         layer: in words.
         count: of sequences.
@@ -59,6 +63,8 @@ class Plan:
     best: Row
     why: str
     others: dict[str, float]
+    most_elements: int
+    most_bytes: int | None
     tail: str | None
     layer: str
     count: int
@@ -143,15 +149,20 @@ def plan(
     busy = is_busy(load())
     with torch.random.fork_rng():
         calibration = _calibration(twin, ways, fresh, busy, progress or _tell)
-    rows = _rows(known, sizes, ways, calibration, ranks, sum(w.numel() * w.element_size() for w in twin.parameters()))
-    best = _best(rows, str(own).removeprefix("torch."), available_memory() if most is None else most)
+    weights = sum(weight.numel() * weight.element_size() for weight in twin.parameters())
+    limit = available_memory() if most is None else most
+    rows = _rows(known, sizes, ways, calibration, ranks, weights)
+    best = _best(rows, str(own).removeprefix("torch."), limit)
     with torch.random.fork_rng():
         others = compare_cells(twin, known, best)
+        elements, held = largest_batch(twin, known, best, calibration, limit, weights, runs=memory is not None)
     return Plan(
         tuple(rows),
         best,
         words.why(best, rows, ranks),
         others,
+        elements,
+        held,
         words.tail(known, best, rows, calibration),
         words.describe(twin),
         known.shape[0],

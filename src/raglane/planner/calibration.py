@@ -18,7 +18,7 @@ from raglane.planner.ways import Way, at, cast
 __all__ = ["Calibration", "calibrate"]
 
 # A probe that would take longer is left out, and what lies beyond it is extrapolated.
-_LONGEST = 0.4
+_LONGEST = 0.25
 # The probes that are never left out, and those of which memory is measured too.
 _ALWAYS, _WEIGHED = range(5), (2, 4, 6, 8)
 # How often all are measured: what else the machine did at one time, it hardly did at both.
@@ -74,7 +74,7 @@ def calibrate(
             with at(way):
                 for mode in MODES:
                     one = series[way, mode]
-                    if place in _ALWAYS or one.expects(place, profile) <= _LONGEST:
+                    if place in _ALWAYS or one.expects(profile) <= _LONGEST:
                         call = probe.step_of(layers[way.dtype], batch, mode)
                         one.add(place, profile, features(way, profile), probe.time_call(call, device))
                 if way.threads == most and place in _WEIGHED and turn == place:
@@ -97,13 +97,15 @@ class _Series:
     seen: dict[int, Floats] = field(default_factory=dict)
     seconds: dict[int, float] = field(default_factory=dict)
 
-    def expects(self, place: int, profile: Profile) -> float:
-        """A guess at the seconds of a call: those of the one before, times what grew more, its steps or its rows."""
-        before = max((other for other in self.seconds if other <= place), default=None)
-        if before is None:
-            return 0.0
-        known = self.profiles[before]
-        return self.seconds[before] * max(profile.length / known.length, profile.computed / known.computed)
+    def expects(self, profile: Profile) -> float:
+        """The most that a call will take: no more in proportion than one before, by steps or by rows."""
+        return min(
+            (
+                seconds * max(profile.length / known.length, profile.computed / known.computed)
+                for seconds, known in zip(self.seconds.values(), self.profiles.values(), strict=True)
+            ),
+            default=0.0,
+        )
 
     def add(self, place: int, profile: Profile, seen: Floats, seconds: float) -> None:
         self.profiles[place], self.seen[place] = profile, seen

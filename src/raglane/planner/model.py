@@ -139,9 +139,11 @@ def _least_squares(scaled: Floats, weights: Floats) -> Floats:
             if not below.any():
                 found = best
                 break
-            # As far towards it as no coefficient falls below 0; the one that reaches it is bound again.
-            step = (found[below] / (found[below] - best[below] + 1e-300)).min()
-            found = found + step * (best - found)
-            free &= found > 1e-15
+            # As far towards it as no coefficient falls below 0; those that reach it are bound again.
+            ratios = np.full(len(size), np.inf)
+            ratios[below] = found[below] / np.maximum(found[below] - best[below], 1e-300)
+            found = found + ratios.min() * (best - found)
+            free &= ratios > ratios.min()
+            found[~free] = 0
     result: Floats = found / size
     return result

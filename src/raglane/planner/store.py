@@ -29,7 +29,10 @@ _FORMAT = 1
 
 
 def folder() -> Path:
-    """Where calibrations lie: ``raglane`` in the user's folder of caches."""
+    """Where calibrations lie: ``RAGLANE_CACHE``, or else ``raglane`` in the user's folder of caches."""
+    chosen = os.environ.get("RAGLANE_CACHE")
+    if chosen:
+        return Path(chosen) / "plans"
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
     else:

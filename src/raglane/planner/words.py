@@ -113,6 +113,8 @@ def table(plan: Plan) -> str:
     if plan.others:
         ratios = ", ".join(f"{name} {ratio:.2f}" for name, ratio in plan.others.items())
         notes.append(f"other cells of this width, time of training in proportion: {ratios}")
+    run = "" if plan.most_bytes is None else f" (one was run: {bytes_in_words(plan.most_bytes)})"
+    notes.append(f"a training step fits into memory up to {plan.most_elements:,} elements{run}")
     notes += [plan.tail] if plan.tail else []
     notes += ["other programs kept this machine busy: plan again with fresh=True when it is idle"] if plan.busy else []
     return "\n".join([head, "", *lines, "", *notes])
