@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -48,15 +48,17 @@ def make_up(monkeypatch: pytest.MonkeyPatch, costs: Costs = costs) -> list[Measu
         dtype = str(batch.values.dtype).removeprefix("torch.")
         return Measured(Way(backend, schedule, dtype, torch.get_num_threads()), mode, batch.host_lengths)
 
-    def time_call(call: Measured, device: torch.device) -> float:
-        measured.append(call)
-        return float(features(call.way, Profile.of(call.way, call.lengths)) @ costs(call.way, call.mode))
+    def time_in_turns(calls: Sequence[Measured], device: torch.device) -> list[float]:
+        measured.extend(calls)
+        return [
+            float(features(call.way, Profile.of(call.way, call.lengths)) @ costs(call.way, call.mode)) for call in calls
+        ]
 
     def peak_bytes(call: Measured, device: torch.device) -> int:
         profile = Profile.of(call.way, call.lengths)
         return 1000 + 64 * profile.computed + 8 * profile.count
 
     monkeypatch.setattr(probe, "step_of", step_of)
-    monkeypatch.setattr(probe, "time_call", time_call)
+    monkeypatch.setattr(probe, "time_in_turns", time_in_turns)
     monkeypatch.setattr(calibration, "peak_bytes", peak_bytes)
     return measured

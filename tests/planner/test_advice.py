@@ -219,7 +219,7 @@ def test_a_picture_has_a_line_for_each_pair(measured: list[Measured]) -> None:
 def test_other_cells_are_timed_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from raglane.planner import others
 
-    monkeypatch.setattr(others, "time_call", lambda call, _: call())
+    monkeypatch.setattr(others, "time_in_turns", lambda calls, _: [call() for call in calls])
     cost = {"GRU": 3.0, "MinGRU": 1.0}
     monkeypatch.setattr(others, "_step", lambda layer, *_: lambda: cost.get(type(layer).__name__, 2.0))
     found = others.compare_cells(rl.nn.GRU(3, 4), torch.tensor(LENGTHS), _row())

@@ -38,17 +38,17 @@ def test_predictions_are_what_the_machine_takes(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_shortest_of_two_times_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     make_up(monkeypatch)
-    undisturbed, known = probe.time_call, set()
+    undisturbed, known = probe.time_in_turns, set()
 
-    def time_call(call: Any, device: torch.device) -> float:
-        key = call.mode, tuple(call.lengths.tolist())
+    def time_in_turns(calls: Any, device: torch.device) -> list[float]:
+        key = calls[0].mode, tuple(calls[0].lengths.tolist())
         factor = 1 if key in known else 3
         known.add(key)
-        return factor * undisturbed(call, device)
+        return [factor * seconds for seconds in undisturbed(calls, device)]
 
-    monkeypatch.setattr(probe, "time_call", time_call)
+    monkeypatch.setattr(probe, "time_in_turns", time_in_turns)
     found = calibrate(rl.nn.GRU(3, 4), [FAST])
-    seen = features(FAST, Profile.of(FAST, torch.tensor(PROBES[7])))
+    seen = features(FAST, Profile.of(FAST, torch.tensor(PROBES[1][2])))
     assert seen @ found.seconds[FAST, "train"] == pytest.approx(seen @ costs(FAST, "train"), rel=0.05)
 
 
@@ -64,7 +64,7 @@ def test_measuring_leaves_no_trace() -> None:
     before = {name: weight.clone() for name, weight in layer.state_dict().items()}
     threads = torch.get_num_threads()
     call = probe.step_of(layer, probe.make_batch(layer, [3, 1, 2]), "train")
-    assert probe.time_call(call, torch.device("cpu")) > 0
+    assert probe.time_in_turns([call], torch.device("cpu"))[0] > 0
     assert all(weight.grad is None for weight in layer.parameters())
     assert all(torch.equal(weight, before[name]) for name, weight in layer.state_dict().items())
     assert torch.get_num_threads() == threads

@@ -59,7 +59,7 @@ def test_lanes_are_those_that_the_work_needs() -> None:
 
 @pytest.mark.parametrize("way", [PADDED, PACKED, LANES], ids=str)
 def test_fit_finds_the_costs_that_it_was_measured_with(way: Way) -> None:
-    seen = np.array([features(way, Profile.of(way, torch.tensor(lengths))) for lengths in PROBES])
+    seen = np.array([features(way, Profile.of(way, torch.tensor(lengths))) for group in PROBES for lengths in group])
     seconds = seen @ costs(way, "train")
     found = fit(seen, seconds)
     assert (found >= 0).all()
@@ -71,7 +71,9 @@ def test_fit_finds_the_costs_that_it_was_measured_with(way: Way) -> None:
 
 
 def test_fit_believes_the_many() -> None:
-    seen = np.array([features(PADDED, Profile.of(PADDED, torch.tensor(lengths))) for lengths in PROBES])
+    seen = np.array(
+        [features(PADDED, Profile.of(PADDED, torch.tensor(lengths))) for group in PROBES for lengths in group]
+    )
     seconds = seen @ costs(PADDED, "infer")
     disturbed = seconds.copy()
     disturbed[[2, 9]] *= 8

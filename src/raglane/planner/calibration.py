@@ -19,10 +19,10 @@ __all__ = ["Calibration", "calibrate"]
 
 # A probe that would take longer is left out, and what lies beyond it is extrapolated.
 _LONGEST = 0.25
-# The probes that are never left out, and those of which memory is measured too.
-_ALWAYS, _WEIGHED = range(5), (2, 4, 6, 8)
 # How often all are measured: what else the machine did at one time, it hardly did at both.
-_ROUNDS = 2
+_TURNS = 2
+# Batches of which memory is measured.
+_WEIGHED = ([5] * 12, [30], [40, *[4] * 7], [12] * 30)
 
 
 @dataclass(frozen=True)
@@ -59,66 +59,82 @@ def calibrate(
         ways: that can run it.
         say: told which share is done, from 0 to 1.
     """
+    measured = [_Measured(way, mode) for way in ways for mode in MODES]
     layers = {way.dtype: cast(layer, way.dtype) for way in ways}
-    most = max((way.threads for way in ways), default=1)
-    device = probe.device_of(layer)
-    series = {(way, mode): _Series() for way in ways for mode in MODES}
-    memory: dict[Way, list[tuple[Floats, float]]] = {way: [] for way in ways}
-    for turn, place in enumerate(place for _ in range(_ROUNDS) for place in range(len(PROBES))):
-        lengths = torch.tensor(PROBES[place])
-        for way in ways:
-            # What matters less is measured on fewer batches.
-            if place % 2 and (way.threads != most or way.backend == "reference"):
-                continue
-            batch, profile = probe.make_batch(layers[way.dtype], lengths), Profile.of(way, lengths)
-            with at(way):
-                for mode in MODES:
-                    one = series[way, mode]
-                    if place in _ALWAYS or one.expects(profile) <= _LONGEST:
-                        call = probe.step_of(layers[way.dtype], batch, mode)
-                        one.add(place, profile, features(way, profile), probe.time_call(call, device))
-                if way.threads == most and place in _WEIGHED and turn == place:
-                    call = probe.step_of(layers[way.dtype], batch, "train")
-                    call()
-                    memory[way].append((_size(profile), peak_bytes(call, device)))
-        say((turn + 1) / (_ROUNDS * len(PROBES)))
-    found = {_without_threads(way): _fitted(pairs) for way, pairs in memory.items() if pairs}
+    memory = {}
+    for turn in range(_TURNS):
+        for place, one in enumerate(measured):
+            _measure(one, layers[one.way.dtype])
+            say((turn + (place + 1) / len(measured)) / _TURNS)
+    for way in ways:
+        if _without_threads(way) not in memory:
+            memory[_without_threads(way)] = _weigh(way, layers[way.dtype])
     return Calibration(
-        {key: one.fitted() for key, one in series.items()},
-        {way: found[_without_threads(way)] for way in ways},
+        {(one.way, one.mode): one.fitted() for one in measured},
+        {way: memory[_without_threads(way)] for way in ways},
     )
 
 
 @dataclass
-class _Series:
-    """The probes of one way and mode so far, by their place in ``PROBES``: of each the shortest time."""
+class _Measured:
+    """The probes of one way and mode so far: of each the shortest time."""
 
-    profiles: dict[int, Profile] = field(default_factory=dict)
-    seen: dict[int, Floats] = field(default_factory=dict)
-    seconds: dict[int, float] = field(default_factory=dict)
+    way: Way
+    mode: str
+    profiles: list[Profile] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
 
     def expects(self, profile: Profile) -> float:
         """The most that a call will take: no more in proportion than one before, by steps or by rows."""
         return min(
             (
                 seconds * max(profile.length / known.length, profile.computed / known.computed)
-                for seconds, known in zip(self.seconds.values(), self.profiles.values(), strict=True)
+                for seconds, known in zip(self.seconds, self.profiles, strict=True)
             ),
             default=0.0,
         )
 
-    def add(self, place: int, profile: Profile, seen: Floats, seconds: float) -> None:
-        self.profiles[place], self.seen[place] = profile, seen
-        self.seconds[place] = min(seconds, self.seconds.get(place, seconds))
+    def add(self, profile: Profile, seconds: float) -> None:
+        """Note a time; of a probe that is known already, the shorter one stays."""
+        for place, known in enumerate(self.profiles):
+            if known.equals(profile):
+                self.seconds[place] = min(self.seconds[place], seconds)
+                return
+        self.profiles.append(profile)
+        self.seconds.append(seconds)
 
     def fitted(self) -> Floats:
-        return _fitted([(self.seen[place], seconds) for place, seconds in self.seconds.items()])
+        seen = np.array([features(self.way, profile) for profile in self.profiles])
+        return fit(seen, np.array(self.seconds))
+
+
+def _measure(one: _Measured, layer: RecurrentLayer) -> None:
+    """Time the probes of one way and mode, group by group, but for those that would take too long."""
+    with at(one.way):
+        for group in PROBES:
+            lengths = [torch.tensor(each) for each in group]
+            profiles = [Profile.of(one.way, each) for each in lengths]
+            kept = [place for place in range(len(group)) if one.expects(profiles[place]) <= _LONGEST]
+            if kept:
+                batches = [probe.make_batch(layer, lengths[place]) for place in kept]
+                calls = [probe.step_of(layer, batch, one.mode) for batch in batches]
+                times = probe.time_in_turns(calls, probe.device_of(layer))
+                for place, seconds in zip(kept, times, strict=True):
+                    one.add(profiles[place], seconds)
+
+
+def _weigh(way: Way, layer: RecurrentLayer) -> Floats:
+    """The coefficients of memory, from a few batches: it follows a straight line."""
+    sizes, held = [], []
+    with at(way):
+        for lengths in map(torch.tensor, _WEIGHED):
+            call = probe.step_of(layer, probe.make_batch(layer, lengths), "train")
+            call()
+            sizes.append(_size(Profile.of(way, lengths)))
+            held.append(peak_bytes(call, probe.device_of(layer)))
+    return fit(np.array(sizes), np.array(held, np.float64))
 
 
 def _without_threads(way: Way) -> tuple[str, str, str]:
     """Memory does not depend on the number of threads."""
     return way.backend, way.schedule, way.dtype
-
-
-def _fitted(pairs: Sequence[tuple[Floats, float]]) -> Floats:
-    return fit(np.array([seen for seen, _ in pairs]), np.array([amount for _, amount in pairs]))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from statistics import median
 
 from torch import Tensor
 
 from raglane import nn
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner.batches import epoch_of, thin_out
-from raglane.planner.probe import device_of, make_batch, step_of, time_call
+from raglane.planner.probe import device_of, make_batch, step_of, time_in_turns
 from raglane.planner.rows import Row
 from raglane.planner.ways import Way, at, ways_of
 
@@ -28,8 +27,8 @@ _CELLS: dict[str, Callable[..., RecurrentLayer]] = {
     "MinLSTM": nn.MinLSTM,
 }
 
-# Elements that are timed at most, and how often each cell takes its turn.
-_ELEMENTS, _ROUNDS = 4096, 3
+# Elements that are timed at most.
+_ELEMENTS = 4096
 
 
 def compare_cells(layer: RecurrentLayer, lengths: Tensor, best: Row) -> dict[str, float]:
@@ -54,12 +53,9 @@ def compare_cells(layer: RecurrentLayer, lengths: Tensor, best: Row) -> dict[str
         other = kind(layer.input_size, layer.hidden_size, **sizes).to(device, batch.values.dtype)
         ways = ways_of(other, [batch.values.dtype], [best.threads])
         calls[name] = _step(other.train(layer.training), batch, next(iter(ways)))
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(_ROUNDS):
-        for name, call in calls.items():
-            times[name].append(time_call(call, device))
-    own = median(times.pop(""))
-    found = {name: median(taken) / own for name, taken in times.items()}
+    times = dict(zip(calls, time_in_turns(list(calls.values()), device), strict=True))
+    own = times.pop("")
+    found = {name: taken / own for name, taken in times.items()}
     return dict(sorted(found.items(), key=lambda item: item[1]))
 
 

@@ -13,15 +13,15 @@ from torch import Tensor
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.ragged import Ragged
 
-__all__ = ["MODES", "PROBES", "Call", "device_of", "make_batch", "step_of", "time_call"]
+__all__ = ["MODES", "PROBES", "Call", "device_of", "make_batch", "step_of", "time_in_turns"]
 
 MODES = ("train", "infer")
 """``train``: forward, and backward to values and weights. ``infer``: forward, without gradients."""
 
 Call = Callable[[], object]
 
-# A call is repeated for so long until it is warm; then for so long while it is timed, at least and at most so often.
-_WARM, _SECONDS, _FEWEST, _MOST = 0.008, 0.006, 2, 15
+# A group of calls is repeated for so long, and after the first round at least and at most so often.
+_SECONDS, _FEWEST, _MOST = 0.06, 3, 15
 
 
 def _lognormal(count: int, mean: float, seed: int) -> list[int]:
@@ -30,27 +30,16 @@ def _lognormal(count: int, mean: float, seed: int) -> list[int]:
     return [int(length) for length in np.clip(np.rint(drawn), 1, 8 * mean)]
 
 
-PROBES: tuple[list[int], ...] = (
-    [12],
-    [2] * 8,
-    _lognormal(8, 12, 1),
-    [16] * 4,
-    [96],
-    [6] * 64,
-    _lognormal(24, 20, 2),
-    [40] * 16,
-    _lognormal(64, 16, 3),
-    [200, *[6] * 63],
-    [24] * 64,
-    _lognormal(200, 10, 4),
-    [300] * 6,
-    _lognormal(96, 40, 5),
-    [64] * 128,
-    _lognormal(256, 40, 6),
+PROBES: tuple[tuple[list[int], ...], ...] = (
+    ([12], [2] * 8, _lognormal(8, 12, 1), [16] * 4, [96], [5] * 12),
+    ([6] * 64, _lognormal(24, 20, 2), [40] * 16, _lognormal(64, 16, 3), [200, *[6] * 63], _lognormal(32, 9, 7)),
+    ([24] * 64, _lognormal(200, 10, 4), [300] * 6, _lognormal(96, 40, 5), [64] * 128, _lognormal(256, 40, 6)),
 )
-"""Lengths of the batches that are measured, from small to large: equal and ragged ones, few rows and many.
+"""Lengths of the batches that are measured: small, middling and large ones, in each of these equal and ragged ones.
 
-Of the first five and of those at even places, which some ways are measured on alone, each has both kinds."""
+Those of a group take turns, since the batches of an epoch differ too: a batch that comes again and again finds its
+memory in the caches, and its sizes prepared.
+"""
 
 
 def device_of(layer: RecurrentLayer) -> torch.device:
@@ -96,20 +85,16 @@ def step_of(layer: RecurrentLayer, batch: Ragged, mode: str) -> Call:
     return train
 
 
-def time_call(call: Call, device: torch.device) -> float:
-    """Seconds per call: the median of some.
-
-    Short calls run for a while before: caches get warm, and threads that were woken find processors of their own.
-    """
+def time_in_turns(calls: Sequence[Call], device: torch.device) -> list[float]:
+    """Seconds of each call: the median of some, in each round of which all take a turn; after a round to get warm."""
     wait = torch.cuda.synchronize if device.type == "cuda" else _nothing
-    last = spent = _clock(call, wait)
-    while spent + last < _WARM:
-        last = _clock(call, wait)
-        spent += last
-    times = [last] if last > _WARM else []
-    while len(times) < _FEWEST or (sum(times) < _SECONDS and len(times) < _MOST):
-        times.append(_clock(call, wait))
-    return statistics.median_low(times)
+    rounds = [[_clock(call, wait) for call in calls]]
+    spent = sum(rounds[0])
+    kept: list[list[float]] = []
+    while len(kept) < _FEWEST or (spent < _SECONDS and len(kept) < _MOST):
+        kept.append([_clock(call, wait) for call in calls])
+        spent += sum(kept[-1])
+    return [statistics.median_low(times) for times in zip(*kept, strict=True)]
 
 
 def _clock(call: Call, wait: Callable[[], object]) -> float:

@@ -1,0 +1,152 @@
+"""Whether the planner predicts what happens: predicted against measured time of an epoch, on lists of real lengths.
+
+    python benchmarks/predictions.py names=names.txt ewt=ewt.txt > benchmarks/results/predictions.md
+
+Each list is a file with one length per line. For each cell, hidden size and list, every setting (backend, schedule,
+batch size, order) is run on batches drawn from the list, taking turns, until each has run for ``--seconds``; a training
+step is the layer's forward and backward pass, as the planner counts it. The measured time of an epoch is seconds per
+element times the list's elements; tables have microseconds per element. The planner measures anew for each cell and
+hidden size, before that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import raglane as rl
+from raglane.planner import Row
+from raglane.planner.batches import epoch_of
+from raglane.planner.probe import make_batch, step_of
+from raglane.planner.ways import at
+from safety import processor
+
+CELLS, HIDDEN = ("LSTM", "GRU", "MinGRU"), (64, 128, 256)
+SIZES = (32, 128)
+# Batches of a setting that are made before, and elements that they have at most.
+BATCHES, ELEMENTS = 24, 400_000
+# A step that would take longer is left out: too few of them fit into the time.
+LONGEST = 3.0
+
+
+@dataclass
+class Setting:
+    """A row of a plan, and what was measured of it."""
+
+    row: Row
+    calls: list[Callable[[], object]]
+    counts: list[int]
+    seconds: float = 0.0
+    elements: int = 0
+    turns: list[float] = field(default_factory=list)
+
+    def turn(self, most: float) -> None:
+        """Go through the batches for so long."""
+        begun = spent = 0.0
+        done = 0
+        with at(self.row.way):
+            # The first call of a turn wakes what slept.
+            self.calls[0]()
+            begun = time.perf_counter()
+            for call, count in zip(self.calls, self.counts, strict=True):
+                call()
+                done += count
+                spent = time.perf_counter() - begun
+                if spent > most:
+                    break
+        self.seconds += spent
+        self.elements += done
+        self.turns.append(spent / done)
+
+    def epoch(self, elements: int) -> float:
+        """Seconds of an epoch: the median of the turns."""
+        return statistics.median(self.turns) * elements
+
+
+def settings_of(plan: rl.Plan, layer: Any, lengths: torch.Tensor) -> list[Setting]:
+    """The rows that are run: every fast backend with all threads, two batch sizes, both orders."""
+    found = []
+    most = max(row.threads for row in plan.rows)
+    for row in plan.rows:
+        if row.backend == "reference" or row.threads != most or row.batch_size not in SIZES or row.step_max > LONGEST:
+            continue
+        drawn = epoch_of(lengths, row.limit, grouped=row.grouped, seed=1).batches
+        order = np.random.default_rng(2).permutation(len(drawn))
+        chosen = [drawn[place] for place in order[:BATCHES]]
+        kept = 1 + sum(int(total) <= ELEMENTS for total in np.cumsum([int(batch.sum()) for batch in chosen])[1:])
+        calls = [step_of(layer, make_batch(layer, batch), "train") for batch in chosen[:kept]]
+        found.append(Setting(row, calls, [int(batch.sum()) for batch in chosen[:kept]]))
+    return found
+
+
+def measure(found: list[Setting], seconds: float) -> None:
+    """All settings in turns, until each has run for so long."""
+    while found:
+        for setting in found:
+            setting.turn(max(0.2, seconds / 12))
+        found = [setting for setting in found if setting.seconds < seconds]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("lists", nargs="+", metavar="NAME=FILE")
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--cells", nargs="+", default=CELLS)
+    parser.add_argument("--hidden", nargs="+", type=int, default=HIDDEN)
+    chosen = parser.parse_args()
+    lists = {name: torch.tensor(np.loadtxt(Path(file), dtype=np.int64)) for name, _, file in map(_split, chosen.lists)}
+    print("# What the planner predicts, and what happens\n")
+    where = f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    print(f"`python benchmarks/predictions.py` with {chosen.seconds:g} s per setting. {where}.\n")
+    print("| list | cell | H | settings | median miss | worst miss | advised, us | best found, us | costs |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    rows: list[str] = []
+    misses: list[float] = []
+    costs: list[float] = []
+    for cell in chosen.cells:
+        for hidden in chosen.hidden:
+            layer = getattr(rl.nn, cell)(hidden, hidden)
+            fresh = True
+            for name, lengths in lists.items():
+                plan = rl.plan(lengths, layer, batch_sizes=SIZES, threads=[torch.get_num_threads()], fresh=fresh)
+                fresh = plan.busy
+                found = settings_of(plan, layer, lengths)
+                measure(found, chosen.seconds)
+                total = int(lengths.sum())
+                missed = [setting.row.train_seconds / setting.epoch(total) - 1 for setting in found]
+                best = min(found, key=lambda setting: setting.epoch(total))
+                advised = min(found, key=lambda setting: setting.row is not plan.best)
+                cost = advised.epoch(total) / best.epoch(total)
+                misses += missed
+                costs.append(cost)
+                for setting, miss in zip(found, missed, strict=True):
+                    one = setting.row
+                    words = f"{one.backend} {one.schedule}, {one.batch_size} {'grouped' if one.grouped else 'random'}"
+                    times = f"{one.train_seconds:.4g} | {setting.epoch(total):.4g} | {miss:+.1%}"
+                    rows.append(f"| {name} | {cell} | {hidden} | {words} | {times} |")
+                sizes = f"{statistics.median(map(abs, missed)):.1%} | {max(missed, key=abs):+.1%}"
+                per = [1e6 * one.epoch(total) / total for one in (advised, best)]
+                head = f"| {name} | {cell} | {hidden} | {len(found)}"
+                print(f"{head} | {sizes} | {per[0]:.3g} | {per[1]:.3g} | {cost:.2f} |", flush=True)
+    large = sum(abs(miss) > 0.15 for miss in misses)
+    print(f"\nAll {len(misses)} settings: median miss {statistics.median(map(abs, misses)):.1%}, ", end="")
+    print(f"{large} above 15 %, worst {max(misses, key=abs):+.1%}. The advice costs {max(costs):.2f} at most.\n")
+    print("| list | cell | H | setting | predicted, s | measured, s | miss |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    print("\n".join(rows))
+
+
+def _split(text: str) -> tuple[str, str, str]:
+    return text.partition("=")
+
+
+if __name__ == "__main__":
+    main()
