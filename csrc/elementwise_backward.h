@@ -117,7 +117,7 @@ template <class Cell, class S> class ElementwiseBackward {
 
   // The pointers of one row.
   struct Row {
-    const S *gates, *skip, *output, *before, *after, *grad_output, *grad_cells, *grad_final_h;
+    const S *gates, *skip, *output, *before, *after, *grad_output, *grad_c_states, *grad_final_h;
     const A* recurrent;
     A *d, *sums;
     S *grad_gates, *grad_skip;
@@ -128,7 +128,7 @@ template <class Cell, class S> class ElementwiseBackward {
     int64_t first = begin * width, last = end * width < H_ ? end * width : H_;
     int64_t at = (d * l_.sequences + piece.sequence) * H_, K = l_.directions, back = (d == 0 ? -1 : 1) * K * H_;
     const S* grad_final = (const S*)(Cell::has_c ? l_.grad_final_c : l_.grad_final_h);
-    const S* states = (const S*)(Cell::has_c ? l_.cells : l_.output);
+    const S* states = (const S*)(Cell::has_c ? l_.c_states : l_.output);
     if (piece.starts) {
       if (grad_final) copy_columns(room, grad_final + at, first, last);
       else memset((void*)(room + first), 0, (last - first) * sizeof(A));
@@ -146,7 +146,7 @@ template <class Cell, class S> class ElementwiseBackward {
       row.after = states + at_output;
       row.before = is_first ? (const S*)(Cell::has_c ? l_.initial_c : l_.initial_h) + at : row.after + back;
       row.grad_output = l_.grad_output ? (const S*)l_.grad_output + at_output : nullptr;
-      row.grad_cells = Cell::has_c && l_.grad_cells ? (const S*)l_.grad_cells + at_output : nullptr;
+      row.grad_c_states = Cell::has_c && l_.grad_c_states ? (const S*)l_.grad_c_states + at_output : nullptr;
       bool adds_final = Cell::has_c && piece.starts && i == 0 && l_.grad_final_h;
       row.grad_final_h = adds_final ? (const S*)l_.grad_final_h + at : nullptr;
       row.grad_gates = (S*)l_.grad_gates + at_gates;
@@ -177,7 +177,7 @@ template <class Cell, class S> class ElementwiseBackward {
       if constexpr (Cell::has_c) after[i] = load(row.after + at, count);
     }
     if constexpr (Cell::has_c) {
-      if (row.grad_cells) RAGLANE_EACH d[i] += load(row.grad_cells + unit + i * width, count);
+      if (row.grad_c_states) RAGLANE_EACH d[i] += load(row.grad_c_states + unit + i * width, count);
       if (row.grad_final_h) RAGLANE_EACH dy[i] += load(row.grad_final_h + unit + i * width, count);
     } else {
       RAGLANE_EACH d[i] += dy[i];

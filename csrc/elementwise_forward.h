@@ -29,7 +29,7 @@ template <class Cell, class S> class ElementwiseForward {
     stride_ = row_stride<A>(Cell::slots * strip_ * input_.panels(0).panel_columns());
     // What the caches would lose before it is read goes past them.
     int64_t row = H_ * (int64_t)sizeof(S);
-    bool aligned = ((uintptr_t)l_.output | (uintptr_t)l_.gates | (uintptr_t)l_.cells | (uintptr_t)row) % 64 == 0;
+    bool aligned = ((uintptr_t)l_.output | (uintptr_t)l_.gates | (uintptr_t)l_.c_states | (uintptr_t)row) % 64 == 0;
     int64_t written = l_.elements * l_.directions * row * (l_.gates ? 1 + Cell::saved : 1);
     streams_ = aligned && written > tuning::streamed_caches * call.cache;
   }
@@ -154,7 +154,7 @@ template <class Cell, class S> class ElementwiseForward {
     const A *products, *recurrent;
     const S* skip;
     A* state;
-    S *output, *final_h, *gates, *cells;
+    S *output, *final_h, *gates, *c_states;
   };
 
   // The rows of one sequence.
@@ -173,7 +173,7 @@ template <class Cell, class S> class ElementwiseForward {
       row.output = l_.output ? (S*)l_.output + at_output : nullptr;
       row.final_h = piece.ends && i + 1 == piece.count ? (S*)l_.final_h + at : nullptr;
       row.gates = Cell::saved && l_.gates ? (S*)l_.gates + (d * l_.elements + element) * Cell::saved * H_ : nullptr;
-      row.cells = Cell::has_c && l_.cells ? (S*)l_.cells + at_output : nullptr;
+      row.c_states = Cell::has_c && l_.c_states ? (S*)l_.c_states + at_output : nullptr;
       each_vector<Cell, A>(begin, end, H_, [&](auto n, int64_t vector, int count) RAGLANE_INLINE_LAMBDA {
         step<decltype(n)::value>(row, vector, vector - strip.panel * Cell::unit_vectors, count);
       });
@@ -206,7 +206,7 @@ template <class Cell, class S> class ElementwiseForward {
         for (int g = 0; g < Cell::saved; g++) give<N>(row.gates + g * H_ + unit, a + g * N, count);
       }
     if constexpr (Cell::has_c)
-      if (row.cells) give<N>(row.cells + unit, state, count);
+      if (row.c_states) give<N>(row.c_states + unit, state, count);
   }
 
   template <int N> RAGLANE_INLINE void give(S* to, const V* v, int count) {

@@ -181,12 +181,12 @@ void check_pointers(const raglane_layer& l, bool backward) {
   }
   if (l.elements == 0) return;
   if (!backward) present("values", l.values);
-  if (!backward && cell.has_c && l.gates && !l.cells)
-    fail("cells: got none beside gates; the rule: backward needs both");
+  if (!backward && cell.has_c && l.gates && !l.c_states)
+    fail("c_states: got none beside gates; the rule: backward needs both");
   if (!backward) return;
   present("output", l.output);
   if (cell.saved) present("gates", l.gates);
-  if (cell.has_c) present("cells", l.cells);
+  if (cell.has_c) present("c_states", l.c_states);
   present("grad_gates", l.grad_gates);
   present("previous_h", l.previous_h);
   if (l.projection_size) present("grad_h", l.grad_h), present("unprojected", l.unprojected);
@@ -219,10 +219,10 @@ void check_pointers(const raglane_elementwise& l, bool backward) {
   }
   if (l.elements == 0) return;
   if (!backward || skips) present("values", l.values);
-  if (!backward && cell.has_c && l.gates && !l.cells)
-    fail("cells: got none beside gates; the rule: backward needs both");
+  if (!backward && cell.has_c && l.gates && !l.c_states)
+    fail("c_states: got none beside gates; the rule: backward needs both");
   if (!backward) return;
-  if (cell.has_c) present("cells", l.cells);
+  if (cell.has_c) present("c_states", l.c_states);
   else present("output", l.output);
   if (cell.saved) present("gates", l.gates);
   present("grad_gates", l.grad_gates);

@@ -122,18 +122,18 @@ typedef struct raglane_layer {
   void* gates;   /* real (K, N, gate_stride): LSTM i f g o, GRU r z n and W_hn h + b_hn, in an order that the kernels
                     and the instruction set choose; null where nothing is saved. Null in forward where no backward
                     follows. */
-  void* cells;   /* real (K, N, H), c after each element, else null. May be null where `gates` is. */
+  void* c_states;   /* real (K, N, H), c after each element, else null. May be null where `gates` is. */
 
   /* Backward alone. Null gradients are zeros. */
   const void* grad_output;  /* real (N, K * P) or null */
-  const void* grad_cells;   /* real (K, N, H) or null: cells with c alone */
+  const void* grad_c_states;   /* real (K, N, H) or null: cells with c alone */
   const void* grad_final_h; /* real (K, B, P) or null */
   const void* grad_final_c; /* real (K, B, H) or null */
   void* grad_gates;         /* out, real (K, N, gate_stride), of which the first S * H of a row are written: gradients
                                of the gates' arguments, gate after gate. With S = G + 1 (GRU: r, z, n, n) that of the
                                last gate is there twice: with respect to the input product, and to the hidden one.
                                May be `gates` itself. */
-  void* previous_h;         /* out, real (K, N, P): h before each element. May be `cells` itself if P is H. */
+  void* previous_h;         /* out, real (K, N, P): h before each element. May be `c_states` itself if P is H. */
   void* grad_h;             /* out, real (K, N, P): the whole gradient of h; with a projection alone, else null */
   void* unprojected;        /* out, real (K, N, H): o * tanh(c); with a projection alone, else null */
   void* grad_initial_h;     /* out, real (K, B, P); null where nobody wants it */
@@ -178,11 +178,11 @@ typedef struct raglane_elementwise {
   void* final_c; /* real (K, B, H); forward alone, cells with c, else null */
   void* gates;   /* real (K, N, S * H), what backward reads of them, gate after gate; null where nothing is
                     saved. Null in forward where no backward follows. */
-  void* cells;   /* real (N, K * H), c after each element; cells with c. May be null where `gates` is. */
+  void* c_states;   /* real (N, K * H), c after each element; cells with c. May be null where `gates` is. */
 
   /* Backward alone. Null gradients are zeros. */
   const void* grad_output;  /* real (N, K * H) or null */
-  const void* grad_cells;   /* real (N, K * H) or null; cells with c alone */
+  const void* grad_c_states;   /* real (N, K * H) or null; cells with c alone */
   const void* grad_final_h; /* real (K, B, H) or null */
   const void* grad_final_c; /* real (K, B, H) or null */
   void* grad_gates;         /* out, real (K, N, S * H): gradients of the input products. May be `gates` itself. */

@@ -86,10 +86,10 @@ template <class Cell, class S> class BackwardScan {
     A* da[most_lanes];           // gradients of the arguments that depend on h, as products read them
     A* projected[most_lanes];    // dh as products read it, where there is a projection
     const S* grad_output[most_lanes];
-    const S* grad_cells[most_lanes];
+    const S* grad_c_states[most_lanes];
     const S* output[most_lanes];
     const S* gates[most_lanes];
-    const S* cells[most_lanes];
+    const S* c_states[most_lanes];
     const S* h_before[most_lanes];
     const S* c_before[most_lanes];
     S* grad_gates[most_lanes];
@@ -189,9 +189,9 @@ template <class Cell, class S> class BackwardScan {
       step.output[lane] = output;
       step.h_before[lane] = is_first ? (const S*)l_.initial_h + sequence * P_ : output + back * K * P_;
       if constexpr (Cell::has_c) {
-        step.cells[lane] = (const S*)l_.cells + row * H_;
-        step.grad_cells[lane] = l_.grad_cells ? (const S*)l_.grad_cells + row * H_ : nullptr;
-        step.c_before[lane] = is_first ? (const S*)l_.initial_c + sequence * H_ : step.cells[lane] + back * H_;
+        step.c_states[lane] = (const S*)l_.c_states + row * H_;
+        step.grad_c_states[lane] = l_.grad_c_states ? (const S*)l_.grad_c_states + row * H_ : nullptr;
+        step.c_before[lane] = is_first ? (const S*)l_.initial_c + sequence * H_ : step.c_states[lane] + back * H_;
       }
       step.gates[lane] = (const S*)l_.gates + row * l_.gate_stride;
       step.grad_gates[lane] = (S*)l_.grad_gates + row * l_.gate_stride;
@@ -209,9 +209,9 @@ template <class Cell, class S> class BackwardScan {
     const S* gates = step.gates[lane];
     const S* output = step.output[lane];
     const S* h_before = step.h_before[lane];
-    const S* cells = step.cells[lane];
+    const S* c_states = step.c_states[lane];
     const S* c_before = step.c_before[lane];
-    const S* grad_cells = step.grad_cells[lane];
+    const S* grad_c_states = step.grad_c_states[lane];
     const S* grad_output = l_.projection_size ? nullptr : step.grad_output[lane];
     A *dm = step.dm[lane], *dc = step.dc[lane];
     X* da = (X*)step.da[lane];
@@ -225,9 +225,9 @@ template <class Cell, class S> class BackwardScan {
       V d_h = load(dm + unit, count);
       if (grad_output) d_h += load(grad_output + unit, count);
       if constexpr (Cell::has_c) {
-        c = load(cells + unit, count), c_last = load(c_before + unit, count);
+        c = load(c_states + unit, count), c_last = load(c_before + unit, count);
         d_c = load(dc + unit, count);
-        if (grad_cells) d_c += load(grad_cells + unit, count);
+        if (grad_c_states) d_c += load(grad_c_states + unit, count);
       }
       if constexpr (Cell::saved == 0) y = load(output + unit, count);
       if (!projects) h = load(h_before + unit, count);

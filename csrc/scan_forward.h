@@ -85,7 +85,7 @@ template <class Cell, class S> class ForwardScan {
     A *before, *after, *c;         // of the first lane: h before and after, c
     A *operand, *next_operand;     // `before` as products read it, and `after` as they will
     int64_t after_stride, next_stride;
-    S *output, *gates, *cells;     // of the first element; null where nobody wants them
+    S *output, *gates, *c_states;     // of the first element; null where nobody wants them
     const A* x[most_lanes];        // a lane's input, where input products are folded in
     const A* operands[most_lanes]; // a lane's row of `operand`
   };
@@ -205,7 +205,7 @@ template <class Cell, class S> class ForwardScan {
     step.after_stride = projects ? c_stride_ : h_stride_, step.next_stride = projects ? c_stride_ : operand_stride_;
     step.output = l_.output ? (S*)l_.output + d * P_ : nullptr;
     step.gates = Cell::saved && l_.gates ? (S*)l_.gates + d * l_.elements * l_.gate_stride : nullptr;
-    step.cells = Cell::has_c && l_.cells ? (S*)l_.cells + d * l_.elements * H_ : nullptr;
+    step.c_states = Cell::has_c && l_.c_states ? (S*)l_.c_states + d * l_.elements * H_ : nullptr;
     for (bool backwards = false; lanes.active > 0; backwards = !backwards) {
       step.before = before, step.after = projects ? unprojected : after;
       step.operand = operand, step.next_operand = projects ? projected : next_operand;
@@ -275,7 +275,7 @@ template <class Cell, class S> class ForwardScan {
         for (int s = 0; s < Cell::saved; s++)
           __builtin_prefetch(step.gates + element * l_.gate_stride + sums.chunk + s * sums.slot_size, 1);
     if constexpr (Cell::has_c)
-      if (step.cells) __builtin_prefetch(step.cells + element * H_ + sums.unit, 1);
+      if (step.c_states) __builtin_prefetch(step.c_states + element * H_ + sums.unit, 1);
     if constexpr (Cell::saved > 0)
       if (prepared_.wanted()) {
         const A* next = prepared_.at(step.d, element + (step.d == 0 ? 1 : -1));
@@ -305,7 +305,7 @@ template <class Cell, class S> class ForwardScan {
     A *after = step.after + unit, *c_after = step.c + unit;
     S* output = step.output && l_.projection_size == 0 ? step.output + unit : nullptr;
     S* gates = step.gates ? step.gates + sums.chunk + u * width : nullptr;
-    S* cells = step.cells ? step.cells + unit : nullptr;
+    S* c_states = step.c_states ? step.c_states + unit : nullptr;
     const bool streams = streams_;
     for (r = 0; r < size; r++) {
       int lane = first + r;
@@ -325,7 +325,7 @@ template <class Cell, class S> class ForwardScan {
           }
         }
       if constexpr (Cell::has_c)
-        if (cells) store(cells + element * H, c[r], count);
+        if (c_states) store(c_states + element * H, c[r], count);
     }
   }
 

@@ -97,13 +97,13 @@ Case<raglane_layer> draw(std::mt19937& random) {
     if (l.projection_size) l.weights[d].projection = in(c, P * H, random);
   }
   l.grad_output = below(random, 3) ? in(c, N * K * P, random) : nullptr;
-  l.grad_cells = has_c && below(random, 2) ? in(c, K * N * H, random) : nullptr;
+  l.grad_c_states = has_c && below(random, 2) ? in(c, K * N * H, random) : nullptr;
   l.grad_final_h = below(random, 3) ? in(c, K * l.sequences * P, random) : nullptr;
   l.grad_final_c = has_c && below(random, 3) ? in(c, K * l.sequences * H, random) : nullptr;
   l.output = out(c, N * K * P), l.final_h = out(c, K * l.sequences * P);
   l.final_c = has_c ? out(c, K * l.sequences * H) : nullptr;
   l.gate_stride = c.cell.slots * ((H + 15) / 16 * 16) + below(random, 3);
-  l.gates = out(c, K * N * (saved ? l.gate_stride : 0)), l.cells = has_c ? out(c, K * N * H) : nullptr;
+  l.gates = out(c, K * N * (saved ? l.gate_stride : 0)), l.c_states = has_c ? out(c, K * N * H) : nullptr;
   l.grad_gates = out(c, K * N * l.gate_stride), l.previous_h = out(c, K * N * P);
   l.grad_h = l.projection_size ? out(c, K * N * P) : nullptr;
   l.unprojected = l.projection_size ? out(c, K * N * H) : nullptr;
@@ -142,12 +142,12 @@ Case<raglane_elementwise> draw_elementwise(std::mt19937& random) {
     if (projects) l.weights[d].skip = in(c, H * D, random);
   }
   l.grad_output = below(random, 3) ? in(c, N * K * H, random) : nullptr;
-  l.grad_cells = has_c && below(random, 2) ? in(c, N * K * H, random) : nullptr;
+  l.grad_c_states = has_c && below(random, 2) ? in(c, N * K * H, random) : nullptr;
   l.grad_final_h = below(random, 3) ? in(c, states, random) : nullptr;
   l.grad_final_c = has_c && below(random, 3) ? in(c, states, random) : nullptr;
   l.output = out(c, N * K * H), l.final_h = out(c, states), l.final_c = has_c ? out(c, states) : nullptr;
   l.gates = c.cell.saved ? out(c, K * N * (c.cell.saved + projects) * H) : nullptr;
-  l.cells = has_c ? out(c, N * K * H) : nullptr;
+  l.c_states = has_c ? out(c, N * K * H) : nullptr;
   l.grad_gates = l.gates && below(random, 2) ? l.gates : out(c, K * N * slots * H);
   l.grad_skip = skips ? out(c, K * N * H) : nullptr;
   l.grad_initial_h = out(c, states), l.grad_initial_c = has_c ? out(c, states) : nullptr;

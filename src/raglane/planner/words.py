@@ -17,7 +17,7 @@ from raglane.planner.rows import Row
 if TYPE_CHECKING:
     from raglane.planner.advice import Plan
 
-__all__ = ["COLUMNS", "bytes_in_words", "cells", "describe", "seconds_in_words", "shown", "table", "tail", "why"]
+__all__ = ["COLUMNS", "bytes_in_words", "describe", "fields", "seconds_in_words", "shown", "table", "tail", "why"]
 
 COLUMNS = ("backend", "schedule", "batches", "dtype", "threads", "elements", "waste", "train", "infer", "p90", "memory")
 """The columns of the table of a plan."""
@@ -64,7 +64,7 @@ def describe(layer: RecurrentLayer) -> str:
     return " ".join(repr(layer).split())
 
 
-def cells(row: Row) -> tuple[str, ...]:
+def fields(row: Row) -> tuple[str, ...]:
     """A row as the words of ``COLUMNS``."""
     batches = f"{row.limit}, {'grouped' if row.grouped else 'random'}"
     waste = f"{row.waste / row.elements:.0%}" if row.elements else "0%"
@@ -96,7 +96,7 @@ def shown(plan: Plan) -> list[Row]:
 
 def table(plan: Plan) -> str:
     """A plan for a terminal: the layer, the rows that matter, the recommendation, and what else there is to say."""
-    rows = [("", *COLUMNS), *((">" if row is plan.best else "", *cells(row)) for row in shown(plan))]
+    rows = [("", *COLUMNS), *((">" if row is plan.best else "", *fields(row)) for row in shown(plan))]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     left = (0, 1, 2, 3, 4)
     lines = [
