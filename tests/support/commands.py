@@ -21,7 +21,7 @@ def undrawn_pictures() -> Iterator[None]:
     To paint takes four fifths of a small training, and pictures have tests of their own.
     """
 
-    def numbers_of(figure: Any) -> bytes:
+    def numbers_of(figure: Any, dpi: int) -> bytes:
         drawn = [
             (line.get_label(), [list(map(float, data)) for data in line.get_data()])
             for axes in figure.axes
@@ -31,7 +31,7 @@ def undrawn_pictures() -> Iterator[None]:
         return b"\x89PNG" + repr((drawn, texts)).encode()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("raglane.report.figures._png", numbers_of)
+        patch.setattr("raglane.report.figures.png", numbers_of)
         yield
 
 
