@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from faults import batches, commands, kernels, layers, native, pictures
+from faults import batches, commands, kernels, layers, native, pictures, planning
 from faults.fault import Copy, Fault, NoPlaceError
 
 __all__ = ["FAULTS", "main", "play"]
@@ -27,6 +27,7 @@ FAULTS: dict[str, Fault] = {
     **commands.FAULTS,
     **native.FAULTS,
     **pictures.FAULTS,
+    **planning.FAULTS,
 }
 # Exit codes of pytest.
 _PASSED, _FAILED = 0, 1

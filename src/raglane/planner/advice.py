@@ -146,9 +146,8 @@ def plan(
     most = None if memory is None else check_whole("memory", memory, 1, "pass a number of bytes")
     ways = ways_of(twin, list(dict.fromkeys((own, *_dtypes(dtypes)))), _threads(threads))
     ways = _of_backends(ways, backends)
-    busy = is_busy(load())
     with torch.random.fork_rng():
-        calibration = _calibration(twin, ways, fresh, busy, progress or _tell)
+        calibration, busy = _calibration(twin, ways, fresh, progress or _tell)
     weights = sum(weight.numel() * weight.element_size() for weight in twin.parameters())
     limit = available_memory() if most is None else most
     rows = _rows(known, sizes, ways, calibration, ranks, weights)
@@ -212,17 +211,18 @@ def _of_backends(ways: list[Way], wanted: Sequence[str] | None) -> list[Way]:
 
 
 def _calibration(
-    layer: RecurrentLayer, ways: Sequence[Way], fresh: bool, busy: bool, say: Callable[[float], object]
-) -> Calibration:
-    """The kept calibration, or a new one, which is kept where nothing disturbed it."""
+    layer: RecurrentLayer, ways: Sequence[Way], fresh: bool, say: Callable[[float], object]
+) -> tuple[Calibration, bool]:
+    """The kept calibration, or a new one, and whether something disturbed that: then it is not kept."""
     key = store.key_of(layer, ways)
     kept = None if fresh else store.load(key, ways)
     if kept is not None:
-        return kept
+        return kept, False
+    busy = is_busy(load())
     found = calibrate(layer, ways, say)
     if not busy:
         store.save(key, found)
-    return found
+    return found, busy
 
 
 def _rows(

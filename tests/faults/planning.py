@@ -1,0 +1,82 @@
+"""Faults in the planner: what it measures, predicts and recommends."""
+
+from __future__ import annotations
+
+from faults.fault import Fault
+
+__all__ = ["FAULTS"]
+
+FAULTS: dict[str, Fault] = {
+    "an-epoch-is-its-sample": Fault(
+        "src/raglane/planner/rows.py",
+        "whole = factor / max(epoch.share, 1e-12)",
+        "whole = factor",
+        "planner/test_advice.py::test_a_sample_stands_for_all",
+    ),
+    "a-long-list-is-its-part": Fault(
+        "src/raglane/planner/rows.py",
+        "elements=round(computed * factor)",
+        "elements=computed",
+        "planner/test_advice.py::test_a_sample_stands_for_all",
+    ),
+    "the-first-time-counts": Fault(
+        "src/raglane/planner/calibration.py",
+        "self.seconds[place] = min(self.seconds[place], seconds)",
+        "pass",
+        "planner/test_calibration.py::test_the_shortest_of_two_times_counts",
+    ),
+    "grouped-batches-without-pools": Fault(
+        "src/raglane/planner/batches.py",
+        "BucketBatchSampler(torch.from_numpy(lengths), limit.sequences, seed=seed)",
+        "BucketBatchSampler(torch.from_numpy(lengths), limit.sequences, seed=seed, bucket_batches=1)",
+        "planner/test_batches.py::test_grouped_batches_are_those_of_the_sampler",
+    ),
+    "a-batch-of-elements-one-too-long": Fault(
+        "src/raglane/planner/batches.py",
+        'np.searchsorted(ends, before + most, side="right")',
+        'np.searchsorted(ends, before + most, side="right") + 1',
+        "planner/test_batches.py::test_batches_of_elements_are_as_full_as_can_be",
+    ),
+    "the-longest-left-to-chance": Fault(
+        "src/raglane/planner/batches.py",
+        "chosen[0], chosen[1] = longest.argmax(), real.argmax()",
+        "chosen[0] = real.argmin()",
+        "planner/test_batches.py::test_the_longest_is_in_a_sample",
+    ),
+    "grouped-rather-than-random": Fault(
+        "src/raglane/planner/advice.py",
+        "key=lambda row: (row.grouped, row.threads",
+        "key=lambda row: (not row.grouped, row.threads",
+        "planner/test_advice.py::test_what_is_as_fast_gives_way_to_what_is_simpler",
+    ),
+    "ranks-do-not-wait": Fault(
+        "src/raglane/planner/rows.py",
+        "drawn.max(1).mean() / drawn.mean()",
+        "drawn.mean(1).mean() / drawn.mean()",
+        "planner/test_advice.py::test_ranks_wait_for_the_slowest",
+    ),
+    "what-was-disturbed-is-kept": Fault(
+        "src/raglane/planner/advice.py",
+        "    if not busy:\n        store.save",
+        "    if True:\n        store.save",
+        "planner/test_advice.py::test_a_busy_machine_is_said_and_not_kept",
+    ),
+    "a-kept-plan-of-another-layer": Fault(
+        "src/raglane/planner/store.py",
+        'f"{type(layer).__qualname__}: {layer!r}",',
+        "type(layer).__qualname__,",
+        "planner/test_store.py::test_a_key_tells_layers_apart",
+    ),
+    "packs-of-equal-lengths-are-like-others": Fault(
+        "src/raglane/planner/model.py",
+        "if profile.is_even else",
+        "if False else",
+        "planner/test_model.py::test_packs_have_other_coefficients_where_lengths_differ",
+    ),
+    "planning-draws-numbers": Fault(
+        "src/raglane/planner/advice.py",
+        "    with torch.random.fork_rng():\n        others",
+        "    if True:\n        others",
+        "planner/test_advice.py::test_a_plan_takes_no_random_numbers",
+    ),
+}
