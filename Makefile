@@ -38,7 +38,7 @@ $(READY): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*.h csrc
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-		--editable '.[data,cli,train,demo,dev]'
+		--editable '.[data,cli,train,demo,plot,dev]'
 	@touch $(READY)
 
 demo: $(READY)

@@ -22,6 +22,7 @@ def test_package() -> None:
         "nn",
         "packing",
         "plan",
+        "plot",
         "restore",
         "using",
     ]
@@ -56,6 +57,12 @@ def test_packing() -> None:
         "unpack_sequence",
         "unpad_sequence",
     ]
+
+
+def test_pictures() -> None:
+    assert set(rl.plot.__all__) == set(
+        """Picture attention gates histogram lanes norms packed padded roofline schedules theme times waste""".split()
+    )
 
 
 def test_ragged() -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import raglane.forks  # noqa: F401 (watches for forks from here on)
 
 if TYPE_CHECKING:
-    from raglane import data, errors, nn, packing
+    from raglane import data, errors, nn, packing, plot
     from raglane.costs import Cost, cost
     from raglane.data.collate import collate
     from raglane.kernels.dispatch import using
@@ -48,6 +48,7 @@ __all__ = [
     "nn",
     "packing",
     "plan",
+    "plot",
     "restore",
     "using",
 ]
@@ -66,7 +67,7 @@ _HOMES = {
     "restore": "nn.recurrent.accelerate",
     "using": "kernels.dispatch",
 }
-_ROOMS = ("data", "errors", "nn", "packing")
+_ROOMS = ("data", "errors", "nn", "packing", "plot")
 
 
 def __getattr__(name: str) -> Any:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from raglane import interop
 from raglane.ragged import Ragged
 from raglane.schedules import SCHEDULES, Count
 
-__all__ = ["Cost", "cost"]
+__all__ = ["Cost", "cost", "lengths_of"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -72,9 +74,30 @@ def cost(lengths: Any, *, lanes: int | None = None) -> dict[str, Cost]:
         >>> costs["padded"]
         Cost(padded: 8 steps, 64 elements of which 19 waste, 64 multiplications, 56 additions)
     """
-    known = lengths.host_lengths if isinstance(lengths, Ragged) else getattr(lengths, "lengths", lengths)
-    host = interop.read_lengths(known)
+    host = lengths_of(lengths)
     return {name: _cost(name, schedule.count(host, lanes)) for name, schedule in SCHEDULES.items()}
+
+
+def lengths_of(given: Any) -> Tensor:
+    """The lengths of whatever has some, on the host.
+
+    Args:
+        given: as for :func:`cost`.
+
+    Returns:
+        ``(B,)`` int64 on the CPU.
+
+    Raises:
+        ArgumentTypeError: not integers.
+        ShapeError: not exactly one dimension.
+        ArgumentError: a length below 0.
+
+    Example:
+        >>> lengths_of(Ragged([[1, 2], [3]]))
+        tensor([2, 1])
+    """
+    known = given.host_lengths if isinstance(given, Ragged) else getattr(given, "lengths", given)
+    return interop.read_lengths(known)
 
 
 def _cost(schedule: str, count: Count) -> Cost:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from typing import Any
 
 from raglane.bench.cases import SUITES
 from raglane.bench.results import OURS, CaseResult
-from raglane.errors import require
+from raglane.drawing import BLUE, LIGHT, ORANGE, PURPLE, VERMILION, frame, new_figure, png, title_of
 
 __all__ = ["ratios_png"]
 
-# Colours by Okabe and Ito, which stay apart for every kind of colour blindness.
-_FASTER, _SLOWER, _INK, _GRID = "#0072B2", "#D55E00", "#333333", "#DDDDDD"
-_ENGINES = {"onnxruntime": ("#E69F00", "D"), "openvino": ("#CC79A7", "s"), "jax": ("#FFFFFF", "^")}
+_FASTER, _SLOWER = BLUE, VERMILION
+_ENGINES = {"onnxruntime": (ORANGE, "D"), "openvino": (PURPLE, "s"), "jax": (LIGHT.paper, "^")}
 # Inches, but for the last.
 _ROW, _PANEL, _MARGIN, _TALLEST, _DPI = 0.24, 5.6, 1.1, 120.0, 110
 _TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -33,17 +31,12 @@ def ratios_png(results: Sequence[CaseResult], title: str) -> bytes:
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    require("matplotlib", "bench")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     lines = _lines(results)
     columns = max(len(line) for line in lines)
     heights = [_MARGIN + _ROW * max(len(part) for _, part in line) for line in lines]
     height = min(sum(heights) + 1.0, _TALLEST)
-    figure = Figure(figsize=(_PANEL * columns + 1.6, height), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
-    figure.suptitle(title, fontsize=12, color=_INK)
+    figure = new_figure(_PANEL * columns + 1.6, height, "bench")
+    title_of(figure, title)
     grid = figure.add_gridspec(len(lines), columns, height_ratios=heights)
     known = [ratio for result in results for name in (OURS, *_ENGINES) if (ratio := _ratio(result, name)) is not None]
     # One axis for all, so that panels can be compared.
@@ -57,9 +50,7 @@ def ratios_png(results: Sequence[CaseResult], title: str) -> bytes:
             handles |= {engine: handle for engine, handle in found.items() if handle is not None}
     if handles:
         figure.legend(handles=list(handles.values()), frameon=False, fontsize=9, loc="outside lower center", ncols=3)
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=_DPI)
-    return content.getvalue()
+    return png(figure, _DPI)
 
 
 def _lines(results: Sequence[CaseResult]) -> list[list[tuple[str, list[CaseResult]]]]:
@@ -82,28 +73,25 @@ def _draw(axes: Any, name: str, results: Sequence[CaseResult], limits: tuple[flo
     """One panel: the first case on top, a bar from 1 to the ratio of ours."""
     axes.set_xscale("log")
     axes.set_xlim(*limits)
-    axes.axvline(1, color=_INK, linewidth=1)
+    axes.axvline(1, color=LIGHT.ink, linewidth=1)
     for place, result in enumerate(results):
         ratio = _ratio(result, OURS)
         if ratio is None:
             axes.text(1, place, " no ratio", va="center", fontsize=7, color=_SLOWER)
             continue
         axes.barh(place, ratio - 1, left=1, height=0.7, color=_FASTER if ratio >= 1 else _SLOWER, zorder=2)
-        axes.text(limits[1], place, f"{ratio:.2f}", va="center", ha="right", fontsize=8, color=_INK, zorder=4)
+        axes.text(limits[1], place, f"{ratio:.2f}", va="center", ha="right", fontsize=8, color=LIGHT.ink, zorder=4)
     axes.set_yticks(range(len(results)), [result.case.name for result in results], fontsize=8, parse_math=False)
     axes.set_ylim(len(results) - 0.4, -0.6)
-    axes.set_title(name, fontsize=10, color=_INK)
+    axes.set_title(name, fontsize=10, color=LIGHT.ink)
     is_memory = SUITES[results[0].case.suite].measures_memory
     what = "memory of the leanest" if is_memory else "time of the fastest"
     axes.set_xlabel(f"{what} torch variant, over ours" + ("" if is_memory else " or the engine's"), fontsize=8)
     ticks = [tick for tick in _TICKS if limits[0] <= tick <= limits[1]]
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks], fontsize=8)
     axes.minorticks_off()
-    axes.grid(axis="x", color=_GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
+    frame(axes, hidden=("top", "right", "left"), grid="x")
     axes.tick_params(length=0)
-    for edge in ("top", "right", "left"):
-        axes.spines[edge].set_visible(False)
 
 
 def _points(axes: Any, engine: str, results: Sequence[CaseResult]) -> Any:
@@ -114,7 +102,7 @@ def _points(axes: Any, engine: str, results: Sequence[CaseResult]) -> Any:
     color, marker = _ENGINES[engine]
     across, down = zip(*points, strict=True)
     return axes.scatter(
-        across, down, s=22, color=color, marker=marker, edgecolor=_INK, linewidth=0.7, label=engine, zorder=5
+        across, down, s=22, color=color, marker=marker, edgecolor=LIGHT.ink, linewidth=0.7, label=engine, zorder=5
     )
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from raglane.drawing import LIGHT, PALETTE
+
 __all__ = ["describe", "picture"]
 
 _SHOWN = 10  # lengths written out before an ellipsis
 _ROWS = 24  # rows drawn before the rest is only counted
 _WIDTH, _ROW = 240, 8  # pixels
-
-# Okabe and Ito's colours, which people with any colour vision tell apart.
-_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 
 
 def describe(shape: str, dtype: str, device: str, lengths: list[int] | None, fill: float | None) -> str:
@@ -52,9 +51,9 @@ def picture(title: str, lengths: list[int]) -> str:
     for row, length in enumerate(rows):
         top = row * (_ROW + 2)
         width = length / longest * _WIDTH
-        colour = _COLOURS[row % len(_COLOURS)]
+        colour = PALETTE[row % len(PALETTE)]
         bars.append(
-            f'<rect x="0" y="{top}" width="{_WIDTH}" height="{_ROW}" fill="#e4e4e4"/>'
+            f'<rect x="0" y="{top}" width="{_WIDTH}" height="{_ROW}" fill="{LIGHT.padding}"/>'
             f'<rect x="0" y="{top}" width="{width:.1f}" height="{_ROW}" fill="{colour}"/>'
             f'<text x="{_WIDTH + 6}" y="{top + _ROW}" font-size="9" fill="currentColor">{length}</text>'
         )

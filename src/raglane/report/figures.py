@@ -1,27 +1,19 @@
-"""Pictures of a training run and of its mistakes, as PNG.
-
-matplotlib's figures are used as objects: nothing here touches pyplot's global state, a display, or the settings of
-the program around it.
-"""
+"""Pictures of a training run and of its mistakes, as PNG."""
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from raglane.errors import printable, require, shorten
+from raglane.drawing import BLUE, LIGHT, VERMILION, frame, new_figure, png, title_of
+from raglane.errors import printable, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 __all__ = ["confusion_png", "curves_png"]
 
-# Two of the colours by Okabe and Ito, which stay apart for every kind of colour blindness and in print.
-_TRAINING, _VALIDATION, _BASELINE = "#0072B2", "#D55E00", "#666666"
-_INK, _GRID = "#333333", "#DDDDDD"
 _DPI = 150
 
 
@@ -46,23 +38,24 @@ def curves_png(history: Sequence[dict[str, float]], metric: str, title: str, bes
         >>> curves_png([row], "accuracy", "a run")[1:4]
         b'PNG'
     """
-    figure = _figure(9.0, 3.6, title)
+    figure = new_figure(9.0, 3.6, "train")
+    title_of(figure, title)
     from matplotlib.ticker import MaxNLocator
 
     epochs = [row["epoch"] for row in history]
     for place, name in enumerate(("loss", metric)):
         axes = figure.add_subplot(1, 2, place + 1)
-        _prepare(axes)
-        for part, color in (("train", _TRAINING), ("validation", _VALIDATION)):
+        frame(axes)
+        for part, color in (("train", BLUE), ("validation", VERMILION)):
             if f"{part}_{name}" in history[0]:
                 values = [row[f"{part}_{name}"] for row in history]
                 label = "training" if part == "train" else part
                 axes.plot(epochs, values, color=color, label=label, linewidth=1.8, marker="o", markersize=3)
         baseline = next((key for key in history[0] if key.endswith(f"_{name}") and _is_baseline(key)), None)
         if baseline is not None:
-            axes.axhline(history[-1][baseline], color=_BASELINE, linestyle="--", label=baseline.split("_")[0])
+            axes.axhline(history[-1][baseline], color=LIGHT.faint, linestyle="--", label=baseline.split("_")[0])
         if best_epoch:
-            axes.axvline(best_epoch, color=_INK, linestyle=":", linewidth=1, label=f"best (epoch {best_epoch})")
+            axes.axvline(best_epoch, color=LIGHT.ink, linestyle=":", linewidth=1, label=f"best (epoch {best_epoch})")
         axes.set_xlabel("epoch")
         axes.set_title(name, fontsize=11)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -71,7 +64,7 @@ def curves_png(history: Sequence[dict[str, float]], metric: str, title: str, bes
             axes.set_ylim(None, 1.02)
         else:
             axes.set_ylim(0, None)
-    return _png(figure)
+    return png(figure, _DPI)
 
 
 def confusion_png(matrix: Sequence[Sequence[int]], labels: Sequence[str], title: str) -> bytes:
@@ -94,7 +87,8 @@ def confusion_png(matrix: Sequence[Sequence[int]], labels: Sequence[str], title:
     """
     classes = len(labels)
     side = min(max(4.2, 0.42 * classes + 1.8), 24.0)
-    figure = _figure(side + 0.9, side, title)
+    figure = new_figure(side + 0.9, side, "train")
+    title_of(figure, title)
     axes = figure.add_subplot(1, 1, 1)
     shares = [[count / max(sum(row), 1) for count in row] for row in matrix]
     image = axes.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0)
@@ -103,7 +97,7 @@ def confusion_png(matrix: Sequence[Sequence[int]], labels: Sequence[str], title:
     size = max(5.0, min(10.0, 260.0 / max(classes, 1)))
     axes.set_xticks(range(classes), names, rotation=90 if longest > 3 else 0, fontsize=size, parse_math=False)
     axes.set_yticks(range(classes), names, fontsize=size, parse_math=False)
-    axes.tick_params(length=0, colors=_INK)
+    axes.tick_params(length=0, colors=LIGHT.ink)
     axes.set_xlabel("predicted")
     axes.set_ylabel("true")
     for edge in axes.spines.values():
@@ -118,7 +112,7 @@ def confusion_png(matrix: Sequence[Sequence[int]], labels: Sequence[str], title:
     bar = figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03)
     bar.set_label("share of the true class", labelpad=8)
     bar.outline.set_visible(False)
-    return _png(figure)
+    return png(figure, _DPI)
 
 
 def _write_counts(axes: Axes, matrix: Sequence[Sequence[int]], shares: Sequence[Sequence[float]], size: float) -> None:
@@ -128,36 +122,9 @@ def _write_counts(axes: Axes, matrix: Sequence[Sequence[int]], shares: Sequence[
     for row, counts in enumerate(matrix):
         for column, count in enumerate(counts):
             if count:
-                color = "white" if shares[row][column] > 0.5 else _INK
+                color = "white" if shares[row][column] > 0.5 else LIGHT.ink
                 axes.text(column, row, str(count), ha="center", va="center", color=color, fontsize=size)
 
 
 def _is_baseline(key: str) -> bool:
     return not key.startswith(("train_", "validation_"))
-
-
-def _figure(width: float, height: float, title: str) -> Figure:
-    """An empty figure of this many inches, drawn by Agg whatever the program around uses."""
-    require("matplotlib", "train")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
-    # A dollar sign in a name is one, and no formula.
-    lines = "\n".join(map(printable, title.splitlines()))
-    figure.suptitle(lines, fontsize=12, color=_INK, parse_math=False)
-    return figure
-
-
-def _prepare(axes: Axes) -> None:
-    axes.grid(color=_GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    for edge in ("top", "right"):
-        axes.spines[edge].set_visible(False)
-
-
-def _png(figure: Any) -> bytes:
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=_DPI)
-    return content.getvalue()

@@ -1,0 +1,145 @@
+"""What all pictures share: colours, and figures of matplotlib that disturb nothing.
+
+Figures are used as objects: nothing touches pyplot's global state, a display, or the settings of the program around it.
+matplotlib is imported where a figure is made, not before.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from raglane.errors import printable, require
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "BLUE",
+    "DARK",
+    "GREEN",
+    "LIGHT",
+    "ORANGE",
+    "PALETTE",
+    "PURPLE",
+    "SKY",
+    "VERMILION",
+    "YELLOW",
+    "Look",
+    "frame",
+    "new_figure",
+    "png",
+    "title_of",
+]
+
+# The colours by Okabe and Ito, which people with any colour vision tell apart; their black is ink here.
+BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
+SKY, VERMILION, YELLOW = "#56B4E9", "#D55E00", "#F0E442"
+PALETTE = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, YELLOW)
+
+
+@dataclass(frozen=True)
+class Look:
+    """The colours of everything that is not data.
+
+    Attributes:
+        paper: the background.
+        ink: text and axes.
+        faint: what is less important: hatching, baselines.
+        grid: lines behind the data.
+        padding: the area of what does not exist.
+    """
+
+    paper: str
+    ink: str
+    faint: str
+    grid: str
+    padding: str
+
+
+LIGHT = Look(paper="#FFFFFF", ink="#333333", faint="#666666", grid="#DDDDDD", padding="#E4E4E4")
+DARK = Look(paper="#15181D", ink="#E0E0E0", faint="#A8A8A8", grid="#3A3F46", padding="#31363D")
+
+
+def new_figure(
+    width: float, height: float, extra: str, look: Look = LIGHT, layout: Literal["constrained"] | None = "constrained"
+) -> Figure:
+    """An empty figure, drawn by Agg whatever the program around uses.
+
+    Args:
+        width: in inches.
+        height: in inches.
+        extra: the extra of the distribution that brings matplotlib.
+        look: its colours.
+        layout: what places the axes; None where the caller does.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+
+    Example:
+        >>> new_figure(4, 3, "plot").axes
+        []
+    """
+    for module in ("matplotlib", "matplotlib.figure"):
+        require(module, extra)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout=layout, facecolor=look.paper)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def title_of(figure: Figure, text: str, look: Look = LIGHT) -> None:
+    """Write a title above all axes; a dollar sign in it is one, and no formula.
+
+    Example:
+        >>> title_of(new_figure(4, 3, "plot"), "a run")
+    """
+    lines = "\n".join(map(printable, text.splitlines()))
+    figure.suptitle(lines, fontsize=12, color=look.ink, parse_math=False)
+
+
+def frame(
+    axes: Axes,
+    look: Look = LIGHT,
+    hidden: tuple[str, ...] = ("top", "right"),
+    grid: Literal["x", "y", "both", ""] = "both",
+) -> None:
+    """Give axes their colours, a grid behind the data, and fewer edges.
+
+    Args:
+        axes: to prepare.
+        look: their colours.
+        hidden: the edges that are not drawn.
+        grid: where there are lines: ``"x"``, ``"y"``, ``"both"``, or ``""`` for none.
+
+    Example:
+        >>> frame(new_figure(4, 3, "plot").add_subplot(), grid="x")
+    """
+    axes.set_facecolor(look.paper)
+    if grid:
+        axes.grid(axis=grid, color=look.grid, linewidth=0.8)
+    else:
+        axes.grid(visible=False)
+    axes.set_axisbelow(True)
+    for name, edge in axes.spines.items():
+        edge.set_visible(name not in hidden)
+        edge.set_color(look.ink)
+    axes.tick_params(which="both", colors=look.ink)
+    for label in (axes.xaxis.label, axes.yaxis.label, axes.title):
+        label.set_color(look.ink)
+
+
+def png(figure: Figure, dpi: int) -> bytes:
+    """The bytes of a PNG file.
+
+    Example:
+        >>> png(new_figure(1, 1, "plot"), 50)[1:4]
+        b'PNG'
+    """
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=dpi)
+    return content.getvalue()

@@ -1,0 +1,272 @@
+"""What a network does with a sequence, aligned with its elements: attention, gates, and norms of states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from raglane.checks import check_kind
+from raglane.drawing import VERMILION
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, printable, quote, require
+from raglane.plot.cells import LINE, fitting, ink_on, pitch
+from raglane.plot.picture import SMALL, TEXT, TITLE, Box, Picture, counted, label, look, place, width_of
+from raglane.plot.rows import ABOVE, BELOW, grid_size, mark_rows, mark_steps, room_for_names
+from raglane.plot.sample import Sample
+from raglane.ragged import Ragged
+from raglane.segments.plain import offsets_from_lengths
+
+__all__ = ["attention", "gates", "norms"]
+
+# From dark to light in even steps, in print too, and for any colour vision.
+_COLORS = "viridis"
+_ROUNDING = 1e-3  # by which a share in few bits may exceed 1
+_MOST_TEXTS, _MOST_SHAPES = 600, 10_000
+
+
+def attention(weights: Ragged, *, labels: Any = None, axes: Any = None) -> Picture:
+    """The weight of each element in an attention: a row per sequence, a column per step, and a part for each head.
+
+    Args:
+        weights: ``(N,)`` or ``(N, heads)``, from 0 to 1: what ``rl.nn.AttentionPooling.weights`` gives.
+        labels: what stands in the elements: a list for each sequence, or a Ragged of one number per element. None
+            writes the weights.
+        axes: one per head; None makes a figure.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        ArgumentTypeError: not a Ragged of floats; labels or axes of another kind.
+        ShapeError: more than one dimension of features, not one label for each element, or not as many axes as heads.
+        ArgumentError: a weight outside 0 to 1, or more elements than a picture can hold.
+
+    Example:
+        >>> import raglane as rl
+        >>> weights = rl.Ragged([torch.tensor([0.2, 0.8]), torch.tensor([1.0])])
+        >>> picture = rl.plot.attention(weights, labels=[["good", "movie"], ["bad"]])
+        >>> [text.get_text() for text in picture.axes[0].texts]
+        ['good', 'movie', 'bad']
+    """
+    read = _read("weights", weights, (0, 1))
+    names = [f"attention, head {head}" for head in range(read.features[0])] if weights.features else ["attention"]
+    parts = {name: read.with_values(values) for name, values in zip(names, read.values.unbind(1), strict=True)}
+    return _draw(parts, _largest(parts), labels, axes, gamma=0.5)
+
+
+def gates(activity: Ragged | Mapping[str, Ragged], *, labels: Any = None, axes: Any = None) -> Picture:
+    """How far the gates of a cell are open, from 0 to 1: the mean over the units, for each element.
+
+    Args:
+        activity: for each gate by its name ``(N, units)`` or ``(N,)``, from 0 to 1; or one such Ragged.
+        labels: as for :func:`attention`; None writes the means.
+        axes: one per gate; None makes a figure.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        ArgumentTypeError: not Ragged of floats; labels or axes of another kind.
+        ShapeError: more than one dimension of features, none of size 0, batches of different lengths, not one label for
+            each element, or not as many axes as gates.
+        ArgumentError: no gates, an activity outside 0 to 1, or more elements than a picture can hold.
+
+    Example:
+        >>> import raglane as rl
+        >>> forget = rl.Ragged([torch.tensor([[0.0, 1.0], [0.5, 1.0]])])
+        >>> [text.get_text() for text in rl.plot.gates({"forget": forget}).axes[0].texts]
+        ['0.5', '0.75']
+    """
+    parts = _named("activity", activity, "gate", (0, 1))
+    means = {name: one.map(lambda values: values.mean(1)) for name, one in parts.items()}
+    return _draw(means, 1.0, labels, axes)
+
+
+def norms(states: Ragged | Mapping[str, Ragged], *, labels: Any = None, axes: Any = None) -> Picture:
+    """The Euclidean norm of a state at each element.
+
+    An element whose norm is not finite is red, and the picture counts them.
+
+    Args:
+        states: for each state by its name ``(N, units)``; or one such Ragged. A layer gives them with
+            ``return_states=True``.
+        labels: as for :func:`attention`; None writes the norms.
+        axes: one per state; None makes a figure.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        ArgumentTypeError: not Ragged of floats; labels or axes of another kind.
+        ShapeError: more than one dimension of features, batches of different lengths, not one label for each element,
+            or not as many axes as states.
+        ArgumentError: no states, or more elements than a picture can hold.
+
+    Example:
+        >>> import raglane as rl
+        >>> states = rl.Ragged([torch.tensor([[3.0, 4.0], [0.0, 1.0]])])
+        >>> [text.get_text() for text in rl.plot.norms({"h": states}).axes[0].texts]
+        ['5', '1']
+    """
+    parts = _named("states", states, "norm of", None)
+    found = {name: one.map(lambda values: values.norm(dim=1)) for name, one in parts.items()}
+    return _draw(found, _largest(found), labels, axes)
+
+
+def _largest(parts: Mapping[str, Ragged]) -> float:
+    """The largest number that is finite, or 1 where there is none above 0."""
+    finite = [part.values[torch.isfinite(part.values)] for part in parts.values()]
+    return max((float(values.max()) for values in finite if values.numel()), default=0.0) or 1.0
+
+
+def _named(name: str, given: Any, what: str, bounds: tuple[int, int] | None) -> dict[str, Ragged]:
+    """Batches by the titles of their parts, checked."""
+    if isinstance(given, Ragged):
+        return {f"{what} {name}" if what.endswith("of") else name: _read(name, given, bounds)}
+    fix = "pass a Ragged, or a dict of them"
+    check_kind(name, given, Mapping, "a Ragged, or a mapping from names to Ragged", fix)
+    if not given:
+        raise ArgumentError(message(name, "none", "at least one Ragged", fix))
+    for key in given:
+        check_kind(f"a name in {name}", key, str, "a text", fix)
+    return {f"{what} {printable(key)}": _read(f"{name}[{key!r}]", one, bounds) for key, one in given.items()}
+
+
+def _read(name: str, given: Any, bounds: tuple[int, int] | None) -> Ragged:
+    """A batch as ``(N, units)`` float64 on the CPU, refused where it cannot be one number per element."""
+    check_kind(name, given, Ragged, "a Ragged, whose values belong to elements", "wrap it with rl.Ragged(sequences)")
+    if not given.values.is_floating_point():
+        raise ArgumentTypeError(message(name, str(given.dtype), "floats", "convert the batch with .to(torch.float32)"))
+    if len(given.features) > 1 or 0 in given.features:
+        rule = "one number per element, or one dimension of them"
+        raise ShapeError(
+            message(name, f"elements of shape {tuple(given.features)}", rule, "choose or flatten features")
+        )
+    values = given.values.detach().to("cpu", torch.float64)
+    if bounds is not None:
+        outside = ~((values >= bounds[0]) & (values <= bounds[1] + _ROUNDING))
+        if bool(outside.any()):
+            got, rule = quote(float(values[outside][0])), f"numbers from {bounds[0]} to {bounds[1]}"
+            raise ArgumentError(message(name, got, rule, "apply softmax or sigmoid first"))
+    return Ragged.from_flat(values if given.features else values.unsqueeze(1), lengths=given.host_lengths)
+
+
+def _draw(parts: Mapping[str, Ragged], most: float, labels: Any, axes: Any, gamma: float = 1.0) -> Picture:
+    """One part above the other, all with the same rows, columns and colours: those of the numbers to a power."""
+    require("matplotlib.colors", "plot")
+    from matplotlib.colors import PowerNorm
+
+    norm = PowerNorm(gamma, 0, most)
+    first_name, first = next(iter(parts.items()))
+    for name, part in parts.items():
+        part._needs_lengths_of(name, first, f"{first_name} has")
+    sample = Sample.read(first, labels)
+    tables = {name: _table(part, sample) for name, part in parts.items()}
+    texts = sample.labels if labels is not None else None
+    rows, columns = len(sample.lengths), sample.steps
+    few = [text for line in texts or () for text in line] if rows * columns <= _MOST_TEXTS else []
+    widest = max(map(width_of, [*sorted(few, key=len)[-20:], "0.00"]))
+    width, height, shown = grid_size(columns, rows, widest if rows * columns <= _MOST_TEXTS else 0.0)
+    left = room_for_names(sample.names())
+    room = height + ABOVE + BELOW
+    boxes = [Box(left, (len(tables) - 1 - at) * room + BELOW, width, height) for at in range(len(tables))]
+    titles = [_title(name, part, sample) for name, part in parts.items()]
+    below = f"step{sample.remark}"
+    texts_wide = [*(width_of(title, TITLE) for title in titles), width_of(below, TEXT)]
+    whole = left + max(width + 0.4 + max(map(width_of, (_number(most / 2), _number(most)))), max(texts_wide) + 0.2)
+    picture = place(axes, (whole, room * len(tables)), boxes)
+    for one, title, table in zip(picture.axes, titles, tables.values(), strict=True):
+        one.set_xlim(0, shown)
+        one.set_ylim(max(rows, 1), 0)
+        _draw_table(one, table, norm)
+        if rows * columns <= _MOST_TEXTS:
+            _write(one, table, norm, texts)
+        _draw_scale(one, norm)
+        mark_rows(one, sample.names())
+        mark_steps(one, columns)
+        label(one, title, below, "sequence")
+    return picture
+
+
+def _title(name: str, part: Ragged, sample: Sample) -> str:
+    title = f"{name}: {counted(len(sample.all), 'sequence')}"
+    wrong = int((~torch.isfinite(part.values)).sum())
+    return title + (f", not finite at {counted(wrong, 'element')} (red)" if wrong else "")
+
+
+def _table(part: Ragged, sample: Sample) -> npt.NDArray[np.float64]:
+    """One number per drawn sequence and step; masked where there is no element."""
+    starts = offsets_from_lengths(sample.all)[sample.index]
+    step = torch.arange(sample.steps, device="cpu")
+    exists = step < sample.lengths.unsqueeze(1)
+    table = torch.zeros(exists.shape, dtype=torch.float64, device="cpu")
+    table[exists] = part.values[(starts.unsqueeze(1) + step)[exists]]
+    masked: npt.NDArray[np.float64] = np.ma.array(table.numpy(), mask=~exists.numpy())
+    return masked
+
+
+def _number(number: float) -> str:
+    """Two digits behind the point, or three in all."""
+    return f"{number:.3g}" if abs(number) >= 1 else f"{number:.2g}"
+
+
+def _draw_table(axes: Any, table: Any, norm: Any) -> None:
+    """Colours: shapes where they are few, else an image; red where a number is not finite, none past the end."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_rgba
+
+    rows, columns = table.shape
+    if not table.size:
+        return
+    colors = colormaps[_COLORS](norm(np.clip(np.nan_to_num(table.filled(0.0)), 0, norm.vmax)))
+    colors[~np.isfinite(table.filled(0.0))] = to_rgba(VERMILION)
+    colors[np.ma.getmaskarray(table)] = 0.0
+    if table.size <= _MOST_SHAPES:
+        edge = {"edgecolors": look().paper, "linewidth": min(0.8, 72 * 0.12 * min(pitch(axes)))}
+        axes.pcolormesh(np.arange(columns + 1), np.arange(rows + 1), colors, zorder=2, **edge)
+    else:
+        axes.imshow(
+            colors,
+            extent=(0, columns, rows, 0),
+            aspect="auto",
+            interpolation="antialiased",
+            interpolation_stage="rgba",
+            zorder=2,
+        )
+        axes.set_ylim(rows, 0)
+
+
+def _write(axes: Any, table: Any, norm: Any, texts: list[list[str]] | None) -> None:
+    """A text in each element where there is room: its label, or its number."""
+    from matplotlib import colormaps
+
+    wide, high = pitch(axes)
+    if high < LINE:
+        return
+    for row, column in np.argwhere(~np.ma.getmaskarray(table)).tolist():
+        number = float(table[row, column])
+        text = texts[row][column] if texts is not None else _number(number)
+        text = fitting(text, wide - 0.03) if texts is not None or width_of(text) <= wide - 0.03 else ""
+        color = colormaps[_COLORS](float(norm(number))) if np.isfinite(number) else VERMILION
+        if text:
+            axes.text(
+                column + 0.5,
+                row + 0.5,
+                text,
+                ha="center",
+                va="center_baseline",
+                fontsize=SMALL,
+                color=ink_on(color),
+                parse_math=False,
+                zorder=4,
+            )
+
+
+def _draw_scale(axes: Any, norm: Any) -> None:
+    """The scale of colours on the right."""
+    from matplotlib.cm import ScalarMappable
+
+    height, inch = axes.bbox.height / axes.figure.dpi, axes.figure.dpi / axes.bbox.width
+    scale = axes.inset_axes((1 + 0.1 * inch, 0, 0.12 * inch, 1))
+    bar = axes.figure.colorbar(ScalarMappable(norm, _COLORS), cax=scale)
+    ticks = [0, norm.vmax] if height < 0.6 else [0, norm.vmax / 2, norm.vmax]
+    bar.set_ticks(ticks, labels=[_number(tick) for tick in ticks])
+    bar.outline.set_visible(False)
+    scale.tick_params(length=2, colors=look().ink, labelsize=SMALL)

@@ -1,0 +1,313 @@
+"""The layouts of a batch, and the schedules that compute it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from raglane.checks import check_whole
+from raglane.costs import Cost, cost
+from raglane.plot.cells import Run, Writing, color_of, draw_bar, draw_runs, fitting, pitch, runs_of
+from raglane.plot.picture import TEXT, Box, Picture, counted, label, look, place, width_of
+from raglane.plot.rows import ABOVE, BELOW, CELL, grid, mark_rows, mark_steps, room_for_names
+from raglane.plot.sample import Sample
+from raglane.schedules import DEFAULT_LANES, SCHEDULES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["lanes", "packed", "padded", "schedules"]
+
+_MOST_IN_STRIP = 60
+
+
+def padded(lengths: Any, *, labels: Any = None, axes: Any = None) -> Picture:
+    """The padded batch: a row per sequence, a cell per element, the padding hatched; at the side what it costs.
+
+    The costs are those of the product with one column of weights, as :func:`raglane.cost` counts them.
+
+    Args:
+        lengths: ``(B,)`` integers of at least 0, or what has them, as for :func:`raglane.cost`.
+        labels: what stands in the elements: a list for each sequence, or a Ragged of one number per element. None
+            writes each element's number in the values.
+        axes: where to draw; None makes a figure.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        ArgumentTypeError: lengths that are not integers; labels or axes of another kind.
+        ShapeError: not one label for each element, or more than one pair of axes.
+        ArgumentError: a length below 0, or more elements than a picture can hold.
+
+    Example:
+        >>> import raglane as rl
+        >>> picture = rl.plot.padded([9, 8, 6, 4, 3, 2])
+        >>> print(picture.axes[0].texts[-1].get_text())
+        One column of weights:
+        padded: 54 multiplications, 48 additions
+        packed: 32 multiplications, 26 additions
+        saved: 22 and 22
+    """
+    sample, costs = Sample.read(lengths, labels), cost(lengths)
+    whole, least = costs["padded"], costs["packed"]
+    side = "\n".join(
+        (
+            "One column of weights:",
+            *(
+                f"{one.schedule}: {one.multiplications:,} multiplications, {one.additions:,} additions"
+                for one in (whole, least)
+            ),
+            f"saved: {whole.multiplications - least.multiplications:,} and {whole.additions - least.additions:,}",
+        )
+    )
+    titles = (
+        _title(sample, "padded", f"{counted(whole.elements, 'element')}, {whole.waste:,} of them padding"),
+        f"step{sample.remark}",
+        "sequence",
+    )
+    rows = len(sample.lengths)
+    beside = max(width_of(line, TEXT) for line in side.split("\n")) + 0.3
+    picture = grid(axes, titles, sample.steps, rows, _widest(sample), sample.names(), beside=beside)
+    one = picture.axes[0]
+    table = SCHEDULES["padded"].table(sample.lengths)
+    texts = sample.texts()
+    draw_runs(one, runs_of(table, sample.lengths), Writing(lambda sequence, step: texts[sequence][step]))
+    mark_rows(one, sample.names())
+    mark_steps(one, sample.steps)
+    one.annotate(
+        side,
+        (1, 1),
+        (12, 0),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        va="top",
+        fontsize=TEXT,
+        color=look().ink,
+        linespacing=1.4,
+    )
+    return picture
+
+
+def packed(lengths: Any, *, labels: Any = None, axes: Any = None) -> Picture:
+    """The packed layout: at each step the sequences that still have one, longest first, and below how many they are.
+
+    Of a small batch the data of the pack stand on top, as they lie in memory: one step after the other.
+
+    Args:
+        lengths: as for :func:`padded`.
+        labels: as for :func:`padded`.
+        axes: where to draw; None makes a figure.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        ArgumentTypeError: as :func:`padded`.
+        ShapeError: as :func:`padded`.
+        ArgumentError: as :func:`padded`.
+
+    Example:
+        >>> import raglane as rl
+        >>> axes = rl.plot.packed([9, 8, 6, 4, 3, 2]).axes[0]
+        >>> [tick.get_text().split()[0] for tick in axes.get_xticklabels()]
+        ['6', '6', '5', '4', '3', '3', '2', '2', '1']
+    """
+    sample, count = Sample.read(lengths, labels), cost(lengths)["packed"]
+    table = SCHEDULES["packed"].table(sample.lengths)
+    runs = runs_of(table, sample.lengths)
+    names, texts = sample.names(), sample.texts()
+    ordered = [names[run.sequence] for run in sorted(runs, key=lambda run: run.row)]
+    has_strip = 0 < table.elements <= _MOST_IN_STRIP
+    title = _title(sample, "packed", f"{_summary(count)}, no padding")
+    titles = title, f"batch size (upper) and step (lower){sample.remark}", "sequence"
+    above = 1.5 if has_strip else 0.0
+    widest = max(_widest(sample), 0.24 * table.elements / table.steps) if has_strip else _widest(sample)
+    left = ["data"] if has_strip else []
+    picture = grid(axes, titles, table.steps, len(ordered), widest, [*names, *left], above=above, below=0.15, lines=2)
+    one = picture.axes[0]
+    write = Writing(lambda sequence, step: texts[sequence][step])
+    draw_runs(one, runs, write)
+    mark_rows(one, ordered)
+    if has_strip:
+        order = list(zip(table.sequence.tolist(), table.step.tolist(), strict=True))
+        _draw_strip(one, order, table.time_offsets.tolist(), table.steps, texts)
+        one.set_yticks([-1, *one.get_yticks()], ["data", *(tick.get_text() for tick in one.get_yticklabels())])
+    sizes = [f"{size:,}\n{step:,}" for step, size in enumerate(table.rows_per_step.tolist())]
+    mark_steps(one, table.steps, sizes)
+    return picture
+
+
+def lanes(lengths: Any, lanes: int | None = None, *, threads: int = 1, axes: Any = None) -> Picture:
+    """The schedule ``lanes`` over time: where one sequence ends, the next begins; what is idle at the end is grey.
+
+    Each element has the number of its sequence.
+
+    Args:
+        lengths: as for :func:`padded`.
+        lanes: the number of lanes, at least 1; None for the schedule's default, as for :func:`raglane.cost`.
+        threads: among how many threads the lanes are divided, at least 1; each takes neighbouring ones.
+        axes: where to draw; None makes a figure.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        ArgumentTypeError: lengths, lanes or threads that are not integers; axes of another kind.
+        ShapeError: lengths that are not a flat list, or more than one pair of axes.
+        ArgumentError: a length below 0, lanes or threads below 1, or more elements than a picture can hold.
+
+    Example:
+        >>> import raglane as rl
+        >>> rl.plot.lanes([4, 6, 8, 5, 4, 3, 7, 8], lanes=4, threads=2).axes[0].get_title(loc="left")
+        '8 sequences, in 4 lanes: 45 elements, 12 steps'
+    """
+    sample, count = Sample.read(lengths), cost(lengths, lanes=lanes)["lanes"]
+    check_whole("threads", threads, 1, "pass the number of threads")
+    table = SCHEDULES["lanes"].table(sample.lengths, lanes)
+    rows = int(table.row.max()) + 1 if table.elements else 0
+    thread = [row * min(threads, rows) // rows for row in range(rows)]
+    gap = 0.5
+
+    def top_of(row: int) -> float:
+        return row + gap * thread[row]
+
+    names = [f"thread {thread[row]}, {row}" if threads > 1 else str(row) for row in range(rows)]
+    most = min(DEFAULT_LANES if lanes is None else lanes, int(sample.all.count_nonzero()))
+    title = _title(sample, f"in {counted(most, 'lane')}", _summary(count))
+    titles = title, f"step (grey: idle){sample.remark}", "lane"
+    extra = gap * thread[-1] if rows else 0.0
+    numbers = sample.names()
+    widest = max(map(width_of, numbers), default=0)
+    picture = grid(axes, titles, table.steps, rows, widest, names, below=extra)
+    one = picture.axes[0]
+    _draw_lanes(one, runs_of(table, sample.lengths), table.steps, rows, numbers, top_of)
+    mark_rows(one, names, top_of)
+    mark_steps(one, table.steps)
+    return picture
+
+
+def schedules(lengths: Any, lanes: int | None = None, *, axes: Any = None) -> Picture:
+    r"""Every schedule beside the others, with what it computes: elements, waste and steps.
+
+    An element has the number of its sequence. What is computed in vain is hatched: padding, or dotted where the row
+    holds its state; idle lanes are grey. All but ``each``, which has one row and as many steps as there are elements,
+    have the same scale, so that areas can be compared.
+
+    Args:
+        lengths: as for :func:`padded`.
+        lanes: the number of lanes, at least 1; None for the schedule's default, as for :func:`raglane.cost`.
+        axes: five, for each, padded, masked, packed and lanes; None makes a figure.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        ArgumentTypeError: lengths or lanes that are not integers; axes of another kind.
+        ShapeError: lengths that are not a flat list, or not five axes.
+        ArgumentError: a length below 0, lanes below 1, or more elements than a picture can hold.
+
+    Example:
+        >>> import raglane as rl
+        >>> picture = rl.plot.schedules([4, 6, 8, 5, 4, 3, 7, 8], lanes=4)
+        >>> print(*(axes.get_title(loc="left") for axes in picture.axes), sep="\n")
+        each: 45 elements, 45 steps
+        padded: 64 elements, 19 of them waste, 8 steps
+        masked: 64 elements, 19 of them waste, 8 steps
+        packed: 45 elements, 8 steps
+        lanes: 45 elements, 12 steps
+    """
+    sample, costs = Sample.read(lengths), cost(lengths, lanes=lanes)
+    tables = {name: schedule.table(sample.lengths, lanes) for name, schedule in SCHEDULES.items()}
+    rows = {name: int(table.row.max()) + 1 if table.elements else 1 for name, table in tables.items()}
+    numbers = sample.names()
+    steps = max([1, *(table.steps for name, table in tables.items() if name != "each")])
+    picture = place(axes, *_places(rows, room_for_names(numbers)))
+    for (name, table), one in zip(tables.items(), picture.axes, strict=True):
+        one.set_xlim(0, max(table.steps, 1) if name == "each" else steps)
+        one.set_ylim(rows[name], 0)
+        runs = runs_of(table, sample.lengths)
+        what, side = _MEANINGS.get(name, ("", "sequence"))
+        names = [numbers[run.sequence] for run in sorted(runs, key=lambda run: run.row)]
+        if name == "lanes":
+            _draw_lanes(one, runs, table.steps, rows[name], numbers)
+            names = [str(row) for row in range(rows[name] if runs else 0)]
+        else:
+            hatch = "...." if SCHEDULES[name].holds_state else "////"
+            draw_runs(one, runs, Writing(lambda sequence, _: numbers[sequence], numbers.__getitem__), hatch=hatch)
+        mark_rows(one, names if side else [])
+        mark_steps(one, table.steps)
+        label(one, f"{name}: {_summary(costs[name])}", f"step{what}{sample.remark}", side)
+    return picture
+
+
+# What stands behind the name of the steps, and the name of the rows.
+_MEANINGS = {
+    "each": ("", ""),
+    "padded": (" (hatched: padding)", "sequence"),
+    "masked": (" (dotted: the state is held)", "sequence"),
+    "lanes": (" (grey: idle)", "lane"),
+}
+
+
+def _places(rows: Mapping[str, int], left: float) -> tuple[tuple[float, float], list[Box]]:
+    """The size of the figure of all schedules, and the place of each: the first on top, then two and two.
+
+    A row is as high everywhere, but for the first.
+    """
+    width, between = 4.6, left + 0.3
+    highest = max(rows.values())
+    height = min(max(highest, 2) * CELL, 4.0)
+    room = ABOVE + height + BELOW
+    total = ABOVE + CELL + BELOW + 2 * room
+    boxes = [Box(left, total - ABOVE - CELL, 2 * width + between, CELL)]
+    for place_of, name in enumerate(list(rows)[1:]):
+        high = height * rows[name] / max(highest, 2)
+        top = total - ABOVE - CELL - BELOW - (place_of // 2) * room - ABOVE
+        boxes.append(Box(left + (width + between) * (place_of % 2), top - high, width, high))
+    return (left + 2 * width + between + 0.25, total), boxes
+
+
+def _summary(count: Cost) -> str:
+    waste = f" {count.waste:,} of them waste," if count.waste else ""
+    return f"{counted(count.elements, 'element')},{waste} {counted(count.steps, 'step')}"
+
+
+def _title(sample: Sample, how: str, what: str) -> str:
+    return f"{counted(len(sample.all), 'sequence')}, {how}: {what}"
+
+
+def _widest(sample: Sample) -> float:
+    """The widest text of an element, in inches; of many, the longest in characters stands for all."""
+    return max((width_of(text) for text in _longest_texts(sample)), default=0.0)
+
+
+def _longest_texts(sample: Sample) -> list[str]:
+    if int(sample.lengths.sum()) > 1_000:
+        return []
+    texts = [text for sequence in sample.texts() for text in sequence]
+    return sorted(texts, key=len)[-20:]
+
+
+def _draw_lanes(
+    axes: Axes,
+    runs: Sequence[Run],
+    steps: int,
+    rows: int,
+    numbers: Sequence[str],
+    top_of: Callable[[int], float] = float,
+) -> None:
+    """The runs of lanes, and the idle ends of the lanes."""
+    draw_runs(axes, runs, Writing(lambda sequence, _: numbers[sequence], numbers.__getitem__), top_of)
+    ends = [0] * rows
+    for run in runs:
+        ends[run.row] = max(ends[run.row], run.start + run.computed)
+    for row, end in enumerate(ends):
+        if end < steps:
+            draw_bar(axes, end, top_of(row), steps - end, None, f"idle {row}")
+
+
+def _draw_strip(
+    axes: Axes, order: Sequence[tuple[int, int]], bounds: Sequence[int], steps: int, texts: Sequence[Sequence[str]]
+) -> None:
+    """The data of a pack above its rows, as wide as all its steps; a line where a step begins."""
+    scale = steps / len(order)
+    wide = pitch(axes)[0] * scale
+    for place_in_data, (sequence, step) in enumerate(order):
+        text = fitting(texts[sequence][step], wide - 0.02)
+        gid = f"data {sequence} {step}"
+        draw_bar(axes, place_in_data * scale, -1.5, scale, color_of(sequence), gid, text)
+    for bound in bounds:
+        axes.plot([bound * scale] * 2, [-1.62, -0.38], color=look().ink, linewidth=1.2, zorder=5, clip_on=False)

@@ -1,0 +1,222 @@
+"""A picture: a figure with its axes, which shows and saves itself; and the theme that it is drawn in."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import lru_cache
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from raglane import drawing
+from raglane.checks import check_choice, check_kind
+from raglane.drawing import DARK, LIGHT, Look, new_figure
+from raglane.errors import ArgumentError, ShapeError, message, quote, require
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["SMALL", "TEXT", "TITLE", "Box", "Picture", "counted", "label", "look", "place", "theme", "width_of"]
+
+SMALL, TEXT, TITLE = 8.0, 9.0, 10.0
+"""Sizes of text, in points; no text is smaller than the first."""
+
+_LOOKS = {"light": LIGHT, "dark": DARK}
+_look: ContextVar[Look] = ContextVar("look", default=LIGHT)
+_DPI = 150
+
+
+@contextmanager
+def theme(name: str) -> Iterator[None]:
+    """Draw the pictures of a block of code in dark on light, the default, or in light on dark.
+
+    Args:
+        name: ``"light"`` or ``"dark"``.
+
+    Raises:
+        ArgumentError: another name.
+
+    Example:
+        >>> import raglane as rl
+        >>> with rl.plot.theme("dark"):
+        ...     picture = rl.plot.packed([3, 1])
+        >>> picture.figure.get_facecolor() < (0.1, 0.1, 0.1)
+        True
+    """
+    token = _look.set(_LOOKS[check_choice("name", name, tuple(_LOOKS))])
+    try:
+        yield
+    finally:
+        _look.reset(token)
+
+
+def look() -> Look:
+    """The colours of the theme in force.
+
+    Example:
+        >>> look().paper
+        '#FFFFFF'
+    """
+    return _look.get()
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """What every function of :mod:`raglane.plot` returns.
+
+    A notebook shows it, unless it was drawn into axes that the caller gave: their figure is the caller's to show.
+
+    Attributes:
+        figure: matplotlib's figure. pyplot does not know it, so there is nothing to close.
+        axes: what was drawn in, in the order that the function names.
+        is_given: whether the axes are the caller's.
+
+    Example:
+        >>> import raglane as rl
+        >>> picture = rl.plot.padded([3, 1])
+        >>> len(picture.axes), picture._repr_svg_()[:5]
+        (1, '<?xml')
+    """
+
+    figure: Figure
+    axes: tuple[Axes, ...]
+    is_given: bool = False
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the picture to a file, over one that is there: SVG or PNG, as the name ends.
+
+        The same picture gives the same bytes, and the letters of an SVG are shapes, so that it looks alike everywhere.
+
+        Raises:
+            ArgumentTypeError: ``path`` is not a path.
+            ArgumentError: its name ends neither in ``.svg`` nor in ``.png``.
+            OSError: it cannot be written.
+        """
+        check_kind("path", path, (str, PathLike), "the path of a file", 'pass "picture.svg", say')
+        suffix = Path(path).suffix.lower()
+        if suffix not in (".svg", ".png"):
+            rule = "a name that ends in .svg or .png"
+            raise ArgumentError(
+                message("path", quote(str(path)), rule, "for other formats call picture.figure.savefig")
+            )
+        Path(path).write_bytes(self._svg() if suffix == ".svg" else drawing.png(self.figure, _DPI))
+
+    def _svg(self) -> bytes:
+        from matplotlib import rc_context
+
+        content = io.BytesIO()
+        with rc_context({"svg.hashsalt": "raglane", "svg.fonttype": "path"}):
+            self.figure.savefig(content, format="svg", metadata={"Date": None})
+        return content.getvalue()
+
+    def _repr_svg_(self) -> str | None:
+        """What a notebook shows."""
+        return None if self.is_given else self._svg().decode()
+
+
+class Box(NamedTuple):
+    """Where axes stand in a figure, in inches from its left and its bottom edge.
+
+    Example:
+        >>> Box(0.5, 0.5, 4, 3).height
+        3
+    """
+
+    left: float
+    bottom: float
+    width: float
+    height: float
+
+
+def place(axes: Any, size: tuple[float, float], boxes: Sequence[Box]) -> Picture:
+    """A picture with the caller's axes, or with new ones in a new figure, all in the colours of the theme.
+
+    Args:
+        axes: one of matplotlib's, or as many as there are boxes; None for new ones.
+        size: width and height of a new figure, in inches.
+        boxes: where new axes stand in it.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        ArgumentTypeError: something else than axes.
+        ShapeError: another number of them.
+
+    Example:
+        >>> place(None, (4, 3), [Box(0.5, 0.5, 3, 2)]).figure.get_size_inches().tolist()
+        [4.0, 3.0]
+    """
+    if axes is None:
+        figure = new_figure(*size, "plot", look(), layout=None)
+        scale = np.array([*size, *size])
+        made = tuple(figure.add_axes(tuple((np.array(box) / scale).tolist())) for box in boxes)
+        for one in made:
+            one.set_facecolor(look().paper)
+        return Picture(figure, made)
+    require("matplotlib.axes", "plot")
+    from matplotlib.axes import Axes
+
+    given = (
+        list(axes.flat) if isinstance(axes, np.ndarray) else list(axes) if isinstance(axes, list | tuple) else [axes]
+    )
+    fix = "pass what figure.subplots() gives, or None for a figure of its own"
+    for one in given:
+        check_kind("axes", one, Axes, "axes of matplotlib", fix)
+    if len(given) != len(boxes):
+        rule = f"{len(boxes)}, one for each part of the picture"
+        raise ShapeError(message("axes", f"{len(given)} axes", rule, fix))
+    for one in given:
+        drawing.frame(one, look(), grid="")
+    return Picture(given[0].figure, tuple(given), is_given=True)
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things.
+
+    Example:
+        >>> counted(1, "step"), counted(2000, "step")
+        ('1 step', '2,000 steps')
+    """
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
+def width_of(text: str, size: float = SMALL) -> float:
+    """The width of a line of text, in inches.
+
+    Example:
+        >>> 0.1 < width_of("17") < 0.2
+        True
+    """
+    # All digits are as wide as each other, so that most numbers are measured once.
+    return _measure(re.sub("[0-9]", "0", text), size)
+
+
+@lru_cache(maxsize=10_000)
+def _measure(text: str, size: float) -> float:
+    from matplotlib.textpath import TextPath
+
+    if not text.strip():
+        return 0.0
+    # No line breaks or formulas: a text is what it says.
+    plain = text.replace("$", r"\$")
+    return float(TextPath((0, 0), plain, size=size).get_extents().x1) / 72
+
+
+def label(axes: Axes, title: str = "", x: str = "", y: str = "") -> None:
+    """Write the title and the names of both axes, in the colours of the theme.
+
+    Example:
+        >>> label(place(None, (4, 3), [Box(0.5, 0.5, 3, 2)]).axes[0], "a title", "step", "sequence")
+    """
+    ink = look().ink
+    axes.set_title(title, fontsize=TITLE, color=ink, loc="left", parse_math=False)
+    axes.set_xlabel(x, fontsize=TEXT, color=ink, loc="left", parse_math=False)
+    axes.set_ylabel(y, fontsize=TEXT, color=ink, parse_math=False)
+    axes.tick_params(which="both", colors=ink, labelsize=SMALL)
