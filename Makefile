@@ -12,12 +12,14 @@ SECONDS ?= 60
 SEED ?= 1
 CMAKE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
 
-.PHONY: help setup demo test check fuzz attack faults device sanitize emulate ulps format bench clean
+.PHONY: help setup demo test check docs pages fuzz attack faults device sanitize emulate ulps format bench clean
 
 help:
 	@echo "make demo    train on the bundled recordings, evaluate, predict"
 	@echo "make test    run the tests"
 	@echo "make check   format, lint, types, layers"
+	@echo "make docs    build the documentation as a site in build/site; a warning is an error"
+	@echo "make pages   look at the site in Chromium, wide and phone-wide: axe, errors, requests to other hosts"
 	@echo "make fuzz    random networks, tensors, files, commands and kills for SECONDS=60 from SEED=1"
 	@echo "make attack  the same for an hour, from a seed of its own"
 	@echo "make faults  put mistakes into a copy of the source and see that tests notice each; KERNELS=1 builds those in C++"
@@ -38,7 +40,7 @@ $(READY): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*.h csrc
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-		--editable '.[data,cli,train,demo,plot,dev]'
+		--editable '.[data,cli,train,demo,plot,dev,docs]'
 	@touch $(READY)
 
 demo: $(READY)
@@ -55,6 +57,14 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(READY)
+	rm -rf build/site
+	$(BIN)/python -m sphinx --builder html --nitpicky --fail-on-warning --keep-going --quiet -d build/site-doctrees docs build/site
+	@echo "open build/site/index.html"
+
+pages: docs
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --quiet --pages tests/pages
 
 # From the folder of the tests, whose packages they are.
 fuzz: $(READY)

@@ -31,6 +31,7 @@ settings.load_profile("raglane")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="cpu", help="where the tensors of the tests live: cpu, cuda, cuda:1")
     parser.addoption("--slow", action="store_true", help="run the tests marked slow as well")
+    parser.addoption("--pages", action="store_true", help="run the tests of pages in a browser as well")
     parser.addoption("--kernels", help="a folder whose lib/ holds another build of the cpu kernels: test that one")
 
 
@@ -41,11 +42,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--slow"):
-        return
-    for item in items:
-        if "slow" in item.keywords:
-            item.add_marker(pytest.mark.skip(reason="takes minutes or data from elsewhere; run with --slow"))
+    skips = {
+        "slow": "takes minutes or data from elsewhere; run with --slow",
+        "pages": "needs a browser and the built site; run make pages",
+    }
+    for name, reason in skips.items():
+        for item in items:
+            if name in item.keywords and not config.getoption(f"--{name}"):
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(scope="session")

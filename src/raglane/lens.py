@@ -128,7 +128,7 @@ class Path(Generic[T]):
 
     @property
     def each(self) -> Path[T]:
-        """The path to every part: see :func:`modify`."""
+        """The path to every part; see :func:`modify`."""
         return Path(self.__root, (*self.__steps, _Mark.EACH))
 
     def apply(self, function: Callable[[Any], Any]) -> T:

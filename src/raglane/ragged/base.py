@@ -83,7 +83,7 @@ class FlatBatch:
 
     @property
     def offsets(self) -> Tensor:
-        """Where each sequence starts, and the end of the last: ``(B + 1,)`` int64 on the values' device."""
+        """Where each sequence starts, and the end of the last, ``(B + 1,)`` int64 on the values' device."""
         return self._offsets
 
     @property

@@ -159,8 +159,8 @@ class SequenceModel(nn.Module):
             inputs: sequences of ``(L, input_size)`` float32, or of ``(L,)`` int64 tokens.
 
         Returns:
-            classify: logits ``(B, output_size)``; tag: a Ragged of logits ``(L, output_size)``; forecast: a Ragged
-            whose element is the forecast ``(output_size,)`` of the element after it.
+            To classify, logits ``(B, output_size)``; to tag, a Ragged of logits ``(L, output_size)``; to forecast, a
+            Ragged whose element is the forecast ``(output_size,)`` of the element after it.
         """
         encoded: Tensor | Ragged = self.encoder(inputs)
         if isinstance(encoded, Tensor):
