@@ -81,7 +81,7 @@ def _quantiles(inspection: Inspection, least: int, scale: Any) -> tuple[Any, Any
     numbers = inspection.summary
     # Names that would stand upon each other share a line.
     known: dict[int, list[str]] = {}
-    for name, length in (("median", numbers.median), ("95 %", numbers.p95), ("99 %", numbers.p99)):
+    for name, length in (("median", numbers.median), ("95%", numbers.p95), ("99%", numbers.p99)):
         known.setdefault(max(length, least), []).append(name)
     values = [
         {"length": length, "name": f"{', '.join(names)}: {length:,}", "row": row}
@@ -128,7 +128,7 @@ def steps(rows: Sequence[Row]) -> dict[str, Any]:
     points = [
         {"size": row.batch_size, "order": _order(row), "time": name, "ms": 1000 * seconds}
         for row in rows
-        for name, seconds in (("median", row.step_p50), ("90 %", row.step_p90), ("longest", row.step_max))
+        for name, seconds in (("median", row.step_p50), ("90%", row.step_p90), ("longest", row.step_max))
     ]
     spans = [
         {"size": row.batch_size, "order": _order(row), "from": 1000 * row.step_p50, "to": 1000 * row.step_max}
@@ -139,7 +139,7 @@ def steps(rows: Sequence[Row]) -> dict[str, Any]:
     y = alt.Y("ms:Q", title="milliseconds", axis=alt.Axis(format=",~g"))
     shared = {"xOffset": alt.XOffset("order:N", sort=orders), "color": _colors(orders)}
     span = alt.Chart(alt.Data(values=spans)).mark_rule(strokeWidth=2)
-    shapes = alt.Scale(domain=["median", "90 %", "longest"], range=["circle", "diamond", "stroke"])
+    shapes = alt.Scale(domain=["median", "90%", "longest"], range=["circle", "diamond", "triangle-up"])
     point = (
         alt.Chart(alt.Data(values=points))
         .mark_point(size=80, filled=True, opacity=1, strokeWidth=2)
@@ -169,7 +169,7 @@ def spreads(rows: Sequence[Row]) -> dict[str, Any]:
         .encode(
             x=alt.X("size:O", title="sequences in a batch of one process", axis=_upright()),
             xOffset=alt.XOffset("order:N", sort=orders),
-            y=alt.Y("more:Q", title="time spent waiting", axis=alt.Axis(format="%")),
+            y=alt.Y("more:Q", title="longer than the mean", axis=alt.Axis(format="%")),
             color=_colors(orders),
             tooltip=["order:N", alt.Tooltip("size:O", title="batch"), alt.Tooltip("more:Q", format=".1%")],
         )
@@ -229,7 +229,7 @@ def _finish(chart: Any) -> dict[str, Any]:
             "domainColor": "var(--faint)",
             "tickColor": "var(--faint)",
         },
-        "legend": {**text, "symbolStrokeColor": "var(--ink)"},
+        "legend": {**text, "symbolBaseFillColor": "var(--ink)", "symbolBaseStrokeColor": "var(--ink)"},
     }
     sized = chart.properties(width="container", height=_HEIGHT, autosize={"type": "fit-x", "contains": "padding"})
     found: dict[str, Any] = sized.to_dict(validate=False)

@@ -91,10 +91,11 @@ def table(
         marked = ' class="best"' if best(number) else ""
         lines.append(f'<tr{marked}><th scope="row"{kind(0)}>{shown(row[0])}</th>{cells}</tr>')
     body = "\n".join(lines)
+    name = shown(caption)
     # What scrolls must be reached with the keyboard.
     return (
-        f'<div class="wide" tabindex="0" role="region" aria-label="{shown(caption)}">\n<table>\n'
-        f"<caption>{shown(caption)}</caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>\n</div>"
+        f'<p class="caption">{name}</p>\n<div class="wide" tabindex="0" role="region" aria-label="{name}">\n'
+        f'<table aria-label="{name}">\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>\n</div>'
     )
 
 

@@ -70,11 +70,11 @@ class Inspection:
             who = f"One sequence of {numbers.maximum:,} steps trains"
         else:
             who = f"{numbers.count:,} sequences of {spread} train"
-        order = "batches grouped by length," if best.grouped else "random batches"
-        where = f"of {best.batch_size:,}" if best.batch_size else f"of {best.batch_elements:,} elements"
+        size = f"{best.batch_size:,}" if best.batch_size else f"{best.batch_elements:,} elements"
+        batches = f"batches of {size} grouped by length," if best.grouped else f"random batches of {size}"
         padding = f"{best.waste / best.elements:.0%} padding" if best.waste else "no padding"
         return (
-            f"{who} fastest in {order} {where} with the schedule {best.schedule}: "
+            f"{who} fastest in {batches} with the schedule {best.schedule}: "
             f"{seconds_in_words(best.train_seconds)} per epoch of the layer and {padding}, where one padded batch "
             f"of all would be {1 - numbers.fill:.0%} padding."
         )

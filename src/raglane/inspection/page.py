@@ -143,7 +143,7 @@ def _facts(inspection: Inspection) -> str:
 def _advice(inspection: Inspection) -> str:
     plan = inspection.plan
     command = (
-        f'<div class="command"><pre tabindex="0" role="region" aria-label="Command"><code id="command">'
+        f'<div class="command"><pre><code id="command">'
         f'{shown(inspection.command)}</code></pre><button type="button" id="copy">Copy</button></div>'
         '<p id="copied" role="status"></p>'
     )
@@ -166,19 +166,19 @@ def _lengths(inspection: Inspection) -> str:
         "lengths-drawn",
         charts.lengths(inspection),
         f"Histogram of {numbers.count:,} lengths from {numbers.minimum:,} to {numbers.maximum:,}, half of them at most "
-        f"{numbers.median:,}, 95 % at most {numbers.p95:,}, 99 % at most {numbers.p99:,}.",
+        f"{numbers.median:,}, 95% at most {numbers.p95:,}, 99% at most {numbers.p99:,}.",
         "Bars: how many sequences have which length. Line: the share of the sequences that is at most as long.",
         html.table("Sequences by length", ["length", "sequences", "share"], bins),
     )
     quantiles = [(name, f"{getattr(numbers, field):,}") for field, name in QUANTILES.items()]
-    columns = ["lengths", "sequences", "elements", "share of all elements", "real if padded"]
+    columns = ["lengths", "sequences", "elements", "real if padded", "share of all elements"]
     rows = [
         (
             f"{one.low:,}" if one.low == one.high else f"{one.low:,} to {one.high:,}",
             f"{one.count:,}",
             f"{one.elements:,}",
-            f"{one.elements / total:.0%}",
             f"{one.fill:.0%}",
+            f"{one.elements / total:.0%}",
         )
         for one in inspection.buckets
     ]
@@ -188,7 +188,7 @@ def _lengths(inspection: Inspection) -> str:
             "<h3>Quantiles</h3>",
             html.table("Lengths that such a share of the sequences does not exceed", ["share", "length"], quantiles),
             "<h3>Buckets</h3>",
-            html.table("Buckets of about as many sequences each", columns, rows, bars=3),
+            html.table("Buckets of about as many sequences each", columns, rows, bars=4),
         ]
     )
 
@@ -266,7 +266,7 @@ def _steps(inspection: Inspection) -> str:
         for row in rows
     ]
     best = inspection.plan.best
-    columns = ["sequences in a batch", "order", "median", "90 %", "longest", "memory"]
+    columns = ["sequences in a batch", "order", "median", "90%", "longest", "memory"]
     return html.chart(
         "steps-drawn",
         charts.steps(rows),

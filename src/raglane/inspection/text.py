@@ -17,8 +17,8 @@ QUANTILES = {
     "q1": "quarter",
     "median": "median",
     "q3": "three quarters",
-    "p95": "95 %",
-    "p99": "99 %",
+    "p95": "95%",
+    "p99": "99%",
     "maximum": "maximum",
 }
 """What the quantiles of a summary are called."""
