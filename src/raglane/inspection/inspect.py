@@ -12,6 +12,7 @@ from raglane.inspection.batches import Example, Fill, examples, fills, thin_out
 from raglane.inspection.command import recommended, train_line
 from raglane.inspection.contents import Contents, Progress
 from raglane.inspection.lengths import Bin, Bucket, Distribution, Summary, bins, buckets, summary
+from raglane.memory import FLOAT, TRAINED_TENSOR, check_memory
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner import Plan, Row, plan
 from raglane.planner.words import seconds_in_words
@@ -88,6 +89,9 @@ def layer_of(settings: ModelSettings, contents: Contents, embedding: int) -> Rec
         contents: say how many features an element has.
         embedding: the size of a token's embedding.
 
+    Raises:
+        ArgumentError: there is no memory for it, or for what it holds of the longest sequence.
+
     Example:
         >>> import numpy as np
         >>> layer_of(Settings(hidden=8), Contents("a", None, np.array([3]), "lengths"), 4)
@@ -99,7 +103,15 @@ def layer_of(settings: ModelSettings, contents: Contents, embedding: int) -> Rec
     else:
         # The vocabulary is no part of the recurrent layer: one token stands for all.
         config = ModelConfig(**chosen, input_size=1, output_size=1, embedding=embedding)
-    return config.encoder().recurrent
+    weights, tensors = config.count()
+    # Those of the model, of the copy that is measured, and the gradients of both.
+    needed = 4 * FLOAT * weights + TRAINED_TENSOR * tensors
+    check_memory(f"a model of {weights:,} weights", needed, "make hidden, layers or embedding smaller")
+    layer = config.encoder().recurrent
+    longest = int(contents.lengths.max())
+    held = FLOAT * longest * (layer.input_size + layer.output_size)
+    check_memory(f"a step on a sequence of {longest:,} elements", held, "cut sequences that are so long")
+    return layer
 
 
 def inspect(

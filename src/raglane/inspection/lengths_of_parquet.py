@@ -62,8 +62,9 @@ def read(path: Path, columns: Columns, progress: Progress) -> Contents:
     arrow, parquet = require("pyarrow", "data"), require("pyarrow.parquet", "data")
     check_readable(path)
     try:
-        # Read in small pieces: otherwise a column of a row group is in memory as a whole.
-        with parquet.ParquetFile(path, page_checksum_verification=True, buffer_size=1 << 20) as file:
+        # Read in small pieces: otherwise whole columns, of all row groups, are in memory at once.
+        pieces = {"pre_buffer": False, "buffer_size": 1 << 20}
+        with parquet.ParquetFile(path, page_checksum_verification=True, **pieces) as file:
             chosen = choose(path, file.schema_arrow, columns)
             tally = _count(file, chosen, columns, progress)
     except (_UnusualError, arrow.ArrowException, OSError, UnicodeDecodeError):

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from importlib.resources import files
 
 from raglane.drawing import BLUE, DARK, GREEN, LIGHT, VERMILION, Look
+from raglane.errors import ArgumentError
 from raglane.inspection import charts, html
 from raglane.inspection.batches import ORDERS
 from raglane.inspection.html import shown
@@ -226,7 +227,10 @@ def _pictures(inspection: Inspection) -> str:
                 f"The {one.name} batch, {layout}: {what}. {len(one.lengths):,} sequences of {one.lengths[-1]:,} to "
                 f"{one.lengths[0]:,} steps, {sum(one.lengths):,} elements; {one.fill:.0%} of the padded batch is real."
             )
-            pictures[one.name, layout] = draw(one.lengths, layout, f"{layout[1]}{number}-"), words
+            try:
+                pictures[one.name, layout] = draw(one.lengths, layout, f"{layout[1]}{number}-"), words
+            except ArgumentError:
+                return html.paragraphs("These batches have more elements than a picture can hold.")
     kind = "grouped by length" if inspection.plan.best.grouped else "random"
     about = (
         f"Of the recommended batches ({inspection.settings.batch_size:,} sequences, {kind}). A colour is a sequence."
