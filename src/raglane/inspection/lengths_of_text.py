@@ -49,11 +49,11 @@ def read(path: Path, progress: Progress) -> Contents:
     line, done, rest = 1, 0, b""
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
-            if done == 0:
+            is_first, done = done == 0, done + len(chunk)
+            if is_first:
                 if chunk.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
                     check_text(path, chunk)
                 chunk = chunk.removeprefix(codecs.BOM_UTF8)
-            done += len(chunk)
             # A line that the chunk cuts waits for the next one.
             block, newline, rest = (rest + chunk).rpartition(b"\n")
             if len(rest) > _CHUNK:

@@ -91,7 +91,7 @@ def as_page(inspection: Inspection) -> bytes:
         "advice": ("Recommendation", _advice(inspection)),
         "lengths": ("Lengths", _lengths(inspection)),
         "batches": ("Batches and padding", _batches(inspection)),
-        "look": ("Three batches to look at", _pictures(inspection)),
+        "look": ("Batches to look at", _pictures(inspection)),
         "ways": ("Ways to run the layer", _ways(inspection)),
         "steps": ("How long a step takes", _steps(inspection)),
         "ranks": ("Several processes", _ranks(inspection)),
@@ -228,7 +228,7 @@ def _pictures(inspection: Inspection) -> str:
                 f"{one.lengths[0]:,} steps, {sum(one.lengths):,} elements; {one.fill:.0%} of the padded batch is real."
             )
             try:
-                pictures[one.name, layout] = draw(one.lengths, layout, f"{layout[1]}{number}-"), words
+                pictures[one.name, layout] = draw(one.lengths, layout, f"{layout}{number}-"), words
             except ArgumentError:
                 return html.paragraphs("These batches have more elements than a picture can hold.")
     kind = "grouped by length" if inspection.plan.best.grouped else "random"
