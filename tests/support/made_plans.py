@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,20 @@ def make_plan(
     best = next(row for row in rows if row.backend == "cpu" and row.batch_size == size and row.grouped)
     others = {"IndRNN": 0.42, "GRU": 0.81}
     tail = "3 of 1,000 sequences are longer than 900 steps: padded they cost 61.0% of the time, as recommended 4.1%."
-    return Plan(tuple(rows), best, "It is the fastest.", others, tail, repr(layer), len(known), ranks, fresh)
+    held: dict[str, Any] = {
+        "rows": tuple(rows),
+        "best": best,
+        "why": "It is the fastest.",
+        "others": others,
+        "most_elements": 1_000_000,
+        "most_bytes": None,
+        "tail": tail,
+        "layer": repr(layer),
+        "count": len(known),
+        "ranks": ranks,
+        "busy": fresh,
+    }
+    return Plan(**{field.name: held[field.name] for field in fields(Plan)})
 
 
 def _row(

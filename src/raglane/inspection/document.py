@@ -6,7 +6,7 @@ entry does not.
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from raglane.inspection.inspect import Inspection
@@ -76,13 +76,5 @@ def _data(inspection: Inspection) -> dict[str, Any]:
 
 def _plan(inspection: Inspection) -> dict[str, Any]:
     plan = inspection.plan
-    return {
-        "layer": plan.layer,
-        "ranks": plan.ranks,
-        "busy": plan.busy,
-        "best": asdict(plan.best),
-        "why": plan.why,
-        "tail": plan.tail,
-        "others": dict(plan.others),
-        "rows": [asdict(row) for row in plan.rows],
-    }
+    plain = {field.name: getattr(plan, field.name) for field in fields(plan) if field.name not in ("best", "rows")}
+    return {**plain, "best": asdict(plan.best), "rows": [asdict(row) for row in plan.rows]}

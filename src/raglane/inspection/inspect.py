@@ -154,7 +154,7 @@ def inspect(
         buckets(lengths),
         len(part),
         filled,
-        examples(part, chosen.batch_size, grouped=found.best.grouped),
+        examples(part, found.best.batch_size or 1, grouped=found.best.grouped),
         found,
         chosen,
         train_line(contents.path, contents.kind, format, columns, chosen),

@@ -233,7 +233,7 @@ def _pictures(inspection: Inspection) -> str:
                 return html.paragraphs("These batches have more elements than a picture can hold.")
     kind = "grouped by length" if inspection.plan.best.grouped else "random"
     about = (
-        f"Of the recommended batches ({inspection.settings.batch_size:,} sequences, {kind}). A colour is a sequence."
+        f"Of the recommended batches ({inspection.plan.best.batch_size:,} sequences, {kind}). A colour is a sequence."
     )
     return html.paragraphs(about) + "\n" + html.picker(groups, pictures)
 
