@@ -15,7 +15,7 @@ import pytest
 from made_plans import made_plans
 from raglane.cli.sources import ColumnNames
 from raglane.errors import ArgumentError
-from raglane.inspection import charts, document, page
+from raglane.inspection import charts, document, html, page
 from raglane.inspection.command import recommended, train_line, words_of
 from raglane.inspection.contents import Contents, Feature, Progress, labels_of
 from raglane.inspection.inspect import Inspection, inspect, layer_of
@@ -176,6 +176,14 @@ def test_what_a_file_holds_is_text_in_a_page(drawn: str) -> None:
     assert _ODD not in drawn
     assert "&lt;/script&gt;&lt;b&gt;&amp;&quot;\\u202e" in drawn
     assert "\u202e" not in drawn
+
+
+def test_a_chart_cannot_end_its_script() -> None:
+    drawn = html.chart("name", {"data": _ODD}, _ODD, _ODD, "")
+    assert drawn.count("</script>") == 1
+    content = re.search(r'id="name-chart">(.*?)</script>', drawn)
+    assert content is not None
+    assert json.loads(content[1]) == {"data": _ODD}
 
 
 def test_one_process_does_not_wait() -> None:

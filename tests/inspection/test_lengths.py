@@ -51,8 +51,12 @@ def test_the_summary_of_known_lengths() -> None:
 
 def test_a_long_tail_has_bars_of_growing_width() -> None:
     lengths = np.concatenate([np.arange(1, 100), [5000]])
-    widths = [bar.high - bar.low for bar in bins(Distribution.of(lengths))]
-    assert widths == sorted(widths)
+    for most in (1, 2, 7, 30):
+        bars = bins(Distribution.of(lengths), most)
+        widths = [bar.high - bar.low for bar in bars]
+        assert widths == sorted(widths)
+        assert (bars[0].low, bars[-1].high) == (1, 5000)
+        assert sum(bar.count for bar in bars) == len(lengths)
     assert len({bar.high - bar.low for bar in bins(Distribution.of(np.arange(100)))}) == 1
 
 

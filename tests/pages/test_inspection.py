@@ -76,6 +76,7 @@ def test_every_chart_draws_in_the_colours_of_the_page(browser: Browser, pages: d
                 assert box is not None
                 assert box["width"] > 900
                 assert place.get_attribute("aria-label")
+            assert "e+" not in (here.page.locator("#steps-drawn").text_content() or "")
             text = "getComputedStyle(document.querySelector('#fills-drawn svg text')).fill"
             colors[scheme] = here.page.evaluate(text)
             bar = "getComputedStyle(document.querySelector('#lengths-drawn .mark-rect path')).fill"
@@ -142,6 +143,7 @@ def test_paper_is_white_and_has_all_the_numbers(browser: Browser, pages: dict[st
         here.page.evaluate("dispatchEvent(new Event('beforeprint'))")
         assert here.page.locator("details:not([open])").count() == 0
         assert here.page.evaluate("getComputedStyle(document.body).color") == "rgb(51, 51, 51)"
+        assert here.page.evaluate("getComputedStyle(document.documentElement).backgroundColor") == "rgb(255, 255, 255)"
         # The width of a page of A4.
         here.page.set_viewport_size({"width": 690, "height": 1000})
         assert here.too_wide() <= 0

@@ -136,7 +136,7 @@ def steps(rows: Sequence[Row]) -> dict[str, Any]:
     ]
     orders = list(dict.fromkeys(map(_order, rows)))
     x = alt.X("size:O", title="sequences in a batch", axis=_upright(), scale=alt.Scale(paddingInner=0.3))
-    y = alt.Y("ms:Q", title="milliseconds", axis=alt.Axis(format=",~g"))
+    y = alt.Y("ms:Q", title="milliseconds")
     shared = {"xOffset": alt.XOffset("order:N", sort=orders), "color": _colors(orders)}
     span = alt.Chart(alt.Data(values=spans)).mark_rule(strokeWidth=2)
     shapes = alt.Scale(domain=["median", "90%", "longest"], range=["circle", "diamond", "triangle-up"])

@@ -41,7 +41,6 @@ _PAGE = """<!doctype html>
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
 <meta name="generator" content="raglane {version}">
 <meta name="description" content="{sentence}">
 <link rel="icon" href="data:,">
