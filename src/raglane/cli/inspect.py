@@ -15,6 +15,7 @@ import typer
 
 from raglane.cli import console, options
 from raglane.cli.sources import ColumnNames, Source
+from raglane.cli.train import check_default
 from raglane.errors import ArgumentError, message, quote, require
 from raglane.training.options import RUN
 from raglane.training.settings import Settings
@@ -104,15 +105,17 @@ def inspect(
     settings = Settings(**choices)
     check_whole("ranks", ranks, 1, "pass the number of processes")
     place = None if json is None or str(json) == "-" else json
+    names = ColumnNames(**columns)
+    source = Source(data, format, names)
+    check_default(source, settings)
     _check_outputs(data, html=html, json=place)
     from raglane.inspection import reading
     from raglane.inspection.document import as_json
     from raglane.inspection.inspect import inspect as find_out
 
-    names = ColumnNames(**columns)
     with _progress(quiet) as progress:
         progress.stage("reading")
-        contents = reading.read(data, Source(data, format, names).asked(settings.task), format, progress)
+        contents = reading.read(data, source.asked(settings.task), format, progress)
         found = find_out(contents, settings, columns=names, format=format, ranks=ranks, fresh=fresh, progress=progress)
         files = {} if place is None else {place: as_json(found)}
         if html is not None:
