@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -165,9 +164,11 @@ def _write(files: dict[Path, bytes]) -> None:
 
 def _check_outputs(data: Path | None, **places: Path | None) -> None:
     """Refuse files that could not be written, or would replace the data, before anything is read."""
+    from raglane.training.files import check_new_file
+
     given = {name: path for name, path in places.items() if path is not None}
     for name, path in given.items():
-        _check_output(name, path)
+        check_new_file(name, path)
         if data is not None and _is_same(path, data):
             got = f"{quote(str(path))}, the data, which it would replace"
             raise ArgumentError(message(name, got, "a file of its own", "name another file"))
@@ -177,27 +178,6 @@ def _check_outputs(data: Path | None, **places: Path | None) -> None:
     if "html" in given:
         for module in ("altair", "vl_convert", "matplotlib"):
             require(module, "report")
-
-
-def _check_output(name: str, path: Path) -> None:
-    from raglane.reading import NotAFileError, check_file
-    from raglane.training.files import check_place
-
-    try:
-        check_file(path)
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    except IsADirectoryError as error:
-        raise ArgumentError(message(name, quote(str(path)), "a file, not a folder", "name a file in it")) from error
-    except NotAFileError as error:
-        # A link to what is not there yet is replaced, as a link to a file is.
-        if error.errno != errno.ENOENT:
-            got = f"{quote(str(path))}, {error.strerror}"
-            raise ArgumentError(message(name, got, "a file, or the name of a new one", "name a file")) from error
-    if not path.parent.is_dir():
-        fix = f"mkdir -p {quote(str(path.parent))}"
-        raise ArgumentError(message(name, quote(str(path)), "a file in a folder that exists", fix))
-    check_place(name, path.parent)
 
 
 def _is_same(path: Path, other: Path) -> bool:
