@@ -13,8 +13,7 @@ from raglane.inspection.html import shown
 from raglane.inspection.inspect import Inspection
 from raglane.inspection.pictures import LAYOUTS, draw
 from raglane.inspection.text import QUANTILES, data_facts, length_facts
-from raglane.planner.words import COLUMNS, bytes_in_words, cells, seconds_in_words
-from raglane.planner.words import shown as shown_rows
+from raglane.planner import words
 
 __all__ = ["as_page"]
 
@@ -135,7 +134,7 @@ def _facts(inspection: Inspection) -> str:
             ("median length", f"{numbers.median:,}"),
             ("longest", f"{numbers.maximum:,}"),
             ("real elements of one padded batch", f"{numbers.fill:.0%}"),
-            ("epoch of the layer", seconds_in_words(best.train_seconds)),
+            ("epoch of the layer", words.seconds_in_words(best.train_seconds)),
         ]
     )
 
@@ -222,12 +221,12 @@ def _pictures(inspection: Inspection) -> str:
     pictures: dict[tuple[str, ...], tuple[str, str]] = {}
     for number, one in enumerate(inspection.examples):
         for layout, (what, _) in LAYOUTS.items():
-            words = (
+            caption = (
                 f"The {one.name} batch, {layout}: {what}. {len(one.lengths):,} sequences of {one.lengths[-1]:,} to "
                 f"{one.lengths[0]:,} steps, {sum(one.lengths):,} elements; {one.fill:.0%} of the padded batch is real."
             )
             try:
-                pictures[one.name, layout] = draw(one.lengths, layout, f"{layout}{number}-"), words
+                pictures[one.name, layout] = draw(one.lengths, layout, f"{layout}{number}-"), caption
             except ArgumentError:
                 return html.paragraphs("These batches have more elements than a picture can hold.")
     kind = "grouped by length" if inspection.plan.best.grouped else "random"
@@ -239,7 +238,7 @@ def _pictures(inspection: Inspection) -> str:
 
 def _ways(inspection: Inspection) -> str:
     plan = inspection.plan
-    rows = shown_rows(plan)
+    rows = words.shown(plan)
     about = (
         f"The layer {plan.layer} over all sequences once: elements computed, the share of them that does not exist, "
         "training, inference, the step that nine of ten do not exceed, and the memory of a step. The best is marked."
@@ -249,8 +248,8 @@ def _ways(inspection: Inspection) -> str:
         + "\n"
         + html.table(
             "The best batches of each way, and each size of the recommended way",
-            COLUMNS,
-            [cells(row) for row in rows],
+            words.COLUMNS,
+            [words.cells(row) for row in rows],
             words=4,
             best=lambda place: rows[place] is plan.best,
         )
@@ -263,8 +262,8 @@ def _steps(inspection: Inspection) -> str:
         (
             f"{row.batch_size:,}",
             "grouped" if row.grouped else "random",
-            *map(seconds_in_words, (row.step_p50, row.step_p90, row.step_max)),
-            bytes_in_words(row.peak_bytes),
+            *map(words.seconds_in_words, (row.step_p50, row.step_p90, row.step_max)),
+            words.bytes_in_words(row.peak_bytes),
         )
         for row in rows
     ]
@@ -273,8 +272,8 @@ def _steps(inspection: Inspection) -> str:
     return html.chart(
         "steps-drawn",
         charts.steps(rows),
-        f"Time of a training step by size of the batch; as recommended {seconds_in_words(best.step_p50)} at the median "
-        f"and {seconds_in_words(best.step_max)} at most.",
+        f"Time of a training step by size of the batch; as recommended {words.seconds_in_words(best.step_p50)} at the "
+        f"median and {words.seconds_in_words(best.step_max)} at most.",
         f"A training step of the layer with {best.way}: the median, what nine of ten steps do not exceed, and the "
         "longest.",
         html.table("Training steps", columns, listed, words=2),
