@@ -83,10 +83,13 @@ def test_the_command_has_what_differs_from_the_defaults() -> None:
     names = ColumnNames(label="my label", features=["a", "b"])
     line = train_line(Path("-odd name.csv"), "features", "csv", names, Settings())
     assert line == (
-        "raglane train './-odd name.csv' --label-column 'my label' --feature-column a --feature-column b --format csv"
+        "raglane train './-odd name.csv' --batch-size 32 --label-column 'my label' --feature-column a "
+        "--feature-column b --format csv"
     )
-    assert train_line(None, "features", None, ColumnNames(), Settings()) == "raglane train"
-    assert train_line(Path("a.txt"), "lengths", None, ColumnNames(), Settings()) == "raglane train DATA"
+    default = train_line(None, "features", None, ColumnNames(), Settings(batch_size=8))
+    assert default == "raglane train --batch-size 8"
+    lengths = train_line(Path("a.txt"), "lengths", None, ColumnNames(), Settings())
+    assert lengths == "raglane train DATA --batch-size 32"
 
 
 def test_the_command_follows_the_recommendation() -> None:

@@ -17,11 +17,12 @@ from raglane.training.settings import Settings
 __all__ = ["recommended", "shell_line", "train_line", "words_of"]
 
 
-def words_of(chosen: Any) -> list[str]:
+def words_of(chosen: Any, always: str = "") -> list[str]:
     """The flags and values that choose what an object of options has, but for what is the default.
 
     Args:
         chosen: an object of a dataclass with options.
+        always: an option that is written as its default, too.
 
     Example:
         >>> words_of(Settings(layer="lstm", hidden=256, bidirectional=True))
@@ -31,7 +32,8 @@ def words_of(chosen: Any) -> list[str]:
     known = options(chosen)
     for field in dataclasses.fields(chosen):
         value = getattr(chosen, field.name)
-        if field.name not in known or value is None or value == field.default:
+        is_default = value == field.default and field.name != always
+        if field.name not in known or value is None or is_default:
             continue
         flag = flag_of(type(chosen), field.name)
         if value is True:
@@ -68,11 +70,11 @@ def train_line(path: Path | None, kind: str, format: str | None, columns: Any, s
 
     Example:
         >>> train_line(Path("my data.csv"), "features", None, Settings(), Settings(layer="lstm", bucket=True))
-        "raglane train 'my data.csv' --cell lstm --bucket"
+        "raglane train 'my data.csv' --cell lstm --batch-size 32 --bucket"
     """
     data = [] if path is None else ["DATA"] if kind == "lengths" else [_not_an_option(str(path))]
     named = [] if format is None else ["--format", format]
-    return shell_line(["raglane", "train", *data, *words_of(settings), *words_of(columns), *named])
+    return shell_line(["raglane", "train", *data, *words_of(settings, "batch_size"), *words_of(columns), *named])
 
 
 def shell_line(words: Iterable[str]) -> str:
