@@ -17,7 +17,7 @@ import typer
 
 from raglane.cli.sources import ColumnNames
 from raglane.errors import flags, quote
-from raglane.training.options import DATA, MODEL, RUN, TRAINING, options
+from raglane.training.options import DATA, MODEL, RUN, TRAINING, flag_of, options
 from raglane.training.settings import Settings
 
 __all__ = ["Given", "command", "path"]
@@ -72,15 +72,10 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 def _flags_of(context: typer.Context) -> dict[str, str]:
     """The flags by the names of Python's arguments: of this command, and of training, which messages may refer to."""
-    trained = {name: _flag(kind, name) for kind in (Settings, ColumnNames) for name in options(kind)}
+    trained = {name: flag_of(kind, name) for kind in (Settings, ColumnNames) for name in options(kind)}
     own = {option.name or "": option.opts[0] for option in context.command.params if option.opts[0].startswith("-")}
     # What the command line calls --out is an argument called folder.
     return {"folder": "--out"} | trained | own
-
-
-def _flag(kind: Any, name: str) -> str:
-    """The flag of an option of a dataclass."""
-    return options(kind)[name].flag or "--" + name.replace("_", "-")
 
 
 def _is_given(context: typer.Context, name: str) -> bool:
@@ -111,7 +106,7 @@ def _shown(kind: Any, name: str) -> Any:
     option = options(kind)[name]
     number = f"INTEGER|{option.also}" if option.also else None
     return typer.Option(
-        _flag(kind, name),
+        flag_of(kind, name),
         parser=functools.partial(_number_or, option.also) if option.also else None,
         metavar=option.metavar or "|".join(option.choices) or number,
         help=option.help,

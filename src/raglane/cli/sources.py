@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from raglane.data.records import Records
+    from raglane.data.records import Columns, Records
 
 __all__ = ["DEFAULT_DATA", "ColumnNames", "SavedSource", "Source", "hold_out"]
 
@@ -91,15 +91,24 @@ class Source:
             MissingExtraError: an extra is not installed.
         """
         from raglane.data.formats import japanese_vowels, read
-        from raglane.data.records import Columns
 
         if self.path is None:
             return japanese_vowels()[0 if part == "train" else 1]
+        return read(self.path, self.asked(task, need_labels=need_labels), self.format)
+
+    def asked(self, task: str, *, need_labels: bool = True) -> Columns:
+        """What a reader is asked for.
+
+        Args:
+            task: ``classify``, ``tag`` or ``forecast``.
+            need_labels: whether a file without labels is an error.
+        """
+        from raglane.data.records import Columns
+
         named = asdict(self.columns)
         # What Python calls a tuple is a list in JSON.
         named["features"] = tuple(named["features"]) if named["features"] else None
-        columns = Columns(task=task, need_labels=need_labels, **named)
-        return read(self.path, columns, self.format)
+        return Columns(task=task, need_labels=need_labels, **named)
 
     def found_in(self, records: Records) -> dict[str, Any]:
         """The columns for another file of this kind: those that the reader found, and those that were named.

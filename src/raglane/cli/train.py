@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from raglane.data.records import Records
     from raglane.training.run import TrainingResult
 
-__all__ = ["train"]
+__all__ = ["check_default", "train"]
 
 # What may differ when a run goes on: nothing that would change what the epochs so far have done.
 _CHANGEABLE = ("epochs", "patience", "device", "threads", "workers")
@@ -70,7 +70,7 @@ def train(
         settings = Settings(
             **{name: value for name, value in choices.items() if value != "auto" or name != "batch_size"}
         )
-        _check_default(source, settings)
+        check_default(source, settings)
         folder = out or Path("runs") / f"{source.name}-{settings.task}-{settings.layer}"
         order = _Order(settings, source, validation, test, folder, False, overwrite, quiet, plans_batches)
         check_folder(folder, overwrite=overwrite)
@@ -120,8 +120,16 @@ class _Order:
             console.say(line)
 
 
-def _check_default(source: Source, settings: Settings) -> None:
-    """Refuse a task that the default data is not for."""
+def check_default(source: Source, settings: Settings) -> None:
+    """Refuse a task that the default data is not for.
+
+    Args:
+        source: of the data.
+        settings: of the training.
+
+    Raises:
+        ArgumentError: no data is named, and the task is not to classify.
+    """
     if source.path is None and settings.task != "classify":
         raise ArgumentError(
             message("task", repr(settings.task), f"the default data, {DEFAULT_DATA}, is to classify", "give DATA")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from raglane.errors import argument
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner.batches import epoch_of, thin_out
 from raglane.planner.calibration import Calibration
@@ -116,7 +117,11 @@ def table(plan: Plan) -> str:
     run = "" if plan.most_bytes is None else f" (one was run: {bytes_in_words(plan.most_bytes)})"
     notes.append(f"a training step fits into memory up to {plan.most_elements:,} elements{run}")
     notes += [plan.tail] if plan.tail else []
-    notes += ["other programs kept this machine busy: plan again with fresh=True when it is idle"] if plan.busy else []
+    notes += (
+        [f"other programs kept this machine busy: plan again with {argument('fresh', True)} when it is idle"]
+        if plan.busy
+        else []
+    )
     return "\n".join([head, "", *lines, "", *notes])
 
 

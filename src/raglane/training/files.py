@@ -8,15 +8,26 @@ fixed, two processes that write one file take turns.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from raglane.errors import ArgumentError, argument, message
+from raglane.errors import ArgumentError, argument, message, quote
+from raglane.reading import NotAFileError, check_file
 from raglane.training.lock import turn
 
-__all__ = ["check_place", "remove", "settle", "sync_folder", "whole_folder", "write_file", "write_folder"]
+__all__ = [
+    "check_new_file",
+    "check_place",
+    "remove",
+    "settle",
+    "sync_folder",
+    "whole_folder",
+    "write_file",
+    "write_folder",
+]
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -140,6 +151,38 @@ def check_place(given_as: str, folder: Path) -> None:
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         rule = f"{there} is a folder that may be written to"
         raise ArgumentError(message(given_as, repr(str(folder)), rule, f"give another {argument(given_as)}"))
+
+
+def check_new_file(given_as: str, path: Path) -> None:
+    """Refuse a file that nothing can be written to, before any work is done; it need not exist yet.
+
+    Args:
+        given_as: the argument that gave it, for the message.
+        path: of the file.
+
+    Raises:
+        ArgumentError: a folder or something else that is not a file, or a file in a folder that is missing or closed
+            to us.
+        OSError: the file, or its folder, cannot be reached.
+
+    Example:
+        >>> check_new_file("output", Path("predictions.csv"))
+    """
+    try:
+        check_file(path)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except IsADirectoryError as error:
+        raise ArgumentError(message(given_as, quote(str(path)), "a file, not a folder", "name a file in it")) from error
+    except NotAFileError as error:
+        # A link to what is not there yet is replaced, as a link to a file is.
+        if error.errno != errno.ENOENT:
+            got = f"{quote(str(path))}, {error.strerror}"
+            raise ArgumentError(message(given_as, got, "a file, or the name of a new one", "name a file")) from error
+    if not path.parent.is_dir():
+        fix = f"mkdir -p '{path.parent}'"
+        raise ArgumentError(message(given_as, quote(str(path)), "a file in a folder that exists", fix))
+    check_place(given_as, path.parent)
 
 
 def _partial(path: Path) -> Path:

@@ -12,7 +12,7 @@ from typing import Any
 
 from raglane.errors import ArgumentError, message, quote
 
-__all__ = ["DATA", "MODEL", "RUN", "TRAINING", "Option", "Rule", "check", "option", "options"]
+__all__ = ["DATA", "MODEL", "RUN", "TRAINING", "Option", "Rule", "check", "flag_of", "option", "options"]
 
 # The parts of a help page, in their order.
 MODEL, TRAINING, DATA, RUN = "Task and model", "Training", "Data", "Run and output"
@@ -91,6 +91,21 @@ def options(kind: Any) -> dict[str, Option]:
         kind: the class, or an object of it.
     """
     return {field.name: field.metadata[_KEY] for field in dataclasses.fields(kind) if _KEY in field.metadata}
+
+
+def flag_of(kind: Any, name: str) -> str:
+    """The flag of an option on the command line.
+
+    Args:
+        kind: the dataclass.
+        name: of its field.
+
+    Example:
+        >>> from raglane.training.settings import Settings
+        >>> flag_of(Settings, "layer"), flag_of(Settings, "batch_size")
+        ('--cell', '--batch-size')
+    """
+    return options(kind)[name].flag or "--" + name.replace("_", "-")
 
 
 def check(chosen: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import errno
 import io
 import json
 import os
@@ -12,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from raglane.errors import ArgumentError, message, require
-from raglane.reading import NotAFileError, as_path, check_file
+from raglane.reading import as_path
 from raglane.training.checkpoint import CONFIG
-from raglane.training.files import check_place, write_file
+from raglane.training.files import check_new_file, write_file
 from raglane.training.folder import RUN_FILES, RUN_FOLDERS
 from raglane.training.inference import Predictions
 from raglane.training.stored import finite
@@ -43,22 +42,7 @@ def check_output(path: str | os.PathLike[str]) -> None:
         raise ArgumentError(
             message("output", repr(str(path)), f"a name that ends in {', '.join(WRITERS)}", "change the suffix")
         )
-    try:
-        check_file(path)
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    except IsADirectoryError as error:
-        raise ArgumentError(message("output", repr(str(path)), "a file, not a folder", "name a file in it")) from error
-    except NotAFileError as error:
-        # A link to what is not there yet is replaced, as a link to a file is.
-        if error.errno != errno.ENOENT:
-            got = f"{str(path)!r}, {error.strerror}"
-            raise ArgumentError(message("output", got, "a file, or the name of a new one", "name a file")) from error
-    if not path.parent.is_dir():
-        raise ArgumentError(
-            message("output", repr(str(path)), "a file in a folder that exists", f"mkdir -p '{path.parent}'")
-        )
-    check_place("output", path.parent)
+    check_new_file("output", path)
     if path.suffix.lower() == ".parquet":
         require("pyarrow", "data")
 

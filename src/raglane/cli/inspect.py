@@ -1,0 +1,214 @@
+"""``raglane inspect``: what data looks like, and how to train on it."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from raglane.cli import console, options
+from raglane.cli.sources import ColumnNames, Source
+from raglane.cli.train import check_default
+from raglane.errors import ArgumentError, message, quote, require
+from raglane.training.options import RUN
+from raglane.training.settings import Settings
+
+if TYPE_CHECKING:
+    from raglane.inspection.contents import Progress
+    from raglane.inspection.inspect import Inspection
+
+__all__ = ["inspect"]
+
+
+def _as_trained(name: str) -> Any:
+    """The field of this name of the settings of training: its default, its rules and its help."""
+    field = Settings.__dataclass_fields__[name]
+    return dataclasses.field(default=field.default, metadata=field.metadata)
+
+
+@dataclass(frozen=True)
+class _Model:
+    """The choices of training that matter to a plan."""
+
+    task: str = _as_trained("task")
+    layer: str = _as_trained("layer")
+    hidden: int = _as_trained("hidden")
+    layers: int = _as_trained("layers")
+    bidirectional: bool = _as_trained("bidirectional")
+    layer_norm: bool = _as_trained("layer_norm")
+    embedding: int = _as_trained("embedding")
+
+
+Data = Annotated[
+    Path | None,
+    typer.Argument(
+        parser=options.path,
+        help="What raglane train reads, or a .txt file with one length per line. Without it: Japanese vowels.",
+        show_default=False,
+    ),
+]
+Ranks = Annotated[int, typer.Option(help="Processes that train together.", rich_help_panel=RUN)]
+Fresh = Annotated[
+    bool, typer.Option("--fresh", help="Measure the layer again, when this machine is idle, say.", rich_help_panel=RUN)
+]
+Html = Annotated[
+    Path | None,
+    typer.Option("--html", parser=options.path, help="File for a page.", show_default="none", rich_help_panel=RUN),
+]
+Json = Annotated[
+    Path | None,
+    typer.Option(
+        "--json",
+        parser=options.path,
+        help="File for everything as JSON; - for the standard output.",
+        show_default="none",
+        rich_help_panel=RUN,
+    ),
+]
+
+
+@options.command
+def inspect(
+    data: Data = None,
+    *,
+    choices: Annotated[options.Given, _Model],
+    columns: options.Columns,
+    format: options.Format = None,
+    ranks: Ranks = 1,
+    fresh: Fresh = False,
+    html: Html = None,
+    json: Json = None,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,  # noqa: ARG001
+) -> None:
+    """Look at data before a training: its lengths, what padding wastes, what each way to train costs, and the best.
+
+    The layer is measured on this machine for some seconds, once; the next inspection of such a layer is quick.
+
+    For example:
+
+    raglane inspect names.csv --cell lstm --hidden 256
+
+    raglane inspect lengths.txt --ranks 8
+
+    raglane inspect meters.parquet --task forecast --html report.html --json report.json
+    """
+    from raglane.checks import check_whole
+
+    settings = Settings(**choices)
+    check_whole("ranks", ranks, 1, "pass the number of processes")
+    place = None if json is None or str(json) == "-" else json
+    names = ColumnNames(**columns)
+    source = Source(data, format, names)
+    check_default(source, settings)
+    _check_outputs(data, html=html, json=place)
+    from raglane.inspection import reading
+    from raglane.inspection.document import as_json
+    from raglane.inspection.inspect import inspect as find_out
+
+    with _progress(quiet) as progress:
+        progress.stage("reading")
+        contents = reading.read(data, source.asked(settings.task), format, progress)
+        found = find_out(contents, settings, columns=names, format=format, ranks=ranks, fresh=fresh, progress=progress)
+        files = {} if place is None else {place: as_json(found)}
+        if html is not None:
+            from raglane.inspection.page import as_page
+
+            progress.stage("drawing")
+            files[html] = as_page(found)
+    _write(files)
+    if json is not None and place is None:
+        sys.stdout.write(as_json(found).decode("utf-8", errors="backslashreplace"))
+        sys.stdout.flush()
+    elif not quiet:
+        _tell(found, list(files))
+
+
+def _tell(found: Inspection, written: list[Path]) -> None:
+    from raglane.inspection.text import lines
+
+    bar = "█"
+    try:
+        bar.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        bar = "#"
+    if written:
+        console.say(*lines(found, bar), f"written: {', '.join(map(str, written))}")
+    else:
+        console.say(*lines(found, bar))
+    console.say("train with:", found.command)
+
+
+def _write(files: dict[Path, bytes]) -> None:
+    """Write each file whole or not at all, and none where one cannot be written."""
+    from raglane.training.files import write_file
+
+    done: list[Path] = []
+    new = {path for path in files if not path.exists()}
+    try:
+        for path, content in files.items():
+            write_file(path, content)
+            done.append(path)
+    except OSError:
+        for path in done:
+            if path in new:
+                path.unlink(missing_ok=True)
+        raise
+
+
+def _check_outputs(data: Path | None, **places: Path | None) -> None:
+    """Refuse files that could not be written, or would replace the data, before anything is read."""
+    from raglane.training.files import check_new_file
+
+    given = {name: path for name, path in places.items() if path is not None}
+    for name, path in given.items():
+        check_new_file(name, path)
+        if data is not None and _is_same(path, data):
+            got = f"{quote(str(path))}, the data, which it would replace"
+            raise ArgumentError(message(name, got, "a file of its own", "name another file"))
+    if len(given) == 2 and _is_same(*given.values()):
+        got = f"{quote(str(given['json']))}, which is also the page"
+        raise ArgumentError(message("json", got, "a file of its own", "name another file"))
+    if "html" in given:
+        for module in ("altair", "vl_convert", "matplotlib"):
+            require(module, "report")
+
+
+def _is_same(path: Path, other: Path) -> bool:
+    try:
+        return path.samefile(other)
+    except OSError:
+        return path.resolve() == other.resolve()
+
+
+@contextmanager
+def _progress(quiet: bool) -> Iterator[Progress]:
+    """A bar on a terminal, below what is printed; nothing elsewhere."""
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    from raglane.inspection.contents import Progress
+
+    terminal = Console(stderr=True)
+    if quiet or not terminal.is_terminal or terminal.is_dumb_terminal:
+        yield Progress()
+        return
+    columns = TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn()
+    with Bar(*columns, console=terminal, transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        class Shown(Progress):
+            def stage(self, name: str) -> None:
+                bar.update(task, description=name, total=None, completed=0)
+
+            def done(self, share: float) -> None:
+                bar.update(task, total=1.0, completed=share)
+
+        yield Shown()

@@ -1,0 +1,128 @@
+"""The padded batches that an epoch would have: how full they are, and three of them to look at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from raglane.data.samplers import BucketBatchSampler
+from raglane.plot.distributions import batch_waste
+
+__all__ = ["ORDERS", "Example", "Fill", "batch_sizes", "examples", "fills", "thin_out"]
+
+ORDERS: dict[str, dict[str, Any]] = {"random": {"bucket_batches": 1}, "grouped": {}, "sorted": {"shuffle": False}}
+"""In which order sequences come to batches, as options of the sampler: by chance, as ``--bucket`` does, by length."""
+
+# Sequences of a longer list that are looked at.
+_SEQUENCES = 1 << 16
+_SIZES = (8, 16, 32, 64, 128, 256, 512)
+
+_Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Fill:
+    """How full padded batches are.
+
+    Attributes:
+        batch_size: sequences in a batch.
+        order: a key of ``ORDERS``.
+        fill: the share of an epoch's padded elements that is real.
+    """
+
+    batch_size: int
+    order: str
+    fill: float
+
+
+@dataclass(frozen=True)
+class Example:
+    """A batch to look at.
+
+    Attributes:
+        name: ``"worst"``, ``"median"`` or ``"best"``, by its fill.
+        fill: the share of its padded elements that is real.
+        lengths: of its sequences.
+    """
+
+    name: str
+    fill: float
+    lengths: tuple[int, ...]
+
+
+def thin_out(lengths: _Integers, seed: int = 0) -> _Integers:
+    """A random part of a long list of lengths; a shorter one as it is.
+
+    Args:
+        lengths: ``(B,)``.
+        seed: of the draw.
+
+    Example:
+        >>> len(thin_out(np.ones(1_000_000, np.int64))), len(thin_out(np.ones(10, np.int64)))
+        (65536, 10)
+    """
+    if len(lengths) <= _SEQUENCES:
+        return lengths
+    return lengths[np.random.default_rng(seed).choice(len(lengths), _SEQUENCES, replace=False, shuffle=False)]
+
+
+def batch_sizes(count: int) -> list[int]:
+    """The sizes that are compared: powers of two that the sequences fill.
+
+    Example:
+        >>> batch_sizes(40), batch_sizes(3)
+        ([8, 16, 32], [3])
+    """
+    return [size for size in _SIZES if size <= count] or [count]
+
+
+def fills(lengths: _Integers) -> tuple[Fill, ...]:
+    """How full padded batches are, by their size and order.
+
+    Args:
+        lengths: ``(B,)``, at least one.
+
+    Example:
+        >>> [(fill.order, round(fill.fill, 2)) for fill in fills(np.array([1, 9] * 8)) if fill.batch_size == 8]
+        [('random', 0.56), ('grouped', 1.0), ('sorted', 1.0)]
+    """
+    return tuple(
+        Fill(size, order, 1 - batch_waste(lengths, BucketBatchSampler(lengths, size, **options)))
+        for size in batch_sizes(len(lengths))
+        for order, options in ORDERS.items()
+    )
+
+
+def examples(lengths: _Integers, batch_size: int, *, grouped: bool) -> tuple[Example, ...]:
+    """The worst, the median and the best padded batch of an epoch, by their fill.
+
+    Args:
+        lengths: ``(B,)``, at least one element among them.
+        batch_size: sequences in a batch.
+        grouped: by length; else by chance.
+
+    Returns:
+        One where there is a single batch, else three, of whole batches where there are some.
+
+    Example:
+        >>> [(batch.name, batch.lengths) for batch in examples(np.array([4, 4, 4, 2]), 2, grouped=True)]
+        [('worst', (4, 2)), ('median', (4, 4)), ('best', (4, 4))]
+    """
+    order = ORDERS["grouped" if grouped else "random"]
+    batches = [lengths[batch] for batch in BucketBatchSampler(lengths, batch_size, **order)]
+    full = [batch for batch in batches if len(batch) == batch_size and batch.any()]
+    full = full or [batch for batch in batches if batch.any()]
+    ranked = sorted(full, key=_fill)
+    last = len(ranked) - 1
+    places = {"median": 0} if last == 0 else {"worst": 0, "median": len(ranked) // 2, "best": last}
+    return tuple(
+        Example(name, _fill(ranked[place]), tuple(sorted(ranked[place].tolist(), reverse=True)))
+        for name, place in places.items()
+    )
+
+
+def _fill(lengths: _Integers) -> float:
+    return float(lengths.sum() / (len(lengths) * lengths.max()))

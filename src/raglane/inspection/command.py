@@ -1,0 +1,91 @@
+"""The command that trains as the recommendation says: a line for a shell."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from raglane.inspection.contents import Contents
+from raglane.planner import Row
+from raglane.training.options import flag_of, options
+from raglane.training.settings import Settings
+
+__all__ = ["recommended", "shell_line", "train_line", "words_of"]
+
+
+def words_of(chosen: Any, always: str = "") -> list[str]:
+    """The flags and values that choose what an object of options has, but for what is the default.
+
+    Args:
+        chosen: an object of a dataclass with options.
+        always: an option that is written as its default, too.
+
+    Example:
+        >>> words_of(Settings(layer="lstm", hidden=256, bidirectional=True))
+        ['--cell', 'lstm', '--hidden', '256', '--bidirectional']
+    """
+    words: list[str] = []
+    known = options(chosen)
+    for field in dataclasses.fields(chosen):
+        value = getattr(chosen, field.name)
+        is_default = value == field.default and field.name != always
+        if field.name not in known or value is None or is_default:
+            continue
+        flag = flag_of(type(chosen), field.name)
+        if value is True:
+            words.append(flag)
+        else:
+            for entry in value if isinstance(value, list | tuple) else [value]:
+                words += [flag, str(entry)]
+    return words
+
+
+def recommended(settings: Settings, best: Row, contents: Contents) -> Settings:
+    """The settings of a training that follows a recommendation.
+
+    Args:
+        settings: what was asked for.
+        best: the recommendation, with a ``batch_size``.
+        contents: where features are missing, training fills them, which it does only when told to.
+    """
+    chosen = replace(settings, batch_size=best.batch_size or settings.batch_size, threads=best.threads)
+    chosen = replace(chosen, bucket=best.grouped)
+    return replace(chosen, missing="zero") if contents.missing else chosen
+
+
+def train_line(path: Path | None, kind: str, format: str | None, columns: Any, settings: Settings) -> str:
+    """``raglane train`` for a shell.
+
+    Args:
+        path: of the data; None for the embedded default.
+        kind: of :class:`~raglane.inspection.contents.Contents`; a file of lengths is nothing to train on: ``DATA``
+            stands for what is.
+        format: as it was named, or None.
+        columns: an object of options: the columns that were named.
+        settings: of the training.
+
+    Example:
+        >>> train_line(Path("my data.csv"), "features", None, Settings(), Settings(layer="lstm", bucket=True))
+        "raglane train 'my data.csv' --cell lstm --batch-size 32 --bucket"
+    """
+    data = [] if path is None else ["DATA"] if kind == "lengths" else [_not_an_option(str(path))]
+    named = [] if format is None else ["--format", format]
+    return shell_line(["raglane", "train", *data, *words_of(settings, "batch_size"), *words_of(columns), *named])
+
+
+def shell_line(words: Iterable[str]) -> str:
+    """Words as a shell takes them.
+
+    Example:
+        >>> shell_line(["raglane", "train", "my data.csv"])
+        "raglane train 'my data.csv'"
+    """
+    return " ".join(map(shlex.quote, words))
+
+
+def _not_an_option(path: str) -> str:
+    return f"./{path}" if path.startswith("-") else path

@@ -1,0 +1,172 @@
+"""What a file holds, as far as it matters before anything is trained: lengths, features, labels, what is missing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from raglane.data.records import Records
+from raglane.errors import DataError
+
+__all__ = ["Contents", "Feature", "Labels", "Progress", "contents_of", "data_name", "labels_of", "refuse_empty"]
+
+DEFAULT_NAME = "Japanese vowels"
+
+
+class Progress:
+    """What is told how far the work has come; this one keeps it to itself."""
+
+    def stage(self, name: str) -> None:
+        """The next part of the work begins."""
+
+    def done(self, share: float) -> None:
+        """So much of the part is done, from 0 to 1."""
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A feature column.
+
+    Attributes:
+        name: as the file has it, or ``"x0"``, ... where it has none.
+        missing: elements in which it is NaN or infinite.
+    """
+
+    name: str
+    missing: int
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The labels of a file.
+
+    Attributes:
+        of: ``"sequence"`` or ``"element"``: what each belongs to.
+        counts: how often each comes, the most frequent first.
+    """
+
+    of: str
+    counts: dict[str, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Contents:
+    """What a file holds.
+
+    Attributes:
+        name: of the file, for a title.
+        path: None for the embedded default.
+        lengths: ``(B,)`` int64.
+        kind: ``"features"``, ``"tokens"``, or ``"lengths"`` where the file says nothing else.
+        features: its columns, where ``kind`` is ``"features"``.
+        vocabulary: different tokens, where ``kind`` is ``"tokens"``; else None.
+        labels: None where none were read.
+        notes: lines to tell the user.
+
+    Example:
+        >>> contents = Contents("a", None, np.array([3, 0, 2]), "lengths")
+        >>> contents.missing, contents.input_size(32)
+        (0, 32)
+    """
+
+    name: str
+    path: Path | None
+    lengths: npt.NDArray[np.int64]
+    kind: str
+    features: tuple[Feature, ...] = ()
+    vocabulary: int | None = None
+    labels: Labels | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def missing(self) -> int:
+        """Features that are NaN or infinite, in all columns."""
+        return sum(feature.missing for feature in self.features)
+
+    def input_size(self, embedding: int) -> int:
+        """What the first recurrent layer reads of an element.
+
+        Args:
+            embedding: the size of a token's embedding; a file of lengths is taken for one of tokens.
+        """
+        if self.kind != "features":
+            return embedding
+        # Where something is missing, training adds for each channel one that says so.
+        return len(self.features) * (2 if self.missing else 1)
+
+
+def data_name(path: Path | None) -> str:
+    """The data in a title.
+
+    Example:
+        >>> data_name(Path("some/data.csv")), data_name(None)
+        ('data.csv', 'Japanese vowels')
+    """
+    return DEFAULT_NAME if path is None else path.resolve().name or str(path)
+
+
+def labels_of(of: str, counts: Mapping[str, int]) -> Labels:
+    """Labels, the most frequent first; of those that come as often, the first in the alphabet.
+
+    Example:
+        >>> labels_of("sequence", {"b": 1, "a": 1, "c": 3}).counts
+        {'c': 3, 'a': 1, 'b': 1}
+    """
+    return Labels(of, dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))))
+
+
+def contents_of(records: Records, path: Path | None) -> Contents:
+    """What a reader found, counted.
+
+    Args:
+        records: what was read.
+        path: None for the embedded default.
+
+    Example:
+        >>> from raglane.data.records import offsets_of
+        >>> values = np.array([[1, np.nan], [2, 3], [4, 5]], np.float32)
+        >>> records = Records(values, offsets_of([1, 2]), labels=("a", "b"), channels=("x", "y"))
+        >>> found = contents_of(records, None)
+        >>> found.lengths.tolist(), found.features[1], found.labels.counts
+        ([1, 2], Feature(name='y', missing=1), {'a': 1, 'b': 1})
+    """
+    labels = None
+    if records.labels is not None:
+        labels = labels_of("sequence", Counter(records.labels))
+    elif records.tags is not None:
+        labels = labels_of("element", Counter(records.tags.tolist()))
+    found = Contents(data_name(path), path, records.lengths, "tokens", labels=labels, notes=records.notes)
+    if records.is_tokens:
+        return replace(found, vocabulary=len(set(records.values.tolist())))
+    counts = (~np.isfinite(records.values)).sum(axis=0).tolist()
+    features = tuple(Feature(name, count) for name, count in zip(records.channels, counts, strict=True))
+    return replace(found, kind="features", features=features)
+
+
+def refuse_empty(contents: Contents) -> None:
+    """Refuse data in which there is nothing to compute.
+
+    Raises:
+        DataError: no sequence, or none with an element.
+
+    Example:
+        >>> refuse_empty(Contents("a", Path("a.txt"), np.array([0, 0]), "lengths"))
+        Traceback (most recent call last):
+        ...
+        raglane.errors.DataError: a.txt: got 2 sequences, none of which has an element; the rule: ...
+    """
+    from raglane.data.formats.base import count_of, data_error
+
+    if contents.lengths.any():
+        return
+    count = len(contents.lengths)
+    got = f"{count_of(count, 'sequence')}, none of which has an element" if count else "no sequence"
+    error: DataError = data_error(
+        contents.path or Path(contents.name), got, "at least one sequence has an element", "check the data"
+    )
+    raise error

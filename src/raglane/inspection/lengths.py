@@ -1,0 +1,218 @@
+"""Lengths in numbers: quantiles, a histogram, buckets. All of it follows from how often each length comes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Bin", "Bucket", "Distribution", "Summary", "bins", "buckets", "summary"]
+
+_Integers = npt.NDArray[np.int64]
+
+# Bars of a histogram, and buckets.
+_BINS, _BUCKETS = 30, 8
+# A longest sequence so many times as long as most makes the bars of a histogram grow with the length.
+_LONG = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Distribution:
+    """How often each length comes.
+
+    Attributes:
+        values: the different lengths, ascending, ``(D,)``.
+        counts: of each, ``(D,)``.
+
+    Example:
+        >>> lengths = Distribution.of(np.array([4, 2, 4, 0]))
+        >>> lengths.values.tolist(), lengths.counts.tolist(), lengths.quantile(0.5), lengths.quantile(1.0)
+        ([0, 2, 4], [1, 1, 2], 2, 4)
+    """
+
+    values: _Integers
+    counts: _Integers
+
+    @classmethod
+    def of(cls, lengths: _Integers) -> Distribution:
+        """Count lengths.
+
+        Args:
+            lengths: ``(B,)``, at least one, each at least 0.
+        """
+        if int(lengths.max()) <= 4 * len(lengths) + 1000:
+            counts = np.bincount(lengths)
+            values = np.flatnonzero(counts)
+            return cls(values, counts[values])
+        return cls(*np.unique(lengths, return_counts=True))
+
+    @property
+    def count(self) -> int:
+        """Sequences."""
+        return int(self.counts.sum())
+
+    def quantile(self, share: float) -> int:
+        """The least length that at least this share of the sequences does not exceed.
+
+        Args:
+            share: from 0 to 1.
+        """
+        ends = np.cumsum(self.counts)
+        rank = max(1, math.ceil(share * int(ends[-1]) - 1e-9))
+        return int(self.values[np.searchsorted(ends, rank)])
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Lengths in a few numbers.
+
+    Attributes:
+        count: of sequences.
+        empty: how many of them have no element.
+        elements: of all.
+        minimum, q1, median, q3, p95, p99, maximum: quantiles: each is the least length that such a share of the
+            sequences does not exceed.
+        mean: elements per sequence.
+        fill: the share of one padded batch of all sequences that is real.
+    """
+
+    count: int
+    empty: int
+    elements: int
+    minimum: int
+    q1: int
+    median: int
+    q3: int
+    p95: int
+    p99: int
+    maximum: int
+    mean: float
+    fill: float
+
+
+def summary(lengths: Distribution) -> Summary:
+    """The few numbers of lengths.
+
+    Args:
+        lengths: with at least one element.
+
+    Example:
+        >>> found = summary(Distribution.of(np.array([4, 6, 8, 5, 4, 3, 7, 8])))
+        >>> found.minimum, found.median, found.maximum, found.elements, round(found.fill, 2)
+        (3, 5, 8, 45, 0.7)
+    """
+    elements = int(lengths.values @ lengths.counts)
+    count, longest = lengths.count, int(lengths.values[-1])
+    return Summary(
+        count,
+        empty=int(lengths.counts[0]) if lengths.values[0] == 0 else 0,
+        elements=elements,
+        minimum=int(lengths.values[0]),
+        q1=lengths.quantile(0.25),
+        median=lengths.quantile(0.5),
+        q3=lengths.quantile(0.75),
+        p95=lengths.quantile(0.95),
+        p99=lengths.quantile(0.99),
+        maximum=longest,
+        mean=elements / count,
+        fill=elements / (count * longest),
+    )
+
+
+@dataclass(frozen=True)
+class Bin:
+    """A bar of a histogram: how many sequences have a length from ``low`` to ``high``, both included."""
+
+    low: int
+    high: int
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.low:,}" if self.low == self.high else f"{self.low:,}-{self.high:,}"
+
+
+def bins(lengths: Distribution, most: int = _BINS) -> tuple[Bin, ...]:
+    """A histogram: bars of one width, or of growing width where few sequences are much longer than the others.
+
+    Args:
+        lengths: at least one.
+        most: bars.
+
+    Example:
+        >>> [str(bin) for bin in bins(Distribution.of(np.array([1, 2, 2, 9])), most=3)]
+        ['0-4', '5-9']
+        >>> [str(bin) for bin in bins(Distribution.of(np.array([1] * 99 + [1000])), most=4)]
+        ['1-5', '6-31', '32-177', '178-1,000']
+    """
+    first, last = int(lengths.values[0]), int(lengths.values[-1])
+    if last >= _LONG * max(1, lengths.quantile(0.95)):
+        edges = np.unique(np.round(np.geomspace(max(first, 1), last + 1, most + 1)).astype(np.int64))
+        edges = np.concatenate([[0], edges]) if first == 0 else edges
+    else:
+        width = _round_width((last - first + 1) / most)
+        start = first // width * width
+        if (last - start) // width + 1 > most:
+            width = _round_width(width + 1)
+            start = first // width * width
+        edges = np.arange(start, last + width + 1, width)
+    places = np.searchsorted(edges, lengths.values, side="right") - 1
+    counts = np.bincount(places, weights=lengths.counts, minlength=len(edges) - 1)[: len(edges) - 1]
+    found = [
+        Bin(int(low), int(high) - 1, int(count)) for low, high, count in zip(edges, edges[1:], counts, strict=False)
+    ]
+    while len(found) > 1 and found[-1].count == 0:
+        found.pop()
+    return tuple(found)
+
+
+def _round_width(least: float) -> int:
+    """1, 2, 5, 10, 20, 50 ...: the first that is not less."""
+    power = 1
+    while True:
+        for factor in (1, 2, 5):
+            if factor * power >= least:
+                return factor * power
+        power *= 10
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Sequences of similar lengths.
+
+    Attributes:
+        low, high: the shortest and the longest of them.
+        count: of sequences.
+        elements: of all of them.
+    """
+
+    low: int
+    high: int
+    count: int
+    elements: int
+
+    @property
+    def fill(self) -> float:
+        """The share of one padded batch of the bucket that is real; 1 where there is nothing to pad."""
+        return self.elements / (self.count * self.high) if self.high else 1.0
+
+
+def buckets(lengths: Distribution, most: int = _BUCKETS) -> tuple[Bucket, ...]:
+    """Buckets of about as many sequences each; those of one length are never parted.
+
+    Args:
+        lengths: at least one.
+        most: buckets.
+
+    Example:
+        >>> [(bucket.low, bucket.high, bucket.fill) for bucket in buckets(Distribution.of(np.array([1, 3, 4, 9])), 2)]
+        [(1, 3, 0.6666666666666666), (4, 9, 0.7222222222222222)]
+    """
+    ends = sorted({lengths.quantile((place + 1) / most) for place in range(most)})
+    stops = np.searchsorted(lengths.values, ends, side="right").tolist()
+    found = []
+    for start, stop in zip([0, *stops], stops, strict=False):
+        values, counts = lengths.values[start:stop], lengths.counts[start:stop]
+        found.append(Bucket(int(values[0]), int(values[-1]), int(counts.sum()), int(values @ counts)))
+    return tuple(found)

@@ -1,0 +1,193 @@
+"""``raglane inspect`` called as a user would: what it prints and writes, and what it refuses."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from commands import fails, tree, write_steps
+from made_plans import made_plans
+from raglane.cli import main
+
+__all__ = ["made_plans"]
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Data in a folder of its own, which is the current one."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return write_steps(Path("ok.csv"))
+
+
+def test_it_prints_the_facts_and_ends_in_a_command(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "ok.csv", "--cell", "lstm", "--hidden", "8", "--ranks", "3"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    for piece in (
+        "data      ok.csv",
+        "sequences  12",
+        "'x' 6",
+        "LSTM(2, 8)",
+        "on one of 3 processes",
+        "best: cpu, lanes",
+    ):
+        assert piece in out, piece
+    assert out.splitlines()[-1] == ("raglane train ok.csv --cell lstm --hidden 8 --batch-size 8 --bucket --threads 2")
+    assert tree(Path()).keys() == {"ok.csv"}
+
+
+def test_the_command_trains(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("my data.csv").write_bytes(data.read_bytes())
+    options = ["--hidden", "4", "--bidirectional", "--label-column", "label", "--format", "csv"]
+    assert main(["inspect", "my data.csv", *options]) == 0
+    words = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    assert words[:3] == ["raglane", "train", "my data.csv"]
+    assert main([*words[1:], "--epochs", "1", "--out", "run", "--quiet"]) == 0
+
+
+def test_every_format_and_the_default(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("words.jsonl").write_text('{"s": ["p", "q"], "l": "x"}\n{"s": [], "l": "y"}\n')
+    Path("lengths.txt").write_text("4\n2\n9\n")
+    Path("one.txt").write_text("7\n")
+    Path("names").mkdir()
+    Path("names", "cat.txt").write_text("tom\n")
+    Path("names", "dog.txt").write_text("rex\n")
+    for name, piece in (
+        ("words.jsonl", "tokens  2 different"),
+        ("lengths.txt", "sequences  3"),
+        ("one.txt", "One sequence of 7 steps trains fastest"),
+        ("names", "tokens  6 different"),
+    ):
+        assert main(["inspect", name]) == 0
+        assert piece in capsys.readouterr().out, name
+    assert main(["inspect"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("raglane train --batch-size 256")
+
+
+def test_json_goes_to_a_file_or_to_the_standard_output(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "ok.csv", "--json", "found.json"]) == 0
+    out = capsys.readouterr().out
+    assert "written: found.json" in out
+    assert out.splitlines()[-1].startswith("raglane train ok.csv")
+    assert main(["inspect", "ok.csv", "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == json.loads(Path("found.json").read_text())
+    assert found["data"]["name"] == "ok.csv"
+    assert tree(Path()).keys() == {"ok.csv", "found.json"}
+
+
+def test_quiet_writes_and_says_nothing(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "ok.csv", "--json", "found.json", "-q"]) == 0
+    assert capsys.readouterr() == ("", "")
+    assert Path("found.json").is_file()
+
+
+def test_a_page_replaces_an_older_one(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("report.html").write_text("old")
+    assert main(["inspect", "ok.csv", "--html", "report.html", "--json", "found.json"]) == 0
+    assert Path("report.html").read_text().startswith("<!doctype html>")
+    assert "written: found.json, report.html" in capsys.readouterr().out
+    assert tree(Path()).keys() == {"ok.csv", "found.json", "report.html"}
+
+
+def test_a_terminal_without_blocks_has_bars(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", newline="\n")
+    monkeypatch.setattr(sys, "stdout", stream)
+    assert main(["inspect", "ok.csv"]) == 0
+    stream.seek(0)
+    told = stream.read()
+    assert "####" in told
+    assert "\\u" not in told
+
+
+def test_bad_input_ends_in_one_line_and_leaves_nothing(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("nothing").mkdir()
+    Path("negative.txt").write_text("4\n-3\n")
+    Path("words.txt").write_text("4\n5\nfive\n")
+    Path("zeros.txt").write_text("0\n0\n")
+    Path("empty.txt").write_text("")
+    Path("two.jsonl").write_text('{"a": [1], "b": [2], "l": "x"}\n')
+    to_files = ["--html", "report.html", "--json", "found.json"]
+    before = tree(Path())
+    for arguments, pieces in (
+        (["missing.csv"], ["missing.csv: got no such file"]),
+        (["nothing"], ["nothing: got an empty folder"]),
+        (["negative.txt"], ["negative.txt, line 2: got '-3'", "a whole number from 0"]),
+        (["words.txt"], ["words.txt, line 3: got 'five'"]),
+        (["zeros.txt"], ["2 sequences, none of which has an element"]),
+        (["empty.txt"], ["an empty file"]),
+        (["two.jsonl"], ["2 candidates for the sequence column", "--sequence-column"]),
+        (["ok.csv", "--label-column", "kind"], ["no column 'kind'"]),
+        (["ok.csv", "--ranks", "0"], ["--ranks: got 0"]),
+        (["ok.csv", "--ranks", "-2"], ["--ranks: got -2"]),
+        (["ok.csv", "--hidden", "0"], ["--hidden: got 0"]),
+        (["ok.csv", "--hidden", "1000000"], ["memory: got a model of"]),
+        (["ok.csv", "--cell", "nope"], ["--cell: got 'nope'"]),
+        (["ok.csv", "--cell", "rnn", "--layer-norm"], ["--layer-norm"]),
+        (["ok.csv", "--task", "forecast", "--bidirectional"], ["--bidirectional"]),
+        (["--task", "tag"], ["--task: got 'tag'", "the default data, Japanese vowels, is to classify"]),
+        (["ok.csv", "--format", "nope"], ["--format: got 'nope'"]),
+    ):
+        fails(["inspect", *arguments, *to_files], capsys, *pieces)
+        assert tree(Path()) == before, arguments
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_read(
+    data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("folder").mkdir()
+    Path("link.html").symlink_to("ok.csv")
+    os.mkfifo("pipe")
+
+    def never(*_: object) -> None:
+        raise AssertionError("read")
+
+    monkeypatch.setattr("raglane.inspection.reading.read", never)
+    before = tree(Path())
+    for arguments, pieces in (
+        (["--html", "folder"], ["--html: got 'folder'", "a file, not a folder"]),
+        (["--json", "folder"], ["--json: got 'folder'"]),
+        (["--html", "nowhere/report.html"], ["a file in a folder that exists", "mkdir -p 'nowhere'"]),
+        (["--html", "ok.csv/report.html"], ["--html: got 'ok.csv/report.html'"]),
+        (["--html", "ok.csv"], ["the data, which it would replace"]),
+        (["--json", "link.html"], ["the data, which it would replace"]),
+        (["--html", "a", "--json", "./a"], ["--json: got 'a', which is also the page"]),
+        (["--html", "pipe"], ["--html: got 'pipe', a FIFO"]),
+        (["--html", ""], ["--html"]),
+    ):
+        fails(["inspect", "ok.csv", *arguments], capsys, *pieces)
+        assert tree(Path()) == before
+
+
+def test_a_page_needs_its_extra(
+    data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "altair", None)
+    fails(["inspect", "ok.csv", "--html", "report.html"], capsys, "pip install 'raglane[report]'")
+
+
+def test_a_full_disk_leaves_no_file(
+    data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from raglane.training import files
+
+    write = files._write_to_disk
+
+    def fill(path: Path, content: bytes) -> None:
+        if "report" in path.name:
+            raise OSError(28, "No space left on device", str(path))
+        write(path, content)
+
+    monkeypatch.setattr(files, "_write_to_disk", fill)
+    Path("old.json").write_text("old")
+    before = tree(Path())
+    fails(["inspect", "ok.csv", "--html", "report.html", "--json", "found.json"], capsys, "No space left")
+    assert tree(Path()) == before

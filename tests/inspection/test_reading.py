@@ -1,0 +1,214 @@
+"""What is read before an inspection: lengths of text files, and of Parquet files against the reader of whole ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from commands import write_steps
+from raglane.data.formats import parquet
+from raglane.data.records import Columns
+from raglane.errors import DataError
+from raglane.inspection import lengths_of_parquet, lengths_of_text, reading
+from raglane.inspection.contents import Contents, Progress, contents_of
+
+
+class _Told(Progress):
+    def __init__(self) -> None:
+        self.shares: list[float] = []
+
+    def done(self, share: float) -> None:
+        self.shares.append(share)
+
+
+def _read(path: Path, **columns: str) -> Contents:
+    return reading.read(path, Columns(**columns), None, Progress())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("chunk", [10, 11, 12, 1 << 22])
+def test_lengths_are_read_whatever_piece_they_come_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    path = tmp_path / "lengths.txt"
+    for content, expected in (
+        (b"4\n0\n12\n", [4, 0, 12]),
+        (b"4\n0\n12", [4, 0, 12]),
+        (b"\xef\xbb\xbf7\r\n\r\n80\r\n9", [7, 80, 9]),
+        (b"  7 \n\t8\n0009\n", [7, 8, 9]),
+        (b"999999999\n1\n\n\n", [999_999_999, 1]),
+        (b"5\r\n6\r", [5, 6]),
+    ):
+        path.write_bytes(content)
+        monkeypatch.setattr(lengths_of_text, "_CHUNK", chunk)
+        told = _Told()
+        found = lengths_of_text.read(path, told)
+        assert found.lengths.tolist() == expected, (content, chunk)
+        assert found.lengths.dtype == np.int64
+        assert told.shares == sorted(told.shares)
+        assert told.shares[-1] == 1.0
+
+
+def test_a_line_that_is_no_length_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "lengths.txt"
+    for content, line, quoted in (
+        (b"4\n-3\n5\n", 2, "'-3'"),
+        (b"4\n5\nabc", 3, "'abc'"),
+        (b"1.5\n", 1, "'1.5'"),
+        (b"1\n\n\n3 4\n", 4, "'3 4'"),
+        (b"1\n1000000000\n", 2, "'1000000000'"),
+        (b"1\n\x00\n", 2, r"'\x00'"),
+        (b"1\n\xb2\n", 2, r"'\\xb2'"),
+        (b"1\r\nx\r\n", 2, "'x'"),
+        (b"2" * 5_000_000, 1, "'2222"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(DataError) as caught:
+            lengths_of_text.read(path, Progress())
+        assert f"lengths.txt, line {line}: got {quoted}" in str(caught.value), content[:20]
+        assert len(str(caught.value)) < 500
+
+
+def test_lines_are_counted_over_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "lengths.txt"
+    path.write_bytes(b"10\n" * 1000 + b"ten\n")
+    monkeypatch.setattr(lengths_of_text, "_CHUNK", 64)
+    with pytest.raises(DataError, match="line 1001: got 'ten'"):
+        lengths_of_text.read(path, Progress())
+
+
+def test_a_folder_of_texts_is_no_file_of_lengths(tmp_path: Path) -> None:
+    folder = tmp_path / "names.txt"
+    folder.mkdir()
+    (folder / "cat.txt").write_text("tom\ntiger\n")
+    (folder / "dog.txt").write_text("rex\n")
+    found = _read(folder)
+    assert (found.kind, found.lengths.tolist()) == ("tokens", [3, 5, 3])
+    assert found.labels is not None
+    assert found.labels.counts == {"cat": 2, "dog": 1}
+
+
+def _column(kind: str, count: int, random: np.random.Generator) -> pa.Array:
+    lengths = random.integers(0, 6, count)
+    lengths[0] = 2
+    if kind == "texts":
+        return pa.array([" ".join(["a", "bc", "d"][: n % 4]) + "  " * (n % 2) for n in lengths])
+    if kind == "tokens":
+        return pa.array([[f"w{n}" for n in random.integers(0, 9, size)] for size in lengths])
+    if kind == "channels":
+        steps = [[[1.0, float("nan")] if random.random() < 0.2 else [0.5, 2.0] for _ in range(n)] for n in lengths]
+        return pa.array(steps, pa.list_(pa.list_(pa.float32())))
+    values: list[list[float]] = [random.normal(size=n).tolist() for n in lengths]
+    values[0][0] = float("inf")
+    values[1:2] = [[1e39]]
+    numbers = {"float32": pa.float32(), "float64": pa.float64(), "int16": pa.int16()}
+    if kind == "int16":
+        return pa.array([[int(one) for one in random.integers(0, 9, n)] for n in lengths], pa.list_(pa.int16()))
+    name = kind.removeprefix("large-")
+    if name == "float32":
+        values = [[min(one, 3e38) if one != float("inf") else one for one in entry] for entry in values]
+    return pa.array(values, (pa.large_list if kind.startswith("large-") else pa.list_)(numbers[name]))
+
+
+@pytest.mark.parametrize("task", ["classify", "tag", "forecast"])
+def test_a_parquet_file_in_pieces_is_what_it_is_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str
+) -> None:
+    monkeypatch.setattr(lengths_of_parquet, "_ROWS", 7)
+    random = np.random.default_rng(1)
+    path = tmp_path / "data.parquet"
+
+    def never(records: object, path: object) -> Contents:
+        raise AssertionError("read as a whole")
+
+    for kind in ("float32", "float64", "large-float64", "int16", "channels", "tokens", "texts"):
+        if kind == "texts" and task == "tag":
+            continue
+        column = _column(kind, 40, random)
+        labels = pa.array(random.integers(0, 3, 40)) if kind == "int16" else pa.array(["x", "y"] * 20)
+        if task == "tag":
+            labels = pa.array([["t", "u", "t", "v", "t", "t"][: len(entry)] for entry in column.to_pylist()])
+        table = pa.table({"seq": column, "label": labels})
+        pq.write_table(table, path, row_group_size=11)
+        columns = Columns(task=task, sequence="seq", label="label" if task != "forecast" else None)
+        expected = contents_of(parquet.read(path, columns), path)
+        told = _Told()
+        with monkeypatch.context() as patch:
+            patch.setattr(lengths_of_parquet, "contents_of", never)
+            found = lengths_of_parquet.read(path, columns, told)
+        assert found.lengths.tolist() == expected.lengths.tolist(), kind
+        assert (found.kind, found.vocabulary, found.labels) == (expected.kind, expected.vocabulary, expected.labels)
+        assert found.features == expected.features, kind
+        assert len(told.shares) > 4
+        assert told.shares[-1] == 1.0
+
+
+def test_a_parquet_file_with_a_fault_is_refused_as_training_refuses_it(tmp_path: Path) -> None:
+    path = tmp_path / "data.parquet"
+    for column, pieces in (
+        (pa.array([[1.0], None, [2.0]]), "a null in row 1"),
+        (pa.array([[1.0], [2.0, None]]), "a null in row 1, step 1"),
+        (pa.array([[[1.0]], [[1.0, 2.0]]]), "2 channels in row 1, step 0"),
+        (pa.array([["a"], [None]]), "a null in row 1, step 0"),
+        (pa.array([1, 2]), "no candidate for the sequence column"),
+    ):
+        pq.write_table(pa.table({"seq": column}), path)
+        with pytest.raises(DataError) as caught:
+            _read(path, task="forecast")
+        assert pieces in str(caught.value)
+    pq.write_table(pa.table({"seq": pa.array([[1.0], [2.0]]), "tags": pa.array([["a"], ["b", "c"]])}), path)
+    with pytest.raises(DataError, match="2 labels for 1 elements in row 1"):
+        _read(path, task="tag", sequence="seq", label="tags")
+
+
+def test_rare_types_are_read_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "data.parquet"
+    texts = pa.array(["a b", "", "b"]).dictionary_encode()
+    pq.write_table(pa.table({"seq": texts, "label": pa.array(["x", "y", "x"])}), path)
+    found = _read(path, sequence="seq", label="label")
+    assert (found.lengths.tolist(), found.vocabulary) == ([2, 0, 1], 2)
+
+
+def test_labels_are_not_needed_unless_their_column_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text("".join(json.dumps({"seq": [1.0] * n}) + "\n" for n in range(4)))
+    found = _read(path)
+    assert found.labels is None
+    assert found.lengths.tolist() == [0, 1, 2, 3]
+    assert any("no labels are read" in note for note in found.notes)
+    with pytest.raises(DataError, match="no column 'kind'"):
+        _read(path, label="kind")
+    csv = write_steps(tmp_path / "ok.csv")
+    labels = _read(csv).labels
+    assert labels is not None
+    assert labels.counts == {"x": 6, "y": 6}
+
+
+def test_what_is_missing_is_counted_by_column(tmp_path: Path) -> None:
+    found = _read(write_steps(tmp_path / "gaps.csv", cells={"b": "nan"}))
+    missing = {feature.name: feature.missing for feature in found.features}
+    assert missing == {"a": 0, "b": 1}
+    assert found.missing == 1
+    assert found.input_size(32) == 4
+
+
+def test_nothing_to_compute_is_refused(tmp_path: Path) -> None:
+    for name, content, got in (
+        ("zeros.txt", "0\n0\n", "2 sequences, none of which has an element"),
+        ("empty.txt", "", "an empty file"),
+        ("blank.txt", "\n\n", "no length"),
+        ("zeros.jsonl", '{"s":[],"l":"x"}\n', "1 sequence, none of which has an element"),
+    ):
+        path = tmp_path / name
+        path.write_text(content)
+        with pytest.raises(DataError, match=got):
+            _read(path)
+
+
+def test_the_embedded_default_is_its_training_part() -> None:
+    found = reading.read(None, Columns(), None, Progress())
+    assert (found.name, len(found.lengths), len(found.features)) == ("Japanese vowels", 270, 12)

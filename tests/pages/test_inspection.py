@@ -1,0 +1,152 @@
+"""The page of ``raglane inspect --html`` in a browser: charts, pictures, keyboard, colours, paper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from playwright.sync_api import Browser
+
+from made_plans import make_plan
+from pages.browser import PHONE, WIDE, Scheme, start_browser, visit
+from raglane.cli.sources import ColumnNames
+from raglane.inspection.contents import Contents, Feature, Progress, labels_of
+from raglane.inspection.inspect import inspect
+from raglane.inspection.page import as_page
+from raglane.training.settings import Settings
+
+pytestmark = pytest.mark.pages
+
+_WAYS: tuple[tuple[int, Scheme], ...] = ((WIDE, "light"), (WIDE, "dark"), (PHONE, "light"), (PHONE, "dark"))
+_CHARTS = ["lengths-drawn", "fills-drawn", "steps-drawn", "ranks-drawn"]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with start_browser() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Pages of data of several kinds, by names."""
+    folder = tmp_path_factory.mktemp("pages")
+    random = np.random.default_rng(3)
+    odd = '</script><b>&"' + "long" * 30
+    features = tuple(Feature(name, number) for number, name in enumerate(("a", "b", odd)))
+    labels = labels_of("sequence", {"x": 300, "y": 5, odd: 1})
+    many = Contents(odd, None, random.integers(1, 40, 2000), "features", features, labels=labels, notes=(odd,))
+    kinds = {
+        "features": many,
+        "a-tail": replace(many, kind="tokens", lengths=np.append(many.lengths, [0, 9000]), vocabulary=7),
+        "one": Contents("one.txt", None, np.array([7]), "lengths"),
+    }
+    found = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("raglane.inspection.inspect.plan", make_plan)
+        for name, contents in kinds.items():
+            details = {"columns": ColumnNames(), "format": None, "ranks": 4, "fresh": False, "progress": Progress()}
+            path = folder / f"{name}.html"
+            path.write_bytes(as_page(inspect(contents, Settings(hidden=8), **details)))  # type: ignore[arg-type]
+            found[name] = path
+    return found
+
+
+def test_nothing_is_wrong_with_the_pages(browser: Browser, pages: dict[str, Path]) -> None:
+    for name, path in pages.items():
+        # The others differ in their numbers: once in each width, and in each colour.
+        for width, scheme in _WAYS if name == "features" else _WAYS[1:3]:
+            with visit(browser, path.as_uri(), width, scheme) as here:
+                here.page.wait_for_selector("#ranks-drawn svg")
+                assert here.problems() == [], (name, width, scheme)
+
+
+def test_every_chart_draws_in_the_colours_of_the_page(browser: Browser, pages: dict[str, Path]) -> None:
+    colors = {}
+    for scheme in ("light", "dark"):
+        with visit(browser, pages["features"].as_uri(), WIDE, scheme) as here:
+            here.page.wait_for_selector("#ranks-drawn svg")
+            for name in _CHARTS:
+                place = here.page.locator(f"#{name}")
+                assert place.locator("svg path, svg rect").count() > 8, name
+                box = place.locator("svg").bounding_box()
+                assert box is not None
+                assert box["width"] > 900
+                assert place.get_attribute("aria-label")
+            assert "e+" not in (here.page.locator("#steps-drawn").text_content() or "")
+            text = "getComputedStyle(document.querySelector('#fills-drawn svg text')).fill"
+            colors[scheme] = here.page.evaluate(text)
+            bar = "getComputedStyle(document.querySelector('#lengths-drawn .mark-rect path')).fill"
+            assert here.page.evaluate(bar).startswith("rgb(")
+    assert colors == {"light": "rgb(51, 51, 51)", "dark": "rgb(224, 224, 224)"}
+
+
+def test_the_histogram_has_a_bar_for_each_of_its_numbers(browser: Browser, pages: dict[str, Path]) -> None:
+    with visit(browser, pages["features"].as_uri()) as here:
+        here.page.wait_for_selector("#lengths-drawn svg")
+        bars = here.page.locator("#lengths-drawn .mark-rect path").count()
+        assert bars == here.page.locator("#lengths figure table tbody tr").count() > 10
+
+
+def test_a_reader_picks_a_picture_with_the_mouse_or_the_keyboard(browser: Browser, pages: dict[str, Path]) -> None:
+    with visit(browser, pages["features"].as_uri()) as here:
+        shown = here.page.locator(".picture:visible")
+
+        def name() -> str | None:
+            assert shown.count() == 1
+            assert shown.locator("svg").bounding_box()
+            return shown.get_attribute("data-name")
+
+        assert name() == "worst-padded"
+        here.page.get_by_text("best (").first.click()
+        assert name() == "best-padded"
+        here.page.get_by_role("radio", name="lanes").check()
+        assert name() == "best-lanes"
+        here.page.keyboard.press("ArrowLeft")
+        assert name() == "best-packed"
+        here.page.keyboard.press("Shift+Tab")
+        here.page.keyboard.press("ArrowLeft")
+        assert name() == "median-packed"
+        words = shown.locator("[role=img]").get_attribute("aria-label")
+        assert words is not None
+        assert words.startswith("The median batch, packed:")
+        focused = "getComputedStyle(document.activeElement.closest('label')).outlineStyle"
+        assert here.page.evaluate(focused) == "solid"
+
+
+def test_the_keyboard_goes_to_the_content_first(browser: Browser, pages: dict[str, Path]) -> None:
+    with visit(browser, pages["features"].as_uri()) as here:
+        here.page.keyboard.press("Tab")
+        assert here.page.evaluate("document.activeElement.textContent") == "To the content"
+        here.page.keyboard.press("Enter")
+        assert here.page.evaluate("location.hash") == "#main"
+        for landmark in ("banner", "main", "contentinfo", "navigation"):
+            assert here.page.get_by_role(landmark).count() == 1, landmark
+        assert here.page.get_by_role("heading", level=2).count() == 8
+
+
+def test_the_command_is_copied(browser: Browser, pages: dict[str, Path]) -> None:
+    with visit(browser, pages["features"].as_uri()) as here:
+        here.page.get_by_role("button", name="Copy").click()
+        here.page.wait_for_function("document.getElementById('copied').textContent")
+        assert here.page.locator("#copied").text_content() in ("copied", "selected")
+        assert here.errors == []
+
+
+def test_paper_is_white_and_has_all_the_numbers(browser: Browser, pages: dict[str, Path]) -> None:
+    with visit(browser, pages["features"].as_uri(), WIDE, "dark") as here:
+        here.page.wait_for_selector("#ranks-drawn svg")
+        here.page.emulate_media(media="print", color_scheme="dark")
+        here.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        assert here.page.locator("details:not([open])").count() == 0
+        assert here.page.evaluate("getComputedStyle(document.body).color") == "rgb(51, 51, 51)"
+        assert here.page.evaluate("getComputedStyle(document.documentElement).backgroundColor") == "rgb(255, 255, 255)"
+        # The width of a page of A4.
+        here.page.set_viewport_size({"width": 690, "height": 1000})
+        assert here.too_wide() <= 0
+        here.page.evaluate("dispatchEvent(new Event('afterprint'))")
+        assert here.page.locator("details[open]").count() == 0
+        assert len(here.page.pdf(format="A4")) > 20_000

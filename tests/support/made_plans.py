@@ -1,0 +1,94 @@
+"""Plans that nobody measured: times that follow from the elements, so that tests are quick and always the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import Tensor, nn
+
+from raglane.planner import Plan, Row
+
+__all__ = ["made_plans", "make_plan"]
+
+_SIZES = (8, 16, 32, 64, 128, 256, 512)
+# Backend and schedule, nanoseconds of an element, whether it computes padding.
+_WAYS = (("cpu", "lanes", 40.0, False), ("torch", "padded", 90.0, True), ("torch", "packed", 160.0, False))
+_STEP = 2e-4
+
+
+def make_plan(
+    lengths: Tensor,
+    layer: nn.Module,
+    *,
+    ranks: int = 1,
+    fresh: bool = False,
+    progress: Callable[[float], object] = lambda _: None,
+) -> Plan:
+    """A plan as ``rl.plan`` makes it: 256 sequences of a grouped batch are best, or all that there are."""
+    known = lengths.numpy()
+    progress(0.5)
+    progress(1.0)
+    sizes = [size for size in _SIZES if size <= len(known)] or [len(known)]
+    rows = [
+        _row(known, size, grouped, *way, ranks=ranks) for way in _WAYS for size in sizes for grouped in (False, True)
+    ]
+    rows.sort(key=lambda row: row.rank_seconds)
+    size = 256 if 256 in sizes else sizes[-1]
+    best = next(row for row in rows if row.backend == "cpu" and row.batch_size == size and row.grouped)
+    others = {"IndRNN": 0.42, "GRU": 0.81}
+    tail = "3 of 1,000 sequences are longer than 900 steps: padded they cost 61.0% of the time, as recommended 4.1%."
+    held: dict[str, Any] = {
+        "rows": tuple(rows),
+        "best": best,
+        "why": "It is the fastest.",
+        "others": others,
+        "most_elements": 1_000_000,
+        "most_bytes": None,
+        "tail": tail,
+        "layer": repr(layer),
+        "count": len(known),
+        "ranks": ranks,
+        "busy": fresh,
+    }
+    return Plan(**{field.name: held[field.name] for field in fields(Plan)})
+
+
+def _row(
+    lengths: Any, size: int, grouped: bool, backend: str, schedule: str, cost: float, pads: bool, *, ranks: int
+) -> Row:
+    """A row whose steps are those of sequences in their order, or sorted."""
+    ordered = np.sort(lengths) if grouped else lengths
+    batches = [ordered[start : start + size] for start in range(0, len(ordered), size)]
+    real = int(lengths.sum())
+    elements = [int(len(batch) * batch.max() if pads else batch.sum()) for batch in batches]
+    steps = _STEP + 1e-9 * cost * np.array(elements)
+    median, most = np.quantile(steps, (0.5, 0.9)).tolist()
+    return Row(
+        backend,
+        schedule,
+        size,
+        None,
+        grouped,
+        "float32",
+        2,
+        batches=len(batches),
+        elements=sum(elements),
+        waste=sum(elements) - real,
+        train_seconds=float(steps.sum()),
+        infer_seconds=float(steps.sum()) / 3,
+        step_p50=median,
+        step_p90=most,
+        step_max=float(steps.max()),
+        peak_bytes=4096 * max(elements),
+        rank_spread=1.0 if ranks == 1 else 1.0 + 0.02 * ranks + (0.3 if grouped else 0.1),
+    )
+
+
+@pytest.fixture(autouse=True)
+def made_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the files that import this, no layer is measured."""
+    monkeypatch.setattr("raglane.inspection.inspect.plan", make_plan)
