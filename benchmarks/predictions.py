@@ -7,6 +7,9 @@ batch size, order) is run on batches drawn from the list, taking turns, until ea
 step is the layer's forward and backward pass, as the planner counts it. The measured time of an epoch is seconds per
 element times the list's elements; tables have microseconds per element. The planner measures anew for each cell and
 hidden size, before that.
+
+The machine itself drifts, so that the planner's yardstick is looked at before and after every turn, and the time of a
+turn is scaled to what the yardstick said while the planner measured. The last line has the misses without that.
 """
 
 from __future__ import annotations
@@ -23,9 +26,10 @@ import numpy as np
 import torch
 
 import raglane as rl
-from raglane.planner import Row
+from raglane.planner import Row, advice
 from raglane.planner.batches import epoch_of
-from raglane.planner.probe import make_batch, step_of
+from raglane.planner.calibration import Calibration
+from raglane.planner.probe import Yardstick, make_batch, step_of
 from raglane.planner.ways import at
 from safety import processor
 
@@ -45,16 +49,17 @@ class Setting:
     calls: list[Callable[[], object]]
     counts: list[int]
     seconds: float = 0.0
-    elements: int = 0
     turns: list[float] = field(default_factory=list)
+    scaled: list[float] = field(default_factory=list)
 
-    def turn(self, most: float) -> None:
+    def turn(self, most: float, yardstick: Yardstick) -> None:
         """Go through the batches for so long."""
         begun = spent = 0.0
         done = 0
         with at(self.row.way):
             # The first call of a turn wakes what slept.
             self.calls[0]()
+            before = yardstick.look()
             begun = time.perf_counter()
             for call, count in zip(self.calls, self.counts, strict=True):
                 call()
@@ -62,13 +67,14 @@ class Setting:
                 spent = time.perf_counter() - begun
                 if spent > most:
                     break
+            look = (before + yardstick.look()) / 2
         self.seconds += spent
-        self.elements += done
         self.turns.append(spent / done)
+        self.scaled.append(spent / done / look)
 
-    def epoch(self, elements: int) -> float:
-        """Seconds of an epoch: the median of the turns."""
-        return statistics.median(self.turns) * elements
+    def epoch(self, elements: int, look: float) -> float:
+        """Seconds of an epoch where the yardstick takes so long: the median of the turns."""
+        return statistics.median(self.scaled) * look * elements
 
 
 def settings_of(plan: rl.Plan, layer: Any, lengths: torch.Tensor) -> list[Setting]:
@@ -87,12 +93,28 @@ def settings_of(plan: rl.Plan, layer: Any, lengths: torch.Tensor) -> list[Settin
     return found
 
 
-def measure(found: list[Setting], seconds: float) -> None:
+def measure(found: list[Setting], seconds: float, yardstick: Yardstick) -> None:
     """All settings in turns, until each has run for so long."""
     while found:
         for setting in found:
-            setting.turn(max(0.2, seconds / 12))
+            setting.turn(max(0.2, seconds / 12), yardstick)
         found = [setting for setting in found if setting.seconds < seconds]
+
+
+calibrations: list[Calibration] = []
+"""What the planner measured, the last one last."""
+
+
+def remember(kept: Callable[..., Calibration]) -> Callable[..., Calibration]:
+    """Let a function that gives calibrations leave them in the list."""
+
+    def wrapped(*args: Any, **options: Any) -> Any:
+        found = kept(*args, **options)
+        if found is not None:
+            calibrations.append(found)
+        return found
+
+    return wrapped
 
 
 def main() -> None:
@@ -102,6 +124,7 @@ def main() -> None:
     parser.add_argument("--cells", nargs="+", default=CELLS)
     parser.add_argument("--hidden", nargs="+", type=int, default=HIDDEN)
     chosen = parser.parse_args()
+    advice.calibrate = remember(advice.calibrate)
     lists = {name: torch.tensor(np.loadtxt(Path(file), dtype=np.int64)) for name, _, file in map(_split, chosen.lists)}
     print("# What the planner predicts, and what happens\n")
     where = f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
@@ -110,35 +133,43 @@ def main() -> None:
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     rows: list[str] = []
     misses: list[float] = []
+    raw: list[float] = []
     costs: list[float] = []
     for cell in chosen.cells:
         for hidden in chosen.hidden:
             layer = getattr(rl.nn, cell)(hidden, hidden)
-            fresh = True
+            yardstick = Yardstick(torch.device("cpu"))
+            calibrations.clear()
             for name, lengths in lists.items():
-                plan = rl.plan(lengths, layer, batch_sizes=SIZES, threads=[torch.get_num_threads()], fresh=fresh)
-                fresh = plan.busy
+                plan = rl.plan(
+                    lengths, layer, batch_sizes=SIZES, threads=[torch.get_num_threads()], fresh=not calibrations
+                )
+                look = calibrations[-1].yardstick
                 found = settings_of(plan, layer, lengths)
-                measure(found, chosen.seconds)
+                measure(found, chosen.seconds, yardstick)
                 total = int(lengths.sum())
-                missed = [setting.row.train_seconds / setting.epoch(total) - 1 for setting in found]
-                best = min(found, key=lambda setting: setting.epoch(total))
+                missed = [setting.row.train_seconds / setting.epoch(total, look) - 1 for setting in found]
+                raw += [one.row.train_seconds / (statistics.median(one.turns) * total) - 1 for one in found]
+                best = min(found, key=lambda setting: setting.epoch(total, look))
                 advised = min(found, key=lambda setting: setting.row is not plan.best)
-                cost = advised.epoch(total) / best.epoch(total)
+                cost = advised.epoch(total, look) / best.epoch(total, look)
                 misses += missed
                 costs.append(cost)
                 for setting, miss in zip(found, missed, strict=True):
                     one = setting.row
                     words = f"{one.backend} {one.schedule}, {one.batch_size} {'grouped' if one.grouped else 'random'}"
-                    times = f"{one.train_seconds:.4g} | {setting.epoch(total):.4g} | {miss:+.1%}"
+                    times = f"{one.train_seconds:.4g} | {setting.epoch(total, look):.4g} | {miss:+.1%}"
                     rows.append(f"| {name} | {cell} | {hidden} | {words} | {times} |")
                 sizes = f"{statistics.median(map(abs, missed)):.1%} | {max(missed, key=abs):+.1%}"
-                per = [1e6 * one.epoch(total) / total for one in (advised, best)]
+                per = [1e6 * one.epoch(total, look) / total for one in (advised, best)]
                 head = f"| {name} | {cell} | {hidden} | {len(found)}"
                 print(f"{head} | {sizes} | {per[0]:.3g} | {per[1]:.3g} | {cost:.2f} |", flush=True)
     large = sum(abs(miss) > 0.15 for miss in misses)
     print(f"\nAll {len(misses)} settings: median miss {statistics.median(map(abs, misses)):.1%}, ", end="")
-    print(f"{large} above 15 %, worst {max(misses, key=abs):+.1%}. The advice costs {max(costs):.2f} at most.\n")
+    print(f"{large} above 15 %, worst {max(misses, key=abs):+.1%}. The advice costs {max(costs):.2f} at most.")
+    print(
+        f"Without the yardstick: median miss {statistics.median(map(abs, raw)):.1%}, worst {max(raw, key=abs):+.1%}.\n"
+    )
     print("| list | cell | H | setting | predicted, s | measured, s | miss |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     print("\n".join(rows))

@@ -21,7 +21,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "the-first-time-counts": Fault(
         "src/raglane/planner/calibration.py",
-        "self.seconds[place] = min(self.seconds[place], seconds)",
+        "self.times[place] = min(self.times[place], taken)",
         "pass",
         "planner/test_calibration.py::test_the_shortest_of_two_times_counts",
     ),

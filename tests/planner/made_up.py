@@ -32,11 +32,26 @@ class Measured(NamedTuple):
 
 def costs(way: Way, mode: str) -> Floats:
     """Seconds per feature: the cpu kernels cost a tenth of torch's, a second thread saves a third."""
-    base = np.array([100.0, 10.0, 0.0, 1.0, 0.0, 2.0, 0.5, 1.0]) * 1e-6
+    base = np.array([100.0, 10.0, 0.0, 1.0, 0.0, 2.0, 0.5, 1.0, 0.5]) * 1e-6
     if (way.backend, way.schedule) == ("torch", "packed"):
-        base = np.concatenate((base, 2 * base, [1e-9]))
+        base = np.concatenate((base, 2 * base, [1e-9, 1e-9]))
+    if (way.backend, way.schedule) == ("torch", "padded"):
+        base = np.append(base, [5e-6, 1e-7, 0])
+    if way.backend == "cpu":
+        base = np.append(base, 2e-5)
     speed = {"cpu": 0.1, "torch": 1.0, "reference": 20.0}[way.backend]
     return base * speed * (1.0 if mode == "infer" else 3.0) / (1.0 if way.threads == 1 else 1.5)
+
+
+def held(profile: Profile) -> int:
+    """Bytes of a training step."""
+    return 1000 + 2000 * profile.computed + 8 * profile.count
+
+
+def seen(way: Way, lengths: torch.Tensor) -> Floats:
+    """The features of a call."""
+    profile = Profile.of(way, lengths)
+    return features(way, profile, held(profile))
 
 
 def make_up(monkeypatch: pytest.MonkeyPatch, costs: Costs = costs) -> list[Measured]:
@@ -50,15 +65,13 @@ def make_up(monkeypatch: pytest.MonkeyPatch, costs: Costs = costs) -> list[Measu
 
     def time_in_turns(calls: Sequence[Measured], device: torch.device) -> list[float]:
         measured.extend(calls)
-        return [
-            float(features(call.way, Profile.of(call.way, call.lengths)) @ costs(call.way, call.mode)) for call in calls
-        ]
+        return [float(seen(call.way, call.lengths) @ costs(call.way, call.mode)) for call in calls]
 
     def peak_bytes(call: Measured, device: torch.device) -> int:
-        profile = Profile.of(call.way, call.lengths)
-        return 1000 + 64 * profile.computed + 8 * profile.count
+        return held(Profile.of(call.way, call.lengths))
 
     monkeypatch.setattr(probe, "step_of", step_of)
     monkeypatch.setattr(probe, "time_in_turns", time_in_turns)
+    monkeypatch.setattr(probe.Yardstick, "look", lambda _: 0.5e-3)
     monkeypatch.setattr(calibration, "peak_bytes", peak_bytes)
     return measured

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import raglane as rl
-from planner.made_up import Measured, costs, make_up
+from planner.made_up import Measured, costs, held, make_up, seen
 from raglane.planner import advice
-from raglane.planner.model import Floats
+from raglane.planner.model import Floats, Profile
 from raglane.planner.rows import Row
 from raglane.planner.ways import Way
 
@@ -45,13 +45,13 @@ def test_times_are_those_of_the_epoch(measured: list[Measured]) -> None:
     # Every batch is the same, so that an epoch is a multiple of one.
     found = _plan([6] * 64, batch_sizes=[16])
     row = next(r for r in found.rows if (r.schedule, r.threads, r.batch_size, r.grouped) == ("padded", 1, 16, False))
-    seen = np.array([1, 6, 4 * 6, 96, 96, 96, 16, 0])
+    features = np.array([1, 6, 4 * 6, 96, 96, 96, 16, 0, 0, 0, 0, 0])
     way = Way("torch", "padded", "float32", 1)
-    assert row.train_seconds == pytest.approx(4 * seen @ costs(way, "train"), rel=0.1)
-    assert row.infer_seconds == pytest.approx(4 * seen @ costs(way, "infer"), rel=0.1)
+    assert row.train_seconds == pytest.approx(4 * features @ costs(way, "train"), rel=0.1)
+    assert row.infer_seconds == pytest.approx(4 * features @ costs(way, "infer"), rel=0.1)
     assert row.step_max == pytest.approx(row.train_seconds / 4)
     weights = sum(4 * weight.numel() for weight in rl.nn.LSTM(3, 4).parameters())
-    assert row.peak_bytes == pytest.approx(weights + 1000 + 64 * 96 + 8 * 16, rel=0.02)
+    assert row.peak_bytes == pytest.approx(weights + held(Profile.of(way, torch.tensor([6] * 16))), rel=0.02)
 
 
 def test_a_sample_stands_for_all(measured: list[Measured]) -> None:
@@ -76,8 +76,11 @@ def test_best_is_the_fastest_of_what_can_be_had(measured: list[Measured]) -> Non
 def test_what_is_as_fast_gives_way_to_what_is_simpler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def flat(way: Way, mode: str) -> Floats:
         """Time follows the elements alone, whatever the threads and batches."""
-        row = [0, 0, 0, 0, 0, 1e-5 if way.backend == "cpu" else 1e-3, 0, 0]
-        return np.array([*row, *row, 0] if (way.backend, way.schedule) == ("torch", "packed") else row)
+        found = seen(way, torch.tensor([2, 1])) * 0
+        found[[5, 14] if way.schedule == "packed" and way.backend == "torch" else 5] = (
+            1e-5 if way.backend == "cpu" else 1e-3
+        )
+        return found
 
     monkeypatch.setenv("RAGLANE_CACHE", str(tmp_path))
     monkeypatch.setattr(advice, "compare_cells", lambda *_: {})

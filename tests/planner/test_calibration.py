@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import raglane as rl
-from planner.made_up import costs, make_up
-from raglane.planner import probe
+from planner.made_up import costs, held, make_up, seen
+from raglane.planner import calibration, probe
 from raglane.planner.calibration import calibrate
-from raglane.planner.model import Profile, features
+from raglane.planner.model import Profile
 from raglane.planner.peak import peak_bytes
 from raglane.planner.probe import MODES, PROBES
 from raglane.planner.ways import Way, ways_of
@@ -27,11 +27,11 @@ def test_predictions_are_what_the_machine_takes(monkeypatch: pytest.MonkeyPatch)
     for way in ways:
         profile = Profile.of(way, lengths)
         for mode in MODES:
-            wanted = features(way, profile) @ costs(way, mode)
+            wanted = seen(way, lengths) @ costs(way, mode)
             # The reference, of which nobody expects speed, is measured on the smallest batches.
             near = 0.3 if way.backend == "reference" else 0.05
-            assert features(way, profile) @ found.seconds[way, mode] == pytest.approx(wanted, rel=near)
-        assert found.bytes_of(way, profile) == pytest.approx(1000 + 64 * profile.computed + 8 * 44, rel=0.02)
+            assert found.features(way, profile) @ found.seconds[way, mode] == pytest.approx(wanted, rel=near)
+        assert found.bytes_of(way, profile) == pytest.approx(held(profile), rel=0.02)
     assert shares == sorted(shares)
     assert shares[-1] == 1
 
@@ -48,8 +48,38 @@ def test_the_shortest_of_two_times_counts(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(probe, "time_in_turns", time_in_turns)
     found = calibrate(rl.nn.GRU(3, 4), [FAST])
-    seen = features(FAST, Profile.of(FAST, torch.tensor(PROBES[1][2])))
-    assert seen @ found.seconds[FAST, "train"] == pytest.approx(seen @ costs(FAST, "train"), rel=0.05)
+    one = seen(FAST, torch.tensor(PROBES[1][2]))
+    assert one @ found.seconds[FAST, "train"] == pytest.approx(one @ costs(FAST, "train"), rel=0.05)
+
+
+def test_a_machine_that_slows_down_is_told_by_the_yardstick(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_up(monkeypatch)
+    steady, speed = probe.time_in_turns, iter([1.0, 1.0, 1.7] * 1000)
+    now = [1.0]
+
+    def look(_: object) -> float:
+        return 0.5e-3 * now[0]
+
+    def time_in_turns(calls: Any, device: torch.device) -> list[float]:
+        # Slow from before the group to after it, so that both looks see it.
+        return [now[0] * seconds for seconds in steady(calls, device)]
+
+    measure = calibration._measure
+
+    def slowing(*args: Any) -> list[float]:
+        now[0] = next(speed)
+        return measure(*args)
+
+    monkeypatch.setattr(probe.Yardstick, "look", look)
+    monkeypatch.setattr(probe, "time_in_turns", time_in_turns)
+    monkeypatch.setattr(calibration, "_measure", slowing)
+    found = calibrate(rl.nn.GRU(3, 4), [FAST])
+    lengths = torch.tensor(PROBES[2][1])
+    wanted = seen(FAST, lengths) @ costs(FAST, "train")
+    assert found.features(FAST, Profile.of(FAST, lengths)) @ found.seconds[FAST, "train"] == pytest.approx(
+        wanted, rel=0.02
+    )
+    assert found.yardstick == pytest.approx(0.5e-3)
 
 
 def test_what_takes_long_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from planner.made_up import costs
+from planner.made_up import costs, seen
 from raglane.kernels.cpu.lanes import lanes_of
+from raglane.native.library import library
 from raglane.planner.model import Profile, features, fit
 from raglane.planner.probe import PROBES
 from raglane.planner.ways import Way
@@ -19,27 +20,33 @@ LANES = Way("cpu", "lanes", "float32", 2)
 
 def test_features_of_a_padded_batch() -> None:
     # Three rows for four steps: 12 elements, of which min(rows, 4) counts all.
-    found = features(PADDED, Profile.of(PADDED, torch.tensor([4, 1, 2])))
-    assert found.tolist() == [1, 4, 12, 12, 12, 12, 3, 0]
+    found = seen(PADDED, torch.tensor([4, 1, 2]))
+    assert found.tolist() == [1, 4, 12, 12, 12, 12, 3, 0, 0, 1, 12, 0]
 
 
 def test_features_of_many_rows_are_capped() -> None:
-    found = features(PADDED, Profile.of(PADDED, torch.full((100,), 50)))
-    assert found.tolist() == [1, 50, 4 * 50, 16 * 50, 64 * 50, 5000, 100, 5000 - 4096]
+    found = features(PADDED, Profile.of(PADDED, torch.full((100,), 50)), 70e6)
+    assert found.tolist() == [1, 50, 4 * 50, 16 * 50, 64 * 50, 5000, 100, 70 - 16, 70 - 64, 0, 0, 0]
 
 
 def test_packs_have_other_coefficients_where_lengths_differ() -> None:
-    even = features(PACKED, Profile.of(PACKED, torch.tensor([3, 3])))
-    uneven = features(PACKED, Profile.of(PACKED, torch.tensor([3, 1])))
-    assert even.tolist() == [1, 3, 6, 6, 6, 6, 2, 0] + 8 * [0] + [0]
-    assert uneven.tolist() == 8 * [0] + [1, 3, 4, 4, 4, 4, 2, 0] + [3 * 4]
+    even = seen(PACKED, torch.tensor([3, 3]))
+    uneven = seen(PACKED, torch.tensor([3, 1]))
+    assert even.tolist() == [1, 3, 6, 6, 6, 6, 2, 0, 0] + 9 * [0] + [0, 0]
+    assert uneven.tolist() == 9 * [0] + [1, 3, 4, 4, 4, 4, 2, 0, 0] + [3 * 4, 0]
+
+
+def test_kernels_that_make_all_gradients_are_told_apart() -> None:
+    few = library().few_elements
+    found = [seen(LANES, torch.tensor([length]))[-1] for length in (few, few + 1)]
+    assert found == [0, 1]
 
 
 def test_profile_of_nothing() -> None:
     for way in (PADDED, PACKED, LANES):
         profile = Profile.of(way, torch.tensor([0, 0]))
         assert (profile.length, profile.computed, profile.count) == (0, 0, 2)
-        assert features(way, profile)[0] == 1
+        assert seen(way, torch.tensor([0, 0]))[0] == 1
 
 
 def test_profile_counts_what_the_schedule_computes() -> None:
@@ -59,25 +66,23 @@ def test_lanes_are_those_that_the_work_needs() -> None:
 
 @pytest.mark.parametrize("way", [PADDED, PACKED, LANES], ids=str)
 def test_fit_finds_the_costs_that_it_was_measured_with(way: Way) -> None:
-    seen = np.array([features(way, Profile.of(way, torch.tensor(lengths))) for group in PROBES for lengths in group])
-    seconds = seen @ costs(way, "train")
-    found = fit(seen, seconds)
+    probes = np.array([seen(way, torch.tensor(lengths)) for group in PROBES for lengths in group])
+    seconds = probes @ costs(way, "train")
+    found = fit(probes, seconds)
     assert (found >= 0).all()
-    np.testing.assert_allclose(seen @ found, seconds, rtol=0.02)
+    np.testing.assert_allclose(probes @ found, seconds, rtol=0.02)
     # And what it was not measured with, larger and more ragged.
     other = torch.tensor([400, *range(1, 200)])
-    new = features(way, Profile.of(way, other))
+    new = seen(way, other)
     assert new @ found == pytest.approx(new @ costs(way, "train"), rel=0.1)
 
 
 def test_fit_believes_the_many() -> None:
-    seen = np.array(
-        [features(PADDED, Profile.of(PADDED, torch.tensor(lengths))) for group in PROBES for lengths in group]
-    )
-    seconds = seen @ costs(PADDED, "infer")
+    probes = np.array([seen(PADDED, torch.tensor(lengths)) for group in PROBES for lengths in group])
+    seconds = probes @ costs(PADDED, "infer")
     disturbed = seconds.copy()
     disturbed[[2, 9]] *= 8
-    np.testing.assert_allclose((seen @ fit(seen, disturbed))[3:9], seconds[3:9], rtol=0.12)
+    np.testing.assert_allclose((probes @ fit(probes, disturbed))[3:9], seconds[3:9], rtol=0.12)
 
 
 def test_fit_of_anything_ends_at_the_minimum() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -18,9 +19,11 @@ from raglane.planner.ways import Way, at, cast
 __all__ = ["Calibration", "calibrate"]
 
 # A probe that would take longer is left out, and what lies beyond it is extrapolated.
-_LONGEST = 0.25
+_LONGEST = 0.5
 # How often all are measured: what else the machine did at one time, it hardly did at both.
 _TURNS = 2
+# Bytes that the largest probes hold: more than an allocator keeps.
+_LARGE = 160e6
 # Batches of which memory is measured.
 _WEIGHED = ([5] * 12, [30], [40, *[4] * 7], [12] * 30)
 
@@ -31,15 +34,21 @@ class Calibration:
 
     Attributes:
         seconds: by way and mode, those of :func:`~raglane.planner.model.features`.
+        yardstick: seconds of the yardstick, the median while the layer was measured, at the most threads.
         memory: by way, for a call, an element computed and a sequence, the bytes of a training step.
     """
 
     seconds: dict[tuple[Way, str], Floats]
     memory: dict[Way, Floats]
+    yardstick: float = 1.0
 
     def bytes_of(self, way: Way, profile: Profile) -> int:
         """The bytes that a training step of a batch holds at its peak, without weights that were there before."""
         return int(_size(profile) @ self.memory[way])
+
+    def features(self, way: Way, profile: Profile) -> Floats:
+        """What :attr:`seconds` has coefficients of."""
+        return features(way, profile, self.bytes_of(way, profile))
 
 
 def _size(profile: Profile) -> Floats:
@@ -59,68 +68,81 @@ def calibrate(
         ways: that can run it.
         say: told which share is done, from 0 to 1.
     """
-    measured = [_Measured(way, mode) for way in ways for mode in MODES]
     layers = {way.dtype: cast(layer, way.dtype) for way in ways}
-    memory = {}
+    known: dict[tuple[str, str, str], Floats] = {}
+    for way in ways:
+        # Memory does not depend on the number of threads.
+        key = way.backend, way.schedule, way.dtype
+        if key not in known:
+            known[key] = _weigh(way, layers[way.dtype])
+    memory = {way: known[way.backend, way.schedule, way.dtype] for way in ways}
+    measured = [_Measured(way, mode) for way in ways for mode in MODES]
+    yardstick = probe.Yardstick(probe.device_of(layer))
+    looks: dict[int, list[float]] = {way.threads: [] for way in ways}
     for turn in range(_TURNS):
         for place, one in enumerate(measured):
-            _measure(one, layers[one.way.dtype])
+            large = probe.large_probes(_LARGE / memory[one.way][1])
+            with at(one.way):
+                looks[one.way.threads] += _measure(one, layers[one.way.dtype], (*PROBES, large), yardstick)
             say((turn + (place + 1) / len(measured)) / _TURNS)
-    for way in ways:
-        if _without_threads(way) not in memory:
-            memory[_without_threads(way)] = _weigh(way, layers[way.dtype])
-    return Calibration(
-        {(one.way, one.mode): one.fitted() for one in measured},
-        {way: memory[_without_threads(way)] for way in ways},
-    )
+    usual = {threads: statistics.median(found) for threads, found in looks.items()}
+    found = Calibration({}, memory, usual[max(usual)])
+    for one in measured:
+        seen = np.array([found.features(one.way, profile) for profile in one.profiles])
+        found.seconds[one.way, one.mode] = fit(seen, usual[one.way.threads] * np.array(one.times))
+    return found
 
 
 @dataclass
 class _Measured:
-    """The probes of one way and mode so far: of each the shortest time."""
+    """The probes of one way and mode so far: of each the shortest time, in proportion to the yardstick."""
 
     way: Way
     mode: str
     profiles: list[Profile] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
 
     def expects(self, profile: Profile) -> float:
         """The most that a call will take: no more in proportion than one before, by steps or by rows."""
         return min(
             (
-                seconds * max(profile.length / known.length, profile.computed / known.computed)
-                for seconds, known in zip(self.seconds, self.profiles, strict=True)
+                taken * max(profile.length / known.length, profile.computed / known.computed)
+                for taken, known in zip(self.times, self.profiles, strict=True)
             ),
             default=0.0,
         )
 
-    def add(self, profile: Profile, seconds: float) -> None:
+    def add(self, profile: Profile, taken: float) -> None:
         """Note a time; of a probe that is known already, the shorter one stays."""
         for place, known in enumerate(self.profiles):
             if known.equals(profile):
-                self.seconds[place] = min(self.seconds[place], seconds)
+                self.times[place] = min(self.times[place], taken)
                 return
         self.profiles.append(profile)
-        self.seconds.append(seconds)
-
-    def fitted(self) -> Floats:
-        seen = np.array([features(self.way, profile) for profile in self.profiles])
-        return fit(seen, np.array(self.seconds))
+        self.times.append(taken)
 
 
-def _measure(one: _Measured, layer: RecurrentLayer) -> None:
-    """Time the probes of one way and mode, group by group, but for those that would take too long."""
-    with at(one.way):
-        for group in PROBES:
-            lengths = [torch.tensor(each) for each in group]
-            profiles = [Profile.of(one.way, each) for each in lengths]
-            kept = [place for place in range(len(group)) if one.expects(profiles[place]) <= _LONGEST]
-            if kept:
-                batches = [probe.make_batch(layer, lengths[place]) for place in kept]
-                calls = [probe.step_of(layer, batch, one.mode) for batch in batches]
-                times = probe.time_in_turns(calls, probe.device_of(layer))
-                for place, seconds in zip(kept, times, strict=True):
-                    one.add(profiles[place], seconds)
+def _measure(
+    one: _Measured, layer: RecurrentLayer, groups: Sequence[Sequence[list[int]]], yardstick: probe.Yardstick
+) -> list[float]:
+    """Time the probes of one way and mode, group by group, but for those that would take too long.
+
+    Returns:
+        What the yardstick said meanwhile.
+    """
+    looks = [yardstick.look()]
+    for group in groups:
+        lengths = [torch.tensor(each) for each in group]
+        profiles = [Profile.of(one.way, each) for each in lengths]
+        kept = [place for place in range(len(group)) if one.expects(profiles[place]) * looks[-1] <= _LONGEST]
+        if kept:
+            batches = [probe.make_batch(layer, lengths[place]) for place in kept]
+            calls = [probe.step_of(layer, batch, one.mode) for batch in batches]
+            times = probe.time_in_turns(calls, probe.device_of(layer))
+            looks.append(yardstick.look())
+            for place, seconds in zip(kept, times, strict=True):
+                one.add(profiles[place], 2 * seconds / (looks[-1] + looks[-2]))
+    return looks
 
 
 def _weigh(way: Way, layer: RecurrentLayer) -> Floats:
@@ -133,8 +155,3 @@ def _weigh(way: Way, layer: RecurrentLayer) -> Floats:
             sizes.append(_size(Profile.of(way, lengths)))
             held.append(peak_bytes(call, probe.device_of(layer)))
     return fit(np.array(sizes), np.array(held, np.float64))
-
-
-def _without_threads(way: Way) -> tuple[str, str, str]:
-    """Memory does not depend on the number of threads."""
-    return way.backend, way.schedule, way.dtype

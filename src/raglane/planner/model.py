@@ -4,13 +4,16 @@ A step of a schedule costs something whatever it computes, and something per row
 So the time of a call is a sum of features of its batch, each with a coefficient of at least 0 that depends on the
 layer and the machine::
 
-    1,  S,  sum_t min(rows_t, k) for k = 4, 16, 64,  sum_t rows_t,  B,  what lies beyond the caches
+    1,  S,  sum_t min(rows_t, k) for k = 4, 16, 64,  R = sum_t rows_t,  B,  max(0, M - m) for m = 16, 64
 
-where ``rows_t`` is the number of rows at step ``t`` and ``S`` the number of steps. Sums of ``min(rows, k)`` make the
-cost of a step a concave function of its rows, linear between the ``k``.
+where ``rows_t`` is the number of rows at step ``t``, ``S`` the number of steps and ``M`` the megabytes that a training
+step holds. Sums of ``min(rows, k)`` make the cost of a step a concave function of its rows, linear between the ``k``;
+what lies beyond the caches costs more, and so does what lies beyond the memory that an allocator keeps between calls.
 
-NOTE (packs of torch): torch runs a pack of equal lengths as a padded tensor, and any other step by step, so these have
-coefficients of their own. Its backward pass also fills a tensor of the whole batch at every step: ``S * N``.
+NOTE (what backends do besides): the cpu kernels make all gradients of a small batch themselves. Torch's padded tensors
+are made from flat values, which is more work where lengths differ. Torch runs a pack of equal lengths as a padded
+tensor, and any other step by step, so that these have coefficients of their own; its backward pass also fills a tensor
+of the whole batch at every step: ``S * R``.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raglane.kernels.cpu.lanes import lanes_of
+from raglane.native.library import library
 from raglane.planner.ways import Way
 from raglane.schedules import SCHEDULES
 
@@ -31,8 +35,8 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 _KNOTS = (4, 16, 64)
-# Elements whose states and gates the caches hold, about.
-_CACHED = 4096
+# Megabytes that the caches hold, about; and those that an allocator keeps.
+_MUCH = (16.0, 64.0)
 # Measurements that are further off than this count less: something else ran meanwhile.
 _TRUSTED = 0.1
 
@@ -44,11 +48,13 @@ class Profile(NamedTuple):
         rows: ``(P,)``, in each phase.
         steps: ``(P,)``, that it lasts.
         count: sequences of the batch.
+        real: elements of the batch.
     """
 
     rows: Integers
     steps: Integers
     count: int  # type: ignore[assignment]  # hides tuple.count, which nobody calls
+    real: int
 
     @classmethod
     def of(cls, way: Way, lengths: Tensor) -> Profile:
@@ -60,7 +66,7 @@ class Profile(NamedTuple):
         """
         lanes = lanes_of(lengths, way.threads) if way.backend == "cpu" else None
         rows, steps = SCHEDULES[way.schedule].phases(lengths, lanes)
-        return cls(rows.numpy(), steps.numpy(), lengths.shape[0])
+        return cls(rows.numpy(), steps.numpy(), lengths.shape[0], int(lengths.sum()))
 
     @property
     def length(self) -> int:
@@ -75,7 +81,7 @@ class Profile(NamedTuple):
     def equals(self, other: Profile) -> bool:
         """Whether both say the same."""
         same = np.array_equal(self.rows, other.rows) and np.array_equal(self.steps, other.steps)
-        return same and self.count == other.count
+        return same and (self.count, self.real) == (other.count, other.real)
 
     @property
     def is_even(self) -> bool:
@@ -83,19 +89,30 @@ class Profile(NamedTuple):
         return self.rows.size == 0 or bool((self.rows == self.rows[0]).all())
 
 
-def features(way: Way, profile: Profile) -> Floats:
+def features(way: Way, profile: Profile, held: float) -> Floats:
     """The features of one call.
+
+    Args:
+        way: of the call.
+        profile: of its batch.
+        held: bytes of memory that a training step on the batch holds.
 
     Returns:
         ``(F,)``; for one backend and schedule always as many.
     """
-    steps, computed = profile.length, profile.computed
+    steps, rows = profile.length, profile.computed
     capped = [int(np.minimum(profile.rows, knot) @ profile.steps) for knot in _KNOTS]
-    found = np.array([1, steps, *capped, computed, profile.count, max(0, computed - _CACHED)], np.float64)
-    if (way.backend, way.schedule) != ("torch", "packed"):
-        return found
-    none = np.zeros_like(found)
-    return np.concatenate((found, none, [0.0]) if profile.is_even else (none, found, [steps * computed]))
+    beyond = [max(0.0, held / 1e6 - much) for much in _MUCH]
+    found: list[float] = [1, steps, *capped, rows, profile.count, *beyond]
+    if way.backend == "cpu":
+        found += [rows > library().few_elements]
+    if (way.backend, way.schedule) == ("torch", "padded"):
+        padding = rows > profile.real
+        found += [padding, padding * rows, padding * beyond[0]]
+    if (way.backend, way.schedule) == ("torch", "packed"):
+        none = [0] * len(found)
+        found = [*found, *none, 0, 0] if profile.is_even else [*none, *found, steps * rows, steps * beyond[0]]
+    return np.array(found, np.float64)
 
 
 def fit(measured: Floats, seconds: Floats) -> Floats:

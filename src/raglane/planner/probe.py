@@ -13,7 +13,17 @@ from torch import Tensor
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.ragged import Ragged
 
-__all__ = ["MODES", "PROBES", "Call", "device_of", "make_batch", "step_of", "time_in_turns"]
+__all__ = [
+    "MODES",
+    "PROBES",
+    "Call",
+    "Yardstick",
+    "device_of",
+    "large_probes",
+    "make_batch",
+    "step_of",
+    "time_in_turns",
+]
 
 MODES = ("train", "infer")
 """``train``: forward, and backward to values and weights. ``infer``: forward, without gradients."""
@@ -22,6 +32,8 @@ Call = Callable[[], object]
 
 # A group of calls is repeated for so long, and after the first round at least and at most so often.
 _SECONDS, _FEWEST, _MOST = 0.06, 3, 15
+# Rows of the yardstick's matrix, and products at each look: half a millisecond each on two processors of today.
+_YARD, _LOOKS = 384, 9
 
 
 def _lognormal(count: int, mean: float, seed: int) -> list[int]:
@@ -34,12 +46,19 @@ PROBES: tuple[tuple[list[int], ...], ...] = (
     ([12], [2] * 8, _lognormal(8, 12, 1), [16] * 4, [96], [5] * 12),
     ([6] * 64, _lognormal(24, 20, 2), [40] * 16, _lognormal(64, 16, 3), [200, *[6] * 63], _lognormal(32, 9, 7)),
     ([24] * 64, _lognormal(200, 10, 4), [300] * 6, _lognormal(96, 40, 5), [64] * 128, _lognormal(256, 40, 6)),
+    (_lognormal(24, 250, 8),),
 )
-"""Lengths of the batches that are measured: small, middling and large ones, in each of these equal and ragged ones.
+"""Lengths of the batches that are measured, from small to large ones, in each group equal and ragged ones.
 
 Those of a group take turns, since the batches of an epoch differ too: a batch that comes again and again finds its
 memory in the caches, and its sizes prepared.
 """
+
+
+def large_probes(elements: float) -> tuple[list[int], ...]:
+    """Batches of about so many elements, within limits: equal and ragged."""
+    count = int(min(max(elements, 3000), 200_000)) // 100
+    return [100] * count, _lognormal(count, 100, 10), _lognormal(count // 2, 100, 11)
 
 
 def device_of(layer: RecurrentLayer) -> torch.device:
@@ -95,6 +114,23 @@ def time_in_turns(calls: Sequence[Call], device: torch.device) -> list[float]:
         kept.append([_clock(call, wait) for call in calls])
         spent += sum(kept[-1])
     return [statistics.median_low(times) for times in zip(*kept, strict=True)]
+
+
+class Yardstick:
+    """How fast the machine is at the moment: the time of a product of matrices, on the threads that torch uses then.
+
+    Shared machines are now faster, now slower, by a half and for seconds. What is measured between two looks at the
+    yardstick can be told from that.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._factor = torch.randn(_YARD, _YARD, device=device)
+
+    def look(self) -> float:
+        """Seconds, the median of some products."""
+        wait = torch.cuda.synchronize if self._device.type == "cuda" else _nothing
+        return statistics.median(_clock(lambda: self._factor @ self._factor, wait) for _ in range(_LOOKS))
 
 
 def _clock(call: Call, wait: Callable[[], object]) -> float:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from raglane.planner.batches import Epoch, Limit
 from raglane.planner.calibration import Calibration
-from raglane.planner.model import Floats, Profile, features
+from raglane.planner.model import Floats, Profile
 from raglane.planner.ways import Way
 
 __all__ = ["Row", "row_of"]
@@ -109,7 +109,7 @@ def row_of(
         profiles: of the calls.
     """
     found = [profiles(way, lengths) for lengths in epoch.batches]
-    seen = np.array([features(way, profile) for profile in found])
+    seen = np.array([calibration.features(way, profile) for profile in found])
     train, infer = (seen @ calibration.seconds[way, mode] for mode in ("train", "infer"))
     whole = factor / max(epoch.share, 1e-12)
     computed = epoch.padded if way.schedule in ("padded", "masked") else epoch.elements

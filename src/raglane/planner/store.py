@@ -68,7 +68,8 @@ def load(key: str, ways: Sequence[Way]) -> Calibration | None:
     try:
         content = json.loads((folder() / f"{key}.json").read_text())
         seconds = {(way, mode): _floats(content["seconds"][f"{way}; {mode}"]) for way in ways for mode in MODES}
-        return Calibration(seconds, {way: _floats(content["memory"][str(way)]) for way in ways})
+        memory = {way: _floats(content["memory"][str(way)]) for way in ways}
+        return Calibration(seconds, memory, float(_floats([content["yardstick"]])[0]))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
@@ -77,6 +78,7 @@ def save(key: str, calibration: Calibration) -> None:
     """Keep a calibration, whole or not at all; a folder that cannot be written is passed over."""
     content = {
         "seconds": {f"{way}; {mode}": list(found) for (way, mode), found in calibration.seconds.items()},
+        "yardstick": calibration.yardstick,
         "memory": {str(way): list(found) for way, found in calibration.memory.items()},
     }
     try:

@@ -12,7 +12,7 @@ from raglane.errors import argument
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner.batches import epoch_of, thin_out
 from raglane.planner.calibration import Calibration
-from raglane.planner.model import Profile, features
+from raglane.planner.model import Profile
 from raglane.planner.rows import Row
 
 if TYPE_CHECKING:
@@ -172,5 +172,7 @@ def tail(lengths: Tensor, best: Row, rows: Sequence[Row], calibration: Calibrati
 def _seconds(lengths: Tensor, row: Row, calibration: Calibration) -> float:
     epoch = epoch_of(lengths, row.limit, grouped=row.grouped)
     coefficients = calibration.seconds[row.way, "train"]
-    total = sum(float(features(row.way, Profile.of(row.way, batch)) @ coefficients) for batch in epoch.batches)
+    total = sum(
+        float(calibration.features(row.way, Profile.of(row.way, batch)) @ coefficients) for batch in epoch.batches
+    )
     return total / max(epoch.share, 1e-12)
