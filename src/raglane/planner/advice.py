@@ -128,7 +128,7 @@ def plan(
 
     Example:
         >>> import raglane as rl
-        >>> found = rl.plan([4, 6, 8, 5, 4, 3, 7, 8] * 100, rl.nn.GRU(8, 16), batch_sizes=[32], threads=[1])
+        >>> found = rl.plan([4, 6, 8, 5, 4, 3, 7, 8] * 100, rl.nn.GRU(8, 16), batch_sizes=[32], backends=["cpu"])
         >>> found.best.batch_size, found.best in found.rows
         (32, True)
     """
