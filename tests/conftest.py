@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -75,10 +76,13 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep what is measured of this machine out of the user's folder; programs that tests start do the same."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAGLANE_CACHE", str(tmp_path_factory.mktemp("cache")))
+def own_cache() -> Iterator[None]:
+    """Keep what is measured of this machine out of the user's folder; programs that tests start do the same.
+
+    A folder that pytest numbers would not do: of many pytests at once, one clears away what another still uses.
+    """
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        patch.setenv("RAGLANE_CACHE", folder)
         yield
 
 
