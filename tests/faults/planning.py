@@ -9,8 +9,8 @@ __all__ = ["FAULTS"]
 FAULTS: dict[str, Fault] = {
     "an-epoch-is-its-sample": Fault(
         "src/raglane/planner/rows.py",
-        "whole = factor / max(epoch.share, 1e-12)",
-        "whole = factor",
+        "train_seconds=float(train @ epoch.weights)",
+        "train_seconds=float(train.sum())",
         "planner/test_advice.py::test_a_sample_stands_for_all",
     ),
     "a-long-list-is-its-part": Fault(
@@ -39,8 +39,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "the-longest-left-to-chance": Fault(
         "src/raglane/planner/batches.py",
-        "chosen[0], chosen[1] = longest.argmax(), real.argmax()",
-        "chosen[0] = real.argmin()",
+        "extreme = np.unique([longest.argmax(), real.argmax()])",
+        "extreme = np.unique([longest.argmin(), real.argmin()])",
         "planner/test_batches.py::test_the_longest_is_in_a_sample",
     ),
     "grouped-rather-than-random": Fault(
@@ -78,5 +78,11 @@ FAULTS: dict[str, Fault] = {
         "    with torch.random.fork_rng():\n        others",
         "    if True:\n        others",
         "planner/test_advice.py::test_a_plan_takes_no_random_numbers",
+    ),
+    "the-longest-stands-for-many": Fault(
+        "src/raglane/planner/batches.py",
+        "np.repeat([1.0, each], [len(extreme), len(drawn)])",
+        "np.repeat([each, each], [len(extreme), len(drawn)])",
+        "planner/test_batches.py::test_the_longest_is_in_a_sample",
     ),
 }

@@ -1,16 +1,22 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 import raglane as rl
-from raglane.planner.batches import Limit, epoch_of, thin_out
+from raglane.planner.batches import Epoch, Limit, epoch_of, thin_out
 
 LENGTHS = torch.tensor(np.random.default_rng(0).integers(0, 40, 500))
 
 
-def _all(epoch: object) -> list[int]:
-    return sorted(length for batch in epoch.batches for length in batch.tolist())  # type: ignore[attr-defined]
+def _all(epoch: Epoch) -> list[int]:
+    return sorted(length for batch in epoch.batches for length in batch.tolist())
+
+
+def _total(epoch: Epoch) -> float:
+    """The elements that the batches stand for."""
+    return float(epoch.weights @ [int(batch.sum()) for batch in epoch.batches])
 
 
 def test_every_sequence_comes_once() -> None:
@@ -18,7 +24,8 @@ def test_every_sequence_comes_once() -> None:
         for grouped in (False, True):
             epoch = epoch_of(LENGTHS, limit, grouped=grouped)
             assert epoch.elements == int(LENGTHS.sum())
-            if epoch.share == 1:
+            assert _total(epoch) == pytest.approx(epoch.elements)
+            if len(epoch.batches) == epoch.count:
                 assert _all(epoch) == sorted(LENGTHS.tolist())
                 assert epoch.count == len(epoch.batches)
                 padded = sum(len(batch) * int(batch.max()) for batch in epoch.batches)
@@ -57,8 +64,11 @@ def test_the_longest_is_in_a_sample() -> None:
         epoch = epoch_of(lengths, Limit(sequences=8), grouped=grouped)
         assert len(epoch.batches) < epoch.count
         assert max(int(batch.max()) for batch in epoch.batches) == 900
-        real = sum(int(batch.sum()) for batch in epoch.batches)
-        assert epoch.share == real / epoch.elements
+        weights = {int(batch.max()): weight for batch, weight in zip(epoch.batches, epoch.weights, strict=True)}
+        # The batch of the longest stands for itself, any other for many.
+        assert weights[900] == 1
+        assert weights[1] > 9
+        assert _total(epoch) == pytest.approx(epoch.elements)
 
 
 def test_a_long_list_is_thinned_out() -> None:
@@ -67,6 +77,7 @@ def test_a_long_list_is_thinned_out() -> None:
     assert part.shape == (1 << 16,)
     assert factor == 200_000 / (1 << 16)
     assert len(set(part.tolist())) == len(part)
+    assert int(part.max()) == 199_999
     assert abs(float(part.float().mean()) - 100_000) < 1500
     same, one = thin_out(LENGTHS)
     assert same is LENGTHS

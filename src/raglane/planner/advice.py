@@ -103,10 +103,10 @@ def plan(
     fresh: bool = False,
     progress: Callable[[float], object] | None = None,
 ) -> Plan:
-    """Measure a layer for a few seconds, and predict what every way to run it on these lengths costs.
+    """Measure a layer for a minute or two, and predict what every way to run it on these lengths costs.
 
     The measurement does not look at the lengths: it is kept (``store.folder()`` says where), and another plan for the
-    same layer on the same machine and versions takes a second. The times are those of the layer alone.
+    same layer on the same machine and versions takes some seconds. The times are those of the layer alone.
 
     Args:
         lengths: of all sequences, ``(B,)`` integers of at least 0; or what has ``lengths``, such as a Ragged.

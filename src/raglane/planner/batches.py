@@ -46,21 +46,22 @@ class Epoch:
 
     Attributes:
         batches: ``(b,)`` lengths each; a sample where there are many, in which the longest batch always is.
-        share: the share of the epoch's elements that is in ``batches``.
+        weights: ``(b,)``, how many batches of the epoch each stands for. The one with the longest sequence and the one
+            with the most elements stand for themselves alone: a sample has them always, the epoch once.
         elements: of the whole epoch.
         padded: elements that its batches take padded.
         count: of its batches.
     """
 
     batches: tuple[Tensor, ...]
-    share: float
+    weights: NDArray[np.float64]
     elements: int
     padded: int
     count: int
 
 
 def thin_out(lengths: Tensor, seed: int = 0) -> tuple[Tensor, float]:
-    """A random part of a long list of lengths, and the number of sequences that each of it stands for.
+    """A random part of a long list of lengths, with its longest, and the number of sequences that each stands for.
 
     Args:
         lengths: ``(B,)`` int64 on the CPU.
@@ -69,8 +70,10 @@ def thin_out(lengths: Tensor, seed: int = 0) -> tuple[Tensor, float]:
     count = lengths.shape[0]
     if count <= _SEQUENCES:
         return lengths, 1.0
-    drawn = np.random.default_rng(seed).choice(count, _SEQUENCES, replace=False, shuffle=False)
-    return lengths[torch.from_numpy(drawn)], count / _SEQUENCES
+    drawn = torch.from_numpy(np.random.default_rng(seed).choice(count, _SEQUENCES, replace=False, shuffle=False))
+    # In place of the longest drawn: the memory of the largest batch must not be left to chance.
+    drawn[lengths[drawn].argmax()] = lengths.argmax()
+    return lengths[drawn], count / _SEQUENCES
 
 
 def epoch_of(lengths: Tensor, limit: Limit, *, grouped: bool, seed: int = 0) -> Epoch:
@@ -88,21 +91,28 @@ def epoch_of(lengths: Tensor, limit: Limit, *, grouped: bool, seed: int = 0) -> 
     ends = np.append(starts[1:], len(ordered))
     longest = np.maximum.reduceat(ordered, starts)
     real = np.add.reduceat(ordered, starts)
-    random = np.random.default_rng(seed)
-    chosen = np.arange(len(starts))
-    if len(starts) > _BATCHES:
-        chosen = random.choice(len(starts), _BATCHES, replace=False, shuffle=False)
-        # What takes longest and what needs the most memory must not be left out by chance.
-        chosen[0], chosen[1] = longest.argmax(), real.argmax()
-        chosen = np.unique(chosen)
-    total = int(real.sum())
+    chosen, weights = _choose(longest, real, seed)
     return Epoch(
         tuple(torch.from_numpy(ordered[starts[place] : ends[place]]) for place in chosen),
-        float(real[chosen].sum()) / max(total, 1),
-        total,
+        weights,
+        int(real.sum()),
         int((longest * (ends - starts)).sum()),
         len(starts),
     )
+
+
+def _choose(longest: _Integers, real: _Integers, seed: int) -> tuple[_Integers, NDArray[np.float64]]:
+    """Which batches are looked at, and how many each stands for, so that the elements of the epoch come out right."""
+    count = len(real)
+    if count <= _BATCHES:
+        return np.arange(count), np.ones(count)
+    # What takes longest and what needs the most memory must not be left out by chance.
+    extreme = np.unique([longest.argmax(), real.argmax()])
+    others = np.setdiff1d(np.arange(count), extreme, assume_unique=True)
+    drawn = np.random.default_rng(seed).choice(others, _BATCHES - len(extreme), replace=False, shuffle=False)
+    known = int(real[drawn].sum())
+    each = int(real[others].sum()) / known if known else len(others) / len(drawn)
+    return np.concatenate((extreme, drawn)), np.repeat([1.0, each], [len(extreme), len(drawn)])
 
 
 def _arrange(lengths: _Integers, limit: Limit, grouped: bool, seed: int) -> tuple[_Integers, _Integers]:

@@ -1,4 +1,4 @@
-"""What a layer costs on this machine: a few seconds of measurements, and the model that is fitted to them."""
+"""What a layer costs on this machine: measurements of a minute or two, and the model that is fitted to them."""
 
 from __future__ import annotations
 

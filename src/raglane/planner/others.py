@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 from torch import Tensor
@@ -13,6 +12,7 @@ from raglane.planner.batches import epoch_of, thin_out
 from raglane.planner.probe import device_of, make_batch, step_of, time_in_turns
 from raglane.planner.rows import Row
 from raglane.planner.ways import Way, at, ways_of
+from raglane.ragged import Ragged
 
 __all__ = ["compare_cells"]
 
@@ -59,8 +59,8 @@ def compare_cells(layer: RecurrentLayer, lengths: Tensor, best: Row) -> dict[str
     return dict(sorted(found.items(), key=lambda item: item[1]))
 
 
-def _step(layer: RecurrentLayer, batch: object, way: Way) -> Callable[[], object]:
-    call = step_of(layer, copy.copy(batch), "train")  # type: ignore[arg-type]
+def _step(layer: RecurrentLayer, batch: Ragged, way: Way) -> Callable[[], object]:
+    call = step_of(layer, batch, "train")
 
     def run() -> None:
         with at(way):

@@ -111,7 +111,6 @@ def row_of(
     found = [profiles(way, lengths) for lengths in epoch.batches]
     seen = np.array([calibration.features(way, profile) for profile in found])
     train, infer = (seen @ calibration.seconds[way, mode] for mode in ("train", "infer"))
-    whole = factor / max(epoch.share, 1e-12)
     computed = epoch.padded if way.schedule in ("padded", "masked") else epoch.elements
     return Row(
         way.backend,
@@ -124,19 +123,26 @@ def row_of(
         batches=round(epoch.count * factor),
         elements=round(computed * factor),
         waste=round((computed - epoch.elements) * factor),
-        train_seconds=float(train.sum()) * whole,
-        infer_seconds=float(infer.sum()) * whole,
-        step_p50=float(np.quantile(train, 0.5)),
-        step_p90=float(np.quantile(train, 0.9)),
+        train_seconds=float(train @ epoch.weights) * factor,
+        infer_seconds=float(infer @ epoch.weights) * factor,
+        step_p50=_quantile(train, epoch.weights, 0.5),
+        step_p90=_quantile(train, epoch.weights, 0.9),
         step_max=float(train.max()),
         peak_bytes=weights + max(calibration.bytes_of(way, profile) for profile in found),
-        rank_spread=_spread(train, ranks),
+        rank_spread=_spread(train, epoch.weights, ranks),
     )
 
 
-def _spread(seconds: Floats, ranks: int) -> float:
+def _quantile(seconds: Floats, weights: Floats, share: float) -> float:
+    """The least time that so large a share of the batches does not exceed."""
+    order = np.argsort(seconds)
+    ends = np.cumsum(weights[order])
+    return float(seconds[order[np.searchsorted(ends, share * ends[-1] * (1 - 1e-12))]])
+
+
+def _spread(seconds: Floats, weights: Floats, ranks: int) -> float:
     """The mean time of the slowest of so many batches, in proportion to that of one."""
     if ranks == 1 or not seconds.mean() > 0:
         return 1.0
-    drawn = np.random.default_rng(0).choice(seconds, (_DRAWN, ranks))
+    drawn = np.random.default_rng(0).choice(seconds, (_DRAWN, ranks), p=weights / weights.sum())
     return float(drawn.max(1).mean() / drawn.mean())

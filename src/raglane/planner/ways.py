@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import typing
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,17 +53,15 @@ def as_layer(layer: object) -> RecurrentLayer:
     Raises:
         ArgumentTypeError: anything else.
     """
+    if isinstance(layer, RecurrentLayer):
+        return copy.deepcopy(layer)
     kind = type(layer)
     if kind in (torch.nn.RNN, torch.nn.LSTM, torch.nn.GRU):
-        twin: object = copy.deepcopy(layer)
-        accelerate(twin)  # type: ignore[type-var]
-    elif isinstance(layer, RecurrentLayer):
-        twin = copy.deepcopy(layer)
-    else:
-        rule = "a recurrent layer of rl.nn, or torch.nn.RNN, LSTM or GRU"
-        raise ArgumentTypeError(message("layer", f"a {kind.__name__}", rule, "pass the recurrent layer of your model"))
-    assert isinstance(twin, RecurrentLayer)  # noqa: S101 (accelerate converts these three)
-    return twin
+        twin = accelerate(copy.deepcopy(typing.cast(torch.nn.Module, layer)))
+        # They are what accelerate converts.
+        return typing.cast(RecurrentLayer, twin)
+    rule = "a recurrent layer of rl.nn, or torch.nn.RNN, LSTM or GRU"
+    raise ArgumentTypeError(message("layer", f"a {kind.__name__}", rule, "pass the recurrent layer of your model"))
 
 
 def ways_of(layer: RecurrentLayer, dtypes: Sequence[torch.dtype], threads: Sequence[int]) -> list[Way]:

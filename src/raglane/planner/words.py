@@ -172,7 +172,5 @@ def tail(lengths: Tensor, best: Row, rows: Sequence[Row], calibration: Calibrati
 def _seconds(lengths: Tensor, row: Row, calibration: Calibration) -> float:
     epoch = epoch_of(lengths, row.limit, grouped=row.grouped)
     coefficients = calibration.seconds[row.way, "train"]
-    total = sum(
-        float(calibration.features(row.way, Profile.of(row.way, batch)) @ coefficients) for batch in epoch.batches
-    )
-    return total / max(epoch.share, 1e-12)
+    times = [calibration.features(row.way, Profile.of(row.way, batch)) @ coefficients for batch in epoch.batches]
+    return float(epoch.weights @ times)
