@@ -4,11 +4,13 @@
 
 The first table has 8 sequences of 10 elements, 32 features and 32 units: ours on a Ragged against the fastest of
 torch's layer on a padded tensor and on a pack. The second has ``layer.step`` for ``B`` streams against torch's cell,
-which does the same, and against torch's layer on one step. All ways take turns, and each figure is a median.
+which does the same, and against torch's layer on one step. Frozen ones (``rl.freeze``) have packed their
+weights before. All ways take turns, and each figure is a median.
 """
 
 from __future__ import annotations
 
+import copy
 import statistics
 import time
 from collections.abc import Callable
@@ -52,11 +54,13 @@ def train(layer: Any, given: Any, weights: list[Tensor], gradient: Tensor) -> An
 
 
 def batches() -> None:
-    print("| layer | mode | ours, us | torch padded, us | torch packed, us | fastest of torch / ours |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    columns = "ours, us | frozen, us | torch padded, us | torch packed, us | torch / ours | torch / frozen"
+    print(f"| layer | mode | {columns} |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     sequences = [torch.randn(STEPS, SIZE) for _ in range(SEQUENCES)]
     given = {
         "ours": rl.Ragged(sequences),
+        "frozen": rl.Ragged(sequences),
         "padded": torch.stack(sequences, 1),
         "packed": torch.nn.utils.rnn.pack_sequence(sequences),
     }
@@ -65,7 +69,7 @@ def batches() -> None:
         theirs = getattr(torch.nn, name)(SIZE, SIZE)
         ours = getattr(rl.nn, name)(SIZE, SIZE)
         ours.load_state_dict(theirs.state_dict())
-        layers = {"ours": ours, "padded": theirs, "packed": theirs}
+        layers = {"ours": ours, "frozen": rl.freeze(copy.deepcopy(ours)), "padded": theirs, "packed": theirs}
         weights = {way: list(layer.parameters()) for way, layer in layers.items()}
         modes: dict[str, dict[str, Callable[[], Any]]] = {
             "inference": {way: partial(infer, layers[way], given[way]) for way in given},
@@ -75,12 +79,13 @@ def batches() -> None:
             found = medians(ways, 50)
             best = min(found["padded"], found["packed"])
             times = " | ".join(f"{found[way]:.1f}" for way in given)
-            print(f"| {name} | {mode} | {times} | {best / found['ours']:.2f} |")
+            print(f"| {name} | {mode} | {times} | {best / found['ours']:.2f} | {best / found['frozen']:.2f} |")
 
 
 def steps() -> None:
-    print("| layer | B | H | layer.step, us | torch's cell, us | torch's layer on one step, us | cell / ours |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    columns = "layer.step, us | frozen, us | torch's cell, us | torch's layer, us | cell / ours | cell / frozen"
+    print(f"| layer | B | H | {columns} |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for name in ("LSTM", "GRU"):
         for count, size in ((1, 32), (1, 128), (1, 512), (8, 32), (8, 128), (64, 128)):
             theirs, cell = getattr(torch.nn, name)(size, size), getattr(torch.nn, f"{name}Cell")(size, size)
@@ -93,13 +98,15 @@ def steps() -> None:
                 found = medians(
                     {
                         "ours": partial(ours.step, x_t, hx),
+                        "frozen": partial(rl.freeze(copy.deepcopy(ours)).step, x_t, hx),
                         "cell": partial(cell, x_t, flat),
                         "layer": partial(theirs, x_t.unsqueeze(0), hx),
                     },
                     50,
                 )
             times = " | ".join(f"{each:.1f}" for each in found.values())
-            print(f"| {name} | {count} | {size} | {times} | {found['cell'] / found['ours']:.2f} |")
+            ratios = f"{found['cell'] / found['ours']:.2f} | {found['cell'] / found['frozen']:.2f}"
+            print(f"| {name} | {count} | {size} | {times} | {ratios} |")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,18 @@
 
 namespace raglane {
 
+// What lies before packed weights: what they were packed for.
+struct PackedHeader {
+  int64_t abi, isa, cell, dtype, directions, input_size, hidden_size, rest;  // rest: P of a projection; or of a skip, 1
+};
+static_assert(sizeof(PackedHeader) == 64, "what follows is aligned");
+
+// Where weights are to be packed, null where only their bytes are asked for; and how many these are, header included.
+struct PackTo {
+  void* to;
+  int64_t* bytes;
+};
+
 // A checked call, with what depends on the lengths alone.
 struct Call {
   const raglane_layer* layer;
@@ -15,6 +27,7 @@ struct Call {
   int64_t ordered;        // how many
   int64_t longest;        // the largest length
   int64_t cache;          // bytes of a core's own cache
+  PackTo packing = {};    // of a call that packs
 };
 
 // Sequences that follow each other, [begin, end), which one thread at a time walks through.
@@ -31,6 +44,7 @@ struct ElementwiseCall {
   int64_t groups;
   int64_t largest;  // elements of the first
   int64_t cache;    // bytes of a core's own cache
+  PackTo packing = {};  // of a call that packs
 };
 
 // What each instruction set provides. They return a raglane_status.
@@ -39,6 +53,8 @@ struct Kernels {
   int32_t (*backward)(const Call&);
   int32_t (*elementwise_forward)(const ElementwiseCall&);
   int32_t (*elementwise_backward)(const ElementwiseCall&);
+  int32_t (*pack)(const Call&);
+  int32_t (*elementwise_pack)(const ElementwiseCall&);
   int32_t (*apply)(int64_t dtype, int64_t function, const void* in, void* out, int64_t count);
 };
 namespace portable { extern const Kernels kernels; }

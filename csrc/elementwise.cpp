@@ -5,5 +5,6 @@
 
 namespace raglane::RAGLANE_TARGET {
 int32_t elementwise_forward(const ElementwiseCall& call) { return run<ElementwiseForward>(call); }
+int32_t elementwise_pack(const ElementwiseCall& call) { return run<ElementwisePacking>(call); }
 int32_t elementwise_backward(const ElementwiseCall& call) { return run<ElementwiseBackward>(call); }
 }  // namespace raglane::RAGLANE_TARGET

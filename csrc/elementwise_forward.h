@@ -8,6 +8,7 @@
 
 #include "cells/table.h"
 #include "elementwise.h"
+#include "packed.h"
 
 namespace raglane::RAGLANE_TARGET {
 
@@ -18,8 +19,8 @@ template <class Cell, class S> class ElementwiseForward {
 
  public:
   explicit ElementwiseForward(const ElementwiseCall& call)
-      : call_(call), l_(*call.layer), H_(l_.hidden_size), input_(l_.values, H_, l_.input_size),
-        padded_(input_.panels(0).padded_columns()), panels_(input_.panels(0).count()), shares_(call, panels_, 1),
+      : call_(call), l_(*call.layer), H_(l_.hidden_size), weights_(l_), input_(weights_.input),
+        padded_(weights_.padded), panels_(input_.panels(0).count()), shares_(call, panels_, 1),
         together_(is_lopsided(call)) {
     // As many panels' products rest in scratch at a time as the nearest caches hold besides weights and rows.
     int64_t bytes = block_rows * Cell::slots * input_.panels(0).panel_columns() * (int64_t)sizeof(A);
@@ -36,18 +37,13 @@ template <class Cell, class S> class ElementwiseForward {
 
   bool reserve() {
     bool poison = l_.flags & RAGLANE_POISON;
-    int64_t direction = input_.size() + Cell::recurrent * padded_;
-    if (!weights_.reserve(l_.directions * direction, poison)) return false;
-    for (int d = 0; d < l_.directions; d++) {
-      input_.place(d, weights_.get() + d * direction);
-      recurrent_[d] = weights_.get() + d * direction + input_.size();
-    }
-    return products_.reserve((together_ ? 2 : 1) * l_.threads * block_rows * stride_, poison) &&
+    return weights_.reserve(poison) &&
+           products_.reserve((together_ ? 2 : 1) * l_.threads * block_rows * stride_, poison) &&
            states_.reserve(l_.threads * row_stride<A>(padded_), poison) && input_.reserve(l_.threads, poison);
   }
 
   void work(int thread, int threads) {
-    pack(thread, threads);
+    weights_.pack(thread, threads);
     if (thread == threads - 1) keep_empty();
     barrier_.wait(threads);
     if (together_) {
@@ -62,31 +58,15 @@ template <class Cell, class S> class ElementwiseForward {
   const ElementwiseCall& call_;
   const raglane_elementwise& l_;
   const int64_t H_;
-  InputProducts<Cell, S> input_;
+  ElementwiseWeights<Cell, S> weights_;
+  InputProducts<Cell, S>& input_;
   const int64_t padded_, panels_;
   Shares shares_;
   const bool together_;
   int64_t strip_, stride_;  // panels whose products are made at a time; row length of those products
   bool streams_;
-  A* recurrent_[2] = {};
-  Scratch<A> weights_, products_, states_;
+  Scratch<A> products_, states_;
   Barrier barrier_;
-
-  void pack(int thread, int threads) {
-    for (int d = 0; d < l_.directions; d++) {
-      const raglane_elementwise_weights& w = l_.weights[d];
-      const S* gates[Cell::gates];
-      for (int gate = 0; gate < Cell::gates; gate++) gates[gate] = (const S*)w.input + gate * H_ * l_.input_size;
-      if (Cell::gates > cell_table[l_.cell].gates) gates[Cell::gates - 1] = (const S*)w.skip;
-      for (int64_t panel = thread; panel < panels_; panel += threads) {
-        input_.pack(d, panel, gates);
-        for (int i = 0; w.bias && i < Cell::biases; i++)
-          input_.add_bias(d, panel, Cell::first_bias + i, (const S*)w.bias + i * H_);
-      }
-      for (int i = thread; i < Cell::recurrent; i += threads)
-        copy_columns(recurrent_[d] + i * padded_, (const S*)w.recurrent + i * H_, 0, H_);
-    }
-  }
 
   // An empty sequence's final state is its initial one.
   void keep_empty() {
@@ -167,7 +147,7 @@ template <class Cell, class S> class ElementwiseForward {
       int64_t element = piece.first + (d == 0 ? i : -i), K = l_.directions, at_output = (element * K + d) * H_;
       Row row;
       row.products = strip.products + (element - first_row) * stride_;
-      row.recurrent = recurrent_[d];
+      row.recurrent = weights_.recurrent[d];
       row.state = state;
       row.skip = Cell::skips ? (const S*)l_.values + element * l_.input_size : nullptr;
       row.output = l_.output ? (S*)l_.output + at_output : nullptr;

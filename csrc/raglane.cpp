@@ -2,6 +2,7 @@
 #include "raglane.h"
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #if defined(__linux__)
@@ -18,7 +19,7 @@
 #include "tuning.h"
 
 // Python builds and reads these structs number by number: as many of 8 bytes as it counts.
-static_assert(sizeof(raglane_layer) == 53 * 8 && sizeof(raglane_elementwise) == 38 * 8);
+static_assert(sizeof(raglane_layer) == 54 * 8 && sizeof(raglane_elementwise) == 39 * 8);
 static_assert(sizeof(raglane_rows) == 15 * 8 && sizeof(raglane_cell_facts) == 24 + 9 * 8);
 
 namespace {
@@ -28,6 +29,8 @@ using raglane::Call;
 using raglane::ElementwiseCall;
 using raglane::Group;
 using raglane::Kernels;
+using raglane::PackTo;
+using raglane::PackedHeader;
 using raglane::at_least;
 using raglane::cell_count;
 using raglane::cell_table;
@@ -276,6 +279,25 @@ template <class L> std::vector<unsigned char> complete(L& l, bool backward) {
   return memory;
 }
 
+int64_t rest_of(const raglane_layer& l) { return l.projection_size; }
+int64_t rest_of(const raglane_elementwise& l) { return l.weights[0].skip != nullptr; }
+
+template <class L> PackedHeader header_of(const L& l) {
+  return {RAGLANE_ABI, l.isa, l.cell, l.dtype, l.directions, l.input_size, l.hidden_size, rest_of(l)};
+}
+
+void check_aligned(const char* name, const void* pointer) {
+  if ((uintptr_t)pointer % 64 != 0) fail("%s: got an odd address; the rule: 64-byte aligned", name);
+}
+
+template <class L> void check_packed(const L& l, bool backward) {
+  if (!l.packed || backward) return;
+  check_aligned("packed", l.packed);
+  PackedHeader wanted = header_of(l);
+  if (std::memcmp(l.packed, &wanted, sizeof wanted) != 0)
+    fail("packed: got weights of another layer or instruction set; the rule: those that were packed for this one");
+}
+
 // Check a call of either kind, and hand a copy to body(layer, kernels).
 template <class L, class Body>
 int32_t run(const L* layer, bool backward, char* message, int64_t size, Body&& body) {
@@ -284,6 +306,7 @@ int32_t run(const L* layer, bool backward, char* message, int64_t size, Body&& b
     L mine = *layer;
     check_sizes(mine);
     check_pointers(mine, backward);
+    check_packed(mine, backward);
     std::vector<int64_t> offsets = checked_offsets(mine);
     mine.offsets = offsets.data();
     std::vector<unsigned char> memory = complete(mine, backward);
@@ -320,9 +343,48 @@ int32_t run_elementwise(const raglane_elementwise* layer, bool backward, char* m
   });
 }
 
+int32_t pack_with(const Kernels& kernels, const raglane_layer& l, PackTo packing) {
+  return kernels.pack(Call{&l, nullptr, 0, 0, 0, packing});
+}
+int32_t pack_with(const Kernels& kernels, const raglane_elementwise& l, PackTo packing) {
+  return kernels.elementwise_pack(ElementwiseCall{&l, nullptr, 0, 0, 0, packing});
+}
+
+// Pack the weights of a layer of either kind.
+template <class L> int32_t pack(const L* layer, void* to, int64_t* bytes, char* message, int64_t size) {
+  return guarded(message, size, [&] {
+    present("layer", layer);
+    present("bytes", bytes);
+    check_aligned("to", to);
+    L mine = *layer;
+    check_sizes(mine);
+    // Weights alone count here.
+    mine.sequences = mine.elements = 0;
+    mine.packed = nullptr;
+    check_pointers(mine, false);
+    const Kernels& kernels = kernels_of(mine.isa, mine.dtype);
+    int64_t needed = 0;
+    int32_t status = pack_with(kernels, mine, {nullptr, &needed});
+    if (!to || status != RAGLANE_OK) return *bytes = needed, status;
+    if (*bytes != needed) fail("bytes: got %lld; the rule: %lld", (long long)*bytes, (long long)needed);
+    PackedHeader header = header_of(mine);
+    std::memcpy(to, &header, sizeof header);
+    return pack_with(kernels, mine, {to, &needed});
+  });
+}
+
 }  // namespace
 
 extern "C" {
+
+int32_t raglane_pack(const raglane_layer* layer, void* to, int64_t* bytes, char* message, int64_t size) {
+  return pack(layer, to, bytes, message, size);
+}
+
+int32_t raglane_elementwise_pack(const raglane_elementwise* layer, void* to, int64_t* bytes, char* message,
+                                 int64_t size) {
+  return pack(layer, to, bytes, message, size);
+}
 
 int32_t raglane_forward(const raglane_layer* layer, char* message, int64_t size) {
   return run_layer(layer, false, message, size);

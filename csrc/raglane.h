@@ -37,7 +37,7 @@ extern "C" {
 #endif
 
 /* Raised whenever a struct below changes; Python refuses a library of another version. */
-#define RAGLANE_ABI 7
+#define RAGLANE_ABI 8
 
 enum raglane_status { RAGLANE_OK = 0, RAGLANE_BAD_ARGUMENT = 1, RAGLANE_OUT_OF_MEMORY = 2 };
 enum raglane_dtype { RAGLANE_FLOAT32 = 0, RAGLANE_FLOAT64 = 1, RAGLANE_BFLOAT16 = 2 };
@@ -114,6 +114,8 @@ typedef struct raglane_layer {
   const void* initial_h;      /* real (K, B, P); null for zeros */
   const void* initial_c;      /* real (K, B, H); cells with c alone; null for zeros */
   raglane_weights weights[2]; /* forward, reverse; the second is not read where K is 1 */
+  const void* packed;         /* forward alone: what raglane_pack made of these weights for this instruction set, dtype
+                                 and sizes, which is read in their place; null where the call packs them itself */
 
   /* Written by forward, read by backward. */
   void* output;  /* real (N, K * P), forward then reverse in each row; may be null in forward where `gates` is */
@@ -170,6 +172,7 @@ typedef struct raglane_elementwise {
   const void* initial_h;  /* real (K, B, H); cells with c read that of empty sequences alone; null for zeros */
   const void* initial_c;  /* real (K, B, H); cells with c; null for zeros */
   raglane_elementwise_weights weights[2]; /* forward, reverse; the second is not read where K is 1 */
+  const void* packed;                     /* as above, of raglane_elementwise_pack */
 
   /* Written by forward, read by backward. */
   void* output;  /* real (N, K * H), forward then reverse in each row; may be null in forward. Backward: cells without
@@ -198,6 +201,13 @@ typedef struct raglane_elementwise {
  * recurrent factors, whose sums come in an order that the lengths alone decide. */
 RAGLANE_EXPORT int32_t raglane_elementwise_forward(const raglane_elementwise* layer, char* message, int64_t size);
 RAGLANE_EXPORT int32_t raglane_elementwise_backward(const raglane_elementwise* layer, char* message, int64_t size);
+
+/* Pack the weights of a layer for many calls of forward. Of the layer its sizes, isa, cell, dtype and weights are read.
+ * `to`, 64-byte aligned, has `*bytes` bytes; with a null `to` they are only counted. The format is this library's, and
+ * holds for this process. */
+RAGLANE_EXPORT int32_t raglane_pack(const raglane_layer* layer, void* to, int64_t* bytes, char* message, int64_t size);
+RAGLANE_EXPORT int32_t raglane_elementwise_pack(const raglane_elementwise* layer, void* to, int64_t* bytes,
+                                                char* message, int64_t size);
 
 /* Where the rows of a batch are in another layout: a padded tensor, or the data of a pack. Rows are bytes. */
 typedef struct raglane_rows {

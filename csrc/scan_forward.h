@@ -2,6 +2,7 @@
 #pragma once
 
 #include "activations.h"
+#include "packed.h"
 #include "prepared.h"
 
 namespace raglane::RAGLANE_TARGET {
@@ -20,25 +21,12 @@ template <class Cell, class S> class ForwardScan {
         operand_stride_(in_pairs<S> ? row_stride<A>(words<S>(P_)) : h_stride_),
         state_size_(2 * h_stride_ + (Cell::has_c ? c_stride_ : 0) + (l_.projection_size ? c_stride_ : 0)),
         operand_size_(in_pairs<S> ? 2 * operand_stride_ + (l_.projection_size ? c_stride_ : 0) : 0),
-        input_(l_.values, H_, l_.input_size), prepared_(l_, input_) {}
+        weights_(l_), input_(weights_.input), prepared_(l_, input_) {}
 
   bool reserve() {
     bool poison = l_.flags & RAGLANE_POISON;
-    int64_t panel_bytes = 0;
-    for (int d = 0; d < l_.directions; d++) {
-      hidden_[d] = {nullptr, H_, P_, Cell::gates, Cell::unit_vectors};
-      projection_[d] = {nullptr, P_, H_, 1, panel_vectors};
-      panel_bytes = (input_.panels(d).size() + hidden_[d].size()) * (int64_t)sizeof(A);
-    }
-    decide(panel_bytes);
-    int64_t projected = l_.projection_size ? projection_[0].size() : 0;
-    int64_t weights = input_.size() + hidden_[0].size() + projected;
-    if (!weights_.reserve(l_.directions * weights, poison)) return false;
-    for (int d = 0; d < l_.directions; d++) {
-      hidden_[d].data = weights_.get() + d * weights;
-      projection_[d].data = hidden_[d].data + hidden_[d].size();
-      input_.place(d, projection_[d].data + projected);
-    }
+    decide((input_.panels(0).size() + weights_.hidden[0].size()) * (int64_t)sizeof(A));
+    if (!weights_.reserve(poison)) return false;
     int64_t rows = l_.threads * capacity_;
     if (!states_.reserve(rows * state_size_, poison) || !operands_.reserve(rows * operand_size_, false)) return false;
     memset((void*)operands_.get(), 0, rows * operand_size_ * sizeof(A));  // what numbers do not fill stays zero
@@ -49,7 +37,7 @@ template <class Cell, class S> class ForwardScan {
 
   void work(int thread, int threads) {
     Division division(threads, (int)l_.directions, members_);
-    pack(thread, threads);
+    weights_.pack(thread, threads);
     if (thread == threads - 1) keep_empty();
     barriers_.get()[l_.threads].wait(threads);
     if (prepared_.wanted()) {
@@ -68,12 +56,12 @@ template <class Cell, class S> class ForwardScan {
   const raglane_layer& l_;
   const int64_t H_, P_, h_stride_, c_stride_, operand_stride_;
   const int64_t state_size_, operand_size_;  // a lane's scratch
-  InputProducts<Cell, S> input_;
+  MatrixWeights<Cell, S> weights_;
+  InputProducts<Cell, S>& input_;
   PreparedProducts<Cell, S> prepared_;
-  Panels<S> hidden_[2], projection_[2];
   bool streams_ = false;  // whether saved gates go past the caches, which would not hold them until they are read
   int members_ = 1, capacity_ = 1;
-  Scratch<A> weights_, states_, operands_;
+  Scratch<A> states_, operands_;
   Scratch<Barrier> barriers_;
   Queue queues_[2];
 
@@ -93,8 +81,8 @@ template <class Cell, class S> class ForwardScan {
   // ---- before the loop -------------------------------------------------------------------------------------------
 
   void decide(int64_t panel_bytes) {
-    int64_t hidden_bytes = hidden_[0].size() * (int64_t)sizeof(A);
-    members_ = wanted_members(call_, hidden_bytes, hidden_[0].count());
+    int64_t hidden_bytes = weights_.hidden[0].size() * (int64_t)sizeof(A);
+    members_ = wanted_members(call_, hidden_bytes, weights_.hidden[0].count());
     Division division((int)l_.threads, (int)l_.directions, members_);
     int teams = division.teams(0) > 0 ? division.teams(0) : 1;
     prepared_.decide(average_rows(call_, teams), panel_bytes, call_.cache);
@@ -105,28 +93,6 @@ template <class Cell, class S> class ForwardScan {
       streams_ = l_.gates && !prepared_.wanted() && aligned && large;
     }
     capacity_ = lane_capacity(call_, teams, (2 * h_stride_ + c_stride_) * (int64_t)sizeof(A));
-  }
-
-  void pack(int thread, int threads) {
-    for (int d = 0; d < l_.directions; d++) {
-      const raglane_weights& w = l_.weights[d];
-      const S *of_input[Cell::gates], *of_hidden[Cell::gates], *projection = (const S*)w.projection;
-      for (int gate = 0; gate < Cell::gates; gate++) {
-        of_input[gate] = (const S*)w.input + gate * H_ * l_.input_size;
-        of_hidden[gate] = (const S*)w.hidden + gate * H_ * P_;
-      }
-      for (int64_t panel = thread; panel < hidden_[d].count(); panel += threads) {
-        input_.pack(d, panel, of_input);
-        hidden_[d].pack_transposed(of_hidden, panel);
-        for (int gate = 0; gate < Cell::gates; gate++) {
-          if (w.input_bias) input_.add_bias(d, panel, gate, (const S*)w.input_bias + gate * H_);
-          if (w.hidden_bias) input_.add_bias(d, panel, Cell::hidden_slot(gate), (const S*)w.hidden_bias + gate * H_);
-        }
-      }
-      if (l_.projection_size)
-        for (int64_t panel = thread; panel < projection_[d].count(); panel += threads)
-          projection_[d].pack_transposed(&projection, panel);
-    }
   }
 
   // An empty sequence's final state is its initial one.
@@ -173,9 +139,9 @@ template <class Cell, class S> class ForwardScan {
     A* next_operand = in_pairs<S> ? operand + capacity_ * operand_stride_ : after;
     A* projected = in_pairs<S> ? next_operand + capacity_ * operand_stride_ : unprojected;
     // This member's share of the panels, and their columns.
-    int64_t first_panel = hidden_[d].count() * team.member / team.members;
-    int64_t end_panel = hidden_[d].count() * (team.member + 1) / team.members;
-    int64_t begin = first_panel * hidden_[d].panel_columns(), end = end_panel * hidden_[d].panel_columns();
+    int64_t first_panel = weights_.hidden[d].count() * team.member / team.members;
+    int64_t end_panel = weights_.hidden[d].count() * (team.member + 1) / team.members;
+    int64_t begin = first_panel * weights_.hidden[d].panel_columns(), end = end_panel * weights_.hidden[d].panel_columns();
     end = end < H_ ? end : H_;
     int64_t h_begin = team.members > 1 ? begin : 0, h_end = team.members > 1 ? end : P_;
 
@@ -257,7 +223,7 @@ template <class Cell, class S> class ForwardScan {
     if (!prepared_.wanted())
       multiply<X>(size, vectors, {step.x + first, input_.panels(d).at(panel), input_.panels(d).steps(), sums.biases,
                                   sums.of_bias, sums.row, sums.of_input});
-    multiply<X>(size, vectors, {step.operands + first, hidden_[d].at(panel), hidden_[d].steps(), prepared,
+    multiply<X>(size, vectors, {step.operands + first, weights_.hidden[d].at(panel), weights_.hidden[d].steps(), prepared,
                                 sums.of_hidden, sums.row, sums.of_hidden});
     for (int begin = 0; begin < size; begin += finished_rows)
       for (int u = 0; u < sums.units; u++)
@@ -354,7 +320,7 @@ template <class Cell, class S> class ForwardScan {
       from[lane] = in_pairs<S> ? step.next_operand + lane * step.next_stride : step.after + lane * step.after_stride;
       memset((void*)to[lane], 0, h_stride_ * sizeof(A));
     }
-    const Panels<S>& projection = projection_[step.d];
+    const Panels<S>& projection = weights_.projection[step.d];
     for (int64_t panel = 0; panel < projection.count(); panel++)
       multiply_panel(projection, panel, active, from, to);
     for (int lane = 0; lane < active; lane++) {

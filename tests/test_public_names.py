@@ -18,6 +18,7 @@ def test_package() -> None:
         "data",
         "errors",
         "explain",
+        "freeze",
         "modify",
         "nn",
         "packing",

@@ -161,6 +161,31 @@ int32_t backward(const raglane_layer* l, char* m, int64_t n) { return raglane_ba
 int32_t forward(const raglane_elementwise* l, char* m, int64_t n) { return raglane_elementwise_forward(l, m, n); }
 int32_t backward(const raglane_elementwise* l, char* m, int64_t n) { return raglane_elementwise_backward(l, m, n); }
 
+int32_t pack(const raglane_layer* l, void* to, int64_t* b, char* m, int64_t n) { return raglane_pack(l, to, b, m, n); }
+int32_t pack(const raglane_elementwise* l, void* to, int64_t* b, char* m, int64_t n) {
+  return raglane_elementwise_pack(l, to, b, m, n);
+}
+
+// Memory of its exact size, aligned as packed weights must be.
+struct Packed {
+  void* memory = nullptr;
+  ~Packed() { std::free(memory); }
+};
+
+// After each of a case's runs but the last, until it has happened, its weights are packed for the others, or are not.
+template <class Layer> void pack_some(Case<Layer>& c, Packed& packed, std::mt19937& random) {
+  char message[256] = "";
+  int64_t bytes = 0;
+  if (below(random, 2)) return;
+  if (pack(&c.layer, nullptr, &bytes, message, sizeof message) != RAGLANE_OK ||
+      posix_memalign(&packed.memory, 64, bytes) != 0 ||
+      pack(&c.layer, packed.memory, &bytes, message, sizeof message) != RAGLANE_OK) {
+    std::fprintf(stderr, "failed: %s\n", message);
+    std::exit(1);
+  }
+  c.layer.packed = packed.memory;
+}
+
 // Run a case and compare its results with those of the first run.
 template <class Layer> void check(Case<Layer>& c, std::vector<Bytes>& wanted, int round, unsigned seed) {
   char message[256] = "";
@@ -227,10 +252,12 @@ void drive(int rounds, unsigned seed) {
     check_rows(random, round, seed);
     Case<raglane_layer> c = draw(random);
     std::vector<Bytes> wanted;
+    Packed packed, packed_elementwise;
     for (int64_t flags : {RAGLANE_FOLD | RAGLANE_NO_TEAM, RAGLANE_PREPARE | RAGLANE_NO_TEAM,
                           RAGLANE_PREPARE | RAGLANE_TEAM, RAGLANE_FOLD | RAGLANE_TEAM}) {
       c.layer.flags = RAGLANE_POISON | flags, c.layer.threads = 1 + below(random, 4);
       check(c, wanted, round, seed);
+      if (!packed.memory) pack_some(c, packed, random);
     }
     Case<raglane_elementwise> e = draw_elementwise(random);
     wanted.clear();
@@ -238,6 +265,7 @@ void drive(int rounds, unsigned seed) {
       for (int64_t threads : {1, 2, 3, 5}) {
         e.layer.flags = RAGLANE_POISON | flags, e.layer.threads = threads;
         check(e, wanted, round, seed);
+        if (!packed_elementwise.memory) pack_some(e, packed_elementwise, random);
       }
   }
 }

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from raglane.lens import modify
     from raglane.nn.recurrent.accelerate import accelerate, acceleration, restore
     from raglane.nn.recurrent.explain import explain
+    from raglane.nn.recurrent.freeze import freeze
     from raglane.planner import Plan, plan
     from raglane.ragged import Ragged
 
@@ -44,6 +45,7 @@ __all__ = [
     "data",
     "errors",
     "explain",
+    "freeze",
     "modify",
     "nn",
     "packing",
@@ -62,6 +64,7 @@ _HOMES = {
     "collate": "data.collate",
     "cost": "costs",
     "explain": "nn.recurrent.explain",
+    "freeze": "nn.recurrent.freeze",
     "modify": "lens",
     "plan": "planner",
     "restore": "nn.recurrent.accelerate",

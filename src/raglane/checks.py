@@ -175,6 +175,8 @@ def check_storage(name: str, given: Tensor) -> None:
         there = given.untyped_storage().nbytes()
     except (NotImplementedError, RuntimeError):
         return  # a tensor that others compute with, and which has no memory of its own
+    if given.is_contiguous() and there >= given.storage_offset() * given.element_size() + given.nbytes:
+        return
     last = sum([(size - 1) * stride for size, stride in zip(given.shape, given.stride(), strict=True)])
     needed = (given.storage_offset() + last + 1) * given.element_size()
     if there < needed:

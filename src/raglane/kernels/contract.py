@@ -101,6 +101,8 @@ class Request:
         layout: None; or how ``values`` lie, if a backend is given a batch as it came, in one of its own ``layouts``.
             ``offsets`` and ``lengths`` say nothing then, and the output lies as ``values`` do.
         depth: which layer of a stack this one is, where it is one of several; for messages.
+        packed: nothing, or of each layer what the cpu backend made of its weights beforehand, see
+            :meth:`raglane.kernels.cpu.layer.Layer.packed`.
     """
 
     cell: CellSpec
@@ -120,6 +122,7 @@ class Request:
     layer_by_layer: bool = False
     layout: Packed | Dense | None = None
     depth: int = 0
+    packed: tuple[Tensor, ...] = ()
 
     @property
     def count(self) -> int:
@@ -175,6 +178,7 @@ class Request:
             need_states=self.need_states,
             state_sizes=self.state_sizes,
             depth=index,
+            packed=self.packed[index : index + 1],
         )
 
     def cast(self, dtype: torch.dtype) -> Request:
@@ -188,7 +192,9 @@ class Request:
                 return type(part)(*converted) if hasattr(part, "_fields") else tuple(converted)
             return part
 
-        return replace(self, values=convert(self.values), state=convert(self.state), weights=convert(self.weights))
+        return replace(
+            self, values=convert(self.values), state=convert(self.state), weights=convert(self.weights), packed=()
+        )
 
 
 @dataclass(slots=True, eq=False)

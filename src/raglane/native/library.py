@@ -32,10 +32,11 @@ __all__ = [
     "library",
     "location",
     "missing_kernels",
+    "packed",
     "preamble",
 ]
 
-ABI = 7
+ABI = 8
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 """What the kernels compute in, by its number in ``raglane.h``."""
 
@@ -45,7 +46,7 @@ _OUT_OF_MEMORY = 2
 _MESSAGE = 256
 
 # The structs in the order of raglane_struct, as Python's struct module builds them.
-_SIZES = {"layer": 53 * 8, "elementwise": 38 * 8, "rows": 15 * 8, "cell_facts": 24 + 9 * 8}
+_SIZES = {"layer": 54 * 8, "elementwise": 39 * 8, "rows": 15 * 8, "cell_facts": 24 + 9 * 8}
 
 
 def leave_lost_threads() -> None:
@@ -161,6 +162,8 @@ def library() -> Library:
     text, integer, pointer = ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p
     for name in ("forward", "backward", "elementwise_forward", "elementwise_backward", "flatten", "gather", "scatter"):
         getattr(handle, f"raglane_{name}").argtypes = [text, text, integer]
+    for name in ("pack", "elementwise_pack"):
+        getattr(handle, f"raglane_{name}").argtypes = [text, pointer, ctypes.POINTER(integer), text, integer]
     handle.raglane_apply.argtypes = [integer, integer, integer, pointer, pointer, integer, text, integer]
     handle.raglane_describe_cell.argtypes = [integer, text, text, integer]
     handle.raglane_few_elements.restype = handle.raglane_few_weights.restype = integer
@@ -205,6 +208,30 @@ def call(name: str, fields: bytes) -> None:
     status = getattr(library().handle, name)(fields, words, _MESSAGE)
     if status != 0:
         _raise(status, words)
+
+
+def packed(name: str, fields: bytes) -> Tensor:
+    """Weights packed by one of the functions for that.
+
+    Args:
+        name: ``"raglane_pack"`` or ``"raglane_elementwise_pack"``.
+        fields: of the layer's struct.
+
+    Returns:
+        What the field ``packed`` of forward may point to: bytes, uint8.
+
+    Raises:
+        ArgumentError: the kernel refused its arguments.
+    """
+    function, words, count = getattr(library().handle, name), _messages.buffer, ctypes.c_int64()
+    status = function(fields, None, ctypes.byref(count), words, _MESSAGE)
+    # Torch's allocator gives memory that is aligned as vectors want it.
+    memory = torch.empty(count.value, dtype=torch.uint8, device="cpu")
+    if status == 0:
+        status = function(fields, memory.data_ptr(), ctypes.byref(count), words, _MESSAGE)
+    if status != 0:
+        _raise(status, words)
+    return memory
 
 
 def _raise(status: int, words: ctypes.Array[ctypes.c_char]) -> NoReturn:

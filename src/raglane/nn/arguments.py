@@ -17,6 +17,7 @@ __all__ = [
     "check_count",
     "check_dropout",
     "check_dtype",
+    "check_model",
     "check_number",
     "check_signature",
 ]
@@ -109,6 +110,18 @@ def check_dtype(dtype: Any) -> None:
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         rule = "a floating-point dtype, or None for torch's default"
         raise ArgumentError(message("dtype", quote(dtype), rule, "pass torch.float32, say"))
+
+
+def check_model(model: Any) -> None:
+    """Refuse what is no module.
+
+    Raises:
+        ArgumentTypeError: not a module.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise ArgumentTypeError(
+            message("model", type(model).__name__, "a torch.nn.Module", "pass the model, before torch.compile")
+        )
 
 
 def check_signature(name: str, function: Callable[..., Any], rule: str, *args: Any, **kwargs: Any) -> None:

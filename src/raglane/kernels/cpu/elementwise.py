@@ -23,9 +23,10 @@ from raglane.native.memory import address, addresses
 
 __all__ = ["ElementwiseLayer"]
 
-# raglane_elementwise: eleven numbers, then offsets, values, two states, eight weights, five results, ten gradients.
-_pack = struct.Struct("=28q80x").pack
-_pack_backward = struct.Struct("=38q").pack
+# raglane_elementwise: eleven numbers, then offsets, values, two states, eight weights, packed ones, five results, ten
+# gradients.
+_pack = struct.Struct("=29q80x").pack
+_pack_backward = struct.Struct("=39q").pack
 
 
 class ElementwiseLayer(Layer):
@@ -33,6 +34,7 @@ class ElementwiseLayer(Layer):
 
     forward_function = "raglane_elementwise_forward"
     backward_function = "raglane_elementwise_backward"
+    pack_function = "raglane_elementwise_pack"
     pack = staticmethod(_pack)
 
     def __init__(self, cell: str, input_size: int, sizes: tuple[int, ...], directions: int, dtype: torch.dtype) -> None:
@@ -42,7 +44,7 @@ class ElementwiseLayer(Layer):
         self.number, self.skips = facts.number, facts.skips
         self.saved = facts.saved + (facts.skips and input_size != sizes[0])
 
-    def head(self, offsets: Tensor, tensors: Tensors) -> tuple[int, ...]:
+    def head(self, offsets: Tensor, tensors: Tensors, packed: Tensor | None = None) -> tuple[int, ...]:
         """See :class:`~raglane.kernels.cpu.layer.Layer`."""
         return (
             *preamble(self.number, self.dtype),
@@ -54,6 +56,7 @@ class ElementwiseLayer(Layer):
             tensors[0].data_ptr(),
             *addresses(self.initial(tensors), 2),
             *addresses(tensors[len(tensors) - self.weights :], 8),
+            address(packed),
         )
 
     def saved_shapes(self, elements: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

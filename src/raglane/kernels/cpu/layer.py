@@ -19,7 +19,7 @@ from raglane.cells import CELLS
 from raglane.errors import ArgumentError
 from raglane.kernels.checks import check_offsets
 from raglane.kernels.cpu.memory import Given, Rules, Saved
-from raglane.native.library import call
+from raglane.native import library
 from raglane.native.memory import address, addresses
 
 __all__ = ["Grads", "Layer", "Ran", "Tensors"]
@@ -66,6 +66,7 @@ class Layer(ABC):
 
     forward_function: ClassVar[str]
     backward_function: ClassVar[str]
+    pack_function: ClassVar[str]
     # Makes the argument of forward_function from the numbers of its fields; those of backward alone are zeros.
     pack: ClassVar[Callable[..., bytes]]
 
@@ -86,8 +87,23 @@ class Layer(ABC):
         return tensors[begin : begin + self.each]
 
     @abstractmethod
-    def head(self, offsets: Tensor, tensors: Tensors) -> tuple[int, ...]:
-        """The fields of the argument up to the results, of tensors that are checked."""
+    def head(self, offsets: Tensor, tensors: Tensors, packed: Tensor | None = None) -> tuple[int, ...]:
+        """The fields of the argument up to the results, of tensors that are checked; see :meth:`forward`."""
+
+    def packed(self, weights: Tensors, depth: int = 0) -> Tensor:
+        """The weights as the time loop reads them, for many calls of :meth:`forward`.
+
+        Args:
+            weights: those of all directions.
+            depth: as for :meth:`forward`.
+
+        Raises:
+            ArgumentTypeError, ShapeError: as :meth:`forward`.
+        """
+        offsets, values = torch.zeros(1, dtype=torch.int64), torch.empty(0, self.input_size, dtype=self.dtype)
+        offsets, tensors = self.rules.checked(offsets, (values, *weights), depth)
+        results = (0,) * 5
+        return library.packed(self.pack_function, self.pack(*self.head(offsets, tensors), *results))
 
     def _fields_back(self, offsets: Tensor, tensors: Tensors, saved: Saved, given: Given) -> tuple[int, ...]:
         """The fields of backward's argument up to what it writes, of tensors that are checked."""
@@ -126,7 +142,15 @@ class Layer(ABC):
         """What :meth:`backward` gives, of tensors that are checked."""
 
     def forward(
-        self, offsets: Tensor, tensors: Tensors, *, need_output: bool, save: bool, need_c: bool, depth: int = 0
+        self,
+        offsets: Tensor,
+        tensors: Tensors,
+        *,
+        need_output: bool,
+        save: bool,
+        need_c: bool,
+        depth: int = 0,
+        packed: Tensor | None = None,
     ) -> Ran:
         """Run the layer.
 
@@ -137,12 +161,13 @@ class Layer(ABC):
             save: whether backward follows.
             need_c: whether ``c`` after each element is wanted.
             depth: which layer of a stack this is, for messages.
+            packed: what :meth:`packed` made of these weights, whose numbers have not changed since.
 
         Raises:
             ArgumentTypeError, ShapeError, ArgumentError: as :meth:`raglane.kernels.cpu.memory.Rules.checked`.
         """
         offsets, tensors = self.rules.checked(offsets, tensors, depth)
-        fields = self.head(offsets, tensors)
+        fields = self.head(offsets, tensors, packed)
         values, count, sequences = tensors[0], self.directions, offsets.shape[0] - 1
         output = None
         if need_output or save:
@@ -154,8 +179,8 @@ class Layer(ABC):
             # Torch reads sizes one by one in half the time that it takes for a tuple of them.
             gates = values.new_empty(*gates_shape) if save else None
             c_states = values.new_empty(*c_shape)
-        packed = self.pack(*fields, address(output), *addresses(final, 2), address(gates), address(c_states))
-        self._call(self.forward_function, packed, offsets, values)
+        argument = self.pack(*fields, address(output), *addresses(final, 2), address(gates), address(c_states))
+        self._call(self.forward_function, argument, offsets, values)
         saved = None
         if save and output is not None and gates is not None and c_states is not None:
             saved = Saved(output, gates, c_states, need_c)
@@ -204,7 +229,7 @@ class Layer(ABC):
             MemoryError: there is not enough memory for the kernel's scratch; nothing was written.
         """
         try:
-            call(function, fields)
+            library.call(function, fields)
         except ArgumentError:
             check_offsets(offsets, values.shape[0], values.device)  # in the words of all backends
             raise

@@ -22,10 +22,10 @@ from raglane.native.memory import address, addresses
 
 __all__ = ["MatrixLayer", "pack"]
 
-# raglane_layer: thirteen numbers, then offsets, values, two states, ten weights, five results; then what is backward's
-# alone, ten gradients of the time loop and eleven that are made after it.
-pack = struct.Struct("=32q168x").pack
-_pack_backward = struct.Struct("=53q").pack
+# raglane_layer: thirteen numbers, then offsets, values, two states, ten weights, packed ones, five results; then what
+# is backward's alone, ten gradients of the time loop and eleven that are made after it.
+pack = struct.Struct("=33q168x").pack
+_pack_backward = struct.Struct("=54q").pack
 
 
 class MatrixLayer(Layer):
@@ -33,6 +33,7 @@ class MatrixLayer(Layer):
 
     forward_function = "raglane_forward"
     backward_function = "raglane_backward"
+    pack_function = "raglane_pack"
     pack = staticmethod(pack)
 
     def __init__(self, cell: str, input_size: int, sizes: tuple[int, ...], directions: int, dtype: torch.dtype) -> None:
@@ -41,7 +42,7 @@ class MatrixLayer(Layer):
         self.number, self.saves, self.slots = facts.number, facts.saved > 0, facts.slots
         self.hidden_size, self.stride = sizes[-1], _gate_stride(facts.slots, sizes[-1])
 
-    def head(self, offsets: Tensor, tensors: Tensors) -> tuple[int, ...]:
+    def head(self, offsets: Tensor, tensors: Tensors, packed: Tensor | None = None) -> tuple[int, ...]:
         """See :class:`~raglane.kernels.cpu.layer.Layer`."""
         values, weights = tensors[0], tensors[len(tensors) - self.weights :]
         return (
@@ -56,6 +57,7 @@ class MatrixLayer(Layer):
             values.data_ptr(),
             *addresses(self.initial(tensors), 2),
             *addresses(weights, 10),
+            address(packed),
         )
 
     def saved_shapes(self, elements: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

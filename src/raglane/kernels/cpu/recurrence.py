@@ -47,8 +47,9 @@ def run_layer(request: Request) -> Result:
                 c_states = rest.pop()
             final = tuple(rest)
         else:
+            packed = request.packed[0] if request.packed else None
             output, final, _, c_states = layer.forward(
-                offsets, tensors, need_output=need_output, save=False, need_c=need_c, depth=depth
+                offsets, tensors, need_output=need_output, save=False, need_c=need_c, depth=depth, packed=packed
             )
     states = (KINDS[cell].states(output, c_states),) if request.need_states and output is not None else None
     return Result(output if request.need_output else None, final, states)

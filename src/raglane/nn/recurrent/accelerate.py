@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from raglane.errors import ArgumentTypeError, message
+from raglane.nn.arguments import check_model
 from raglane.nn.recurrent.layer import OPTIONS, RecurrentLayer
 from raglane.nn.recurrent.torch_layers import GRU, LSTM, RNN
 from raglane.tracing import is_jit_traced
@@ -157,7 +158,7 @@ def acceleration(model: torch.nn.Module) -> Acceleration:
         >>> print(acceleration(accelerate(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.LSTM(3, 4)))))
         1 layer replaced: 1
     """
-    _check_model(model)
+    check_model(model)
     modules = list(model.named_modules())
     reasons = {name: _reason_to_leave(module) for name, module in modules}
     return Acceleration(
@@ -183,7 +184,7 @@ def restore(model: M) -> M:
         >>> type(model) is torch.nn.LSTM
         True
     """
-    _check_model(model)
+    check_model(model)
     for place, module in model.named_modules():
         if isinstance(module, _Accelerated):
             if type(module) not in _THEIRS:
@@ -193,13 +194,6 @@ def restore(model: M) -> M:
                 vars(module).pop(name, None)
             module.__class__ = _THEIRS[type(module)]
     return model
-
-
-def _check_model(model: Any) -> None:
-    if not isinstance(model, torch.nn.Module):
-        raise ArgumentTypeError(
-            message("model", type(model).__name__, "a torch.nn.Module", "pass the model, before torch.compile")
-        )
 
 
 def _can_convert(module: torch.nn.Module) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 from raglane import errors
 from raglane.kernels.contract import Traits
 from raglane.kernels.dispatch import Choice, choose
+from raglane.nn.recurrent.kept import kept_of
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.ragged import Ragged
 
@@ -52,4 +54,10 @@ def explain(layer: torch.nn.Module, batch: Any, *, lengths: Any = None, return_s
     dense = isinstance(batch, Tensor) and lengths is None
     cell = layer.regularisation.cell(layer.cell, layer.training)
     traits = Traits(cell, layer.input_size, layer.hidden_size, values.dtype, values.device, return_states)
-    return choose(traits, layer.schedule, layer.backend, dense=dense)
+    choice = choose(traits, layer.schedule, layer.backend, dense=dense)
+    kept = kept_of(layer)
+    if kept is None or choice.backend != "cpu":
+        return choice
+    is_current = bool(kept.packed_for(layer._weights()))
+    said = "frozen: its weights are packed already" if is_current else "no longer frozen: its weights have changed"
+    return replace(choice, reason=f"{choice.reason}; {said}")

@@ -169,10 +169,13 @@ def _read_dense(input: Tensor, batch_first: bool) -> Inputs:
     count, steps = input.shape[:2] if batch_first else input.shape[:2][::-1]
 
     def flatten() -> tuple[Ragged, Restore]:
-        batch_major = input if batch_first else input.transpose(0, 1)
+        # Of one step or one sequence, both orders are the same.
+        batch_major = input if batch_first or count == 1 or steps == 1 else input.transpose(0, 1)
         return _even(batch_major.reshape(count * steps, input.shape[2]), count, steps), restore
 
     def restore(flat: Tensor) -> Tensor:
+        if count == 1 or steps == 1:
+            return flat.view(*input.shape[:2], flat.shape[1])
         padded = flat.view(count, steps, flat.shape[1])
         return padded if batch_first else padded.transpose(0, 1)
 

@@ -21,6 +21,7 @@ from raglane.errors import ArgumentTypeError, DispatchError, ShapeError, message
 from raglane.kernels import dispatch
 from raglane.kernels.contract import Backend, Packed, Request, Traits, zero_state
 from raglane.nn.recurrent.inputs import Inputs, flatten_marks, read
+from raglane.nn.recurrent.kept import Kept, kept_of
 from raglane.nn.recurrent.regularisation import regularised
 from raglane.nn.recurrent.resets import Pieces, check_marks, split
 from raglane.ragged import Ragged
@@ -29,7 +30,7 @@ from raglane.tracing import are_transforms_active, is_jit_traced
 if TYPE_CHECKING:
     from raglane.nn.recurrent.layer import RecurrentLayer
 
-__all__ = ["Plan", "State", "one_or_tuple", "plan_of", "prepare", "run"]
+__all__ = ["Plan", "State", "forget_plan", "one_or_tuple", "plan_of", "prepare", "run"]
 
 State = Tensor | tuple[Tensor, ...]
 
@@ -51,6 +52,7 @@ class Plan:
         regularises: whether anything differs from the plain cell.
         begins: whether a sequence for which no state is given begins with anything but zeros.
         backend, schedule: who runs it, and how.
+        kept: the weights that ``rl.freeze`` has packed, where this plan can use them.
     """
 
     facts: tuple[Any, ...]
@@ -64,6 +66,7 @@ class Plan:
     begins: bool
     backend: Backend
     schedule: str
+    kept: Kept | None
 
 
 # Not on the layers themselves, so that no copy, no pickle and nobody who looks through their attributes finds it.
@@ -142,7 +145,14 @@ def _make_plan(
         layer._has_own_initial(),
         dispatch.BACKENDS[backend],
         schedule,
+        # What is compiled is never looked at again.
+        kept_of(layer) if backend == "cpu" and not torch.compiler.is_compiling() else None,
     )
+
+
+def forget_plan(layer: RecurrentLayer) -> None:
+    """Make the layer's plan anew at its next call."""
+    _plans.pop(layer, None)
 
 
 def run(
@@ -174,6 +184,8 @@ def run(
     request = prepare(layer, plan, inputs, weights, hx, pieces, need_output, need_states)
     if plan.regularises:
         request = regularised(layer.regularisation, plan.run_cell, request)
+    elif plan.kept is not None:
+        request.packed = plan.kept.packed_for(weights)
     result = plan.backend.run(request, plan.schedule)
     # The mask that drops parts of the state is a state of its own, which the caller does not see.
     own = len(plan.state_sizes)
@@ -366,7 +378,7 @@ def _check_state(plan: Plan, hx: Any, count: int | None, values: Tensor, argumen
     rows = plan.layers * plan.directions
     for name, size, part in zip(names, plan.state_sizes, given, strict=True):
         wanted = (rows, size) if count is None else (rows, count, size)
-        if tuple(part.shape) != wanted:
+        if part.shape != wanted:
             raise ShapeError(
                 message(
                     f"{argument} ({name})",

@@ -1,0 +1,66 @@
+"""Weights that ``rl.freeze`` has packed, and how a call knows whether they still stand for the layer's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+__all__ = ["Kept", "keep", "kept_of"]
+
+
+class Kept:
+    """A layer's weights as they were, and what was packed of them.
+
+    Args:
+        weights: all that there are of all layers and directions.
+        packed: of each layer, see :meth:`raglane.kernels.cpu.layer.Layer.packed`.
+    """
+
+    __slots__ = ("_known", "_packed", "ended")
+
+    def __init__(self, weights: Sequence[Tensor], packed: Sequence[Tensor]) -> None:
+        self._known = [(part, part._version, part.data_ptr()) for part in weights]
+        self._packed = tuple(packed)
+        self.ended = False
+
+    def packed_for(self, weights: Sequence[Any]) -> tuple[Tensor, ...]:
+        """What was packed, if these are the weights that it was packed of; else nothing.
+
+        Numbers that changed in a tensor that is still the same one end it for good: what was packed is let go.
+
+        Args:
+            weights: those of a call, one of the cell's ``weights_type`` per layer and direction.
+        """
+        place = 0
+        for own in weights:
+            for part in own:
+                if part is None:
+                    continue
+                if place == len(self._known):
+                    return ()
+                known, version, address = self._known[place]
+                if part is not known:
+                    return ()  # for this call alone, as torch.func.functional_call does it
+                if part._version != version or part.data_ptr() != address:
+                    self.ended, self._packed, self._known = True, (), []
+                    return ()
+                place += 1
+        return self._packed if place == len(self._known) else ()
+
+
+# Not on the layers themselves: a copy of a layer has weights of its own, and a pickle none of this.
+_kept: WeakKeyDictionary[torch.nn.Module, Kept] = WeakKeyDictionary()
+
+
+def keep(layer: torch.nn.Module, kept: Kept) -> None:
+    """Have the calls of a layer find what was packed of its weights."""
+    _kept[layer] = kept
+
+
+def kept_of(layer: torch.nn.Module) -> Kept | None:
+    """What was packed of a layer's weights, where something was."""
+    return _kept.get(layer)
