@@ -149,7 +149,7 @@ RAGLANE_EXPORT int32_t raglane_forward(const raglane_layer* layer, char* message
 
 /* Walk a layer back in time: gradients of the gates' arguments and of the initial states. What is not sequential
  * (gradients of the values, weights and biases) are plain products and sums of grad_gates, made here where the call asks
- * for them. A library's products are faster where there is much to do. Here a sum's terms come in the order of memory. */
+ * for them. A sum's terms come in the order of memory, whatever the threads. */
 RAGLANE_EXPORT int32_t raglane_backward(const raglane_layer* layer, char* message, int64_t size);
 
 /* Weights of one direction of an element-wise layer. Gate blocks stand in the order: IndRNN h; minGRU z n; minLSTM
@@ -237,8 +237,9 @@ RAGLANE_EXPORT int32_t raglane_gather(const raglane_rows* rows, char* message, i
 /* From `flat` to the table, zeros where a padded tensor has no element. Otherwise as raglane_gather. */
 RAGLANE_EXPORT int32_t raglane_scatter(const raglane_rows* rows, char* message, int64_t size);
 
-/* Where the gradients of values and weights are best asked for in raglane_backward: up to this many elements, with this
- * many numbers in the weights of a direction. Beyond, a library's products are faster. */
+/* Where the gradients of values and weights in bfloat16 are best asked for in raglane_backward: up to this many
+ * elements, with this many numbers in the weights of a direction. Beyond, a library that multiplies bfloat16 by an
+ * instruction is faster. */
 RAGLANE_EXPORT int64_t raglane_few_elements(void);
 RAGLANE_EXPORT int64_t raglane_few_weights(void);
 

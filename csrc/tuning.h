@@ -75,12 +75,14 @@ inline constexpr int64_t lopsided = 2;
 
 // ---- gradients of values and weights --------------------------------------------------------------------------------
 
-// Up to this many elements, with this many weights in a direction, callers ask the kernels for them: their bits depend
-// on it. Of a small training step of 500 to 550 microseconds torch's products and sums took 130.
+// Up to this many elements, with this many weights in a direction, callers ask the kernels for them in bfloat16 as well:
+// their bits depend on it. Of a small training step of 500 to 550 microseconds torch's products and sums took 130.
 inline constexpr int64_t few_elements = 640, few_weights = 100'000;
 // Tiles of rows that are one piece of work, and terms that are summed before the next rows' turn. Not measured.
 inline constexpr int unit_tiles = 4;
 inline constexpr int64_t part_depth = 64;
+// Elements whose rows are packed at a time.
+inline constexpr int64_t gradient_rows = 512;
 
 // ---- the machine ----------------------------------------------------------------------------------------------------
 

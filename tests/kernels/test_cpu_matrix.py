@@ -22,6 +22,7 @@ from cpu_networks import (
     POISON,
     SIZES,
     TOLERANCE,
+    Network,
     Use,
     assert_close,
     assert_same_bits,
@@ -64,8 +65,8 @@ def test_agrees_with_the_reference(cell: str, isa: str, division: str, dtype: to
 @looped("lengths", LENGTHS)
 @pytest.mark.parametrize("cell", MATRIX_CELLS)
 def test_gradients_by_torchs_products(cell: str, lengths: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What makes the gradients of values and weights where there is much to do; all other tests have little."""
-    monkeypatch.setattr(matrix.MatrixLayer, "_is_small", lambda *_: False)
+    """What makes the gradients of values and weights of much bfloat16 where an instruction multiplies it."""
+    monkeypatch.setattr(matrix.MatrixLayer, "_makes_all", lambda *_: False)
     for sizes in ((5, 17, 0), (7, 100, 0), (5, 17, 6)):
         if sizes[2] and cell != "lstm":
             continue
@@ -75,6 +76,26 @@ def test_gradients_by_torchs_products(cell: str, lengths: str, monkeypatch: pyte
                     continue  # rounding turns units on and off
                 network, wanted = truth(cell, lengths, sizes, directions, dtype is torch.bfloat16)
                 assert_close(with_gradients(network.map(partial(Tensor.to, dtype=dtype)), BACKEND), wanted, tolerance)
+
+
+# More elements than the kernels pack at a time: 512.
+MANY = [300, 0, 1, 411, 150, *[7] * 25]
+
+
+@looped("dtype", TOLERANCE)
+@pytest.mark.parametrize("isa", LIBRARY.isas)
+@pytest.mark.parametrize("cell", MATRIX_CELLS)
+@pytest.mark.usefixtures("two_threads")
+def test_gradients_of_many_elements(cell: str, isa: str, dtype: torch.dtype, use: Use) -> None:
+    use(isa, POISON)
+    if dtype is torch.bfloat16:
+        return  # a thousand steps of its rounding say little about the products
+    for sizes in ((5, 7, 0), (3, 9, 4)):
+        if sizes[2] and cell != "lstm":
+            continue
+        network = make(cell, MANY, sizes, directions=2)
+        wanted = with_gradients(network, reference.BACKEND)
+        assert_close(with_gradients(network.map(lambda t: t.to(dtype)), BACKEND), wanted, 10 * TOLERANCE[dtype])
 
 
 @looped("directions", [1, 2])
@@ -216,12 +237,16 @@ def test_gradients_are_the_same_bits_from_run_to_run(cell: str, use: Use) -> Non
 
 
 @looped("dtype", TOLERANCE)
+@looped("many", [False, True])
 @pytest.mark.parametrize("isa", LIBRARY.isas)
 @pytest.mark.parametrize("cell", MATRIX_CELLS)
-def test_gradients_of_a_small_layer_are_the_same_bits_at_any_number_of_threads(
-    cell: str, isa: str, dtype: torch.dtype, use: Use
+def test_gradients_are_the_same_bits_at_any_number_of_threads(
+    cell: str, isa: str, many: bool, dtype: torch.dtype, use: Use
 ) -> None:
-    network = make(cell, [9, 1, 30, 0, 5, 5, 14, 2, 2, 2, 21], (9, 37, 0), directions=2).map(lambda t: t.to(dtype))
+    if many and dtype is torch.bfloat16:
+        return  # where an instruction multiplies it, torch makes the products
+    lengths = MANY if many else [9, 1, 30, 0, 5, 5, 14, 2, 2, 2, 21]
+    network = make(cell, lengths, (9, 37, 0), directions=2).map(lambda t: t.to(dtype))
     use(isa, NO_TEAM)
     before = torch.get_num_threads()
     try:
@@ -232,6 +257,33 @@ def test_gradients_of_a_small_layer_are_the_same_bits_at_any_number_of_threads(
             assert_same_bits(with_gradients(network, BACKEND), alone)
     finally:
         torch.set_num_threads(before)
+
+
+@looped("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("isa", LIBRARY.isas)
+@pytest.mark.parametrize("cell", MATRIX_CELLS)
+def test_gradients_of_values_and_states_are_the_same_bits_in_any_batch(
+    cell: str, isa: str, dtype: torch.dtype, use: Use
+) -> None:
+    network = make(cell, MANY, (9, 37, 0), directions=2).map(lambda t: t.to(dtype))
+    bounds = offsets_from_lengths(network.lengths).tolist()
+    use(isa)
+
+    def gradients(network: Network) -> list[Tensor]:
+        leaves = network.map(lambda t: t.clone().requires_grad_())
+        return list(torch.autograd.grad(squares(leaves.run(BACKEND)), [leaves.values, *leaves.state]))
+
+    values, *states = gradients(network)
+    for b in (0, 1, 2, 4, 9):
+        alone = replace(
+            network,
+            values=network.values[bounds[b] : bounds[b + 1]],
+            lengths=network.lengths[b : b + 1],
+            state=tuple(part[:, b : b + 1] for part in network.state),
+        )
+        found = gradients(alone)
+        assert torch.equal(found[0], values[bounds[b] : bounds[b + 1]])
+        assert_same_bits(found[1:], [part[:, b : b + 1] for part in states])
 
 
 # ---- exp, tanh, sigmoid -----------------------------------------------------------------------------------------

@@ -38,8 +38,6 @@ def costs(way: Way, mode: str) -> Floats:
         base = np.concatenate((base, 2 * base, [1e-9, 1e-9]))
     if (way.backend, way.schedule) == ("torch", "padded"):
         base = np.append(base, [5e-6, 1e-7, 0])
-    if way.backend == "cpu":
-        base = np.append(base, 2e-5)
     speed = {"cpu": 0.1, "torch": 1.0, "reference": 20.0}[way.backend]
     return base * speed * (1.0 if mode == "infer" else 3.0) / (1.0 if way.threads == 1 else 1.5)
 

@@ -8,7 +8,6 @@ import torch
 
 from planner.made_up import costs, seen
 from raglane.kernels.cpu.lanes import lanes_of
-from raglane.native.library import library
 from raglane.planner.model import Profile, features, fit
 from raglane.planner.probe import PROBES
 from raglane.planner.ways import Way
@@ -34,12 +33,6 @@ def test_packs_have_other_coefficients_where_lengths_differ() -> None:
     uneven = seen(PACKED, torch.tensor([3, 1]))
     assert even.tolist() == [1, 3, 6, 6, 6, 6, 2, 0, 0] + 9 * [0] + [0, 0]
     assert uneven.tolist() == 9 * [0] + [1, 3, 4, 4, 4, 4, 2, 0, 0] + [3 * 4, 0]
-
-
-def test_kernels_that_make_all_gradients_are_told_apart() -> None:
-    few = library().few_elements
-    found = [seen(LANES, torch.tensor([length]))[-1] for length in (few, few + 1)]
-    assert found == [0, 1]
 
 
 def test_profile_of_nothing() -> None:

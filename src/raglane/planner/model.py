@@ -10,10 +10,9 @@ where ``rows_t`` is the number of rows at step ``t``, ``S`` the number of steps 
 step holds. Sums of ``min(rows, k)`` make the cost of a step a concave function of its rows, linear between the ``k``;
 what lies beyond the caches costs more, and so does what lies beyond the memory that an allocator keeps between calls.
 
-NOTE (what backends do besides): the cpu kernels make all gradients of a small batch themselves. Torch's padded tensors
-are made from flat values, which is more work where lengths differ. Torch runs a pack of equal lengths as a padded
-tensor, and any other step by step, so that these have coefficients of their own; its backward pass also fills a tensor
-of the whole batch at every step: ``S * R``.
+NOTE (what backends do besides): torch's padded tensors are made from flat values, which is more work where lengths
+differ. Torch runs a pack of equal lengths as a padded tensor, and any other step by step, so that these have
+coefficients of their own; its backward pass also fills a tensor of the whole batch at every step: ``S * R``.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raglane.kernels.cpu.lanes import lanes_of
-from raglane.native.library import library
 from raglane.planner.ways import Way
 from raglane.schedules import SCHEDULES
 
@@ -99,8 +97,6 @@ def features(way: Way, profile: Profile, held: float) -> Floats:
     capped = [int(np.minimum(profile.rows, knot) @ profile.steps) for knot in _KNOTS]
     beyond = [max(0.0, held / 1e6 - much) for much in _MUCH]
     found: list[float] = [1, steps, *capped, rows, profile.count, *beyond]
-    if way.backend == "cpu":
-        found += [rows > library().few_elements]
     if (way.backend, way.schedule) == ("torch", "padded"):
         padding = rows > profile.real
         found += [padding, padding * rows, padding * beyond[0]]

@@ -1,7 +1,7 @@
 """Layers whose weights meet the state as a matrix: RNN, LSTM and GRU.
 
-The time loops are the kernels'. The products of the backward pass, which are not sequential, are torch's where they are
-large.
+The time loops are the kernels', and so are the products of the backward pass, which are not sequential. Only large
+products of bfloat16 are torch's where an instruction multiplies it: there it has the better ones.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from raglane.cells.spec import Weights
-from raglane.kernels.cpu.gradients import outer, product_dtype, spend, to_dtype
+from raglane.kernels.cpu.gradients import outer, product_dtype, spend
 from raglane.kernels.cpu.layer import Grads, Layer, Tensors
 from raglane.kernels.cpu.memory import Given, Saved
 from raglane.native.cells import cell_facts
@@ -86,7 +86,7 @@ class MatrixLayer(Layer):
         """See :class:`~raglane.kernels.cpu.layer.Layer`."""
         within: list[Tensor | None] = []
         after = len(tensors) - self.weights
-        if self._is_small(tensors):
+        if self._makes_all(tensors):
             parts, wants = (tensors[0], *tensors[after:]), (wanted[0], *wanted[after:])
             within = [torch.empty_like(part) if want else None for part, want in zip(parts, wants, strict=True)]
         walked = self._walk_back(offsets, tensors, saved, given, within, wanted[1:after], overwrite=overwrite)
@@ -94,12 +94,14 @@ class MatrixLayer(Layer):
             return within[0], *walked.initial, *within[1:]
         return self._by_products(tensors, walked, wanted)
 
-    def _is_small(self, tensors: Tensors) -> bool:
+    def _makes_all(self, tensors: Tensors) -> bool:
         """Whether the kernels make the gradients of values and weights as well.
 
-        Torch's products take longer to call than to compute where there is little to do, and are faster where there is
-        much. Where that begins, the kernels say.
+        Of bfloat16 they widen the numbers first. Where an instruction spares torch that, its products are faster, and
+        take longer to call than to compute where there is little to do. Where that begins, the kernels say.
         """
+        if product_dtype(self.dtype) is not torch.bfloat16:
+            return True
         into, between, *_ = self.weights_of(tensors, 0)
         few, kernels = into.numel() + between.numel(), library()
         return bool(tensors[0].shape[0] <= kernels.few_elements and few <= kernels.few_weights)
@@ -147,10 +149,7 @@ class MatrixLayer(Layer):
 
     def _by_products(self, tensors: Tensors, walked: _Walked, wanted: tuple[bool, ...]) -> Grads:
         """The gradients of values and weights by torch's products, and those of the initial states."""
-        wide, begin = product_dtype(self.dtype), len(tensors) - self.weights
-        if wide is not self.dtype:
-            tensors = to_dtype(tensors, wide)
-            walked = _Walked(*to_dtype(walked[:4], wide), walked.initial)  # type: ignore[arg-type,call-arg]
+        begin = len(tensors) - self.weights
         grad_values: Tensor | None = None
         grad_weights: list[Tensor | None] = []
         for direction in range(self.directions):
@@ -159,8 +158,7 @@ class MatrixLayer(Layer):
                 grad_values = _input_gradient(walked.gates[direction], weights.input, grad_values)
             wants = wanted[begin + self.each * direction :][: self.each]
             grad_weights += self._weight_gradients(tensors[0], walked, direction, weights, wants)
-        found = (grad_values, *walked.initial, *grad_weights)
-        return found if wide is self.dtype else to_dtype(found, self.dtype)
+        return grad_values, *walked.initial, *grad_weights
 
     def _weight_gradients(
         self, values: Tensor, walked: _Walked, direction: int, weights: Weights, wanted: tuple[bool, ...]
