@@ -5,7 +5,19 @@
 #include "layer_gradients.h"
 #include "scan_backward.h"
 
+// What follows a loop that goes back has no pairs to multiply.
+#if RAGLANE_LEVEL >= 4
+namespace raglane::avx512 {
+int32_t walk_and_gradients(const Call& call, int32_t (*walk)(const Call&));
+}
+#endif
+
 namespace raglane::RAGLANE_TARGET {
+#if RAGLANE_LEVEL >= 4
+using avx512::walk_and_gradients;
+#else
+int32_t walk_and_gradients(const Call& call, int32_t (*walk)(const Call&)) { return with_gradients(call, walk); }
+#endif
 int32_t forward(const Call& call);
 int32_t elementwise_forward(const ElementwiseCall& call);
 int32_t elementwise_backward(const ElementwiseCall& call);

@@ -10,69 +10,80 @@
 #include "cells/table.h"
 #include "scan.h"
 
-#if RAGLANE_LEVEL >= 4
-// Its sums over the elements have no pairs to multiply.
-namespace raglane::avx512 {
-int32_t walk_and_gradients(const Call& call, int32_t (*walk)(const Call&));
-}
 namespace raglane::RAGLANE_TARGET {
-using avx512::walk_and_gradients;
-}
-#else
 
-namespace raglane::RAGLANE_TARGET {
+// What is to be made of one direction, whatever the kind of its layer.
+template <class S> struct DirectionGradients {
+  // Gradients of products: `columns` of a row of (N, stride).
+  struct Rows {
+    const S* data;
+    int64_t stride, columns;
+  };
+  // A result (rows, columns of `right`): the sum over the elements of the outer products of columns [from, from + rows)
+  // of `left` and a row of `right`.
+  struct Outer {
+    S* to;
+    int left;  // of `rows`
+    int64_t from, rows;
+    int right;  // of `factors`
+  };
+  // A term of the gradient of the values: columns [from, from + depth) of the gates' gradients x weights (depth, D).
+  struct Term {
+    const S* weights;
+    int64_t from, depth;
+  };
+  Rows rows[2];     // of the gates' arguments; of a projection's result
+  Rows factors[3];  // the values; h before each element; what a projection reads. No columns where nobody needs it
+  Outer outers[4];
+  Term terms[2];
+  const S* passed;  // what reaches the values past all products, (N, D), or null
+  S *input_bias, *hidden_bias;
+  int64_t biased, shared;  // the rows of a bias; the first of them have the same gradient in both
+};
 
 template <class S> class LayerGradients {
   using A = typename Arithmetic<S>::type;
   using V = Vec<A>;
+  using Direction = DirectionGradients<S>;
   static constexpr int width = Lanes<A>::width;
   static constexpr int unit_rows = tuning::unit_tiles * tile_rows;  // rows of a result that are one piece of work
   static constexpr int64_t part_depth = tuning::part_depth;  // of elements or gates
   static constexpr bool widens = sizeof(S) != sizeof(A);
+  static constexpr int most_outers = 4, most_terms = 2, most_factors = 3;
 
  public:
-  explicit LayerGradients(const Call& call)
-      : l_(*call.layer), N_(l_.elements), D_(l_.input_size), H_(l_.hidden_size),
-        P_(l_.projection_size ? l_.projection_size : H_),
-        gates_(cell_table[l_.cell].gates), slots_(cell_table[l_.cell].slots),
-        shared_(slots_ > gates_ ? (gates_ - 1) * H_ : gates_ * H_),
-        gate_stride_(widens ? row_stride<A>(slots_ * H_) : l_.gate_stride),
+  LayerGradients(const Direction* directions, int count, int64_t elements, int64_t input_size, S* grad_values)
+      : of_(directions), count_(count), N_(elements), D_(input_size), grad_values_(grad_values),
         most_(N_ < tuning::gradient_rows ? N_ : tuning::gradient_rows) {}
 
-  bool reserve() {
-    bool poison = l_.flags & RAGLANE_POISON;
+  bool reserve(bool poison) {
     int64_t size = 0;
-    auto room = [&](int64_t reals) { return size += reals, size - reals; };
-    auto panels = [&](Panels<S>& to, bool wanted, int64_t columns, int64_t depth) {
-      to = {nullptr, wanted ? columns : 0, depth, 1, panel_vectors};
-      return room(to.size());
-    };
-    int64_t of_weights[2], of_previous[2], of_unprojected[2], of_sums[2], of_wide[2], of_results[2][3];
-    bool wants_input = false;
-    for (int d = 0; d < l_.directions; d++) {
-      const raglane_weight_gradients& wanted = l_.grad_weights[d];
-      wants_input = wants_input || wanted.input;
-      of_weights[d] = panels(weights_[d], l_.grad_values, D_, gates_ * H_);
-      of_previous[d] = panels(previous_[d], wanted.hidden, P_, most_);
-      of_unprojected[d] = panels(unprojected_[d], wanted.projection, H_, most_);
-      of_sums[d] = room(slots_ * H_ + panel_vectors * width);
-      of_wide[d] = room(widens ? most_ * (gate_stride_ + P_) : 0);
-      of_results[d][0] = room(widens && wanted.input ? gates_ * H_ * D_ : 0);
-      of_results[d][1] = room(widens && wanted.hidden ? gates_ * H_ * P_ : 0);
-      of_results[d][2] = room(widens && wanted.projection ? P_ * H_ : 0);
-    }
-    int64_t of_values = panels(values_, wants_input, D_, most_);
-    if (!memory_.reserve(size, poison) || !barrier_.reserve(1, false)) return false;
-    *barrier_.get() = Barrier{};
-    A* memory = memory_.get();
-    values_.data = memory + of_values;
-    for (int d = 0; d < l_.directions; d++) {
-      const raglane_weight_gradients& wanted = l_.grad_weights[d];
-      weights_[d].data = memory + of_weights[d], previous_[d].data = memory + of_previous[d];
-      unprojected_[d].data = memory + of_unprojected[d];
-      sums_[d] = memory + of_sums[d], wide_[d] = memory + of_wide[d];
-      void* results[3] = {wanted.input, wanted.hidden, wanted.projection};
-      for (int i = 0; i < 3; i++) results_[d][i] = widens && results[i] ? memory + of_results[d][i] : (A*)results[i];
+    // The first pass counts, the second gives out.
+    for (A* memory = nullptr;; memory = memory_.get()) {
+      size = 0;
+      auto room = [&](int64_t reals) {
+        A* at = memory ? memory + size : nullptr;
+        size += (reals + 15) / 16 * 16;  // so that all begin where vectors want it
+        return at;
+      };
+      auto panels = [&](Panels<S>& to, int64_t columns, int64_t depth) {
+        to = {nullptr, columns, depth, 1, panel_vectors};
+        to.data = room(to.size());
+      };
+      for (int d = 0; d < count_; d++) {
+        const Direction& of = of_[d];
+        for (int i = 0; i < most_terms; i++) panels(terms_[d][i], grad_values_ ? D_ : 0, of.terms[i].depth);
+        // The values are the same in both directions.
+        for (int i = 0; i < most_factors; i++)
+          if (d == 0 || i > 0) panels(factors_[d][i], of.factors[i].columns, most_);
+          else factors_[d][i] = factors_[0][i];
+        sums_[d] = room(of.input_bias || of.hidden_bias ? of.rows[0].columns + panel_vectors * width : 0);
+        for (int i = 0; i < 2; i++) wide_[d][i] = room(widens ? most_ * wide_stride(of.rows[i]) : 0);
+        for (int i = 0; i < most_outers; i++)
+          results_[d][i] = !widens ? (A*)of.outers[i].to : room(of.outers[i].to ? size_of(of, of.outers[i]) : 0);
+      }
+      if (memory) break;
+      if (!memory_.reserve(size, poison)) return false;
     }
     return true;
   }
@@ -81,122 +92,123 @@ template <class S> class LayerGradients {
     int64_t unit = 0;
     // Work is dealt out piece by piece, so that each thread gets its part of every matrix.
     auto mine = [&] { return unit++ % threads == thread; };
-    auto pack = [&](Panels<S> panels, const S* from) {
+    auto pack = [&](const Panels<S>& panels, const S* from) {
       for (int64_t panel = 0; panel < panels.count(); panel++)
-        if (mine()) panels.pack_straight(from, panel);
+        if (mine()) Panels<S>(panels).pack_straight(from, panel);
     };
-    for (int d = 0; d < l_.directions; d++) pack(weights_[d], (const S*)l_.weights[d].input);
+    for (int d = 0; d < count_; d++)
+      for (int i = 0; i < most_terms; i++) pack(terms_[d][i], of_[d].terms[i].weights);
     int64_t begin = 0;
     do {
-      // Some elements at a time, whose rows the caches hold for all that is made of them.
       Block block = block_at(begin);
-      pack(block.values, (const S*)l_.values + begin * D_);
-      for (int d = 0; d < l_.directions; d++) {
-        pack(block.previous[d], of_direction(l_.previous_h, d, P_, begin));
-        pack(block.unprojected[d], of_direction(l_.unprojected, d, H_, begin));
+      for (int d = 0; d < count_; d++) {
+        for (int i = d > 0; i < most_factors; i++)
+          pack(block.factors[d][i], of_[d].factors[i].data + begin * of_[d].factors[i].columns);
         if constexpr (widens)
-          for (int64_t n = begin; n < block.end; n++)
-            if (mine()) widen(d, n, begin);
+          for (int i = 0; i < 2; i++)
+            for (int64_t n = begin; of_[d].rows[i].columns && n < block.end; n++)
+              if (mine()) widen(d, i, n, begin);
       }
-      barrier_.get()->wait(threads);
+      barrier_.wait(threads);
       each_task(block, [&](const auto& task) {
         for (int64_t panel = 0; panel < task.right[0].count(); panel++)
           for (int64_t row = 0; row < task.rows; row += unit_rows)
             if (mine()) multiply_rows(task, panel, row, row + unit_rows < task.rows ? row + unit_rows : task.rows);
       });
-      for (int d = 0; d < l_.directions; d++)
-        for (int64_t column = 0; column < slots_ * H_; column += panel_vectors * width)
-          if (mine()) sum_columns(d, column, block);
-      barrier_.get()->wait(threads);
+      for (int d = 0; d < count_; d++)
+        if (of_[d].input_bias || of_[d].hidden_bias)
+          for (int64_t column = 0; column < of_[d].rows[0].columns; column += panel_vectors * width)
+            if (mine()) sum_columns(d, column, block);
+      barrier_.wait(threads);
       begin = block.end;
     } while (begin < N_);
     if constexpr (widens)
-      for (int d = 0; d < l_.directions; d++) {
-        const raglane_weight_gradients& wanted = l_.grad_weights[d];
-        auto narrow = [&](void* to, const A* from, int64_t rows, int64_t columns) {
-          for (int64_t row = 0; to && row < rows; row++)
-            if (mine()) copy_columns((S*)to + row * columns, from + row * columns, 0, columns);
-        };
-        narrow(wanted.input, results_[d][0], gates_ * H_, D_);
-        narrow(wanted.hidden, results_[d][1], gates_ * H_, P_);
-        narrow(wanted.projection, results_[d][2], P_, H_);
-      }
+      for (int d = 0; d < count_; d++)
+        for (int i = 0; i < most_outers; i++) {
+          const auto& outer = of_[d].outers[i];
+          if (!outer.to) continue;
+          const int64_t columns = of_[d].factors[outer.right].columns;
+          for (int64_t row = 0; row < outer.rows; row++)
+            if (mine()) copy_columns(outer.to + row * columns, (const A*)results_[d][i] + row * columns, 0, columns);
+        }
   }
 
  private:
-  const raglane_layer& l_;
-  // Of the gates' rows the first `shared_` belong to input and hidden products alike. A GRU's candidate has gradients of
-  // its own for the hidden one, which stand after all others.
-  const int64_t N_, D_, H_, P_, gates_, slots_, shared_, gate_stride_, most_;
-  // What is read vector by vector. A matrix that nobody needs has no columns.
-  Panels<S> values_, weights_[2], previous_[2], unprojected_[2];
-  A *sums_[2] = {}, *wide_[2] = {};  // of biases; of bfloat16, the gates' gradients and those of h of a block
-  A* results_[2][3] = {};            // gradients of input, hidden and projection while they are summed
+  const Direction* of_;
+  const int count_;
+  const int64_t N_, D_;
+  S* grad_values_;
+  const int64_t most_;
+  // What is read vector by vector, packed: weights, and the other factor of outer products, of a block of elements.
+  Panels<S> terms_[2][most_terms], factors_[2][most_factors];
+  A* sums_[2] = {};         // of biases
+  A* wide_[2][2] = {};      // of bfloat16, the rows of a block
+  A* results_[2][most_outers] = {};  // of outer products, while they are summed
   Scratch<A> memory_;
-  Scratch<Barrier> barrier_;
+  Barrier barrier_;
 
   // Elements [begin, end), packed.
   struct Block {
     int64_t begin, end;
-    Panels<S> values, previous[2], unprojected[2];
+    Panels<S> factors[2][most_factors];
   };
   Block block_at(int64_t begin) const {
-    int64_t end = begin + most_ < N_ ? begin + most_ : N_;
-    Block block = {begin, end, values_, {previous_[0], previous_[1]}, {unprojected_[0], unprojected_[1]}};
-    block.values.depth = end - begin;
-    for (int d = 0; d < 2; d++) block.previous[d].depth = block.unprojected[d].depth = end - begin;
+    Block block = {begin, begin + most_ < N_ ? begin + most_ : N_, {}};
+    for (int d = 0; d < count_; d++)
+      for (int i = 0; i < most_factors; i++)
+        block.factors[d][i] = factors_[d][i], block.factors[d][i].depth = block.end - begin;
     return block;
   }
 
-  // A result (rows, columns) of one term or, where both directions reach it, two: the sum over k of
-  // left[row * row_step + k * step] times row k of what is packed in `right`, added to what is there or to nothing.
+  // A result (rows, columns) of some terms: the sum over k of left[row * row_step + k * step] times row k of what is
+  // packed in `right`, added to what is there, to what is `passed`, or to nothing.
   template <class To> struct Task {
     To* to;
     int64_t rows, row_step, step;
     int terms;
     bool adds;
-    const A* left[2];
-    Panels<S> right[2];
+    const A* left[2 * most_terms];
+    Panels<S> right[2 * most_terms];
+    const S* passed[2];
   };
 
-  const S* of_direction(const void* rows, int d, int64_t columns, int64_t begin) const {
-    return rows ? (const S*)rows + (d * N_ + begin) * columns : nullptr;
-  }
-
   template <class Each> void each_task(const Block& block, Each&& each) const {
-    const int64_t count = block.end - block.begin;
-    const int last = (int)l_.directions - 1;
-    if (l_.grad_values)
-      each(Task<S>{(S*)l_.grad_values + block.begin * D_, count, gate_stride_, 1, last + 1, false,
-                   {gates(0, block), gates(last, block)}, {weights_[0], weights_[last]}});
-    for (int d = 0; d <= last; d++) {
-      auto outer = [&](A* to, const A* left, int64_t stride, int64_t rows, const Panels<S>& right) {
-        if (to) each(Task<A>{to, rows, 1, stride, 1, block.begin > 0, {left, nullptr}, {right, right}});
-      };
-      A* const* results = results_[d];
-      outer(results[0], gates(d, block), gate_stride_, gates_ * H_, block.values);
-      outer(results[1], gates(d, block), gate_stride_, shared_, block.previous[d]);
-      if (results[1] && slots_ > gates_)
-        outer(results[1] + shared_ * P_, gates(d, block) + gates_ * H_, gate_stride_, H_, block.previous[d]);
-      if (results[2]) outer(results[2], grad_h(d, block), P_, P_, block.unprojected[d]);
+    if (grad_values_) {
+      Task<S> task = {grad_values_ + block.begin * D_, block.end - block.begin, stride(0, 0), 1, 0, false, {}, {}, {}};
+      for (int d = 0; d < count_; d++) {
+        for (int i = 0; i < most_terms; i++)
+          if (of_[d].terms[i].depth) {
+            task.left[task.terms] = rows(d, 0, block) + of_[d].terms[i].from;
+            task.right[task.terms++] = terms_[d][i];
+          }
+        if (of_[d].passed) task.passed[d] = of_[d].passed + block.begin * D_;
+      }
+      each(task);
     }
+    for (int d = 0; d < count_; d++)
+      for (int i = 0; i < most_outers; i++) {
+        const auto& outer = of_[d].outers[i];
+        if (outer.to)
+          each(Task<A>{results_[d][i], outer.rows, 1, stride(d, outer.left), 1, block.begin > 0,
+                       {rows(d, outer.left, block) + outer.from}, {block.factors[d][outer.right]}, {}});
+      }
   }
 
-  // One direction's gradients of the gates' arguments from a block's first element on, in the type that is computed
-  // with; and those of h.
-  const A* gates(int d, const Block& block) const {
-    if constexpr (widens) return wide_[d];
-    else return (const A*)l_.grad_gates + (d * N_ + block.begin) * gate_stride_;
+  static int64_t size_of(const Direction& of, const typename Direction::Outer& outer) {
+    return outer.rows * of.factors[outer.right].columns;
   }
-  const A* grad_h(int d, const Block& block) const {
-    if constexpr (widens) return wide_[d] + most_ * gate_stride_;
-    else return (const A*)l_.grad_h + (d * N_ + block.begin) * P_;
+  static int64_t wide_stride(const typename Direction::Rows& rows) {
+    return rows.columns ? row_stride<A>(rows.columns) : 0;
   }
-  void widen(int d, int64_t n, int64_t begin) {
-    int64_t row = d * N_ + n;
-    copy_columns(wide_[d] + (n - begin) * gate_stride_, (const S*)l_.grad_gates + row * l_.gate_stride, 0, slots_ * H_);
-    if (l_.grad_weights[d].projection)
-      copy_columns(wide_[d] + most_ * gate_stride_ + (n - begin) * P_, (const S*)l_.grad_h + row * P_, 0, P_);
+  // Rows of a direction from a block's first element on, in the type that is computed with.
+  const A* rows(int d, int i, const Block& block) const {
+    if constexpr (widens) return wide_[d][i];
+    else return of_[d].rows[i].data + block.begin * of_[d].rows[i].stride;
+  }
+  int64_t stride(int d, int i) const { return widens ? wide_stride(of_[d].rows[i]) : of_[d].rows[i].stride; }
+  void widen(int d, int i, int64_t n, int64_t begin) {
+    const auto& rows = of_[d].rows[i];
+    copy_columns(wide_[d][i] + (n - begin) * wide_stride(rows), rows.data + n * rows.stride, 0, rows.columns);
   }
 
   // One panel of the columns of rows [begin, end), at most unit_rows. The sums rest in memory between two parts of k, so
@@ -213,6 +225,11 @@ template <class S> class LayerGradients {
               (int)(columns - column < width ? columns - column : width));
     };
     if (task.adds) each_vector([](A* sum, const To* there, int n) { store(sum, load(there, n)); });
+    for (const S* passed : task.passed)
+      if (passed)
+        each_vector([&](A* sum, const To* there, int n) {
+          store(sum, load((const A*)sum) + load(passed + (there - task.to), n));
+        });
     const A* rows[unit_rows];
     A* to[unit_rows];
     for (int r = 0; r < count; r++) to[r] = memory[r];
@@ -233,31 +250,87 @@ template <class S> class LayerGradients {
 
   // The gradients of biases, for a panel's columns of the gates from `first` on.
   void sum_columns(int d, int64_t first, const Block& block) const {
-    const raglane_weight_gradients& wanted = l_.grad_weights[d];
-    if (!wanted.input_bias && !wanted.hidden_bias) return;
+    const Direction& of = of_[d];
     A* sums = sums_[d] + first;
-    const int64_t columns = slots_ * H_, next = first + panel_vectors * width, end = next < columns ? next : columns;
+    const A* gates = rows(d, 0, block);
+    const int64_t columns = of.rows[0].columns, next = first + panel_vectors * width, end = next < columns ? next : columns;
     for (int64_t column = first; column < end; column += width) {
       V sum = block.begin > 0 ? load((const A*)sums + column - first) : V{};
       int count = (int)(end - column < width ? end - column : width);
-      for (int64_t n = 0; n < block.end - block.begin; n++)
-        sum += load(gates(d, block) + n * gate_stride_ + column, count);
+      for (int64_t n = 0; n < block.end - block.begin; n++) sum += load(gates + n * stride(d, 0) + column, count);
       store(sums + column - first, sum);
     }
     if (block.end < N_) return;
-    auto give = [&](void* to, int64_t from, int64_t begin, int64_t until) {
+    auto give = [&](S* to, int64_t from, int64_t begin, int64_t until) {
       begin = begin > first ? begin : first, until = until < end ? until : end;
-      if (to && begin < until) copy_columns((S*)to + begin - from, (const A*)sums + begin - first, 0, until - begin);
+      if (to && begin < until) copy_columns(to + begin - from, (const A*)sums + begin - first, 0, until - begin);
     };
-    give(wanted.input_bias, 0, 0, gates_ * H_);
-    give(wanted.hidden_bias, 0, 0, shared_);
-    give(wanted.hidden_bias, gates_ * H_ - shared_, gates_ * H_, columns);
+    give(of.input_bias, 0, 0, of.biased);
+    give(of.hidden_bias, 0, 0, of.shared);
+    give(of.hidden_bias, of.biased - of.shared, of.biased, columns);
   }
 };
 
-template <class S> int32_t walk_and_gradients_of(const Call& call, int32_t (*walk)(const Call&)) {
-  LayerGradients<S> gradients(call);
-  if (!gradients.reserve()) return RAGLANE_OUT_OF_MEMORY;
+template <class S> void describe(const raglane_layer& l, int d, DirectionGradients<S>& of) {
+  const raglane_cell_facts& cell = cell_table[l.cell];
+  const raglane_weight_gradients& wanted = l.grad_weights[d];
+  const int64_t N = l.elements, H = l.hidden_size, P = l.projection_size ? l.projection_size : H, D = l.input_size;
+  const int64_t gates = cell.gates * H;
+  auto rows = [&](const void* data, int64_t columns) { return data ? (const S*)data + d * N * columns : nullptr; };
+  of = {};
+  of.rows[0] = {rows(l.grad_gates, l.gate_stride), l.gate_stride, cell.slots * H};
+  if (wanted.projection) of.rows[1] = {rows(l.grad_h, P), P, P};
+  of.factors[0] = {(const S*)l.values, D, l.grad_weights[0].input || l.grad_weights[1].input ? D : 0};
+  of.factors[1] = {rows(l.previous_h, P), P, wanted.hidden ? P : 0};
+  of.factors[2] = {rows(l.unprojected, H), H, wanted.projection ? H : 0};
+  if (l.grad_values) of.terms[0] = {(const S*)l.weights[d].input, 0, gates};
+  // Of the gates' rows the first belong to input and hidden products alike. A GRU's candidate has gradients of its own
+  // for the hidden one, which stand after all others.
+  of.biased = gates, of.shared = cell.slots > cell.gates ? gates - H : gates;
+  of.outers[0] = {(S*)wanted.input, 0, 0, gates, 0};
+  of.outers[1] = {(S*)wanted.hidden, 0, 0, of.shared, 1};
+  if (wanted.hidden && of.shared < gates) of.outers[2] = {(S*)wanted.hidden + of.shared * P, 0, gates, H, 1};
+  of.outers[3] = {(S*)wanted.projection, 1, 0, P, 2};
+  of.input_bias = (S*)wanted.input_bias, of.hidden_bias = (S*)wanted.hidden_bias;
+}
+
+// Its sums over the elements are made by the walk itself.
+template <class S> void describe(const raglane_elementwise& l, int d, DirectionGradients<S>& of) {
+  const raglane_elementwise_gradients& wanted = l.grad_weights[d];
+  const int64_t N = l.elements, H = l.hidden_size, D = l.input_size, gates = cell_table[l.cell].gates * H;
+  const int64_t columns = gates + (l.weights[d].skip ? H : 0);
+  of = {};
+  of.rows[0] = {(const S*)l.grad_gates + d * N * columns, columns, columns};
+  bool reads = false;
+  for (const raglane_elementwise_gradients& w : l.grad_weights) reads = reads || w.input || w.skip;
+  of.factors[0] = {(const S*)l.values, D, reads ? D : 0};
+  if (l.grad_values) {
+    of.terms[0] = {(const S*)l.weights[d].input, 0, gates};
+    if (l.weights[d].skip) of.terms[1] = {(const S*)l.weights[d].skip, gates, H};
+    if (l.grad_skip) of.passed = (const S*)l.grad_skip + d * N * D;
+  }
+  of.outers[0] = {(S*)wanted.input, 0, 0, gates, 0};
+  of.outers[1] = {(S*)wanted.skip, 0, gates, H, 0};
+}
+
+inline bool wants_any(const raglane_layer& l) {
+  bool wanted = l.grad_values;
+  for (const raglane_weight_gradients& w : l.grad_weights)
+    wanted = wanted || w.input || w.hidden || w.input_bias || w.hidden_bias || w.projection;
+  return wanted;
+}
+inline bool wants_any(const raglane_elementwise& l) {
+  bool wanted = l.grad_values;
+  for (const raglane_elementwise_gradients& w : l.grad_weights) wanted = wanted || w.input || w.skip;
+  return wanted;
+}
+
+template <class S, class C> int32_t walk_and_gradients_of(const C& call, int32_t (*walk)(const C&)) {
+  const auto& l = *call.layer;
+  DirectionGradients<S> of[2];
+  for (int d = 0; d < l.directions; d++) describe(l, d, of[d]);
+  LayerGradients<S> gradients(of, (int)l.directions, l.elements, l.input_size, (S*)l.grad_values);
+  if (!gradients.reserve(l.flags & RAGLANE_POISON)) return RAGLANE_OUT_OF_MEMORY;
   int32_t status = walk(call);
   if (status == RAGLANE_OK) start(gradients, call);
   return status;
@@ -265,11 +338,8 @@ template <class S> int32_t walk_and_gradients_of(const Call& call, int32_t (*wal
 
 // Walk the layer back, and make the gradients that the call asks for, if it does for any. Their scratch is reserved
 // first: the walk may replace the saved gates, and a call that fails must leave them as they were.
-int32_t walk_and_gradients(const Call& call, int32_t (*walk)(const Call&)) {
-  bool wanted = call.layer->grad_values;
-  for (const raglane_weight_gradients& w : call.layer->grad_weights)
-    wanted = wanted || w.input || w.hidden || w.input_bias || w.hidden_bias || w.projection;
-  if (!wanted) return walk(call);
+template <class C> int32_t with_gradients(const C& call, int32_t (*walk)(const C&)) {
+  if (!wants_any(*call.layer)) return walk(call);
   switch (call.layer->dtype) {
     case RAGLANE_FLOAT32: return walk_and_gradients_of<float>(call, walk);
     case RAGLANE_FLOAT64: return walk_and_gradients_of<double>(call, walk);
@@ -279,4 +349,3 @@ int32_t walk_and_gradients(const Call& call, int32_t (*walk)(const Call&)) {
 }
 
 }  // namespace raglane::RAGLANE_TARGET
-#endif

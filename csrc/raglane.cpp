@@ -19,7 +19,7 @@
 #include "tuning.h"
 
 // Python builds and reads these structs number by number: as many of 8 bytes as it counts.
-static_assert(sizeof(raglane_layer) == 54 * 8 && sizeof(raglane_elementwise) == 39 * 8);
+static_assert(sizeof(raglane_layer) == 54 * 8 && sizeof(raglane_elementwise) == 44 * 8);
 static_assert(sizeof(raglane_rows) == 15 * 8 && sizeof(raglane_cell_facts) == 24 + 9 * 8);
 
 namespace {
@@ -230,6 +230,12 @@ void check_pointers(const raglane_elementwise& l, bool backward) {
   if (cell.saved) present("gates", l.gates);
   present("grad_gates", l.grad_gates);
   if (skips) present("grad_skip", l.grad_skip);
+  for (int64_t d = 0; d < l.directions; d++) {
+    if (l.grad_values) present("weights.input", l.weights[d].input);
+    if (l.grad_weights[d].input || l.grad_weights[d].skip) present("values", l.values);
+    if (l.grad_weights[d].skip && !l.weights[d].skip)
+      fail("grad_weights.skip: got one; the rule: a layer with such weights alone has it");
+  }
 }
 
 // The sequences that are not empty, longest first; of equal ones the earlier first, so that the order is always
@@ -334,7 +340,8 @@ int32_t run_elementwise(const raglane_elementwise* layer, bool backward, char* m
   return run(layer, backward, message, size, [&](raglane_elementwise& mine, const Kernels& kernels) {
     std::vector<Group> groups = groups_of(mine);
     int64_t largest = groups.empty() ? 0 : mine.offsets[groups[0].end] - mine.offsets[groups[0].begin];
-    double number = 2.0 * (backward ? 0 : mine.input_size) + tuning::row_operations;
+    bool multiplies = !backward || mine.grad_values || mine.grad_weights[0].input;
+    double number = 2.0 * (multiplies ? mine.input_size : 0) + tuning::row_operations;
     if (mine.flags == 0)
       mine.threads = useful_threads(
           mine.threads, number * tuning::counted_gates * mine.hidden_size * mine.elements * mine.directions);

@@ -161,6 +161,11 @@ typedef struct raglane_elementwise_weights {
   const void* skip;      /* real (H, D): cells that skip, where D is not H; else null */
 } raglane_elementwise_weights;
 
+/* Gradients of one direction's matrices, of their shapes; null where nobody wants them. */
+typedef struct raglane_elementwise_gradients {
+  void *input, *skip;
+} raglane_elementwise_gradients;
+
 /* An element-wise layer's call. All fields have 8 bytes. S counts the slot that comes with `skip`. */
 typedef struct raglane_elementwise {
   int64_t abi, isa, cell, dtype; /* as above; cell: that of an element-wise one */
@@ -195,10 +200,12 @@ typedef struct raglane_elementwise {
   void* grad_initial_c;     /* out, real (K, B, H); cells with c; null where nobody wants it */
   void* grad_recurrent;     /* out, real (K, V * H); null where V is 0 */
   void* grad_bias;          /* out, real (K, rows of bias); null where nobody wants it */
+  void* grad_values;        /* out, real (N, D), the sum over the directions; null where nobody wants it here */
+  raglane_elementwise_gradients grad_weights[2]; /* out */
 } raglane_elementwise;
 
 /* The same as the two above for an element-wise layer. Besides `grad_gates`, backward gives the gradients of biases and
- * recurrent factors, whose sums come in an order that the lengths alone decide. */
+ * recurrent factors in any case; their sums come in an order that the lengths alone decide. */
 RAGLANE_EXPORT int32_t raglane_elementwise_forward(const raglane_elementwise* layer, char* message, int64_t size);
 RAGLANE_EXPORT int32_t raglane_elementwise_backward(const raglane_elementwise* layer, char* message, int64_t size);
 

@@ -153,6 +153,11 @@ Case<raglane_elementwise> draw_elementwise(std::mt19937& random) {
   l.grad_initial_h = out(c, states), l.grad_initial_c = has_c ? out(c, states) : nullptr;
   l.grad_recurrent = recurrent ? out(c, K * recurrent * H) : nullptr;
   l.grad_bias = biased ? out(c, K * biases * H) : nullptr;
+  l.grad_values = below(random, 2) ? out(c, N * D) : nullptr;
+  for (int64_t d = 0; d < K; d++) {
+    if (below(random, 2)) l.grad_weights[d].input = out(c, gates * H * D);
+    if (projects && below(random, 2)) l.grad_weights[d].skip = out(c, H * D);
+  }
   return c;
 }
 

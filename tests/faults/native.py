@@ -62,6 +62,12 @@ FAULTS: dict[str, Fault] = {
         "if (grad_output) d_h += load(grad_output + unit);",
         "safety/test_threads_and_processes.py::test_gradients_that_come_in_beside_guard_pages",
     ),
+    "a-block-of-elements-in-place-of-those-before": Fault(
+        "csrc/layer_gradients.h",
+        "outer.rows, 1, stride(d, outer.left), 1, block.begin > 0,",
+        "outer.rows, 1, stride(d, outer.left), 1, false,",
+        "kernels/test_cpu_matrix.py::test_gradients_of_many_elements[gru-portable]",
+    ),
     "an-lstm-that-forgets-its-gradient": Fault(
         "csrc/cells/lstm.h",
         "dc = d * f;",

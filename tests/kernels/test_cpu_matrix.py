@@ -34,7 +34,8 @@ from cpu_networks import (
 )
 from looped import looped
 from raglane.kernels import reference
-from raglane.kernels.cpu import BACKEND, matrix
+from raglane.kernels.cpu import BACKEND
+from raglane.kernels.cpu.layer import Layer
 from raglane.native.library import Library
 from raglane.segments import offsets_from_lengths
 
@@ -63,11 +64,11 @@ def test_agrees_with_the_reference(cell: str, isa: str, division: str, dtype: to
 
 
 @looped("lengths", LENGTHS)
-@pytest.mark.parametrize("cell", MATRIX_CELLS)
+@pytest.mark.parametrize("cell", [*MATRIX_CELLS, *ELEMENTWISE_CELLS])
 def test_gradients_by_torchs_products(cell: str, lengths: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What makes the gradients of values and weights of much bfloat16 where an instruction multiplies it."""
-    monkeypatch.setattr(matrix.MatrixLayer, "_makes_all", lambda *_: False)
-    for sizes in ((5, 17, 0), (7, 100, 0), (5, 17, 6)):
+    monkeypatch.setattr(Layer, "_makes_all", lambda *_: False)
+    for sizes in ((5, 17, 0), (7, 100, 0), (9, 9, 0), (5, 17, 6)):
         if sizes[2] and cell != "lstm":
             continue
         for directions in (1, 2):
@@ -84,13 +85,13 @@ MANY = [300, 0, 1, 411, 150, *[7] * 25]
 
 @looped("dtype", TOLERANCE)
 @pytest.mark.parametrize("isa", LIBRARY.isas)
-@pytest.mark.parametrize("cell", MATRIX_CELLS)
+@pytest.mark.parametrize("cell", [*MATRIX_CELLS, *ELEMENTWISE_CELLS])
 @pytest.mark.usefixtures("two_threads")
 def test_gradients_of_many_elements(cell: str, isa: str, dtype: torch.dtype, use: Use) -> None:
     use(isa, POISON)
     if dtype is torch.bfloat16:
         return  # a thousand steps of its rounding say little about the products
-    for sizes in ((5, 7, 0), (3, 9, 4)):
+    for sizes in ((5, 7, 0), (6, 6, 0), (3, 9, 4)):
         if sizes[2] and cell != "lstm":
             continue
         network = make(cell, MANY, sizes, directions=2)
@@ -239,7 +240,7 @@ def test_gradients_are_the_same_bits_from_run_to_run(cell: str, use: Use) -> Non
 @looped("dtype", TOLERANCE)
 @looped("many", [False, True])
 @pytest.mark.parametrize("isa", LIBRARY.isas)
-@pytest.mark.parametrize("cell", MATRIX_CELLS)
+@pytest.mark.parametrize("cell", [*MATRIX_CELLS, *ELEMENTWISE_CELLS])
 def test_gradients_are_the_same_bits_at_any_number_of_threads(
     cell: str, isa: str, many: bool, dtype: torch.dtype, use: Use
 ) -> None:
@@ -261,7 +262,7 @@ def test_gradients_are_the_same_bits_at_any_number_of_threads(
 
 @looped("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("isa", LIBRARY.isas)
-@pytest.mark.parametrize("cell", MATRIX_CELLS)
+@pytest.mark.parametrize("cell", [*MATRIX_CELLS, *ELEMENTWISE_CELLS])
 def test_gradients_of_values_and_states_are_the_same_bits_in_any_batch(
     cell: str, isa: str, dtype: torch.dtype, use: Use
 ) -> None:

@@ -16,6 +16,7 @@ from attacks.memory import WRONG
 from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
 from raglane.kernels.cpu import guards, matrix, operators
 from raglane.kernels.cpu.guards import guard
+from raglane.kernels.cpu.layer import Layer
 from raglane.native import library as library_module
 from raglane.native import missing_kernels
 from raglane.native.library import call
@@ -233,7 +234,7 @@ def test_hooks_on_saved_tensors() -> None:
 def test_a_backward_that_failed_half_way_is_not_walked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """By then what was saved is overwritten; autograd frees it only where backward succeeds."""
     given = rl.Ragged.from_flat(torch.randn(900, 5), lengths=[450, 450])
-    monkeypatch.setattr(matrix.MatrixLayer, "_makes_all", lambda *_: False)
+    monkeypatch.setattr(Layer, "_makes_all", lambda *_: False)
     for layer, owner in ((rl.nn.LSTM(5, 7), matrix), (rl.nn.MinGRU(5, 7), None)):
         out, _ = layer(given)
         loss = out.values.sum()

@@ -46,7 +46,7 @@ _OUT_OF_MEMORY = 2
 _MESSAGE = 256
 
 # The structs in the order of raglane_struct, as Python's struct module builds them.
-_SIZES = {"layer": 54 * 8, "elementwise": 39 * 8, "rows": 15 * 8, "cell_facts": 24 + 9 * 8}
+_SIZES = {"layer": 54 * 8, "elementwise": 44 * 8, "rows": 15 * 8, "cell_facts": 24 + 9 * 8}
 
 
 def leave_lost_threads() -> None:

@@ -1,8 +1,8 @@
 """Layers whose recurrence is element-wise: IndRNN, minGRU, minLSTM, QRNN and SRU.
 
-The input products of the forward pass are the kernels' own, because a library's may round a row differently in another
-batch. So are the time loops, the sums for biases and recurrent factors among them. The large products of the backward
-pass are torch's.
+The products are the kernels' own, because a library's may round a row differently in another batch, and so are the
+time loops, the sums for biases and recurrent factors among them. Only large products of the backward pass in bfloat16
+are torch's, where an instruction multiplies it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from raglane.cells.elementwise import ElementwiseWeights
-from raglane.kernels.cpu.gradients import outer, product_dtype, spend, to_dtype
+from raglane.kernels.cpu.gradients import outer, spend
 from raglane.kernels.cpu.layer import Grads, Layer, Tensors
 from raglane.kernels.cpu.memory import Given, Saved
 from raglane.native.cells import cell_facts
@@ -23,10 +23,10 @@ from raglane.native.memory import address, addresses
 
 __all__ = ["ElementwiseLayer"]
 
-# raglane_elementwise: eleven numbers, then offsets, values, two states, eight weights, packed ones, five results, ten
-# gradients.
-_pack = struct.Struct("=29q80x").pack
-_pack_backward = struct.Struct("=39q").pack
+# raglane_elementwise: eleven numbers, then offsets, values, two states, eight weights, packed ones, five results; then
+# what is backward's alone, ten gradients of the time loop and five that are made after it.
+_pack = struct.Struct("=29q120x").pack
+_pack_backward = struct.Struct("=44q").pack
 
 
 class ElementwiseLayer(Layer):
@@ -94,6 +94,14 @@ class ElementwiseLayer(Layer):
             next((values.new_empty(count, part.shape[0]) for part in parts if part is not None), None)
             for parts in ([part.recurrent for part in weights], [part.bias for part in weights])
         ]
+        makes_all = self._makes_all(tensors)
+        grad_values = torch.empty_like(values) if makes_all and wanted[0] else None
+        begin = len(tensors) - self.weights
+        products = [
+            torch.empty_like(part) if makes_all and part is not None and wanted[begin + self.each * d + place] else None
+            for d, own in enumerate(weights)
+            for place, part in ((0, own.input), (3, own.skip))
+        ]
         fields = _pack_backward(
             *self._fields_back(offsets, tensors, saved, given),
             gates.data_ptr(),
@@ -101,12 +109,19 @@ class ElementwiseLayer(Layer):
             *addresses(initial, 2),
             address(recurrent),
             address(bias),
+            address(grad_values),
+            *addresses(products, 4),
         )
         self._call(self.backward_function, fields, offsets, values)
         if keeps:
             spend(saved.gates)
-        walked = _Walked(gates, skipped, recurrent, bias)
-        return self._by_products(values, weights, walked, initial, wanted)
+        if not makes_all:
+            return self._by_products(values, weights, _Walked(gates, skipped, recurrent, bias), initial, wanted)
+        found: list[Tensor | None] = []
+        for d, part in enumerate(weights):
+            of_bias = None if part.bias is None else _of_direction(bias, d)
+            found += [products[2 * d], _of_direction(recurrent, d), of_bias, products[2 * d + 1]]
+        return grad_values, *initial, *found
 
     def _by_products(
         self,
@@ -119,17 +134,15 @@ class ElementwiseLayer(Layer):
         """The gradients of values and weights by torch's products, beside those that the kernels have made."""
         gates, skipped, recurrent, bias = walked
         rows, states = weights[0].input.shape[0], len(initial)
-        wide = product_dtype(self.dtype)
-        values, gates = values.to(wide), gates.to(wide)
         grad_values: Tensor | None = None
         found: list[Tensor | None] = []
         for d, (part, of_input) in enumerate(zip(weights, gates[..., :rows].unbind(), strict=True)):
             wants = wanted[1 + states + 4 * d :][:4]
             of_skip = None if part.skip is None else gates[d, :, rows:]
             if wanted[0]:
-                grad_values = _add_product(grad_values, of_input, part.input.to(wide))
+                grad_values = _add_product(grad_values, of_input, part.input)
                 if of_skip is not None:
-                    grad_values = _add_product(grad_values, of_skip, cast(Tensor, part.skip).to(wide))
+                    grad_values = _add_product(grad_values, of_skip, cast(Tensor, part.skip))
             found += [
                 outer(of_input, values) if wants[0] else None,
                 _of_direction(recurrent, d),
@@ -139,7 +152,7 @@ class ElementwiseLayer(Layer):
         if grad_values is not None and skipped is not None:
             for part in skipped:
                 grad_values += part
-        return to_dtype((grad_values, *initial, *found), self.dtype)
+        return grad_values, *initial, *found
 
 
 class _Walked(NamedTuple):

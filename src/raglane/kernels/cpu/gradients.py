@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor
 
@@ -12,9 +10,8 @@ from raglane.kernels import reference
 from raglane.kernels.contract import Request
 from raglane.kernels.cpu.layer import Grads, Layer, Tensors
 from raglane.kernels.cpu.memory import Given
-from raglane.native.library import library
 
-__all__ = ["outer", "product_dtype", "reference_gradients", "spend", "to_dtype"]
+__all__ = ["outer", "reference_gradients", "spend"]
 
 # How many times as high as wide a matrix must be for outer to begin with its transpose; measured.
 _TALL = 32
@@ -23,20 +20,6 @@ _TALL = 32
 def spend(*tensors: Tensor) -> None:
     """Let autograd know that saved tensors were overwritten, so that no later pass reads them."""
     torch.autograd.graph.increment_version(tensors)
-
-
-def product_dtype(dtype: torch.dtype) -> torch.dtype:
-    """In what products over all elements are computed fastest.
-
-    Without instructions for it torch's products of bfloat16 take three times as long as those of float32, and what
-    widening takes is little beside either. It is not asked of the instruction set in use, but of the processor.
-    """
-    return torch.float32 if dtype is torch.bfloat16 and "avx512bf16" not in library().isas else dtype
-
-
-def to_dtype(tensors: Iterable[Tensor | None], dtype: torch.dtype) -> Grads:
-    """The tensors in another dtype, None where there is none."""
-    return tuple([None if part is None else part.to(dtype) for part in tensors])
 
 
 def outer(gates: Tensor, inputs: Tensor) -> Tensor:

@@ -221,6 +221,18 @@ class Layer(ABC):
         saved = saved.checked((output, gates, c_states), values)
         return self._backward(offsets, tensors, saved, given, wanted, overwrite=overwrite)
 
+    def _makes_all(self, tensors: Tensors) -> bool:
+        """Whether the kernels make the gradients of values and weights as well.
+
+        Of bfloat16 they widen the numbers first. Where an instruction spares torch that, its products are faster, and
+        take longer to call than to compute where there is little to do. Where that begins, the kernels say.
+        """
+        kernels = library.library()
+        if self.dtype is not torch.bfloat16 or "avx512bf16" not in kernels.isas:
+            return True
+        few = sum(part.numel() for part in self.weights_of(tensors, 0)[:2] if part is not None)
+        return bool(tensors[0].shape[0] <= kernels.few_elements and few <= kernels.few_weights)
+
     def _call(self, function: str, fields: bytes, offsets: Tensor, values: Tensor) -> None:
         """Call a kernel.
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from raglane.cells.spec import Weights
-from raglane.kernels.cpu.gradients import outer, product_dtype, spend
+from raglane.kernels.cpu.gradients import outer, spend
 from raglane.kernels.cpu.layer import Grads, Layer, Tensors
 from raglane.kernels.cpu.memory import Given, Saved
 from raglane.native.cells import cell_facts
-from raglane.native.library import library, preamble
+from raglane.native.library import preamble
 from raglane.native.memory import address, addresses
 
 __all__ = ["MatrixLayer", "pack"]
@@ -93,18 +93,6 @@ class MatrixLayer(Layer):
         if within:
             return within[0], *walked.initial, *within[1:]
         return self._by_products(tensors, walked, wanted)
-
-    def _makes_all(self, tensors: Tensors) -> bool:
-        """Whether the kernels make the gradients of values and weights as well.
-
-        Of bfloat16 they widen the numbers first. Where an instruction spares torch that, its products are faster, and
-        take longer to call than to compute where there is little to do. Where that begins, the kernels say.
-        """
-        if product_dtype(self.dtype) is not torch.bfloat16:
-            return True
-        into, between, *_ = self.weights_of(tensors, 0)
-        few, kernels = into.numel() + between.numel(), library()
-        return bool(tensors[0].shape[0] <= kernels.few_elements and few <= kernels.few_weights)
 
     def _walk_back(
         self,
