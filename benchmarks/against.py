@@ -1,0 +1,144 @@
+"""This checkout against another one, in one run: how much faster a training step and inference have become.
+
+    python benchmarks/against.py ../other/.venv/bin/python > benchmarks/results/against.md
+
+The other checkout is installed in an environment of its own, whose Python is given. A process for each keeps the same
+layers and batches. They take turns, case by case and round by round, so that both meet the same machine. A figure is
+the median of the rounds' ratios. Torch's ways, on padded tensors and packs, take turns with them.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+CELLS = ("LSTM", "GRU", "RNN")
+SIZES = ((8, 64, 64), (32, 128, 128), (64, 256, 256), (32, 512, 512), (256, 128, 64))
+LENGTHS = ("equal", "lognormal", "ewt", "vowels")
+ROUNDS, SECONDS = 9, 0.06
+
+
+def worker() -> None:
+    """Read a case per line, and time it, after a call to get warm where it is another one than before."""
+    import raglane as rl
+
+    calls: dict[str, Callable[[], Any]] = {}
+    for line in sys.stdin:
+        cell, hidden, width, lengths, mode, way = json.loads(line)
+        key = line.strip()
+        if key not in calls:
+            calls.clear()
+            torch.manual_seed(0)
+            calls[key] = call_of(rl, cell, hidden, width, lengths, mode, way)
+            calls[key]()
+        call, taken = calls[key], []
+        begun = time.perf_counter()
+        while not taken or time.perf_counter() - begun < SECONDS:
+            start = time.perf_counter()
+            call()
+            taken.append(time.perf_counter() - start)
+        print(statistics.median(taken), flush=True)
+
+
+def call_of(rl: Any, cell: str, hidden: int, width: int, lengths: list[int], mode: str, way: str) -> Callable[[], Any]:
+    sequences = [torch.randn(length, width) for length in lengths]
+    layer = getattr(rl.nn if way == "ours" else torch.nn, cell)(width, hidden)
+    if way == "ours":
+        given: Any = rl.Ragged(sequences)
+    elif way == "padded":
+        given = torch.nn.utils.rnn.pad_sequence(sequences)
+    else:
+        given = torch.nn.utils.rnn.pack_sequence(sequences, enforce_sorted=False)
+
+    def infer() -> Any:
+        with torch.inference_mode():
+            return layer(given)
+
+    if mode == "infer":
+        return infer
+    values = (given.values if way == "ours" else given if way == "padded" else given.data).detach().requires_grad_()
+    # Earlier versions have no with_values.
+    wanted = (
+        rl.Ragged.from_flat(values, lengths=lengths)
+        if way == "ours"
+        else values
+        if way == "padded"
+        else given._replace(data=values)
+    )
+    weights = list(layer.parameters())
+    slope: list[torch.Tensor] = []
+
+    def train() -> Any:
+        out = layer(wanted)[0]
+        found = out.values if way == "ours" else out if way == "padded" else out.data
+        if not slope:
+            slope.append(torch.randn_like(found))
+        return torch.autograd.grad(found, [values, *weights], slope[0])
+
+    return train
+
+
+def start(python: str) -> Any:
+    return subprocess.Popen([python, __file__, "--worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def ask(process: Any, case: list[Any]) -> float:
+    process.stdin.write(json.dumps(case) + "\n")
+    process.stdin.flush()
+    return float(process.stdout.readline())
+
+
+def main(other: str, names: tuple[str, ...], modes: tuple[str, ...]) -> None:
+    from raglane.bench.lengths import LENGTHS as KNOWN
+
+    new, old, torchs = start(sys.executable), start(other), start(sys.executable)
+    print("| cell | lengths | B, H, D | mode | other / this | torch padded / this | torch packed / this |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    gains: dict[str, list[float]] = {}
+    for mode in modes:
+        for name in names:
+            for cell in CELLS:
+                for size in SIZES:
+                    case = [cell, size[1], size[2], KNOWN[name].draw(size[0]), mode]
+                    rounds = [
+                        (
+                            ask(new, [*case, "ours"]),
+                            ask(old, [*case, "ours"]),
+                            ask(torchs, [*case, "padded"]),
+                        )
+                        for _ in range(ROUNDS)
+                    ]
+                    packed = [(ask(new, [*case, "ours"]), ask(torchs, [*case, "packed"])) for _ in range(2)]
+                    ratio = statistics.median(theirs / ours for ours, theirs, _ in rounds)
+                    padded = statistics.median(theirs / ours for ours, _, theirs in rounds)
+                    pack = statistics.median(theirs / ours for ours, theirs in packed)
+                    gains.setdefault(f"{mode}, {name}", []).append(ratio)
+                    sizes = ", ".join(map(str, size))
+                    print(
+                        f"| {cell} | {name} | {sizes} | {mode} | {ratio:.2f} | {padded:.2f} | {pack:.2f} |", flush=True
+                    )
+    print("\n| mode, lengths | other / this, geometric mean | smallest |")
+    print("| --- | --- | --- |")
+    for name, found in gains.items():
+        print(f"| {name} | {statistics.geometric_mean(found):.2f} | {min(found):.2f} |")
+    for process in (new, old, torchs):
+        process.stdin.close()
+        process.wait()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--worker"]:
+        worker()
+    else:
+        main(
+            sys.argv[1],
+            tuple(sys.argv[2].split(",")) if len(sys.argv) > 2 else LENGTHS,
+            tuple(sys.argv[3].split(",")) if len(sys.argv) > 3 else ("train", "infer"),
+        )
