@@ -177,7 +177,7 @@ def test_a_page_needs_its_extra(
 def test_a_full_disk_leaves_no_file(
     data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from raglane.training import files
+    from raglane import files
 
     write = files._write_to_disk
 

@@ -147,7 +147,7 @@ def _tell(found: Inspection, written: list[Path]) -> None:
 
 def _write(files: dict[Path, bytes]) -> None:
     """Write each file whole or not at all, and none where one cannot be written."""
-    from raglane.training.files import write_file
+    from raglane.files import write_file
 
     done: list[Path] = []
     new = {path for path in files if not path.exists()}
@@ -164,7 +164,7 @@ def _write(files: dict[Path, bytes]) -> None:
 
 def _check_outputs(data: Path | None, **places: Path | None) -> None:
     """Refuse files that could not be written, or would replace the data, before anything is read."""
-    from raglane.training.files import check_new_file
+    from raglane.files import check_new_file
 
     given = {name: path for name, path in places.items() if path is not None}
     for name, path in given.items():

@@ -293,8 +293,8 @@ def _test_part(order: _Order) -> Records | None:
 
 def _draw_curves(result: TrainingResult) -> None:
     """Draw the history, if there is any yet."""
+    from raglane.files import write_file
     from raglane.report.figures import curves_png
-    from raglane.training.files import write_file
 
     if result.state.history:
         title = f"Training of {result.folder.name}"

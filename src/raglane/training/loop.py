@@ -26,9 +26,9 @@ with warnings.catch_warnings():
 
 from raglane.data.dataset import SequenceDataset
 from raglane.errors import DataError, message
+from raglane.files import write_file, write_folder
 from raglane.training.batches import Batch, loader, order_of_data, training_order
 from raglane.training.divergence import check_losses, diverged
-from raglane.training.files import write_file, write_folder
 from raglane.training.folder import BEST, CURVES, LAST, drop_replaced
 from raglane.training.history import curves_csv
 from raglane.training.model import SequenceModel

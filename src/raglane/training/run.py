@@ -16,9 +16,9 @@ from raglane.data.dataset import SequenceDataset
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
 from raglane.errors import ArgumentError, DataError, DivergedError, argument, message, require
+from raglane.files import write_file, write_folder
 from raglane.reading import as_path
 from raglane.training.checkpoint import check_format, load_weights, model_files
-from raglane.training.files import write_file, write_folder
 from raglane.training.folder import BEST, CURVES, DESCRIPTION, LAST, at_work, check_folder, find, replacing
 from raglane.training.history import curves_csv
 from raglane.training.machine import check_machine, check_size

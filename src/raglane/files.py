@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from raglane.errors import ArgumentError, argument, message, quote
+from raglane.lock import turn
 from raglane.reading import NotAFileError, check_file
-from raglane.training.lock import turn
 
 __all__ = [
     "check_new_file",
