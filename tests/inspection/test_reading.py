@@ -12,10 +12,11 @@ import pytest
 
 from commands import write_steps
 from raglane.data.formats import parquet
+from raglane.data.progress import Progress
 from raglane.data.records import Columns
 from raglane.errors import DataError
 from raglane.inspection import lengths_of_parquet, lengths_of_text, reading
-from raglane.inspection.contents import Contents, Progress, contents_of
+from raglane.inspection.contents import Contents, contents_of
 
 
 class _Told(Progress):

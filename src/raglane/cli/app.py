@@ -13,6 +13,7 @@ import typer
 
 from raglane.cli.bench import bench
 from raglane.cli.console import complain, say
+from raglane.cli.convert import convert
 from raglane.cli.evaluate import evaluate
 from raglane.cli.inspect import inspect
 from raglane.cli.predict import predict
@@ -31,7 +32,7 @@ _LONGEST = 500
 app = typer.Typer(
     name="raglane",
     epilog=_EXIT_CODES,
-    help="Recurrent networks on sequences of different lengths: inspect, train, evaluate, predict.",
+    help="Recurrent networks on sequences of different lengths: convert, inspect, train, evaluate, predict.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
@@ -56,10 +57,10 @@ def _raglane(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
     ] = False,
 ) -> None:
-    """Recurrent networks on sequences of different lengths: inspect, train, evaluate, predict."""
+    """Recurrent networks on sequences of different lengths: convert, inspect, train, evaluate, predict."""
 
 
-for command in (inspect, train, evaluate, predict, bench):
+for command in (convert, inspect, train, evaluate, predict, bench):
     app.command(epilog=_EXIT_CODES)(command)
 
 # The root of the errors that Typer raises for wrong usage. Typer does not export it, and brings its own copy of

@@ -13,11 +13,13 @@ from raglane.data.collate import collate
 
 if TYPE_CHECKING:
     from raglane.data.chunks import Chunk, Chunks
+    from raglane.data.conversion import Conversion, convert
     from raglane.data.dataset import SequenceDataset, split
     from raglane.data.formats import FORMATS, Format, japanese_vowels, read
     from raglane.data.preprocess import Preprocessor
     from raglane.data.records import Columns, Records
     from raglane.data.samplers import BucketBatchSampler
+    from raglane.data.statistics import Statistics
 
 __all__ = [
     "FORMATS",
@@ -25,11 +27,14 @@ __all__ = [
     "Chunk",
     "Chunks",
     "Columns",
+    "Conversion",
     "Format",
     "Preprocessor",
     "Records",
     "SequenceDataset",
+    "Statistics",
     "collate",
+    "convert",
     "japanese_vowels",
     "read",
     "split",
@@ -41,10 +46,13 @@ _HOMES = {
     "Chunk": "chunks",
     "Chunks": "chunks",
     "Columns": "records",
+    "Conversion": "conversion",
     "Format": "formats",
     "Preprocessor": "preprocess",
     "Records": "records",
     "SequenceDataset": "dataset",
+    "Statistics": "statistics",
+    "convert": "conversion",
     "japanese_vowels": "formats",
     "read": "formats",
     "split": "dataset",

@@ -13,19 +13,9 @@ import numpy.typing as npt
 from raglane.data.records import Records
 from raglane.errors import DataError
 
-__all__ = ["Contents", "Feature", "Labels", "Progress", "contents_of", "data_name", "labels_of", "refuse_empty"]
+__all__ = ["Contents", "Feature", "Labels", "contents_of", "data_name", "labels_of", "refuse_empty"]
 
 DEFAULT_NAME = "Japanese vowels"
-
-
-class Progress:
-    """What is told how far the work has come; this one keeps it to itself."""
-
-    def stage(self, name: str) -> None:
-        """The next part of the work begins."""
-
-    def done(self, share: float) -> None:
-        """So much of the part is done, from 0 to 1."""
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from raglane.data.formats import FORMATS, japanese_vowels
 from raglane.data.formats import read as read_records
+from raglane.data.progress import Progress
 from raglane.data.records import Columns
 from raglane.errors import DataError, argument
 from raglane.inspection import lengths_of_parquet, lengths_of_text
-from raglane.inspection.contents import Contents, Progress, contents_of, refuse_empty
+from raglane.inspection.contents import Contents, contents_of, refuse_empty
 
 __all__ = ["read"]
 
