@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from raglane.data.records import Columns, Records
     from raglane.data.samplers import BucketBatchSampler
     from raglane.data.statistics import Statistics
+    from raglane.data.stored_dataset import Dataset
 
 __all__ = [
     "FORMATS",
@@ -28,6 +29,7 @@ __all__ = [
     "Chunks",
     "Columns",
     "Conversion",
+    "Dataset",
     "Format",
     "Preprocessor",
     "Records",
@@ -47,6 +49,7 @@ _HOMES = {
     "Chunks": "chunks",
     "Columns": "records",
     "Conversion": "conversion",
+    "Dataset": "stored_dataset",
     "Format": "formats",
     "Preprocessor": "preprocess",
     "Records": "records",

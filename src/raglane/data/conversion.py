@@ -20,24 +20,24 @@ import numpy as np
 from raglane.checks import check_choice, check_flag
 from raglane.data import shards
 from raglane.data.formats import pick
-from raglane.data.formats.arrow import DESCRIPTION, FORMAT_VERSION, is_converted
+from raglane.data.formats.arrow import DESCRIPTION, FORMAT_VERSION, LENGTHS, STATISTICS, is_converted
 from raglane.data.formats.pieces import Bad, sift
 from raglane.data.jobs import Job, State, clear, progress_file
 from raglane.data.locations import expand, fingerprint, local, size_of
-from raglane.data.parts import offsets_in
 from raglane.data.progress import Progress
 from raglane.data.records import Columns, Records
 from raglane.data.shards import Layout, bounded, bytes_of, write_shard
 from raglane.data.statistics import Statistics
+from raglane.data.stores import offsets_in
 from raglane.errors import ArgumentError, DataError, argument, message, quote, require
 from raglane.files import check_place, put_folder, settle, whole_file, write_file
 from raglane.lock import locked
 from raglane.reading import as_path
 
-__all__ = ["LENGTHS", "ON_BAD_ROW", "SKIPPED", "STATISTICS", "Conversion", "convert"]
+__all__ = ["ON_BAD_ROW", "SKIPPED", "Conversion", "convert"]
 
 ON_BAD_ROW = ("fail", "skip")
-LENGTHS, STATISTICS, SKIPPED = "lengths.npy", "statistics.json", "skipped.jsonl"
+SKIPPED = "skipped.jsonl"
 FORMAT = "raglane-dataset"
 
 

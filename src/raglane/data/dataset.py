@@ -134,6 +134,25 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
             return _Items(self, torch.tensor(indices))
         return _Items(self, read_index(indices, len(self)))
 
+    def batch(self) -> dict[str, Ragged | Tensor]:
+        """All sequences as the batch that :func:`raglane.collate` makes of them, without a copy where it can be.
+
+        Example:
+            >>> data = SequenceDataset(torch.arange(5), torch.tensor([0, 2, 5]), torch.tensor([7, 8]))
+            >>> data.batch()["target"]
+            tensor([7, 8])
+        """
+        rows = torch.arange(len(self))
+        if self.forecast:
+            return _Items(self, rows).batch()
+        batch: dict[str, Ragged | Tensor] = {}
+        # Without the checks of from_flat: they are those of the dataset.
+        inputs = Ragged._make(self.values, self.offsets, self.lengths if self.lengths.is_cpu else None)
+        batch["inputs"] = inputs
+        if self.targets is not None:
+            batch["target"] = inputs._like(self.targets) if self.per_element else self.targets
+        return {**batch, "index": rows}
+
     def subset(self, index: Sequence[int] | npt.NDArray[Any] | Tensor) -> SequenceDataset:
         """Some of the sequences, in the order of ``index``, with copies of their values.
 

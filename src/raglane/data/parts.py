@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import mmap
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from raglane.data.formats.arrow import named, opened, readable
-from raglane.data.formats.base import check_readable
+from raglane.data.formats.arrow import named, readable
 from raglane.data.formats.table import Chosen, records_of
 from raglane.data.records import Columns, Records
 from raglane.data.shards import Layout
 from raglane.data.statistics import Channel, Statistics
 from raglane.errors import require
 
-__all__ = ["Memory", "Part", "Shards", "Store", "Tables", "offsets_in"]
+__all__ = ["Memory", "Part", "Store", "Tables", "list_lengths"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,6 +125,17 @@ class Store:
         """What a part is called in messages."""
         return f"part {number}"
 
+    def lengths_of_all(self) -> npt.NDArray[Any]:
+        """``(B,)`` integers: the same of all parts."""
+        found = [self.lengths(number) for number in range(len(self.sizes))]
+        every = np.concatenate(found) if found else np.zeros(0, dtype=np.int32)
+        is_short = every.max(initial=0) < 2**31
+        return every.astype(np.int32 if is_short else np.int64, copy=False)
+
+    def statistics(self) -> Statistics | None:
+        """What was counted before; None where nobody has."""
+        return None
+
     def drop(self) -> None:
         """Give back the memory into which files are mapped; they are read again where they are needed."""
 
@@ -179,6 +188,7 @@ class Tables(Store):
         """Records of some rows, taken apart."""
         path, first, table = self.tables[number]
         with readable(path, "Arrow"):
+            table.validate(full=True)
             records = records_of(path, table.select(self.chosen.names), self.chosen, self.columns, first=first)
             return Part.of(named(records, table, self.chosen))
 
@@ -203,81 +213,3 @@ def list_lengths(column: Any) -> npt.NDArray[Any] | None:
         found: npt.NDArray[Any] = compute.list_value_length(column).to_numpy()
         return found
     return None
-
-
-@dataclass(frozen=True, eq=False)
-class Shards(Store):
-    """The Arrow files of a folder that was converted, mapped into memory.
-
-    Attributes:
-        folder: of the files.
-        shards: ``file`` and ``sequences`` of each.
-        names: of the columns, by their roles.
-        layout: of all.
-    """
-
-    folder: Path
-    shards: list[dict[str, Any]]
-    names: dict[str, str]
-    layout: Layout
-    _mapped: dict[int, mmap.mmap] = field(default_factory=dict)
-
-    @property
-    def sizes(self) -> list[int]:
-        """As the description says."""
-        return [shard["sequences"] for shard in self.shards]
-
-    def load(self, number: int) -> Part:
-        """The arrays of a file, without a copy."""
-        shard = self.shards[number]
-        path = self.folder / shard["file"]
-        self._mapped[number], batch = _map(path)
-        with readable(path, "Arrow"):
-            sequences = batch.column(self.names["sequence"])
-            offsets, values, words = sequences.offsets.to_numpy(), sequences.values, None
-            if self.layout.is_tokens:
-                values, words = values.indices.to_numpy(), tuple(values.dictionary.to_pylist())
-            else:
-                width = max(len(self.layout.channels), 1)
-                flat = values.flatten() if width > 1 else values
-                values = flat.to_numpy().reshape(-1, width)
-            labels, label_words = None, ()
-            if self.layout.has_labels or self.layout.has_tags:
-                column = batch.column(self.names["label"])
-                column = column.values if self.layout.has_tags else column
-                labels, label_words = column.indices.to_numpy(), tuple(column.dictionary.to_pylist())
-            ids = batch.column(self.names["id"]) if "id" in self.names else None
-        return Part(offsets, values, words, labels, label_words, self.layout, ids)
-
-    def name(self, number: int) -> str:
-        """The file."""
-        return str(self.folder / self.shards[number]["file"])
-
-    def drop(self) -> None:
-        """The pages stay in the system's cache, so that most are back at once."""
-        for mapped in self._mapped.values():
-            if hasattr(mapped, "madvise"):
-                mapped.madvise(mmap.MADV_DONTNEED)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_mapped": {}}
-
-
-def _map(path: Path) -> tuple[mmap.mmap, Any]:
-    """An Arrow file of one batch, mapped into memory, and the batch."""
-    arrow = require("pyarrow", "data")
-    check_readable(path)
-    with readable(path, "Arrow"), path.open("rb") as file:
-        # Not Arrow's own mapping, whose pages nobody can give back.
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        reader = opened(arrow.BufferReader(arrow.py_buffer(mapped)))
-        batch = reader.get_batch(0)
-        batch.validate()
-        return mapped, batch
-
-
-def offsets_in(path: Path, sequence: str) -> npt.NDArray[Any]:
-    """The offsets of the column of sequences in a file of :func:`~raglane.data.shards.write_shard`, without a copy."""
-    _, batch = _map(path)
-    offsets: npt.NDArray[Any] = batch.column(sequence).offsets.to_numpy()
-    return offsets

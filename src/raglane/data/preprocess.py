@@ -224,10 +224,7 @@ class Preprocessor:
         # Sequences of length 0 are of every kind: the model's own kind decides.
         if len(records.values) == 0:
             return torch.zeros(0, dtype=torch.int64)
-        if not records.is_tokens:
-            got = f"features ({quote_all(records.channels)})"
-            fix = "pass data of the kind that the model was trained on"
-            raise DataError(message(f"{records.source}", got, "the model was trained on tokens", fix))
+        self.check_kind(records.channels, records.is_tokens, f"{records.source}")
         return torch.from_numpy(self.token_places(records.values.tolist()))
 
     def token_places(self, tokens: Sequence[str]) -> npt.NDArray[np.int64]:
@@ -237,6 +234,26 @@ class Preprocessor:
     def class_places(self, labels: Sequence[str]) -> npt.NDArray[np.int64]:
         """The place of each label among the classes, ``(M,)`` int64; -1 for one that training has not seen."""
         return _look_up(labels, _places(self.labels or ()), len(labels), -1)
+
+    def check_kind(self, channels: Sequence[str], is_tokens: bool, source: str) -> None:
+        """Refuse data of another kind than that of the training part, or without one of its channels.
+
+        Args:
+            channels: of the data; () where it holds tokens.
+            is_tokens: whether it does.
+            source: where it is from, for the message.
+
+        Raises:
+            DataError: it is of another kind.
+        """
+        if self.is_tokens and not is_tokens:
+            got = f"features ({quote_all(channels)})"
+            fix = "pass data of the kind that the model was trained on"
+            raise DataError(message(source, got, "the model was trained on tokens", fix))
+        if not self.is_tokens and (is_tokens or any(name not in channels for name in self.channels)):
+            got = "tokens" if is_tokens else f"the channels {quote_all(channels)}"
+            rule = f"the model was trained on the channels {quote_all(self.channels)}"
+            raise DataError(message(source, got, rule, "pass data with these channels"))
 
     def scaled(self, values: npt.NDArray[np.float32], offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
         """Features of the channels of the training part, scaled, then filled.
@@ -257,11 +274,7 @@ class Preprocessor:
         """``(N, input_size)`` float32: the channels of the training part, scaled, then filled."""
         if len(records.values) == 0:
             return torch.zeros(0, self.input_size)
-        absent = [name for name in self.channels if name not in records.channels]
-        if absent or records.is_tokens:
-            got = "tokens" if records.is_tokens else f"the channels {quote_all(records.channels)}"
-            rule = f"the model was trained on the channels {quote_all(self.channels)}"
-            raise DataError(message(f"{records.source}", got, rule, "pass data with these channels"))
+        self.check_kind(records.channels, records.is_tokens, f"{records.source}")
         values = records.values
         if self.missing == "error":
             refuse_missing(records)

@@ -57,6 +57,11 @@ class Layout:
         has_tags = records.tags is not None
         return cls(records.is_tokens, records.channels, ids, records.labels is not None, has_tags)
 
+    @property
+    def kind(self) -> str:
+        """What the elements are, in words."""
+        return "tokens" if self.is_tokens else f"features ({quote_all(self.channels)})"
+
     def check(self, records: Records) -> None:
         """Refuse records of another layout; sequences without elements are of every kind.
 
@@ -69,7 +74,7 @@ class Layout:
         if found == self:
             return
         for name, here, before in (
-            ("tokens or features", _kind(found), _kind(self)),
+            ("tokens or features", found.kind, self.kind),
             ("ids", found.ids, self.ids),
             ("labels per sequence", found.has_labels, self.has_labels),
             ("labels per element", found.has_tags, self.has_tags),
@@ -103,10 +108,6 @@ class Layout:
             names["id"] = columns.id or ("id" if columns.label != "id" else "name")
         free = (name for name in ("sequence", "values", "inputs") if name not in names.values())
         return {**names, "sequence": columns.sequence or next(free)}
-
-
-def _kind(layout: Layout) -> str:
-    return "tokens" if layout.is_tokens else f"features ({quote_all(layout.channels)})"
 
 
 def bytes_of(records: Records) -> int:

@@ -23,6 +23,8 @@ __all__ = [
     "CHANNELS",
     "DESCRIPTION",
     "FORMAT_VERSION",
+    "LENGTHS",
+    "STATISTICS",
     "described",
     "is_converted",
     "named",
@@ -38,6 +40,8 @@ __all__ = [
 CHANNELS = b"raglane.channels"
 # What stands in a folder that was converted, and says which files hold the sequences.
 DESCRIPTION = "dataset.json"
+# What stands beside it: the length of each sequence, and what is counted of all.
+LENGTHS, STATISTICS = "lengths.npy", "statistics.json"
 FORMAT_VERSION = 1
 
 
