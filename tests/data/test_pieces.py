@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from raglane.data import FORMATS, Columns, read
-from raglane.data.formats import arrow, csv_pieces, parquet, pick, pieces
-from raglane.data.formats.pieces import Bad, sift
+from raglane.data.formats import csv_pieces, ipc, parquet, pick, pieces
+from raglane.data.formats.pieces import Bad, pieces_of, sift
 from raglane.errors import DataError
 from small_files import ROWS, WRITERS, joined, same
 
@@ -28,22 +28,22 @@ def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces of a few rows."""
-    for module in (pieces, arrow, csv_pieces, parquet):
+    for module in (pieces, ipc, csv_pieces, parquet):
         monkeypatch.setattr(module, "ROWS", 4)
 
 
 @pytest.mark.usefixtures("small")
 def test_pieces_are_the_whole_from_wherever_they_begin(file: Path) -> None:
     whole = read(file)
-    found = list(pick(file).pieces(file, Columns(), ()))
+    found = list(pieces_of(pick(file), file, Columns(), ()))
     assert len(found) > 3
     parts = [records for piece in found for records in sift(piece, None)]
     same(joined(parts), whole)
     columns = parts[0].columns
     for number, piece in enumerate(found[:-1], start=1):
-        rest = [records for later in pick(file).pieces(file, columns, piece.end) for records in sift(later, None)]
+        rest = [records for later in pieces_of(pick(file), file, columns, piece.end) for records in sift(later, None)]
         same(joined(rest), joined([records for later in found[number:] for records in sift(later, None)]))
-    assert list(pick(file).pieces(file, columns, found[-1].end)) == []
+    assert list(pieces_of(pick(file), file, columns, found[-1].end)) == []
 
 
 def test_ids_that_are_words_from_some_row_on_are_words_in_every_piece(
@@ -52,7 +52,7 @@ def test_ids_that_are_words_from_some_row_on_are_words_in_every_piece(
     monkeypatch.setattr(csv_pieces, "ROWS", 3)
     path = tmp_path / "a.csv"
     path.write_text("id,x,kind\n" + "".join(f"{name},1,a\n" for name in [1, 1, 2, 3, 4, "five"]))
-    parts = [records for piece in pick(path).pieces(path, Columns(), ()) for records in sift(piece, None)]
+    parts = [records for piece in pieces_of(pick(path), path, Columns(), ()) for records in sift(piece, None)]
     assert len(parts) > 1
     assert joined(parts).ids == read(path).ids == ("1", "2", "3", "4", "five")
 
@@ -61,7 +61,7 @@ def test_rows_that_do_not_stand_together_are_read_whole(tmp_path: Path, monkeypa
     monkeypatch.setattr(csv_pieces, "ROWS", 2)
     path = tmp_path / "a.csv"
     path.write_text("id,x,kind\n" + "".join(f"{name},{row},a\n" for row, name in enumerate([1, 2, 1, 3, 3, 2])))
-    (piece,) = pick(path).pieces(path, Columns(), ())
+    (piece,) = pieces_of(pick(path), path, Columns(), ())
     same(joined(list(sift(piece, None))), read(path))
     assert joined([piece.read(1, 2)]).ids == (2,)
 
@@ -71,11 +71,11 @@ def test_what_is_wrong_in_a_later_piece_has_its_place(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=3)
     with pytest.raises(DataError, match="a null in row 7, step 0"):
-        [list(sift(piece, None)) for piece in pick(path).pieces(path, Columns(), ())]
+        [list(sift(piece, None)) for piece in pieces_of(pick(path), path, Columns(), ())]
     lines = tmp_path / "a.jsonl"
     lines.write_text("\n".join(json.dumps(row) for row in rows))
     with pytest.raises(DataError, match=r"row 7 \(line 8\)"):
-        [list(sift(piece, None)) for piece in pick(lines).pieces(lines, Columns(), ())]
+        [list(sift(piece, None)) for piece in pieces_of(pick(lines), lines, Columns(), ())]
 
 
 def test_every_bad_row_is_left_out_and_no_other(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_every_bad_row_is_left_out_and_no_other(tmp_path: Path) -> None:
     lines = ["{" if row in bad else json.dumps(ROWS[row]) for row in range(23)]
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(lines))
-    (piece,) = pick(path).pieces(path, Columns(), ())
+    (piece,) = pieces_of(pick(path), path, Columns(), ())
     found: list[Bad] = []
     parts = list(sift(piece, found))
     assert [row.place for row in found] == [f"line {row + 1}" for row in sorted(bad)]
@@ -96,4 +96,4 @@ def test_a_line_that_is_not_utf8_has_its_number(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(rows)
     with pytest.raises(DataError, match=r"line 32: got the byte 0xff"):
-        list(pick(path).pieces(path, Columns(), ()))
+        list(pieces_of(pick(path), path, Columns(), ()))

@@ -110,6 +110,10 @@ def _explain(error: Exception) -> tuple[str, int]:
         got = f"no room for {asked[1]} more" if asked else "no room for what is asked"
         fix = "make hidden, layers, embedding or batch_size smaller (--hidden, --batch-size, ...)"
         return message("memory", got, "model and batch fit in it", fix), 2
+    if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
+        got = "one that died, as where the machine has no memory left"
+        fix = "pass fewer; a run goes on from its last checkpoint with --resume"
+        return message("--workers", got, "a worker lives until the end", fix), 2
     text = shorten(f"{type(error).__name__}: {error}".splitlines()[0], _LONGEST)
     return f"{text} (a fault of Raglane; --debug shows the trace)", 1
 

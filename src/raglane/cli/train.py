@@ -15,6 +15,7 @@ from raglane.training.settings import Settings
 
 if TYPE_CHECKING:
     from raglane.data.records import Records
+    from raglane.data.stored_dataset import Dataset
     from raglane.training.run import TrainingResult
 
 __all__ = ["check_default", "train"]
@@ -239,12 +240,15 @@ def _train(order: _Order) -> None:
     order.say(f"next: raglane predict {order.out} DATA -o predictions.parquet")
 
 
-def _parts(order: _Order) -> tuple[Records, Records | None]:
+def _parts(order: _Order) -> tuple[Records | Dataset, Records | Dataset | None]:
     """The training and the validation part, and a note on each."""
     from raglane.data.formats.base import count_of
+    from raglane.data.formats.ipc import is_converted
     from raglane.data.missing import refuse_missing
 
     settings = order.settings
+    if order.source.path is not None and order.source.format is None and is_converted(order.source.path):
+        return _stored_parts(order, order.source.path)
     records = order.source.read(settings.task)
     for note in records.notes:
         order.say(note)
@@ -271,7 +275,40 @@ def _parts(order: _Order) -> tuple[Records, Records | None]:
     return training, validation
 
 
-def _planned(order: _Order, training: Records) -> Settings:
+def _stored_parts(order: _Order, path: Path) -> tuple[Dataset, Records | Dataset | None]:
+    """The same of a folder that was converted, which is not read: vocabulary, scale and classes stand beside it."""
+    import numpy as np
+
+    from raglane.data.dataset import held_out
+    from raglane.data.formats.base import count_of
+    from raglane.data.stored_dataset import Dataset
+
+    settings = order.settings
+    training = Dataset(path, order.source.asked(settings.task))
+    validation: Records | Dataset | None = None
+    rule = "none; the training loss decides which epoch is best"
+    what = "tokens" if training.statistics.tokens else "elements"
+    if order.validation is not None:
+        validation = order.read_part(order.validation)
+        rule = f"{count_of(len(validation), 'sequence')} of {order.validation}"
+    elif settings.validation_fraction > 0:
+        classes = training.labels() if settings.task == "classify" else None
+        if classes is not None:
+            # In the order of their texts, as split has them: so the parts are those of data that was not converted.
+            classes = np.argsort(np.argsort(np.array(training.preprocessor.labels, dtype=object)))[classes]
+        mask = held_out(len(training), classes, settings.validation_fraction, settings.seed)
+        training, validation = training.subset(~mask), training.subset(mask)
+        share = f"{100 * settings.validation_fraction:g} % of the training sequences"
+        how = "" if classes is None else "stratified by label, "
+        rule = f"{count_of(len(validation), 'sequence')}, {share}, {how}seed {settings.seed}; "
+        rule += "vocabulary and scale were counted of all, these too"
+    elements = int(training.lengths.sum())
+    order.say(f"training: {count_of(len(training), 'sequence')}, {elements:,} {what}, batch by batch from {path}")
+    order.say(f"validation: {rule}")
+    return training, validation
+
+
+def _planned(order: _Order, training: Records | Dataset) -> Settings:
     """The settings with the batches that the planner advises, and a line on why."""
     from raglane.data.formats.base import count_of
     from raglane.training.planned import plan_batches

@@ -20,8 +20,8 @@ import numpy as np
 from raglane.checks import check_choice, check_flag
 from raglane.data import shards
 from raglane.data.formats import pick
-from raglane.data.formats.arrow import DESCRIPTION, FORMAT_VERSION, LENGTHS, STATISTICS, is_converted
-from raglane.data.formats.pieces import Bad, sift
+from raglane.data.formats.ipc import DESCRIPTION, FORMAT_VERSION, LENGTHS, STATISTICS, is_converted
+from raglane.data.formats.pieces import Bad, pieces_of, sift
 from raglane.data.jobs import Job, State, clear, progress_file
 from raglane.data.locations import expand, fingerprint, local, size_of
 from raglane.data.progress import Progress
@@ -114,7 +114,13 @@ def convert(
     work.parent.mkdir(parents=True, exist_ok=True)
     try:
         with locked(work, "output"):
-            return _run(job, folder, work, overwrite, progress)
+            try:
+                return _run(job, folder, work, overwrite, progress)
+            except BaseException:
+                # Where nothing was converted there is nothing to go on with.
+                if not any(work.glob("progress/*.json")):
+                    clear(work)
+                raise
     finally:
         # Where something is half done, the folder stays.
         with suppress(OSError):
@@ -193,7 +199,7 @@ class _Writer:
         job, location = self._job, self._job.locations[number]
         columns = self._state.columns or job.columns
         done, size = 0, max(size_of(location), 1)
-        for piece in pick(path, job.format).pieces(path, columns, start):
+        for piece in pieces_of(pick(path, job.format), path, columns, start):
             bad: list[Bad] | None = [] if job.on_bad_row == "skip" else None
             read = 0
             for records in sift(piece, bad, self._checked):

@@ -20,7 +20,7 @@ from raglane.ragged import Ragged
 from raglane.segments import plain as segments
 from raglane.segments.checks import check_offsets
 
-__all__ = ["SequenceDataset", "split"]
+__all__ = ["SequenceDataset", "held_out", "split"]
 
 
 class SequenceDataset(Dataset[dict[str, Tensor]]):
@@ -243,33 +243,57 @@ def split(records: Records, fraction: float, seed: int = 0, stratify: bool = Tru
         ['a', 'a', 'a', 'a', 'b']
     """
     check_kind("records", records, Records, "Records", "read them with rl.data.read")
+    check_flag("stratify", stratify)
+    classes = None
+    if stratify and records.labels is not None:
+        _, classes = np.unique(np.array(records.labels, dtype=object), return_inverse=True)
+    mask = held_out(len(records), classes, fraction, seed)
+    return records.select(~mask), records.select(mask)
+
+
+def held_out(count: int, classes: npt.NDArray[np.int64] | None, fraction: float, seed: int) -> npt.NDArray[np.bool_]:
+    """Which sequences :func:`split` holds out.
+
+    Args:
+        count: of sequences, at least 2.
+        classes: ``(count,)``, numbers from 0 in the order of the labels as texts; None where classes do not matter.
+        fraction: the share to hold out, above 0 and below 1.
+        seed: 0 or above.
+
+    Returns:
+        ``(count,)`` bools.
+
+    Raises:
+        ArgumentError: as :func:`split`.
+
+    Example:
+        >>> int(held_out(10, None, 0.3, 0).sum())
+        3
+    """
     rule, fix = "above 0 and below 1", "pass 0.1, for a tenth"
     fraction = check_real("fraction", fraction, rule, lambda share: 0 < share < 1, fix)
     check_least("seed", seed, 0)
-    check_flag("stratify", stratify)
-    count = len(records)
     if count < 2:
         got = f"{count} sequence" + "s" * (count != 1)
         fix = f"pass more data, or hold nothing out with {argument('validation_fraction', 0)}"
         raise ArgumentError(message("records", got, "two parts need at least 2", fix))
-    held_out = np.zeros(count, dtype=np.bool_)
+    mask = np.zeros(count, dtype=np.bool_)
     size = min(max(round(fraction * count), 1), count - 1)
     shuffled = np.random.default_rng(seed).permutation(count)
     quota = np.zeros(0, dtype=np.int64)
-    if stratify and records.labels is not None:
-        _, classes = np.unique(np.array(records.labels, dtype=object), return_inverse=True)
+    if classes is not None:
         classes = classes[shuffled]
         quota = _quotas(np.bincount(classes), fraction, size)
-    if quota.any():
+    if classes is not None and quota.any():
         # The rank of each within its class, in the shuffled order: the first `quota` of a class are held out.
         by_class = np.argsort(classes, kind="stable")
         starts = np.concatenate([[0], np.cumsum(np.bincount(classes))[:-1]])
         rank = np.empty(count, dtype=np.int64)
         rank[by_class] = np.arange(count) - starts[classes[by_class]]
-        held_out[shuffled[rank < quota[classes]]] = True
+        mask[shuffled[rank < quota[classes]]] = True
     else:
-        held_out[shuffled[:size]] = True
-    return records.select(~held_out), records.select(held_out)
+        mask[shuffled[:size]] = True
+    return mask
 
 
 def _quotas(sizes: npt.NDArray[np.int64], fraction: float, total: int) -> npt.NDArray[np.int64]:

@@ -114,6 +114,16 @@ class KeptParts:
         name = self.get(number).id_of(row - self.start(number))
         return f"{self.name(number)}: row {row - self.start(number)}" + ("" if name is None else f" (id {quote(name)})")
 
+    def labels(self, rows: _Integers, places: Callable[[int], Places]) -> _Integers | None:
+        """The place of each row's label among the classes; None where rows have no label of their own."""
+        found = []
+        for number in range(len(self._where)):
+            part, (_, labels) = self.get(number), places(number)
+            if part.labels is None or labels is None or part.layout.has_tags:
+                return None
+            found.append(labels[part.labels])
+        return np.concatenate(found)[rows] if found else None
+
     def touch(self, rows: int) -> None:
         """Note that so many rows were looked at, and give mapped memory back now and then."""
         self._touched += rows * _PER_ROW

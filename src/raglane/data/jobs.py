@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from raglane.data import shards
-from raglane.data.formats.arrow import FORMAT_VERSION
+from raglane.data.formats.ipc import FORMAT_VERSION
 from raglane.data.records import Columns
 from raglane.data.shards import Layout
 from raglane.data.statistics import Statistics

@@ -13,8 +13,8 @@ from typing import IO, Any
 
 from raglane.checks import check_kind
 from raglane.data.formats import FORMATS
-from raglane.data.formats.arrow import is_converted
 from raglane.data.formats.base import open_error
+from raglane.data.formats.ipc import is_converted
 from raglane.errors import ArgumentError, DataError, message, printable, quote, require, shorten
 from raglane.files import whole_file
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from raglane.data.formats import FORMATS, pick, read
-from raglane.data.formats.arrow import is_converted, slices, table_of
+from raglane.data.formats.ipc import is_converted, slices, table_of, with_names
 from raglane.data.formats.table import choose
 from raglane.data.locations import expand, is_url, local
 from raglane.data.parts import Memory, Store, Tables
@@ -39,16 +39,18 @@ def stores_of(source: Any, columns: Columns | None, format: str | None) -> tuple
         store = _of_table(Path(type(source).__name__), _table(source), asked)
         return [store], asked
     stores: list[Store] = []
+    found: Columns | None = None
     for location in expand(source):
         path = Path(location)
         if not is_url(location) and format in (None, "arrow") and is_converted(path):
             shards, task = Shards.of(path)
             columns = columns or Columns(task=task)
             stores.append(shards)
+            found = found or with_names(columns, shards.names)
             continue
         columns = columns or Columns()
         stores.append(_of_file(location, columns, format))
-    return stores, columns or Columns()
+    return stores, found or columns or Columns()
 
 
 def _names_files(source: Any) -> bool:

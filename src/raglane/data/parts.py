@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from raglane.data.formats.arrow import named, readable
+from raglane.data.formats.ipc import named, readable
 from raglane.data.formats.table import Chosen, records_of
 from raglane.data.records import Columns, Records
 from raglane.data.shards import Layout

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import repeat
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from raglane.data.dataset import SequenceDataset
 from raglane.data.epochs import check_least
 from raglane.data.missing import check_policy, fill_missing, how_to_fill, refuse_missing
 from raglane.data.records import Records, check_task, place_of
-from raglane.data.statistics import Statistics
+from raglane.data.statistics import Counted, Statistics
 from raglane.errors import ArgumentError, CheckpointError, DataError, argument, message, quote, quote_all
 
 __all__ = ["UNKNOWN", "Preprocessor", "sort_labels"]
@@ -119,7 +119,7 @@ class Preprocessor:
     @classmethod
     def fit(
         cls,
-        records: Records | Statistics,
+        records: Records | Statistics | Counted,
         *,
         task: str,
         missing: str = "error",
@@ -130,7 +130,7 @@ class Preprocessor:
         """Learn from the training part.
 
         Args:
-            records: the training part, or what is known of it; at least one element in all.
+            records: the training part, or what is counted of it; at least one element in all.
             task: ``"classify"``, ``"tag"`` or ``"forecast"``.
             missing: what to do about features that are NaN or infinite.
             standardize: whether to scale each channel to mean 0 and deviation 1.
@@ -144,7 +144,9 @@ class Preprocessor:
         """
         check_policy(missing)
         check_task(task)
-        rule = "Records, or Statistics of them"
+        if isinstance(records, Counted):
+            records = records.statistics
+        rule = "Records, a Dataset, or Statistics"
         check_kind("records", records, (Records, Statistics), rule, "read them with rl.data.read")
         check_flag("standardize", standardize)
         check_least("minimum_count", minimum_count, 0)
@@ -188,12 +190,18 @@ class Preprocessor:
         """The number of classes; 0 for ``"forecast"``."""
         return 0 if self.labels is None else len(self.labels)
 
-    def apply(self, records: Records, require_targets: bool = True) -> SequenceDataset:
+    @overload
+    def apply(self, records: Records, require_targets: bool = True) -> SequenceDataset: ...
+
+    @overload
+    def apply(self, records: Counted, require_targets: bool = True) -> Any: ...
+
+    def apply(self, records: Records | Counted, require_targets: bool = True) -> Any:
         """Turn records into tensors.
 
         Args:
             records: of the kind and with the channels of the training part; channels are matched by name, and others
-                are left out.
+                are left out. A :class:`~raglane.data.Dataset` is made tensors batch by batch.
             require_targets: whether the dataset has targets; without, labels are not read, and for ``"forecast"`` the
                 last element of a sequence is an input like the others.
 
@@ -206,6 +214,8 @@ class Preprocessor:
             DataError: other channels than in training, a feature missing under ``missing="error"``, no labels, or a
                 label that training has not seen.
         """
+        if isinstance(records, Counted):
+            return records.with_preprocessor(self)
         check_kind("records", records, Records, "Records", "read them with rl.data.read")
         check_flag("require_targets", require_targets)
         values = self._tokens(records) if self.vocabulary is not None else self._features(records)

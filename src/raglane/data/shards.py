@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from raglane.data.formats.arrow import CHANNELS
+from raglane.data.formats.ipc import CHANNELS
 from raglane.data.records import Columns, Records, offsets_of
 from raglane.errors import DataError, message, quote, quote_all, require
 from raglane.files import whole_file

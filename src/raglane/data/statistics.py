@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ import numpy.typing as npt
 
 from raglane.data.records import Records
 
-__all__ = ["Channel", "Statistics"]
+__all__ = ["Channel", "Counted", "Statistics"]
 
 
 @dataclass(frozen=True)
@@ -167,3 +168,21 @@ class Statistics:
         )
         tokens, labels = Counter(config["tokens"]), Counter(config["labels"])
         return cls(sequences, elements, empty, longest, channels, tokens, labels)
+
+
+class Counted(ABC):
+    """Sequences that are not in memory, of which statistics are known, and which are made tensors batch by batch."""
+
+    @property
+    @abstractmethod
+    def statistics(self) -> Statistics:
+        """What is counted of them."""
+
+    @abstractmethod
+    def with_preprocessor(self, preprocessor: Any) -> Any:
+        """The same sequences, as a preprocessor turns them into tensors."""
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """A short text that differs for other sequences, or another order."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +22,7 @@ from raglane.data.gathering import Gathered, KeptParts, Places
 from raglane.data.opening import stores_of
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Columns
-from raglane.data.statistics import Statistics
+from raglane.data.statistics import Counted, Statistics
 from raglane.errors import message
 
 __all__ = ["Dataset"]
@@ -29,7 +31,7 @@ __all__ = ["Dataset"]
 _TABLES = 256
 
 
-class Dataset(TorchDataset[dict[str, Tensor]]):
+class Dataset(TorchDataset[dict[str, Tensor]], Counted):
     """Sequences in files, in a table or in a frame, of which only the batch at hand is in memory.
 
     It gives what :class:`~raglane.data.SequenceDataset` gives, its twin whose tensors are in memory: items, and batches
@@ -108,6 +110,23 @@ class Dataset(TorchDataset[dict[str, Tensor]]):
         if self._statistics is None:
             self._statistics = self._parts.statistics()
         return self._statistics
+
+    @property
+    def fingerprint(self) -> str:
+        """A short text that differs for other sequences, or another order: made of lengths and of what is counted."""
+        digest = hashlib.sha256(json.dumps(self.statistics.to_config(), sort_keys=True).encode())
+        digest.update(np.ascontiguousarray(self._all_lengths).data)
+        if self._rows is not None:
+            digest.update(np.ascontiguousarray(self._rows).data)
+        return digest.hexdigest()[:16]
+
+    def labels(self) -> npt.NDArray[np.int64] | None:
+        """The class of each sequence, ``(B,)`` int64: its place in ``preprocessor.labels``; None without such labels.
+
+        Only labels are read; they take 8 bytes each.
+        """
+        rows = np.arange(len(self._parts)) if self._rows is None else self._rows.astype(np.int64)
+        return self._parts.labels(rows, self._places)
 
     @property
     def forecast(self) -> bool:

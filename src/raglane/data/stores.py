@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from raglane.data.formats.arrow import LENGTHS, STATISTICS, described, opened, readable
 from raglane.data.formats.base import check_readable, data_error
+from raglane.data.formats.ipc import LENGTHS, STATISTICS, described, opened, readable
 from raglane.data.formats.table import Chosen, choose, records_of
 from raglane.data.locations import is_url, open_location
 from raglane.data.parts import Part, Store, list_lengths

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from raglane.data.collate import collate
 from raglane.data.dataset import SequenceDataset
 from raglane.data.samplers import BucketBatchSampler
+from raglane.data.stored_dataset import Dataset
 from raglane.ragged import Ragged
 
 __all__ = ["Batch", "in_order", "loader", "make_batch", "order_of_data", "training_order"]
@@ -85,7 +86,7 @@ def training_order(lengths: Tensor, batch_size: int, *, bucket: bool, seed: int,
     return [batch.tolist() for batch in torch.split(shuffled, batch_size)]
 
 
-def in_order(dataset: SequenceDataset, batch_size: int) -> Iterator[Batch]:
+def in_order(dataset: SequenceDataset | Dataset, batch_size: int) -> Iterator[Batch]:
     """All sequences in the order of the data, batch by batch.
 
     Args:
@@ -106,7 +107,7 @@ def order_of_data(count: int, batch_size: int) -> list[list[int]]:
     return [list(range(start, min(start + batch_size, count))) for start in range(0, count, batch_size)]
 
 
-def loader(dataset: SequenceDataset, order: list[list[int]], workers: int = 0) -> DataLoader[Any]:
+def loader(dataset: SequenceDataset | Dataset, order: list[list[int]], workers: int = 0) -> DataLoader[Any]:
     """A DataLoader that gives the batches of ``order``, each a :class:`Batch`.
 
     Args:

@@ -25,6 +25,7 @@ with warnings.catch_warnings():
     from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from raglane.data.dataset import SequenceDataset
+from raglane.data.stored_dataset import Dataset
 from raglane.errors import DataError, message
 from raglane.files import write_file, write_folder
 from raglane.training.batches import Batch, loader, order_of_data, training_order
@@ -291,8 +292,8 @@ def run_epochs(
     model: SequenceModel,
     task: Task,
     settings: Settings,
-    training: SequenceDataset,
-    validation: SequenceDataset | None,
+    training: SequenceDataset | Dataset,
+    validation: SequenceDataset | Dataset | None,
     *,
     state: TrainingState,
     folder: Path,

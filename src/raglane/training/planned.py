@@ -8,6 +8,7 @@ import torch
 
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
+from raglane.data.stored_dataset import Dataset
 from raglane.nn.recurrent.explain import explain
 from raglane.planner import Plan, plan
 from raglane.training.machine import check_machine
@@ -17,7 +18,7 @@ from raglane.training.settings import Settings
 __all__ = ["plan_batches"]
 
 
-def plan_batches(settings: Settings, training: Records) -> tuple[Settings, Plan]:
+def plan_batches(settings: Settings, training: Records | Dataset) -> tuple[Settings, Plan]:
     """Choose the batch size, and whether batches are made of similar lengths, by measuring the layer on this machine.
 
     Args:

@@ -15,6 +15,8 @@ import torch
 from raglane.data.dataset import SequenceDataset
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
+from raglane.data.statistics import Counted
+from raglane.data.stored_dataset import Dataset
 from raglane.errors import ArgumentError, DataError, DivergedError, argument, message, require
 from raglane.files import write_file, write_folder
 from raglane.reading import as_path
@@ -139,7 +141,7 @@ def refuse_diverged(description: RunDescription, folder: Path) -> None:
         raise DivergedError(message("resume", got, "to go on would do the same again", fix), description.diverged)
 
 
-def fingerprint(*parts: Records | None) -> str:
+def fingerprint(*parts: Records | Counted | None) -> str:
     """A short text that differs for different sequences, labels or order.
 
     Args:
@@ -156,6 +158,9 @@ def fingerprint(*parts: Records | None) -> str:
     for records in parts:
         if records is None:
             continue
+        if isinstance(records, Counted):
+            digest.update(records.fingerprint.encode())
+            continue
         digest.update(np.ascontiguousarray(records.offsets).tobytes())
         for words in (records.labels, records.tags, records.values if records.is_tokens else None):
             if words is not None:
@@ -168,8 +173,8 @@ def fingerprint(*parts: Records | None) -> str:
 
 def train(
     settings: Settings,
-    training: Records,
-    validation: Records | None,
+    training: Records | Dataset,
+    validation: Records | Dataset | None,
     folder: str | os.PathLike[str],
     *,
     data: Mapping[str, Any] | None = None,
@@ -183,7 +188,7 @@ def train(
 
     Args:
         settings: every choice.
-        training: the sequences to train on.
+        training: the sequences to train on; of a :class:`~raglane.data.Dataset` only batches are in memory.
         validation: the sequences that decide which epoch is best; None lets the training loss decide.
         folder: of the run; made where it is missing.
         data: where the data came from, for :func:`load_description`; JSON values.
@@ -229,8 +234,8 @@ class _Prepared:
 
     model: SequenceModel
     task: Task
-    training: SequenceDataset
-    validation: SequenceDataset | None
+    training: SequenceDataset | Dataset
+    validation: SequenceDataset | Dataset | None
     device: torch.device
     files: Callable[[], dict[str, bytes]]
 
@@ -246,8 +251,8 @@ class _Start:
 
 def _prepare(
     settings: Settings,
-    training: Records,
-    validation: Records | None,
+    training: Records | Dataset,
+    validation: Records | Dataset | None,
     test: Records | None,
     columns: Mapping[str, Any],
 ) -> _Prepared:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from raglane.checks import check_choice, check_kind
-from raglane.data.formats import arrow, csv, csv_pieces, folder, jsonl, parquet, ts
+from raglane.data.formats import csv, csv_pieces, folder, ipc, jsonl, parquet, ts
 from raglane.data.formats.base import Format, columns_argument, data_error, open_error
 from raglane.data.formats.ts import japanese_vowels
 from raglane.data.records import ROLES, Columns, Records, note_empty
@@ -20,12 +20,12 @@ __all__ = ["FORMATS", "Format", "japanese_vowels", "pick", "read"]
 _ARROW = (".arrow", ".arrows", ".feather", ".ipc")
 
 FORMATS: dict[str, Format] = {
-    "ts": Format("ts", (".ts",), ts.read, ts.pieces),
-    "parquet": Format("parquet", (".parquet", ".pq"), parquet.read, parquet.pieces, ("sequence", "label", "id")),
-    "arrow": Format("arrow", _ARROW, arrow.read, arrow.pieces, ("sequence", "label", "id")),
-    "jsonl": Format("jsonl", (".jsonl", ".ndjson"), jsonl.read, jsonl.pieces, ("sequence", "label", "id")),
-    "csv": Format("csv", (".csv",), csv.read, csv_pieces.pieces, ("label", "id", "time", "features")),
-    "folder": Format("folder", (), folder.read, folder.pieces),
+    "ts": Format("ts", (".ts",), ts.read, pieces=ts.pieces),
+    "parquet": Format("parquet", (".parquet", ".pq"), parquet.read, ("sequence", "label", "id"), parquet.pieces),
+    "arrow": Format("arrow", _ARROW, ipc.read, ("sequence", "label", "id"), ipc.pieces),
+    "jsonl": Format("jsonl", (".jsonl", ".ndjson"), jsonl.read, ("sequence", "label", "id"), jsonl.pieces),
+    "csv": Format("csv", (".csv",), csv.read, ("label", "id", "time", "features"), csv_pieces.pieces),
+    "folder": Format("folder", (), folder.read, pieces=folder.pieces),
 }
 
 # Characters of a note: it may list all columns of a file.
@@ -102,7 +102,7 @@ def pick(path: Path, format: str | None = None) -> Format:
     if format is not None:
         return FORMATS[check_choice("format", format, tuple(FORMATS), "pass one of these, or None")]
     if path.is_dir():
-        return FORMATS["arrow" if arrow.is_converted(path) else "folder"]
+        return FORMATS["arrow" if ipc.is_converted(path) else "folder"]
     for known in FORMATS.values():
         if path.suffix.lower() in known.suffixes:
             return known

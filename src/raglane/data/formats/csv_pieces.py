@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from raglane.data.formats.base import check_readable, decode
 from raglane.data.formats.csv import header_of, id_name_of, is_plain, parsed, read, records_of_entries
-from raglane.data.formats.pieces import BYTES, ROWS, Piece, Start
+from raglane.data.formats.pieces import BYTES, ROWS, Piece, Start, whole
 from raglane.data.records import Columns, Records
 from raglane.errors import quote, require
 
@@ -37,12 +37,7 @@ def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
             part = _Part(file, rows, first, _run_starts(rows[:, place]))
             yield Piece(len(part.starts), part.read, (first + len(rows),), part.place)
     elif not start:
-        records = read(path, columns)
-
-        def select(low: int, high: int) -> Records:
-            return records.select(np.arange(low, high))
-
-        yield Piece(len(records), select, (len(records),), records.describe_row)
+        yield whole(read(path, columns))
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from raglane.data.formats.arrow import readable, table_piece
 from raglane.data.formats.base import check_readable
+from raglane.data.formats.ipc import readable, table_piece
 from raglane.data.formats.pieces import BYTES, ROWS, Piece, Start
 from raglane.data.formats.table import choose, records_of
 from raglane.data.records import Columns, Records

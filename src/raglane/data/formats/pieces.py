@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from raglane.data.formats.base import check_readable, check_text
+import numpy as np
+
+from raglane.data.formats.base import Format, check_readable, check_text
 from raglane.data.records import Columns, Records
 from raglane.errors import DataError
 
-__all__ = ["Bad", "Line", "Piece", "Pieces", "Start", "line_pieces", "lines_of", "sift"]
+__all__ = ["Bad", "Line", "Piece", "Start", "line_pieces", "lines_of", "pieces_of", "sift", "whole"]
 
 # Bytes and rows of a piece: as much as is worth one call of a library, and little beside what a program holds anyway.
 BYTES, ROWS = 1 << 24, 1 << 16
@@ -41,7 +43,31 @@ class Piece:
     place: Callable[[int], str] = field(repr=False)
 
 
-Pieces = Callable[[Path, Columns, Start], Iterator[Piece]]
+def pieces_of(format: Format, path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
+    """The pieces of a file: one, of all its rows, where the format has no others.
+
+    Args:
+        format: of the file.
+        path: of it.
+        columns: which columns hold what, and the task.
+        start: where the first piece begins.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    if format.pieces is not None:
+        yield from format.pieces(path, columns, start)
+    elif not start:
+        yield whole(format.read(path, columns))
+
+
+def whole(records: Records) -> Piece:
+    """A piece of all rows of a file, which were read already."""
+
+    def select(low: int, high: int) -> Records:
+        return records.select(np.arange(low, high))
+
+    return Piece(len(records), select, (len(records),), records.describe_row)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ called: in the metadata of the column, under ``raglane.channels``, a list of nam
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +35,7 @@ __all__ = [
     "slices",
     "table_of",
     "table_piece",
+    "with_names",
 ]
 
 CHANNELS = b"raglane.channels"
@@ -81,8 +82,18 @@ def _files(path: Path, columns: Columns) -> tuple[list[Path], Columns]:
     if not path.is_dir():
         return [path], columns
     description = described(path)
-    known = {role: name for role, name in description["columns"].items() if getattr(columns, role) is None}
-    return [path / shard["file"] for shard in description["shards"]], replace(columns, **known)
+    return [path / shard["file"] for shard in description["shards"]], with_names(columns, description["columns"])
+
+
+def with_names(columns: Columns, names: Mapping[str, str]) -> Columns:
+    """Columns with the names of those that nobody has named, by their roles.
+
+    Example:
+        >>> with_names(Columns(label="kind"), {"label": "y", "sequence": "x"}).sequence
+        'x'
+    """
+    known: dict[str, Any] = {role: name for role, name in names.items() if getattr(columns, role) is None}
+    return replace(columns, **known)
 
 
 @contextmanager
