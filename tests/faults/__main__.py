@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from faults import batches, commands, inspection, kernels, layers, native, pictures, planning
+from faults import batches, commands, datasets, inspection, kernels, layers, native, pictures, planning
 from faults.fault import Copy, Fault, NoPlaceError
 
 __all__ = ["FAULTS", "main", "play"]
@@ -25,6 +25,7 @@ FAULTS: dict[str, Fault] = {
     **layers.FAULTS,
     **kernels.FAULTS,
     **commands.FAULTS,
+    **datasets.FAULTS,
     **inspection.FAULTS,
     **native.FAULTS,
     **pictures.FAULTS,
