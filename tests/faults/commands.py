@@ -64,8 +64,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "parts-that-overlap": Fault(
         "src/raglane/data/dataset.py",
-        "return records.select(~held_out), records.select(held_out)",
-        "return records.select(~held_out | (held_out.cumsum() == 1)), records.select(held_out)",
+        "return records.select(~mask), records.select(mask)",
+        "return records.select(~mask | (mask.cumsum() == 1)), records.select(mask)",
         "data/test_dataset.py::test_split_rules",
     ),
     "a-subsets-ids-are-the-datasets": Fault(
