@@ -97,3 +97,15 @@ def test_a_line_that_is_not_utf8_has_its_number(tmp_path: Path) -> None:
     path.write_bytes(rows)
     with pytest.raises(DataError, match=r"line 32: got the byte 0xff"):
         list(pieces_of(pick(path), path, Columns(), ()))
+
+
+def test_the_first_rows_say_whether_a_column_holds_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(csv_pieces, "ROWS", 3)
+    path = tmp_path / "a.csv"
+    path.write_text("id,x,kind\n" + "".join(f"{row},{word},a\n" for row, word in enumerate(["a", "b", "c", "1", "2"])))
+    columns = read(path, Columns(label="kind")).columns
+    found = list(pieces_of(pick(path), path, Columns(label="kind"), ()))
+    assert len(found) > 1
+    assert joined([records for piece in found for records in sift(piece, None)]).is_tokens
+    for piece in pieces_of(pick(path), path, columns, found[0].end):
+        assert all(records.is_tokens for records in sift(piece, None))

@@ -39,14 +39,14 @@ FAULTS: dict[str, Fault] = {
     ),
     "rows-of-the-first-part": Fault(
         "src/raglane/data/gathering.py",
-        "offsets, rows[chosen] - parts.start(number)",
-        "offsets, rows[chosen] % (len(parts.get(number).offsets) - 1)",
+        "local[low:high] -= parts.start(number)",
+        "local[low:high] %= len(parts.get(number).offsets) - 1",
         "data/test_stored_dataset.py::test_every_source_gives_what_memory_gives",
     ),
     "labels-in-the-order-of-the-files": Fault(
         "src/raglane/data/gathering.py",
-        "self.targets[target if self.has_tags else chosen] = found",
-        "self.targets[target if self.has_tags else slice(0, len(found))] = found",
+        "self.targets = self.targets[elements if self.has_tags else back]",
+        "self.targets = self.targets[elements if self.has_tags else order]",
         "data/test_stored_dataset.py::test_every_source_gives_what_memory_gives",
     ),
     "offsets-of-a-damaged-file-believed": Fault(

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from raglane.data.missing import how_to_fill
 from raglane.data.parts import Part, Store
 from raglane.data.preprocess import Preprocessor
 from raglane.data.statistics import Statistics
 from raglane.errors import DataError, argument, message, quote
-from raglane.segments import plain as segments
 
 __all__ = ["Gathered", "KeptParts", "Places"]
 
@@ -23,7 +22,7 @@ __all__ = ["Gathered", "KeptParts", "Places"]
 _KEPT = 1 << 28
 # Bytes of files that are mapped into memory before they are given back, and what a row is taken to map: the system
 # maps 16 pages at a time, for offsets, for values and for labels.
-_MAPPED, _PER_ROW = 1 << 29, 3 << 16
+_MAPPED, _PER_ROW = 1 << 28, 3 << 16
 
 _Integers = npt.NDArray[np.int64]
 
@@ -168,57 +167,66 @@ class Gathered:
 
     def __init__(self, parts: KeptParts, rows: _Integers, places: Callable[[int], Places]) -> None:
         self._parts, self._rows = parts, rows
-        self.has_tags = False
-        self.targets: _Integers | None = None
-        self.values: npt.NDArray[Any] = np.zeros((0, 1), dtype=np.float32)
         numbers = parts.find(rows)
+        # Part after part, so that each is asked once; in the end all is brought into the order of the rows.
         order = np.argsort(numbers, kind="stable")
-        edges = np.flatnonzero(np.diff(numbers[order])) + 1
-        # Which of the rows are in each part: their places among all.
-        groups = [(int(numbers[chosen[0]]), chosen) for chosen in np.split(order, edges) if len(chosen)]
+        edges = [0, *(np.flatnonzero(np.diff(numbers[order])) + 1).tolist(), len(rows)]
+        groups = [(int(numbers[order[low]]), low, high) for low, high in pairwise(edges) if low < high]
         self._first = groups[0][0] if groups else None
-        starts, lengths = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
-        for number, chosen in groups:
-            offsets, local = parts.get(number).offsets, rows[chosen] - parts.start(number)
-            starts[chosen] = offsets[local]
-            lengths[chosen] = offsets[local + 1] - starts[chosen]
-        self.offsets: _Integers = np.concatenate([[0], np.cumsum(lengths)])
-        for number, chosen in groups:
-            source = _elements(starts[chosen], lengths[chosen])
-            target = None if len(groups) == 1 else _elements(self.offsets[chosen], lengths[chosen])
-            self._add(number, chosen, source, target, places(number))
+        local = rows[order]
+        starts, ends = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
+        for number, low, high in groups:
+            local[low:high] -= parts.start(number)
+            offsets = parts.get(number).offsets
+            starts[low:high] = offsets[local[low:high]]
+            ends[low:high] = offsets[local[low:high] + 1]
+        lengths = ends - starts
+        bounds = np.concatenate([[0], np.cumsum(lengths)])
+        elements = _elements(starts, lengths) if len(groups) < 2 else _index(starts, lengths)
+        values: list[npt.NDArray[Any]] = []
+        targets: list[_Integers] = []
+        for number, low, high in groups:
+            source = elements if isinstance(elements, slice) else elements[bounds[low] : bounds[high]]
+            self._add(number, local[low:high], source, places(number), values, targets)
+        self.values = _joined(values, np.zeros((0, 1), dtype=np.float32))
+        self.targets = _joined(targets, np.zeros(0, dtype=np.int64)) if len(targets) == len(groups) > 0 else None
+        self.has_tags = self._first is not None and parts.get(self._first).layout.has_tags
+        self.offsets: _Integers = bounds
+        if len(groups) > 1:
+            self._restore(order, lengths, bounds)
         parts.touch(len(rows))
 
     def _add(
         self,
         number: int,
-        chosen: _Integers,
+        rows: _Integers,
         source: _Integers | slice,
-        target: _Integers | slice | None,
         places: Places,
+        values: list[npt.NDArray[Any]],
+        targets: list[_Integers],
     ) -> None:
-        """Take over what one part holds of the rows: of its elements, ``source`` go to ``target``, None for all."""
+        """Take over what one part holds: ``rows`` are counted in it, and ``source`` are their elements."""
         part, (tokens, labels) = self._parts.get(number), places
-        self.has_tags, found = part.layout.has_tags, None
         try:
-            values = part.values[source] if tokens is None else tokens[part.values[source]]
+            found = part.values[source]
+            if len(found):
+                values.append(found if tokens is None else tokens[found])
             if labels is not None and part.labels is not None:
-                rows = self._rows[chosen] - self._parts.start(number)
-                found = labels[part.labels[source if self.has_tags else rows]]
+                targets.append(labels[part.labels[source if part.layout.has_tags else rows]])
         except IndexError as error:
             rule, fix = "a word for each number", "convert the data again"
             raise DataError(message(self._parts.name(number), "a damaged file", rule, fix)) from error
-        if target is None:
-            self.values, self.targets = values, found
-            return
-        if len(values):
-            if len(self.values) == 0:
-                self.values = np.empty((int(self.offsets[-1]), *values.shape[1:]), values.dtype)
-            self.values[target] = values
-        if found is not None:
-            if self.targets is None:
-                self.targets = np.empty(int(self.offsets[-1]) if self.has_tags else len(self._rows), np.int64)
-            self.targets[target if self.has_tags else chosen] = found
+
+    def _restore(self, order: _Integers, lengths: _Integers, bounds: _Integers) -> None:
+        """Bring what stands part after part into the order of the rows."""
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        self.offsets = np.concatenate([[0], np.cumsum(lengths[back])])
+        elements = _index(bounds[back], lengths[back])
+        if len(self.values):
+            self.values = self.values[elements]
+        if self.targets is not None:
+            self.targets = self.targets[elements if self.has_tags else back]
 
     def check_targets(self, task: str) -> None:
         """Refuse rows without labels, and labels that no class is for.
@@ -264,9 +272,22 @@ class Gathered:
 
 
 def _elements(starts: _Integers, lengths: _Integers) -> _Integers | slice:
-    """Where the elements of sequences are: a slice, where they stand in a row."""
-    if (starts[1:] == starts[:-1] + lengths[:-1]).all():
+    """Where the elements of sequences are: a slice, where they stand in a row, so that nothing is copied."""
+    if len(starts) and (starts[1:] == starts[:-1] + lengths[:-1]).all():
         return slice(int(starts[0]), int(starts[-1] + lengths[-1]))
-    index = segments.element_index(torch.from_numpy(starts), torch.from_numpy(lengths), int(lengths.sum()))
-    found: _Integers = index.numpy()
-    return found
+    return _index(starts, lengths)
+
+
+def _index(starts: _Integers, lengths: _Integers) -> _Integers:
+    """The place of each element, sequence after sequence.
+
+    As ``element_index`` of :mod:`raglane.segments`, for arrays: a batch is too small for what torch takes per call.
+    """
+    before = np.cumsum(lengths) - lengths
+    index: _Integers = np.repeat(starts - before, lengths)
+    index += np.arange(len(index))
+    return index
+
+
+def _joined(parts: list[npt.NDArray[Any]], nothing: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else nothing

@@ -101,13 +101,17 @@ class Layout:
             >>> Layout(True, (), "texts", True, False).names(Columns(label="kind"))
             {'label': 'kind', 'id': 'id', 'sequence': 'sequence'}
         """
-        names = {}
-        if self.has_labels or self.has_tags:
-            names["label"] = columns.label or "label"
-        if self.ids != "none":
-            names["id"] = columns.id or ("id" if columns.label != "id" else "name")
-        free = (name for name in ("sequence", "values", "inputs") if name not in names.values())
-        return {**names, "sequence": columns.sequence or next(free)}
+        wanted = {"label": columns.label, "id": columns.id, "sequence": columns.sequence}
+        if not (self.has_labels or self.has_tags):
+            del wanted["label"]
+        if self.ids == "none":
+            del wanted["id"]
+        names: dict[str, str] = {}
+        for role, name in wanted.items():
+            # A format without such columns may be told the name of another.
+            free = (one for one in (name, role, f"the {role}") if one is not None and one not in names.values())
+            names[role] = next(free)
+        return names
 
 
 def bytes_of(records: Records) -> int:

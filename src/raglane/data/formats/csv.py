@@ -101,9 +101,26 @@ def id_name_of(path: Path, columns: Columns, present: list[str]) -> tuple[str, t
 
 
 def records_of_entries(
-    path: Path, entries: dict[str, npt.NDArray[np.object_]], columns: Columns, id_name: str, first: int = 0
+    path: Path,
+    entries: dict[str, npt.NDArray[np.object_]],
+    columns: Columns,
+    id_name: str,
+    first: int = 0,
+    is_tokens: bool | None = None,
 ) -> tuple[Records, str | None]:
-    """Entries as records, and the time column; ``first`` is the number of the first row in the file."""
+    """Some rows of a file as records, and their time column.
+
+    Args:
+        path: the file.
+        entries: the rows, column by column.
+        columns: which columns hold what, and the task.
+        id_name: the column of ids.
+        first: the number of the first row in the file.
+        is_tokens: whether a single feature column holds tokens; None lets the entries tell.
+
+    Raises:
+        DataError: as :func:`read`.
+    """
     present = list(entries)
     time, time_note = choose_time(path, entries, columns, [name for name in present if name != id_name])
     table = _group(path, entries, columns, id_name, time, first)
@@ -116,7 +133,7 @@ def records_of_entries(
         if not columns.wants_labels:
             features, left_out = _numbers_only(table, features)
             notes = (*notes, *left_out)
-    values, channels, feature_notes = _features(table, features)
+    values, channels, feature_notes = _features(table, features, is_tokens)
     labels, tags = None, None
     if label is not None:
         labels, tags = _labels(table, columns, label)
@@ -290,7 +307,9 @@ def _numbers_only(table: _Table, features: list[str]) -> tuple[list[str], tuple[
     return rest, (f"left out, because they are not numbers: {', '.join(words)}",)
 
 
-def _features(table: _Table, features: list[str]) -> tuple[npt.NDArray[Any], tuple[str, ...], tuple[str, ...]]:
+def _features(
+    table: _Table, features: list[str], is_tokens: bool | None
+) -> tuple[npt.NDArray[Any], tuple[str, ...], tuple[str, ...]]:
     """The values: ``(N, C)`` float32, or ``(N,)`` tokens; their channels; and the notes."""
     if not features:
         rule = "a column is left for the features"
@@ -301,7 +320,7 @@ def _features(table: _Table, features: list[str]) -> tuple[npt.NDArray[Any], tup
     for channel, name in enumerate(features):
         numbers, odd = _numbers(table.entries[name])
         # A few words among numbers are mistakes, not tokens.
-        if len(features) == 1 and odd.mean() >= 0.5:
+        if len(features) == 1 and (odd.mean() >= 0.5 if is_tokens is None else is_tokens):
             return table.entries[name], (), (f"the entries of {quote(name)} are taken as tokens",)
         if odd.any():
             row = int(odd.argmax())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ import numpy.typing as npt
 
 from raglane.data.formats.base import check_readable, decode
 from raglane.data.formats.csv import header_of, id_name_of, is_plain, parsed, read, records_of_entries
-from raglane.data.formats.pieces import BYTES, ROWS, Piece, Start, whole
+from raglane.data.formats.pieces import BYTES, ROWS, Piece, Start, sift, whole
 from raglane.data.records import Columns, Records
 from raglane.errors import quote, require
 
@@ -33,11 +35,19 @@ def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
     together, has_numbers = _look_at_ids(_rows(path), place)
     if together:
         file = _File(path, header, place, columns, has_numbers)
-        for first, rows in _whole_sequences(_rows(path), place, start[0] if start else 0):
-            part = _Part(file, rows, first, _run_starts(rows[:, place]))
-            yield Piece(len(part.starts), part.read, (first + len(rows),), part.place)
+        if start:
+            # The first rows say how the others are read.
+            for piece in islice(_pieces(file, 0), 1):
+                deque(sift(piece, []), maxlen=0)
+        yield from _pieces(file, start[0] if start else 0)
     elif not start:
         yield whole(read(path, columns))
+
+
+def _pieces(file: _File, start: int) -> Iterator[Piece]:
+    for first, rows in _whole_sequences(_rows(file.path), file.place, start):
+        part = _Part(file, rows, first, _run_starts(rows[:, file.place]))
+        yield Piece(len(part.starts), part.read, (first + len(rows),), part.place)
 
 
 @dataclass(frozen=True)
@@ -49,8 +59,8 @@ class _File:
     place: int
     columns: Columns
     has_numbers: bool
-    # The columns that the first rows were read with: the others are read in the same way.
-    known: list[Columns] = field(default_factory=list)
+    # The columns that the first rows were read with, and whether they hold tokens: the others are read in the same way.
+    known: list[tuple[Columns, bool]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -72,11 +82,14 @@ class _Part:
         file, start = self.file, int(self.starts[low])
         rows = self.rows[start : self.starts[high] if high < len(self.starts) else len(self.rows)]
         entries = {name: rows[:, column] for column, name in enumerate(file.header) if name}
-        asked = file.known[0] if file.known else file.columns
-        found, time = records_of_entries(file.path, entries, asked, file.header[file.place], self.first + start)
-        file.known.append(replace(found.columns, time=time))
+        asked, is_tokens = file.known[0] if file.known else (file.columns, None)
+        name, first = file.header[file.place], self.first + start
+        found, time = records_of_entries(file.path, entries, asked, name, first, is_tokens)
+        columns = replace(found.columns, time=time)
+        if not file.known:
+            file.known.append((columns, found.is_tokens))
         ids = found.ids if file.has_numbers else tuple(map(str, found.ids or ()))
-        return replace(found, ids=ids, columns=file.known[-1])
+        return replace(found, ids=ids, columns=columns)
 
 
 def _rows(path: Path) -> Iterator[_Rows]:
@@ -90,6 +103,12 @@ def _whole_sequences(chunks: Iterator[_Rows], place: int, start: int) -> Iterato
     number, first = 0, start
     held: _Rows | None = None
     for count, chunk in enumerate(chunks):
+        if held is not None:
+            # The last sequence may go on in this chunk.
+            cut = int(_run_starts(held[:, place])[-1])
+            if cut:
+                yield first, held[:cut]
+                first, held = first + cut, held[cut:]
         # The header is a row of the first chunk.
         rows = chunk[1:] if count == 0 else chunk
         number, before = number + len(rows), number
@@ -97,11 +116,6 @@ def _whole_sequences(chunks: Iterator[_Rows], place: int, start: int) -> Iterato
         if len(rows) == 0:
             continue
         held = rows if held is None else np.concatenate([held, rows])
-        # The last sequence may go on in the next chunk.
-        cut = int(_run_starts(held[:, place])[-1])
-        if cut:
-            yield first, held[:cut]
-            first, held = first + cut, held[cut:]
     if held is not None:
         yield first, held
 

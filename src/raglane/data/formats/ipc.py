@@ -122,7 +122,8 @@ def readable(path: Path, kind: str) -> Iterator[None]:
 def table_of(path: Path) -> Any:
     """The content of an Arrow file as a ``pyarrow.Table`` that lies in the file, unless it is compressed.
 
-    Nobody has checked yet that what is in it fits together: whoever reads rows calls ``validate(full=True)`` on them.
+    Its buffers have the sizes that they need, but nobody has looked into them yet: whoever reads rows calls
+    ``validate(full=True)`` on them first.
 
     Raises:
         DataError: the file cannot be opened, or is no whole Arrow file.
@@ -131,7 +132,9 @@ def table_of(path: Path) -> Any:
     arrow = require("pyarrow", "data")
     check_readable(path)
     with readable(path, "Arrow"):
-        return opened(arrow.memory_map(str(path))).read_all()
+        table = opened(arrow.memory_map(str(path))).read_all()
+        table.validate()
+        return table
 
 
 def opened(source: Any) -> Any:
@@ -145,7 +148,7 @@ def opened(source: Any) -> Any:
 
 def slices(table: Any) -> Iterator[tuple[int, Any]]:
     """Runs of rows of a table with the number of the first, none of them large; without a copy."""
-    rows = max(1, min(ROWS, BYTES * table.num_rows // max(table.nbytes, 1)))
+    rows = max(1, min(ROWS, BYTES * table.num_rows // max(table.get_total_buffer_size(), 1)))
     for start in range(0, table.num_rows, rows):
         yield start, table.slice(start, rows)
 
