@@ -30,7 +30,7 @@ from safety import processor
 
 SEQUENCES, BATCH, HIDDEN = 50_000_000, 256, 128
 # Batches that are cut, and batches that are trained.
-CUT, TRAINED = 3_000, 40
+CUT, TRAINED = 2_000, 40
 # Lengths alone: as many as make some gigabytes.
 LENGTHS = 400_000_000
 _ROWS = 1_000_000

@@ -28,6 +28,7 @@ from raglane.data import FORMATS, Columns, Dataset, Preprocessor, SequenceDatase
 from raglane.data.gathering import KeptParts
 from raglane.data.stores import Shards
 from raglane.errors import ArgumentTypeError, DataError
+from raglane.memory import mapped_bytes
 from small_files import WRITERS
 
 _TASKS = [
@@ -180,7 +181,11 @@ def test_values_lie_in_the_file(tmp_path: Path) -> None:
     first = data.take(np.arange(4, 9)).values
     # The rows of one shard that stand together are that memory, not a copy of it.
     assert any(np.shares_memory(first.numpy(), kept.values) for kept in data._parts._parts.values())
-    store.drop()
+    data.take([0])
+    before = mapped_bytes()
+    for kept in data._parts._stores:
+        kept.drop()
+    assert mapped_bytes() < before
     assert torch.equal(data.take(np.arange(4, 9)).values, first)
 
 
@@ -203,12 +208,14 @@ def test_parts_of_parquet_are_dropped_and_read_again(tmp_path: Path, monkeypatch
 
 def test_memory_that_is_mapped_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     convert(_written(_table(), tmp_path), tmp_path / "out", Columns(sequence="x", label="kind"))
-    monkeypatch.setattr("raglane.data.gathering._MAPPED", 8 * (3 << 16))
+    monkeypatch.setattr("raglane.data.gathering._LOOK", 8)
     data = Dataset(tmp_path / "out")
-    with mock.patch.object(Shards, "drop") as drop:
-        for _ in range(6):
-            data.take([1, 2, 3])
-    assert drop.call_count == 2
+    for most, times in ((1 << 50, 0), (0, 2)):
+        monkeypatch.setattr("raglane.data.gathering._MAPPED", most)
+        with mock.patch.object(Shards, "drop") as drop:
+            for _ in range(6):
+                data.take([1, 2, 3])
+        assert drop.call_count == times
 
 
 def test_workers_open_the_files_again(tmp_path: Path) -> None:

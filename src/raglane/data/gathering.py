@@ -15,14 +15,15 @@ from raglane.data.parts import Part, Store
 from raglane.data.preprocess import Preprocessor
 from raglane.data.statistics import Statistics
 from raglane.errors import DataError, argument, message, quote
+from raglane.memory import mapped_bytes
 
 __all__ = ["Gathered", "KeptParts", "Places"]
 
 # Bytes that parts which were read from Parquet may take before the one that was not used for longest is dropped.
 _KEPT = 1 << 28
-# Bytes of files that are mapped into memory before they are given back, and what a row is taken to map: the system
-# maps 16 pages at a time, for offsets, for values and for labels.
-_MAPPED, _PER_ROW = 1 << 28, 3 << 16
+# Bytes of files that may be mapped into memory before they are given back, and after how many rows that is looked at.
+# Where all stays mapped a batch is cut ten times as fast; but what a process maps counts as its memory.
+_MAPPED, _LOOK = 1 << 30, 1 << 12
 
 _Integers = npt.NDArray[np.int64]
 
@@ -125,11 +126,12 @@ class KeptParts:
 
     def touch(self, rows: int) -> None:
         """Note that so many rows were looked at, and give mapped memory back now and then."""
-        self._touched += rows * _PER_ROW
-        if self._touched > _MAPPED:
+        self._touched += rows
+        if self._touched >= _LOOK:
             self._touched = 0
-            for store in self._stores:
-                store.drop()
+            if mapped_bytes() > _MAPPED:
+                for store in self._stores:
+                    store.drop()
 
     def _check_layout(self, part: Part, number: int) -> None:
         """Refuse a part that is not like the first that holds an element."""
