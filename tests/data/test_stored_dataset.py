@@ -108,6 +108,25 @@ def _sources(table: pa.Table, folder: Path) -> dict[str, Callable[[], Any]]:
     }
 
 
+@pytest.mark.parametrize("limit", ["_MAPPED", "_COPIED"])
+def test_large_data_is_read_and_small_data_is_mapped(
+    limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"raglane.data.stores.{limit}", 0)
+    for number, columns in enumerate(_TASKS):
+        path = _written(_table(), tmp_path)
+        with small_steps(6, 200):
+            convert(path, tmp_path / f"out{number}", columns)
+        records = read(path, columns)
+        fitted = Preprocessor.fit(records, task=columns.task if columns.wants_labels else "forecast")
+        data = Dataset(tmp_path / f"out{number}", columns, preprocessor=fitted)
+        _check(data, fitted.apply(records, require_targets=columns.need_labels))
+    reads = [os.pread]
+    with mock.patch("raglane.data.stores.os.pread", side_effect=reads[0]) as counted:
+        data.take([3, 9, 1, 30])
+    assert (counted.call_count > 0) == (limit == "_MAPPED")
+
+
 @pytest.mark.parametrize("number", range(len(_TASKS)))
 def test_every_source_gives_what_memory_gives(number: int, tmp_path: Path) -> None:
     columns, table = _TASKS[number], _table()

@@ -23,7 +23,7 @@ __all__ = ["Gathered", "KeptParts", "Places"]
 _KEPT = 1 << 28
 # Bytes of files that may be mapped into memory before they are given back, and after how many rows that is looked at.
 # Where all stays mapped a batch is cut ten times as fast; but what a process maps counts as its memory.
-_MAPPED, _LOOK = 1 << 30, 1 << 12
+_MAPPED, _LOOK = 1 << 29, 1 << 12
 
 _Integers = npt.NDArray[np.int64]
 
@@ -189,7 +189,12 @@ class Gathered:
         targets: list[_Integers] = []
         for number, low, high in groups:
             source = elements if isinstance(elements, slice) else elements[bounds[low] : bounds[high]]
-            self._add(number, local[low:high], source, places(number), values, targets)
+            try:
+                found = parts.get(number).cut(starts[low:high], lengths[low:high], source)
+                self._add(number, local[low:high], source, found, places(number), values, targets)
+            except (IndexError, ValueError) as error:
+                rule, fix = "what raglane convert wrote, whole", "convert the data again"
+                raise DataError(message(parts.name(number), "a damaged file", rule, fix)) from error
         self.values = _joined(values, np.zeros((0, 1), dtype=np.float32))
         self.targets = _joined(targets, np.zeros(0, dtype=np.int64)) if len(targets) == len(groups) > 0 else None
         self.has_tags = self._first is not None and parts.get(self._first).layout.has_tags
@@ -203,21 +208,17 @@ class Gathered:
         number: int,
         rows: _Integers,
         source: _Integers | slice,
+        found: npt.NDArray[Any],
         places: Places,
         values: list[npt.NDArray[Any]],
         targets: list[_Integers],
     ) -> None:
-        """Take over what one part holds: ``rows`` are counted in it, and ``source`` are their elements."""
+        """Take over what was found in a part: ``rows`` are counted in it, and ``source`` are their elements."""
         part, (tokens, labels) = self._parts.get(number), places
-        try:
-            found = part.values[source]
-            if len(found):
-                values.append(found if tokens is None else tokens[found])
-            if labels is not None and part.labels is not None:
-                targets.append(labels[part.labels[source if part.layout.has_tags else rows]])
-        except IndexError as error:
-            rule, fix = "a word for each number", "convert the data again"
-            raise DataError(message(self._parts.name(number), "a damaged file", rule, fix)) from error
+        if len(found):
+            values.append(found if tokens is None else tokens[found])
+        if labels is not None and part.labels is not None:
+            targets.append(labels[part.labels[source if part.layout.has_tags else rows]])
 
     def _restore(self, order: _Integers, lengths: _Integers, bounds: _Integers) -> None:
         """Bring what stands part after part into the order of the rows."""

@@ -65,6 +65,21 @@ class Part:
             labels, label_words = _places(np.array(records.labels, dtype=object))
         return cls(records.offsets, values, words, labels, label_words, Layout.of(records), records.ids)
 
+    def cut(
+        self,
+        starts: npt.NDArray[np.int64],  # noqa: ARG002
+        lengths: npt.NDArray[np.int64],  # noqa: ARG002
+        elements: npt.NDArray[np.int64] | slice,
+    ) -> npt.NDArray[Any]:
+        """The values of some sequences, one after the other.
+
+        Args:
+            starts: ``(M,)`` where each begins.
+            lengths: ``(M,)`` its elements.
+            elements: the place of each element; a slice where they stand in a row.
+        """
+        return np.asarray(self.values[elements])
+
     def statistics(self) -> Statistics:
         """What is counted of the part."""
         lengths = np.diff(self.offsets)
