@@ -21,8 +21,8 @@ __all__ = ["Gathered", "KeptParts", "Places"]
 
 # Bytes that parts which were read from Parquet may take before the one that was not used for longest is dropped.
 _KEPT = 1 << 28
-# Bytes of files that may be mapped into memory before they are given back, and after how many rows that is looked at.
-# Where all stays mapped a batch is cut ten times as fast; but what a process maps counts as its memory.
+# Bytes of files that may be mapped into memory before they are given back, and after how many rows that is looked at:
+# what a process maps counts as its memory.
 _MAPPED, _LOOK = 1 << 29, 1 << 12
 
 _Integers = npt.NDArray[np.int64]
