@@ -27,8 +27,8 @@ from raglane.errors import DataError, require
 __all__ = ["Groups", "Shards", "offsets_in"]
 
 # Bytes of the offsets and labels of all sequences up to which they are copied into memory; and bytes of all values up
-# to which they are mapped. Beyond them what a batch needs is read: a batch of 256 sequences of 8 elements, of 2 GB, takes
-# 0.8 ms so, 0.3 ms where all of it is mapped, and 2.5 to 3 ms where pages must be mapped and given back for it.
+# to which they are mapped. Beyond them what a batch needs is read: 256 sequences of 8 elements, of 2 GB, take 0.8 ms
+# so, 0.3 ms where all of it is mapped, and 2.5 to 3 ms where pages must be mapped and given back for it.
 _COPIED = _MAPPED = 1 << 29
 
 
