@@ -35,8 +35,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "ranks-take-turns": Fault(
         "src/raglane/data/order/batches.py",
-        "owners, _ = share_out(work[in_turn], self.ranks)",
-        "owners = np.arange(len(work)) % self.ranks",
+        "owners_of(self._lengths[rows], self.ranks) == self.rank",
+        "np.arange(len(rows)) % self.ranks == self.rank",
         _TESTS + "test_batches.py::test_ranks_have_equal_work",
     ),
     "the-largest-comes-again": Fault(

@@ -75,7 +75,7 @@ class Plan:
     @property
     def memory_limit(self) -> Limit:
         """As many elements in a step of all ``ranks`` as fit into their memory; a sequence that does not is refused."""
-        return Limit(elements=max(1, self.ranks * self.most_elements))
+        return Limit(elements=min(max(1, self.ranks * self.most_elements), 2**62))
 
     def plot(self, *, axes: Any = None) -> Picture:
         """Draw the time of an epoch of training against the batch size, a line per backend and schedule.

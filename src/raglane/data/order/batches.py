@@ -20,7 +20,7 @@ from raglane.data.order.arrangement import Arrangement, falling
 from raglane.data.order.limit import TOO_LONG, Limit, pieces_of
 from raglane.data.order.order import KINDS, Order
 from raglane.data.order.permutation import key_of
-from raglane.data.order.shares import share_out
+from raglane.data.order.shares import owners_of
 from raglane.errors import ArgumentError, argument, message
 
 __all__ = ["Batches"]
@@ -189,11 +189,7 @@ class Batches(Epochs[list[int]], Sampler[list[int]]):
             return found
         if len(rows) < self.ranks:
             raise self._too_few(len(rows))
-        # An empty sequence is some work too.
-        work = np.maximum(self._lengths[rows].astype(np.int64), 1)
-        in_turn = np.argsort(-work, kind="stable")
-        owners, _ = share_out(work[in_turn], self.ranks)
-        own: list[int] = rows[np.sort(in_turn[owners == self.rank])].tolist()
+        own: list[int] = rows[owners_of(self._lengths[rows], self.ranks) == self.rank].tolist()
         return own
 
     def _epoch(self) -> _Known:

@@ -7,12 +7,37 @@ import heapq
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["share_out"]
+__all__ = ["owners_of", "share_out"]
 
 _Integers = npt.NDArray[np.int64]
 
 # For fewer parts a heap takes less time than NumPy's calls, of which there is a round for about as many sizes as parts.
 _FEW = 24
+
+
+def owners_of(lengths: npt.NDArray[np.integer], ranks: int) -> _Integers:
+    """Which rank has each sequence of a step, so that all have about as many elements.
+
+    A step costs a rank the larger of its elements over its rate and its longest sequence times the latency of a step.
+    The longest sequence is on some rank however they are shared out; so what can be evened out is the elements.
+
+    Args:
+        lengths: ``(M,)``.
+        ranks: at least 1.
+
+    Returns:
+        ``(M,)``, from 0 to ``ranks - 1``.
+
+    Example:
+        >>> owners_of(np.array([2, 9, 3, 4]), 2)
+        array([1, 0, 1, 1])
+    """
+    # An empty sequence is some work too.
+    work = np.maximum(lengths.astype(np.int64), 1)
+    in_turn = np.argsort(-work, kind="stable")
+    owners = np.empty_like(work)
+    owners[in_turn], _ = share_out(work[in_turn], ranks)
+    return owners
 
 
 def share_out(sizes: _Integers, parts: int) -> tuple[_Integers, _Integers]:
