@@ -27,12 +27,6 @@ FAULTS: dict[str, Fault] = {
         "self.set_epoch(self.epoch)",
         _TESTS + "test_batches.py::test_a_plain_loop_gets_other_batches_in_every_epoch",
     ),
-    "a-pool-counted-twice": Fault(
-        "src/raglane/data/order/batches.py",
-        "if pool == self.frontier:",
-        "if pool >= self.begin:",
-        _TESTS + "test_batches.py::test_resuming_gives_exactly_the_batches_that_remain",
-    ),
     "ranks-take-turns": Fault(
         "src/raglane/data/order/batches.py",
         "owners_of(self._lengths[rows], self.ranks) == self.rank",

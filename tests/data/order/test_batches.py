@@ -69,6 +69,7 @@ def test_every_sequence_comes_once_in_batches_that_keep_the_limit(lengths: list[
         batches.set_epoch(epoch)
         assert len(batches) == len(found)
         assert list(batches) == found
+        assert len(batches) == len(found)
         batches.set_epoch(epoch)
         rows, bounds = batches.whole()
         assert [rows[first:end].tolist() for first, end in pairwise(bounds.tolist())] == found
