@@ -242,6 +242,27 @@ def test_in_a_loader(workers: int) -> None:
     assert all(torch.equal(batch["inputs"].lengths, lengths[batch["index"]]) for batch in found)
 
 
+def test_going_on_while_workers_fetch_ahead() -> None:
+    lengths = torch.randint(0, 9, (400,))
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    data = SequenceDataset(torch.arange(int(offsets[-1])), offsets)
+
+    def loader(batches: Batches) -> torch.utils.data.DataLoader[Any]:
+        return torch.utils.data.DataLoader(
+            data, batch_sampler=batches, collate_fn=rl.collate, num_workers=2, prefetch_factor=3
+        )
+
+    whole, stopped, resumed = (Batches(lengths, Limit(elements=40), Order.grouped(pool=3)) for _ in range(3))
+    used = []
+    for batch in loader(stopped):
+        used.append(batch["index"].tolist())
+        if len(used) == 11:
+            break
+    assert stopped.state_dict()["done"] > 11
+    resumed.load_state_dict(stopped.state_dict(11))
+    assert used + [batch["index"].tolist() for batch in loader(resumed)] == list(whole)
+
+
 def test_no_more_is_arranged_than_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     pool = Arrangement.pool

@@ -48,16 +48,12 @@ class Arrangement:
         # A row that stays is its place, and the number of those before it that are left out.
         self._gaps = without - np.arange(len(without))
         self.count = len(lengths) - len(without)
-        if order.kind == "windows":
-            firsts = np.arange(0, self.count, order.window)
-        elif order.kind == "sorted":
-            firsts = np.zeros(min(self.count, 1), np.int64)
-        else:
-            # Pools of equal size, of whole batches where these are of a known size.
-            unit = usual if limit.counts_only else 1
-            units = -(-self.count // unit)
-            pools = -(-units * unit // (order.pool * usual))
-            firsts = unit * (np.arange(pools) * units // max(pools, 1))
+        # Pools of equal size, so that none is tiny, and of whole batches where these are of a known size.
+        unit = usual if limit.counts_only and order.kind != "windows" else 1
+        units = -(-self.count // unit)
+        most = {"windows": order.window, "sorted": max(units, 1)}.get(order.kind, order.pool * usual // unit)
+        pools = -(-units // most)
+        firsts = unit * (np.arange(pools) * units // max(pools, 1))
         self._bounds: _Integers = np.append(firsts, self.count)
 
     @property

@@ -296,14 +296,16 @@ class Batches(Epochs[list[int]], Sampler[list[int]]):
             got = f"{self.ranks} ranks, and {limit} with a sequence of {longest:,} elements"
             rule = f"room for three of the longest sequences per rank, {3 * self.ranks * longest:,} elements"
             raise ArgumentError(message("ranks", got, rule, "raise the limit, take fewer ranks, or cut the longest"))
-        if limit.sequences is not None:
-            for epoch in (0, 1):
-                known = self._begin(epoch)
-                sizes = np.append(known.arrangement.sizes(), len(known.largest) or limit.sequences)
-                rests = np.where(sizes % limit.sequences == 0, limit.sequences, sizes % limit.sequences)
-                least = int(np.where(sizes < limit.sequences, sizes, (limit.sequences + rests) // 2).min())
-                if least < self.ranks:
-                    raise self._too_few(least)
+        for epoch in (0, 1):
+            known = self._begin(epoch)
+            sizes = known.arrangement.sizes()
+            if limit.sequences is not None:
+                rests = sizes % limit.sequences
+                rests[rests == 0] = limit.sequences
+                sizes = np.where(sizes < limit.sequences, sizes, (limit.sequences + rests) // 2)
+            least = int(min(sizes.min(initial=self.ranks), len(known.largest) or self.ranks))
+            if least < self.ranks:
+                raise self._too_few(least)
 
     def _too_few(self, count: int) -> ArgumentError:
         got = f"{self.ranks} ranks for a step of {count} sequences"

@@ -85,7 +85,7 @@ class Order:
         window has to be held at a time.
 
         Args:
-            sequences: in a window, at least 1; better many times those of a batch.
+            sequences: in a window at most, at least 1; better many times those of a batch. Windows are of equal size.
             by_length: make batches of similar lengths within the window, and shuffle them.
             noise: as for :meth:`grouped`.
 
