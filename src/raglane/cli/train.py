@@ -200,6 +200,7 @@ def _train(order: _Order) -> None:
     test = _test_part(order)
     if order.plans_batches:
         settings = _planned(order, training)
+    _tell_too_long(order, training)
     metric = "MAE" if settings.task == "forecast" else "accuracy"
     watcher = None if order.quiet else pick_watcher(metric)
     try:
@@ -317,6 +318,22 @@ def _planned(order: _Order, training: Records | Dataset) -> Settings:
     kind = "of similar lengths" if settings.bucket else "in random order"
     order.say(f"batches: {count_of(settings.batch_size, 'sequence')} {kind}. {found.why}")
     return settings
+
+
+def _tell_too_long(order: _Order, training: Records | Dataset) -> None:
+    """How many sequences do not fit into a batch, and what becomes of them."""
+    import numpy as np
+
+    from raglane.data.formats.base import count_of
+    from raglane.data.records import Records
+
+    most, words = order.settings.batch_elements, {"drop": "left out", "split": "split", "alone": "batches of their own"}
+    if most is not None and order.settings.too_long in words:
+        # The last element of a forecast is no input; a dataset gives the lengths of its inputs.
+        targets = isinstance(training, Records) and order.settings.task == "forecast"
+        count = int((np.asarray(training.lengths) - targets > most).sum())
+        what = words[order.settings.too_long]
+        order.say(f"longer than a batch of {most:,} elements: {count_of(count, 'sequence')}, {what}")
 
 
 def _test_part(order: _Order) -> Records | None:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from raglane.data.dataset import SequenceDataset
+from raglane.data.order import Batches
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
 from raglane.data.statistics import Counted
@@ -20,6 +21,7 @@ from raglane.data.stored_dataset import Dataset
 from raglane.errors import ArgumentError, DataError, DivergedError, argument, message, require
 from raglane.files import write_file, write_folder
 from raglane.reading import as_path
+from raglane.training.batches import training_order
 from raglane.training.checkpoint import check_format, load_weights, model_files
 from raglane.training.folder import BEST, CURVES, DESCRIPTION, LAST, at_work, check_folder, find, replacing
 from raglane.training.history import curves_csv
@@ -235,6 +237,7 @@ class _Prepared:
     model: SequenceModel
     task: Task
     training: SequenceDataset | Dataset
+    order: Batches
     validation: SequenceDataset | Dataset | None
     device: torch.device
     files: Callable[[], dict[str, bytes]]
@@ -267,13 +270,26 @@ def _prepare(
     if test is not None:
         preprocessor.apply(test)
     config = ModelConfig.of(settings, preprocessor)
-    elements = int(training_set.lengths.sum()) * min(settings.batch_size, len(training)) // max(len(training), 1)
+    if settings.batch_elements is not None and settings.too_long == "split":
+        if isinstance(training_set, Dataset):
+            rule = "sequences are split in memory, and those of a converted folder are not there"
+            fix = f"pass {argument('too_long', 'drop')} or {argument('too_long', 'alone')}"
+            raise ArgumentError(message("too_long", "'split'", rule, fix))
+        training_set = training_set.cut(settings.batch_elements)
+    order = training_order(training_set.lengths, settings)
+    if len(order) == 0 < len(training_set):
+        got, rule = f"{order.too_long:,} sequences, all too long for a batch", "at least one to learn from"
+        fix = f"raise {argument('batch_elements')}, or pass {argument('too_long', 'split')}"
+        raise DataError(message("data", got, rule, fix))
+    mean = int(training_set.lengths.sum()) / max(len(training_set), 1)
+    elements = int(mean * min(order.limit.usual(mean), len(training_set)))
     check_size(config, settings, device, elements)
     model = SequenceModel(config)
     return _Prepared(
         model,
         make_task(preprocessor),
         training_set,
+        order,
         validation_set,
         device,
         lambda: model_files(model, preprocessor, columns),
@@ -292,10 +308,13 @@ def _stored_start(prepared: _Prepared, settings: Settings, folder: Path, marks: 
     state, optimizer, random = load_state(last)
     load_weights(prepared.model, last)
     check_optimizer(optimizer, make_optimizer(prepared.model, settings), last)
-    batches = -(-len(prepared.training) // settings.batch_size)
     with reading(last):
-        if state.batch >= max(batches, 1):
-            raise ValueError(f"{state.batch} batches of an epoch that has {batches}")
+        order = prepared.order
+        order.set_epoch(state.epoch)
+        # A run of an earlier version has no order, but may have batches.
+        order.load_state_dict(state.order or order.state_dict(state.batch))
+        if state.batch >= max(len(order), 1):
+            raise ValueError(f"{state.batch} batches of an epoch that has {len(order)}")
     if settings.epochs < state.epoch:
         done = f"{settings.epochs}, and {state.epoch} are done"
         raise ArgumentError(
@@ -325,6 +344,7 @@ def _run(
                 prepared.task,
                 settings,
                 prepared.training,
+                prepared.order,
                 prepared.validation,
                 state=state,
                 folder=folder,
