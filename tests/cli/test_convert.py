@@ -99,6 +99,15 @@ def test_scaled_features_and_forecasts_of_converted_data() -> None:
         assert "validation_loss" in lines[0]
 
 
+def test_batches_of_elements_of_converted_data(capsys: pytest.CaptureFixture[str]) -> None:
+    _words("words.jsonl")
+    assert main(["convert", "words.jsonl", "words", "--quiet"]) == 0
+    limited = ["train", "words", *FAST, "--batch-elements", "2", "--too-long"]
+    fails([*limited, "split", "--out", "run"], capsys, "--too-long", "those of a converted folder are not there")
+    assert main([*limited, "drop", "--out", "run"]) == 0
+    assert "longer than a batch of 2 elements: 6 sequences, left out" in capsys.readouterr().out
+
+
 def test_a_run_on_converted_data_goes_on_to_the_same_bits() -> None:
     _words("words.jsonl")
     assert main(["convert", "words.jsonl", "words", "--quiet"]) == 0
