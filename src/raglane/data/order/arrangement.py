@@ -80,7 +80,8 @@ class Arrangement:
         lengths = self._lengths[rows]
         by_length = self._order.by_length
         if by_length and self._order.kind != "sorted":
-            in_order = np.argsort(self._sizes(rows, lengths), kind="stable")
+            # With noise no two are equal, and any sort gives the same.
+            in_order = np.argsort(self._sizes(rows, lengths), kind=None if self._order.noise else "stable")
             rows, lengths = rows[in_order], lengths[in_order]
         known = lengths.astype(np.int64)
         starts = self._limit.cut(known, descending=by_length and not self._order.noise)
@@ -115,7 +116,11 @@ class Arrangement:
         noise = self._order.noise
         if not noise:
             return falling(lengths)
-        return lengths * -(1 + noise * (2 * shares_of(key_of(self._key, _NOISE), rows) - 1))
+        # Noise puts empty sequences in an order too.
+        found: npt.NDArray[np.float64] = np.maximum(lengths, 0.5) * -(
+            1 + noise * (2 * shares_of(key_of(self._key, _NOISE), rows) - 1)
+        )
+        return found
 
 
 def falling(lengths: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
