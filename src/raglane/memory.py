@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import mmap
 import os
 from pathlib import Path
 
 from raglane.errors import ArgumentError, message
 
-__all__ = ["FLOAT", "TENSOR", "TRAINED_TENSOR", "available_memory", "check_memory"]
+__all__ = ["FLOAT", "TENSOR", "TRAINED_TENSOR", "available_memory", "check_memory", "mapped_bytes"]
 
 # The bytes of a weight; and those that PyTorch and Python spend on a tensor of weights whatever its size, in a model
 # and in training, with what is saved: measured on thousands of layers of one unit.
@@ -49,6 +50,19 @@ def check_memory(what: str, needed: int, fix: str, available: float | None = Non
     if needed > most:
         rule = f"at most the {most:,.0f} bytes that are available"
         raise ArgumentError(message("memory", f"{what}, which needs {needed:,} bytes", rule, fix))
+
+
+def mapped_bytes() -> int:
+    """Bytes of files that are mapped into this process and are in memory; 0 where the system does not say.
+
+    Example:
+        >>> mapped_bytes() >= 0
+        True
+    """
+    try:
+        return int(Path("/proc/self/statm").read_bytes().split()[2]) * mmap.PAGESIZE
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def _free() -> float:

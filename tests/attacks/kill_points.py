@@ -38,8 +38,8 @@ from pathlib import Path
 from typing import Any
 
 from attacks.forked import CONTEXT
+from raglane import files
 from raglane.cli import main as raglane
-from raglane.training import files
 from raglane.training.checkpoint import read_tensors, to_safetensors
 
 __all__ = ["STORIES", "WAYS", "Story", "Workshop", "attack", "count_calls", "main"]

@@ -32,9 +32,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.ipc
 import pyarrow.parquet as pq
 
-from raglane.data import Columns, Preprocessor, Records, read
+from raglane.data import Columns, Dataset, Preprocessor, Records, convert, read
 from raglane.errors import RaglaneError
 
 __all__ = ["attack", "build", "fault_of", "main"]
@@ -211,7 +212,7 @@ def _odd_array(chance: random.Random, count: int) -> Any:
     return pa.array([chance.choice(fitting) for _ in range(count)], kind)
 
 
-def _parquet(chance: random.Random) -> bytes:
+def _table(chance: random.Random) -> Any:
     """A table of Arrow's types."""
     names, columns = _rows(chance)
     count = len(columns[0]) if columns else 0
@@ -221,19 +222,32 @@ def _parquet(chance: random.Random) -> bytes:
             arrays.append(_odd_array(chance, count) if chance.random() < 0.2 else pa.array(column))
         except (pa.ArrowException, OverflowError):
             arrays.append(pa.array([1] * count))
-    sink = io.BytesIO()
+    return pa.Table.from_arrays(arrays, names=names)
+
+
+def _arrow(chance: random.Random) -> bytes:
+    """A table as an Arrow file, or a stream."""
+    table, sink = _table(chance), pa.BufferOutputStream()
+    writer = pa.ipc.new_file if chance.random() < 0.7 else pa.ipc.new_stream
+    with contextlib.suppress(pa.ArrowException), writer(sink, table.schema) as file:
+        file.write_table(table, max_chunksize=chance.choice([1, 3, 100]))
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
+
+
+def _parquet(chance: random.Random) -> bytes:
+    """The same as Parquet."""
+    table, sink = _table(chance), io.BytesIO()
     options: dict[str, Any] = {
         "compression": chance.choice(["none", "snappy"]),
         "use_dictionary": chance.random() < 0.5,
     }
     with contextlib.suppress(pa.ArrowException):  # a type that Parquet has not
-        pq.write_table(
-            pa.Table.from_arrays(arrays, names=names), sink, row_group_size=chance.choice([1, 3, 100]), **options
-        )
+        pq.write_table(table, sink, row_group_size=chance.choice([1, 3, 100]), **options)
     return sink.getvalue()
 
 
-_BUILDERS = {"ts": _ts, "csv": _csv, "jsonl": _jsonl, "parquet": _parquet}
+_BUILDERS = {"ts": _ts, "csv": _csv, "jsonl": _jsonl, "parquet": _parquet, "arrow": _arrow}
 
 
 def _spoil(chance: random.Random, content: bytes) -> bytes:
@@ -319,6 +333,23 @@ def _use(records: Records, columns: Columns) -> None:
     Preprocessor.fit(records, task=columns.task, missing="zero").apply(records)
 
 
+def _convert(path: Path, columns: Columns, form: str | None, records: Records | None) -> None:
+    """Convert the same: what was read comes out again, and what was not is an error, or rows that are left out."""
+    output = path.parent / "converted"
+    try:
+        done = convert(path, output, columns, format=form, on_bad_row="skip")
+    except RaglaneError:
+        if records is not None:
+            raise
+        return
+    data = Dataset(output, Columns(task=columns.task, need_labels=False))
+    lengths = data.lengths.tolist()
+    if data.take(range(len(data))).lengths.tolist() != lengths or len(data) != done.statistics.sequences:
+        raise AssertionError("a dataset that is not what was converted")
+    if records is not None and (done.skipped or lengths != records.lengths.tolist()):
+        raise AssertionError(f"{done.skipped} rows left out of what is read, or other lengths: {lengths}")
+
+
 @contextlib.contextmanager
 def _watch() -> Iterator[None]:
     """Turn a hang into an error, where this is the main thread of a system that has alarms."""
@@ -347,7 +378,12 @@ def fault_of(path: Path, form: str | None, columns: Columns) -> BaseException | 
         with _watch(), warnings.catch_warnings():
             # As the commands do: what a library only warns of must not pass for read.
             warnings.simplefilter("ignore")
-            _use(read(path, columns, form), columns)
+            records = None
+            try:
+                records = read(path, columns, form)
+                _use(records, columns)
+            finally:
+                _convert(path, columns, form, records)
     except RaglaneError as error:
         message = str(error)
         if not message.isprintable() or len(message) > 2000 or "Fix: " not in message:

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from commands import fails
+from raglane import files
 from raglane.bench import run
 from raglane.bench.batch import Batch
 from raglane.bench.competitors import COMPETITORS, ours
 from raglane.bench.competitors.base import Runner
 from raglane.cli import main
-from raglane.training import files
 from yardsticks import short_samples  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("short_samples")

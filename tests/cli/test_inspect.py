@@ -8,6 +8,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -177,16 +178,16 @@ def test_a_page_needs_its_extra(
 def test_a_full_disk_leaves_no_file(
     data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from raglane.training import files
+    from raglane import files
 
-    write = files._write_to_disk
+    write = files.whole_file
 
-    def fill(path: Path, content: bytes) -> None:
+    def fill(path: Path) -> Any:
         if "report" in path.name:
             raise OSError(28, "No space left on device", str(path))
-        write(path, content)
+        return write(path)
 
-    monkeypatch.setattr(files, "_write_to_disk", fill)
+    monkeypatch.setattr(files, "whole_file", fill)
     Path("old.json").write_text("old")
     before = tree(Path())
     fails(["inspect", "ok.csv", "--html", "report.html", "--json", "found.json"], capsys, "No space left")

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from faults import batches, commands, inspection, kernels, layers, native, pictures, planning
+from faults import batches, commands, datasets, inspection, kernels, layers, native, order, pictures, planning
 from faults.fault import Copy, Fault, NoPlaceError
 
 __all__ = ["FAULTS", "main", "play"]
@@ -25,10 +25,12 @@ FAULTS: dict[str, Fault] = {
     **layers.FAULTS,
     **kernels.FAULTS,
     **commands.FAULTS,
+    **datasets.FAULTS,
     **inspection.FAULTS,
     **native.FAULTS,
     **pictures.FAULTS,
     **planning.FAULTS,
+    **order.FAULTS,
 }
 # Exit codes of pytest.
 _PASSED, _FAILED = 0, 1

@@ -14,10 +14,11 @@ import pytest
 
 from made_plans import made_plans
 from raglane.cli.sources import ColumnNames
+from raglane.data.progress import Progress
 from raglane.errors import ArgumentError
 from raglane.inspection import charts, document, html, page
 from raglane.inspection.command import recommended, train_line, words_of
-from raglane.inspection.contents import Contents, Feature, Progress, labels_of
+from raglane.inspection.contents import Contents, Feature, labels_of
 from raglane.inspection.inspect import Inspection, inspect, layer_of
 from raglane.inspection.text import lines
 from raglane.training.settings import Settings

@@ -11,11 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from commands import write_steps
+from raglane.data import convert
 from raglane.data.formats import parquet
+from raglane.data.progress import Progress
 from raglane.data.records import Columns
 from raglane.errors import DataError
 from raglane.inspection import lengths_of_parquet, lengths_of_text, reading
-from raglane.inspection.contents import Contents, Progress, contents_of
+from raglane.inspection.contents import Contents, contents_of
 
 
 class _Told(Progress):
@@ -212,3 +214,18 @@ def test_nothing_to_compute_is_refused(tmp_path: Path) -> None:
 def test_the_embedded_default_is_its_training_part() -> None:
     found = reading.read(None, Columns(), None, Progress())
     assert (found.name, len(found.lengths), len(found.features)) == ("Japanese vowels", 270, 12)
+
+
+def test_of_a_converted_folder_no_sequence_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "words.jsonl").write_text('{"x": ["a", "b"], "y": "u"}\n{"x": [], "y": "v"}\n{"x": ["a"], "y": "u"}\n')
+    for name, path in (("words", tmp_path / "words.jsonl"), ("steps", write_steps(tmp_path / "steps.csv"))):
+        wanted = _read(path)
+        convert(path, tmp_path / name)
+        with monkeypatch.context() as patched:
+            patched.setattr("raglane.data.stores.Shards.load", None)
+            patched.setattr("raglane.data.formats.ipc.read", None)
+            found = _read(tmp_path / name)
+        assert found.lengths.dtype == np.int64
+        assert found.lengths.tolist() == wanted.lengths.tolist()
+        assert (found.kind, found.vocabulary, found.features) == (wanted.kind, wanted.vocabulary, wanted.features)
+        assert found.labels == wanted.labels

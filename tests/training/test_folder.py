@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from commands import FAST, fails, tree, write_steps
+from raglane import files
 from raglane.cli import main
 from raglane.errors import ArgumentError
-from raglane.training import files, loop
+from raglane.training import loop
 from raglane.training.folder import RUN_FILES, at_work, check_folder, find, repair, tidy
 
 

@@ -13,6 +13,7 @@ import typer
 
 from raglane.cli.bench import bench
 from raglane.cli.console import complain, say
+from raglane.cli.convert import convert
 from raglane.cli.evaluate import evaluate
 from raglane.cli.inspect import inspect
 from raglane.cli.predict import predict
@@ -31,7 +32,7 @@ _LONGEST = 500
 app = typer.Typer(
     name="raglane",
     epilog=_EXIT_CODES,
-    help="Recurrent networks on sequences of different lengths: inspect, train, evaluate, predict.",
+    help="Recurrent networks on sequences of different lengths: convert, inspect, train, evaluate, predict.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
@@ -56,10 +57,10 @@ def _raglane(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
     ] = False,
 ) -> None:
-    """Recurrent networks on sequences of different lengths: inspect, train, evaluate, predict."""
+    """Recurrent networks on sequences of different lengths: convert, inspect, train, evaluate, predict."""
 
 
-for command in (inspect, train, evaluate, predict, bench):
+for command in (convert, inspect, train, evaluate, predict, bench):
     app.command(epilog=_EXIT_CODES)(command)
 
 # The root of the errors that Typer raises for wrong usage. Typer does not export it, and brings its own copy of
@@ -109,6 +110,10 @@ def _explain(error: Exception) -> tuple[str, int]:
         got = f"no room for {asked[1]} more" if asked else "no room for what is asked"
         fix = "make hidden, layers, embedding or batch_size smaller (--hidden, --batch-size, ...)"
         return message("memory", got, "model and batch fit in it", fix), 2
+    if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
+        got = "one that died, as where the machine has no memory left"
+        fix = "pass fewer; a run goes on from its last checkpoint with --resume"
+        return message("--workers", got, "a worker lives until the end", fix), 2
     text = shorten(f"{type(error).__name__}: {error}".splitlines()[0], _LONGEST)
     return f"{text} (a fault of Raglane; --debug shows the trace)", 1
 

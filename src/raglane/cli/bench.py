@@ -125,7 +125,7 @@ def bench(
     for module in ("matplotlib", "matplotlib.figure"):
         require(module, "bench")
     _check_rounds(rounds)
-    from raglane.training.lock import locked
+    from raglane.lock import locked
 
     _check_out(out, overwrite)
     chosen = _cases(suites, cells, sizes, lengths, modes, dtypes, threads)
@@ -143,7 +143,7 @@ def _run(cases: Sequence[Case], rivals: Sequence[str], rounds: int, out: Path, s
     """Measure, write the files, and say what came of it."""
     from raglane.bench import machine, tables
     from raglane.bench.run import installed, measure
-    from raglane.training.files import settle, write_folder
+    from raglane.files import settle, write_folder
 
     _, missing = installed(rivals)
     for line in missing:
@@ -282,8 +282,8 @@ def _check_rounds(rounds: int) -> None:
 
 def _check_out(out: Path, overwrite: bool) -> None:
     """Refuse a folder that results must not be written to, before any work is done."""
-    from raglane.training.files import check_place
-    from raglane.training.lock import LOCK
+    from raglane.files import check_place
+    from raglane.lock import LOCK
 
     if not out.exists() and not out.is_symlink():
         check_place("out", out)

@@ -126,8 +126,8 @@ def report(
         batch_size: sequences of a batch.
         is_short: leave the table to its file.
     """
+    from raglane.files import write_file
     from raglane.training import inference
-    from raglane.training.files import write_file
     from raglane.training.stored import to_json
 
     evaluation = inference.evaluate(saved, records, batch_size=batch_size, device=device)
@@ -142,9 +142,9 @@ def report(
 
 def _write_confusion(folder: Path, evaluation: Evaluation, say: Callable[[str], None] | None) -> None:
     """The confusion matrix as picture and text."""
+    from raglane.files import write_file
     from raglane.report.figures import confusion_png
     from raglane.report.tables import confusion_table
-    from raglane.training.files import write_file
 
     matrix: list[list[int]] = [] if evaluation.confusion is None else evaluation.confusion.tolist()
     table = confusion_table(matrix, evaluation.labels)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raglane.cli import console, options
+from raglane.cli.progress import shown
 from raglane.cli.sources import ColumnNames, Source
 from raglane.cli.train import check_default
 from raglane.errors import ArgumentError, message, quote, require
@@ -20,14 +19,17 @@ from raglane.training.options import RUN
 from raglane.training.settings import Settings
 
 if TYPE_CHECKING:
-    from raglane.inspection.contents import Progress
     from raglane.inspection.inspect import Inspection
 
-__all__ = ["inspect"]
+__all__ = ["as_trained", "inspect"]
 
 
-def _as_trained(name: str) -> Any:
-    """The field of this name of the settings of training: its default, its rules and its help."""
+def as_trained(name: str) -> Any:
+    """The field of this name of the settings of training: its default, its rules and its help.
+
+    Args:
+        name: of the field.
+    """
     field = Settings.__dataclass_fields__[name]
     return dataclasses.field(default=field.default, metadata=field.metadata)
 
@@ -36,13 +38,13 @@ def _as_trained(name: str) -> Any:
 class _Model:
     """The choices of training that matter to a plan."""
 
-    task: str = _as_trained("task")
-    layer: str = _as_trained("layer")
-    hidden: int = _as_trained("hidden")
-    layers: int = _as_trained("layers")
-    bidirectional: bool = _as_trained("bidirectional")
-    layer_norm: bool = _as_trained("layer_norm")
-    embedding: int = _as_trained("embedding")
+    task: str = as_trained("task")
+    layer: str = as_trained("layer")
+    hidden: int = as_trained("hidden")
+    layers: int = as_trained("layers")
+    bidirectional: bool = as_trained("bidirectional")
+    layer_norm: bool = as_trained("layer_norm")
+    embedding: int = as_trained("embedding")
 
 
 Data = Annotated[
@@ -112,7 +114,7 @@ def inspect(
     from raglane.inspection.document import as_json
     from raglane.inspection.inspect import inspect as find_out
 
-    with _progress(quiet) as progress:
+    with shown(quiet) as progress:
         progress.stage("reading")
         contents = reading.read(data, source.asked(settings.task), format, progress)
         found = find_out(contents, settings, columns=names, format=format, ranks=ranks, fresh=fresh, progress=progress)
@@ -147,7 +149,7 @@ def _tell(found: Inspection, written: list[Path]) -> None:
 
 def _write(files: dict[Path, bytes]) -> None:
     """Write each file whole or not at all, and none where one cannot be written."""
-    from raglane.training.files import write_file
+    from raglane.files import write_file
 
     done: list[Path] = []
     new = {path for path in files if not path.exists()}
@@ -164,7 +166,7 @@ def _write(files: dict[Path, bytes]) -> None:
 
 def _check_outputs(data: Path | None, **places: Path | None) -> None:
     """Refuse files that could not be written, or would replace the data, before anything is read."""
-    from raglane.training.files import check_new_file
+    from raglane.files import check_new_file
 
     given = {name: path for name, path in places.items() if path is not None}
     for name, path in given.items():
@@ -185,30 +187,3 @@ def _is_same(path: Path, other: Path) -> bool:
         return path.samefile(other)
     except OSError:
         return path.resolve() == other.resolve()
-
-
-@contextmanager
-def _progress(quiet: bool) -> Iterator[Progress]:
-    """A bar on a terminal, below what is printed; nothing elsewhere."""
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
-
-    from raglane.inspection.contents import Progress
-
-    terminal = Console(stderr=True)
-    if quiet or not terminal.is_terminal or terminal.is_dumb_terminal:
-        yield Progress()
-        return
-    columns = TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn()
-    with Bar(*columns, console=terminal, transient=True) as bar:
-        task = bar.add_task("", total=None)
-
-        class Shown(Progress):
-            def stage(self, name: str) -> None:
-                bar.update(task, description=name, total=None, completed=0)
-
-            def done(self, share: float) -> None:
-                bar.update(task, total=1.0, completed=share)
-
-        yield Shown()

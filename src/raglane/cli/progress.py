@@ -1,15 +1,18 @@
-"""What is shown of a run while it trains: a bar on a terminal, a line per epoch elsewhere."""
+"""What is shown of long work: a bar on a terminal; of a run that trains, a line per epoch elsewhere."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from raglane.data.progress import Progress
     from raglane.training.state import Totals, TrainingState
 
-__all__ = ["BarWatcher", "LineWatcher", "epoch_line", "pick_watcher"]
+__all__ = ["BarWatcher", "LineWatcher", "epoch_line", "pick_watcher", "shown"]
 
 
 def epoch_line(row: dict[str, float], epochs: int) -> str:
@@ -109,3 +112,34 @@ def pick_watcher(metric: str) -> LineWatcher | BarWatcher:
 
     console = Console(file=sys.stdout)
     return BarWatcher(metric) if console.is_terminal and not console.is_dumb_terminal else LineWatcher()
+
+
+@contextmanager
+def shown(quiet: bool) -> Iterator[Progress]:
+    """A bar on a terminal, below what is printed; nothing elsewhere.
+
+    Args:
+        quiet: show nothing there either.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    from raglane.data.progress import Progress
+
+    terminal = Console(stderr=True)
+    if quiet or not terminal.is_terminal or terminal.is_dumb_terminal:
+        yield Progress()
+        return
+    columns = TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn()
+    with Bar(*columns, console=terminal, transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        class Shown(Progress):
+            def stage(self, name: str) -> None:
+                bar.update(task, description=name, total=None, completed=0)
+
+            def done(self, share: float) -> None:
+                bar.update(task, total=1.0, completed=share)
+
+        yield Shown()

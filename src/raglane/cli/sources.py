@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from raglane.data.records import Columns, Records
+    from raglane.data.stored_dataset import Dataset
 
 __all__ = ["DEFAULT_DATA", "ColumnNames", "SavedSource", "Source", "hold_out"]
 
@@ -110,7 +111,7 @@ class Source:
         named["features"] = tuple(named["features"]) if named["features"] else None
         return Columns(task=task, need_labels=need_labels, **named)
 
-    def found_in(self, records: Records) -> dict[str, Any]:
+    def found_in(self, records: Records | Dataset) -> dict[str, Any]:
         """The columns for another file of this kind: those that the reader found, and those that were named.
 
         A guessed id or time column is left to be guessed again: another file may do without.

@@ -15,6 +15,7 @@ from raglane.training.settings import Settings
 
 if TYPE_CHECKING:
     from raglane.data.records import Records
+    from raglane.data.stored_dataset import Dataset
     from raglane.training.run import TrainingResult
 
 __all__ = ["check_default", "train"]
@@ -199,6 +200,7 @@ def _train(order: _Order) -> None:
     test = _test_part(order)
     if order.plans_batches:
         settings = _planned(order, training)
+    _tell_too_long(order, training)
     metric = "MAE" if settings.task == "forecast" else "accuracy"
     watcher = None if order.quiet else pick_watcher(metric)
     try:
@@ -239,12 +241,15 @@ def _train(order: _Order) -> None:
     order.say(f"next: raglane predict {order.out} DATA -o predictions.parquet")
 
 
-def _parts(order: _Order) -> tuple[Records, Records | None]:
+def _parts(order: _Order) -> tuple[Records | Dataset, Records | Dataset | None]:
     """The training and the validation part, and a note on each."""
     from raglane.data.formats.base import count_of
+    from raglane.data.formats.ipc import is_converted
     from raglane.data.missing import refuse_missing
 
     settings = order.settings
+    if order.source.path is not None and order.source.format is None and is_converted(order.source.path):
+        return _stored_parts(order, order.source.path)
     records = order.source.read(settings.task)
     for note in records.notes:
         order.say(note)
@@ -271,7 +276,40 @@ def _parts(order: _Order) -> tuple[Records, Records | None]:
     return training, validation
 
 
-def _planned(order: _Order, training: Records) -> Settings:
+def _stored_parts(order: _Order, path: Path) -> tuple[Dataset, Records | Dataset | None]:
+    """The same of a folder that was converted, which is not read: vocabulary, scale and classes stand beside it."""
+    import numpy as np
+
+    from raglane.data.dataset import held_out
+    from raglane.data.formats.base import count_of
+    from raglane.data.stored_dataset import Dataset
+
+    settings = order.settings
+    training = Dataset(path, order.source.asked(settings.task))
+    validation: Records | Dataset | None = None
+    rule = "none; the training loss decides which epoch is best"
+    what = "tokens" if training.statistics.tokens else "elements"
+    if order.validation is not None:
+        validation = order.read_part(order.validation)
+        rule = f"{count_of(len(validation), 'sequence')} of {order.validation}"
+    elif settings.validation_fraction > 0:
+        classes = training.labels() if settings.task == "classify" else None
+        if classes is not None:
+            # In the order of their texts, as split has them: so the parts are those of data that was not converted.
+            classes = np.argsort(np.argsort(np.array(training.preprocessor.labels, dtype=object)))[classes]
+        mask = held_out(len(training), classes, settings.validation_fraction, settings.seed)
+        training, validation = training.subset(~mask), training.subset(mask)
+        share = f"{100 * settings.validation_fraction:g} % of the training sequences"
+        how = "" if classes is None else "stratified by label, "
+        rule = f"{count_of(len(validation), 'sequence')}, {share}, {how}seed {settings.seed}; "
+        rule += "vocabulary and scale were counted of all, these too"
+    elements = int(training.lengths.sum())
+    order.say(f"training: {count_of(len(training), 'sequence')}, {elements:,} {what}, batch by batch from {path}")
+    order.say(f"validation: {rule}")
+    return training, validation
+
+
+def _planned(order: _Order, training: Records | Dataset) -> Settings:
     """The settings with the batches that the planner advises, and a line on why."""
     from raglane.data.formats.base import count_of
     from raglane.training.planned import plan_batches
@@ -280,6 +318,22 @@ def _planned(order: _Order, training: Records) -> Settings:
     kind = "of similar lengths" if settings.bucket else "in random order"
     order.say(f"batches: {count_of(settings.batch_size, 'sequence')} {kind}. {found.why}")
     return settings
+
+
+def _tell_too_long(order: _Order, training: Records | Dataset) -> None:
+    """How many sequences do not fit into a batch, and what becomes of them."""
+    import numpy as np
+
+    from raglane.data.formats.base import count_of
+    from raglane.data.records import Records
+
+    most, words = order.settings.batch_elements, {"drop": "left out", "split": "split", "alone": "batches of their own"}
+    if most is not None and order.settings.too_long in words:
+        # The last element of a forecast is no input; a dataset gives the lengths of its inputs.
+        targets = isinstance(training, Records) and order.settings.task == "forecast"
+        count = int((np.asarray(training.lengths) - targets > most).sum())
+        what = words[order.settings.too_long]
+        order.say(f"longer than a batch of {most:,} elements: {count_of(count, 'sequence')}, {what}")
 
 
 def _test_part(order: _Order) -> Records | None:
@@ -293,8 +347,8 @@ def _test_part(order: _Order) -> Records | None:
 
 def _draw_curves(result: TrainingResult) -> None:
     """Draw the history, if there is any yet."""
+    from raglane.files import write_file
     from raglane.report.figures import curves_png
-    from raglane.training.files import write_file
 
     if result.state.history:
         title = f"Training of {result.folder.name}"

@@ -1,4 +1,4 @@
-"""From files to batches: readers, what is learned of the training part, datasets, samplers and ``collate``.
+"""From files to batches: readers, what is learned of the training part, datasets, batches and ``collate``.
 
 All names but ``collate`` load the module that they come from when they are first used: reading files is not what most
 programs import Raglane for, and ``import raglane`` should cost almost nothing beside torch.
@@ -13,23 +13,32 @@ from raglane.data.collate import collate
 
 if TYPE_CHECKING:
     from raglane.data.chunks import Chunk, Chunks
+    from raglane.data.conversion import Conversion, convert
     from raglane.data.dataset import SequenceDataset, split
     from raglane.data.formats import FORMATS, Format, japanese_vowels, read
+    from raglane.data.order import Batches, Limit, Order
     from raglane.data.preprocess import Preprocessor
     from raglane.data.records import Columns, Records
-    from raglane.data.samplers import BucketBatchSampler
+    from raglane.data.statistics import Statistics
+    from raglane.data.stored_dataset import Dataset
 
 __all__ = [
     "FORMATS",
-    "BucketBatchSampler",
+    "Batches",
     "Chunk",
     "Chunks",
     "Columns",
+    "Conversion",
+    "Dataset",
     "Format",
+    "Limit",
+    "Order",
     "Preprocessor",
     "Records",
     "SequenceDataset",
+    "Statistics",
     "collate",
+    "convert",
     "japanese_vowels",
     "read",
     "split",
@@ -37,14 +46,20 @@ __all__ = [
 
 _HOMES = {
     "FORMATS": "formats",
-    "BucketBatchSampler": "samplers",
+    "Batches": "order",
     "Chunk": "chunks",
     "Chunks": "chunks",
     "Columns": "records",
+    "Conversion": "conversion",
+    "Dataset": "stored_dataset",
     "Format": "formats",
+    "Limit": "order",
+    "Order": "order",
     "Preprocessor": "preprocess",
     "Records": "records",
     "SequenceDataset": "dataset",
+    "Statistics": "statistics",
+    "convert": "conversion",
     "japanese_vowels": "formats",
     "read": "formats",
     "split": "dataset",

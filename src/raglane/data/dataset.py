@@ -14,13 +14,14 @@ from torch.utils.data import Dataset
 from raglane.checks import check_flag, check_kind, check_real, check_tensor, check_whole, read_index
 from raglane.data.collate import Samples
 from raglane.data.epochs import check_least
+from raglane.data.order.limit import pieces_of
 from raglane.data.records import Records
 from raglane.errors import ArgumentError, ShapeError, argument, message
 from raglane.ragged import Ragged
 from raglane.segments import plain as segments
 from raglane.segments.checks import check_offsets
 
-__all__ = ["SequenceDataset", "split"]
+__all__ = ["SequenceDataset", "held_out", "split"]
 
 
 class SequenceDataset(Dataset[dict[str, Tensor]]):
@@ -134,6 +135,62 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
             return _Items(self, torch.tensor(indices))
         return _Items(self, read_index(indices, len(self)))
 
+    def batch(self) -> dict[str, Ragged | Tensor]:
+        """All sequences as the batch that :func:`raglane.collate` makes of them, without a copy where it can be.
+
+        Example:
+            >>> data = SequenceDataset(torch.arange(5), torch.tensor([0, 2, 5]), torch.tensor([7, 8]))
+            >>> data.batch()["target"]
+            tensor([7, 8])
+        """
+        rows = torch.arange(len(self))
+        if self.forecast:
+            return _Items(self, rows).batch()
+        batch: dict[str, Ragged | Tensor] = {}
+        # Without the checks of from_flat: they are those of the dataset.
+        inputs = Ragged._make(self.values, self.offsets, self.lengths if self.lengths.is_cpu else None)
+        batch["inputs"] = inputs
+        if self.targets is not None:
+            batch["target"] = inputs._like(self.targets) if self.per_element else self.targets
+        return {**batch, "index": rows}
+
+    def cut(self, longest: int) -> SequenceDataset:
+        """The same elements, with every longer sequence as pieces of at most some length, which share memory with it.
+
+        Pieces come where their sequence was, each with its id and, where there is one per sequence, with its target.
+        :class:`~raglane.data.Batches` takes their lengths; or those of the whole sequences, with a limit that splits,
+        and numbers the pieces in the same way.
+
+        Args:
+            longest: inputs of a piece, at least 1; all but the last of a sequence are as long. The pieces of a forecast
+                are cut apart between an element and its target, so each has one target less.
+
+        Raises:
+            ArgumentTypeError: not a whole number.
+            ArgumentError: below 1.
+
+        Example:
+            >>> data = SequenceDataset(torch.arange(5), torch.tensor([0, 2, 5]), torch.tensor([7, 8]))
+            >>> pieces = data.cut(2)
+            >>> pieces.lengths.tolist(), pieces.targets.tolist(), pieces.ids
+            ([2, 2, 1], [7, 8, 8], (0, 1, 1))
+        """
+        check_least("longest", longest, 1)
+        known = self.offsets.diff().cpu().numpy()
+        # An element of a forecast that is only a target makes a piece no longer.
+        owners, lengths = pieces_of(known, longest + self.forecast)
+        targets = self.targets
+        if targets is not None and not self.per_element:
+            targets = targets[torch.from_numpy(owners).to(targets.device)]
+        return SequenceDataset(
+            self.values,
+            segments.offsets_from_lengths(torch.from_numpy(lengths)).to(self.offsets.device),
+            targets,
+            per_element=self.per_element,
+            forecast=self.forecast,
+            ids=[self.ids[row] for row in owners.tolist()],
+        )
+
     def subset(self, index: Sequence[int] | npt.NDArray[Any] | Tensor) -> SequenceDataset:
         """Some of the sequences, in the order of ``index``, with copies of their values.
 
@@ -224,33 +281,57 @@ def split(records: Records, fraction: float, seed: int = 0, stratify: bool = Tru
         ['a', 'a', 'a', 'a', 'b']
     """
     check_kind("records", records, Records, "Records", "read them with rl.data.read")
+    check_flag("stratify", stratify)
+    classes = None
+    if stratify and records.labels is not None:
+        _, classes = np.unique(np.array(records.labels, dtype=object), return_inverse=True)
+    mask = held_out(len(records), classes, fraction, seed)
+    return records.select(~mask), records.select(mask)
+
+
+def held_out(count: int, classes: npt.NDArray[np.int64] | None, fraction: float, seed: int) -> npt.NDArray[np.bool_]:
+    """Which sequences :func:`split` holds out.
+
+    Args:
+        count: of sequences, at least 2.
+        classes: ``(count,)``, numbers from 0 in the order of the labels as texts; None where classes do not matter.
+        fraction: the share to hold out, above 0 and below 1.
+        seed: 0 or above.
+
+    Returns:
+        ``(count,)`` bools.
+
+    Raises:
+        ArgumentError: as :func:`split`.
+
+    Example:
+        >>> int(held_out(10, None, 0.3, 0).sum())
+        3
+    """
     rule, fix = "above 0 and below 1", "pass 0.1, for a tenth"
     fraction = check_real("fraction", fraction, rule, lambda share: 0 < share < 1, fix)
     check_least("seed", seed, 0)
-    check_flag("stratify", stratify)
-    count = len(records)
     if count < 2:
         got = f"{count} sequence" + "s" * (count != 1)
         fix = f"pass more data, or hold nothing out with {argument('validation_fraction', 0)}"
         raise ArgumentError(message("records", got, "two parts need at least 2", fix))
-    held_out = np.zeros(count, dtype=np.bool_)
+    mask = np.zeros(count, dtype=np.bool_)
     size = min(max(round(fraction * count), 1), count - 1)
     shuffled = np.random.default_rng(seed).permutation(count)
     quota = np.zeros(0, dtype=np.int64)
-    if stratify and records.labels is not None:
-        _, classes = np.unique(np.array(records.labels, dtype=object), return_inverse=True)
+    if classes is not None:
         classes = classes[shuffled]
         quota = _quotas(np.bincount(classes), fraction, size)
-    if quota.any():
+    if classes is not None and quota.any():
         # The rank of each within its class, in the shuffled order: the first `quota` of a class are held out.
         by_class = np.argsort(classes, kind="stable")
         starts = np.concatenate([[0], np.cumsum(np.bincount(classes))[:-1]])
         rank = np.empty(count, dtype=np.int64)
         rank[by_class] = np.arange(count) - starts[classes[by_class]]
-        held_out[shuffled[rank < quota[classes]]] = True
+        mask[shuffled[rank < quota[classes]]] = True
     else:
-        held_out[shuffled[:size]] = True
-    return records.select(~held_out), records.select(held_out)
+        mask[shuffled[:size]] = True
+    return mask
 
 
 def _quotas(sizes: npt.NDArray[np.int64], fraction: float, total: int) -> npt.NDArray[np.int64]:

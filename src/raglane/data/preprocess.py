@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import repeat
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +18,9 @@ from raglane import interop
 from raglane.checks import check_flag, check_kind
 from raglane.data.dataset import SequenceDataset
 from raglane.data.epochs import check_least
-from raglane.data.missing import check_policy, fill_missing, refuse_missing
+from raglane.data.missing import check_policy, fill_missing, how_to_fill, refuse_missing
 from raglane.data.records import Records, check_task, place_of
+from raglane.data.statistics import Counted, Statistics
 from raglane.errors import ArgumentError, CheckpointError, DataError, argument, message, quote, quote_all
 
 __all__ = ["UNKNOWN", "Preprocessor", "sort_labels"]
@@ -50,6 +52,12 @@ def _label_key(label: str) -> tuple[int, float, str]:
 def _look_up(words: Iterable[str], table: Mapping[str, int], count: int, absent: int) -> npt.NDArray[np.int64]:
     """The number of each word, ``(count,)`` int64, ``absent`` for one that the table lacks; the loop runs in C."""
     return np.fromiter(map(table.get, words, repeat(absent)), dtype=np.int64, count=count)
+
+
+@functools.lru_cache(maxsize=8)
+def _places(words: tuple[str, ...]) -> dict[str, int]:
+    """The place of each word; made once for the batches of an epoch."""
+    return {word: place for place, word in enumerate(words)}
 
 
 @dataclass(frozen=True)
@@ -111,7 +119,7 @@ class Preprocessor:
     @classmethod
     def fit(
         cls,
-        records: Records,
+        records: Records | Statistics | Counted,
         *,
         task: str,
         missing: str = "error",
@@ -122,7 +130,7 @@ class Preprocessor:
         """Learn from the training part.
 
         Args:
-            records: the training part; at least one element in all.
+            records: the training part, or what is counted of it; at least one element in all.
             task: ``"classify"``, ``"tag"`` or ``"forecast"``.
             missing: what to do about features that are NaN or infinite.
             standardize: whether to scale each channel to mean 0 and deviation 1.
@@ -136,18 +144,23 @@ class Preprocessor:
         """
         check_policy(missing)
         check_task(task)
-        check_kind("records", records, Records, "Records", "read them with rl.data.read")
+        if isinstance(records, Counted):
+            records = records.statistics
+        rule = "Records, a Dataset, or Statistics"
+        check_kind("records", records, (Records, Statistics), rule, "read them with rl.data.read")
         check_flag("standardize", standardize)
         check_least("minimum_count", minimum_count, 0)
         if max_vocabulary is not None:
             # The unknown token and another.
             check_least("max_vocabulary", max_vocabulary, 2)
-        if len(records.values) == 0:
-            got = f"{len(records)} sequences without an element"
-            raise DataError(message(f"{records.source}", got, "training needs elements", "check the data"))
-        labels = None if task == "forecast" else tuple(sort_labels(_label_words(records, task).tolist()))
-        if records.is_tokens:
-            counts = Counter(records.values.tolist())
+        known = Statistics.of(records) if isinstance(records, Records) else records
+        if known.elements == 0:
+            source = records.source if isinstance(records, Records) else "data"
+            got = f"{known.sequences} sequences without an element"
+            raise DataError(message(f"{source}", got, "training needs elements", "check the data"))
+        labels = None if task == "forecast" else tuple(sort_labels(_classes(records, task)))
+        if not known.channels:
+            counts = Counter(known.tokens)
             del counts[UNKNOWN]
             ranked = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
             kept = [token for token, count in ranked if count >= minimum_count]
@@ -155,9 +168,10 @@ class Preprocessor:
                 kept = kept[: max_vocabulary - 1]
             return cls(task=task, vocabulary=(UNKNOWN, *kept), labels=labels, missing=missing)
         if missing == "error":
-            refuse_missing(records)
-        mean, std = _scale_of(records.values) if standardize else (None, None)
-        return cls(task, records.channels, mean, std, labels=labels, missing=missing)
+            _refuse_missing(records)
+        mean = tuple(channel.mean for channel in known.channels.values()) if standardize else None
+        std = tuple(channel.deviation for channel in known.channels.values()) if standardize else None
+        return cls(task, tuple(known.channels), mean, std, labels=labels, missing=missing)
 
     @property
     def is_tokens(self) -> bool:
@@ -176,12 +190,18 @@ class Preprocessor:
         """The number of classes; 0 for ``"forecast"``."""
         return 0 if self.labels is None else len(self.labels)
 
-    def apply(self, records: Records, require_targets: bool = True) -> SequenceDataset:
+    @overload
+    def apply(self, records: Records, require_targets: bool = True) -> SequenceDataset: ...
+
+    @overload
+    def apply(self, records: Counted, require_targets: bool = True) -> Any: ...
+
+    def apply(self, records: Records | Counted, require_targets: bool = True) -> Any:
         """Turn records into tensors.
 
         Args:
             records: of the kind and with the channels of the training part; channels are matched by name, and others
-                are left out.
+                are left out. A :class:`~raglane.data.Dataset` is made tensors batch by batch.
             require_targets: whether the dataset has targets; without, labels are not read, and for ``"forecast"`` the
                 last element of a sequence is an input like the others.
 
@@ -194,6 +214,8 @@ class Preprocessor:
             DataError: other channels than in training, a feature missing under ``missing="error"``, no labels, or a
                 label that training has not seen.
         """
+        if isinstance(records, Counted):
+            return records.with_preprocessor(self)
         check_kind("records", records, Records, "Records", "read them with rl.data.read")
         check_flag("require_targets", require_targets)
         values = self._tokens(records) if self.vocabulary is not None else self._features(records)
@@ -212,40 +234,69 @@ class Preprocessor:
         # Sequences of length 0 are of every kind: the model's own kind decides.
         if len(records.values) == 0:
             return torch.zeros(0, dtype=torch.int64)
-        if not records.is_tokens:
-            got = f"features ({quote_all(records.channels)})"
+        self.check_kind(records.channels, records.is_tokens, f"{records.source}")
+        return torch.from_numpy(self.token_places(records.values.tolist()))
+
+    def token_places(self, tokens: Sequence[str]) -> npt.NDArray[np.int64]:
+        """The place of each token in the vocabulary, ``(M,)`` int64; 0 for one that it lacks."""
+        return _look_up(tokens, _places(self.vocabulary or ()), len(tokens), 0)
+
+    def class_places(self, labels: Sequence[str]) -> npt.NDArray[np.int64]:
+        """The place of each label among the classes, ``(M,)`` int64; -1 for one that training has not seen."""
+        return _look_up(labels, _places(self.labels or ()), len(labels), -1)
+
+    def check_kind(self, channels: Sequence[str], is_tokens: bool, source: str) -> None:
+        """Refuse data of another kind than that of the training part, or without one of its channels.
+
+        Args:
+            channels: of the data; () where it holds tokens.
+            is_tokens: whether it does.
+            source: where it is from, for the message.
+
+        Raises:
+            DataError: it is of another kind.
+        """
+        if self.is_tokens and not is_tokens:
+            got = f"features ({quote_all(channels)})"
             fix = "pass data of the kind that the model was trained on"
-            raise DataError(message(f"{records.source}", got, "the model was trained on tokens", fix))
-        table = {token: place for place, token in enumerate(self.vocabulary or ())}
-        return torch.from_numpy(_look_up(records.values.tolist(), table, len(records.values), 0))
+            raise DataError(message(source, got, "the model was trained on tokens", fix))
+        if not self.is_tokens and (is_tokens or any(name not in channels for name in self.channels)):
+            got = "tokens" if is_tokens else f"the channels {quote_all(channels)}"
+            rule = f"the model was trained on the channels {quote_all(self.channels)}"
+            raise DataError(message(source, got, rule, "pass data with these channels"))
+
+    def scaled(self, values: npt.NDArray[np.float32], offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """Features of the channels of the training part, scaled, then filled.
+
+        Args:
+            values: ``(N, C)`` float32; with ``missing="error"`` all of them finite.
+            offsets: ``(B + 1,)`` int64.
+
+        Returns:
+            ``(N, input_size)`` float32; ``values`` themselves where there is nothing to do.
+        """
+        if self.mean is not None and self.std is not None:
+            # float64: subtracting a large mean in float32 would lose what is left of the value. Infinities stay.
+            values = ((values - np.array(self.mean)) / np.array(self.std)).astype(np.float32)
+        return values if self.missing == "error" else fill_missing(values, offsets, self.missing)
 
     def _features(self, records: Records) -> Tensor:
         """``(N, input_size)`` float32: the channels of the training part, scaled, then filled."""
         if len(records.values) == 0:
             return torch.zeros(0, self.input_size)
-        absent = [name for name in self.channels if name not in records.channels]
-        if absent or records.is_tokens:
-            got = "tokens" if records.is_tokens else f"the channels {quote_all(records.channels)}"
-            rule = f"the model was trained on the channels {quote_all(self.channels)}"
-            raise DataError(message(f"{records.source}", got, rule, "pass data with these channels"))
+        self.check_kind(records.channels, records.is_tokens, f"{records.source}")
         values = records.values
         if self.missing == "error":
             refuse_missing(records)
         if self.channels != records.channels:
             values = values[:, [records.channels.index(name) for name in self.channels]]
-        if self.mean is not None and self.std is not None:
-            # float64: subtracting a large mean in float32 would lose what is left of the value. Infinities stay.
-            values = ((values - np.array(self.mean)) / np.array(self.std)).astype(np.float32)
-        if self.missing != "error":
-            values = fill_missing(values, records.offsets, self.missing)
-        return interop.as_tensor(values)
+        return interop.as_tensor(self.scaled(values, records.offsets))
 
     def _targets(self, records: Records) -> Tensor:
         """The place of each label among the classes: ``(B,)`` or, for tagging, ``(N,)`` int64."""
         words = _label_words(records, self.task)
         classes = self.labels or ()
-        table = {label: place for place, label in enumerate(classes)}
-        places = _look_up(words.tolist(), table, len(words), -1)
+        places = self.class_places(words.tolist())
         if (places < 0).any():
             first = int((places < 0).argmax())
             row, step = (first, None) if self.task == "classify" else place_of(records.offsets, first)
@@ -298,6 +349,28 @@ class Preprocessor:
             raise CheckpointError(f"preprocessing: {error}") from error
 
 
+def _classes(records: Records | Statistics, task: str) -> Iterable[str]:
+    """The labels that occur."""
+    if isinstance(records, Records):
+        return list(_label_words(records, task))
+    if not records.labels:
+        fix = f"name their column with {argument('label', of='Columns')}"
+        raise DataError(message("data", "no labels", f"the task {task} needs them", fix))
+    return records.labels
+
+
+def _refuse_missing(records: Records | Statistics) -> None:
+    """Raise if a feature is missing; of records the place is known, too."""
+    if isinstance(records, Records):
+        refuse_missing(records)
+        return
+    for name, channel in records.channels.items():
+        if channel.missing:
+            got = f"{channel.missing:,} features of the channel {quote(name)} that are NaN or infinite"
+            fix = f"correct the data, or {how_to_fill()}"
+            raise DataError(message("data", got, "features are finite numbers", fix))
+
+
 def _label_words(records: Records, task: str) -> npt.NDArray[np.object_]:
     """The labels, one per sequence, or for tagging one per element: ``(B,)`` or ``(N,)`` object."""
     fix = f"name their column with {argument('label', of='Columns')}"
@@ -308,19 +381,3 @@ def _label_words(records: Records, task: str) -> npt.NDArray[np.object_]:
     if records.labels is None:
         raise DataError(message(f"{records.source}", "no labels", "classifying needs one per sequence", fix))
     return np.array(records.labels, dtype=object)
-
-
-def _scale_of(values: npt.NDArray[np.float32]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of each channel, over the features that are present, in float64."""
-    present = np.isfinite(values)
-    count = np.maximum(present.sum(axis=0), 1)
-    known = np.where(present, values, 0).astype(np.float64)
-    mean = known.sum(axis=0) / count
-    deviation = np.where(present, known - mean, 0)
-    std = np.sqrt((deviation**2).sum(axis=0) / count)
-    # A channel that never changes has, but for rounding, a deviation of 0: dividing by the rounding would blow up
-    # whatever differs from it later.
-    lowest = np.where(present, values, np.inf).min(axis=0)
-    highest = np.where(present, values, -np.inf).max(axis=0)
-    std = np.where(highest > lowest, std, 1.0)
-    return tuple(mean.tolist()), tuple(std.tolist())

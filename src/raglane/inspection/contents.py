@@ -13,19 +13,18 @@ import numpy.typing as npt
 from raglane.data.records import Records
 from raglane.errors import DataError
 
-__all__ = ["Contents", "Feature", "Labels", "Progress", "contents_of", "data_name", "labels_of", "refuse_empty"]
+__all__ = [
+    "Contents",
+    "Feature",
+    "Labels",
+    "contents_of",
+    "contents_of_folder",
+    "data_name",
+    "labels_of",
+    "refuse_empty",
+]
 
 DEFAULT_NAME = "Japanese vowels"
-
-
-class Progress:
-    """What is told how far the work has come; this one keeps it to itself."""
-
-    def stage(self, name: str) -> None:
-        """The next part of the work begins."""
-
-    def done(self, share: float) -> None:
-        """So much of the part is done, from 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +144,30 @@ def contents_of(records: Records, path: Path | None) -> Contents:
         return replace(found, vocabulary=len(set(records.values.tolist())))
     counts = (~np.isfinite(records.values)).sum(axis=0).tolist()
     features = tuple(Feature(name, count) for name, count in zip(records.channels, counts, strict=True))
+    return replace(found, kind="features", features=features)
+
+
+def contents_of_folder(path: Path) -> Contents:
+    """What a folder holds that was converted: from the files beside the data, which is not read.
+
+    Args:
+        path: the folder.
+
+    Raises:
+        DataError: one of the files is damaged.
+    """
+    from raglane.data.stores import Shards
+
+    store, _ = Shards.of(path)
+    counted, layout = store.statistics(), store.layout
+    labels = None
+    if layout.has_labels or layout.has_tags:
+        labels = labels_of("element" if layout.has_tags else "sequence", counted.labels)
+    lengths = store.lengths_of_all().astype(np.int64, copy=False)
+    found = Contents(data_name(path), path, lengths, "tokens", labels=labels)
+    if layout.is_tokens:
+        return replace(found, vocabulary=len(counted.tokens))
+    features = tuple(Feature(name, channel.missing) for name, channel in counted.channels.items())
     return replace(found, kind="features", features=features)
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from raglane.bench.machine import facts
+from raglane.data.progress import Progress
 from raglane.inspection.batches import Example, Fill, examples, fills, thin_out
 from raglane.inspection.command import recommended, train_line
-from raglane.inspection.contents import Contents, Progress
+from raglane.inspection.contents import Contents
 from raglane.inspection.lengths import Bin, Bucket, Distribution, Summary, bins, buckets, summary
 from raglane.memory import FLOAT, TRAINED_TENSOR, check_memory
 from raglane.nn.recurrent.layer import RecurrentLayer

@@ -16,9 +16,10 @@ import numpy.typing as npt
 from raglane.data.formats import parquet as whole
 from raglane.data.formats.base import check_readable
 from raglane.data.formats.table import Chosen, choose
+from raglane.data.progress import Progress
 from raglane.data.records import Columns
 from raglane.errors import require
-from raglane.inspection.contents import Contents, Feature, Progress, contents_of, data_name, labels_of
+from raglane.inspection.contents import Contents, Feature, contents_of, data_name, labels_of
 
 __all__ = ["read"]
 

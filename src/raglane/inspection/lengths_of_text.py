@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane.data.formats.base import check_readable, check_text, data_error
+from raglane.data.progress import Progress
 from raglane.errors import DataError, quote
-from raglane.inspection.contents import Contents, Progress, data_name
+from raglane.inspection.contents import Contents, data_name
 
 __all__ = ["SUFFIX", "read"]
 

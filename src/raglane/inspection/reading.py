@@ -8,10 +8,12 @@ from pathlib import Path
 
 from raglane.data.formats import FORMATS, japanese_vowels
 from raglane.data.formats import read as read_records
+from raglane.data.formats.ipc import is_converted
+from raglane.data.progress import Progress
 from raglane.data.records import Columns
 from raglane.errors import DataError, argument
 from raglane.inspection import lengths_of_parquet, lengths_of_text
-from raglane.inspection.contents import Contents, Progress, contents_of, refuse_empty
+from raglane.inspection.contents import Contents, contents_of, contents_of_folder, refuse_empty
 
 __all__ = ["read"]
 
@@ -20,7 +22,8 @@ def read(path: Path | None, columns: Columns, format: str | None, progress: Prog
     """Read what is to be inspected; labels only where there are some.
 
     Args:
-        path: a file or folder that ``raglane.data.read`` takes, a text file with one length per line, or None for the
+        path: a file or folder that ``raglane.data.read`` takes (of one that was converted only the files beside the
+            data are read), a text file with one length per line, or None for the
             training part of the embedded default.
         columns: which columns hold what, and the task.
         format: as :func:`raglane.data.read` takes it; None goes by the suffix.
@@ -34,6 +37,8 @@ def read(path: Path | None, columns: Columns, format: str | None, progress: Prog
         contents = contents_of(japanese_vowels()[0], None)
     elif format is None and path.suffix.lower() == lengths_of_text.SUFFIX and not path.is_dir():
         contents = lengths_of_text.read(path, progress)
+    elif format in (None, "arrow") and is_converted(path):
+        contents = contents_of_folder(path)
     elif _is_parquet(path, format):
         contents = _with_labels(lambda asked: lengths_of_parquet.read(path, asked, progress), columns)
     else:

@@ -74,7 +74,7 @@ def to_safetensors(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def model_files(model: SequenceModel, preprocessor: Preprocessor, columns: Mapping[str, Any]) -> dict[str, bytes]:
-    """The files of a saved model, for :func:`~raglane.training.files.write_folder`.
+    """The files of a saved model, for :func:`~raglane.files.write_folder`.
 
     Args:
         model: on any device.

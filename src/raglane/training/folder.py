@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from raglane.errors import ArgumentError, argument, message
-from raglane.training.files import check_place, remove, settle, sync_folder, whole_folder
-from raglane.training.lock import LOCK, locked
+from raglane.files import check_place, remove, settle, sync_folder, whole_folder
+from raglane.lock import LOCK, locked
 
 __all__ = [
     "BEST",

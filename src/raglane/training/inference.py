@@ -11,6 +11,7 @@ from torch import Tensor
 
 from raglane.data.dataset import SequenceDataset
 from raglane.data.epochs import check_least
+from raglane.data.order import Limit
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
 from raglane.errors import ArgumentError, DataError, message, quote
@@ -188,7 +189,7 @@ def evaluate(
     totals = Totals()
     confusion = torch.zeros((classes, classes), dtype=torch.int64)
     with torch.no_grad():
-        for batch in in_order(dataset, batch_size):
+        for batch in in_order(dataset, Limit(sequences=batch_size)):
             moved = batch.to(device)
             output = model(moved.inputs)
             totals.add(task.score(output, moved), batch.inputs.values.shape[0])
@@ -215,7 +216,10 @@ def _class_shares(saved: SavedModel, dataset: SequenceDataset, batch_size: int, 
     model = saved.model.to(device)
     parts = [torch.zeros((0, saved.preprocessor.class_count))]
     with torch.no_grad():
-        parts += [_logits(model(batch.inputs.to(device))).softmax(-1).cpu() for batch in in_order(dataset, batch_size)]
+        parts += [
+            _logits(model(batch.inputs.to(device))).softmax(-1).cpu()
+            for batch in in_order(dataset, Limit(sequences=batch_size))
+        ]
     return torch.cat(parts)
 
 
@@ -229,7 +233,7 @@ def _forecasts(
     forecasts: list[list[list[float]] | None] = []
     with torch.no_grad():
         # Without targets the whole sequence goes in.
-        for batch in in_order(dataset, batch_size):
+        for batch in in_order(dataset, Limit(sequences=batch_size)):
             scaled = model.forecast(batch.inputs.to(device), horizon).cpu().double()
             empty = (batch.inputs.lengths == 0).tolist()
             rows = (scaled * std + mean).tolist()

@@ -25,10 +25,12 @@ with warnings.catch_warnings():
     from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from raglane.data.dataset import SequenceDataset
+from raglane.data.order import Batches
+from raglane.data.stored_dataset import Dataset
 from raglane.errors import DataError, message
-from raglane.training.batches import Batch, loader, order_of_data, training_order
+from raglane.files import write_file, write_folder
+from raglane.training.batches import Batch, Remaining, loader, order_of_data
 from raglane.training.divergence import check_losses, diverged
-from raglane.training.files import write_file, write_folder
 from raglane.training.folder import BEST, CURVES, LAST, drop_replaced
 from raglane.training.history import curves_csv
 from raglane.training.model import SequenceModel
@@ -158,7 +160,7 @@ class _Bookkeeper(pl.Callback):
         model_files: Callable[[], dict[str, bytes]],
         random: dict[str, Tensor],
         watcher: Watcher | None,
-        batches: int,
+        order: Batches,
         stops: _Stops,
     ) -> None:
         self.module = module
@@ -167,7 +169,9 @@ class _Bookkeeper(pl.Callback):
         self.model_files = model_files
         self.random = random
         self.watcher = watcher
-        self.batches = batches
+        self.order = order
+        # Of the epoch that runs.
+        self.batches = len(order)
         self.stops = stops
         self.since = 0.0
 
@@ -265,6 +269,8 @@ class _Bookkeeper(pl.Callback):
     def save_last(self, trainer: pl.Trainer) -> None:
         """Write the checkpoint that a run goes on from."""
         self.state.totals = self.module.totals
+        # At the end of an epoch the next begins by itself.
+        self.state.order = self.order.state_dict(self.state.batch) if self.state.batch else {}
         files = self.model_files() | state_files(self.state, trainer.optimizers[0])
         write_folder(self.folder / LAST, files)
         drop_replaced(self.folder)
@@ -291,8 +297,9 @@ def run_epochs(
     model: SequenceModel,
     task: Task,
     settings: Settings,
-    training: SequenceDataset,
-    validation: SequenceDataset | None,
+    training: SequenceDataset | Dataset,
+    order: Batches,
+    validation: SequenceDataset | Dataset | None,
     *,
     state: TrainingState,
     folder: Path,
@@ -309,6 +316,7 @@ def run_epochs(
         task: loss and metric.
         settings: epochs, batches, optimizer.
         training: the training part, at least one sequence.
+        order: its batches, at the place where the run stands.
         validation: the part that decides which epoch is best; None lets the training loss decide.
         state: where the run stands; brought forward in place.
         folder: of the run; best, last and curves.csv are written in it.
@@ -324,22 +332,20 @@ def run_epochs(
         DataError: no batch has anything to learn from.
         OSError: a checkpoint cannot be written.
     """
-    first, skip = state.epoch, state.batch
-    lengths = training.lengths
-    batches = -(-len(training) // settings.batch_size)
+    first = state.epoch
     module = _Module(model, task, settings)
     module.optimizer_state = optimizer_state
     stops = _Stops()
-    bookkeeper = _Bookkeeper(module, state, folder, model_files, random or {}, watcher, batches, stops)
+    bookkeeper = _Bookkeeper(module, state, folder, model_files, random or {}, watcher, order, stops)
 
     def train_loader() -> Any:
-        epoch = first + trainer.current_epoch
-        order = training_order(lengths, settings.batch_size, bucket=settings.bucket, seed=settings.seed, epoch=epoch)
-        return loader(training, order[skip if epoch == first else 0 :], settings.workers)
+        order.set_epoch(first + trainer.current_epoch)
+        bookkeeper.batches = len(order)
+        return loader(training, Remaining(order), settings.workers)
 
     module.train_loader = train_loader
     if validation is not None:
-        in_order = order_of_data(len(validation), settings.batch_size)
+        in_order = order_of_data(validation.lengths.cpu(), order.limit)
         module.validation_loader = lambda: loader(validation, in_order)
     with _quiet_lightning(), closing(stops):
         stops.listen()

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from raglane.errors import ArgumentError, message, require
+from raglane.files import check_new_file, write_file
 from raglane.reading import as_path
 from raglane.training.checkpoint import CONFIG
-from raglane.training.files import check_new_file, write_file
 from raglane.training.folder import RUN_FILES, RUN_FOLDERS
 from raglane.training.inference import Predictions
 from raglane.training.stored import finite

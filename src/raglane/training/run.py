@@ -13,12 +13,16 @@ import numpy as np
 import torch
 
 from raglane.data.dataset import SequenceDataset
+from raglane.data.order import Batches
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
+from raglane.data.statistics import Counted
+from raglane.data.stored_dataset import Dataset
 from raglane.errors import ArgumentError, DataError, DivergedError, argument, message, require
+from raglane.files import write_file, write_folder
 from raglane.reading import as_path
+from raglane.training.batches import training_order
 from raglane.training.checkpoint import check_format, load_weights, model_files
-from raglane.training.files import write_file, write_folder
 from raglane.training.folder import BEST, CURVES, DESCRIPTION, LAST, at_work, check_folder, find, replacing
 from raglane.training.history import curves_csv
 from raglane.training.machine import check_machine, check_size
@@ -139,7 +143,7 @@ def refuse_diverged(description: RunDescription, folder: Path) -> None:
         raise DivergedError(message("resume", got, "to go on would do the same again", fix), description.diverged)
 
 
-def fingerprint(*parts: Records | None) -> str:
+def fingerprint(*parts: Records | Counted | None) -> str:
     """A short text that differs for different sequences, labels or order.
 
     Args:
@@ -156,6 +160,9 @@ def fingerprint(*parts: Records | None) -> str:
     for records in parts:
         if records is None:
             continue
+        if isinstance(records, Counted):
+            digest.update(records.fingerprint.encode())
+            continue
         digest.update(np.ascontiguousarray(records.offsets).tobytes())
         for words in (records.labels, records.tags, records.values if records.is_tokens else None):
             if words is not None:
@@ -168,8 +175,8 @@ def fingerprint(*parts: Records | None) -> str:
 
 def train(
     settings: Settings,
-    training: Records,
-    validation: Records | None,
+    training: Records | Dataset,
+    validation: Records | Dataset | None,
     folder: str | os.PathLike[str],
     *,
     data: Mapping[str, Any] | None = None,
@@ -183,7 +190,7 @@ def train(
 
     Args:
         settings: every choice.
-        training: the sequences to train on.
+        training: the sequences to train on; of a :class:`~raglane.data.Dataset` only batches are in memory.
         validation: the sequences that decide which epoch is best; None lets the training loss decide.
         folder: of the run; made where it is missing.
         data: where the data came from, for :func:`load_description`; JSON values.
@@ -229,8 +236,9 @@ class _Prepared:
 
     model: SequenceModel
     task: Task
-    training: SequenceDataset
-    validation: SequenceDataset | None
+    training: SequenceDataset | Dataset
+    order: Batches
+    validation: SequenceDataset | Dataset | None
     device: torch.device
     files: Callable[[], dict[str, bytes]]
 
@@ -246,8 +254,8 @@ class _Start:
 
 def _prepare(
     settings: Settings,
-    training: Records,
-    validation: Records | None,
+    training: Records | Dataset,
+    validation: Records | Dataset | None,
     test: Records | None,
     columns: Mapping[str, Any],
 ) -> _Prepared:
@@ -262,13 +270,26 @@ def _prepare(
     if test is not None:
         preprocessor.apply(test)
     config = ModelConfig.of(settings, preprocessor)
-    elements = int(training_set.lengths.sum()) * min(settings.batch_size, len(training)) // max(len(training), 1)
+    if settings.batch_elements is not None and settings.too_long == "split":
+        if isinstance(training_set, Dataset):
+            rule = "sequences are split in memory, and those of a converted folder are not there"
+            fix = f"pass {argument('too_long', 'drop')} or {argument('too_long', 'alone')}"
+            raise ArgumentError(message("too_long", "'split'", rule, fix))
+        training_set = training_set.cut(settings.batch_elements)
+    order = training_order(training_set.lengths, settings)
+    if len(order) == 0 < len(training_set):
+        got, rule = f"{order.too_long:,} sequences, all too long for a batch", "at least one to learn from"
+        fix = f"raise {argument('batch_elements')}, or pass {argument('too_long', 'split')}"
+        raise DataError(message("data", got, rule, fix))
+    mean = int(training_set.lengths.sum()) / max(len(training_set), 1)
+    elements = int(mean * min(order.limit.usual(mean), len(training_set)))
     check_size(config, settings, device, elements)
     model = SequenceModel(config)
     return _Prepared(
         model,
         make_task(preprocessor),
         training_set,
+        order,
         validation_set,
         device,
         lambda: model_files(model, preprocessor, columns),
@@ -287,10 +308,13 @@ def _stored_start(prepared: _Prepared, settings: Settings, folder: Path, marks: 
     state, optimizer, random = load_state(last)
     load_weights(prepared.model, last)
     check_optimizer(optimizer, make_optimizer(prepared.model, settings), last)
-    batches = -(-len(prepared.training) // settings.batch_size)
     with reading(last):
-        if state.batch >= max(batches, 1):
-            raise ValueError(f"{state.batch} batches of an epoch that has {batches}")
+        order = prepared.order
+        order.set_epoch(state.epoch)
+        # A run of an earlier version has no order, but may have batches.
+        order.load_state_dict(state.order or order.state_dict(state.batch))
+        if state.batch >= max(len(order), 1):
+            raise ValueError(f"{state.batch} batches of an epoch that has {len(order)}")
     if settings.epochs < state.epoch:
         done = f"{settings.epochs}, and {state.epoch} are done"
         raise ArgumentError(
@@ -320,6 +344,7 @@ def _run(
                 prepared.task,
                 settings,
                 prepared.training,
+                prepared.order,
                 prepared.validation,
                 state=state,
                 folder=folder,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from raglane.errors import ArgumentError, message, quote
+from raglane.errors import ArgumentError, argument, message, quote
 from raglane.training.options import DATA, MODEL, RUN, TRAINING, Rule, check, option
 from raglane.training.stored import build
 
@@ -20,6 +20,7 @@ __all__ = [
     "OPTIMIZERS",
     "POOLINGS",
     "TASKS",
+    "TOO_LONG",
     "ModelSettings",
     "Settings",
 ]
@@ -32,6 +33,8 @@ POOLINGS = ("summary", "last", "first", "mean", "max", "logsumexp", "attention")
 INITIAL_STATES = ("zeros", "learned", "lengths")
 OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop")
 MISSING = ("error", "zero", "forward")
+# The words of raglane.data.Limit, which is not imported here either.
+TOO_LONG = ("refuse", "drop", "split", "alone")
 DEVICES = ("auto", "cpu", "cuda")
 
 # Anything beyond is a typing mistake, and PyTorch's sizes end at 2**63 - 1.
@@ -153,6 +156,19 @@ class Settings(ModelSettings):
     batch_size: int = option(
         32, "Sequences of a batch; auto: measure, and take what is fast.", TRAINING, *_COUNT, also="auto"
     )
+    batch_elements: int | None = option(
+        None,
+        "Elements of a batch at most, however many sequences these are.",
+        TRAINING,
+        *_COUNT,
+        unset="--batch-size decides",
+    )
+    too_long: str = option(
+        "refuse",
+        "What becomes of a training sequence with more than --batch-elements.",
+        TRAINING,
+        choices=TOO_LONG,
+    )
     lr: float = option(
         0.003,
         "Learning rate.",
@@ -181,6 +197,9 @@ class Settings(ModelSettings):
         unset="run all epochs",
     )
     bucket: bool = option(False, "Make batches of similar lengths.", TRAINING)
+    largest_first: bool = option(
+        False, "Begin with the longest sequences, so that memory runs out at once or never.", TRAINING
+    )
     seed: int = option(
         0,
         "Of weights, order, dropout and the held-out part.",
@@ -204,6 +223,15 @@ class Settings(ModelSettings):
         RUN,
         Rule(lambda workers: workers >= 0, "at least 0", "pass 0, or the number of processes"),
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._refuse(
+            "too_long",
+            self.too_long != "refuse" and self.batch_elements is None,
+            f"a batch is limited by its sequences, and any fits, unless {argument('batch_elements')} is given",
+            f"give {argument('batch_elements')}, or leave it out",
+        )
 
     def to_config(self) -> dict[str, Any]:
         """The settings as a dictionary that JSON can hold.

@@ -8,21 +8,24 @@ from pathlib import Path
 from typing import Any
 
 from raglane.checks import check_choice, check_kind
-from raglane.data.formats import csv, folder, jsonl, parquet, ts
+from raglane.data.formats import csv, csv_pieces, folder, ipc, jsonl, parquet, ts
 from raglane.data.formats.base import Format, columns_argument, data_error, open_error
 from raglane.data.formats.ts import japanese_vowels
 from raglane.data.records import ROLES, Columns, Records, note_empty
 from raglane.errors import printable, quote, shorten
 from raglane.reading import as_path, check_file
 
-__all__ = ["FORMATS", "Format", "japanese_vowels", "read"]
+__all__ = ["FORMATS", "Format", "japanese_vowels", "pick", "read"]
+
+_ARROW = (".arrow", ".arrows", ".feather", ".ipc")
 
 FORMATS: dict[str, Format] = {
-    "ts": Format("ts", (".ts",), ts.read),
-    "parquet": Format("parquet", (".parquet", ".pq"), parquet.read, ("sequence", "label", "id")),
-    "jsonl": Format("jsonl", (".jsonl", ".ndjson"), jsonl.read, ("sequence", "label", "id")),
-    "csv": Format("csv", (".csv",), csv.read, ("label", "id", "time", "features")),
-    "folder": Format("folder", (), folder.read),
+    "ts": Format("ts", (".ts",), ts.read, pieces=ts.pieces),
+    "parquet": Format("parquet", (".parquet", ".pq"), parquet.read, ("sequence", "label", "id"), parquet.pieces),
+    "arrow": Format("arrow", _ARROW, ipc.read, ("sequence", "label", "id"), ipc.pieces),
+    "jsonl": Format("jsonl", (".jsonl", ".ndjson"), jsonl.read, ("sequence", "label", "id"), jsonl.pieces),
+    "csv": Format("csv", (".csv",), csv.read, ("label", "id", "time", "features"), csv_pieces.pieces),
+    "folder": Format("folder", (), folder.read, pieces=folder.pieces),
 }
 
 # Characters of a note: it may list all columns of a file.
@@ -33,7 +36,8 @@ def read(path: str | os.PathLike[str], columns: Columns | None = None, format: s
     r"""Read sequences from a file or a folder.
 
     Args:
-        path: a ``.ts``, Parquet, JSON lines or CSV file, or a folder of text files, one per class.
+        path: a ``.ts``, Parquet, Arrow, JSON lines or CSV file, a folder that was converted, or a folder of text
+            files, one per class.
         columns: which columns hold what; None guesses, for the task ``"classify"``.
         format: a key of ``FORMATS``; None goes by the suffix, and by whether ``path`` is a folder.
 
@@ -58,7 +62,7 @@ def read(path: str | os.PathLike[str], columns: Columns | None = None, format: s
         (('cat', 'cat', 'dog'), [3, 5, 3])
     """
     path, columns = as_path(path), _columns(columns)
-    chosen = _pick(path, format)
+    chosen = pick(path, format)
     records = chosen.read(path, columns)
     notes = [*records.notes, *_not_used(chosen, columns)]
     if columns.task == "classify" and (note := note_empty(records)):
@@ -82,8 +86,13 @@ def _not_used(format: Format, columns: Columns) -> list[str]:
     return [f"not used, since the format {format.name} has no such column: {', '.join(named)}"] if named else []
 
 
-def _pick(path: Path, format: str | None) -> Format:
-    """The format that was named, or the one of a path."""
+def pick(path: Path, format: str | None = None) -> Format:
+    """The format that was named, or the one of a path.
+
+    Raises:
+        DataError: the path is missing, is neither a file nor a folder, or has an unknown suffix.
+        ArgumentError: ``format`` is not one of ``FORMATS``.
+    """
     try:
         check_file(path)
     except IsADirectoryError:
@@ -93,7 +102,7 @@ def _pick(path: Path, format: str | None) -> Format:
     if format is not None:
         return FORMATS[check_choice("format", format, tuple(FORMATS), "pass one of these, or None")]
     if path.is_dir():
-        return FORMATS["folder"]
+        return FORMATS["arrow" if ipc.is_converted(path) else "folder"]
     for known in FORMATS.values():
         if path.suffix.lower() in known.suffixes:
             return known

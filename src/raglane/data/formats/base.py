@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from raglane.data.records import Columns, Records
 from raglane.errors import DataError, argument, message, quote, quote_all
@@ -45,12 +46,14 @@ class Format:
         suffixes: the file suffixes that mean this format, in lower case; () for a folder.
         reader: from a path that exists and the columns asked for to the records.
         roles: which columns it has, of ``ROLES``.
+        pieces: the same piece by piece, from where one begins; None where a file is read whole.
     """
 
     name: str
     suffixes: tuple[str, ...]
     reader: Callable[[Path, Columns], Records]
     roles: tuple[str, ...] = ()
+    pieces: Callable[[Path, Columns, tuple[int, ...]], Iterator[Any]] | None = None
 
     def read(self, path: Path, columns: Columns) -> Records:
         """Read ``path``; raises :class:`~raglane.errors.DataError` for everything that is wrong with it."""
@@ -132,8 +135,13 @@ def check_readable(path: Path) -> None:
         raise data_error(path, "an empty file", "it must hold at least one sequence", "check the file")
 
 
-def check_text(path: Path, content: bytes) -> None:
+def check_text(path: Path, content: bytes, first: int = 1) -> None:
     r"""Refuse what cannot be text in UTF-8, whatever the bytes of its characters are.
+
+    Args:
+        path: the file, for messages.
+        content: of it, or of some of its lines.
+        first: the number of the first of these lines.
 
     Raises:
         DataError: UTF-16, or a zero byte.
@@ -148,13 +156,18 @@ def check_text(path: Path, content: bytes) -> None:
         fix = "convert it, for instance with: iconv -f UTF-16 -t UTF-8"
         raise data_error(path, "a text in UTF-16", "a text is UTF-8", fix)
     if (place := content.find(b"\0")) >= 0:
-        line = content.count(b"\n", 0, place) + 1
+        line = content.count(b"\n", 0, place) + first
         fix = "check that it is a text in UTF-8, and remove the byte"
         raise data_error(path, "a zero byte", "a text holds characters only", fix, line)
 
 
-def decode(path: Path, content: bytes) -> str:
+def decode(path: Path, content: bytes, first: int = 1) -> str:
     r"""The text of a file in UTF-8, with or without a byte order mark.
+
+    Args:
+        path: the file, for messages.
+        content: of it, or of some of its lines.
+        first: the number of the first of these lines.
 
     Raises:
         DataError: other bytes; the message names the first, and its line.
@@ -163,13 +176,13 @@ def decode(path: Path, content: bytes) -> str:
         >>> decode(Path("a.csv"), b"caf\xc3\xa9") == "caf" + chr(233)
         True
     """
-    check_text(path, content)
+    check_text(path, content, first)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         # Python counts from behind the mark.
         place = error.start + len(content) - len(content.removeprefix(codecs.BOM_UTF8))
-        line = content.count(b"\n", 0, place) + 1
+        line = content.count(b"\n", 0, place) + first
         got = f"the byte 0x{content[place]:02x}, which is not UTF-8"
         raise data_error(path, got, "a text is UTF-8", "convert it, or remove the line", line) from error
 

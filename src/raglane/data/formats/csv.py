@@ -16,10 +16,12 @@ such as 1e999, is infinite, and so is missing.
 from __future__ import annotations
 
 import io
+import sys
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +41,7 @@ from raglane.data.formats.times import choose_time, read_times, refuse_contradic
 from raglane.data.records import Columns, Records, offsets_of
 from raglane.errors import quote, quote_all, require
 
-__all__ = ["read"]
+__all__ = ["header_of", "id_name_of", "is_plain", "parsed", "read", "records_of_entries"]
 
 _ID_NAMES = (*ID_NAMES, "sequence", "series", "case")
 
@@ -82,64 +84,112 @@ def read(path: Path, columns: Columns) -> Records:
             two rows of one time in a sequence, or a label that changes within one.
         MissingExtraError: pandas is not installed.
     """
-    entries, left_out_notes = _entries(path)
-    present = list(entries)
-    id_name, notes = id_column(path, columns, present, present, _ID_NAMES)
-    if id_name is None:
+    entries, notes = _entries(path)
+    name, id_notes = id_name_of(path, columns, list(entries))
+    records, _ = records_of_entries(path, entries, columns, name)
+    return replace(records, notes=(*notes, *id_notes, *records.notes))
+
+
+def id_name_of(path: Path, columns: Columns, present: list[str]) -> tuple[str, tuple[str, ...]]:
+    """The column of ids, and the notes."""
+    name, notes = id_column(path, columns, present, present, _ID_NAMES)
+    if name is None:
         got = f"no id column among {quote_all(present)}"
         rule = f"a column says which sequence a row belongs to; its name is {', '.join(_ID_NAMES)}"
         raise data_error(path, got, rule, f"name it with {columns_argument('id')}")
+    return name, notes
+
+
+def records_of_entries(
+    path: Path,
+    entries: dict[str, npt.NDArray[np.object_]],
+    columns: Columns,
+    id_name: str,
+    first: int = 0,
+    is_tokens: bool | None = None,
+) -> tuple[Records, str | None]:
+    """Some rows of a file as records, and their time column.
+
+    Args:
+        path: the file.
+        entries: the rows, column by column.
+        columns: which columns hold what, and the task.
+        id_name: the column of ids.
+        first: the number of the first row in the file.
+        is_tokens: whether a single feature column holds tokens; None lets the entries tell.
+
+    Raises:
+        DataError: as :func:`read`.
+    """
+    present = list(entries)
     time, time_note = choose_time(path, entries, columns, [name for name in present if name != id_name])
-    table = _group(path, entries, columns, id_name, time)
+    table = _group(path, entries, columns, id_name, time, first)
     free = [name for name in present if name not in (id_name, time)]
-    label, label_notes = _choose_label(table, columns, free)
+    label, notes = _choose_label(table, columns, free)
     if columns.features:
         features = [named_column(path, "features", name, present) for name in columns.features]
     else:
         features = [name for name in free if name not in (label, columns.label)]
         if not columns.wants_labels:
             features, left_out = _numbers_only(table, features)
-            label_notes = (*label_notes, *left_out)
-    values, channels, feature_notes = _features(table, features)
+            notes = (*notes, *left_out)
+    values, channels, feature_notes = _features(table, features, is_tokens)
     labels, tags = None, None
     if label is not None:
         labels, tags = _labels(table, columns, label)
-    notes = (*left_out_notes, *notes, time_note, *label_notes, *feature_notes)
+    notes = (time_note, *notes, *feature_notes)
     found = replace(columns, label=label or columns.label, id=id_name, features=tuple(features))
-    return Records(values, table.offsets, table.ids, labels, tags, channels, path, notes, found)
+    return Records(values, table.offsets, table.ids, labels, tags, channels, path, notes, found), time
 
 
 def _entries(path: Path) -> tuple[dict[str, npt.NDArray[np.object_]], tuple[str, ...]]:
     """Every entry as it is written, column by column, and notes on the columns that are left out."""
-    pandas = require("pandas", "data")
     content = read_bytes(path)
     # pandas decodes anew, but does not say where a byte is that it cannot read.
     decode(path, content)
-    # The header is a row like the others: pandas would rename the second of two columns of one name, name those
-    # without, and cut off the entries of rows that are longer.
-    options: dict[str, Any] = {"header": None, "dtype": object, "keep_default_na": False, "encoding": "utf-8-sig"}
-    try:
-        frame = pandas.read_csv(io.BytesIO(content), **options)
-    except (pandas.errors.ParserError, pandas.errors.EmptyDataError) as error:
-        got = f"rows that do not fit ({' '.join(str(error).split()).rstrip('.')})"
-        raise data_error(path, got, "each row has an entry for each column", "correct the file") from error
-    # A row that is too short ends in entries that are not there at all.
-    rows: npt.NDArray[np.object_] = frame.fillna("").to_numpy(dtype=object)
-    header = rows[0].tolist()
-    counts = Counter(header)
-    twice = next((name for name in header if name and counts[name] > 1), None)
-    if twice is not None:
-        raise data_error(path, f"two columns {quote(twice)}", "a column's name is its own", "rename one")
+    rows = next(parsed(path, io.BytesIO(content), None))
+    header = header_of(path, rows)
     if len(rows) == 1:
         raise data_error(path, "a header and no rows", "it must hold at least one sequence", "check the file")
     entries = {name: rows[1:, place] for place, name in enumerate(header) if name}
-    nameless = counts[""]
+    nameless = header.count("")
     notes = (f"left out, because they have no name: {count_of(nameless, 'column')}",) if nameless else ()
     return entries, notes
 
 
+def parsed(path: Path, content: IO[bytes], size: int | None) -> Iterator[npt.NDArray[np.object_]]:
+    """The entries of an open file as they are written, the header first: ``size`` rows at a time, or all at once."""
+    pandas = require("pandas", "data")
+    # The header is a row like the others: pandas would rename the second of two columns of one name, name those
+    # without, and cut off the entries of rows that are longer.
+    options: dict[str, Any] = {"header": None, "dtype": object, "keep_default_na": False, "encoding": "utf-8-sig"}
+    try:
+        with pandas.read_csv(content, chunksize=size or sys.maxsize, **options) as reader:
+            for frame in reader:
+                # A row that is too short ends in entries that are not there at all.
+                yield frame.fillna("").to_numpy(dtype=object)
+    except (pandas.errors.ParserError, pandas.errors.EmptyDataError) as error:
+        got = f"rows that do not fit ({' '.join(str(error).split()).rstrip('.')})"
+        raise data_error(path, got, "each row has an entry for each column", "correct the file") from error
+
+
+def header_of(path: Path, rows: npt.NDArray[np.object_]) -> list[str]:
+    """The names of the columns, of which some may be empty."""
+    header: list[str] = rows[0].tolist() if len(rows) else []
+    counts = Counter(header)
+    twice = next((name for name in header if name and counts[name] > 1), None)
+    if twice is not None:
+        raise data_error(path, f"two columns {quote(twice)}", "a column's name is its own", "rename one")
+    return header
+
+
 def _group(
-    path: Path, entries: dict[str, npt.NDArray[np.object_]], columns: Columns, id_name: str, time: str | None
+    path: Path,
+    entries: dict[str, npt.NDArray[np.object_]],
+    columns: Columns,
+    id_name: str,
+    time: str | None,
+    first: int = 0,
 ) -> _Table:
     """Bring the rows of each sequence together, in the order of the time column if there is one."""
     pandas = require("pandas", "data")
@@ -147,7 +197,7 @@ def _group(
     blank = ids == ""
     if blank.any():
         row = int((codes == int(blank.argmax())).argmax())
-        got = f"an empty entry in data row {row}, column {quote(id_name)}"
+        got = f"an empty entry in data row {first + row}, column {quote(id_name)}"
         raise data_error(path, got, "each row has an id", "fill it, or remove the row")
     if time is None:
         order = np.argsort(codes, kind="stable")
@@ -155,7 +205,8 @@ def _group(
         times = read_times(path, entries[time], time)
         order = np.lexsort((times, codes))
     offsets = offsets_of(np.bincount(codes, minlength=len(ids)))
-    table = _Table(path, {name: entry[order] for name, entry in entries.items()}, order, offsets, _as_ids(ids))
+    sorted_entries = {name: entry[order] for name, entry in entries.items()}
+    table = _Table(path, sorted_entries, order + first, offsets, _as_ids(ids))
     if time is not None:
         sorted_times, sorted_codes = times[order], codes[order]
         again = (np.diff(sorted_times) == 0) & (np.diff(sorted_codes) == 0)
@@ -172,10 +223,12 @@ def _group(
 def _as_ids(ids: Any) -> tuple[str | int, ...]:
     """Integers of 64 bits, if every id is written as one in the usual way; else strings."""
     words = [str(word) for word in ids]
-    plain = all(
-        word.isascii() and word.isdigit() and (word == "0" or word[0] != "0") and len(word) < 19 for word in words
-    )
-    return tuple(map(int, words)) if plain else tuple(words)
+    return tuple(map(int, words)) if all(map(is_plain, words)) else tuple(words)
+
+
+def is_plain(word: str) -> bool:
+    """Whether a word is a whole number of 64 bits, written in the usual way."""
+    return word.isascii() and word.isdigit() and (word == "0" or word[0] != "0") and len(word) < 19
 
 
 def _numbers(entries: npt.NDArray[np.object_]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
@@ -254,7 +307,9 @@ def _numbers_only(table: _Table, features: list[str]) -> tuple[list[str], tuple[
     return rest, (f"left out, because they are not numbers: {', '.join(words)}",)
 
 
-def _features(table: _Table, features: list[str]) -> tuple[npt.NDArray[Any], tuple[str, ...], tuple[str, ...]]:
+def _features(
+    table: _Table, features: list[str], is_tokens: bool | None
+) -> tuple[npt.NDArray[Any], tuple[str, ...], tuple[str, ...]]:
     """The values: ``(N, C)`` float32, or ``(N,)`` tokens; their channels; and the notes."""
     if not features:
         rule = "a column is left for the features"
@@ -265,7 +320,7 @@ def _features(table: _Table, features: list[str]) -> tuple[npt.NDArray[Any], tup
     for channel, name in enumerate(features):
         numbers, odd = _numbers(table.entries[name])
         # A few words among numbers are mistakes, not tokens.
-        if len(features) == 1 and odd.mean() >= 0.5:
+        if len(features) == 1 and (odd.mean() >= 0.5 if is_tokens is None else is_tokens):
             return table.entries[name], (), (f"the entries of {quote(name)} are taken as tokens",)
         if odd.any():
             row = int(odd.argmax())

@@ -7,16 +7,18 @@ that is not a file, such as a link to what is not there, is refused: a class wou
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from raglane.data.formats.base import columns_argument, data_error, decode, has_utf8, open_error, read_bytes
+from raglane.data.formats.pieces import Line, Piece, Start, line_pieces, lines_of
 from raglane.data.records import Columns, Records, offsets_of
 from raglane.errors import quote
 
-__all__ = ["read"]
+__all__ = ["pieces", "read"]
 
 # Listed, not "every name in capitals": a class may well be called LOC or NUM.
 _ABOUT = ("README", "SOURCE", "SOURCES", "LICENSE", "LICENCE", "COPYING", "NOTICE", "AUTHORS", "CHANGES", "CITATION")
@@ -36,35 +38,60 @@ def read(path: Path, columns: Columns) -> Records:
     Raises:
         DataError: the folder has no text, a text is not UTF-8, or the task is ``"tag"``.
     """
-    if columns.task == "tag":
-        rule = "a folder has one label per sequence, tagging needs one per element"
-        raise data_error(
-            path, "a folder for the task tag", rule, f"pass {columns_argument('task', 'classify')}, or another format"
-        )
+    _check_asked(path, columns)
     texts, left_out = _texts(path)
-    tokens: list[npt.NDArray[np.object_]] = []
-    lengths: list[npt.NDArray[np.int64]] = []
+    lines: list[str] = []
+    counts: list[int] = []
     for text in texts:
-        # White space around a line is an accident of typing, and one that can tell the class.
-        lines = list(filter(None, map(str.strip, decode(text, read_bytes(text)).split("\n"))))
-        lengths.append(np.fromiter(map(len, lines), dtype=np.int64, count=len(lines)))
-        # Four bytes per character, so that NumPy cuts the text into characters without a loop.
-        tokens.append(np.frombuffer("".join(lines).encode("utf-32-le"), dtype="<U1").astype(object))
-    counts = [len(part) for part in lengths]
-    if not sum(counts):
+        found = list(filter(None, map(str.strip, decode(text, read_bytes(text)).split("\n"))))
+        lines += found
+        counts.append(len(found))
+    if not lines:
         raise data_error(path, "texts of blank lines only", "a line is a sequence", "check the files")
     notes = [f"{len(texts)} classes, one per file; a sequence is the characters of a line"]
     if left_out:
         notes.append(f"left out: {', '.join(left_out)}")
     classes = np.repeat(np.array([text.stem for text in texts], dtype=object), counts)
-    return Records(
-        np.concatenate(tokens),
-        offsets_of(np.concatenate(lengths)),
-        labels=tuple(classes.tolist()) if columns.wants_labels else None,
-        source=path,
-        notes=tuple(notes),
-        columns=columns,
-    )
+    return replace(_records(path, lines, classes.tolist(), columns), notes=tuple(notes))
+
+
+def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
+    """The same piece by piece; a piece begins in a text, at a byte, in a line."""
+    _check_asked(path, columns)
+    texts, _ = _texts(path)
+    first, *within = start or (0,)
+    for number, text in enumerate(texts):
+        if number >= first:
+            yield from _pieces_of(path, text, number, columns, tuple(within) if number == first else ())
+
+
+def _pieces_of(path: Path, text: Path, number: int, columns: Columns, start: Start) -> Iterator[Piece]:
+    """The pieces of one text."""
+
+    def records(lines: Sequence[Line]) -> Records:
+        found = [decode(text, line.content, line.number).strip() for line in lines]
+        return _records(path, found, [text.stem] * len(found), columns)
+
+    # A line of other white space than a text in ASCII has is blank, too.
+    kept = (line for line in lines_of(text, start) if line.content.decode(errors="replace").strip())
+    yield from line_pieces(kept, records, lambda line: (number, line.end, line.number + 1), f"{text.name}, ")
+
+
+def _check_asked(path: Path, columns: Columns) -> None:
+    if columns.task == "tag":
+        rule = "a folder has one label per sequence, tagging needs one per element"
+        raise data_error(
+            path, "a folder for the task tag", rule, f"pass {columns_argument('task', 'classify')}, or another format"
+        )
+
+
+def _records(path: Path, lines: Sequence[str], classes: Sequence[str], columns: Columns) -> Records:
+    """Lines, without the white space around them: an accident of typing, and one that can tell the class."""
+    # Four bytes per character, so that NumPy cuts the text into characters without a loop.
+    tokens = np.frombuffer("".join(lines).encode("utf-32-le"), dtype="<U1").astype(object)
+    lengths = np.fromiter(map(len, lines), dtype=np.int64, count=len(lines))
+    labels = tuple(classes) if columns.wants_labels else None
+    return Records(tokens, offsets_of(lengths), labels=labels, source=path, columns=columns)
 
 
 def _texts(path: Path) -> tuple[list[Path], list[str]]:

@@ -12,17 +12,21 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from raglane.data.formats.base import columns_argument, data_error, decode, has_utf8, read_bytes
-from raglane.data.formats.table import choose, records_of
+from raglane.data.formats.pieces import Line, Piece, Start, line_pieces, lines_of
+from raglane.data.formats.table import Chosen, choose, records_of
 from raglane.data.records import Columns, Records
 from raglane.errors import DataError, quote, require
 
-__all__ = ["read"]
+__all__ = ["pieces", "read"]
 
 # Lists of lists of numbers are the deepest that a sequence can be; objects are of no use, but may stand beside it.
 _DEEPEST = 32
@@ -44,9 +48,35 @@ def read(path: Path, columns: Columns) -> Records:
         DataError: a line is not a JSON object, has no such key, or breaks a rule; the message names the line.
         MissingExtraError: pyarrow is not installed.
     """
+    texts = decode(path, read_bytes(path)).split("\n")
+    table, lines = _table(path, [(number, text) for number, text in enumerate(texts, 1) if text.strip()], columns)
+    chosen = choose(path, table.schema, columns)
+    return records_of(path, table.select(chosen.names), chosen, columns, lines)
+
+
+def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
+    """The same piece by piece; a piece begins at a byte, in a line. The first lines say which columns are read."""
+    known: list[Chosen] = []
+
+    def records(lines: Sequence[Line]) -> Records:
+        texts = [(line.number, decode(path, line.content, line.number)) for line in lines]
+        table, numbers = _table(path, texts, columns, known[0].names if known else ())
+        chosen = known[0] if known else choose(path, table.schema, columns)
+        found = records_of(path, table.select(chosen.names), chosen, columns, numbers)
+        known.append(chosen)
+        # A guessed id is asked for again too, so that all lines have one.
+        return replace(found, columns=replace(found.columns, id=chosen.id))
+
+    yield from line_pieces(lines_of(path, start), records, lambda line: (line.end, line.number + 1))
+
+
+def _table(
+    path: Path, texts: Sequence[tuple[int, str]], columns: Columns, known: Sequence[str] = ()
+) -> tuple[Any, npt.NDArray[np.int64]]:
+    """Lines as a ``pyarrow.Table``, a column for each key and each known name, and the number of each row's line."""
     arrow = require("pyarrow", "data")
-    rows, lines = _rows(path)
-    names = list(dict.fromkeys(name for row in rows for name in row))
+    rows, lines = _rows(path, texts)
+    names = list(dict.fromkeys([*known, *(name for row in rows for name in row)]))
     _refuse_sparse(path, rows, names)
     table: dict[str, Any] = {}
     for name in names:
@@ -59,23 +89,19 @@ def read(path: Path, columns: Columns) -> Records:
             table[name] = arrow.array(values)
         except (arrow.ArrowException, OverflowError, TypeError) as error:
             # Nothing is expected of a column that nobody asks for.
-            asked = (columns.sequence, columns.label, columns.id)
-            guessing = columns.sequence is None or (columns.label is None and columns.wants_labels)
+            asked = (columns.sequence, columns.label, columns.id, *known)
+            guessing = not known and (columns.sequence is None or (columns.label is None and columns.wants_labels))
             if guessing or name in asked:
                 raise _mixed(path, name, values, lines) from error
-    table_of_all = arrow.table(table)
-    chosen = choose(path, table_of_all.schema, columns)
-    return records_of(path, table_of_all.select(chosen.names), chosen, columns, lines=np.array(lines))
+    return arrow.table(table), np.array(lines)
 
 
-def _rows(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
+def _rows(path: Path, texts: Sequence[tuple[int, str]]) -> tuple[list[dict[str, Any]], list[int]]:
     """The objects, and the number of each one's line, from 1."""
     rows: list[dict[str, Any]] = []
     lines: list[int] = []
     decoder = json.JSONDecoder(object_pairs_hook=_object)
-    for number, line in enumerate(decode(path, read_bytes(path)).split("\n"), start=1):
-        if not line.strip():
-            continue
+    for number, line in texts:
         row = _row(path, decoder, line.strip(), number)
         if not isinstance(row, dict):
             got = f"a JSON {_kind(row)}"

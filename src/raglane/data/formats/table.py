@@ -152,12 +152,13 @@ class _Reader:
     path: Path
     ids: tuple[str | int, ...] | None
     lines: npt.NDArray[np.int64] | None
+    first: int = 0
 
     def row(self, row: int) -> str:
         """A row in words: its number from 0, its id and its line."""
         details = [] if self.ids is None else [f"id {quote(self.ids[row])}"]
         details += [] if self.lines is None else [f"line {self.lines[row]}"]
-        return f"row {row}" + (f" ({', '.join(details)})" if details else "")
+        return f"row {self.first + row}" + (f" ({', '.join(details)})" if details else "")
 
     def error(self, got: str, rule: str, fix: str) -> DataError:
         """The error for this file."""
@@ -180,7 +181,12 @@ class _Reader:
 
 
 def records_of(
-    path: Path, table: Any, chosen: Chosen, columns: Columns, lines: npt.NDArray[np.int64] | None = None
+    path: Path,
+    table: Any,
+    chosen: Chosen,
+    columns: Columns,
+    lines: npt.NDArray[np.int64] | None = None,
+    first: int = 0,
 ) -> Records:
     """Turn the chosen columns of a table into records.
 
@@ -190,14 +196,15 @@ def records_of(
         chosen: from :func:`choose`.
         columns: for the task.
         lines: ``(B,)``, the line of the file that each row came from, for messages; None where there are no lines.
+        first: the number of the table's first row in its file, for messages.
 
     Raises:
         DataError: a null, a type that is not a sequence or not a label, or steps of different numbers of channels.
     """
     if table.num_rows == 0:
         raise data_error(path, "no rows", "it must hold at least one sequence", "check the file")
-    ids = None if chosen.id is None else _ids(_Reader(path, None, lines), table.column(chosen.id), chosen.id)
-    reader = _Reader(path, ids, lines)
+    ids = None if chosen.id is None else _ids(_Reader(path, None, lines, first), table.column(chosen.id), chosen.id)
+    reader = _Reader(path, ids, lines, first)
     values, offsets = _sequences(reader, table.column(chosen.sequence), chosen.sequence)
     labels, tags = None, None
     if chosen.label is not None and columns.task == "tag":

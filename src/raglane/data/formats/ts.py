@@ -9,7 +9,8 @@ refused: one of them would be passed over.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,10 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane.data.formats.base import check_text, columns_argument, count_of, data_error, has_utf8, read_bytes
+from raglane.data.formats.pieces import Line, Piece, Start, line_pieces, lines_of
 from raglane.data.records import Columns, Records, offsets_of
 from raglane.errors import DataError, MissingExtraError, quote, quote_all
 
-__all__ = ["japanese_vowels", "read"]
+__all__ = ["japanese_vowels", "pieces", "read"]
 
 # Directives that say nothing about how the lines are to be read.
 _DESCRIPTIVE = ("problemname", "missing", "type", "path")
@@ -72,17 +74,58 @@ def read(path: Path, columns: Columns) -> Records:
     # Comments and names of problems are of no use, and in some archives not UTF-8.
     lines = _content_lines(content.decode("utf-8-sig", errors="surrogateescape"))
     header = _read_header(path, lines)
+    _check_asked(path, header, columns)
+    return _records(path, header, list(lines), columns)
+
+
+def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
+    """The same piece by piece; a piece begins at a byte, in a line. The header is read first, each time."""
+    ends = [0, 1]
+
+    def contents() -> Iterator[tuple[int, str]]:
+        for line in lines_of(path):
+            ends[:] = line.end, line.number + 1
+            for _, text in _content_lines(_text(path, line)):
+                yield line.number, text
+
+    lines = contents()
+    header = _read_header(path, lines)
+    _check_asked(path, header, columns)
+    begin = tuple(ends)
+    # Where the header does not say how many channels and steps there are, the first sequence does.
+    if (first := next(lines, None)) is not None:
+        with suppress(DataError):
+            _records(path, header, [first], columns)
+
+    def records(found: Sequence[Line]) -> Records:
+        texts = [(line.number, text) for line in found for _, text in _content_lines(_text(path, line))]
+        return _records(path, header, texts, columns)
+
+    kept = (line for line in lines_of(path, start or begin) if line.content.lstrip()[:1] not in (b"#", b"%"))
+    yield from line_pieces(kept, records, lambda line: (line.end, line.number + 1))
+
+
+def _text(path: Path, line: Line) -> str:
+    check_text(path, line.content, line.number)
+    return line.content.decode(errors="surrogateescape")
+
+
+def _check_asked(path: Path, header: _Header, columns: Columns) -> None:
+    """Refuse a file that does not have what is asked for, and note what of it is not used."""
     if columns.task == "tag":
         rule = "the .ts format has one label per sequence, tagging needs one per element"
         raise data_error(
             path, "a .ts file for the task tag", rule, f"pass {columns_argument('task', 'classify')}, or another format"
         )
-    notes = header.notes
     if columns.wants_labels and not header.has_class:
         got = "@targetLabel, a number to predict" if header.has_target else "no '@classLabel true'"
         raise data_error(path, got, "classifying needs class labels", "pass a file that has them")
     if header.has_target:
-        notes.append("the target of each sequence (@targetLabel) is not used")
+        header.notes.append("the target of each sequence (@targetLabel) is not used")
+
+
+def _records(path: Path, header: _Header, lines: Sequence[tuple[int, str]], columns: Columns) -> Records:
+    """Lines behind ``@data``, with their numbers, as records."""
     matrices: list[npt.NDArray[np.float64]] = []
     labels: list[str] = []
     for number, line in lines:
@@ -103,7 +146,7 @@ def read(path: Path, columns: Columns) -> Records:
         labels=tuple(labels) if columns.wants_labels else None,
         channels=tuple(f"x{channel}" for channel in range(values.shape[1])),
         source=path,
-        notes=tuple(notes),
+        notes=tuple(header.notes),
         columns=columns,
     )
 

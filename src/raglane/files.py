@@ -11,19 +11,23 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from raglane.errors import ArgumentError, argument, message, quote
+from raglane.lock import turn
 from raglane.reading import NotAFileError, check_file
-from raglane.training.lock import turn
 
 __all__ = [
     "check_new_file",
     "check_place",
+    "put_folder",
     "remove",
     "settle",
     "sync_folder",
+    "whole_file",
     "whole_folder",
     "write_file",
     "write_folder",
@@ -47,10 +51,37 @@ def write_file(path: Path, content: bytes) -> None:
         ...     Path(folder, "numbers.txt").read_bytes()
         b'1 2 3'
     """
+    with whole_file(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write to that is at its place once all is written, and not before; after an error there is none.
+
+    Args:
+        path: where to; a file that is there is replaced.
+
+    Raises:
+        OSError: as :func:`write_file`.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with whole_file(Path(folder, "numbers.txt")) as file:
+        ...         _ = file.write(b"1 2 3")
+        ...         print(Path(folder, "numbers.txt").exists())
+        ...     Path(folder, "numbers.txt").read_bytes()
+        False
+        b'1 2 3'
+    """
     partial = _partial(path)
     with turn(partial):
         try:
-            _write_to_disk(partial, content)
+            with open(partial, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
             os.replace(partial, path)
         except BaseException:
             partial.unlink(missing_ok=True)
@@ -79,19 +110,35 @@ def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
         ['a.json', 'b.txt']
     """
     partial = _partial(path)
-    previous = _previous(path)
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         for name, content in files.items():
             _write_to_disk(partial / name, content)
-        sync_folder(partial)
+        put_folder(partial, path)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def put_folder(whole: Path, path: Path) -> None:
+    """Give a folder that is whole its name, in place of another that has it; :func:`settle` repairs what is half done.
+
+    Args:
+        whole: the folder, on the same disk.
+        path: its name; a folder that is there is replaced with all it holds.
+
+    Raises:
+        OSError: as :func:`write_file`; what was at ``path`` is still there.
+    """
+    previous = _previous(path)
+    try:
+        sync_folder(whole)
         if path.exists():
             shutil.rmtree(previous, ignore_errors=True)
             os.rename(path, previous)
-        os.rename(partial, path)
+        os.rename(whole, path)
     except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
         if previous.exists() and not path.exists():
             os.rename(previous, path)
         raise

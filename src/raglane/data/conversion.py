@@ -1,0 +1,319 @@
+"""Any data that is read, as a folder of Arrow files that is opened at once: ``rl.data.convert``.
+
+What is made stands in a folder beside the output until it is whole. A shard is written whole, and after it a line on
+what it holds and on where the data goes on: so a conversion that was killed goes on behind its last shard, and since
+a shard follows from where it begins, the bytes are those of a conversion that nobody disturbed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from raglane.checks import check_choice, check_flag
+from raglane.data import shards
+from raglane.data.formats import pick
+from raglane.data.formats.ipc import DESCRIPTION, FORMAT_VERSION, LENGTHS, STATISTICS, is_converted
+from raglane.data.formats.pieces import Bad, pieces_of, sift
+from raglane.data.jobs import Job, State, clear, progress_file
+from raglane.data.locations import expand, fingerprint, local, size_of
+from raglane.data.progress import Progress
+from raglane.data.records import Columns, Records
+from raglane.data.shards import Layout, bounded, bytes_of, write_shard
+from raglane.data.statistics import Statistics
+from raglane.data.stores import offsets_in
+from raglane.errors import ArgumentError, DataError, argument, message, quote, require
+from raglane.files import check_place, put_folder, settle, whole_file, write_file
+from raglane.lock import locked
+from raglane.reading import as_path
+
+__all__ = ["ON_BAD_ROW", "SKIPPED", "Conversion", "convert"]
+
+ON_BAD_ROW = ("fail", "skip")
+SKIPPED = "skipped.jsonl"
+FORMAT = "raglane-dataset"
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What came of a conversion.
+
+    Attributes:
+        folder: that was written.
+        statistics: of all sequences.
+        skipped: rows that were left out; ``skipped.jsonl`` in the folder says which, and why.
+        resumed: sequences that an earlier conversion, which did not come to its end, had written already.
+        was_there: whether the folder was there already, made of the same data in the same way.
+    """
+
+    folder: Path
+    statistics: Statistics
+    skipped: int = 0
+    resumed: int = 0
+    was_there: bool = False
+
+
+def convert(
+    inputs: Any,
+    output: str | os.PathLike[str],
+    columns: Columns | None = None,
+    *,
+    format: str | None = None,
+    on_bad_row: str = "fail",
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Conversion:
+    r"""Convert data into a folder that :class:`~raglane.data.Dataset` opens at once, whatever its size.
+
+    The data is read piece by piece, so memory does not grow with it. A conversion that was stopped goes on when it is
+    called again, and ends with the same bytes. The folder holds Arrow files, which pandas, Polars and others read too;
+    ``lengths.npy``; ``statistics.json``, of which vocabularies and scales are made; ``dataset.json``, which describes
+    them; and, with ``on_bad_row="skip"``, ``skipped.jsonl``.
+
+    Args:
+        inputs: a path, a pattern, a folder, a URL, or a list of these, of every format of :func:`~raglane.data.read`.
+        output: the folder to write.
+        columns: which columns hold what; what is not named is guessed from the first rows.
+        format: a key of ``FORMATS``; None goes by the suffix.
+        on_bad_row: ``"fail"``, or ``"skip"`` to leave out rows that break a rule, and list them.
+        overwrite: replace a folder that is there and holds something else.
+        progress: told how far the conversion is.
+
+    Returns:
+        What was written.
+
+    Raises:
+        ArgumentError: something else is at ``output``, or another process is at work on it.
+        DataError: the data cannot be used; what was converted until then is kept for the next call.
+        OSError: a file cannot be written, such as on a full disk; the same holds.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = Path(folder, "names.jsonl").write_text('{"x": ["a", "b"], "y": 1}\n{"x": [], "y": 0}\n')
+        ...     done = convert(Path(folder, "names.jsonl"), Path(folder, "names"), Columns(label="y"))
+        ...     sorted(path.name for path in done.folder.iterdir()), done.statistics.sequences
+        (['dataset.json', 'lengths.npy', 'part-00000.arrow', 'statistics.json'], 2)
+    """
+    require("pyarrow", "data")
+    folder, columns, progress = as_path(output), columns or Columns(), progress or Progress()
+    check_choice("on_bad_row", on_bad_row, ON_BAD_ROW)
+    check_flag("overwrite", overwrite)
+    locations = expand(inputs)
+    _check_output(folder, locations)
+    progress.stage("looking at the data")
+    job = Job(tuple(locations), tuple(map(fingerprint, locations)), columns, format, on_bad_row)
+    work = folder.absolute().with_name(f".{folder.name}.converting")
+    work.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with locked(work, "output"):
+            try:
+                return _run(job, folder, work, overwrite, progress)
+            except BaseException:
+                # Where nothing was converted there is nothing to go on with.
+                if not any(work.glob("progress/*.json")):
+                    clear(work)
+                raise
+    finally:
+        # Where something is half done, the folder stays.
+        with suppress(OSError):
+            work.rmdir()
+
+
+def _run(job: Job, folder: Path, work: Path, overwrite: bool, progress: Progress) -> Conversion:
+    """Convert, or go on with it, in a folder that nobody else works in."""
+    settle(folder)
+    if (there := _there(folder, job, overwrite)) is not None:
+        clear(work)
+        return there
+    state = State.stored(work, job, overwrite)
+    for name in ("data", "progress"):
+        (work / name).mkdir(exist_ok=True)
+    resumed = state.statistics.sequences
+    _Writer(work, job, state, progress).run()
+    progress.stage("writing what was counted")
+    _finish(work / "data", job, state)
+    put_folder(work / "data", folder)
+    clear(work)
+    return Conversion(folder, state.statistics, len(state.skipped), resumed)
+
+
+def _check_output(folder: Path, locations: Sequence[str]) -> None:
+    """Refuse an output that is no folder, or is, or lies in, what is read."""
+    check_place("output", folder.parent)
+    if os.path.lexists(folder) and not folder.is_dir():
+        got = f"{quote(str(folder))}, a file"
+        raise ArgumentError(message("output", got, "the name of a folder", f"give another {argument('output')}"))
+    place = folder.resolve()
+    for location in locations:
+        if Path(location).exists() and (source := Path(location).resolve()) in (place, *place.parents):
+            got = f"{quote(str(folder))}, which is, or is in, the data {quote(str(source))}"
+            raise ArgumentError(message("output", got, "a folder of its own", f"give another {argument('output')}"))
+
+
+class _Writer:
+    """What reads the inputs and writes shards.
+
+    Args:
+        work: the folder in which all is made.
+        job: what to convert.
+        state: how far it is; kept up to date.
+        progress: told how far.
+    """
+
+    def __init__(self, work: Path, job: Job, state: State, progress: Progress) -> None:
+        self._work, self._job, self._state, self._progress = work, job, state, progress
+        self._held: list[Records] = []
+        self._held_bytes = 0
+        self._skipped: list[dict[str, str]] = []
+        # Whether the last shard ends within a piece, so that nobody can go on behind it.
+        self._is_loose = False
+
+    def run(self) -> None:
+        """Convert what is left."""
+        job, state = self._job, self._state
+        for number in range(state.source, len(job.locations)):
+            location = job.locations[number]
+            self._progress.stage(f"converting {Path(location).name}")
+            with local(location, self._work) as path:
+                self._convert(number, path, state.start if number == state.source else ())
+        if self._held:
+            self._write((len(job.locations),))
+        # Rows that were left out behind the last shard belong to none.
+        state.skipped += self._skipped
+        if not state.shards:
+            got = "no sequence"
+            if state.skipped:
+                got += f", but {len(state.skipped):,} rows that were skipped; the first: {state.skipped[0]['error']}"
+            raise DataError(message(job.locations[0], got, "at least one sequence", "check the data"))
+
+    def _convert(self, number: int, path: Path, start: tuple[int, ...]) -> None:
+        """Convert one input, from where it goes on."""
+        job, location = self._job, self._job.locations[number]
+        columns = self._state.columns or job.columns
+        done, size = 0, max(size_of(location), 1)
+        for piece in pieces_of(pick(path, job.format), path, columns, start):
+            bad: list[Bad] | None = [] if job.on_bad_row == "skip" else None
+            read = 0
+            for records in sift(piece, bad, self._checked):
+                read += 1
+                for part in bounded(records, shards.SHARD):
+                    if self._held_bytes >= 2 * shards.SHARD:
+                        self._write(None)
+                    self._hold(part)
+                    done += bytes_of(part)
+            if bad and not read and not start:
+                # Not the rows are bad, but how they are read.
+                raise DataError(bad[0].error)
+            start = piece.end
+            self._skipped += [{"location": location, **asdict(row)} for row in bad or ()]
+            if self._held_bytes >= shards.SHARD or (self._is_loose and self._held):
+                self._write((number, *piece.end))
+            self._progress.done(min(done / size, 1.0))
+
+    def _checked(self, records: Records) -> Records:
+        """Records that are like those before; without ids, where those had none."""
+        state = self._state
+        if state.layout is not None and state.layout.ids == "none" and records.ids is not None:
+            records = replace(records, ids=None)
+        if state.columns is None:
+            state.columns = records.columns
+        if state.layout is None or (not state.layout.channels and not state.layout.is_tokens and len(records.values)):
+            # Sequences without an element do not say of what kind they are.
+            before, state.layout = state.layout, Layout.of(records)
+            if before is not None:
+                replace(before, is_tokens=state.layout.is_tokens, channels=state.layout.channels).check(records)
+        state.layout.check(records)
+        return records
+
+    def _hold(self, records: Records) -> None:
+        """Keep records for the next shard."""
+        self._held.append(records)
+        self._held_bytes += bytes_of(records)
+
+    def _write(self, position: tuple[int, ...] | None) -> None:
+        """Write a shard, and then what it holds and where the data goes on; None where only a later shard can say."""
+        state = self._state
+        layout = state.layout or Layout.of(self._held[0])
+        name = f"part-{len(state.shards):05d}.arrow"
+        write_shard(self._work / "data" / name, self._held, layout, state.names)
+        statistics = sum(map(Statistics.of, self._held), Statistics())
+        shard = {"file": name, "sequences": statistics.sequences, "elements": statistics.elements}
+        entry = {
+            "shard": shard,
+            "position": position,
+            "statistics": statistics.to_config(),
+            "skipped": self._skipped,
+            "layout": layout.to_config(),
+            "columns": asdict(state.columns or self._job.columns),
+        }
+        write_file(progress_file(self._work, len(state.shards)), json.dumps(entry).encode())
+        state.add(entry)
+        self._held, self._held_bytes, self._skipped = [], 0, []
+        self._is_loose = position is None
+
+
+def _finish(folder: Path, job: Job, state: State) -> None:
+    """Write beside the shards what was counted."""
+    _write_lengths(folder, state)
+    _write_json(folder / STATISTICS, state.statistics.to_config())
+    if job.on_bad_row == "skip":
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in state.skipped]
+        write_file(folder / SKIPPED, "".join(lines).encode(errors="backslashreplace"))
+    description = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "sequences": state.statistics.sequences,
+        "elements": state.statistics.elements,
+        "longest": state.statistics.longest,
+        "task": job.columns.task,
+        "columns": state.names,
+        **({} if state.layout is None else state.layout.to_config()),
+        "skipped": len(state.skipped),
+        "shards": state.shards,
+        "sources": job.sources(),
+        "key": job.key(),
+    }
+    _write_json(folder / DESCRIPTION, description)
+
+
+def _write_lengths(folder: Path, state: State) -> None:
+    """The length of each sequence, shard by shard, in 4 bytes where that is enough."""
+    kind = np.dtype(np.int32 if state.statistics.longest < 2**31 else np.int64)
+    with whole_file(folder / LENGTHS) as file:
+        header = {"descr": kind.str, "fortran_order": False, "shape": (state.statistics.sequences,)}
+        np.lib.format.write_array_header_1_0(file, header)
+        for shard in state.shards:
+            file.write(np.diff(offsets_in(folder / shard["file"], state.names["sequence"])).astype(kind).data)
+
+
+def _write_json(path: Path, content: Any) -> None:
+    write_file(path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode(errors="surrogatepass"))
+
+
+def _there(folder: Path, job: Job, overwrite: bool) -> Conversion | None:
+    """What stands at the output, if it was made by the same conversion."""
+    if not os.path.lexists(folder) or (not is_converted(folder) and not any(folder.iterdir())):
+        return None
+    try:
+        description = json.loads((folder / DESCRIPTION).read_bytes())
+        key = description["key"]
+    except (OSError, ValueError, KeyError, TypeError):
+        key = None
+    if key == job.key():
+        statistics = Statistics.from_config(json.loads((folder / STATISTICS).read_bytes()))
+        return Conversion(folder, statistics, description["skipped"], statistics.sequences, was_there=True)
+    if overwrite and key is not None:
+        return None
+    got = f"{quote(str(folder))}, where " + ("something else is" if key is None else "other data was converted")
+    fix = f"give another {argument('output')}"
+    if key is not None:
+        fix += f", or {argument('overwrite', True)} to replace it"
+    raise ArgumentError(message("output", got, "what is there is not replaced unasked", fix))

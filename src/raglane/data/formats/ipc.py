@@ -1,0 +1,220 @@
+"""Arrow files, memory-mapped: Feather, Arrow IPC as a file or a stream, and folders that ``raglane convert`` wrote.
+
+The columns are those of :mod:`raglane.data.formats.table`. A file may say how the channels of its sequences are
+called: in the metadata of the column, under ``raglane.channels``, a list of names in JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from raglane.data.formats.base import check_readable, data_error
+from raglane.data.formats.pieces import BYTES, ROWS, Piece, Start
+from raglane.data.formats.table import Chosen, choose, records_of
+from raglane.data.records import Columns, Records
+from raglane.errors import DataError, require, shorten
+
+__all__ = [
+    "CHANNELS",
+    "DESCRIPTION",
+    "FORMAT_VERSION",
+    "LENGTHS",
+    "STATISTICS",
+    "described",
+    "is_converted",
+    "named",
+    "opened",
+    "pieces",
+    "read",
+    "readable",
+    "slices",
+    "table_of",
+    "table_piece",
+    "with_names",
+]
+
+CHANNELS = b"raglane.channels"
+# What stands in a folder that was converted, and says which files hold the sequences.
+DESCRIPTION = "dataset.json"
+# What stands beside it: the length of each sequence, and what is counted of all.
+LENGTHS, STATISTICS = "lengths.npy", "statistics.json"
+FORMAT_VERSION = 1
+
+
+def is_converted(path: Path) -> bool:
+    """Whether a path is a folder that ``raglane convert`` wrote.
+
+    Example:
+        >>> is_converted(Path("no/such/folder"))
+        False
+    """
+    return (path / DESCRIPTION).is_file()
+
+
+def described(path: Path) -> dict[str, Any]:
+    """What stands in ``dataset.json`` of a folder that was converted.
+
+    Raises:
+        DataError: it is missing or damaged, or of a newer format.
+    """
+    try:
+        description: dict[str, Any] = json.loads((path / DESCRIPTION).read_bytes())
+        version, _ = description["format_version"], [shard["file"] for shard in description["shards"]]
+    except FileNotFoundError as error:
+        rule = f"a folder of Arrow files was written by raglane convert and holds {DESCRIPTION}"
+        raise data_error(path, f"no {DESCRIPTION}", rule, "pass the files, or convert them") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        got = f"a damaged {DESCRIPTION}"
+        raise data_error(path, got, "what raglane convert wrote", "convert the data again") from error
+    if version != FORMAT_VERSION:
+        got = f"format {version} of a converted folder"
+        raise data_error(path, got, f"this Raglane reads format {FORMAT_VERSION}", "convert the data again")
+    return description
+
+
+def _files(path: Path, columns: Columns) -> tuple[list[Path], Columns]:
+    """The Arrow files of a path, and their columns: of a folder that was converted they are known."""
+    if not path.is_dir():
+        return [path], columns
+    description = described(path)
+    return [path / shard["file"] for shard in description["shards"]], with_names(columns, description["columns"])
+
+
+def with_names(columns: Columns, names: Mapping[str, str]) -> Columns:
+    """Columns with the names of those that nobody has named, by their roles.
+
+    Example:
+        >>> with_names(Columns(label="kind"), {"label": "y", "sequence": "x"}).sequence
+        'x'
+    """
+    known: dict[str, Any] = {role: name for role, name in names.items() if getattr(columns, role) is None}
+    return replace(columns, **known)
+
+
+@contextmanager
+def readable(path: Path, kind: str) -> Iterator[None]:
+    """Say of what is damaged, and shows when it is opened or looked at, that it is no whole file of a kind.
+
+    Args:
+        path: the file.
+        kind: ``"Parquet"`` or ``"Arrow"``.
+
+    Raises:
+        DataError: pyarrow or the system cannot read it.
+    """
+    arrow = require("pyarrow", "data")
+    try:
+        yield
+    except DataError:
+        raise
+    except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        # Arrow may put what it found in several lines.
+        detail = " ".join(str(error).split()).rstrip(".")
+        got = f"no readable {kind} ({shorten(detail, 200)})"
+        raise data_error(path, got, f"a whole {kind} file", "write it again") from error
+
+
+def table_of(path: Path) -> Any:
+    """The content of an Arrow file as a ``pyarrow.Table`` that lies in the file, unless it is compressed.
+
+    Its buffers have the sizes that they need, but nobody has looked into them yet: whoever reads rows calls
+    ``validate(full=True)`` on them first.
+
+    Raises:
+        DataError: the file cannot be opened, or is no whole Arrow file.
+        MissingExtraError: pyarrow is not installed.
+    """
+    arrow = require("pyarrow", "data")
+    check_readable(path)
+    with readable(path, "Arrow"):
+        table = opened(arrow.memory_map(str(path))).read_all()
+        table.validate()
+        return table
+
+
+def opened(source: Any) -> Any:
+    """What reads the batches of an Arrow file or stream; ``source`` is a ``pyarrow.NativeFile``."""
+    ipc = require("pyarrow.ipc", "data")
+    # Both forms bear the same suffixes; a file begins with these bytes.
+    is_file = source.read(6) == b"ARROW1"
+    source.seek(0)
+    return ipc.open_file(source) if is_file else ipc.open_stream(source)
+
+
+def slices(table: Any) -> Iterator[tuple[int, Any]]:
+    """Runs of rows of a table with the number of the first, none of them large; without a copy."""
+    rows = max(1, min(ROWS, BYTES * table.num_rows // max(table.get_total_buffer_size(), 1)))
+    for start in range(0, table.num_rows, rows):
+        yield start, table.slice(start, rows)
+
+
+def read(path: Path, columns: Columns) -> Records:
+    """Read an Arrow file, or a folder that was converted.
+
+    Args:
+        path: the file or folder.
+        columns: which columns hold what, and the task; see :mod:`raglane.data.formats.table` for what is guessed.
+
+    Raises:
+        DataError: the file is not Arrow, has no such column, or a row breaks a rule.
+        MissingExtraError: pyarrow is not installed.
+    """
+    arrow = require("pyarrow", "data")
+    files, columns = _files(path, columns)
+    tables = [table_of(shard) for shard in files]
+    with readable(path, "Arrow"):
+        table = arrow.concat_tables(tables)
+        chosen = choose(path, table.schema, columns)
+        table.validate(full=True)
+        return named(records_of(path, table.select(chosen.names), chosen, columns), table, chosen)
+
+
+def named(records: Records, table: Any, chosen: Chosen) -> Records:
+    """Records with the channels called as the table's column of sequences says."""
+    metadata = table.schema.field(chosen.sequence).metadata or {}
+    if CHANNELS not in metadata or records.is_tokens:
+        return records
+    names = tuple(json.loads(metadata[CHANNELS]))
+    return replace(records, channels=names) if len(names) == len(records.channels) else records
+
+
+def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
+    """The same piece by piece; a piece begins at a row."""
+    first = 0
+    files, columns = _files(path, columns)
+    for shard in files:
+        table = table_of(shard)
+        chosen = choose(shard, table.schema, columns)
+        for row, part in slices(table):
+            if not start or first + row >= start[0]:
+                with readable(shard, "Arrow"):
+                    part.validate(full=True)
+                yield table_piece(shard, part, chosen, columns, row, first + row + part.num_rows)
+        first += table.num_rows
+
+
+def table_piece(path: Path, table: Any, chosen: Chosen, columns: Columns, row: int, end: int) -> Piece:
+    """A piece of a table.
+
+    Args:
+        path: the file.
+        table: the rows of the piece.
+        chosen: the columns.
+        columns: for the task.
+        row: the number of its first row in the file.
+        end: where the next piece begins.
+    """
+
+    def records(first: int, last: int) -> Records:
+        part = table.select(chosen.names).slice(first, last - first)
+        with readable(path, "column"):
+            found = named(records_of(path, part, chosen, columns, first=row + first), table, chosen)
+        # Asked for again, so that the rows that follow, of this file and of others, are read in the same way.
+        return replace(found, columns=replace(found.columns, id=chosen.id))
+
+    return Piece(table.num_rows, records, (end,), lambda place: f"row {row + place}")

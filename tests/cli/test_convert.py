@@ -1,0 +1,135 @@
+"""``raglane convert``, and training on what it wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commands import FAST, fails, tree, undrawn_pictures, write_steps  # noqa: F401
+from raglane.cli import main
+from raglane.data import Dataset
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def _words(name: str, count: int = 24) -> str:
+    rows = [{"x": ["a", "b", "cc"][: row % 4], "y": "uv"[row % 2], "id": f"s{row}"} for row in range(count)]
+    Path(name).write_text("\n".join(map(json.dumps, rows)))
+    return name
+
+
+def test_what_is_said_of_a_conversion(capsys: pytest.CaptureFixture[str]) -> None:
+    _words("words.jsonl")
+    assert main(["convert", "words.jsonl", "words"]) == 0
+    said = capsys.readouterr()
+    assert "words: 24 sequences of up to 3 elements, 36 in all; 3 different tokens; 2 labels" in said.out
+    assert "next: raglane train words" in said.out
+    assert said.err == ""
+    assert main(["convert", "words.jsonl", "words", "--quiet"]) == 0
+    assert capsys.readouterr().out == ""
+    assert main(["convert", "words.jsonl", "words"]) == 0
+    assert "holds this already: nothing to do" in capsys.readouterr().out
+    with Path("words.jsonl").open("a") as file:
+        file.write("\n{\n")
+    fails(["convert", "words.jsonl", "words"], capsys, "where other data was converted", "--overwrite")
+    before = tree(Path("words"))
+    fails(["convert", "words.jsonl", "words", "--overwrite"], capsys, "words.jsonl, line 25: got bad JSON")
+    assert tree(Path("words")) == before
+    assert main(["convert", "words.jsonl", "words", "--overwrite", "--on-bad-row", "skip"]) == 0
+    assert "rows left out: 1; words/skipped.jsonl says which, and why" in capsys.readouterr().out
+    write_steps(Path("steps.csv"))
+    assert main(["convert", "*.csv", "steps", "--task", "forecast", "--feature-column", "a"]) == 0
+    assert "1 channel" in capsys.readouterr().out
+    assert sorted(path.name for path in Path().iterdir()) == ["steps", "steps.csv", "words", "words.jsonl"]
+
+
+def test_mistakes_leave_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    _words("words.jsonl")
+    for arguments, pieces in (
+        (["words.jsonl"], ["IN... OUT", "raglane convert words.jsonl OUT"]),
+        (["absent.csv", "out"], ["absent.csv", "no such file"]),
+        (["nosuch://a.parquet", "out"], ["nosuch://a.parquet", "no answer that can be used"]),
+        (["words.jsonl", "out", "--on-bad-row", "drop"], ["--on-bad-row", "one of fail, skip"]),
+        (["words.jsonl", "out", "--task", "sort"], ["--task"]),
+        (["words.jsonl", "words.jsonl"], ["words.jsonl", "a file"]),
+        (["words.jsonl", ""], ["an empty path"]),
+        (["words.jsonl", "out", "--label-column", "z"], ["no column 'z'"]),
+    ):
+        fails(["convert", *arguments], capsys, *pieces)
+        assert sorted(path.name for path in Path().iterdir()) == ["words.jsonl"], arguments
+
+
+def _run(data: str, folder: str, *options: str) -> dict[str, bytes]:
+    assert main(["train", data, *FAST, "--out", folder, "--quiet", *options]) == 0
+    return {name: Path(folder, "best", name).read_bytes() for name in ("weights.safetensors", "config.json")}
+
+
+def test_a_model_of_converted_data_is_that_of_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    _words("words.jsonl")
+    _words("more.jsonl", 10)
+    assert main(["convert", "words.jsonl", "words", "--quiet"]) == 0
+    wanted = _run("words.jsonl", "wanted", "--validation", "more.jsonl")
+    with monkeypatch.context() as patched:
+        patched.setattr("raglane.data.formats.ipc.read", None)
+        assert _run("words", "found", "--validation", "more.jsonl") == wanted
+        # The part that is held out is the same, too.
+        found, wanted = _run("words", "held"), _run("words.jsonl", "out")
+        assert found["weights.safetensors"] == wanted["weights.safetensors"]
+    assert main(["evaluate", "found", "words", "--quiet"]) == 0
+    assert main(["predict", "found", "words", "-o", "a.csv", "--quiet"]) == 0
+    assert main(["predict", "wanted", "words.jsonl", "-o", "b.csv", "--quiet"]) == 0
+    assert Path("a.csv").read_bytes() == Path("b.csv").read_bytes()
+
+
+def test_scaled_features_and_forecasts_of_converted_data() -> None:
+    write_steps(Path("steps.csv"), 30)
+    for task in ("classify", "forecast"):
+        assert main(["convert", "steps.csv", task, "--task", task, "--feature-column", "a", "--quiet"]) == 0
+        _run(task, f"{task}-run", "--task", task)
+        lines = Path(f"{task}-run", "curves.csv").read_text().splitlines()
+        assert len(lines) == 3
+        assert "validation_loss" in lines[0]
+
+
+def test_batches_of_elements_of_converted_data(capsys: pytest.CaptureFixture[str]) -> None:
+    _words("words.jsonl")
+    assert main(["convert", "words.jsonl", "words", "--quiet"]) == 0
+    limited = ["train", "words", *FAST, "--batch-elements", "2", "--too-long"]
+    fails([*limited, "split", "--out", "run"], capsys, "--too-long", "those of a converted folder are not there")
+    assert main([*limited, "drop", "--out", "run"]) == 0
+    assert "longer than a batch of 2 elements: 6 sequences, left out" in capsys.readouterr().out
+
+
+def test_a_run_on_converted_data_goes_on_to_the_same_bits() -> None:
+    _words("words.jsonl")
+    assert main(["convert", "words.jsonl", "words", "--quiet"]) == 0
+    wanted = _run("words", "whole", "--epochs", "3")
+    _run("words", "parts", "--epochs", "1")
+    assert main(["train", "--resume", "--out", "parts", "--epochs", "3", "--quiet"]) == 0
+    assert Path("parts", "best", "weights.safetensors").read_bytes() == wanted["weights.safetensors"]
+
+
+def test_a_worker_that_is_killed_ends_in_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _words("words.jsonl")
+    assert main(["convert", "words.jsonl", "words", "--quiet"]) == 0
+    data, here, take = tree(Path("words")), os.getpid(), Dataset.take
+
+    def die(self: Dataset, index: Any) -> Any:
+        if os.getpid() != here:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return take(self, index)
+
+    monkeypatch.setattr(Dataset, "take", die)
+    fails(["train", "words", *FAST, "--out", "run", "--workers", "1", "--quiet"], capsys, "--workers", "that died")
+    assert tree(Path("words")) == data
+    assert not Path("run").exists()

@@ -1,0 +1,260 @@
+"""What is converted, against the same data read in the usual way; and data that cannot be, or not all of it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import resource
+import signal
+from pathlib import Path
+
+import fsspec  # type: ignore[import-untyped]
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from attacks.small_shards import small_steps
+from raglane.data import FORMATS, Columns, Preprocessor, Statistics, convert, read
+from raglane.data.conversion import Conversion
+from raglane.errors import ArgumentError, DataError
+from raglane.lock import locked
+from small_files import WRITERS, same
+
+
+@pytest.fixture
+def table() -> pa.Table:
+    """Tokens with a tag each, in Arrow."""
+    words = [["a", "b", "a"], [], ["c"], ["b", "b"], ["a"], [], ["d", "a"]]
+    tags = [[word.upper() for word in row] for row in words]
+    return pa.table({"words": words, "tags": tags, "kind": list("xyxyxxy"), "name": [f"n{row}" for row in range(7)]})
+
+
+def _rows(path: Path, rows: list[str]) -> Path:
+    path.write_text("\n".join(rows))
+    return path
+
+
+@pytest.mark.parametrize("name", list(FORMATS))
+def test_what_is_converted_is_what_is_read(name: str, tmp_path: Path) -> None:
+    path = tmp_path / f"data{(*FORMATS[name].suffixes, '')[0]}"
+    WRITERS[name](path)
+    with small_steps(4, 100):
+        done = convert(path, tmp_path / "out")
+    whole, found = read(path), read(tmp_path / "out")
+    assert len(list((tmp_path / "out").glob("*.arrow"))) > 2
+    same(found, whole)
+    assert done.statistics == Statistics.from_config(json.loads((tmp_path / "out" / "statistics.json").read_text()))
+    assert done.statistics.sequences == len(whole)
+    lengths = np.load(tmp_path / "out" / "lengths.npy")
+    assert lengths.dtype == np.int32
+    assert lengths.tolist() == whole.lengths.tolist()
+    assert (done.statistics.longest, done.statistics.empty) == (lengths.max(), (lengths == 0).sum())
+    # Once more, from what was converted.
+    convert(tmp_path / "out", tmp_path / "again")
+    same(read(tmp_path / "again"), whole)
+
+
+def test_what_is_counted_teaches_what_the_data_does(table: pa.Table, tmp_path: Path) -> None:
+    pq.write_table(table, tmp_path / "words.parquet")
+    WRITERS["csv"](tmp_path / "steps.csv")
+    cases = [
+        ("words.parquet", Columns(task="tag", sequence="words", label="tags")),
+        ("words.parquet", Columns(sequence="words", label="kind", id="name")),
+        ("steps.csv", Columns()),
+        ("steps.csv", Columns(task="forecast", features=("u", "v"))),
+    ]
+    for number, (name, columns) in enumerate(cases):
+        with small_steps(2, 20):
+            found = convert(tmp_path / name, tmp_path / f"out{number}", columns).statistics
+        records = read(tmp_path / name, columns)
+        same(read(tmp_path / f"out{number}", Columns(task=columns.task)), records)
+        learned = Preprocessor.fit(found, task=columns.task)
+        wanted = Preprocessor.fit(records, task=columns.task)
+        assert (learned.vocabulary, learned.labels, learned.channels) == (
+            wanted.vocabulary,
+            wanted.labels,
+            wanted.channels,
+        )
+        np.testing.assert_allclose(learned.mean or (), wanted.mean or (), rtol=1e-12)
+        np.testing.assert_allclose(learned.std or (), wanted.std or (), rtol=1e-12)
+
+
+def test_statistics_of_large_numbers_keep_their_differences() -> None:
+    values = (1e8 + np.arange(6000) % 7).astype(np.float32)[:, None]
+    from raglane.data import Records
+    from raglane.data.records import offsets_of
+
+    records = Records(values, offsets_of([1] * 6000), channels=("x",))
+    parts = [Statistics.of(records.select(np.arange(start, start + 100))) for start in range(0, 6000, 100)]
+    channel = sum(parts, Statistics()).channels["x"]
+    assert channel.deviation == pytest.approx(values.astype(np.float64).std(), rel=1e-9)
+    assert channel.mean == pytest.approx(values.astype(np.float64).mean(), rel=1e-12)
+
+
+def test_many_files_a_pattern_a_folder_and_a_url(table: pa.Table, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    pq.write_table(table.slice(0, 3), tmp_path / "in" / "a.parquet")
+    pq.write_table(table.slice(3, 2), tmp_path / "in" / "b.parquet")
+    with fsspec.open("memory://far/c.parquet", "wb") as file:
+        pq.write_table(table.slice(5), file)
+    columns = Columns(sequence="words", label="kind", id="name")
+    pq.write_table(table, tmp_path / "all.parquet")
+    whole = read(tmp_path / "all.parquet", columns)
+    url = "memory://far/*.parquet"
+    for number, inputs in enumerate(
+        ([str(tmp_path / "in" / "?.parquet"), url], [tmp_path / "in", "memory://far/c.parquet"])
+    ):
+        convert(inputs, tmp_path / f"out{number}", columns)
+        same(read(tmp_path / f"out{number}"), whole)
+
+
+def test_a_conversion_that_was_done_is_not_done_again(tmp_path: Path) -> None:
+    WRITERS["jsonl"](path := tmp_path / "a.jsonl")
+    assert not convert(path, tmp_path / "out").was_there
+    before = (tmp_path / "out" / "dataset.json").stat().st_mtime_ns
+    assert convert(path, tmp_path / "out").was_there
+    assert (tmp_path / "out" / "dataset.json").stat().st_mtime_ns == before
+    _rows(path, path.read_text().split("\n")[:5])
+    with pytest.raises(ArgumentError, match=r"where other data was converted.*overwrite"):
+        convert(path, tmp_path / "out")
+    assert convert(path, tmp_path / "out", overwrite=True).statistics.sequences == 3
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["a.jsonl", "out"]
+
+
+def test_bad_rows_are_left_out_and_listed(tmp_path: Path) -> None:
+    good = '{"x": [1, 2], "kind": "a"}'
+    bad = ["{", '{"x": [null], "kind": "a"}', '{"x": [1]}', '{"x": ["word"], "kind": "a"}']
+    first = _rows(tmp_path / "a.jsonl", [good, *bad[:2], good])
+    second = _rows(tmp_path / "b.jsonl", [good, good, good, *bad[2:], good])
+    with pytest.raises(DataError, match=r"a\.jsonl, line 2: got bad JSON"):
+        convert([first, second], tmp_path / "out")
+    with small_steps(3, 1):
+        done = convert([first, second], tmp_path / "out", on_bad_row="skip", overwrite=True)
+    assert (done.skipped, done.statistics.sequences) == (4, 6)
+    rows = [json.loads(line) for line in (tmp_path / "out" / "skipped.jsonl").read_text().splitlines()]
+    assert [(Path(row["location"]).name, row["place"]) for row in rows] == [
+        ("a.jsonl", "line 2"),
+        ("a.jsonl", "line 3"),
+        ("b.jsonl", "line 4"),
+        ("b.jsonl", "line 5"),
+    ]
+    assert "bad JSON" in rows[0]["error"]
+    assert "a null" in rows[1]["error"]
+
+
+def test_a_file_of_bad_rows_alone_is_an_error(tmp_path: Path) -> None:
+    path = _rows(tmp_path / "a.jsonl", ["{", "["])
+    with pytest.raises(DataError, match="line 1: got bad JSON"):
+        convert(path, tmp_path / "out", on_bad_row="skip")
+    assert not (tmp_path / "out").exists()
+
+
+def test_schemas_that_differ_between_files_are_refused(tmp_path: Path) -> None:
+    cases = [
+        ('{"x": ["a"], "y": "b"}', "tokens or features"),
+        ('{"x": [[1, 2]], "y": "b"}', "tokens or features"),
+        ('{"z": [1], "y": "b"}', "no column 'x'"),
+        ('{"x": [1], "y": "b", "id": 3}', None),
+    ]
+    first = _rows(tmp_path / "a.jsonl", ['{"x": [], "y": "b"}', '{"x": [1], "y": "b"}'])
+    for number, (row, what) in enumerate(cases):
+        second = _rows(tmp_path / f"b{number}.jsonl", [row])
+        if what is None:
+            convert([first, second], tmp_path / f"out{number}")
+            continue
+        with pytest.raises(DataError, match=what) as caught:
+            convert([first, second], tmp_path / f"out{number}")
+        assert str(caught.value).startswith(str(second))
+        assert "\n" not in str(caught.value)
+
+
+def test_damaged_files_are_named(table: pa.Table, tmp_path: Path) -> None:
+    columns = Columns(sequence="words", label="kind")
+    pq.write_table(table, good := tmp_path / "a.parquet")
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    for name in ("a.parquet", "a.arrow"):
+        content = (tmp_path / name).read_bytes()
+        bad = tmp_path / f"bad-{name}"
+        place = 30 if name == "a.parquet" else content.index(b"aba") - 30
+        overwritten = content[:place] + b"\xff" * 60 + content[place + 60 :]
+        for damaged in (content[: len(content) // 2], content[:-9], overwritten):
+            bad.write_bytes(damaged)
+            with pytest.raises(DataError) as caught:
+                convert([good, bad], tmp_path / "out", columns, overwrite=True)
+            assert str(caught.value).startswith(str(bad))
+            assert "\n" not in str(caught.value)
+
+
+def test_what_cannot_be_reached_is_named(tmp_path: Path) -> None:
+    for url in ("memory://nowhere/a.parquet", "nosuch://a/b.parquet", "memory://nowhere/*.parquet"):
+        with pytest.raises(DataError, match=f"{url[:8]}.*(no answer that can be used|no file)") as caught:
+            convert(url, tmp_path / "out")
+        assert "\n" not in str(caught.value)
+    with pytest.raises(DataError, match="no such file"):
+        convert(tmp_path / "a.parquet", tmp_path / "out")
+    with pytest.raises(DataError, match=r"no file.*a pattern fits"):
+        convert(str(tmp_path / "*.parquet"), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_keeps_what_is_done_and_the_next_call_goes_on(tmp_path: Path) -> None:
+    rows = [json.dumps({"x": [float(row)] * (8000 if row == 40 else 3), "y": "a"}) for row in range(60)]
+    path = _rows(tmp_path / "a.jsonl", rows)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    with small_steps(10, 100):
+        convert(path, tmp_path / "undisturbed")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limit[1]))
+        try:
+            with pytest.raises(OSError, match=r"\[Errno") as caught:
+                convert(path, tmp_path / "out")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+            signal.signal(signal.SIGXFSZ, before)
+        assert caught.value.errno == errno.EFBIG
+        assert not (tmp_path / "out").exists()
+        done = convert(path, tmp_path / "out")
+    assert done.resumed == 40
+    for file in (tmp_path / "undisturbed").iterdir():
+        assert (tmp_path / "out" / file.name).read_bytes() == file.read_bytes()
+
+
+def test_an_output_that_must_not_be_touched(tmp_path: Path) -> None:
+    WRITERS["jsonl"](path := tmp_path / "a.jsonl")
+    (tmp_path / "full").mkdir()
+    _rows(tmp_path / "full" / "mine.txt", ["mine"])
+    for overwrite in (False, True):
+        with pytest.raises(ArgumentError, match="something else is"):
+            convert(path, tmp_path / "full", overwrite=overwrite)
+    with pytest.raises(ArgumentError, match="a file"):
+        convert(path, path)
+    with pytest.raises(ArgumentError, match="which is, or is in, the data"):
+        convert(tmp_path / "full", tmp_path / "full" / "out")
+    with locked(tmp_path / ".out.converting"), pytest.raises(ArgumentError, match="is at work"):
+        _in_a_thread(path, tmp_path / "out")
+    with pytest.raises(ArgumentError, match="one of fail, skip"):
+        convert(path, tmp_path / "out", on_bad_row="drop")
+
+
+def _in_a_thread(path: Path, output: Path) -> Conversion:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(convert, path, output).result()
+
+
+def test_what_is_half_done_goes_on_only_with_the_same(tmp_path: Path) -> None:
+    good = [json.dumps({"x": [row], "y": "a"}) for row in range(9)]
+    path = _rows(tmp_path / "a.jsonl", [*good, "{"])
+    with small_steps(2, 1), pytest.raises(DataError, match="line 10"):
+        convert(path, tmp_path / "out")
+    assert (tmp_path / ".out.converting").is_dir()
+    other = _rows(tmp_path / "b.jsonl", good[:2])
+    with small_steps(2, 1):
+        with pytest.raises(ArgumentError, match="an unfinished conversion of other data"):
+            convert(other, tmp_path / "out")
+        assert convert(path, tmp_path / "other", on_bad_row="skip").statistics.sequences == 9
+        assert convert(other, tmp_path / "out", overwrite=True).statistics.sequences == 2
+    assert not (tmp_path / ".out.converting").exists()

@@ -1,0 +1,353 @@
+"""Batches cut out of files, tables and frames, against the same data read whole and preprocessed in memory."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import datasets  # type: ignore[import-untyped]
+import fsspec  # type: ignore[import-untyped]
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.ipc
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import raglane as rl
+from attacks.small_shards import small_steps
+from raglane.data import FORMATS, Columns, Dataset, Preprocessor, SequenceDataset, convert, read
+from raglane.data.gathering import KeptParts
+from raglane.data.stores import Shards
+from raglane.errors import ArgumentTypeError, DataError
+from raglane.memory import mapped_bytes
+from small_files import WRITERS
+
+_TASKS = [
+    Columns(sequence="words", label="kind", id="name"),
+    Columns(task="tag", sequence="words", label="tags"),
+    Columns(task="forecast", sequence="x"),
+    Columns(sequence="x", label="kind"),
+    Columns(sequence="x", need_labels=False),
+    Columns(sequence="text", label="kind"),
+]
+
+
+def _table(rows: int = 40) -> pa.Table:
+    chance = np.random.default_rng(3)
+    words = [["abcde"[place] for place in chance.integers(0, 5, row * 7 % 5)] for row in range(rows)]
+    return pa.table(
+        {
+            "words": words,
+            "tags": [[word.upper() for word in row] for row in words],
+            "x": [[[float(row), step, -1.5] for step in range(len(words[row]))] for row in range(rows)],
+            "text": [" ".join(row) for row in words],
+            "kind": ["uvw"[row % 3] for row in range(rows)],
+            "name": [f"n{row}" for row in range(rows)],
+        }
+    )
+
+
+def _same(batch: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert batch.keys() == wanted.keys()
+    for name, value in wanted.items():
+        found = batch[name]
+        assert type(found) is type(value)
+        if isinstance(value, rl.Ragged):
+            assert found.offsets.tolist() == value.offsets.tolist()
+            found, value = found.values, value.values
+        assert found.dtype == value.dtype
+        torch.testing.assert_close(found, value, rtol=0, atol=0)
+
+
+def _check(data: Dataset, memory: SequenceDataset) -> None:
+    """The same lengths, batches and items."""
+    assert len(data) == len(memory)
+    assert data.lengths.tolist() == memory.lengths.tolist()
+    chance = np.random.default_rng(1)
+    count = len(memory)
+    for rows in ([], [0], list(range(count)), chance.permutation(count).tolist(), [3, 3, -1, 2], [count - 1, 0]):
+        if rows:
+            _same(rl.collate(data.__getitems__(rows)), rl.collate(memory.__getitems__(rows)))
+        assert data.take(rows).lengths.tolist() == memory.subset(rows).lengths.tolist()
+    for row in (0, 5, -1):
+        item, wanted = data[row], memory[row]
+        assert item.keys() == wanted.keys()
+        for name in wanted:
+            torch.testing.assert_close(item[name], wanted[name], rtol=0, atol=0)
+
+
+def _sources(table: pa.Table, folder: Path) -> dict[str, Callable[[], Any]]:
+    """The same table in every place that a dataset is opened from."""
+    pq.write_table(table, folder / "a.parquet", row_group_size=7)
+    with fsspec.open("memory://there/a.parquet", "wb") as file:
+        pq.write_table(table, file, row_group_size=9)
+    for name, start in (("part-a", 0), ("part-b", 25)):
+        part = table.slice(start, 25)
+        with pa.OSFile(str(folder / f"{name}.arrow"), "wb") as file, pa.ipc.new_file(file, part.schema) as writer:
+            writer.write_table(part, max_chunksize=10)
+    with pa.OSFile(str(folder / "a.arrows"), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=11)
+    return {
+        "parquet": lambda: folder / "a.parquet",
+        "url": lambda: "memory://there/a.parquet",
+        "pattern": lambda: str(folder / "part-*.arrow"),
+        "stream": lambda: folder / "a.arrows",
+        "table": lambda: table,
+        "polars": lambda: pl.from_arrow(table),
+        "pandas": lambda: pd.DataFrame(table.to_pylist()),
+        "hugging face": lambda: datasets.Dataset(table),
+    }
+
+
+@pytest.mark.parametrize("limit", ["_MAPPED", "_COPIED"])
+def test_large_data_is_read_and_small_data_is_mapped(
+    limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"raglane.data.stores.{limit}", 0)
+    for number, columns in enumerate(_TASKS):
+        path = _written(_table(), tmp_path)
+        with small_steps(6, 200):
+            convert(path, tmp_path / f"out{number}", columns)
+        records = read(path, columns)
+        fitted = Preprocessor.fit(records, task=columns.task if columns.wants_labels else "forecast")
+        data = Dataset(tmp_path / f"out{number}", columns, preprocessor=fitted)
+        _check(data, fitted.apply(records, require_targets=columns.need_labels))
+    reads = [os.pread]
+    with mock.patch("raglane.data.stores.os.pread", side_effect=reads[0]) as counted:
+        data.take([3, 9, 1, 30])
+    assert (counted.call_count > 0) == (limit == "_MAPPED")
+
+
+@pytest.mark.parametrize("number", range(len(_TASKS)))
+def test_every_source_gives_what_memory_gives(number: int, tmp_path: Path) -> None:
+    columns, table = _TASKS[number], _table()
+    sources = _sources(table, tmp_path)
+    with small_steps(6, 200):
+        convert(tmp_path / "a.parquet", tmp_path / "converted", columns)
+    records = read(tmp_path / "a.parquet", columns)
+    task = columns.task if columns.wants_labels else "forecast"
+    fitted = Preprocessor.fit(records, task=task)
+    memory = fitted.apply(records, require_targets=columns.need_labels)
+    with small_steps(6):
+        places: list[Callable[[], Any]] = [*sources.values(), lambda: tmp_path / "converted"]
+        for source in places:
+            data = Dataset(source(), columns, preprocessor=fitted)
+            _check(data, memory)
+    assert len(list((tmp_path / "converted").glob("*.arrow"))) > 2
+
+
+@pytest.mark.parametrize("name", list(FORMATS))
+def test_every_format_is_opened(name: str, tmp_path: Path) -> None:
+    path = tmp_path / f"data{(*FORMATS[name].suffixes, '')[0]}"
+    WRITERS[name](path)
+    records = read(path)
+    fitted = Preprocessor.fit(records, task="classify")
+    data = Dataset(path, preprocessor=fitted)
+    _check(data, fitted.apply(records))
+    assert data.ids == records.row_ids
+    assert data.statistics.labels == Dataset(path).statistics.labels
+
+
+def test_without_a_preprocessor_features_are_as_they_are(tmp_path: Path) -> None:
+    table = pa.table({"x": [[1.0, float("nan")], [], [3.0]], "kind": ["b", "a", "b"]})
+    batch = rl.collate(Dataset(table).__getitems__([0, 2]))
+    assert batch["inputs"].values.tolist()[0] == [1.0]
+    assert batch["inputs"].values.isnan().tolist() == [[False], [True], [False]]
+    assert batch["target"].tolist() == [1, 1]
+    words = Dataset(_table(), Columns(sequence="words", label="kind"))
+    assert words.preprocessor.labels == ("u", "v", "w")
+    counts = words.statistics.tokens
+    best = max(counts, key=lambda word: counts[word])
+    assert words.preprocessor.vocabulary is not None
+    assert words.preprocessor.vocabulary[:2] == ("<unk>", best)
+
+
+def test_a_converted_folder_opens_without_its_shards(tmp_path: Path) -> None:
+    table = _table()
+    pq.write_table(table, tmp_path / "a.parquet")
+    columns = Columns(task="tag", sequence="words", label="tags")
+    with small_steps(6, 300):
+        convert(tmp_path / "a.parquet", tmp_path / "out", columns)
+    with mock.patch.object(Shards, "load", side_effect=AssertionError("a shard is read")):
+        data = Dataset(tmp_path / "out")
+        assert data.columns.task == "tag"
+        assert data.lengths.dtype == torch.int32
+        assert data.lengths.tolist() == table["words"].combine_chunks().value_lengths().to_pylist()
+        assert data.statistics.elements == int(data.lengths.sum())
+        assert data.preprocessor.labels == tuple(sorted("ABCDE"))
+        part = data.subset(np.arange(30, 10, -1))
+        assert len(pickle.dumps(part)) < 20_000
+    assert part.take([0, 1]).lengths.tolist() == data.take([30, 29]).lengths.tolist()
+    assert part.subset([3])[0]["inputs"].tolist() == data[27]["inputs"].tolist()
+
+
+def test_values_lie_in_the_file(tmp_path: Path) -> None:
+    convert(_written(_table(), tmp_path), tmp_path / "out", Columns(sequence="x", label="kind"))
+    store, _ = Shards.of(tmp_path / "out")
+    part = store.load(0)
+    assert not part.values.flags.owndata
+    assert not part.values.flags.writeable
+    data = Dataset(tmp_path / "out")
+    first = data.take(np.arange(4, 9)).values
+    # The rows of one shard that stand together are that memory, not a copy of it.
+    assert any(np.shares_memory(first.numpy(), kept.values) for kept in data._parts._parts.values())
+    data.take([0])
+    before = mapped_bytes()
+    for kept in data._parts._stores:
+        kept.drop()
+    assert mapped_bytes() < before
+    assert torch.equal(data.take(np.arange(4, 9)).values, first)
+
+
+def _written(table: pa.Table, folder: Path) -> Path:
+    pq.write_table(table, path := folder / "a.parquet")
+    return path
+
+
+def test_parts_of_parquet_are_dropped_and_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns, table = Columns(sequence="x", label="kind"), _table()
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=5)
+    monkeypatch.setattr("raglane.data.gathering._KEPT", 100)
+    data = Dataset(tmp_path / "a.parquet", columns)
+    records = read(tmp_path / "a.parquet", columns)
+    rows = np.random.default_rng(2).permutation(len(records))
+    np.testing.assert_array_equal(data.take(rows).values, records.select(rows).values)
+    kept: KeptParts = data._parts
+    assert len(kept._parts) < 4
+
+
+def test_memory_that_is_mapped_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    convert(_written(_table(), tmp_path), tmp_path / "out", Columns(sequence="x", label="kind"))
+    monkeypatch.setattr("raglane.data.gathering._LOOK", 8)
+    data = Dataset(tmp_path / "out")
+    for most, times in ((1 << 50, 0), (0, 2)):
+        monkeypatch.setattr("raglane.data.gathering._MAPPED", most)
+        with mock.patch.object(Shards, "drop") as drop:
+            for _ in range(6):
+                data.take([1, 2, 3])
+        assert drop.call_count == times
+
+
+def test_workers_open_the_files_again(tmp_path: Path) -> None:
+    columns = Columns(sequence="words", label="kind")
+    with small_steps(6, 300):
+        convert(_written(_table(), tmp_path), tmp_path / "out", columns)
+    data = Dataset(tmp_path / "out", columns)
+    order = [[5, 1], [39, 2, 2], [0]]
+    wanted = [rl.collate(data.__getitems__(rows)) for rows in order]
+    for reader in (data, pickle.loads(pickle.dumps(data))):
+        loader: DataLoader[Any] = DataLoader(reader, batch_sampler=order, collate_fn=rl.collate, num_workers=1)
+        for batch, expected in zip(loader, wanted, strict=True):
+            _same(batch, expected)
+
+
+class _Deadly(Dataset):
+    """Whose worker is killed at a row."""
+
+    def __getitems__(self, indices: Any) -> Any:
+        if 7 in indices:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitems__(indices)
+
+
+def test_a_worker_that_dies_is_told_and_loses_nothing(tmp_path: Path) -> None:
+    columns = Columns(sequence="words", label="kind")
+    convert(_written(_table(), tmp_path), tmp_path / "out", columns)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    loader: DataLoader[Any] = DataLoader(
+        _Deadly(tmp_path / "out"), batch_sampler=[[1], [7], [2]], collate_fn=rl.collate, num_workers=1
+    )
+    with pytest.raises(RuntimeError, match=r"DataLoader worker.*(killed|exited)"):
+        list(loader)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+    assert len(list(DataLoader(Dataset(tmp_path / "out"), batch_size=8, collate_fn=rl.collate))) == 5
+
+
+def test_what_is_wrong_names_file_and_row(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"x": [float(row)], "kind": "ab"[row % 2], "id": f"s{row}"} for row in range(9)]
+    fitted = Preprocessor.fit(read(_written(pa.Table.from_pylist(rows), tmp_path)), task="classify")
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"x": [None]}, "a null in row 5"),
+        ({"x": [float("nan")]}, r"missing, in .*row 5 \(id 's5'\), step 0"),
+        ({"kind": "c"}, r"label: got one that training has not seen, in .*row 5 \(id 's5'\)"),
+        ({"kind": None}, "a null in row 5"),
+    ]
+    for changed, pattern in cases:
+        bad = [*rows[:5], {**rows[5], **changed}, *rows[6:]]
+        path = _written(pa.Table.from_pylist(bad), tmp_path)
+        with pytest.raises(DataError, match=pattern) as caught:
+            Dataset(path, preprocessor=fitted).take([1, 5])
+        assert "\n" not in str(caught.value)
+        assert "a.parquet" in str(caught.value)
+    other = pa.Table.from_pylist([{**row, "x": [row["x"]] * 2} for row in rows])
+    pq.write_table(other, tmp_path / "b.parquet")
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "c.parquet")
+    data = Dataset([tmp_path / "c.parquet", tmp_path / "b.parquet"])
+    with pytest.raises(DataError, match=r"b\.parquet, row group 0: got features .*after features"):
+        Dataset([tmp_path / "c.parquet", _wide(tmp_path, rows)]).take([0, 12])
+    assert len(data) == 18
+
+
+def _wide(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    wide = pa.Table.from_pylist([{**row, "x": [[1.0, 2.0]]} for row in rows])
+    pq.write_table(wide, folder / "b.parquet")
+    return folder / "b.parquet"
+
+
+def test_a_damaged_folder_is_refused_before_anything_is_cut_out_of_it(tmp_path: Path) -> None:
+    convert(_written(_table(), tmp_path), tmp_path / "out", Columns(sequence="words", label="kind"))
+    content = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    shard = content["part-00000.arrow"]
+    batch = pa.ipc.open_file(pa.BufferReader(shard)).get_batch(0)
+    offsets = batch.column("words").offsets.buffers()[1].to_pybytes()
+    place = shard.index(offsets[:64])
+    falling = shard[: place + 12] + b"\xff\xff\xff\x7f" + shard[place + 16 :]
+    codes = batch.column("words").values.indices.buffers()[1].to_pybytes()
+    at = shard.index(codes[:64], place + len(offsets))
+    unknown = shard[:at] + b"\x99\x99" + shard[at + 2 :]
+    damaged = [
+        ("part-00000.arrow", falling),
+        ("part-00000.arrow", unknown),
+        ("part-00000.arrow", shard[:-20]),
+        ("part-00000.arrow", None),
+        ("lengths.npy", content["lengths.npy"][:-4]),
+        ("dataset.json", b"{"),
+        ("dataset.json", content["dataset.json"].replace(b'"format_version": 1', b'"format_version": 9')),
+        ("statistics.json", b"[]"),
+    ]
+    for name, bad in damaged:
+        path = tmp_path / "out" / name
+        if bad is None:
+            path.unlink()
+        else:
+            path.write_bytes(bad)
+        with pytest.raises(DataError, match=r"out") as caught:
+            _use(tmp_path / "out")
+        assert "\n" not in str(caught.value)
+        path.write_bytes(content[name])
+    assert len(Dataset(tmp_path / "out").take([0, 1])) == 2
+
+
+def _use(folder: Path) -> None:
+    data = Dataset(folder)
+    assert data.lengths.shape == (40,)
+    data.take(np.arange(40))
+
+
+def test_what_is_no_source_is_refused() -> None:
+    for source in (3, None, [1, 2], {"x": [1]}):
+        with pytest.raises(ArgumentTypeError, match=r"source: .*a path, a list of paths, or what speaks Arrow"):
+            Dataset(source)
+    with pytest.raises(ArgumentTypeError, match="columns"):
+        Dataset(_table(), "words")  # type: ignore[arg-type]
+    with pytest.raises(IndexError, match="there are 40 sequences"):
+        Dataset(_table(), Columns(sequence="x", label="kind"))[40]

@@ -1,0 +1,58 @@
+"""Faults in datasets that need not fit in memory, and in conversions."""
+
+from __future__ import annotations
+
+from faults.fault import Fault
+
+__all__ = ["FAULTS"]
+
+FAULTS: dict[str, Fault] = {
+    "a-conversion-forgets-where-it-is": Fault(
+        "src/raglane/data/conversion.py",
+        '"position": position,',
+        '"position": None,',
+        "data/test_conversion.py::test_a_full_disk_keeps_what_is_done_and_the_next_call_goes_on",
+    ),
+    "what-is-left-out-is-not-listed": Fault(
+        "src/raglane/data/conversion.py",
+        "for row in bad or ()]",
+        "for row in ()]",
+        "data/test_conversion.py::test_bad_rows_are_left_out_and_listed",
+    ),
+    "what-is-half-done-goes-on-with-other-data": Fault(
+        "src/raglane/data/jobs.py",
+        "if key not in (None, job.key()) and not overwrite:",
+        "if key is not None and key[0] == '.':",
+        "data/test_conversion.py::test_what_is_half_done_goes_on_only_with_the_same",
+    ),
+    "good-rows-go-with-the-bad": Fault(
+        "src/raglane/data/formats/pieces.py",
+        "runs += [(middle, end), (start, middle)]",
+        "runs += [(start, middle)]",
+        "data/test_pieces.py::test_every_bad_row_is_left_out_and_no_other",
+    ),
+    "deviations-within-parts-alone": Fault(
+        "src/raglane/data/statistics.py",
+        " + step * step * self.count * share",
+        "",
+        "data/test_conversion.py::test_statistics_of_large_numbers_keep_their_differences",
+    ),
+    "rows-of-the-first-part": Fault(
+        "src/raglane/data/gathering.py",
+        "local[low:high] -= parts.start(number)",
+        "local[low:high] %= len(parts.get(number).offsets) - 1",
+        "data/test_stored_dataset.py::test_every_source_gives_what_memory_gives",
+    ),
+    "labels-in-the-order-of-the-files": Fault(
+        "src/raglane/data/gathering.py",
+        "self.targets = self.targets[elements if self.has_tags else back]",
+        "self.targets = self.targets[elements if self.has_tags else order]",
+        "data/test_stored_dataset.py::test_every_source_gives_what_memory_gives",
+    ),
+    "offsets-of-a-damaged-file-believed": Fault(
+        "src/raglane/data/stores.py",
+        " or (np.diff(offsets) < 0).any()",
+        "",
+        "data/test_stored_dataset.py::test_a_damaged_folder_is_refused_before_anything_is_cut_out_of_it",
+    ),
+}
