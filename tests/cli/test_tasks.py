@@ -151,3 +151,25 @@ def test_a_target_in_ts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert main([*command, "--task", "regress"]) == 0
     (tmp_path / "bad.ts").write_text(head + "1,2:?\n")
     fails(["train", str(tmp_path / "bad.ts"), "--task", "regress", *FAST], capsys, "line 5", "the target '?'")
+
+
+def test_forecasts_step_by_step_and_piano_rolls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = _lines(tmp_path / "waves.jsonl", [{"values": wave} for wave in _waves()])
+    rolls = [{"values": [[float(x > 0), float(x <= 0)] for x in wave]} for wave in _waves()]
+    notes = _lines(tmp_path / "rolls.jsonl", rolls)
+    command = ["train", "--task", "forecast", *FAST]
+    assert main([*command, str(data), "--out", str(tmp_path / "waves")]) == 0
+    assert "(persistence: " in capsys.readouterr().out
+    assert main(["evaluate", str(tmp_path / "waves"), str(data), "--horizon", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert "mean MAE " in printed
+    assert [line.split()[0] for line in printed.splitlines()[1:4]] == ["step", "1", "2"]
+    assert main([*command, str(notes), "--out", str(tmp_path / "rolls")]) == 0
+    assert "loss: bce, since every channel is 0 or 1; for errors of numbers: --loss mse" in capsys.readouterr().out
+    assert main(["train", "--resume", "--out", str(tmp_path / "rolls"), "--epochs", "3", "--quiet"]) == 0
+    assert main(["evaluate", str(tmp_path / "rolls"), str(notes)]) == 0
+    assert "independent nats " in capsys.readouterr().out
+    halves = _lines(tmp_path / "halves.jsonl", [{"values": [[0.5, 1.0], [0.5, 0.0]]}])
+    fails(["evaluate", str(tmp_path / "rolls"), str(halves)], capsys, "binary cross-entropy is for channels")
+    fails([*command, str(data), "--loss", "bce", "--out", str(tmp_path / "no")], capsys, "--loss mse")
+    fails(["evaluate", str(tmp_path / "waves"), str(data), "--horizon", "8"], capsys, "--horizon: got 8")

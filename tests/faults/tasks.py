@@ -27,6 +27,18 @@ FAULTS: dict[str, Fault] = {
         "model.thresholds.copy_(torch.full_like(model.thresholds, 0.5) + 0 * targets.sum())",
         "training/test_tasks.py::test_sets_of_labels",
     ),
+    "persistence-from-the-end": Fault(
+        f"{_TASKS}forecast.py",
+        "last = self.parts(heads.last())[0].cpu().unsqueeze(1)",
+        "last = self.parts(heads.first())[0].cpu().unsqueeze(1)",
+        "training/test_tasks.py::test_steps_ahead_by_hand",
+    ),
+    "persistence-without-what-was-before": Fault(
+        f"{_TASKS}forecast.py",
+        "(_entropy(self.counts[0]) + _entropy(self.counts[1])) / frames",
+        "_entropy(self.counts.sum(0)) / frames",
+        "training/test_tasks.py::test_binary_channels_are_told_as_such",
+    ),
     "thresholds-between-equals": Fault(
         f"{_TASKS}multilabel.py",
         "scores = torch.where(below < ranked, scores, -1.0)",

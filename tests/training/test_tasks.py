@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import product
+import math
+from dataclasses import replace
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +23,7 @@ from raglane.training.model import ModelConfig, SequenceModel
 from raglane.training.run import train
 from raglane.training.settings import LOSSES, ModelSettings, Settings
 from raglane.training.settings import TASKS as NAMES
-from raglane.training.tasks import TASKS, make_task
+from raglane.training.tasks import TASKS, make_task, settle
 from raglane.training.tasks.multilabel import best_thresholds
 from raglane.training.tasks.regress import loss_of_errors
 
@@ -186,3 +188,67 @@ def test_targets_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"quantile: got 0.9.*loss quantile"):
         Settings("regress", quantile=0.9)
     assert total > 0
+
+
+def _rolls(count: int = 40, seed: int = 0) -> Records:
+    """Binary channels: the second is what the first was a step before; the third is chance."""
+    random = np.random.default_rng(seed)
+    lengths = random.integers(2, 9, count)
+    values = (random.random((int(lengths.sum()), 3)) < 0.4).astype(np.float32)
+    values[1:, 1] = values[:-1, 0]
+    return Records(values, offsets_of(lengths), channels=("a", "b", "c"))
+
+
+def test_binary_channels_are_told_as_such(tmp_path: Path) -> None:
+    """Where a network can know more than frequencies it ends below them, and the rules' nats are what they are."""
+    training, test = _rolls(), _rolls(20, seed=1)
+    settings, note = settle(Settings("forecast", epochs=40, hidden=16, lr=0.02, threads=1), training)
+    assert settings.loss == "bce"
+    assert "every channel is 0 or 1" in str(note)
+    result = train(replace(settings, loss=None), training, test, tmp_path)
+    assert result.metric == "nats"
+    saved = load_model(tmp_path)
+    numbers = evaluate(saved, test).numbers
+    assert numbers["nats"] < 0.85 * min(numbers["independent_nats"], numbers["persistence_nats"])
+    pairs = [(test.values[row], test.values[row + 1]) for row in range(len(test.values) - 1)]
+    inside = [pair for row, pair in enumerate(pairs) if row + 1 not in test.offsets]
+    by_hand = 0.0
+    for channel in range(3):
+        for before in (0, 1):
+            came = [new[channel] for old, new in inside if old[channel] == before]
+            by_hand -= sum(math.log(np.mean(came) if one else 1 - np.mean(came)) for one in came)
+    assert numbers["persistence_nats"] == pytest.approx(by_hand / len(inside))
+    for row in predict(saved, test, horizon=3).columns["prediction"]:
+        assert np.shape(row) == (3, 3)
+        assert 0 < np.min(row) <= np.max(row) < 1
+    wrong = replace_values(test, 2.0)
+    with pytest.raises(DataError, match=r"got 2 in element 0.*0 or 1"):
+        evaluate(saved, wrong)
+    assert settle(Settings("forecast"), wrong)[0].loss is None
+    assert settle(Settings("forecast", loss="mse"), test)[0].loss == "mse"
+
+
+def replace_values(records: Records, value: float) -> Records:
+    """The same with another number in all places."""
+    return replace(records, values=np.full_like(records.values, value))
+
+
+def test_steps_ahead_by_hand(tmp_path: Path) -> None:
+    """The errors of each step are those of predictions on the sequences without their last elements."""
+    records = _records(30)
+    train(Settings("forecast", epochs=2, hidden=4, threads=1), records, None, tmp_path)
+    saved = load_model(tmp_path)
+    table = evaluate(saved, records, horizon=3, batch_size=7).measured.table
+    long = records.select(records.lengths > 3)
+    keep = np.concatenate([np.arange(start, end - 3) for start, end in pairwise(long.offsets)])
+    heads = Records(long.values[keep], offsets_of(long.lengths - 3), channels=("x",))
+    told = np.array(predict(saved, heads, horizon=3).columns["prediction"])[:, :, 0]
+    truth = np.stack([long.values[end - 3 : end, 0] for end in long.offsets[1:]])
+    last = np.stack([long.values[end - 4, 0] for end in long.offsets[1:]])[:, None]
+    mean = (saved.preprocessor.mean or (0,))[0]
+    for step, row in enumerate(table):
+        assert row["step"] == step + 1
+        for name, answer in (("MAE", told), ("persistence_MAE", last), ("mean_MAE", np.full((1, 3), mean))):
+            assert row[name] == pytest.approx(np.abs(answer - truth)[:, step].mean(), rel=1e-4)
+    with pytest.raises(DataError, match="horizon: got 9"):
+        evaluate(saved, records, horizon=9)

@@ -35,6 +35,7 @@ def evaluate(
     columns: options.Columns,
     format: options.Format = None,
     batch_size: options.PredictionBatchSize = 256,
+    horizon: options.Horizon = 1,
     device: options.Device = "auto",
     quiet: options.Quiet = False,
     debug: options.Debug = False,  # noqa: ARG001
@@ -49,6 +50,8 @@ def evaluate(
     raglane evaluate runs/vowels
 
     raglane evaluate runs/names more-names.csv --label-column language
+
+    raglane evaluate runs/meters later.csv --horizon 24
     """
     from raglane.training.checkpoint import load_model, model_folder
     from raglane.training.folder import at_work
@@ -70,7 +73,7 @@ def evaluate(
         else:
             records = model_source(run, data, format, columns, saved.columns).read(saved.task)
         tell_empty(records, saved.task, say)
-        report(run, saved, records, device=where, say=say, name="evaluation", batch_size=batch_size)
+        report(run, saved, records, device=where, say=say, name="evaluation", batch_size=batch_size, horizon=horizon)
 
 
 def model_source(run: Path, data: Path, format: str | None, columns: options.Given, trained: dict[str, Any]) -> Source:
@@ -116,6 +119,7 @@ def report(
     say: Callable[[str], None],
     name: str,
     batch_size: int = 256,
+    horizon: int = 1,
     is_short: bool = False,
 ) -> None:
     """Measure the best model of a run, say how good it is, and write the numbers and the matrix in its folder.
@@ -128,13 +132,14 @@ def report(
         say: prints a line.
         name: what the first line starts with.
         batch_size: sequences of a batch.
+        horizon: how many elements to forecast.
         is_short: leave the table to its file.
     """
     from raglane.training import inference
     from raglane.training.files import write_file
     from raglane.training.stored import to_json
 
-    evaluation = inference.evaluate(saved, records, batch_size=batch_size, device=device)
+    evaluation = inference.evaluate(saved, records, batch_size=batch_size, horizon=horizon, device=device)
     say(f"{name}: {_numbers(evaluation)} ({evaluation.sequences:,} sequences of {records.source.name})")
     written = _write_details(folder, evaluation, say=None if is_short else say)
     write_file(folder / "evaluation.json", to_json({"data": str(records.source), **evaluation.to_config()}))

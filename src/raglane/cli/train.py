@@ -191,16 +191,21 @@ def _train(order: _Order) -> None:
     from raglane.cli.progress import pick_watcher
     from raglane.training import run
     from raglane.training.machine import check_machine
-    from raglane.training.tasks import TASKS
+    from raglane.training.tasks import TASKS, settle
 
     settings = order.settings
     # Before anything is read, which can take a while.
     device = check_machine(settings)
     training, validation = _parts(order)
     test = _test_part(order)
+    if not order.resume:
+        settings, note = settle(settings, training)
+        if note is not None:
+            order.say(note)
+        order = replace(order, settings=settings)
     if order.plans_batches:
         settings = _planned(order, training)
-    metric = TASKS[settings.task].metric
+    metric = TASKS[settings.task].terms(settings)[0]
     watcher = None if order.quiet else pick_watcher(metric)
     try:
         result = run.train(
@@ -322,7 +327,7 @@ def _tell_result(order: _Order, result: TrainingResult) -> None:
     row = state.history[state.best_epoch - 1]
     part = "validation" if "validation_loss" in row else "train"
     numbers = f"{part} loss {row[f'{part}_loss']:.4f}, {result.metric} {row[f'{part}_{result.metric}']:.3f}"
-    simple = TASKS[order.settings.task].baseline
+    simple = TASKS[order.settings.task].terms(order.settings)[1]
     baseline = row.get(f"{simple}_{result.metric}")
     beside = "" if baseline is None else f" ({simple}: {baseline:.3f})"
     if state.epoch < order.settings.epochs:

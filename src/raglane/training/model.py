@@ -203,10 +203,15 @@ class SequenceModel(nn.Module):
             logits: Tensor = self.head(encoded)
             return logits
         scores = encoded.map(self.head)
-        if self.config.task == "forecast":
+        if self.config.task == "forecast" and not self.is_binary:
             known = inputs.values[:, : self.config.output_size]
             scores = scores.map(lambda change: known + change)
         return scores
+
+    @property
+    def is_binary(self) -> bool:
+        """Whether a forecast is the logit of a 1, rather than a change of what was there before."""
+        return self.config.task == "forecast" and self.config.loss_name == "bce"
 
     def forecast(self, inputs: Ragged, horizon: int = 1) -> Tensor:
         """The elements that follow each sequence, each fed back to forecast the next.
@@ -216,18 +221,25 @@ class SequenceModel(nn.Module):
             horizon: how many elements.
 
         Returns:
-            ``(B, horizon, output_size)``; NaN for an empty sequence, from which nothing follows.
+            ``(B, horizon, output_size)``; NaN for an empty sequence, from which nothing follows. Of what is 0 or 1,
+            the probability of a 1; then the likelier of the two is fed back.
         """
         size = self.config.output_size
         recurrent: Any = self.encoder.recurrent
         out, state = recurrent(inputs)
         known = inputs.last(empty=float("nan"))
-        forecast = known[:, :size] + self.head(self.encoder.dropout(out.last()))
+        forecast = self._next(known[:, :size], self.head(self.encoder.dropout(out.last())))
         forecasts = [forecast]
         # What stands beyond the forecast channels says "was missing": a forecast is not missing.
         flags = torch.zeros_like(known[:, size:])
         for _ in range(1, horizon):
-            output, state = recurrent.step(torch.cat([forecast, flags], dim=1), state)
-            forecast = forecast + self.head(self.encoder.dropout(output))
+            # NaN, from which nothing follows, stays.
+            told = torch.where(forecast > 0.5, 1.0, 0 * forecast) if self.is_binary else forecast
+            output, state = recurrent.step(torch.cat([told, flags], dim=1), state)
+            forecast = self._next(forecast, self.head(self.encoder.dropout(output)))
             forecasts.append(forecast)
         return torch.stack(forecasts, dim=1)
+
+    def _next(self, before: Tensor, answer: Tensor) -> Tensor:
+        """What the head's answer says of the next element; NaN after NaN."""
+        return answer.sigmoid() + 0 * before if self.is_binary else before + answer

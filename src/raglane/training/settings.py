@@ -35,7 +35,7 @@ LOSSES = {
     "tag": ("cross_entropy",),
     "regress": ("mse", "mae", "huber", "quantile"),
     "multilabel": ("bce",),
-    "forecast": ("mse",),
+    "forecast": ("mse", "mae", "huber", "bce"),
 }
 # The names in raglane.nn, which is not imported here: that would import torch.
 LAYERS = ("lstm", "gru", "rnn", "indrnn", "sru", "qrnn", "mingru", "minlstm", "peephole_lstm", "coupled_lstm")
@@ -118,7 +118,7 @@ class ModelSettings:
     zoneout: float = option(0.0, "Share of units that keep their value for a step.", MODEL, _SHARE)
     loss: str | None = option(
         None,
-        "What training makes smaller; to regress: mse, mae, huber or quantile.",
+        "What training makes smaller: mse, mae, huber or quantile of numbers, bce of what is 0 or 1.",
         MODEL,
         choices=tuple(dict.fromkeys(name for names in LOSSES.values() for name in names)),
         metavar="NAME",

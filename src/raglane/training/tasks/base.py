@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -92,7 +93,13 @@ class Task(ABC):
     def __init__(self, preprocessor: Preprocessor, settings: ModelSettings) -> None:
         self.preprocessor = preprocessor
         self.settings = settings
+        self.metric, self.baseline = self.terms(settings)
         self.class_weights: Tensor | None = None
+
+    @classmethod
+    def terms(cls, settings: ModelSettings) -> tuple[str, str | None]:  # noqa: ARG003
+        """The names of the metric and of the baseline with some settings."""
+        return cls.metric, cls.baseline
 
     @staticmethod
     @abstractmethod
@@ -137,6 +144,19 @@ class Task(ABC):
             horizon: how many elements to forecast, for the tasks that do.
         """
         return values_of(model(inputs))
+
+    def ahead(self, model: Any, batches: Iterable[Ragged], horizon: int) -> tuple[dict[str, Any], ...]:
+        """Rows of a table: how good forecasts are, step by step, of the last elements of each sequence.
+
+        Args:
+            model: of :class:`~raglane.training.model.SequenceModel`.
+            batches: whole sequences, on the model's device.
+            horizon: how many elements to hold back and forecast.
+
+        Raises:
+            DataError: no sequence is long enough.
+        """
+        raise NotImplementedError
 
     def tune(self, model: Any, answers: list[Tensor], batches: list[Batch]) -> None:  # noqa: B027
         """Set what the model keeps beside its weights, by its answers to the validation part.
