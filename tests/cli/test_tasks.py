@@ -173,3 +173,33 @@ def test_forecasts_step_by_step_and_piano_rolls(tmp_path: Path, capsys: pytest.C
     fails(["evaluate", str(tmp_path / "rolls"), str(halves)], capsys, "binary cross-entropy is for channels")
     fails([*command, str(data), "--loss", "bce", "--out", str(tmp_path / "no")], capsys, "--loss mse")
     fails(["evaluate", str(tmp_path / "waves"), str(data), "--horizon", "8"], capsys, "--horizon: got 8")
+
+
+def test_language_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = tmp_path / "words.txt"
+    text.write_text("the dog sees a cat\n\na cat sees the dog\nthe cat sleeps\n" * 4)
+    command = ["train", str(text), "--task", "language", *FAST]
+    for split in ("characters", "words", "bytes"):
+        run = str(tmp_path / split)
+        more = ["--split", split, "--steps", "5", "--tie-weights", "--embedding-dropout", "0.1"]
+        assert main([*command, "--out", run, *more, "--cell", "lstm"]) == 0
+        assert f"a line is a sequence, split into {split}" in capsys.readouterr().out
+        assert main(["evaluate", run, str(text)]) == 0
+        printed = capsys.readouterr().out
+        for piece in ("perplexity ", "unigram perplexity ", "bits per character "):
+            assert piece in printed
+        assert main(["sample", run, "--count", "3", "--prompt", "the cat", "--length", "4"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) == 3
+        assert all(line.startswith("the cat") for line in lines)
+        assert main(["predict", run, str(text), "-o", str(tmp_path / "p.jsonl"), "--horizon", "3"]) == 0
+        assert set(_read(tmp_path / "p.jsonl")[0]) == {"id", "prediction", "bits"}
+        capsys.readouterr()
+    fails(["train", str(text), *FAST], capsys, "a text file", "the task classify needs labels", "--task language")
+    fails([*command, "--split", "letters"], capsys, "--split: got 'letters'")
+    fails([*command, "--bidirectional"], capsys, "--bidirectional", "forwards only")
+    fails(["sample", run, "--temperature", "-1"], capsys, "--temperature: got -1")
+    data = _lines(tmp_path / "waves.jsonl", [{"values": wave} for wave in _waves()])
+    fails(["train", str(data), "--task", "language", *FAST], capsys, "reads tokens")
+    assert main(["train", str(data), "--task", "forecast", "--out", str(tmp_path / "waves"), *FAST, "--quiet"]) == 0
+    fails(["sample", str(tmp_path / "waves")], capsys, "a model of the task forecast")

@@ -344,7 +344,7 @@ def test_a_string_that_looks_like_a_date_stays_a_string(tmp_path: Path) -> None:
 def test_what_was_found_reads_another_file_in_the_same_way(tmp_path: Path) -> None:
     path = write(tmp_path, "parquet", {"id": [1], "text": ["a b"], "y": [3]})
     found = read(path).columns
-    assert found == Columns(sequence="text", label="y")
+    assert found == Columns(sequence="text", label="y", split="words")
     path = write(tmp_path, "jsonl", {"comment": ["x"], "y": ["p"], "text": ["a b"]})
     records = read(path, replace(found, need_labels=False))
     assert records.values.tolist() == ["a", "b"]

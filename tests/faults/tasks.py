@@ -39,6 +39,30 @@ FAULTS: dict[str, Fault] = {
         "_entropy(self.counts.sum(0)) / frames",
         "training/test_tasks.py::test_binary_channels_are_told_as_such",
     ),
+    "an-end-is-no-token": Fault(
+        "src/raglane/data/preprocess.py",
+        "torch.repeat_interleave(torch.arange(len(lengths)), offsets.diff()) * more + 1",
+        "torch.repeat_interleave(torch.arange(len(lengths)), offsets.diff()) * more",
+        "training/test_language.py::test_a_text_stands_between_ends",
+    ),
+    "chunks-without-the-states-before": Fault(
+        "src/raglane/training/model.py",
+        "carry(recurrent, embedded, state, begins)",
+        "carry(recurrent, embedded, state, begins | True)",
+        "training/test_language.py::test_chunks_give_what_whole_sequences_give",
+    ),
+    "states-of-chunks-start-anew": Fault(
+        "src/raglane/training/loop.py",
+        "tuple(self.random[name].to(device) for name",
+        "tuple(0 * self.random[name].to(device) for name",
+        "training/test_run.py::test_going_on_is_never_having_stopped",
+    ),
+    "a-line-without-its-break": Fault(
+        "src/raglane/data/splitting.py",
+        "return len(tokens) + texts",
+        "return len(tokens)",
+        "training/test_language.py::test_an_evaluation_by_hand",
+    ),
     "thresholds-between-equals": Fault(
         f"{_TASKS}multilabel.py",
         "scores = torch.where(below < ranked, scores, -1.0)",

@@ -157,7 +157,7 @@ def test_an_evaluation_of_sets_by_hand() -> None:
     fitted = Preprocessor("multilabel", ("x",), labels=("a", "b"))
     model = SequenceModel(ModelConfig("multilabel", input_size=1, output_size=2, hidden=2))
     targets = torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]])
-    meter = make_task(fitted, ModelSettings("multilabel")).meter(model)
+    meter = make_task(fitted, ModelSettings("multilabel")).meter(model, _records(3))
     batch = Batch(Ragged([torch.ones(1, 1)] * 3), targets, torch.arange(3))
     meter.add(torch.tensor([[1.0, -1.0], [-1.0, 1.0], [1.0, -1.0]]), batch)
     measured = meter.measured()

@@ -133,7 +133,7 @@ Data = Annotated[
     Path | None,
     typer.Argument(
         parser=path,
-        help="A .ts, .parquet, .jsonl or .csv file, or a folder of text files, one per class. "
+        help="A .ts, .parquet, .jsonl, .csv or .txt file, or a folder of text files, one per class. "
         "Without it: Japanese vowels, the embedded default.",
         show_default=False,
     ),
@@ -157,7 +157,7 @@ Run = Annotated[Path, typer.Argument(parser=path, help="Folder of a run, or of a
 Format = Annotated[
     str | None,
     typer.Option(
-        metavar="ts|parquet|jsonl|csv|folder",
+        metavar="ts|parquet|jsonl|csv|text|folder",
         help="Format of the data.",
         show_default="by suffix",
         rich_help_panel=DATA,

@@ -54,6 +54,13 @@ class ColumnNames:
         flag="--feature-column",
         unset="all others",
     )
+    split: str | None = option(
+        None,
+        "How texts become tokens: words, characters, bytes, or a Hugging Face tokenizer file.",
+        DATA,
+        metavar="words|characters|bytes|FILE",
+        unset="columns: words; files: characters",
+    )
 
 
 @dataclass(frozen=True)
@@ -126,6 +133,7 @@ class Source:
         guessed = {
             "sequence": found.sequence,
             "label": found.label,
+            "split": found.split,
             "features": None if found.features is None else list(found.features),
         }
         return {name: named or guessed.get(name) for name, named in asdict(self.columns).items()}

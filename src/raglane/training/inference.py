@@ -187,7 +187,7 @@ def evaluate(
     _check_options(task, horizon=horizon)
     task.check(dataset, str(records.source))
     model = saved.model.to(device)
-    totals, meter = Totals(), task.meter(model)
+    totals, meter = Totals(), task.meter(model, records)
     with torch.no_grad():
         for batch in in_order(dataset, batch_size):
             moved = batch.to(device)

@@ -26,7 +26,7 @@ with warnings.catch_warnings():
 
 from raglane.data.dataset import SequenceDataset
 from raglane.errors import DataError, message
-from raglane.training.batches import Batch, loader, order_of_data, training_order
+from raglane.training.batches import Batch, ChunkedBatches, loader, order_of_data, training_order
 from raglane.training.divergence import check_losses, diverged
 from raglane.training.files import write_file, write_folder
 from raglane.training.folder import BEST, CURVES, LAST, drop_replaced
@@ -76,6 +76,8 @@ class _Module(pl.LightningModule):
         self.optimizer_state: dict[str, Any] | None = None
         self.totals = Totals()
         self.validation_totals = Totals()
+        # The layer's states after the last chunk, where sequences are cut into such.
+        self.carried: Any = None
         # Of the validation part, where the task sets something by them.
         self.answers: list[tuple[Tensor, Batch]] = []
         self.train_loader: Callable[[], Any] = list
@@ -88,7 +90,11 @@ class _Module(pl.LightningModule):
         return self.validation_loader()
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:  # noqa: ARG002
-        score = self.task.score(self.model(batch.inputs), batch, training=True)
+        if batch.begins is None:
+            output = self.model(batch.inputs)
+        else:
+            output, self.carried = self.model.go_on(batch.inputs, self.carried, batch.begins)
+        score = self.task.score(output, batch, training=True)
         self.totals.add(score, batch.inputs.values.shape[0])
         return score.mean_loss
 
@@ -185,6 +191,9 @@ class _Bookkeeper(pl.Callback):
         if "cuda" in self.random and torch.cuda.is_available():
             torch.cuda.set_rng_state(self.random["cuda"])
         self.module.totals = self.state.totals
+        device = self.module.device
+        states = tuple(self.random[name].to(device) for name in sorted(self.random) if name.startswith("carried."))
+        self.module.carried = (states if len(states) > 1 else states[0]) if states else None
         if self.watcher is not None:
             self.watcher.started(self.state, self.module.settings.epochs, self.batches)
 
@@ -223,6 +232,7 @@ class _Bookkeeper(pl.Callback):
         self._refuse_divergence(row)
         state = self.state
         state.epoch, state.batch = state.epoch + 1, 0
+        self.module.carried = None
         state.totals = self.module.totals = Totals()
         self.module.validation_totals = Totals()
         if self.module.answers:
@@ -274,7 +284,7 @@ class _Bookkeeper(pl.Callback):
     def save_last(self, trainer: pl.Trainer) -> None:
         """Write the checkpoint that a run goes on from."""
         self.state.totals = self.module.totals
-        files = self.model_files() | state_files(self.state, trainer.optimizers[0])
+        files = self.model_files() | state_files(self.state, trainer.optimizers[0], self.module.carried)
         write_folder(self.folder / LAST, files)
         drop_replaced(self.folder)
 
@@ -335,7 +345,10 @@ def run_epochs(
     """
     first, skip = state.epoch, state.batch
     lengths = training.lengths
-    batches = -(-len(training) // settings.batch_size)
+    chunked = None
+    if settings.steps is not None:
+        chunked = ChunkedBatches(training, settings.batch_size, settings.steps, settings.seed)
+    batches = -(-len(training) // settings.batch_size) if chunked is None else len(chunked)
     module = _Module(model, task, settings)
     module.optimizer_state = optimizer_state
     stops = _Stops()
@@ -343,6 +356,8 @@ def run_epochs(
 
     def train_loader() -> Any:
         epoch = first + trainer.current_epoch
+        if chunked is not None:
+            return chunked.from_batch(epoch, skip if epoch == first else 0)
         order = training_order(lengths, settings.batch_size, bucket=settings.bucket, seed=settings.seed, epoch=epoch)
         return loader(training, order[skip if epoch == first else 0 :], settings.workers)
 

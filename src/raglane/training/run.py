@@ -16,6 +16,7 @@ from raglane.data.dataset import SequenceDataset
 from raglane.data.records import Records
 from raglane.errors import ArgumentError, DataError, DivergedError, argument, message, require
 from raglane.reading import as_path
+from raglane.training.batches import ChunkedBatches
 from raglane.training.checkpoint import check_format, load_weights, model_files
 from raglane.training.files import write_file, write_folder
 from raglane.training.folder import BEST, CURVES, DESCRIPTION, LAST, at_work, check_folder, find, replacing
@@ -300,6 +301,8 @@ def _stored_start(prepared: _Prepared, settings: Settings, folder: Path, marks: 
     load_weights(prepared.model, last)
     check_optimizer(optimizer, make_optimizer(prepared.model, settings), last)
     batches = -(-len(prepared.training) // settings.batch_size)
+    if settings.steps is not None:
+        batches = len(ChunkedBatches(prepared.training, settings.batch_size, settings.steps, settings.seed))
     with reading(last):
         if state.batch >= max(batches, 1):
             raise ValueError(f"{state.batch} batches of an epoch that has {batches}")

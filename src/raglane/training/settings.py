@@ -14,6 +14,7 @@ from raglane.training.stored import build
 __all__ = [
     "ALWAYS_PER_ELEMENT",
     "DEVICES",
+    "FORWARDS",
     "INITIAL_STATES",
     "LAYERS",
     "LOSSES",
@@ -26,9 +27,11 @@ __all__ = [
     "Settings",
 ]
 
-TASKS = ("classify", "tag", "regress", "multilabel", "forecast")
+TASKS = ("classify", "tag", "regress", "multilabel", "forecast", "language")
 # Those that have an answer for each element, whatever the data.
-ALWAYS_PER_ELEMENT = ("tag", "forecast")
+ALWAYS_PER_ELEMENT = ("tag", "forecast", "language")
+# Those that tell what comes next, and so read forwards only.
+FORWARDS = ("forecast", "language")
 # The losses of each task, its default first.
 LOSSES = {
     "classify": ("cross_entropy",),
@@ -36,6 +39,7 @@ LOSSES = {
     "regress": ("mse", "mae", "huber", "quantile"),
     "multilabel": ("bce",),
     "forecast": ("mse", "mae", "huber", "bce"),
+    "language": ("cross_entropy",),
 }
 # The names in raglane.nn, which is not imported here: that would import torch.
 LAYERS = ("lstm", "gru", "rnn", "indrnn", "sru", "qrnn", "mingru", "minlstm", "peephole_lstm", "coupled_lstm")
@@ -81,7 +85,7 @@ class ModelSettings:
     task: str = option(
         "classify",
         "classify, tag: a class per sequence, per element; regress, multilabel: numbers, any number of labels, "
-        "for either; forecast: the next element.",
+        "for either; forecast: the next element; language: the next token.",
         MODEL,
         choices=TASKS,
     )
@@ -116,6 +120,10 @@ class ModelSettings:
     )
     weight_dropout: float = option(0.0, "Share of the recurrent weights dropped for a batch.", MODEL, _SHARE)
     zoneout: float = option(0.0, "Share of units that keep their value for a step.", MODEL, _SHARE)
+    embedding_dropout: float = option(
+        0.0, "Share of the tokens of the vocabulary whose embedding is dropped for a batch.", MODEL, _SHARE
+    )
+    tie_weights: bool = option(False, "Score tokens with the weights of their embedding (language).", MODEL)
     loss: str | None = option(
         None,
         "What training makes smaller: mse, mae, huber or quantile of numbers, bce of what is 0 or 1.",
@@ -135,9 +143,9 @@ class ModelSettings:
         check(self)
         self._refuse(
             "bidirectional",
-            self.bidirectional and self.task == "forecast",
+            self.bidirectional and self.task in FORWARDS,
             "a forecast runs forwards only; the backward direction would see the element it has to predict",
-            "leave it out for the task forecast",
+            f"leave it out for the task {self.task}",
         )
         self._refuse(
             "layer_norm",
@@ -148,11 +156,17 @@ class ModelSettings:
         self._refuse_pooling(self.task in ALWAYS_PER_ELEMENT)
         self._refuse(
             "initial_state",
-            self.initial_state == "lengths" and self.task == "forecast",
+            self.initial_state == "lengths" and self.task in FORWARDS,
             "a forecast must not know how long its sequence will be",
             "pass learned or zeros",
         )
 
+        self._refuse(
+            "tie_weights",
+            self.tie_weights and self.task != "language",
+            "only a language model's answers are the tokens that it reads",
+            "leave it out",
+        )
         self._refuse(
             "loss",
             self.loss is not None and self.loss not in LOSSES[self.task],
@@ -224,6 +238,13 @@ class Settings(ModelSettings):
         Rule(lambda norm: 0 < norm <= _HIGHEST, f"a number above 0, {_WITHIN}", "pass 1.0, say, or leave it out"),
         unset="no limit",
     )
+    steps: int | None = option(
+        None,
+        "Train on chunks of this many elements; gradients end there, states are carried on (tag, forecast, language).",
+        TRAINING,
+        *_COUNT,
+        unset="whole sequences",
+    )
     patience: int | None = option(
         None,
         "Stop after this many epochs without a lower validation loss.",
@@ -255,6 +276,16 @@ class Settings(ModelSettings):
         RUN,
         Rule(lambda workers: workers >= 0, "at least 0", "pass 0, or the number of processes"),
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for is_broken, rule in (
+            (self.task not in ALWAYS_PER_ELEMENT, f"the task {self.task} has no answer before a sequence's end"),
+            (self.bidirectional, "chunks are read forwards: the other direction would begin at the end"),
+            (self.initial_state == "lengths", "of a sequence that begins only the first chunk is known"),
+            (self.bucket, "chunks are of one length anyway"),
+        ):
+            self._refuse("steps", self.steps is not None and is_broken, rule, "leave it out")
 
     def to_config(self) -> dict[str, Any]:
         """The settings as a dictionary that JSON can hold.

@@ -15,6 +15,7 @@ from raglane.training.settings import ModelSettings, Settings
 from raglane.training.tasks.base import Measured, Meter, Score, Task
 from raglane.training.tasks.classify import Classify
 from raglane.training.tasks.forecast import Forecast
+from raglane.training.tasks.language import Language
 from raglane.training.tasks.multilabel import MultiLabel
 from raglane.training.tasks.regress import Regress
 from raglane.training.tasks.tag import Tag
@@ -27,6 +28,7 @@ TASKS: dict[str, type[Task]] = {
     "regress": Regress,
     "multilabel": MultiLabel,
     "forecast": Forecast,
+    "language": Language,
 }
 """The tasks by name, as :data:`raglane.training.settings.TASKS` lists them."""
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from raglane.data.dataset import SequenceDataset
 from raglane.data.preprocess import Preprocessor
+from raglane.data.records import Records
 from raglane.errors import ArgumentError, message
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch
@@ -117,8 +118,8 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def meter(self, model: Any) -> Meter:
-        """An empty sum of all that an evaluation of a model says."""
+    def meter(self, model: Any, records: Records) -> Meter:
+        """An empty sum of all that an evaluation of a model on some records says."""
 
     @abstractmethod
     def columns(self, output: Tensor, model: Any, *, probabilities: bool) -> dict[str, list[Any]]:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from raglane.data.preprocess import Preprocessor
+from raglane.data.records import Records
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch
 from raglane.training.metrics import accuracy, confusion_matrix, macro_f1
@@ -43,7 +44,7 @@ class Classify(Task):
         right = (logits.detach().argmax(-1) == targets).sum()
         return Score(loss, right, torch.as_tensor(targets.shape[0]), torch.zeros(()))
 
-    def meter(self, model: Any) -> _Confusion:  # noqa: ARG002
+    def meter(self, model: Any, records: Records) -> _Confusion:  # noqa: ARG002
         """The confusion matrix, and what follows from it."""
         return _Confusion(self.preprocessor.labels or ())
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from raglane.data.dataset import SequenceDataset
 from raglane.data.preprocess import Preprocessor
+from raglane.data.records import Records
 from raglane.errors import DataError, argument, message
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch
@@ -95,7 +96,7 @@ class Forecast(Task):
         # All ones where the data has no flags.
         return known, 1 - values[..., channels:] if values.shape[-1] > channels else torch.ones_like(known)
 
-    def meter(self, model: Any) -> Meter:  # noqa: ARG002
+    def meter(self, model: Any, records: Records) -> Meter:  # noqa: ARG002
         """The errors, and those of simple rules."""
         return _Nats(self) if self.is_binary else _Errors(self)
 
