@@ -63,6 +63,30 @@ FAULTS: dict[str, Fault] = {
         "return len(tokens)",
         "training/test_language.py::test_an_evaluation_by_hand",
     ),
+    "warm-for-ever": Fault(
+        "src/raglane/training/schedule.py",
+        "if done < settings.warmup:",
+        "if settings.warmup:",
+        "training/test_tasks.py::test_rates_by_hand",
+    ),
+    "the-rate-of-the-last-batch-kept": Fault(
+        "src/raglane/training/loop.py",
+        "self._set_rate(trainer, self.module.settings.lr)",
+        "self._set_rate(trainer, rate_of(self.module.settings, self.state, self.batches))",
+        "training/test_run.py::test_going_on_is_never_having_stopped",
+    ),
+    "validation-weighed-too": Fault(
+        f"{_TASKS}classify.py",
+        "        if training:\n",
+        "        if True:\n",
+        "training/test_tasks.py::test_weights_and_smoothing_change_the_loss_of_training_alone",
+    ),
+    "frequent-tokens-hidden": Fault(
+        "src/raglane/training/loop.py",
+        "(counts == 1).index_fill",
+        "(counts >= 1).index_fill",
+        "training/test_tasks.py::test_rare_tokens_are_read_as_unknown",
+    ),
     "thresholds-between-equals": Fault(
         f"{_TASKS}multilabel.py",
         "scores = torch.where(below < ranked, scores, -1.0)",

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from raglane.data.preprocess import Preprocessor
-from raglane.data.records import Records, offsets_of
+from raglane.data.records import Columns, Records, offsets_of
 from raglane.data.targets import Targets
 from raglane.errors import ArgumentError, DataError
 from raglane.ragged import Ragged
@@ -21,8 +21,10 @@ from raglane.training.checkpoint import SavedModel, load_model
 from raglane.training.inference import evaluate, predict
 from raglane.training.model import ModelConfig, SequenceModel
 from raglane.training.run import train
+from raglane.training.schedule import rate_of
 from raglane.training.settings import LOSSES, ModelSettings, Settings
 from raglane.training.settings import TASKS as NAMES
+from raglane.training.state import TrainingState
 from raglane.training.tasks import TASKS, make_task, settle
 from raglane.training.tasks.multilabel import best_thresholds
 from raglane.training.tasks.regress import loss_of_errors
@@ -252,3 +254,71 @@ def test_steps_ahead_by_hand(tmp_path: Path) -> None:
             assert row[name] == pytest.approx(np.abs(answer - truth)[:, step].mean(), rel=1e-4)
     with pytest.raises(DataError, match="horizon: got 9"):
         evaluate(saved, records, horizon=9)
+
+
+def test_weights_and_smoothing_change_the_loss_of_training_alone() -> None:
+    fitted = Preprocessor("classify", ("x",), labels=("a", "b", "c"))
+    task = make_task(fitted, Settings(label_smoothing=0.3))
+    targets = torch.tensor([0, 0, 0, 0, 1, 2])
+    task.class_weights = task.weigh(targets)
+    assert task.class_weights.tolist() == [0.5, 2.0, 2.0]
+    logits = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    batch = Batch(Ragged([torch.ones(1, 1)] * 6), targets, torch.arange(6))
+    told = -logits.log_softmax(-1)
+    plain = told[torch.arange(6), targets]
+    assert float(task.score(logits, batch).loss) == pytest.approx(float(plain.sum()), rel=1e-5)
+    # The share of smoothing goes to all classes, each with its own weight.
+    weighed = 0.7 * plain * task.class_weights[targets] + 0.1 * (told * task.class_weights).sum(1)
+    assert float(task.score(logits, batch, training=True).loss) == pytest.approx(float(weighed.sum()), rel=1e-5)
+    sets = make_task(Preprocessor("multilabel", ("x",), labels=("a", "b")), ModelSettings("multilabel"))
+    assert sets.weigh(torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 1.0], [0.0, 1.0]])).tolist() == [3.0, 1.0]
+
+
+def test_rates_by_hand() -> None:
+    losses = [3.0, 2.0, 2.5, 2.0, 1.0, 1.5, 1.0, 1.0, 1.0]
+    history = [{"train_loss": 0.0, "validation_loss": loss} for loss in losses]
+    plateau = Settings(lr=0.8, schedule="plateau")
+    rates = [rate_of(plateau, TrainingState(epoch=done, history=history[:done]), 5) for done in range(10)]
+    assert rates == [0.8] * 4 + [0.4] * 3 + [0.2] * 2 + [0.1]
+    warm = Settings(lr=0.8, warmup=2, epochs=6, schedule="cosine")
+    rising = [rate_of(warm, TrainingState(epoch=epoch, batch=batch), 2) for epoch in (0, 1) for batch in (0, 1)]
+    assert rising == pytest.approx([0.2, 0.4, 0.6, 0.8])
+    assert rate_of(warm, TrainingState(epoch=4, batch=0), 2) == pytest.approx(0.4)
+    assert rate_of(warm, TrainingState(epoch=5, batch=1), 2) == pytest.approx(0.8 * (1 + math.cos(math.pi * 7 / 8)) / 2)
+
+
+def test_the_likeliest_classes(tmp_path: Path) -> None:
+    records = _records(40)
+    labels = tuple("abcd"[min(int(length) // 2, 3)] for length in records.lengths)
+    data = replace(records, labels=labels)
+    train(Settings(epochs=2, hidden=4, threads=1), data, None, tmp_path)
+    saved = load_model(tmp_path)
+    columns = predict(saved, data, top=2, probabilities=True).columns
+    for row, (first, second) in enumerate(columns["top"]):
+        shares = sorted((columns[f"p_{label}"][row] for label in "abcd"), reverse=True)
+        assert columns["prediction"][row] == first != second
+        assert columns["top_probability"][row] == shares[:2]
+    hits = np.mean([label in row for label, row in zip(labels, columns["top"], strict=True)])
+    assert evaluate(saved, data, top=2).numbers["top2_accuracy"] == pytest.approx(hits)
+    assert evaluate(saved, data, top=9).numbers["top4_accuracy"] == 1
+    with pytest.raises(ArgumentError, match="top: got 0"):
+        predict(saved, data, top=0)
+
+
+def test_rare_tokens_are_read_as_unknown(tmp_path: Path) -> None:
+    """With the rate 1 no token that occurs once is learned; with 0 the unknown token is not."""
+    words = np.array(["often", "rare0", "often", "rare1", "often", "rare2"], dtype=object)
+    data = Records(words, offsets_of([2, 2, 2]), labels=("a", "b", "a"), columns=Columns())
+    start = {}
+    for rate in (0.0, 1.0):
+        weights = []
+        for epochs in (1, 4):
+            settings = Settings(epochs=epochs, hidden=4, embedding=3, unknown_rate=rate, threads=1)
+            train(settings, data, None, tmp_path, overwrite=True)
+            embedding = load_model(tmp_path / "last").model.encoder.embedding
+            assert embedding is not None
+            weights.append(embedding.weight.detach())
+        start[rate] = (weights[0] - weights[1]).abs().sum(1) > 0
+    # The vocabulary: the unknown token, then the frequent one, then the rare ones.
+    assert start[0.0].tolist() == [False, True, True, True, True]
+    assert start[1.0].tolist() == [True, True, False, False, False]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,7 @@ def evaluate(
     columns: options.Columns,
     format: options.Format = None,
     batch_size: options.PredictionBatchSize = 256,
+    top: options.Top = 1,
     horizon: options.Horizon = 1,
     device: options.Device = "auto",
     quiet: options.Quiet = False,
@@ -73,7 +74,8 @@ def evaluate(
         else:
             records = model_source(run, data, format, columns, saved.columns).read(saved.task)
         tell_empty(records, saved.task, say)
-        report(run, saved, records, device=where, say=say, name="evaluation", batch_size=batch_size, horizon=horizon)
+        asked = {"batch_size": batch_size, "top": top, "horizon": horizon}
+        report(run, saved, records, device=where, say=say, name="evaluation", asked=asked)
 
 
 def model_source(run: Path, data: Path, format: str | None, columns: options.Given, trained: dict[str, Any]) -> Source:
@@ -118,8 +120,7 @@ def report(
     device: torch.device,
     say: Callable[[str], None],
     name: str,
-    batch_size: int = 256,
-    horizon: int = 1,
+    asked: Mapping[str, int] | None = None,
     is_short: bool = False,
 ) -> None:
     """Measure the best model of a run, say how good it is, and write the numbers and the matrix in its folder.
@@ -131,15 +132,14 @@ def report(
         device: where to run.
         say: prints a line.
         name: what the first line starts with.
-        batch_size: sequences of a batch.
-        horizon: how many elements to forecast.
+        asked: further arguments of :func:`raglane.training.inference.evaluate`.
         is_short: leave the table to its file.
     """
     from raglane.training import inference
     from raglane.training.files import write_file
     from raglane.training.stored import to_json
 
-    evaluation = inference.evaluate(saved, records, batch_size=batch_size, horizon=horizon, device=device)
+    evaluation = inference.evaluate(saved, records, device=device, **(asked or {}))
     say(f"{name}: {_numbers(evaluation)} ({evaluation.sequences:,} sequences of {records.source.name})")
     written = _write_details(folder, evaluation, say=None if is_short else say)
     write_file(folder / "evaluation.json", to_json({"data": str(records.source), **evaluation.to_config()}))

@@ -211,7 +211,8 @@ Probabilities = Annotated[
     bool,
     typer.Option("--probabilities", help="Add one column p_<label> per class.", rich_help_panel=RUN),
 ]
-Horizon = Annotated[int, typer.Option(help="Elements to forecast (task forecast only).", rich_help_panel=RUN)]
+Horizon = Annotated[int, typer.Option(help="Elements to forecast (forecast, language).", rich_help_panel=RUN)]
+Top = Annotated[int, typer.Option(help="Also tell this many of the likeliest classes.", rich_help_panel=RUN)]
 PredictionBatchSize = Annotated[int, typer.Option("--batch-size", help="Sequences of a batch.", rich_help_panel=RUN)]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.", rich_help_panel=RUN)]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the trace of an error, and warnings.", rich_help_panel=RUN)]

@@ -58,6 +58,7 @@ class ColumnNames:
         None,
         "How texts become tokens: words, characters, bytes, or a Hugging Face tokenizer file.",
         DATA,
+        flag="--split",
         metavar="words|characters|bytes|FILE",
         unset="columns: words; files: characters",
     )

@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,6 +33,7 @@ from raglane.training.files import write_file, write_folder
 from raglane.training.folder import BEST, CURVES, LAST, drop_replaced
 from raglane.training.history import curves_csv
 from raglane.training.model import SequenceModel
+from raglane.training.schedule import rate_of
 from raglane.training.settings import Settings
 from raglane.training.state import Totals, TrainingState, state_files
 from raglane.training.tasks import Task
@@ -76,6 +78,8 @@ class _Module(pl.LightningModule):
         self.optimizer_state: dict[str, Any] | None = None
         self.totals = Totals()
         self.validation_totals = Totals()
+        # For each token whether it is rare; None where none is to be hidden.
+        self.rare: Tensor | None = None
         # The layer's states after the last chunk, where sequences are cut into such.
         self.carried: Any = None
         # Of the validation part, where the task sets something by them.
@@ -90,6 +94,7 @@ class _Module(pl.LightningModule):
         return self.validation_loader()
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:  # noqa: ARG002
+        batch = self._with_unknown(batch)
         if batch.begins is None:
             output = self.model(batch.inputs)
         else:
@@ -97,6 +102,21 @@ class _Module(pl.LightningModule):
         score = self.task.score(output, batch, training=True)
         self.totals.add(score, batch.inputs.values.shape[0])
         return score.mean_loss
+
+    def _with_unknown(self, batch: Batch) -> Batch:
+        """The batch with some of the tokens that are rare in training read, and told, as unknown."""
+        tokens = batch.inputs.values
+        if self.rare is None:
+            return batch
+        rare = self.rare = self.rare.to(tokens.device)
+        rate = self.settings.unknown_rate
+        hidden = rare[tokens] & (torch.rand(tokens.shape, device=tokens.device) < rate)
+        inputs = batch.inputs.map(lambda values: values.masked_fill(hidden, 0))
+        targets = batch.targets
+        if self.settings.task == "language" and targets is not None:
+            hidden = rare[targets] & (torch.rand(targets.shape, device=targets.device) < rate)
+            targets = targets.masked_fill(hidden, 0)
+        return replace(batch, inputs=inputs, targets=targets)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:  # noqa: ARG002
         output = self.model(batch.inputs)
@@ -200,6 +220,19 @@ class _Bookkeeper(pl.Callback):
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         self.since = time.perf_counter()
 
+    def on_train_batch_start(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,  # noqa: ARG002
+        batch: Any,  # noqa: ARG002
+        batch_idx: int,  # noqa: ARG002
+    ) -> None:
+        self._set_rate(trainer, rate_of(self.module.settings, self.state, self.batches))
+
+    def _set_rate(self, trainer: pl.Trainer, rate: float) -> None:
+        for group in trainer.optimizers[0].param_groups:
+            group["lr"] = rate
+
     def on_train_batch_end(
         self,
         trainer: pl.Trainer,
@@ -284,6 +317,8 @@ class _Bookkeeper(pl.Callback):
     def save_last(self, trainer: pl.Trainer) -> None:
         """Write the checkpoint that a run goes on from."""
         self.state.totals = self.module.totals
+        # The rate of a batch follows from where the run stands: the file holds that of the settings.
+        self._set_rate(trainer, self.module.settings.lr)
         files = self.model_files() | state_files(self.state, trainer.optimizers[0], self.module.carried)
         write_folder(self.folder / LAST, files)
         drop_replaced(self.folder)
@@ -351,6 +386,10 @@ def run_epochs(
     batches = -(-len(training) // settings.batch_size) if chunked is None else len(chunked)
     module = _Module(model, task, settings)
     module.optimizer_state = optimizer_state
+    if model.config.embedding is not None and settings.unknown_rate > 0:
+        counts = torch.bincount(training.values, minlength=model.config.input_size)
+        rare = (counts == 1).index_fill(0, torch.tensor([0]), value=False)
+        module.rare = rare if bool(rare.any()) else None
     stops = _Stops()
     bookkeeper = _Bookkeeper(module, state, folder, model_files, random or {}, watcher, batches, stops)
 
@@ -371,7 +410,7 @@ def run_epochs(
             accelerator="gpu" if device.type == "cuda" else "cpu",
             devices=1,
             max_epochs=settings.epochs - first,
-            gradient_clip_val=settings.clip,
+            gradient_clip_val=settings.clip or None,
             callbacks=[bookkeeper],
             reload_dataloaders_every_n_epochs=1,
             limit_val_batches=0 if validation is None else 1.0,

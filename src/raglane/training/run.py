@@ -274,6 +274,8 @@ def _prepare(
     validation_set = None if validation is None else applied(validation)
     if test is not None:
         applied(test)
+    if settings.class_weights != "none" and training_set.targets is not None:
+        task.class_weights = task.weigh(training_set.targets)
     config = ModelConfig.of(settings, preprocessor)
     elements = int(training_set.lengths.sum()) * min(settings.batch_size, len(training)) // max(len(training), 1)
     check_size(config, settings, device, elements)

@@ -13,6 +13,7 @@ from raglane.training.stored import build
 
 __all__ = [
     "ALWAYS_PER_ELEMENT",
+    "CLASS_WEIGHTS",
     "DEVICES",
     "FORWARDS",
     "INITIAL_STATES",
@@ -22,6 +23,7 @@ __all__ = [
     "NORMALISED_LAYERS",
     "OPTIMIZERS",
     "POOLINGS",
+    "SCHEDULES",
     "TASKS",
     "ModelSettings",
     "Settings",
@@ -46,6 +48,8 @@ LAYERS = ("lstm", "gru", "rnn", "indrnn", "sru", "qrnn", "mingru", "minlstm", "p
 NORMALISED_LAYERS = ("lstm", "gru")
 POOLINGS = ("summary", "last", "first", "mean", "max", "logsumexp", "attention")
 INITIAL_STATES = ("zeros", "learned", "lengths")
+SCHEDULES = ("constant", "cosine", "plateau")
+CLASS_WEIGHTS = ("none", "balanced")
 OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop")
 MISSING = ("error", "zero", "forward")
 DEVICES = ("auto", "cpu", "cuda")
@@ -232,11 +236,38 @@ class Settings(ModelSettings):
         Rule(lambda decay: 0 <= decay <= _HIGHEST, f"a number of at least 0, {_WITHIN}", "pass 0.01, say"),
     )
     clip: float | None = option(
-        None,
-        "Largest norm of the gradient.",
+        1.0,
+        "Largest norm of the gradient; 0: no limit.",
         TRAINING,
-        Rule(lambda norm: 0 < norm <= _HIGHEST, f"a number above 0, {_WITHIN}", "pass 1.0, say, or leave it out"),
-        unset="no limit",
+        Rule(lambda norm: 0 <= norm <= _HIGHEST, f"a number of at least 0, {_WITHIN}", "pass 1.0, or 0 for no limit"),
+    )
+    schedule: str = option(
+        "constant",
+        "How the learning rate changes: cosine falls to 0 at the last epoch; plateau halves it after 2 epochs without "
+        "a lower validation loss.",
+        TRAINING,
+        choices=SCHEDULES,
+    )
+    warmup: int = option(
+        0,
+        "Epochs over which the learning rate rises from 0.",
+        TRAINING,
+        Rule(lambda epochs: 0 <= epochs <= _LARGEST, "at least 0", "pass 1, say"),
+    )
+    class_weights: str = option(
+        "none",
+        "balanced: rare classes count as much as frequent ones (classify, tag, multilabel).",
+        TRAINING,
+        choices=CLASS_WEIGHTS,
+    )
+    label_smoothing: float = option(
+        0.0, "Share of a class's weight that is given to all classes (classify, tag).", TRAINING, _share("0.1")
+    )
+    unknown_rate: float = option(
+        0.5,
+        "Share of the tokens that occur once in training that are read as unknown, so that the unknown is learned.",
+        TRAINING,
+        Rule(lambda share: 0 <= share <= 1, "from 0 to 1", "pass 0.5, or 0 for none"),
     )
     steps: int | None = option(
         None,
@@ -286,6 +317,14 @@ class Settings(ModelSettings):
             (self.bucket, "chunks are of one length anyway"),
         ):
             self._refuse("steps", self.steps is not None and is_broken, rule, "leave it out")
+
+        of_classes = self.task in ("classify", "tag")
+        rule = "it is for the tasks that tell classes"
+        is_weighted = self.class_weights != "none"
+        self._refuse(
+            "class_weights", is_weighted and not (of_classes or self.task == "multilabel"), rule, "leave it out"
+        )
+        self._refuse("label_smoothing", self.label_smoothing > 0 and not of_classes, rule, "leave it out")
 
     def to_config(self) -> dict[str, Any]:
         """The settings as a dictionary that JSON can hold.

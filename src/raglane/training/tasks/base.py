@@ -117,9 +117,20 @@ class Task(ABC):
             training: whether the loss is what the optimizer sees; class weights and smoothing change that one only.
         """
 
+    def weigh(self, targets: Tensor) -> Tensor:
+        """The weights of classes that make the rare count as much as the frequent.
+
+        Args:
+            targets: of the training part.
+        """
+        raise NotImplementedError
+
     @abstractmethod
     def meter(self, model: Any, records: Records) -> Meter:
-        """An empty sum of all that an evaluation of a model on some records says."""
+        """An empty sum of all that an evaluation of a model on some records says.
+
+        A task with ``top`` among its options takes it here and in :meth:`columns`: how many classes are told.
+        """
 
     @abstractmethod
     def columns(self, output: Tensor, model: Any, *, probabilities: bool) -> dict[str, list[Any]]:

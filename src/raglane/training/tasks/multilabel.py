@@ -75,6 +75,11 @@ class MultiLabel(Task):
         matches = ((logits.detach() > 0) == (targets > 0)).all(-1).sum() * targets.shape[1]
         return Score(loss, matches, torch.as_tensor(targets.numel()), torch.zeros(()))
 
+    def weigh(self, targets: Tensor) -> Tensor:
+        """For each label how many rows lack it for one that has it."""
+        there = targets.sum(0)
+        return (len(targets) - there) / there.clamp(min=1)
+
     def tune(self, model: Any, answers: list[Tensor], batches: list[Batch]) -> None:
         """Choose the thresholds."""
         targets = torch.cat([targets_of(batch).cpu() for batch in batches])
