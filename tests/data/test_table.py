@@ -92,9 +92,14 @@ def test_tags_are_one_an_element(tmp_path: Path, kind: str) -> None:
     assert records.tags.tolist() == ["X", "Y", "X"]
     assert records.labels is None
     assert read(path, Columns(task="tag", label="tags")).values.tolist() == ["a", "b", "c"]
+    by_name = read(path, Columns(task="tag"))
+    assert by_name.tags is not None
+    assert by_name.tags.tolist() == ["X", "Y", "X"]
+    assert by_name.notes[0] == "sequence column: 'words' (by its name)"
+    path = write(tmp_path, kind, {"one": columns["words"], "two": columns["tags"]})
     with pytest.raises(
         DataError,
-        match=r"2 candidates for the sequence column: 'words', 'tags'.*name one with Columns\(sequence=\.\.\.\)",
+        match=r"2 candidates for the sequence column: 'one', 'two'.*name one with Columns\(sequence=\.\.\.\)",
     ):
         read(path, Columns(task="tag"))
 

@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raglane.training.options import DATA, option
+from raglane.training.options import DATA, check, option
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,7 +27,7 @@ class ColumnNames:
 
     sequence: str | None = option(
         None,
-        "Column of sequences (Parquet, JSON lines).",
+        "Column of sequences (Parquet, JSON lines), or of texts (CSV).",
         DATA,
         flag="--sequence-column",
         unset="the only candidate",
@@ -62,6 +62,17 @@ class ColumnNames:
         metavar="words|characters|bytes|FILE",
         unset="columns: words; files: characters",
     )
+    tokens: str | None = option(
+        None,
+        "Whether whole numbers are tokens.",
+        DATA,
+        choices=("yes", "no"),
+        flag="--tokens",
+        unset="for a language model, and in a column called input_ids, token_ids or tokens",
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 @dataclass(frozen=True)
@@ -105,6 +116,31 @@ class Source:
             return japanese_vowels()[0 if part == "train" else 1]
         return read(self.path, self.asked(task, need_labels=need_labels), self.format)
 
+    def guess(self) -> tuple[Records, str]:
+        """Read it for the task that its labels are for: to classify, unless that cannot be.
+
+        Returns:
+            The records, and the task: a label that is a list as long as the sequence is a tag per element, another list
+            a set of labels, and one that is no class a number. Text in a file without labels is for a language model.
+
+        Raises:
+            DataError: what is wrong for the task classify, where no other can be guessed.
+        """
+        from raglane.errors import DataError
+
+        try:
+            return self.read("classify"), "classify"
+        except DataError as error:
+            suffix = "" if self.path is None else self.path.suffix.lower()
+            tables = (".jsonl", ".ndjson", ".parquet", ".pq")
+            others = ("tag", "regress", "multilabel") if suffix in tables else ("regress",)
+            for task in ("language",) if suffix == ".txt" else others:
+                try:
+                    return self.read(task), task
+                except DataError:
+                    continue
+            raise error
+
     def asked(self, task: str, *, need_labels: bool = True) -> Columns:
         """What a reader is asked for.
 
@@ -116,6 +152,7 @@ class Source:
 
         named = asdict(self.columns)
         # What Python calls a tuple is a list in JSON.
+        named["tokens"] = None if self.columns.tokens is None else self.columns.tokens == "yes"
         named["features"] = tuple(named["features"]) if named["features"] else None
         return Columns(task=task, need_labels=need_labels, **named)
 

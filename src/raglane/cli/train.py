@@ -55,6 +55,7 @@ def train(
     raglane train --resume --out runs/vowels
     """
     from raglane.training.folder import at_work, check_folder
+    from raglane.training.machine import check_machine
 
     source = Source(data, format, ColumnNames(**columns))
     if resume:
@@ -71,8 +72,15 @@ def train(
             **{name: value for name, value in choices.items() if value != "auto" or name != "batch_size"}
         )
         check_default(source, settings)
+        training = None
+        if "task" not in choices and source.path is not None:
+            if out is not None:
+                check_folder(out, overwrite=overwrite)
+            check_machine(settings)
+            training, task = source.guess()
+            settings = Settings(**{**settings.to_config(), "task": task})
         folder = out or Path("runs") / f"{source.name}-{settings.task}-{settings.layer}"
-        order = _Order(settings, source, validation, test, folder, False, overwrite, quiet, plans_batches)
+        order = _Order(settings, source, validation, test, folder, False, overwrite, quiet, plans_batches, training)
         check_folder(folder, overwrite=overwrite)
         with at_work(folder):
             _train(order)
@@ -91,6 +99,8 @@ class _Order:
     overwrite: bool
     quiet: bool
     plans_batches: bool = False
+    # What was read already, to guess the task.
+    training: Records | None = None
 
     def read_part(self, path: Path) -> Records:
         """Another file of the same format and columns."""
@@ -251,7 +261,9 @@ def _parts(order: _Order) -> tuple[Records, Records | None]:
     from raglane.data.missing import refuse_missing
 
     settings = order.settings
-    records = order.source.read(settings.task)
+    records = order.training or order.source.read(settings.task)
+    if order.training is not None and settings.task != "classify":
+        order.say(f"task: {settings.task} (guessed; --task chooses)")
     for note in records.notes:
         order.say(note)
     where = DEFAULT_DATA if order.source.path is None else str(order.source.path)

@@ -77,6 +77,8 @@ class Columns:
         features: the feature columns (CSV); None takes every column that is nothing else.
         split: how texts are cut into tokens: ``"words"``, ``"characters"``, ``"bytes"``, or the path of a tokenizer
             file; None cuts columns of texts into words, and texts in files into characters.
+        tokens: whether whole numbers are tokens; None takes them for tokens for a language model, and where their
+            column is called so (``input_ids``, ``token_ids``, ``tokens``).
 
     Raises:
         ArgumentError: ``task`` is not one of ``TASKS``, or ``split`` no way to cut texts.
@@ -95,6 +97,7 @@ class Columns:
     time: str | None = None
     features: tuple[str, ...] | None = None
     split: str | None = None
+    tokens: bool | None = None
 
     def __post_init__(self) -> None:
         check_task(self.task)
@@ -106,6 +109,7 @@ class Columns:
         for name in self.features or ():
             check_kind("features", name, str, "a tuple of names, or None", 'pass ("a", "b")')
 
+        check_kind("tokens", self.tokens, (bool, type(None)), "a bool, or None", "pass True or False")
         check_kind("split", self.split, (str, type(None)), "a text, or None", "pass characters, say")
         if self.split is not None:
             check_split(self.split)

@@ -89,7 +89,7 @@ class ModelSettings:
     task: str = option(
         "classify",
         "classify, tag: a class per sequence, per element; regress, multilabel: numbers, any number of labels, "
-        "for either; forecast: the next element; language: the next token.",
+        "for either; forecast: the next element; language: the next token. Where it is not given, the label tells.",
         MODEL,
         choices=TASKS,
     )

@@ -21,7 +21,7 @@ FORMATS: dict[str, Format] = {
     "ts": Format("ts", (".ts",), ts.read),
     "parquet": Format("parquet", (".parquet", ".pq"), parquet.read, ("sequence", "label", "id")),
     "jsonl": Format("jsonl", (".jsonl", ".ndjson"), jsonl.read, ("sequence", "label", "id")),
-    "csv": Format("csv", (".csv",), csv.read, ("label", "id", "time", "features")),
+    "csv": Format("csv", (".csv",), csv.read, ("sequence", "label", "id", "time", "features")),
     "text": Format("text", (".txt",), text.read),
     "folder": Format("folder", (), folder.read),
 }
