@@ -58,7 +58,7 @@ def rows_table(rows: Sequence[Mapping[str, Any]]) -> str:
         jazz   0.500      4
         a          -      0
     """
-    cells = [list(rows[0]), *([_cell(value) for value in row.values()] for row in rows)]
+    cells = [[name.replace("_", " ") for name in rows[0]], *([_cell(value) for value in row.values()] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     return "\n".join(
         "  ".join([first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))])

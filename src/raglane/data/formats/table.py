@@ -32,6 +32,7 @@ from raglane.data.formats.arrow import (
     words_of,
 )
 from raglane.data.formats.base import (
+    ROLE_NAMES,
     choose_column,
     columns_argument,
     count_of,
@@ -94,7 +95,12 @@ def choose(path: Path, schema: Any, columns: Columns) -> Chosen:
     else:
         free = [name for name in present if name not in (id_name, columns.label)]
         candidates = [name for name in free if is_sequence(kinds[name])]
-        candidates = candidates or [name for name in free if is_text(kinds[name])]
+        texts = [name for name in free if is_text(kinds[name])]
+        if columns.wants_labels and columns.task != "classify":
+            # A list may be the label, and what is called a text is no label.
+            called = [name for name in texts if name.lower() in ROLE_NAMES["sequence"]]
+            candidates = called or candidates
+        candidates = candidates or texts
         kind = "column of lists of numbers, of lists of lists of numbers, of lists of strings, or of texts"
         sequence, note = choose_column(path, "sequence", candidates, kind, present)
         notes.append(note)
