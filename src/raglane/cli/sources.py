@@ -71,6 +71,10 @@ class ColumnNames:
         unset="for a language model, and in a column called input_ids, token_ids or tokens",
     )
 
+    time_gaps: bool = option(
+        False, "Take the time since the element before as a feature too (CSV).", DATA, flag="--time-gaps"
+    )
+
     def __post_init__(self) -> None:
         check(self)
 

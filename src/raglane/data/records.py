@@ -79,6 +79,8 @@ class Columns:
             file; None cuts columns of texts into words, and texts in files into characters.
         tokens: whether whole numbers are tokens; None takes them for tokens for a language model, and where their
             column is called so (``input_ids``, ``token_ids``, ``tokens``).
+        time_gaps: whether the time since the element before is a feature too (CSV), 0 for the first of a sequence: in
+            the units of the time column, or in seconds where it holds dates.
 
     Raises:
         ArgumentError: ``task`` is not one of ``TASKS``, or ``split`` no way to cut texts.
@@ -98,6 +100,7 @@ class Columns:
     features: tuple[str, ...] | None = None
     split: str | None = None
     tokens: bool | None = None
+    time_gaps: bool = False
 
     def __post_init__(self) -> None:
         check_task(self.task)
@@ -109,6 +112,7 @@ class Columns:
         for name in self.features or ():
             check_kind("features", name, str, "a tuple of names, or None", 'pass ("a", "b")')
 
+        check_flag("time_gaps", self.time_gaps)
         check_kind("tokens", self.tokens, (bool, type(None)), "a bool, or None", "pass True or False")
         check_kind("split", self.split, (str, type(None)), "a text, or None", "pass characters, say")
         if self.split is not None:

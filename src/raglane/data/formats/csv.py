@@ -40,7 +40,7 @@ from raglane.data.formats.base import (
 )
 from raglane.data.formats.labels import labels_in
 from raglane.data.formats.table import choose, records_of
-from raglane.data.formats.times import choose_time, read_times, refuse_contradiction
+from raglane.data.formats.times import choose_time, gaps_between, read_times, refuse_contradiction
 from raglane.data.records import Columns, Records, offsets_of
 from raglane.data.targets import TASKS, Targets
 from raglane.errors import quote, quote_all, require
@@ -66,6 +66,8 @@ class _Table:
     """For each row here, its row in the file, from 0."""
     offsets: npt.NDArray[np.int64]
     ids: tuple[str | int, ...]
+    time: str | None = None
+    """The column that orders the rows."""
 
     def place(self, row: int) -> str:
         """A row in words."""
@@ -115,6 +117,8 @@ def read(path: Path, columns: Columns) -> Records:
             features, left_out = _numbers_only(table, features)
             label_notes = (*label_notes, *left_out)
     values, channels, feature_notes = _features(table, features, columns)
+    if columns.time_gaps:
+        values, channels = _with_gaps(table, values, channels)
     labels, tags, targets = None, None, None
     if label is not None:
         labels, tags, targets = _labels(table, columns, label)
@@ -189,7 +193,7 @@ def _group(
         times = read_times(path, entries[time], time)
         order = np.lexsort((times, codes))
     offsets = offsets_of(np.bincount(codes, minlength=len(ids)))
-    table = _Table(path, {name: entry[order] for name, entry in entries.items()}, order, offsets, _as_ids(ids))
+    table = _Table(path, {name: entry[order] for name, entry in entries.items()}, order, offsets, _as_ids(ids), time)
     if time is not None:
         sorted_times, sorted_codes = times[order], codes[order]
         again = (np.diff(sorted_times) == 0) & (np.diff(sorted_codes) == 0)
@@ -318,6 +322,22 @@ def _features(
         with np.errstate(over="ignore"):
             result[:, channel] = numbers
     return result, tuple(features), (f"features: {', '.join(features)}",)
+
+
+def _with_gaps(
+    table: _Table, values: npt.NDArray[Any], channels: tuple[str, ...]
+) -> tuple[npt.NDArray[np.float32], tuple[str, ...]]:
+    """The features, and the time since the element before as one more."""
+    rule = "the time since the element before is a feature beside numbers, in the rows of a time column"
+    if table.time is None:
+        fix = f"name the column with {columns_argument('time')}"
+        raise data_error(table.path, f"no time column for {columns_argument('time_gaps', 'True')}", rule, fix)
+    if values.dtype == object:
+        got = f"tokens, and {columns_argument('time_gaps', 'True')}"
+        raise data_error(table.path, got, rule, "leave it out")
+    gaps = gaps_between(table.entries[table.time])
+    gaps[table.offsets[:-1]] = 0
+    return np.concatenate([values, gaps[:, None]], axis=1), (*channels, "time_gap")
 
 
 def _labels(
