@@ -98,7 +98,7 @@ def read(path: Path, columns: Columns) -> Records:
     id_name, notes = id_column(path, columns, present, present, _ID_NAMES)
     texts = [name for name in present if name.lower() in _TEXTS]
     if columns.sequence is not None or (id_name is None and len(texts) == 1):
-        named = replace(columns, sequence=columns.sequence or texts[0])
+        named = replace(columns, sequence=texts[0] if columns.sequence is None else columns.sequence)
         return _whole_rows(path, entries, named, (*left_out_notes, *notes))
     if id_name is None:
         got = f"no id column among {quote_all(present)}"

@@ -142,7 +142,7 @@ def _matrix(
     offsets: npt.NDArray[np.int64] | None,
 ) -> Targets:
     """Finite numbers, ``width`` to a row; ``rows`` says of which sequence each is, for messages."""
-    values = entries.cast("double").to_numpy() if entries.null_count == 0 else entries.to_numpy()
+    values = entries.cast("double", safe=False).to_numpy() if entries.null_count == 0 else entries.to_numpy()
     values = np.asarray(values, dtype=np.float64)
     wrong = ~np.isfinite(values)
     if wrong.any():
