@@ -254,3 +254,19 @@ def test_texts_and_whole_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert f" {kind}, from " in printed
         assert main(["evaluate", str(tmp_path / "run"), str(numbers), "--quiet"]) == 0
     fails(["train", str(numbers), "--tokens", "perhaps", *FAST], capsys, "--tokens: got 'perhaps'")
+
+
+def test_times_between_elements_go_with_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = ["id,t,x,label"]
+    for number, wave in enumerate(_waves()):
+        lines += [f"s{number},{step * (number % 2 + 1)},{x},{'ab'[number % 2]}" for step, x in enumerate(wave)]
+    data = tmp_path / "steps.csv"
+    data.write_text("\n".join(lines) + "\n")
+    run = tmp_path / "run"
+    assert main(["train", str(data), "--time-gaps", "--out", str(run), *FAST]) == 0
+    assert "elements of 2 channels" in capsys.readouterr().out
+    assert main(["evaluate", str(run), str(data)]) == 0
+    assert main(["predict", str(run), str(data), "-o", str(tmp_path / "p.csv")]) == 0
+    capsys.readouterr()
+    data.write_text("\n".join(line.replace(",t,", ",position,") for line in lines) + "\n")
+    fails(["predict", str(run), str(data), "-o", str(tmp_path / "p.csv")], capsys, "no time column for --time-gaps")

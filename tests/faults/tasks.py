@@ -82,9 +82,9 @@ FAULTS: dict[str, Fault] = {
         "training/test_tasks.py::test_weights_and_smoothing_change_the_loss_of_training_alone",
     ),
     "frequent-tokens-hidden": Fault(
-        "src/raglane/training/loop.py",
-        "(counts == 1).index_fill",
-        "(counts >= 1).index_fill",
+        "src/raglane/training/unknown.py",
+        "minlength=config.input_size) == 1",
+        "minlength=config.input_size) >= 1",
         "training/test_tasks.py::test_rare_tokens_are_read_as_unknown",
     ),
     "thresholds-between-equals": Fault(

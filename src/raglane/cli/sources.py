@@ -178,7 +178,8 @@ class Source:
             "split": found.split,
             "features": None if found.features is None else list(found.features),
         }
-        return {name: named or guessed.get(name) for name, named in asdict(self.columns).items()}
+        given = asdict(self.columns)
+        return {name: guessed.get(name) if named in (None, []) else named for name, named in given.items()}
 
 
 @dataclass(frozen=True)

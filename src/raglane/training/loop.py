@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import logging
 import signal
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,8 +34,10 @@ from raglane.training.model import SequenceModel
 from raglane.training.schedule import rate_of
 from raglane.training.settings import Settings
 from raglane.training.state import Totals, TrainingState, state_files
+from raglane.training.stops import Stops
 from raglane.training.tasks import Task
 from raglane.training.tasks.base import values_of
+from raglane.training.unknown import RareTokens
 
 __all__ = ["Interrupted", "Watcher", "run_epochs"]
 
@@ -78,8 +78,7 @@ class _Module(pl.LightningModule):
         self.optimizer_state: dict[str, Any] | None = None
         self.totals = Totals()
         self.validation_totals = Totals()
-        # For each token whether it is rare; None where none is to be hidden.
-        self.rare: Tensor | None = None
+        self.rare: RareTokens | None = None
         # The layer's states after the last chunk, where sequences are cut into such.
         self.carried: Any = None
         # Of the validation part, where the task sets something by them.
@@ -94,7 +93,8 @@ class _Module(pl.LightningModule):
         return self.validation_loader()
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:  # noqa: ARG002
-        batch = self._with_unknown(batch)
+        if self.rare is not None:
+            batch = self.rare.hidden_in(batch)
         if batch.begins is None:
             output = self.model(batch.inputs)
         else:
@@ -102,21 +102,6 @@ class _Module(pl.LightningModule):
         score = self.task.score(output, batch, training=True)
         self.totals.add(score, batch.inputs.values.shape[0])
         return score.mean_loss
-
-    def _with_unknown(self, batch: Batch) -> Batch:
-        """The batch with some of the tokens that are rare in training read, and told, as unknown."""
-        tokens = batch.inputs.values
-        if self.rare is None:
-            return batch
-        rare = self.rare = self.rare.to(tokens.device)
-        rate = self.settings.unknown_rate
-        hidden = rare[tokens] & (torch.rand(tokens.shape, device=tokens.device) < rate)
-        inputs = batch.inputs.map(lambda values: values.masked_fill(hidden, 0))
-        targets = batch.targets
-        if self.settings.task == "language" and targets is not None:
-            hidden = rare[targets] & (torch.rand(targets.shape, device=targets.device) < rate)
-            targets = targets.masked_fill(hidden, 0)
-        return replace(batch, inputs=inputs, targets=targets)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:  # noqa: ARG002
         output = self.model(batch.inputs)
@@ -153,31 +138,6 @@ def make_optimizer(model: SequenceModel, settings: Settings) -> torch.optim.Opti
     return optimizer
 
 
-class _Stops:
-    """The first Ctrl-C or SIGTERM asks the run to stop at the next batch; a second one stops it at once."""
-
-    def __init__(self) -> None:
-        self.asked: int | None = None
-        self._before: dict[int, Any] = {}
-
-    def listen(self) -> None:
-        """Take the two signals; in a thread that is not the main one, which gets none, do nothing."""
-        if threading.current_thread() is not threading.main_thread() or self.asked is not None:
-            return
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before.setdefault(number, signal.getsignal(number))
-            signal.signal(number, self._ask)
-
-    def _ask(self, number: int, frame: Any) -> None:  # noqa: ARG002
-        self.asked = number
-        signal.signal(number, self._before[number])
-
-    def close(self) -> None:
-        """Give the signals back."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-
 class _Bookkeeper(pl.Callback):
     """Keeps the history, saves best and last, stops early, and stops where a signal asked."""
 
@@ -190,7 +150,7 @@ class _Bookkeeper(pl.Callback):
         random: dict[str, Tensor],
         watcher: Watcher | None,
         batches: int,
-        stops: _Stops,
+        stops: Stops,
     ) -> None:
         self.module = module
         self.state = state
@@ -386,11 +346,8 @@ def run_epochs(
     batches = -(-len(training) // settings.batch_size) if chunked is None else len(chunked)
     module = _Module(model, task, settings)
     module.optimizer_state = optimizer_state
-    if model.config.embedding is not None and settings.unknown_rate > 0:
-        counts = torch.bincount(training.values, minlength=model.config.input_size)
-        rare = (counts == 1).index_fill(0, torch.tensor([0]), value=False)
-        module.rare = rare if bool(rare.any()) else None
-    stops = _Stops()
+    module.rare = RareTokens.of(training, model.config, settings)
+    stops = Stops()
     bookkeeper = _Bookkeeper(module, state, folder, model_files, random or {}, watcher, batches, stops)
 
     def train_loader() -> Any:

@@ -43,7 +43,7 @@ from raglane.data.formats.table import choose, records_of
 from raglane.data.formats.times import choose_time, gaps_between, read_times, refuse_contradiction
 from raglane.data.records import Columns, Records, offsets_of
 from raglane.data.targets import TASKS, Targets
-from raglane.errors import quote, quote_all, require
+from raglane.errors import argument, quote, quote_all, require
 
 __all__ = ["read"]
 
@@ -331,9 +331,9 @@ def _with_gaps(
     rule = "the time since the element before is a feature beside numbers, in the rows of a time column"
     if table.time is None:
         fix = f"name the column with {columns_argument('time')}"
-        raise data_error(table.path, f"no time column for {columns_argument('time_gaps', 'True')}", rule, fix)
+        raise data_error(table.path, f"no time column for {argument('time_gaps', value=True, of='Columns')}", rule, fix)
     if values.dtype == object:
-        got = f"tokens, and {columns_argument('time_gaps', 'True')}"
+        got = f"tokens, and {argument('time_gaps', value=True, of='Columns')}"
         raise data_error(table.path, got, rule, "leave it out")
     gaps = gaps_between(table.entries[table.time])
     gaps[table.offsets[:-1]] = 0
