@@ -60,8 +60,8 @@ def make_dataset(
 
 def train(data: rl.data.SequenceDataset, model: NameClassifier, epochs: int, seed: int) -> None:
     """Train with Adam on batches of 32 names of similar lengths."""
-    sampler = rl.data.BucketBatchSampler(data.lengths, batch_size=32, seed=seed)
-    loader = DataLoader(data, batch_sampler=sampler, collate_fn=rl.collate)
+    batches = rl.data.Batches(data.lengths, rl.data.Limit(sequences=32), rl.data.Order.grouped(), seed=seed)
+    loader = DataLoader(data, batch_sampler=batches, collate_fn=rl.collate)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
     for epoch in range(epochs):
         total = 0.0

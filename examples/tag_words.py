@@ -100,10 +100,10 @@ def main(arguments: Sequence[str] | None = None) -> float:
     model = Tagger(len(words) + 1, len(suffixes) + 1, len(tags))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
     # A batch takes as many steps as its longest sentence has words, so sentences of similar lengths go together.
-    sampler = rl.data.BucketBatchSampler(train["words"].lengths, batch_size=32)
+    batches = rl.data.Batches(train["words"].lengths, rl.data.Limit(sequences=32), rl.data.Order.grouped())
     for epoch in range(options.epochs):
         model.train()
-        for rows in sampler:
+        for rows in batches:
             batch = {name: ragged[rows] for name, ragged in train.items()}
             optimizer.zero_grad()
             # Over the values each word counts once, and there is no padding to leave out.

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import raglane as rl
-from raglane.data import Records, SequenceDataset, split
+from raglane.data import Batches, Limit, Records, SequenceDataset, split
 from raglane.data.records import Columns, offsets_of, place_of
 from raglane.errors import ArgumentError, DataError, ShapeError
 
@@ -221,6 +221,41 @@ def test_the_target_of_a_forecast_is_the_next_element() -> None:
     assert data.subset([3])[0]["target"].tolist() == [5, 6, 7]
     with pytest.raises(ArgumentError, match="forecast: got True, and targets"):
         SequenceDataset(torch.arange(8), data.offsets, torch.arange(4), forecast=True)
+
+
+@pytest.mark.parametrize("kind", ["classify", "tag", "nothing"])
+@given(longest=st.integers(1, 7))
+def test_pieces_are_those_of_a_limit_that_splits(kind: str, longest: int) -> None:
+    data = dataset_of(per_element=kind == "tag", targets=kind != "nothing")
+    pieces = data.cut(longest)
+    batches = Batches(data.lengths, Limit(elements=longest, too_long="split"))
+    rows = sorted(row for batch in batches for row in batch)
+    assert rows == list(range(len(pieces)))
+    place = 0
+    for row in range(len(data)):
+        whole = data[row]["inputs"]
+        for start in range(0, max(len(whole), 1), longest):
+            item = pieces[place]
+            assert torch.equal(item["inputs"], whole[start : start + longest])
+            assert pieces.ids[place] == data.ids[row]
+            if kind == "tag":
+                assert torch.equal(item["target"], data[row]["target"][start : start + longest])
+            if kind == "classify":
+                assert torch.equal(item["target"], data[row]["target"])
+            place += 1
+    assert place == len(pieces)
+
+
+def test_pieces_of_a_forecast_predict_within_themselves() -> None:
+    data = SequenceDataset(torch.arange(8), torch.from_numpy(offsets_of([3, 1, 4])), forecast=True)
+    pieces = data.cut(2)
+    assert [(item["inputs"].tolist(), item["target"].tolist()) for item in map(pieces.__getitem__, range(4))] == [
+        ([0, 1], [1, 2]),
+        ([], []),
+        ([4, 5], [5, 6]),
+        ([], []),
+    ]
+    assert max(pieces.lengths) == 2
 
 
 @pytest.mark.parametrize("rows", [[4], [0, -5], [0.5], ["a"], [[0]]])

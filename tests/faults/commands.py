@@ -44,24 +44,6 @@ FAULTS: dict[str, Fault] = {
         "((values - np.array(self.mean, np.float32)) / np.array(self.std, np.float32))",
         "data/test_preprocess.py::test_large_values_keep_their_differences",
     ),
-    "epochs-in-one-order": Fault(
-        "src/raglane/data/samplers.py",
-        "np.random.default_rng([self.seed, self.epoch])",
-        "np.random.default_rng([self.seed])",
-        "data/test_samplers.py::test_epochs_and_seeds_differ_in_company_and_order",
-    ),
-    "the-last-batch-resumed-twice": Fault(
-        "src/raglane/data/samplers.py",
-        "for first in starts[start:].tolist():",
-        "for first in starts[max(start - 1, 0) :].tolist():",
-        "data/test_samplers.py::test_resuming_gives_exactly_the_batches_that_remain",
-    ),
-    "an-ended-epoch-comes-again": Fault(
-        "src/raglane/data/epochs.py",
-        "self.set_epoch(self.epoch + 1)",
-        "self.set_epoch(self.epoch)",
-        "data/test_samplers.py::test_a_plain_loop_gets_other_batches_in_every_epoch",
-    ),
     "parts-that-overlap": Fault(
         "src/raglane/data/dataset.py",
         "return records.select(~held_out), records.select(held_out)",
@@ -82,10 +64,16 @@ FAULTS: dict[str, Fault] = {
         "data/test_dataset.py",
     ),
     "batches-do-not-change-with-the-epoch": Fault(
-        "src/raglane/training/batches.py",
-        "sampler.set_epoch(epoch)",
-        "sampler.set_epoch(0)",
-        "training/test_batches.py::test_order_changes_with_the_epoch_and_the_seed",
+        "src/raglane/training/loop.py",
+        "order.set_epoch(first + trainer.current_epoch)",
+        "order.set_epoch(first)",
+        "training/test_run.py::test_every_epoch_has_batches_of_its_own",
+    ),
+    "a-run-goes-on-at-the-start-of-its-epoch": Fault(
+        "src/raglane/training/run.py",
+        "order.load_state_dict(state.order or order.state_dict(state.batch))",
+        "order.state_dict(state.batch)",
+        "training/test_run.py::test_going_on_is_never_having_stopped",
     ),
     "confusion-matrix-transposed": Fault(
         "src/raglane/training/metrics.py",

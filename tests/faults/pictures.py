@@ -27,9 +27,9 @@ FAULTS: dict[str, Fault] = {
     ),
     "random-batches-are-bucketed": Fault(
         "src/raglane/plot/distributions.py",
-        '{"bucket_batches": 1}',
-        "{}",
-        "plot/test_distributions.py::test_waste_is_what_cost_counts_for_the_batches_of_the_sampler",
+        '"random": Order.random()',
+        '"random": Order.grouped()',
+        "plot/test_distributions.py::test_waste_is_what_cost_counts_for_the_batches_of_the_loader",
     ),
     "colours-of-the-next-sequence": Fault(
         "src/raglane/plot/elements.py",

@@ -37,17 +37,11 @@ FAULTS: dict[str, Fault] = {
         "",
         "planner/test_calibration.py::test_what_takes_long_is_left_out",
     ),
-    "grouped-batches-without-pools": Fault(
+    "batches-in-the-wrong-order": Fault(
         "src/raglane/planner/batches.py",
-        "BucketBatchSampler(torch.from_numpy(lengths), limit.sequences, seed=seed)",
-        "BucketBatchSampler(torch.from_numpy(lengths), limit.sequences, seed=seed, bucket_batches=1)",
-        "planner/test_batches.py::test_grouped_batches_are_those_of_the_sampler",
-    ),
-    "a-batch-of-elements-one-too-long": Fault(
-        "src/raglane/planner/batches.py",
-        'np.searchsorted(ends, before + most, side="right")',
-        'np.searchsorted(ends, before + most, side="right") + 1',
-        "planner/test_batches.py::test_batches_of_elements_are_as_full_as_can_be",
+        "Order.grouped() if grouped else Order.random()",
+        "Order.grouped(pool=1) if grouped else Order.random()",
+        "planner/test_batches.py::test_batches_are_those_of_the_loader",
     ),
     "the-longest-left-to-chance": Fault(
         "src/raglane/planner/batches.py",

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-import raglane as rl
-from raglane.planner.batches import Epoch, Limit, epoch_of, thin_out
+from raglane.data import Batches, Limit, Order
+from raglane.planner.batches import Epoch, epoch_of, thin_out
 
 LENGTHS = torch.tensor(np.random.default_rng(0).integers(0, 40, 500))
 
@@ -20,7 +20,12 @@ def _total(epoch: Epoch) -> float:
 
 
 def test_every_sequence_comes_once() -> None:
-    for limit in (Limit(sequences=8), Limit(sequences=500), Limit(sequences=10_000), Limit(elements=300)):
+    for limit in (
+        Limit(sequences=8),
+        Limit(sequences=500),
+        Limit(sequences=10_000),
+        Limit(elements=300, too_long="alone"),
+    ):
         for grouped in (False, True):
             epoch = epoch_of(LENGTHS, limit, grouped=grouped)
             assert epoch.elements == int(LENGTHS.sum())
@@ -32,28 +37,17 @@ def test_every_sequence_comes_once() -> None:
                 assert epoch.padded == padded
 
 
-def test_batches_of_sequences_are_of_the_size_asked_for() -> None:
-    epoch = epoch_of(LENGTHS, Limit(sequences=16), grouped=False)
-    assert epoch.count == 32
-    assert sorted(len(batch) for batch in epoch.batches) == [4] + 31 * [16]
-
-
-def test_grouped_batches_are_those_of_the_sampler() -> None:
-    wanted = rl.data.BucketBatchSampler(LENGTHS, 16, seed=0)
-    epoch = epoch_of(LENGTHS, Limit(sequences=16), grouped=True)
-    assert [batch.tolist() for batch in epoch.batches] == [LENGTHS[batch].tolist() for batch in wanted]
-
-
-def test_batches_of_elements_are_as_full_as_can_be() -> None:
-    for grouped in (False, True):
-        batches = epoch_of(LENGTHS, Limit(elements=300), grouped=grouped).batches
-        sizes = [int(batch.sum()) for batch in batches]
-        assert all(size <= 300 for size in sizes)
-        assert all(size + int(following[0]) > 300 for size, following in zip(sizes, batches[1:], strict=False))
+def test_batches_are_those_of_the_loader() -> None:
+    for limit in (Limit(sequences=16), Limit(elements=320)):
+        for grouped, order in ((False, Order.random()), (True, Order.grouped())):
+            wanted = Batches(LENGTHS, limit, order)
+            epoch = epoch_of(LENGTHS, limit, grouped=grouped)
+            assert epoch.count == len(wanted)
+            assert [batch.tolist() for batch in epoch.batches] == [LENGTHS[batch].tolist() for batch in wanted]
 
 
 def test_a_sequence_above_the_limit_is_a_batch_of_its_own() -> None:
-    batches = epoch_of(torch.tensor([5, 50, 5, 5]), Limit(elements=10), grouped=False).batches
+    batches = epoch_of(torch.tensor([5, 50, 5, 5]), Limit(elements=10, too_long="alone"), grouped=False).batches
     assert [50] in [batch.tolist() for batch in batches]
     assert sum(len(batch) for batch in batches) == 4
 

@@ -11,7 +11,7 @@ import pytest
 import raglane as rl
 from drawings import EIGHT
 from raglane import plot
-from raglane.data import BucketBatchSampler
+from raglane.data import Batches, Limit, Order
 
 
 def _bars(axes: Any) -> dict[float, float]:
@@ -50,10 +50,10 @@ def test_few_wide_bars_still_count_everything() -> None:
     assert "2,000 to a bar" in counts.get_xlabel()
 
 
-def test_borders_are_those_of_the_sampler() -> None:
+def test_borders_are_those_of_the_batches() -> None:
     lengths = np.array([5, 1, 9, 2, 8, 1, 5, 5])
     counts, _ = plot.histogram(lengths, 2).axes
-    batches = [sorted(lengths[batch]) for batch in BucketBatchSampler(lengths, 2, shuffle=False)]
+    batches = [sorted(lengths[batch]) for batch in Batches(lengths, Limit(sequences=2), Order.sorted())]
     borders = sorted({(shorter[1] + longer[0]) / 2 for longer, shorter in pairwise(batches)})
     drawn: list[Any] = list(counts.lines)
     assert [line.get_xdata()[0] for line in drawn] == borders == [1.5, 5, 6.5]
@@ -67,17 +67,17 @@ def test_hardly_any_lengths(lengths: list[int]) -> None:
     assert all(not any(line.get_ydata()) for line in _lines(plot.waste(lengths)).values())
 
 
-def test_waste_is_what_cost_counts_for_the_batches_of_the_sampler() -> None:
+def test_waste_is_what_cost_counts_for_the_batches_of_the_loader() -> None:
     lengths = np.random.default_rng(1).integers(0, 70, 400)
     lines = _lines(plot.waste(lengths, [4, 32], seed=3))
     assert list(lines) == ["random", "bucketed", "sorted"]
     for size, place in ((4, 0), (32, 1)):
-        samplers = {
-            "bucketed": BucketBatchSampler(lengths, size, seed=3),
-            "sorted": BucketBatchSampler(lengths, size, shuffle=False),
+        epochs = {
+            "bucketed": Batches(lengths, Limit(sequences=size), Order.grouped(), seed=3),
+            "sorted": Batches(lengths, Limit(sequences=size), Order.sorted()),
         }
-        for name, sampler in samplers.items():
-            costs = [rl.cost(lengths[batch])["padded"] for batch in sampler]
+        for name, batches in epochs.items():
+            costs = [rl.cost(lengths[batch])["padded"] for batch in batches]
             share = 100 * sum(one.waste for one in costs) / sum(one.elements for one in costs)
             assert lines[name].get_ydata()[place] == pytest.approx(share)
     by_chance = lines["random"].get_ydata()

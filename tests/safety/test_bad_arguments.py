@@ -19,7 +19,7 @@ import torch
 
 import raglane as rl
 from raglane import Ragged, plot, segments
-from raglane.data import BucketBatchSampler, Chunks, Columns, Preprocessor, Records, SequenceDataset, read, split
+from raglane.data import Batches, Chunks, Columns, Limit, Order, Preprocessor, Records, SequenceDataset, read, split
 from raglane.data.records import offsets_of
 from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
 from raglane.nn import losses
@@ -147,7 +147,7 @@ def _packing() -> dict[str, Call]:
 def _data() -> dict[str, Call]:
     records = Records(np.zeros((3, 1), np.float32), offsets_of([2, 0, 1]), labels=("a", "b", "a"), channels=("x0",))
     dataset = SequenceDataset(VALUES, OFFSETS, torch.tensor([0, 1, 0]))
-    sampler = BucketBatchSampler([1, 2], 1)
+    batches = Batches([1, 2], Limit(sequences=1))
     fitted = Preprocessor.fit(records, task="classify")
     return {
         "collate": (rl.collate, {"samples": [VALUES]}),
@@ -186,23 +186,28 @@ def _data() -> dict[str, Call]:
         "SequenceDataset[]": (lambda index: dataset[index], {"index": 0}),
         "SequenceDataset.subset": (dataset.subset, {"index": [0]}),
         "split": (split, {"records": records, "fraction": 0.5, "seed": 0, "stratify": True}),
-        "BucketBatchSampler": (
-            lambda **given: list(BucketBatchSampler(**given)),
+        "SequenceDataset.cut": (dataset.cut, {"longest": 1}),
+        "Limit": (Limit, {"sequences": 1, "elements": 2, "padded": 3, "too_long": "drop"}),
+        "Order.grouped": (Order.grouped, {"pool": 2, "noise": 0.1}),
+        "Order.windows": (Order.windows, {"sequences": 2, "by_length": True, "noise": 0.1}),
+        "Batches": (
+            lambda **given: list(Batches(**given)),
             {
                 "lengths": [1, 2],
-                "batch_size": 1,
-                "shuffle": True,
-                "drop_last": False,
+                "limit": Limit(sequences=2),
+                "order": Order.random(),
                 "seed": 0,
-                "bucket_batches": 50,
+                "ranks": 2,
+                "rank": 1,
+                "largest_first": False,
             },
         ),
-        "set_epoch": (sampler.set_epoch, {"epoch": 0}),
-        "state_dict": (sampler.state_dict, {"done": 1}),
-        "load_state_dict": (sampler.load_state_dict, {"state": sampler.state_dict()}),
-        "load_state_dict, done": (
-            lambda done, epoch: sampler.load_state_dict(sampler.state_dict() | {"done": done, "epoch": epoch}),
-            {"done": 0, "epoch": 0},
+        "set_epoch": (batches.set_epoch, {"epoch": 0}),
+        "state_dict": (batches.state_dict, {"done": 1}),
+        "load_state_dict": (batches.load_state_dict, {"state": batches.state_dict()}),
+        "load_state_dict, place": (
+            lambda **given: batches.load_state_dict(batches.state_dict() | given),
+            {"done": 0, "epoch": 0, "pool": 0, "before": 0},
         ),
         "Chunks": (
             Chunks,
@@ -357,7 +362,7 @@ def test_lengths_that_nobody_can_count() -> None:
             segments.offsets_from_lengths,
             offsets_of,
             lambda wrong: Ragged.from_flat(torch.ones(3), lengths=wrong),
-            lambda wrong: BucketBatchSampler(wrong, 1),
+            lambda wrong: Batches(wrong, Limit(sequences=1)),
             lambda wrong: Ragged.from_padded(torch.ones(len(wrong), 3), wrong),
             lambda wrong: rl.packing.pack_padded_sequence(torch.ones(len(wrong), 3), wrong, True, False),
             lambda wrong: segments.element_index(torch.zeros_like(wrong), wrong, 3),

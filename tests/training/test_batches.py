@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from raglane.data.dataset import SequenceDataset
+from raglane.data.order import Batches, Limit, Order
 from raglane.ragged import Ragged
 from raglane.segments import offsets_from_lengths
-from raglane.training.batches import in_order, loader, make_batch, training_order
+from raglane.training.batches import Remaining, in_order, loader, make_batch, training_order
+from raglane.training.settings import Settings
 
 _LENGTHS = st.lists(st.integers(0, 6), min_size=1, max_size=12)
 
@@ -50,32 +54,40 @@ def test_batch_against_slices(task: str, lengths: list[int], data: st.DataObject
     assert torch.equal(batch.inputs.lengths, reference.lengths)
 
 
-@pytest.mark.parametrize("bucket", [False, True])
-@given(_LENGTHS, st.integers(1, 5), st.integers(0, 3), st.integers(0, 3))
-def test_order_is_a_permutation_by_seed_and_epoch(
-    bucket: bool, lengths: list[int], size: int, seed: int, epoch: int
-) -> None:
-    def order(seed: int, epoch: int) -> list[list[int]]:
-        return training_order(torch.tensor(lengths), size, bucket=bucket, seed=seed, epoch=epoch)
-
-    batches = order(seed, epoch)
-    assert sorted(row for batch in batches for row in batch) == list(range(len(lengths)))
-    assert len(batches) == -(-len(lengths) // size)
-    assert batches == order(seed, epoch)
-
-
-@pytest.mark.parametrize("bucket", [False, True])
-def test_order_changes_with_the_epoch_and_the_seed(bucket: bool) -> None:
+def test_the_order_is_that_of_the_settings() -> None:
     lengths = torch.randint(1, 50, (200,))
-    orders = [training_order(lengths, 8, bucket=bucket, seed=seed, epoch=epoch) for seed in (0, 1) for epoch in (0, 1)]
-    assert len({str(order) for order in orders}) == 4
+    for settings, limit, order in (
+        (Settings(batch_size=8, seed=3), Limit(sequences=8), Order.random()),
+        (Settings(batch_size=8, seed=3, bucket=True), Limit(sequences=8), Order.grouped()),
+        (Settings(batch_elements=90, seed=3), Limit(elements=90), Order.random()),
+        (Settings(batch_elements=40, seed=3, too_long="drop"), Limit(elements=40, too_long="drop"), Order.random()),
+        (Settings(batch_elements=40, seed=3, too_long="alone"), Limit(elements=40, too_long="alone"), Order.random()),
+    ):
+        for first in (False, True):
+            known = training_order(lengths, replace(settings, largest_first=first))
+            wanted = Batches(lengths, limit, order, seed=3, largest_first=first)
+            assert list(known) == list(wanted)
+            assert known.state_dict() == wanted.state_dict()
+
+
+def test_what_remains_has_its_length_while_it_is_gone_through() -> None:
+    order = training_order(torch.arange(30), Settings(batch_elements=60))
+    batches = list(order)
+    order.set_epoch(0)
+    order.load_state_dict(order.state_dict(3))
+    rest = Remaining(order)
+    taken = []
+    for batch in rest:
+        taken.append(batch)
+        assert len(rest) == len(batches) - 3
+    assert taken == batches[3:]
 
 
 def test_buckets_hold_similar_lengths() -> None:
     lengths = torch.randint(1, 100, (1000,))
 
     def spread(bucket: bool) -> float:
-        batches = training_order(lengths, 10, bucket=bucket, seed=0, epoch=0)
+        batches = list(training_order(lengths, Settings(batch_size=10, bucket=bucket)))
         return sum(int(lengths[batch].max() - lengths[batch].min()) for batch in batches) / len(batches)
 
     assert spread(True) < spread(False) / 3
@@ -95,4 +107,9 @@ def test_loader_gives_the_batches_of_the_order(workers: int) -> None:
 @given(_LENGTHS, st.integers(1, 5))
 def test_in_order_is_the_order_of_the_data(lengths: list[int], size: int) -> None:
     dataset = _dataset(lengths, "tag")
-    assert [row for batch in in_order(dataset, size) for row in batch.index.tolist()] == list(range(len(lengths)))
+    for limit in (Limit(sequences=size), Limit(elements=size)):
+        batches = [batch.index.tolist() for batch in in_order(dataset, limit)]
+        assert [row for batch in batches for row in batch] == list(range(len(lengths)))
+        for batch in batches:
+            elements = sum(lengths[row] for row in batch)
+            assert (len(batch) if limit.elements is None else elements) <= size or len(batch) == 1

@@ -15,7 +15,7 @@ from raglane.data.records import Columns, Records, offsets_of
 from raglane.data.splitting import SPLITS, join_tokens, split_texts
 from raglane.errors import ArgumentError, DataError
 from raglane.ragged import Ragged
-from raglane.training.batches import ChunkedBatches
+from raglane.training.batches import ChunkedBatches, chunked_order
 from raglane.training.checkpoint import load_model
 from raglane.training.inference import evaluate, predict
 from raglane.training.model import ModelConfig, SequenceModel
@@ -96,11 +96,12 @@ def test_chunks_give_what_whole_sequences_give() -> None:
     model = SequenceModel(ModelConfig.of(replace(_QUICK, layer="lstm"), fitted)).eval()
     whole = model(Ragged([data[row]["inputs"] for row in range(len(data))]))
     assert isinstance(whole, Ragged)
-    batches = ChunkedBatches(data, 2, 3, seed=0)
+    chunks = chunked_order(data, replace(_QUICK, batch_size=2, steps=3))
     for epoch in (0, 1):
         parts: dict[int, list[torch.Tensor]] = {row: [] for row in range(4)}
         state = None
-        for batch in batches.from_batch(epoch):
+        chunks.set_epoch(epoch)
+        for batch in ChunkedBatches(chunks):
             assert batch.begins is not None
             out, state = model.go_on(batch.inputs, state, batch.begins)
             for row, piece in zip(batch.index.tolist(), out, strict=True):

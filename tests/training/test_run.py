@@ -18,14 +18,15 @@ from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records, offsets_of
 from raglane.errors import ArgumentError, CheckpointError, DataError
 from raglane.ragged import Ragged
-from raglane.training.batches import Batch
+from raglane.training.batches import Batch, training_order
 from raglane.training.checkpoint import FORMAT_VERSION, load_model, read_tensors
 from raglane.training.folder import check_folder
 from raglane.training.inference import evaluate, predict
 from raglane.training.run import TrainingResult, train
 from raglane.training.settings import ModelSettings, Settings
 from raglane.training.state import Totals, TrainingState
-from raglane.training.tasks import make_task
+from raglane.training.tasks import Score, make_task
+from raglane.training.tasks.classify import Classify
 
 _QUICK = Settings(epochs=4, hidden=5, batch_size=4, lr=0.05, dropout=0.3, threads=1)
 
@@ -89,6 +90,8 @@ def _assert_same_run(one: TrainingResult, other: TrainingResult) -> None:
         ((3, 2), replace(_QUICK, task="forecast", steps=3)),
         ((3, 3), replace(_QUICK, schedule="cosine", warmup=1, label_smoothing=0.1)),
         ((2, 1), replace(_QUICK, schedule="plateau", class_weights="balanced", clip=0.0)),
+        ((2, 3), replace(_QUICK, batch_elements=14, bucket=True, workers=1)),
+        ((1, 2), replace(_QUICK, batch_elements=5, too_long="split", largest_first=True)),
     ],
 )
 def test_going_on_is_never_having_stopped(tmp_path: Path, stop_at: tuple[int, int], settings: Settings) -> None:
@@ -103,6 +106,78 @@ def test_going_on_is_never_having_stopped(tmp_path: Path, stop_at: tuple[int, in
     assert not gone_on.interrupted
     assert len(whole.state.history) == 4
     _assert_same_run(whole, gone_on)
+
+
+def _batches_scored(monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
+    """The batches whose loss is computed from here on, in their order."""
+    scored: list[Batch] = []
+    score = Classify.score
+
+    def noted(self: Classify, output: Any, batch: Batch, *, training: bool = False) -> Score:
+        scored.append(batch)
+        return score(self, output, batch, training=training)
+
+    monkeypatch.setattr(Classify, "score", noted)
+    return scored
+
+
+def test_every_epoch_has_batches_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scored = _batches_scored(monkeypatch)
+    for settings in (_QUICK, replace(_QUICK, batch_elements=12)):
+        scored.clear()
+        training = _records()
+        train(settings, training, None, tmp_path / "run", overwrite=True)
+        order = training_order(torch.from_numpy(training.lengths), settings)
+        epochs = []
+        for epoch in range(4):
+            order.set_epoch(epoch)
+            epochs.append([tuple(batch) for batch in order])
+        seen = [tuple(batch.index.tolist()) for batch in scored]
+        assert seen == [batch for batches in epochs for batch in batches]
+        assert len(set(map(str, epochs))) == 4
+
+
+def test_what_is_too_long_for_a_batch(tmp_path: Path) -> None:
+    training = _records()
+    settings = replace(_QUICK, batch_elements=4)
+    long = int((training.lengths > 4).sum())
+    with pytest.raises(
+        ArgumentError, match=f"one of {long} such; the rule: no sequence longer than a batch, 4 elements"
+    ):
+        train(settings, training, None, tmp_path / "run")
+    elements = {}
+    for choice in ("drop", "split", "alone"):
+        result = train(replace(settings, too_long=choice), training, None, tmp_path / choice)
+        row = result.state.history[0]
+        elements[choice] = round(row["elements_per_second"] * row["seconds"])
+    kept = int(training.lengths[training.lengths <= 4].sum())
+    assert elements == {"drop": kept, "split": len(training.values), "alone": len(training.values)}
+    some = training.select(training.lengths > 4)
+    with pytest.raises(DataError, match="all too long for a batch"):
+        train(replace(settings, too_long="drop"), some, None, tmp_path / "none")
+
+
+def test_the_largest_batch_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scored = _batches_scored(monkeypatch)
+    training = _records()
+    train(replace(_QUICK, epochs=1, largest_first=True), training, None, tmp_path / "run")
+    assert sorted(scored[0].inputs.lengths.tolist()) == sorted(training.lengths.tolist())[-4:]
+
+
+def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
+    training = _records(24)
+    stopped = train(_QUICK, training, None, tmp_path / "run", watcher=_Recorder((2, 3)))
+    path = stopped.folder / "last" / "training.json"
+    content = json.loads(path.read_text())
+    assert content["state"]["order"]["done"] == 3
+    del content["state"]["order"]
+    path.write_text(json.dumps(content))
+    whole = train(_QUICK, training, None, tmp_path / "whole")
+    _assert_same_run(whole, train(_QUICK, training, None, tmp_path / "run", resume=True))
+    content["state"]["order"] = {"epoch": 1, "done": 2}
+    path.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match="order that stands elsewhere"):
+        train(replace(_QUICK, epochs=9), training, None, tmp_path / "run", resume=True)
 
 
 def test_more_epochs_are_a_longer_run(tmp_path: Path) -> None:

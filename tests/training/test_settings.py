@@ -8,6 +8,7 @@ import pytest
 
 from looped import looped
 from raglane.data.missing import MISSING as MISSING_OF_DATA
+from raglane.data.order.limit import TOO_LONG as TOO_LONG_OF_DATA
 from raglane.data.targets import TASKS as TASKS_OF_DATA
 from raglane.errors import ArgumentError
 from raglane.nn.encoder import LAYERS as LAYERS_OF_NN
@@ -24,6 +25,7 @@ from raglane.training.settings import (
     POOLINGS,
     SCHEDULES,
     TASKS,
+    TOO_LONG,
     Settings,
 )
 
@@ -37,10 +39,12 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "class_weights": CLASS_WEIGHTS,
     "missing": MISSING,
     "device": DEVICES,
+    "too_long": TOO_LONG,
 }
 _SHARES = ("dropout", "input_dropout", "state_dropout", "weight_dropout", "zoneout", "validation_fraction")
 _BAD: list[tuple[str, Any]] = [
     *((name, value) for name in ("hidden", "layers", "epochs", "batch_size", "embedding") for value in (0, -1)),
+    *(("batch_elements", value) for value in (0, -1, 2**31)),
     *((name, value) for name in ("threads", "patience") for value in (0, -3)),
     *((name, 2**31) for name in ("hidden", "layers", "epochs", "batch_size", "embedding", "threads", "patience")),
     *(("lr", value) for value in (0.0, -1.0, float("nan"), float("inf"))),
@@ -67,7 +71,8 @@ def test_forecast_runs_forwards_only() -> None:
 @pytest.mark.parametrize(("name", "choices"), _CHOICES.items())
 def test_every_choice_is_accepted_and_kept(name: str, choices: tuple[str, ...]) -> None:
     for choice in choices:
-        settings = Settings(**{name: choice})  # type: ignore[arg-type]
+        needed = {"batch_elements": 64} if name == "too_long" else {}
+        settings = Settings(**needed | {name: choice})  # type: ignore[arg-type]
         assert getattr(Settings.from_config(settings.to_config()), name) == choice
 
 
@@ -76,6 +81,7 @@ def test_the_names_are_those_of_the_library() -> None:
     assert set(POOLINGS) == {"summary", *POOLINGS_OF_NN}
     assert tuple(TASKS_OF_DATA) == TASKS
     assert MISSING == MISSING_OF_DATA
+    assert TOO_LONG == TOO_LONG_OF_DATA
     for layer in NORMALISED_LAYERS:
         SequenceEncoder(3, 4, layer, layer_norm=True)
     for initial_state in INITIAL_STATES:
@@ -88,6 +94,7 @@ def test_the_names_are_those_of_the_library() -> None:
         {"layer_norm": True, "layer": "sru"},
         {"pooling": "mean", "task": "tag"},
         {"initial_state": "lengths", "task": "forecast"},
+        {"too_long": "drop", "batch_size": 8},
     ],
 )
 def test_what_does_not_go_together_is_refused(given: dict[str, Any]) -> None:

@@ -215,6 +215,7 @@ def _train(order: _Order) -> None:
         order = replace(order, settings=settings)
     if order.plans_batches:
         settings = _planned(order, training)
+    _tell_too_long(order, training)
     metric = TASKS[settings.task].terms(settings)[0]
     watcher = None if order.quiet else pick_watcher(metric)
     try:
@@ -298,6 +299,18 @@ def _planned(order: _Order, training: Records) -> Settings:
     kind = "of similar lengths" if settings.bucket else "in random order"
     order.say(f"batches: {count_of(settings.batch_size, 'sequence')} {kind}. {found.why}")
     return settings
+
+
+def _tell_too_long(order: _Order, training: Records) -> None:
+    """How many sequences do not fit into a batch, and what becomes of them."""
+    from raglane.data.formats.base import count_of
+
+    most, words = order.settings.batch_elements, {"drop": "left out", "split": "split", "alone": "batches of their own"}
+    if most is not None and order.settings.too_long in words:
+        # The last element of a forecast is no input.
+        count = sum(length - (order.settings.task == "forecast") > most for length in training.lengths.tolist())
+        what = words[order.settings.too_long]
+        order.say(f"longer than a batch of {most:,} elements: {count_of(count, 'sequence')}, {what}")
 
 
 def _test_part(order: _Order) -> Records | None:

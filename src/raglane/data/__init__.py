@@ -1,4 +1,4 @@
-"""From files to batches: readers, what is learned of the training part, datasets, samplers and ``collate``.
+"""From files to batches: readers, what is learned of the training part, datasets, batches and ``collate``.
 
 All names but ``collate`` load the module that they come from when they are first used: reading files is not what most
 programs import Raglane for, and ``import raglane`` should cost almost nothing beside torch.
@@ -15,17 +15,19 @@ if TYPE_CHECKING:
     from raglane.data.chunks import Chunk, Chunks
     from raglane.data.dataset import SequenceDataset, split
     from raglane.data.formats import FORMATS, Format, japanese_vowels, read
+    from raglane.data.order import Batches, Limit, Order
     from raglane.data.preprocess import Preprocessor
     from raglane.data.records import Columns, Records
-    from raglane.data.samplers import BucketBatchSampler
 
 __all__ = [
     "FORMATS",
-    "BucketBatchSampler",
+    "Batches",
     "Chunk",
     "Chunks",
     "Columns",
     "Format",
+    "Limit",
+    "Order",
     "Preprocessor",
     "Records",
     "SequenceDataset",
@@ -37,11 +39,13 @@ __all__ = [
 
 _HOMES = {
     "FORMATS": "formats",
-    "BucketBatchSampler": "samplers",
+    "Batches": "order",
     "Chunk": "chunks",
     "Chunks": "chunks",
     "Columns": "records",
     "Format": "formats",
+    "Limit": "order",
+    "Order": "order",
     "Preprocessor": "preprocess",
     "Records": "records",
     "SequenceDataset": "dataset",

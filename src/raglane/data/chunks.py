@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from raglane.checks import check_flag, check_tensor
 from raglane.data.collate import collate
 from raglane.data.dataset import SequenceDataset
 from raglane.data.epochs import Epochs, check_least
+from raglane.data.order.shares import share_out
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
 from raglane.ragged import Ragged
 
@@ -128,7 +128,7 @@ class Chunks(Epochs[Chunk]):
         self._chunks = int(self._share_out(np.arange(len(self._lengths)))[1].max(initial=0))
 
     def __len__(self) -> int:
-        """The number of chunks in an epoch: as many as the busiest stream has pieces."""
+        """The number of chunks in any epoch: as many as the busiest stream has pieces."""
         return self._chunks
 
     def _items(self, start: int) -> Iterator[Chunk]:
@@ -169,14 +169,8 @@ class Chunks(Epochs[Chunk]):
         """
         sizes = self._counts if self.shuffle else self._lengths
         order = order[np.argsort(-sizes[order], kind="stable")]
-        # With more streams than sequences, some would get none.
-        loads = [(0, stream) for stream in range(min(self.batch_size, len(order)))]
-        taken = np.empty((len(order), 2), dtype=np.int64)
-        for number, count in enumerate(self._counts[order].tolist()):
-            load, stream = loads[0]
-            heapq.heapreplace(loads, (load + count, stream))
-            taken[number] = load + count, stream
-        return order, taken[:, 0], taken[:, 1]
+        streams, before = share_out(self._counts[order], self.batch_size)
+        return order, before + self._counts[order], streams
 
     def _cut(self, rows: _Numbers, sequences: _Numbers, pieces: _Numbers) -> Chunk:
         """The chunk with these pieces of these sequences in these rows, and nothing in the others."""

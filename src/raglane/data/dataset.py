@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 from raglane.checks import check_flag, check_kind, check_real, check_tensor, check_whole, read_index
 from raglane.data.collate import Samples
 from raglane.data.epochs import check_least
+from raglane.data.order.limit import pieces_of
 from raglane.data.records import Records
 from raglane.errors import ArgumentError, ShapeError, argument, message
 from raglane.ragged import Ragged
@@ -134,6 +135,43 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
         if is_plain and min(indices) >= 0 and max(indices) < len(self):
             return _Items(self, torch.tensor(indices))
         return _Items(self, read_index(indices, len(self)))
+
+    def cut(self, longest: int) -> SequenceDataset:
+        """The same elements, with every longer sequence as pieces of at most some length, which share memory with it.
+
+        Pieces come where their sequence was, each with its id and, where there is one per sequence, with its target.
+        :class:`~raglane.data.Batches` takes their lengths; or those of the whole sequences, with a limit that splits,
+        and numbers the pieces in the same way.
+
+        Args:
+            longest: inputs of a piece, at least 1; all but the last of a sequence are as long. The pieces of a forecast
+                are cut apart between an element and its target, so each has one target less.
+
+        Raises:
+            ArgumentTypeError: not a whole number.
+            ArgumentError: below 1.
+
+        Example:
+            >>> data = SequenceDataset(torch.arange(5), torch.tensor([0, 2, 5]), torch.tensor([7, 8]))
+            >>> pieces = data.cut(2)
+            >>> pieces.lengths.tolist(), pieces.targets.tolist(), pieces.ids
+            ([2, 2, 1], [7, 8, 8], (0, 1, 1))
+        """
+        check_least("longest", longest, 1)
+        known = self.offsets.diff().cpu().numpy()
+        # An element of a forecast that is only a target makes a piece no longer.
+        owners, lengths = pieces_of(known, longest + self.forecast)
+        targets = self.targets
+        if targets is not None and not self.per_element:
+            targets = targets[torch.from_numpy(owners).to(targets.device)]
+        return SequenceDataset(
+            self.values,
+            segments.offsets_from_lengths(torch.from_numpy(lengths)).to(self.offsets.device),
+            targets,
+            per_element=self.per_element,
+            forecast=self.forecast,
+            ids=[self.ids[row] for row in owners.tolist()],
+        )
 
     def subset(self, index: Sequence[int] | npt.NDArray[Any] | Tensor) -> SequenceDataset:
         """Some of the sequences, in the order of ``index``, with copies of their values.

@@ -21,6 +21,9 @@ class Epochs(Generic[Item]):
     to its end, the next iteration is the next epoch; :meth:`set_epoch` chooses another (Lightning calls it).
     """
 
+    # What a state says of a place.
+    _numbers: tuple[str, ...] = ("epoch", "done")
+
     def __init__(self) -> None:
         self.epoch = 0
         # How many items of this epoch were handed out, and where the next iteration begins.
@@ -31,7 +34,7 @@ class Epochs(Generic[Item]):
 
     @abstractmethod
     def __len__(self) -> int:
-        """The number of items in an epoch, the same for every epoch."""
+        """The number of items in an epoch."""
 
     @abstractmethod
     def _items(self, start: int) -> Iterator[Item]:
@@ -71,11 +74,19 @@ class Epochs(Generic[Item]):
             ArgumentError: ``done`` is below 0 or above the number of batches.
         """
         done = self._done if done is None else done
+        check_least("done", done, 0)
+        return {"epoch": self.epoch, "done": done, **self._place(done), **self._identity()}
+
+    def _place(self, done: int) -> dict[str, int]:
+        """What beside ``done`` says where that is; raises an ArgumentError where the epoch has fewer items."""
         self._check_done("done", done)
-        return {"epoch": self.epoch, "done": done, **self._identity()}
+        return {}
+
+    def _take_up(self, state: Mapping[str, int]) -> None:
+        """Check that a state's place exists, and make what it saves; nothing else may change yet."""
+        self._check_done("state['done']", state["done"])
 
     def _check_done(self, name: str, done: int) -> None:
-        check_least(name, done, 0)
         if done > len(self):
             rule = f"from 0 to the number of batches, {len(self)}"
             raise ArgumentError(message(name, quote(done), rule, "pass the batches of this epoch"))
@@ -89,13 +100,14 @@ class Epochs(Generic[Item]):
         """
         kind = type(self).__name__
         check_kind("state", state, Mapping, f"a state of this {kind}", "pass what state_dict() gave")
-        for name, mine in {"epoch": None, "done": None, **self._identity()}.items():
+        for name, mine in {**dict.fromkeys(self._numbers), **self._identity()}.items():
             if name not in state or (mine is not None and state[name] != mine):
                 got = f"{name} = {quote(state.get(name))}"
                 rule = f"a state of this {kind}" if mine is None else f"this {kind} has {name} = {mine}"
                 raise ArgumentError(message("state", got, rule, f"make the {kind} with the same arguments"))
-        check_least("state['epoch']", state["epoch"], 0)
-        self._check_done("state['done']", state["done"])
+        for name in self._numbers:
+            check_least(f"state[{name!r}]", state[name], 0)
+        self._take_up(state)
         self.epoch = state["epoch"]
         self._ended = False
         self._done = self._start = state["done"]

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from raglane.data.samplers import BucketBatchSampler
+from raglane.data.order import Batches, Limit, Order
 from raglane.plot.distributions import batch_waste
 
 __all__ = ["ORDERS", "Example", "Fill", "batch_sizes", "examples", "fills", "thin_out"]
 
-ORDERS: dict[str, dict[str, Any]] = {"random": {"bucket_batches": 1}, "grouped": {}, "sorted": {"shuffle": False}}
-"""In which order sequences come to batches, as options of the sampler: by chance, as ``--bucket`` does, by length."""
+ORDERS = {"random": Order.random(), "grouped": Order.grouped(), "sorted": Order.sorted()}
+"""In which order sequences come to batches: by chance, as ``--bucket`` does, by length."""
 
 # Sequences of a longer list that are looked at.
 _SEQUENCES = 1 << 16
@@ -90,9 +89,9 @@ def fills(lengths: _Integers) -> tuple[Fill, ...]:
         [('random', 0.56), ('grouped', 1.0), ('sorted', 1.0)]
     """
     return tuple(
-        Fill(size, order, 1 - batch_waste(lengths, BucketBatchSampler(lengths, size, **options)))
+        Fill(size, name, 1 - batch_waste(lengths, Batches(lengths, Limit(sequences=size), order)))
         for size in batch_sizes(len(lengths))
-        for order, options in ORDERS.items()
+        for name, order in ORDERS.items()
     )
 
 
@@ -112,7 +111,7 @@ def examples(lengths: _Integers, batch_size: int, *, grouped: bool) -> tuple[Exa
         [('worst', (4, 2)), ('median', (4, 4)), ('best', (4, 4))]
     """
     order = ORDERS["grouped" if grouped else "random"]
-    batches = [lengths[batch] for batch in BucketBatchSampler(lengths, batch_size, **order)]
+    batches = [lengths[batch] for batch in Batches(lengths, Limit(sequences=batch_size), order)]
     full = [batch for batch in batches if len(batch) == batch_size and batch.any()]
     full = full or [batch for batch in batches if batch.any()]
     ranked = sorted(full, key=_fill)

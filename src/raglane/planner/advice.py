@@ -13,12 +13,13 @@ from torch import Tensor
 from raglane.bench.machine import is_busy, load, processors
 from raglane.checks import check_flag, check_whole
 from raglane.costs import lengths_of
+from raglane.data.order import Limit
 from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError, message, quote
 from raglane.kernels.dispatch import check_names
 from raglane.memory import available_memory
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner import chart, store, words
-from raglane.planner.batches import Epoch, Limit, epoch_of, thin_out
+from raglane.planner.batches import Epoch, epoch_of, thin_out
 from raglane.planner.calibration import Calibration, calibrate
 from raglane.planner.largest import largest_batch
 from raglane.planner.model import Profile
@@ -70,6 +71,11 @@ class Plan:
     count: int
     ranks: int
     busy: bool
+
+    @property
+    def memory_limit(self) -> Limit:
+        """As many elements in a step of all ``ranks`` as fit into their memory; a sequence that does not is refused."""
+        return Limit(elements=min(max(1, self.ranks * self.most_elements), 2**62))
 
     def plot(self, *, axes: Any = None) -> Picture:
         """Draw the time of an epoch of training against the batch size, a line per backend and schedule.
@@ -230,7 +236,8 @@ def _rows(
 ) -> list[Row]:
     part, factor = thin_out(lengths)
     mean = float(lengths.float().mean())
-    limits = [Limit(sequences=size) for size in sizes] + [Limit(elements=max(1, round(size * mean))) for size in sizes]
+    limits = [Limit(sequences=size) for size in sizes]
+    limits += [Limit(elements=max(1, round(size * mean)), too_long="alone") for size in sizes]
     rows: list[Row] = []
     given: dict[str, Any]
     for limit in limits:

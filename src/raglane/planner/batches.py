@@ -9,35 +9,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from raglane.data.samplers import BucketBatchSampler
+from raglane.data.order import Batches, Limit, Order
 
-__all__ = ["Epoch", "Limit", "epoch_of", "thin_out"]
+__all__ = ["Epoch", "epoch_of", "thin_out"]
 
 _Integers = NDArray[np.int64]
 
 # Sequences of a longer list that are looked at, and batches of an epoch.
 _SEQUENCES, _BATCHES = 1 << 16, 64
-_POOL = 50
-
-
-@dataclass(frozen=True)
-class Limit:
-    """How large a batch is: by its sequences, or by its elements.
-
-    Attributes:
-        sequences: in a batch; None where its elements decide.
-        elements: in a batch at most, but for a single sequence that is longer; None where its sequences decide.
-
-    Example:
-        >>> print(Limit(sequences=64), Limit(elements=4096), sep="; ")
-        64 sequences; 4,096 elements
-    """
-
-    sequences: int | None = None
-    elements: int | None = None
-
-    def __str__(self) -> str:
-        return f"{self.elements:,} elements" if self.sequences is None else f"{self.sequences:,} sequences"
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,13 +61,13 @@ def epoch_of(lengths: Tensor, limit: Limit, *, grouped: bool, seed: int = 0) -> 
     Args:
         lengths: ``(B,)`` int64 on the CPU, at least one.
         limit: of a batch.
-        grouped: batches of similar lengths, as :class:`~raglane.data.BucketBatchSampler` makes them; else random ones.
+        grouped: batches of similar lengths; else random ones.
         seed: of the order.
     """
     known = lengths.numpy()
-    order, starts = _arrange(known, limit, grouped, seed)
-    ordered = known[order]
-    ends = np.append(starts[1:], len(ordered))
+    order = Order.grouped() if grouped else Order.random()
+    rows, bounds = Batches(known, limit, order, seed=seed).whole()
+    ordered, starts, ends = known[rows], bounds[:-1], bounds[1:]
     longest = np.maximum.reduceat(ordered, starts)
     real = np.add.reduceat(ordered, starts)
     chosen, weights = _choose(longest, real, seed)
@@ -113,32 +92,3 @@ def _choose(longest: _Integers, real: _Integers, seed: int) -> tuple[_Integers, 
     known = int(real[drawn].sum())
     each = int(real[others].sum()) / known if known else len(others) / len(drawn)
     return np.concatenate((extreme, drawn)), np.repeat([1.0, each], [len(extreme), len(drawn)])
-
-
-def _arrange(lengths: _Integers, limit: Limit, grouped: bool, seed: int) -> tuple[_Integers, _Integers]:
-    """The order of the sequences, ``(B,)``, and where in it each batch starts."""
-    count = len(lengths)
-    if limit.sequences is not None:
-        if grouped:
-            batches = list(BucketBatchSampler(torch.from_numpy(lengths), limit.sequences, seed=seed))
-            starts = np.cumsum([0, *(len(batch) for batch in batches[:-1])])
-            return np.concatenate([np.array(batch) for batch in batches]), starts
-        return np.random.default_rng(seed).permutation(count), np.arange(0, count, limit.sequences)
-    order = np.random.default_rng(seed).permutation(count)
-    if grouped:
-        mean = max(float(lengths.mean()), 1.0)
-        pools = np.arange(count) // max(1, int(_POOL * (limit.elements or 1) / mean))
-        order = order[np.lexsort((lengths[order], pools))]
-    return order, _cut(lengths[order], limit.elements or 1)
-
-
-def _cut(lengths: _Integers, most: int) -> _Integers:
-    """Where batches start that take sequences one after the other until the next would be too much."""
-    ends = np.cumsum(lengths)
-    starts = [0]
-    while True:
-        before = ends[starts[-1] - 1] if starts[-1] else 0
-        following = max(int(np.searchsorted(ends, before + most, side="right")), starts[-1] + 1)
-        if following >= len(lengths):
-            return np.array(starts)
-        starts.append(following)

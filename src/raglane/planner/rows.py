@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from raglane.planner.batches import Epoch, Limit
+from raglane.data.order import Limit
+from raglane.planner.batches import Epoch
 from raglane.planner.calibration import Calibration
 from raglane.planner.model import Floats, Profile
 from raglane.planner.ways import Way
@@ -71,7 +72,7 @@ class Row:
     @property
     def limit(self) -> Limit:
         """How large a batch is."""
-        return Limit(self.batch_size, self.batch_elements)
+        return Limit(sequences=self.batch_size, elements=self.batch_elements, too_long="alone")
 
     @property
     def rank_seconds(self) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy.typing as npt
 
 from raglane.checks import check_whole
 from raglane.costs import lengths_of
-from raglane.data.samplers import BucketBatchSampler
+from raglane.data.order import Batches, Limit, Order
 from raglane.drawing import BLUE, GREEN, ORANGE, VERMILION, frame
 from raglane.errors import ArgumentError, ArgumentTypeError, message, quote
 from raglane.plot.cells import round_up
@@ -29,8 +28,8 @@ def histogram(lengths: Any, batch_size: int | None = None, *, axes: Any = None) 
 
     Args:
         lengths: ``(B,)`` integers of at least 0, or what has them, as for :func:`raglane.cost`.
-        batch_size: draw the borders between batches of this size, sorted by length: those of
-            :class:`raglane.data.BucketBatchSampler` without ``shuffle``. None draws no borders.
+        batch_size: draw the borders between batches of this size, sorted by length, as with
+            :meth:`raglane.data.Order.sorted`. None draws no borders.
         axes: where to draw; None makes a figure.
 
     Returns:
@@ -106,15 +105,15 @@ def _limit(counts: Any, shares: Any, end: float, highest: int) -> None:
 
 def _borders(known: npt.NDArray[np.int64], batch_size: int) -> list[float]:
     """Between which lengths one sorted batch ends and the next begins; on a length where that is in both."""
-    batches = list(BucketBatchSampler(known, batch_size, shuffle=False))
-    return sorted({(int(known[one[-1]]) + int(known[other[0]])) / 2 for one, other in pairwise(batches)})
+    rows, bounds = Batches(known, Limit(sequences=batch_size), Order.sorted()).whole()
+    ordered = known[rows]
+    return sorted({(int(ordered[border - 1]) + int(ordered[border])) / 2 for border in bounds[1:-1]})
 
 
 def waste(lengths: Any, batch_sizes: Any = None, *, seed: int = 0, axes: Any = None) -> Picture:
     """What share of padded batches is padding, against their size: random, bucketed and sorted batches.
 
-    All are those of :class:`raglane.data.BucketBatchSampler`: bucketed as it is, sorted without ``shuffle``, and random
-    with pools of a single batch.
+    All are those of :class:`raglane.data.Batches` in the orders ``random``, ``grouped`` and ``sorted``.
 
     Args:
         lengths: as for :func:`histogram`.
@@ -140,8 +139,8 @@ def waste(lengths: Any, batch_sizes: Any = None, *, seed: int = 0, axes: Any = N
     else:
         sizes = _read_sizes(batch_sizes)
     shares = {
-        name: [100 * batch_waste(known, BucketBatchSampler(known, size, seed=seed, **options)) for size in sizes]
-        for name, options in _ORDERS.items()
+        name: [100 * batch_waste(known, Batches(known, Limit(sequences=size), order, seed=seed)) for size in sizes]
+        for name, order in _ORDERS.items()
     }
     title = f"{counted(len(known), 'sequence')}: the share of padded batches that is padding"
     picture = _place(axes, title)
@@ -160,28 +159,26 @@ def waste(lengths: Any, batch_sizes: Any = None, *, seed: int = 0, axes: Any = N
     return picture
 
 
-_ORDERS: dict[str, dict[str, Any]] = {"random": {"bucket_batches": 1}, "bucketed": {}, "sorted": {"shuffle": False}}
+_ORDERS = {"random": Order.random(), "bucketed": Order.grouped(), "sorted": Order.sorted()}
 _STYLES = ((VERMILION, "o", "-"), (ORANGE, "s", "--"), (GREEN, "^", ":"))
 
 
-def batch_waste(lengths: npt.NDArray[np.int64], batches: BucketBatchSampler) -> float:
+def batch_waste(lengths: npt.NDArray[np.int64], batches: Batches) -> float:
     """The share of padded batches that is padding, over an epoch.
 
     Args:
         lengths: ``(B,)``.
-        batches: one epoch of them.
+        batches: the epoch.
 
     Example:
         >>> known = np.array([4, 2, 1, 1])
-        >>> round(batch_waste(known, BucketBatchSampler(known, 2, shuffle=False)), 3)
+        >>> round(batch_waste(known, Batches(known, Limit(sequences=2), Order.sorted())), 3)
         0.2
     """
-    real = padded = 0
-    for batch in batches:
-        known = lengths[batch]
-        real += int(known.sum())
-        padded += len(batch) * int(known.max())
-    return 1 - real / padded if padded else 0.0
+    rows, bounds = batches.whole()
+    longest = np.maximum.reduceat(lengths[rows], bounds[:-1]) if len(rows) else np.zeros(0, np.int64)
+    padded = int((longest * np.diff(bounds)).sum())
+    return 1 - int(lengths[rows].sum()) / padded if padded else 0.0
 
 
 def _read_sizes(given: Any) -> list[int]:

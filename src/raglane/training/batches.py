@@ -4,19 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Sampler
 
 from raglane.data.chunks import Chunks
 from raglane.data.collate import collate
 from raglane.data.dataset import SequenceDataset
-from raglane.data.samplers import BucketBatchSampler
+from raglane.data.order import Batches, Limit, Order
 from raglane.ragged import Ragged
+from raglane.training.settings import Settings
 
-__all__ = ["Batch", "ChunkedBatches", "in_order", "loader", "make_batch", "order_of_data", "training_order"]
+__all__ = [
+    "Batch",
+    "ChunkedBatches",
+    "Remaining",
+    "chunked_order",
+    "in_order",
+    "loader",
+    "make_batch",
+    "order_of_data",
+    "training_order",
+]
 
 
 @dataclass(frozen=True)
@@ -64,89 +76,117 @@ def make_batch(samples: Sequence[Any]) -> Batch:
 
 
 class ChunkedBatches:
-    """The batches of an epoch whose sequences are cut into chunks: what a loop iterates over.
+    """The batches that are left of an epoch whose sequences are cut into chunks: what a loop iterates over.
 
     Args:
-        dataset: with a target per element.
-        batch_size: streams.
-        steps: the most elements of a chunk.
-        seed: of the run.
+        chunks: at the place from which it goes on.
 
     Example:
         >>> data = SequenceDataset(torch.arange(5), torch.tensor([0, 5]), forecast=True)
-        >>> [batch.inputs.values.tolist() for batch in ChunkedBatches(data, 1, 3, 0)]
+        >>> chunks = chunked_order(data, Settings("forecast", batch_size=1, steps=3))
+        >>> [batch.inputs.values.tolist() for batch in ChunkedBatches(chunks)]
         [[0, 1, 2], [3]]
     """
 
-    def __init__(self, dataset: SequenceDataset, batch_size: int, steps: int, seed: int) -> None:
-        whole = make_batch(dataset.__getitems__(list(range(len(dataset)))))
-        targets = None if whole.targets is None else whole.inputs._like(whole.targets)
-        self.chunks = Chunks(whole.inputs, batch_size, steps, targets=targets, seed=seed)
-        self.first = 0
+    def __init__(self, chunks: Chunks) -> None:
+        self._chunks = chunks
+        self._count = len(chunks) - chunks.state_dict()["done"]
 
     def __len__(self) -> int:
-        return len(self.chunks) - self.first
-
-    def from_batch(self, epoch: int, first: int = 0) -> ChunkedBatches:
-        """Set the epoch, from 0, and the batch of it to begin with; returns the same object."""
-        self.chunks.set_epoch(epoch)
-        self.chunks.load_state_dict(self.chunks.state_dict(done=first))
-        self.first = first
-        return self
+        return self._count
 
     def __iter__(self) -> Iterator[Batch]:
-        for chunk in self.chunks:
+        for chunk in self._chunks:
             targets = chunk.targets.values if isinstance(chunk.targets, Ragged) else None
             yield Batch(chunk.inputs, targets, chunk.sequences, chunk.begins)
 
 
-def training_order(lengths: Tensor, batch_size: int, *, bucket: bool, seed: int, epoch: int) -> list[list[int]]:
-    """Which sequences make each batch of an epoch: shuffled anew, and the same for the same seed and epoch.
+def chunked_order(dataset: SequenceDataset, settings: Settings) -> Chunks:
+    """The chunks of a training, epoch after epoch.
+
+    Args:
+        dataset: with a target per element.
+        settings: streams, steps and seed.
+    """
+    whole = make_batch(dataset.__getitems__(list(range(len(dataset)))))
+    targets = None if whole.targets is None else whole.inputs._like(whole.targets)
+    return Chunks(whole.inputs, settings.batch_size, settings.steps or 1, targets=targets, seed=settings.seed)
+
+
+def training_order(lengths: Tensor, settings: Settings) -> Batches:
+    """The batches of a training, epoch after epoch.
 
     Args:
         lengths: ``(B,)`` int64.
-        batch_size: sequences of a batch; the last may have fewer.
-        bucket: batches of similar lengths.
-        seed: of the run.
-        epoch: from 0.
+        settings: limit, order and seed.
+
+    Raises:
+        ArgumentError: a sequence is longer than a batch may be, and is not to be dropped, split or alone.
 
     Example:
-        >>> order = training_order(torch.tensor([3, 1, 2]), 2, bucket=False, seed=0, epoch=0)
+        >>> order = training_order(torch.tensor([3, 1, 2]), Settings(batch_size=2))
         >>> [len(batch) for batch in order], sorted(sum(order, []))
         ([2, 1], [0, 1, 2])
     """
-    if bucket:
-        sampler = BucketBatchSampler(lengths, batch_size, shuffle=True, seed=seed)
-        sampler.set_epoch(epoch)
-        return list(sampler)
-    # One stream of random numbers per run, at a place of its own for each epoch.
-    generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
-    shuffled = torch.randperm(lengths.shape[0], generator=generator)
-    return [batch.tolist() for batch in torch.split(shuffled, batch_size)]
+    limit = Limit(sequences=settings.batch_size)
+    if settings.batch_elements is not None:
+        limit = Limit(elements=settings.batch_elements, too_long=settings.too_long)
+    kind = Order.grouped() if settings.bucket else Order.random()
+    return Batches(lengths, limit, kind, seed=settings.seed, largest_first=settings.largest_first)
 
 
-def in_order(dataset: SequenceDataset, batch_size: int) -> Iterator[Batch]:
+class Remaining(Sampler[list[int]]):
+    """What is left of an epoch, with its number of batches: a trainer asks for that when it has begun.
+
+    Args:
+        order: at the place from which it goes on.
+
+    Example:
+        >>> order = Batches([3, 1, 2], Limit(sequences=1))
+        >>> order.load_state_dict(order.state_dict(done=2))
+        >>> rest = Remaining(order)
+        >>> len(rest), len(list(rest)), len(rest)
+        (1, 1, 1)
+    """
+
+    def __init__(self, order: Batches) -> None:
+        self._order = order
+        self._count = len(order) - order.state_dict()["done"]
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self._order)
+
+
+def in_order(dataset: SequenceDataset, limit: Limit) -> Iterator[Batch]:
     """All sequences in the order of the data, batch by batch.
 
     Args:
         dataset: the sequences.
-        batch_size: sequences of a batch; the last may have fewer.
+        limit: of a batch; one that is longer is alone.
     """
-    for rows in order_of_data(len(dataset), batch_size):
+    for rows in order_of_data(dataset.lengths, limit):
         yield make_batch(dataset.__getitems__(rows))
 
 
-def order_of_data(count: int, batch_size: int) -> list[list[int]]:
+def order_of_data(lengths: Tensor, limit: Limit) -> list[list[int]]:
     """Which sequences make each batch where none is shuffled.
 
+    Args:
+        lengths: ``(B,)`` int64 on the CPU.
+        limit: of a batch; one that is longer is alone.
+
     Example:
-        >>> order_of_data(5, 2)
+        >>> order_of_data(torch.tensor([3, 0, 1, 4, 2]), Limit(sequences=2))
         [[0, 1], [2, 3], [4]]
     """
-    return [list(range(start, min(start + batch_size, count))) for start in range(0, count, batch_size)]
+    bounds = [*limit.cut(lengths.numpy()).tolist(), len(lengths)]
+    return [list(range(first, end)) for first, end in pairwise(bounds) if first < end]
 
 
-def loader(dataset: SequenceDataset, order: list[list[int]], workers: int = 0) -> DataLoader[Any]:
+def loader(dataset: SequenceDataset, order: Sampler[list[int]] | list[list[int]], workers: int = 0) -> DataLoader[Any]:
     """A DataLoader that gives the batches of ``order``, each a :class:`Batch`.
 
     Args:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from raglane.data.dataset import SequenceDataset
 from raglane.data.epochs import check_least
+from raglane.data.order import Limit
 from raglane.data.records import Records
 from raglane.errors import ArgumentError, DataError, message, quote
 from raglane.memory import check_memory
@@ -193,7 +194,7 @@ def evaluate(
     model = saved.model.to(device)
     totals, meter = Totals(), task.meter(model, records, **({"top": top} if top > 1 else {}))
     with torch.no_grad():
-        for batch in in_order(dataset, batch_size):
+        for batch in in_order(dataset, Limit(sequences=batch_size)):
             moved = batch.to(device)
             output = values_of(model(moved.inputs))
             totals.add(task.score(output, moved), batch.inputs.values.shape[0])
@@ -207,7 +208,7 @@ def evaluate(
     if horizon > 1:
         whole = preprocessor.apply(records, require_targets=False)
         with torch.no_grad():
-            batches = (batch.inputs.to(device) for batch in in_order(whole, batch_size))
+            batches = (batch.inputs.to(device) for batch in in_order(whole, Limit(sequences=batch_size)))
             measured = replace(measured, table=task.ahead(model, batches, horizon))
     numbers = {"loss": totals.mean_loss, **measured.numbers}
     return Evaluation(saved.task, len(dataset), count, numbers, measured)
@@ -235,7 +236,7 @@ def _answers(
     model = saved.model.to(device)
     with torch.no_grad():
         # Without targets the whole sequence goes in.
-        batches = (batch.inputs.to(device) for batch in in_order(dataset, batch_size))
+        batches = (batch.inputs.to(device) for batch in in_order(dataset, Limit(sequences=batch_size)))
         parts = [task.answer(model, inputs, horizon).cpu() for inputs in batches]
     return torch.cat(parts) if parts else torch.zeros(0, model.config.output_size)
 

@@ -23,9 +23,11 @@ with warnings.catch_warnings():
     import lightning.pytorch as pl
     from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from raglane.data.chunks import Chunks
 from raglane.data.dataset import SequenceDataset
+from raglane.data.order import Batches, Limit
 from raglane.errors import DataError, message
-from raglane.training.batches import Batch, ChunkedBatches, loader, order_of_data, training_order
+from raglane.training.batches import Batch, ChunkedBatches, Remaining, loader, order_of_data
 from raglane.training.divergence import check_losses, diverged
 from raglane.training.files import write_file, write_folder
 from raglane.training.folder import BEST, CURVES, LAST, drop_replaced
@@ -149,7 +151,7 @@ class _Bookkeeper(pl.Callback):
         model_files: Callable[[], dict[str, bytes]],
         random: dict[str, Tensor],
         watcher: Watcher | None,
-        batches: int,
+        order: Batches | Chunks,
         stops: Stops,
     ) -> None:
         self.module = module
@@ -158,7 +160,9 @@ class _Bookkeeper(pl.Callback):
         self.model_files = model_files
         self.random = random
         self.watcher = watcher
-        self.batches = batches
+        self.order = order
+        # Of the epoch that runs.
+        self.batches = len(order)
         self.stops = stops
         self.since = 0.0
 
@@ -279,6 +283,8 @@ class _Bookkeeper(pl.Callback):
         self.state.totals = self.module.totals
         # The rate of a batch follows from where the run stands: the file holds that of the settings.
         self._set_rate(trainer, self.module.settings.lr)
+        # At the end of an epoch the next begins by itself.
+        self.state.order = self.order.state_dict(self.state.batch) if self.state.batch else {}
         files = self.model_files() | state_files(self.state, trainer.optimizers[0], self.module.carried)
         write_folder(self.folder / LAST, files)
         drop_replaced(self.folder)
@@ -306,6 +312,7 @@ def run_epochs(
     task: Task,
     settings: Settings,
     training: SequenceDataset,
+    order: Batches | Chunks,
     validation: SequenceDataset | None,
     *,
     state: TrainingState,
@@ -323,6 +330,7 @@ def run_epochs(
         task: loss and metric.
         settings: epochs, batches, optimizer.
         training: the training part, at least one sequence.
+        order: its batches, at the place where the run stands.
         validation: the part that decides which epoch is best; None lets the training loss decide.
         state: where the run stands; brought forward in place.
         folder: of the run; best, last and curves.csv are written in it.
@@ -338,28 +346,24 @@ def run_epochs(
         DataError: no batch has anything to learn from.
         OSError: a checkpoint cannot be written.
     """
-    first, skip = state.epoch, state.batch
-    lengths = training.lengths
-    chunked = None
-    if settings.steps is not None:
-        chunked = ChunkedBatches(training, settings.batch_size, settings.steps, settings.seed)
-    batches = -(-len(training) // settings.batch_size) if chunked is None else len(chunked)
+    first = state.epoch
     module = _Module(model, task, settings)
     module.optimizer_state = optimizer_state
     module.rare = RareTokens.of(training, model.config, settings)
     stops = Stops()
-    bookkeeper = _Bookkeeper(module, state, folder, model_files, random or {}, watcher, batches, stops)
+    bookkeeper = _Bookkeeper(module, state, folder, model_files, random or {}, watcher, order, stops)
 
     def train_loader() -> Any:
-        epoch = first + trainer.current_epoch
-        if chunked is not None:
-            return chunked.from_batch(epoch, skip if epoch == first else 0)
-        order = training_order(lengths, settings.batch_size, bucket=settings.bucket, seed=settings.seed, epoch=epoch)
-        return loader(training, order[skip if epoch == first else 0 :], settings.workers)
+        order.set_epoch(first + trainer.current_epoch)
+        bookkeeper.batches = len(order)
+        if isinstance(order, Chunks):
+            return ChunkedBatches(order)
+        return loader(training, Remaining(order), settings.workers)
 
     module.train_loader = train_loader
     if validation is not None:
-        in_order = order_of_data(len(validation), settings.batch_size)
+        limit = Limit(sequences=settings.batch_size) if isinstance(order, Chunks) else order.limit
+        in_order = order_of_data(validation.lengths.cpu(), limit)
         module.validation_loader = lambda: loader(validation, in_order)
     with _quiet_lightning(), closing(stops):
         stops.listen()

@@ -62,7 +62,8 @@ def check_size(config: ModelConfig, settings: Settings, device: torch.device, el
     model, saving = (2 + moments) * weights, (1 + 2 * moments) * weights
     outputs = config.layers * (2 if config.bidirectional else 1) * config.hidden * elements
     what = f"a model of {weights:,} weights to train"
-    sizes = [argument(name) for name in ("hidden", "layers", "embedding", "batch_size")]
+    limit = "batch_size" if settings.batch_elements is None else "batch_elements"
+    sizes = [argument(name) for name in ("hidden", "layers", "embedding", limit)]
     fix = f"make {', '.join(sizes[:-1])} or {sizes[-1]} smaller"
     if device.type == "cuda":
         check_memory(what, FLOAT * (model + outputs), fix, torch.cuda.mem_get_info(device)[0])

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from raglane.data.records import Records
+from raglane.errors import ArgumentError, argument, message
 from raglane.nn.recurrent.explain import explain
 from raglane.planner import Plan, plan
 from raglane.training.machine import check_machine
@@ -28,9 +29,13 @@ def plan_batches(settings: Settings, training: Records) -> tuple[Settings, Plan]
         The settings with both, and the plan that they follow.
 
     Raises:
-        ArgumentError: no sequence has an element, or not even the smallest batch fits into memory.
+        ArgumentError: ``batch_elements`` is given, no sequence has an element, or not even the smallest batch fits into
+            memory.
         DataError: the data cannot be used.
     """
+    if settings.batch_elements is not None:
+        got, rule = f"auto, with {argument('batch_elements', settings.batch_elements)}", "one of them limits a batch"
+        raise ArgumentError(message("batch_size", got, rule, "leave one of them out"))
     device = check_machine(settings)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from raglane.data.chunks import Chunks
 from raglane.data.dataset import SequenceDataset
+from raglane.data.order import Batches
 from raglane.data.records import Records
 from raglane.errors import ArgumentError, DataError, DivergedError, argument, message, require
 from raglane.reading import as_path
-from raglane.training.batches import ChunkedBatches
+from raglane.training.batches import chunked_order, training_order
 from raglane.training.checkpoint import check_format, load_weights, model_files
 from raglane.training.files import write_file, write_folder
 from raglane.training.folder import BEST, CURVES, DESCRIPTION, LAST, at_work, check_folder, find, replacing
@@ -236,6 +238,7 @@ class _Prepared:
     model: SequenceModel
     task: Task
     training: SequenceDataset
+    order: Batches | Chunks
     validation: SequenceDataset | None
     device: torch.device
     files: Callable[[], dict[str, bytes]]
@@ -277,13 +280,29 @@ def _prepare(
     if settings.class_weights != "none" and training_set.targets is not None:
         task.class_weights = task.weigh(training_set.targets)
     config = ModelConfig.of(settings, preprocessor)
-    elements = int(training_set.lengths.sum()) * min(settings.batch_size, len(training)) // max(len(training), 1)
+    if settings.batch_elements is not None and settings.too_long == "split":
+        training_set = training_set.cut(settings.batch_elements)
+    order: Batches | Chunks = (
+        training_order(training_set.lengths, settings)
+        if settings.steps is None
+        else chunked_order(training_set, settings)
+    )
+    mean = int(training_set.lengths.sum()) / max(len(training_set), 1)
+    if isinstance(order, Chunks):
+        elements = settings.batch_size * min(int(mean) + 1, settings.steps or 1)
+    else:
+        elements = int(mean * min(order.limit.usual(mean), len(training_set)))
+    if isinstance(order, Batches) and len(order) == 0 < len(training_set):
+        got, rule = f"{order.too_long:,} sequences, all too long for a batch", "at least one to learn from"
+        fix = f"raise {argument('batch_elements')}, or pass {argument('too_long', 'split')}"
+        raise DataError(message("data", got, rule, fix))
     check_size(config, settings, device, elements)
     model = SequenceModel(config)
     return _Prepared(
         model,
         task,
         training_set,
+        order,
         validation_set,
         device,
         lambda: model_files(model, preprocessor, columns),
@@ -302,12 +321,13 @@ def _stored_start(prepared: _Prepared, settings: Settings, folder: Path, marks: 
     state, optimizer, random = load_state(last)
     load_weights(prepared.model, last)
     check_optimizer(optimizer, make_optimizer(prepared.model, settings), last)
-    batches = -(-len(prepared.training) // settings.batch_size)
-    if settings.steps is not None:
-        batches = len(ChunkedBatches(prepared.training, settings.batch_size, settings.steps, settings.seed))
     with reading(last):
-        if state.batch >= max(batches, 1):
-            raise ValueError(f"{state.batch} batches of an epoch that has {batches}")
+        order = prepared.order
+        order.set_epoch(state.epoch)
+        # A run of an earlier version has no order, but may have batches.
+        order.load_state_dict(state.order or order.state_dict(state.batch))
+        if state.batch >= max(len(order), 1):
+            raise ValueError(f"{state.batch} batches of an epoch that has {len(order)}")
     if settings.epochs < state.epoch:
         done = f"{settings.epochs}, and {state.epoch} are done"
         raise ArgumentError(
@@ -337,6 +357,7 @@ def _run(
                 prepared.task,
                 settings,
                 prepared.training,
+                prepared.order,
                 prepared.validation,
                 state=state,
                 folder=folder,

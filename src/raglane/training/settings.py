@@ -25,6 +25,7 @@ __all__ = [
     "POOLINGS",
     "SCHEDULES",
     "TASKS",
+    "TOO_LONG",
     "ModelSettings",
     "Settings",
 ]
@@ -52,6 +53,8 @@ SCHEDULES = ("constant", "cosine", "plateau")
 CLASS_WEIGHTS = ("none", "balanced")
 OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop")
 MISSING = ("error", "zero", "forward")
+# The words of raglane.data.Limit, which is not imported here either.
+TOO_LONG = ("refuse", "drop", "split", "alone")
 DEVICES = ("auto", "cpu", "cuda")
 
 # Anything beyond is a typing mistake, and PyTorch's sizes end at 2**63 - 1.
@@ -222,6 +225,19 @@ class Settings(ModelSettings):
     batch_size: int = option(
         32, "Sequences of a batch; auto: measure, and take what is fast.", TRAINING, *_COUNT, also="auto"
     )
+    batch_elements: int | None = option(
+        None,
+        "Elements of a batch at most, however many sequences these are.",
+        TRAINING,
+        *_COUNT,
+        unset="--batch-size decides",
+    )
+    too_long: str = option(
+        "refuse",
+        "What becomes of a training sequence with more than --batch-elements.",
+        TRAINING,
+        choices=TOO_LONG,
+    )
     lr: float = option(
         0.003,
         "Learning rate.",
@@ -284,6 +300,9 @@ class Settings(ModelSettings):
         unset="run all epochs",
     )
     bucket: bool = option(False, "Make batches of similar lengths.", TRAINING)
+    largest_first: bool = option(
+        False, "Begin with the longest sequences, so that memory runs out at once or never.", TRAINING
+    )
     seed: int = option(
         0,
         "Of weights, order, dropout and the held-out part.",
@@ -310,11 +329,17 @@ class Settings(ModelSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._refuse(
+            "too_long",
+            self.too_long != "refuse" and self.batch_elements is None,
+            f"a batch is limited by its sequences, and any fits, unless {argument('batch_elements')} is given",
+            f"give {argument('batch_elements')}, or leave it out",
+        )
         for is_broken, rule in (
             (self.task not in ALWAYS_PER_ELEMENT, f"the task {self.task} has no answer before a sequence's end"),
             (self.bidirectional, "chunks are read forwards: the other direction would begin at the end"),
             (self.initial_state == "lengths", "of a sequence that begins only the first chunk is known"),
-            (self.bucket, "chunks are of one length anyway"),
+            (self.bucket or self.batch_elements is not None, "chunks are of one length anyway"),
         ):
             self._refuse("steps", self.steps is not None and is_broken, rule, "leave it out")
 

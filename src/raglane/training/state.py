@@ -91,6 +91,7 @@ class TrainingState:
     Args:
         epoch: epochs that are complete.
         batch: batches of the next epoch that are done, when it was stopped within one.
+        order: the state of the batches then, as :class:`~raglane.data.Batches` has it; empty between epochs.
         totals: the sums over those batches.
         best_epoch: the epoch (from 1) of the best model; 0 before the first.
         best_loss: its validation loss; of no meaning before the first.
@@ -105,6 +106,7 @@ class TrainingState:
 
     epoch: int = 0
     batch: int = 0
+    order: dict[str, int] = field(default_factory=dict)
     totals: Totals = field(default_factory=Totals)
     best_epoch: int = 0
     best_loss: float = 0.0
@@ -182,6 +184,8 @@ def _check_state(state: TrainingState) -> None:
     """Raise a ValueError unless the numbers of a state agree with each other."""
     if min(state.epoch, state.batch, state.best_epoch, state.waited) < 0:
         raise ValueError("a state with a number below 0")
+    if state.order and (state.order.get("epoch"), state.order.get("done")) != (state.epoch, state.batch):
+        raise ValueError("an order that stands elsewhere than the state")
     if len(state.history) != state.epoch:
         raise ValueError(f"a history of {len(state.history)} rows and {state.epoch} epochs")
     if state.best_epoch > state.epoch or (state.epoch > 0 and state.best_epoch == 0):

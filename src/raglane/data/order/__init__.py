@@ -1,0 +1,14 @@
+"""The order of an epoch is a function: which sequences come in which batch, on which rank.
+
+``limit.py`` says how large a batch is, ``order.py`` in which order sequences come. ``arrangement.py`` is the function:
+it answers for any part of an epoch, by a permutation that can be evaluated at a place (``permutation.py``).
+``batches.py`` hands the batches to a DataLoader, and ``shares.py`` shares them out to ranks.
+"""
+
+from __future__ import annotations
+
+from raglane.data.order.batches import Batches
+from raglane.data.order.limit import Limit
+from raglane.data.order.order import Order
+
+__all__ = ["Batches", "Limit", "Order"]

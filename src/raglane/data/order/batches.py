@@ -1,0 +1,329 @@
+"""Batches of an epoch for a DataLoader, on one rank of several, from any place on."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+from torch.utils.data import Sampler
+
+from raglane import interop
+from raglane.checks import check_flag, check_kind
+from raglane.data.epochs import Epochs, check_least
+from raglane.data.order.arrangement import Arrangement, falling
+from raglane.data.order.limit import TOO_LONG, Limit, pieces_of
+from raglane.data.order.order import KINDS, Order
+from raglane.data.order.permutation import key_of
+from raglane.data.order.shares import owners_of
+from raglane.errors import ArgumentError, argument, message
+
+__all__ = ["Batches"]
+
+_Integers = npt.NDArray[np.int64]
+
+_RANDOM = Order.random()
+_NONE = np.empty(0, np.int64)
+
+
+@dataclass
+class _Known:
+    """What is known of one epoch.
+
+    Attributes:
+        epoch: its number.
+        largest: the rows of the batch that comes before all pools; empty where there is none.
+        arrangement: of the other rows.
+        begin: the first pool of which ``firsts`` speaks.
+        firsts: how many batches come before the pool ``begin`` and before each of those after it, as far as known.
+    """
+
+    epoch: int
+    largest: _Integers
+    arrangement: Arrangement
+    begin: int
+    firsts: list[int]
+
+    @property
+    def frontier(self) -> int:
+        """The pool before which the batches are counted, and which was not arranged yet."""
+        return self.begin + len(self.firsts) - 1
+
+    def count(self, pool: int, batches: int) -> None:
+        """Note how many batches a pool has."""
+        if pool == self.frontier:
+            self.firsts.append(self.firsts[-1] + batches)
+
+    def find(self, done: int) -> int | None:
+        """The pool in which the batch numbered ``done`` is, or the end, where this is known."""
+        place = bisect_right(self.firsts, done) - 1
+        if place < 0 or (place == len(self.firsts) - 1 and done > self.firsts[-1]):
+            return None
+        return self.begin + place
+
+
+class Batches(Epochs[list[int]], Sampler[list[int]]):
+    """Which sequences come together, and when: for a DataLoader's ``batch_sampler``.
+
+    How large a batch is and in which order sequences come are two choices, ``limit`` and ``order``. Every sequence
+    comes exactly once per epoch. Which comes when follows from the lengths, ``limit``, ``order``, ``seed`` and the
+    number of the epoch alone: a state is a few integers, and any batch is found without those before it.
+
+    The limit is that of a step: of one batch on one rank, or of the batches of all ``ranks`` together. The sequences of
+    a step are shared out, the longest first, each to the rank that has the fewest elements. So all ranks have equally
+    many steps of about the same work, and a run that goes on with another number of ranks covers what remained.
+
+    Each time that an epoch was iterated to its end, the next iteration is the next epoch; :meth:`set_epoch` chooses
+    another (Lightning calls it).
+
+    Args:
+        lengths: ``(B,)`` integers, each at least 0: list, NumPy array or tensor.
+        limit: how large a batch is.
+        order: in which order sequences come.
+        seed: 0 or above.
+        ranks: processes that train together, at least 1.
+        rank: which of them this is, from 0.
+        largest_first: let the first epoch begin with the longest sequences, as many as a batch holds. No other batch
+            needs more memory, by more than a sequence: so memory runs out at the first step or never.
+
+    Attributes:
+        too_long: how many sequences are longer than a batch may be; ``limit.too_long`` says what became of them.
+
+    Raises:
+        ArgumentTypeError: lengths or another argument of the wrong kind.
+        ShapeError: lengths that are not a flat list.
+        ArgumentError: a length or a number is too small, a sequence does not fit into a batch, or a step has fewer
+            sequences than there are ranks.
+
+    Example:
+        >>> batches = Batches([5, 1, 9, 2, 8, 1], Limit(sequences=2), Order.sorted())
+        >>> list(batches), len(batches)
+        ([[2, 4], [0, 3], [1, 5]], 3)
+        >>> for rank in (0, 1):
+        ...     print(list(Batches([5, 1, 9, 2, 8, 1], Limit(sequences=4), Order.sorted(), ranks=2, rank=rank)))
+        [[2], [3]]
+        [[4, 0], [1, 5]]
+    """
+
+    _numbers = ("epoch", "done", "pool", "before")
+
+    def __init__(
+        self,
+        lengths: Sequence[int] | npt.NDArray[Any] | Tensor,
+        limit: Limit,
+        order: Order = _RANDOM,
+        *,
+        seed: int = 0,
+        ranks: int = 1,
+        rank: int = 0,
+        largest_first: bool = False,
+    ) -> None:
+        super().__init__()
+        check_kind("limit", limit, Limit, "a Limit", "pass rl.data.Limit(sequences=32), say")
+        check_kind("order", order, Order, "an Order", "pass rl.data.Order.grouped(), say")
+        check_least("seed", seed, 0)
+        check_least("ranks", ranks, 1)
+        check_least("rank", rank, 0, ranks - 1)
+        self.limit, self.order, self.seed = limit, order, seed
+        self.ranks, self.rank = ranks, rank
+        self.largest_first = check_flag("largest_first", largest_first)
+        known, self._dropped, self.too_long = _settle(interop.read_lengths(lengths).numpy(), limit)
+        # A copy, in as few bytes as do: millions of lengths are looked up at random.
+        dtype = np.uint16 if known.max(initial=0) < 2**16 else np.int64
+        self._lengths: npt.NDArray[np.integer] = known.astype(dtype)
+        self._elements = int(known.sum()) - int(known[self._dropped].sum())
+        self._usual = limit.usual(self._elements / max(len(known) - len(self._dropped), 1))
+        self._largest = self._draw_largest() if self.largest_first else _NONE
+        self._known: _Known | None = None
+        if ranks > 1:
+            self._check_ranks()
+
+    def __len__(self) -> int:
+        """The number of batches in this epoch, the same on every rank.
+
+        Where a limit counts elements, epochs may have a few more or fewer, and all of this one is drawn to count them.
+        """
+        return self._count_to(None)[1]
+
+    def whole(self) -> tuple[_Integers, _Integers]:
+        """The whole epoch, of all ranks together.
+
+        Returns:
+            The rows batch after batch, ``(M,)``, and where batches start in them, ``(b + 1,)``, first 0, last ``M``.
+
+        Example:
+            >>> Batches([5, 1, 9, 2, 8, 1], Limit(sequences=4), Order.sorted()).whole()
+            (array([2, 4, 0, 3, 1, 5]), array([0, 3, 6]))
+        """
+        epoch = self._epoch()
+        rows, ends = [epoch.largest], [np.array([0, len(epoch.largest)][: 1 + bool(len(epoch.largest))])]
+        for number in range(epoch.arrangement.pools):
+            found, bounds = epoch.arrangement.pool(number)
+            rows.append(found)
+            ends.append(ends[-1][-1] + bounds[1:])
+        return np.concatenate(rows), np.concatenate(ends)
+
+    def _items(self, start: int) -> Iterator[list[int]]:
+        epoch = self._epoch()
+        if start == 0 and len(epoch.largest):
+            yield self._share(epoch.largest)
+        first, before = self._count_to(start)
+        skipped = max(start, before) - before
+        for number in range(first, epoch.arrangement.pools):
+            rows, bounds = epoch.arrangement.pool(number)
+            epoch.count(number, len(bounds) - 1)
+            edges = bounds[skipped:].tolist()
+            skipped = 0
+            for begin, end in pairwise(edges):
+                yield self._share(rows[begin:end])
+
+    def _share(self, rows: _Integers) -> list[int]:
+        """What this rank has of a batch."""
+        if self.ranks == 1:
+            found: list[int] = rows.tolist()
+            return found
+        if len(rows) < self.ranks:
+            raise self._too_few(len(rows))
+        own: list[int] = rows[owners_of(self._lengths[rows], self.ranks) == self.rank].tolist()
+        return own
+
+    def _epoch(self) -> _Known:
+        """What is known of this epoch."""
+        if self._known is None or self._known.epoch != self.epoch:
+            self._known = self._begin(self.epoch)
+        return self._known
+
+    def _begin(self, epoch: int) -> _Known:
+        largest = self._largest if epoch == 0 else _NONE
+        arrangement = Arrangement(
+            self._lengths,
+            self.limit,
+            self.order,
+            key=key_of(self.seed, epoch),
+            usual=self._usual,
+            without=np.union1d(self._dropped, largest),
+        )
+        counts = arrangement.batch_counts()
+        firsts = [min(len(largest), 1)]
+        if counts is not None:
+            firsts += (firsts[0] + np.cumsum(counts)).tolist()
+        return _Known(epoch, largest, arrangement, 0, firsts)
+
+    def _count_to(self, done: int | None) -> tuple[int, int]:
+        """The pool of the batch numbered ``done``, or the end, and the number of batches before that pool.
+
+        A pool that is not known is arranged, and so are those before it.
+        """
+        epoch = self._epoch()
+        if done is not None and done < epoch.firsts[0]:
+            if epoch.begin:
+                epoch = self._known = self._begin(self.epoch)
+            done = max(done, epoch.firsts[0])
+        last = epoch.arrangement.pools
+        while epoch.frontier < last and (done is None or epoch.find(done) is None):
+            epoch.count(epoch.frontier, len(epoch.arrangement.pool(epoch.frontier)[1]) - 1)
+        found = last if done is None else epoch.find(done)
+        pool = last if found is None else found
+        return pool, epoch.firsts[pool - epoch.begin]
+
+    def _place(self, done: int) -> dict[str, int]:
+        self._check_done("done", done)
+        pool, before = self._count_to(done)
+        return {"pool": pool, "before": before}
+
+    def _check_done(self, name: str, done: int) -> None:
+        if done > self._epoch().firsts[-1]:
+            super()._check_done(name, done)
+
+    def _take_up(self, state: Mapping[str, int]) -> None:
+        epoch = self._begin(state["epoch"])
+        pool, before, done = state["pool"], state["before"], state["done"]
+        counted = epoch.firsts[pool] if pool < len(epoch.firsts) else before
+        fits = pool <= epoch.arrangement.pools and counted == before and (done >= before or pool == 0)
+        if len(epoch.firsts) > 1 or epoch.arrangement.pools == 0:
+            fits = fits and done <= epoch.firsts[-1]
+        if not fits:
+            got, rule = f"done = {done}, pool = {pool}, before = {before}", f"a place in epoch {state['epoch']}"
+            raise ArgumentError(message("state", got, rule, "pass what state_dict() gave"))
+        if len(epoch.firsts) == 1:
+            epoch.begin, epoch.firsts = pool, [before]
+        self._known = epoch
+
+    def _identity(self) -> dict[str, int]:
+        limit, order = self.limit, self.order
+        return {
+            "sequences": len(self._lengths),
+            "elements": self._elements,
+            "batch_sequences": limit.sequences or 0,
+            "batch_elements": limit.elements or 0,
+            "batch_padded": limit.padded or 0,
+            "too_long": TOO_LONG.index(limit.too_long),
+            "order": KINDS.index(order.kind),
+            "order_pool": order.pool,
+            "order_window": order.window,
+            "order_by_length": int(order.by_length),
+            "order_noise": round(order.noise * 1e9),
+            "seed": self.seed,
+            "largest_first": int(self.largest_first),
+        }
+
+    def _draw_largest(self) -> _Integers:
+        """The rows of the largest batch, ascending: from the longest on, and then what still fits."""
+        limit = self.limit
+        # Those that are dropped are the longest.
+        in_turn = np.argsort(falling(self._lengths), kind="stable")[len(self._dropped) :]
+        sizes = self._lengths[in_turn].astype(np.int64)
+        most = len(sizes) if limit.sequences is None else min(limit.sequences, len(sizes))
+        count = min(max(int(np.searchsorted(limit.shares(sizes[:most]), 1, side="right")), 1), len(sizes))
+        chosen = list(range(count))
+        while limit.elements is not None and len(chosen) < most:
+            place = max(int(np.searchsorted(-sizes, int(sizes[chosen].sum()) - limit.elements)), chosen[-1] + 1)
+            if place >= len(sizes) or limit.shares(sizes[[*chosen, place]])[-1] > 1:
+                break
+            chosen.append(place)
+        return np.sort(in_turn[chosen])
+
+    def _check_ranks(self) -> None:
+        """Raise where a step could have fewer sequences than ranks."""
+        limit = self.limit
+        longest = int(np.delete(self._lengths, self._dropped).max(initial=0))
+        if limit.longest is not None and limit.longest < 3 * self.ranks * longest:
+            got = f"{self.ranks} ranks, and {limit} with a sequence of {longest:,} elements"
+            rule = f"room for three of the longest sequences per rank, {3 * self.ranks * longest:,} elements"
+            raise ArgumentError(message("ranks", got, rule, "raise the limit, take fewer ranks, or cut the longest"))
+        for epoch in (0, 1):
+            known = self._begin(epoch)
+            sizes = known.arrangement.sizes()
+            if limit.sequences is not None:
+                rests = sizes % limit.sequences
+                rests[rests == 0] = limit.sequences
+                sizes = np.where(sizes < limit.sequences, sizes, (limit.sequences + rests) // 2)
+            least = int(min(sizes.min(initial=self.ranks), len(known.largest) or self.ranks))
+            if least < self.ranks:
+                raise self._too_few(least)
+
+    def _too_few(self, count: int) -> ArgumentError:
+        got = f"{self.ranks} ranks for a step of {count} sequences"
+        rule = f"at least one sequence per rank in every step, and the limit is {self.limit}"
+        return ArgumentError(message("ranks", got, rule, "raise the limit, or take fewer ranks"))
+
+
+def _settle(lengths: _Integers, limit: Limit) -> tuple[_Integers, _Integers, int]:
+    """The lengths of what there is to come, which of them are left out, and how many were longer than a batch."""
+    longest = limit.longest
+    over = _NONE if longest is None else np.flatnonzero(lengths > longest)
+    if len(over) == 0 or longest is None or limit.too_long == "alone":
+        return lengths, _NONE, len(over)
+    if limit.too_long == "refuse":
+        place = int(over[0])
+        got = f"{int(lengths[place]):,} at index {place}" + f", one of {len(over):,} such" * (len(over) > 1)
+        fix = f"raise the limit, or choose what becomes of it: {argument('too_long', 'split')}, drop or alone"
+        raise ArgumentError(message("lengths", got, f"no sequence longer than a batch, {limit}", fix))
+    if limit.too_long == "split":
+        return pieces_of(lengths, longest)[1], _NONE, len(over)
+    return lengths, over, len(over)

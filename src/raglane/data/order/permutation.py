@@ -1,0 +1,145 @@
+"""Random permutations that can be evaluated at any place, and random numbers that follow from a key and a number."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Permutation", "key_of", "shares_of", "shuffle"]
+
+_Integers = npt.NDArray[np.int64]
+_Bits = npt.NDArray[np.uint64]
+
+_MASK = 2**64 - 1
+_HALF = np.uint64(32)
+# Up to so many places a table is made; a Feistel network of a small domain is not yet uniform.
+_SMALL = 1 << 16
+# From four rounds on a Feistel network is a strong pseudorandom permutation (Luby and Rackoff, 1988).
+_ROUNDS = 6
+
+
+def key_of(*numbers: int) -> int:
+    """A key of 64 bits that depends on every number and on their order.
+
+    Args:
+        *numbers: from 0 to 2**64 - 1 each.
+
+    Example:
+        >>> key_of(1, 2) == key_of(1, 2), key_of(1, 2) == key_of(2, 1)
+        (True, False)
+    """
+    key = 0
+    for number in numbers:
+        key = _mixed((key ^ number) + 1)
+    return key
+
+
+def _mixed(number: int) -> int:
+    """SplitMix64 (Steele, Lea and Flood, 2014) of one number."""
+    number = (number * 0x9E3779B97F4A7C15) & _MASK
+    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & _MASK
+    return number ^ (number >> 31)
+
+
+def _bits(key: int, numbers: npt.NDArray[np.integer]) -> _Bits:
+    """64 random bits for each number: SplitMix64's stream that starts at the key, at these places."""
+    found: _Bits = numbers.astype(np.uint64)
+    found += np.uint64(1)
+    found *= np.uint64(0x9E3779B97F4A7C15)
+    found += np.uint64(key)
+    found ^= found >> np.uint64(30)
+    found *= np.uint64(0xBF58476D1CE4E5B9)
+    found ^= found >> np.uint64(27)
+    found *= np.uint64(0x94D049BB133111EB)
+    found ^= found >> np.uint64(31)
+    return found
+
+
+def shares_of(key: int, numbers: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:
+    """A random number from 0 to below 1 for each number.
+
+    Args:
+        key: which stream.
+        numbers: ``(M,)``, at least 0.
+
+    Example:
+        >>> shares_of(7, np.array([3, 4, 3])).round(2).tolist()
+        [0.58, 0.45, 0.58]
+    """
+    return (_bits(key, numbers) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def shuffle(key: int, count: int) -> _Integers:
+    """All numbers below ``count`` in a random order, every one as likely as any other.
+
+    Args:
+        key: which order.
+        count: at least 0.
+
+    Example:
+        >>> shuffle(7, 6).tolist()
+        [1, 5, 0, 4, 3, 2]
+    """
+    return np.argsort(_bits(key, np.arange(count)), kind="stable")
+
+
+class Permutation:
+    """A random permutation of the numbers below ``count`` that needs neither time nor memory before it is asked.
+
+    Up to 65,536 numbers it is :func:`shuffle`, made at once. Above, it is a Feistel network over pairs of numbers below
+    ``a`` and ``b``, where ``a * b`` is hardly more than ``count``; what comes to lie beyond ``count`` goes through it
+    again (Black and Rogaway, Ciphers with arbitrary finite domains, 2002). Its rounds add multiplicative hashes.
+
+    Args:
+        key: which permutation.
+        count: at least 0, below 2**62.
+
+    Example:
+        >>> Permutation(7, 10**12)(np.array([0, 1, 2])).tolist()
+        [623279881741, 940120463802, 290063299063]
+    """
+
+    def __init__(self, key: int, count: int) -> None:
+        self._count = np.uint64(count)
+        self._table = shuffle(key, count) if count <= _SMALL else None
+        left = math.isqrt(max(count - 1, 0)) + 1
+        self._sizes = np.uint64(left), np.uint64(-(-count // left))
+        self._keys = [np.uint64(key_of(key, number)) for number in range(_ROUNDS)]
+
+    def __call__(self, places: _Integers) -> _Integers:
+        """The numbers at some places.
+
+        Args:
+            places: ``(M,)``, each below ``count``.
+        """
+        if self._table is not None:
+            return self._table[places]
+        found = self._through(places.astype(np.uint64))
+        beyond = np.flatnonzero(found >= self._count)
+        while len(beyond):
+            found[beyond] = self._through(found[beyond])
+            beyond = beyond[found[beyond] >= self._count]
+        return found.view(np.int64)
+
+    def _through(self, numbers: _Bits) -> _Bits:
+        """The numbers after all rounds, in the domain of ``a * b`` numbers."""
+        high, low = np.divmod(numbers, self._sizes[1])
+        for number, key in enumerate(self._keys):
+            size = self._sizes[number % 2]
+            # A number below ``size`` out of the upper half of a hash of the other part.
+            moved = low ^ key
+            moved *= np.uint64(0x9E3779B97F4A7C15)
+            moved ^= moved >> _HALF
+            moved *= np.uint64(0xD6E8FEB86659FD93)
+            moved >>= _HALF
+            moved *= size
+            moved >>= _HALF
+            moved += high
+            np.subtract(moved, size, out=moved, where=moved >= size)
+            high, low = low, moved
+        high *= self._sizes[1]
+        high += low
+        return high

@@ -1,0 +1,358 @@
+"""Batches: every sequence once, on whatever rank, from whatever place on."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import raglane as rl
+from raglane.data import Batches, Limit, Order, SequenceDataset
+from raglane.data.order.arrangement import Arrangement
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
+
+_LENGTHS = st.lists(st.integers(0, 30), max_size=90)
+_LIMITS = st.one_of(
+    st.builds(Limit, sequences=st.integers(1, 9)),
+    st.builds(Limit, elements=st.integers(30, 90), sequences=st.one_of(st.none(), st.integers(2, 9))),
+    st.builds(Limit, padded=st.integers(30, 90)),
+    st.builds(Limit, elements=st.integers(8, 29), too_long=st.sampled_from(["drop", "split", "alone"])),
+)
+_ORDERS = st.one_of(
+    st.just(Order.random()),
+    st.just(Order.sorted()),
+    st.builds(Order.grouped, pool=st.integers(1, 4), noise=st.sampled_from([0.0, 0.3])),
+    st.builds(Order.windows, sequences=st.integers(1, 40), by_length=st.booleans()),
+)
+_MADE: st.SearchStrategy[dict[str, Any]] = st.builds(
+    dict, limit=_LIMITS, order=_ORDERS, seed=st.integers(0, 3), largest_first=st.booleans()
+)
+
+
+def _rows(batches: list[list[int]]) -> list[int]:
+    return [row for batch in batches for row in batch]
+
+
+def _items(lengths: list[int], limit: Limit) -> dict[int, int]:
+    """The rows that are to come, and their lengths."""
+    longest = limit.longest
+    if longest is None or limit.too_long in ("refuse", "alone"):
+        return dict(enumerate(lengths))
+    if limit.too_long == "drop":
+        return {row: length for row, length in enumerate(lengths) if length <= longest}
+    offsets = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int64)
+    data = SequenceDataset(torch.zeros(int(offsets[-1])), offsets)
+    return dict(enumerate(data.cut(longest).lengths.tolist()))
+
+
+@given(_LENGTHS, _MADE)
+def test_every_sequence_comes_once_in_batches_that_keep_the_limit(lengths: list[int], made: dict[str, Any]) -> None:
+    batches, limit = Batches(lengths, **made), made["limit"]
+    items = _items(lengths, limit)
+    longest = limit.longest
+    assert batches.too_long == (0 if longest is None else sum(length > longest for length in lengths))
+    for epoch in (0, 1, 7):
+        batches.set_epoch(epoch)
+        found = list(batches)
+        assert sorted(_rows(found)) == list(items)
+        assert all(type(row) is int for row in _rows(found))
+        for batch in found:
+            sizes = [items[row] for row in batch]
+            shares = limit.shares(np.array(sizes))
+            assert shares[-1] <= 1 or (len(batch) == 1 and limit.too_long == "alone")
+        batches.set_epoch(epoch)
+        assert len(batches) == len(found)
+        assert list(batches) == found
+        assert len(batches) == len(found)
+        batches.set_epoch(epoch)
+        rows, bounds = batches.whole()
+        assert [rows[first:end].tolist() for first, end in pairwise(bounds.tolist())] == found
+
+
+@given(_LENGTHS, _MADE, st.data())
+def test_resuming_gives_exactly_the_batches_that_remain(
+    lengths: list[int], made: dict[str, Any], data: st.DataObject
+) -> None:
+    epoch = data.draw(st.sampled_from([0, 3]))
+    whole, stopped, resumed = (Batches(lengths, **made) for _ in range(3))
+    whole.set_epoch(epoch)
+    batches = list(whole)
+    done = data.draw(st.integers(0, len(batches)))
+    ahead = data.draw(st.integers(0, len(batches) - done))
+    stopped.set_epoch(epoch)
+    iterator = iter(stopped)
+    # Workers have fetched more than was used.
+    assert [next(iterator) for _ in range(done + ahead)] == batches[: done + ahead]
+    state = json.loads(json.dumps(stopped.state_dict(done)))
+    assert all(type(value) is int for value in state.values())
+    whole.set_epoch(epoch)
+    assert whole.state_dict(done) == state
+    resumed.load_state_dict(state)
+    assert resumed.state_dict() == state
+    # A trainer says again which epoch it is in.
+    resumed.set_epoch(epoch)
+    assert list(resumed) == batches[done:]
+    resumed.set_epoch(epoch)
+    resumed.load_state_dict(state)
+    assert len(resumed) == len(batches)
+    assert list(resumed) == batches[done:]
+    assert resumed.state_dict(min(done, 1)) == whole.state_dict(min(done, 1))
+    # The next epoch comes of its own accord.
+    whole.set_epoch(epoch + 1)
+    assert list(resumed) == list(whole)
+
+
+def test_another_number_of_ranks_covers_what_remained() -> None:
+    lengths = np.random.default_rng(0).integers(1, 40, 700)
+    for limit in (Limit(sequences=48), Limit(elements=1200)):
+        for order in (Order.random(), Order.grouped(pool=4)):
+            given_to = [list(Batches(lengths, limit, order, ranks=4, rank=rank)) for rank in range(4)]
+            alone = list(Batches(lengths, limit, order))
+            assert {len(batches) for batches in given_to} == {len(alone)}
+            for shares, step in zip(zip(*given_to, strict=True), alone, strict=True):
+                assert sorted(_rows(list(shares))) == sorted(step)
+                assert min(map(len, shares)) > 0
+            first = Batches(lengths, limit, order, ranks=4, rank=1)
+            iterator = iter(first)
+            for _ in range(5):
+                next(iterator)
+            rest = []
+            for rank in range(6):
+                other = Batches(lengths, limit, order, ranks=6, rank=rank)
+                other.load_state_dict(first.state_dict())
+                rest += _rows(list(other))
+            assert sorted(rest) == sorted(_rows(alone[5:]))
+
+
+def test_ranks_have_equal_work() -> None:
+    lengths = np.random.default_rng(0).lognormal(3, 0.7, 20_000).astype(np.int64) + 1
+    for order in (Order.random(), Order.grouped()):
+        for ranks in (2, 8, 64):
+            batches = [Batches(lengths, Limit(sequences=32 * ranks), order, ranks=ranks, rank=one) for one in (0, 1)]
+            step, _ = Batches(lengths, Limit(sequences=32 * ranks), order).whole()
+            mean = lengths[step[: 32 * ranks]].sum() / ranks
+            longest = lengths[step[: 32 * ranks]].max()
+            for one in batches:
+                work = lengths[next(iter(one))].sum()
+                assert abs(work / mean - 1) < 0.015 or work == longest
+
+
+def test_the_largest_batch_is_the_first_of_all_epochs() -> None:
+    lengths = np.random.default_rng(0).lognormal(3, 0.9, 3000).astype(np.int64) + 1
+    for limit in (
+        Limit(sequences=16),
+        Limit(elements=2000, too_long="drop"),
+        Limit(padded=2000),
+        Limit(sequences=40, elements=1500),
+    ):
+        for order in (Order.random(), Order.grouped(), Order.windows(500)):
+            batches = Batches(lengths, limit, order, largest_first=True)
+            first, *others = list(batches)
+            second = list(batches)
+            assert len(first) == len(set(first))
+            assert (
+                lengths[first].max() == lengths[_rows(others)].max()
+                or lengths[first].max() > lengths[_rows(others)].max()
+            )
+            if limit.padded is None:
+                most = max(int(lengths[batch].sum()) for batch in others + second)
+                assert lengths[first].sum() >= most - (0 if limit.elements is None else 1)
+            else:
+                assert (len(first) + 1) * lengths[first].max() > limit.padded
+            assert sorted(_rows(second)) == sorted(first + _rows(others))
+            assert second[0] != first
+
+
+def test_epochs_and_seeds_differ_in_company_and_order() -> None:
+    lengths = np.random.default_rng(1).integers(1, 100, 640)
+    for order in (Order.random(), Order.grouped(pool=10), Order.windows(160)):
+        seen, companies = set(), set()
+        for seed in (0, 1):
+            batches = Batches(torch.from_numpy(lengths), Limit(sequences=8), order, seed=seed)
+            for epoch in (0, 1):
+                batches.set_epoch(epoch)
+                found = list(batches)
+                seen.add(tuple(map(tuple, found)))
+                companies.add(frozenset(map(frozenset, found)))
+                means = np.array([lengths[batch].mean() for batch in found])
+                # Neither growing nor falling from batch to batch.
+                assert abs(np.corrcoef(means, np.arange(len(means)))[0, 1]) < 0.5
+        assert len(seen) == len(companies) == 4
+
+
+def test_orders_are_what_they_say() -> None:
+    lengths = np.random.default_rng(5).lognormal(4, 0.7, 3000).astype(np.int64) + 1
+
+    def waste(order: Order) -> float:
+        batches = list(Batches(lengths, Limit(sequences=32), order))
+        return float(1 - lengths.sum() / sum(len(batch) * lengths[batch].max() for batch in batches))
+
+    assert waste(Order.random()) > 0.6
+    assert waste(Order.grouped(pool=1)) > 0.6
+    assert 0.2 < waste(Order.grouped(pool=8)) < 0.4
+    assert waste(Order.sorted()) < 0.05 < waste(Order.grouped()) < 0.2
+    assert waste(Order.grouped()) + 0.02 < waste(Order.grouped(noise=0.3)) < 0.5
+    assert waste(Order.windows(1600)) < 0.2
+    assert waste(Order.windows(1600, by_length=False)) > 0.6
+    assert list(Batches([5, 1, 9, 2, 8, 1, 9], Limit(sequences=2), Order.sorted())) == [[2, 6], [4, 0], [3, 1], [5]]
+    for by_length in (False, True):
+        rows = np.array(_rows(list(Batches(lengths, Limit(sequences=32), Order.windows(100, by_length=by_length)))))
+        assert np.array_equal(rows // 100, np.arange(3000) // 100)
+        assert not np.array_equal(rows, np.arange(3000))
+
+
+def test_a_plain_loop_gets_other_batches_in_every_epoch() -> None:
+    plain, told = (Batches(list(range(30)), Limit(sequences=4), seed=2) for _ in range(2))
+    epochs = [list(plain) for _ in range(3)]
+    assert epochs[0] != epochs[1] != epochs[2]
+    for epoch, batches in enumerate(epochs):
+        told.set_epoch(epoch)
+        assert list(told) == batches
+    for count, _ in enumerate(plain):  # left in the middle: the same epoch begins anew
+        if count == 2:
+            break
+    begun = list(plain)
+    told.set_epoch(3)
+    assert begun == list(told)
+
+
+def test_lengths_that_their_owner_changes_are_not_the_batches() -> None:
+    lengths = np.array([1, 9, 2, 8])
+    batches = Batches(lengths, Limit(elements=10), Order.sorted())
+    before = list(batches)
+    lengths[:] = 1
+    assert list(batches) == before
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_in_a_loader(workers: int) -> None:
+    lengths = torch.tensor([3, 0, 1, 4, 2])
+    data = SequenceDataset(torch.arange(10), torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]))
+    batches = Batches(data.lengths, Limit(sequences=2))
+    loader = torch.utils.data.DataLoader(data, batch_sampler=batches, collate_fn=rl.collate, num_workers=workers)
+    assert len(loader) == 3
+    found = list(loader)
+    assert [batch["index"].tolist() for batch in found] == list(Batches(data.lengths, Limit(sequences=2)))
+    assert all(torch.equal(batch["inputs"].lengths, lengths[batch["index"]]) for batch in found)
+
+
+def test_going_on_while_workers_fetch_ahead() -> None:
+    lengths = torch.randint(0, 9, (400,))
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    data = SequenceDataset(torch.arange(int(offsets[-1])), offsets)
+
+    def loader(batches: Batches) -> torch.utils.data.DataLoader[Any]:
+        return torch.utils.data.DataLoader(
+            data, batch_sampler=batches, collate_fn=rl.collate, num_workers=2, prefetch_factor=3
+        )
+
+    whole, stopped, resumed = (Batches(lengths, Limit(elements=40), Order.grouped(pool=3)) for _ in range(3))
+    used = []
+    for batch in loader(stopped):
+        used.append(batch["index"].tolist())
+        if len(used) == 11:
+            break
+    assert stopped.state_dict()["done"] > 11
+    resumed.load_state_dict(stopped.state_dict(11))
+    assert used + [batch["index"].tolist() for batch in loader(resumed)] == list(whole)
+
+
+def test_no_more_is_arranged_than_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    pool = Arrangement.pool
+
+    def noted(self: Arrangement, number: int) -> Any:
+        asked.append(number)
+        return pool(self, number)
+
+    monkeypatch.setattr(Arrangement, "pool", noted)
+    lengths = np.random.default_rng(0).integers(1, 50, 100_000)
+    for limit in (Limit(sequences=10), Limit(elements=250), Limit(padded=400)):
+        asked.clear()
+        stopped = Batches(lengths, limit, Order.grouped())
+        iterator = iter(stopped)
+        for _ in range(520):
+            next(iterator)
+        assert asked == list(range(len(asked)))
+        assert len(asked) < 14
+        asked.clear()
+        state = stopped.state_dict(517)
+        resumed = Batches(lengths, limit, Order.grouped())
+        resumed.load_state_dict(state)
+        next(iter(resumed))
+        assert set(asked) == {state["pool"]}
+        assert state["pool"] > 5
+
+
+@pytest.mark.parametrize(
+    ("lengths", "arguments", "error", "words"),
+    [
+        ([1, -2], {}, ArgumentError, "lengths: got -2 at index 1"),
+        ([1.5], {}, ArgumentTypeError, "lengths: got torch.float"),
+        ([[1, 2]], {}, ShapeError, r"lengths: got shape \(1, 2\)"),
+        ([1], {"limit": 2}, ArgumentTypeError, "limit: got 2"),
+        ([1], {"order": "random"}, ArgumentTypeError, "order: got 'random'"),
+        ([1], {"seed": -1}, ArgumentError, "seed: got -1"),
+        ([1], {"ranks": 0}, ArgumentError, "ranks: got 0"),
+        ([1], {"ranks": 2, "rank": 2}, ArgumentError, "rank: got 2; the rule: at most 1"),
+        ([1], {"largest_first": 1}, ArgumentTypeError, "largest_first: got 1"),
+        (
+            [3, 9, 8],
+            {"limit": Limit(elements=5)},
+            ArgumentError,
+            "lengths: got 9 at index 1, one of 2 such.*5 elements",
+        ),
+        ([1] * 5, {"ranks": 3, "limit": Limit(sequences=4)}, ArgumentError, "ranks: got 3 ranks for a step of 2 seq"),
+        ([9] * 50, {"ranks": 2, "limit": Limit(elements=50)}, ArgumentError, "three of the longest.* 54 elements"),
+    ],
+)
+def test_bad_arguments(lengths: Any, arguments: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        Batches(lengths, **({"limit": Limit(sequences=2)} | arguments))
+
+
+def test_bad_orders() -> None:
+    with pytest.raises(ArgumentError, match="pool: got 0"):
+        Order.grouped(pool=0)
+    with pytest.raises(ArgumentError, match=r"noise: got 1\.5"):
+        Order.grouped(noise=1.5)
+    with pytest.raises(ArgumentError, match="sequences: got 0"):
+        Order.windows(0)
+
+
+def test_a_state_of_others_is_refused() -> None:
+    lengths = list(range(1, 200))
+    for limit in (Limit(sequences=2), Limit(elements=300)):
+        batches = Batches(lengths, limit)
+        state = batches.state_dict(3)
+        for other, words in (
+            (Batches([*lengths[:-1], 200], limit), "elements = 19900; .*elements = 19901"),
+            (Batches(lengths, Limit(sequences=1)), "batch_"),
+            (Batches(lengths, limit, Order.grouped()), "order"),
+            (Batches(lengths, limit, seed=1), "seed"),
+        ):
+            with pytest.raises(ArgumentError, match=words):
+                other.load_state_dict(state)
+        for wrong, words in (
+            ({}, "epoch"),
+            (state | {"pool": 99}, "pool = 99"),
+            (state | {"before": 4}, "before = 4"),
+            (state | {"done": -1}, "done"),
+        ):
+            with pytest.raises(ArgumentError, match=words):
+                batches.load_state_dict(wrong)
+        assert batches.state_dict(3) == state
+        with pytest.raises(ArgumentError, match="done"):
+            batches.state_dict(len(batches) + 1)
+        with pytest.raises(ArgumentError, match="epoch"):
+            batches.set_epoch(-1)
+    with pytest.raises(ArgumentError, match="done = 200"):
+        Batches(lengths, Limit(sequences=1)).load_state_dict(
+            Batches(lengths, Limit(sequences=1)).state_dict() | {"done": 200}
+        )
