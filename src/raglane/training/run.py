@@ -117,7 +117,11 @@ def load_description(folder: str | os.PathLike[str]) -> RunDescription:
     config = read_json(path)
     check_format(path, config, FORMAT, FORMAT_VERSION)
     with reading(path):
-        settings, data, marks = Settings.from_config(config["settings"]), config["data"], config["fingerprint"]
+        chosen = config["settings"]
+        if config["format_version"] == 1 and isinstance(chosen, dict):
+            # What the first version did, where its settings do not say.
+            chosen = {"unknown_rate": 0.0, **chosen}
+        settings, data, marks = Settings.from_config(chosen), config["data"], config["fingerprint"]
         diverged = config.get("diverged")
         if not isinstance(data, dict) or not isinstance(marks, str) or not isinstance(diverged, str | None):
             raise ValueError("data that is not an object, or a fingerprint or diverged that is not a text")
