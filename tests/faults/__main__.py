@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from faults import batches, commands, datasets, inspection, kernels, layers, native, order, pictures, planning
+from faults import batches, commands, datasets, inspection, kernels, layers, native, order, pictures, planning, tasks
 from faults.fault import Copy, Fault, NoPlaceError
 
 __all__ = ["FAULTS", "main", "play"]
@@ -31,6 +31,7 @@ FAULTS: dict[str, Fault] = {
     **pictures.FAULTS,
     **planning.FAULTS,
     **order.FAULTS,
+    **tasks.FAULTS,
 }
 # Exit codes of pytest.
 _PASSED, _FAILED = 0, 1

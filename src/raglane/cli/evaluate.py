@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,9 @@ __all__ = ["evaluate", "model_source", "report", "tell_empty", "test_part"]
 # Above this many classes a table is wider than a terminal: it goes to its file only.
 _WIDEST_TABLE = 20
 
+# The same for the rows of a table.
+_LONGEST_TABLE = 30
+
 
 @options.command
 def evaluate(
@@ -32,19 +35,24 @@ def evaluate(
     columns: options.Columns,
     format: options.Format = None,
     batch_size: options.PredictionBatchSize = 256,
+    top: options.Top = 1,
+    horizon: options.Horizon = 1,
     device: options.Device = "auto",
     quiet: options.Quiet = False,
     debug: options.Debug = False,  # noqa: ARG001
 ) -> None:
-    """Measure the best model of a run: loss, accuracy, macro-F1 and the confusion matrix.
+    """Measure the best model of a run: its loss, the metrics of its task, and the simple rules that it has to beat.
 
-    The numbers go to evaluation.json in the run's folder, the matrix to confusion.png and confusion.txt.
+    The numbers go to evaluation.json in the run's folder; a confusion matrix to confusion.png and confusion.txt, a row
+    per label or number to table.txt, predictions against the truth to points.png.
 
     For example:
 
     raglane evaluate runs/vowels
 
     raglane evaluate runs/names more-names.csv --label-column language
+
+    raglane evaluate runs/meters later.csv --horizon 24
     """
     from raglane.training.checkpoint import load_model, model_folder
     from raglane.training.folder import at_work
@@ -66,7 +74,8 @@ def evaluate(
         else:
             records = model_source(run, data, format, columns, saved.columns).read(saved.task)
         tell_empty(records, saved.task, say)
-        report(run, saved, records, device=where, say=say, name="evaluation", batch_size=batch_size)
+        asked = {"batch_size": batch_size, "top": top, "horizon": horizon}
+        report(run, saved, records, device=where, say=say, name="evaluation", asked=asked)
 
 
 def model_source(run: Path, data: Path, format: str | None, columns: options.Given, trained: dict[str, Any]) -> Source:
@@ -111,7 +120,7 @@ def report(
     device: torch.device,
     say: Callable[[str], None],
     name: str,
-    batch_size: int = 256,
+    asked: Mapping[str, int] | None = None,
     is_short: bool = False,
 ) -> None:
     """Measure the best model of a run, say how good it is, and write the numbers and the matrix in its folder.
@@ -123,21 +132,43 @@ def report(
         device: where to run.
         say: prints a line.
         name: what the first line starts with.
-        batch_size: sequences of a batch.
+        asked: further arguments of :func:`raglane.training.inference.evaluate`.
         is_short: leave the table to its file.
     """
     from raglane.files import write_file
     from raglane.training import inference
     from raglane.training.stored import to_json
 
-    evaluation = inference.evaluate(saved, records, batch_size=batch_size, device=device)
+    evaluation = inference.evaluate(saved, records, device=device, **(asked or {}))
     say(f"{name}: {_numbers(evaluation)} ({evaluation.sequences:,} sequences of {records.source.name})")
-    if evaluation.confusion is not None:
-        _write_confusion(folder, evaluation, say=None if is_short else say)
+    written = _write_details(folder, evaluation, say=None if is_short else say)
     write_file(folder / "evaluation.json", to_json({"data": str(records.source), **evaluation.to_config()}))
     if not is_short:
-        extra = ", confusion.png, confusion.txt" if evaluation.confusion is not None else ""
-        say(f"written: {folder / 'evaluation.json'}{extra}")
+        say(f"written: {', '.join([str(folder / 'evaluation.json'), *written])}")
+
+
+def _write_details(folder: Path, evaluation: Evaluation, say: Callable[[str], None] | None) -> list[str]:
+    """What goes with the numbers: a matrix, a table, a picture; and the names of the files."""
+    from raglane.files import write_file
+    from raglane.report.figures import points_png
+    from raglane.report.tables import rows_table
+
+    written = []
+    measured = evaluation.measured
+    if evaluation.confusion is not None:
+        _write_confusion(folder, evaluation, say)
+        written += ["confusion.png", "confusion.txt"]
+    if measured.table:
+        table = rows_table(measured.table)
+        write_file(folder / "table.txt", (table + "\n").encode())
+        written.append("table.txt")
+        if say is not None and len(measured.table) <= _LONGEST_TABLE:
+            for line in table.splitlines():
+                say(line)
+    if measured.points:
+        write_file(folder / "points.png", points_png(measured.points, f"{folder.name}\n{_numbers(evaluation)}"))
+        written.append("points.png")
+    return written
 
 
 def _write_confusion(folder: Path, evaluation: Evaluation, say: Callable[[str], None] | None) -> None:
@@ -160,8 +191,8 @@ def _write_confusion(folder: Path, evaluation: Evaluation, say: Callable[[str], 
 def _numbers(evaluation: Evaluation) -> str:
     """The numbers in a line, the metric first."""
     numbers = evaluation.numbers
-    names = {"accuracy": "accuracy", "macro_f1": "macro-F1", "MAE": "MAE", "persistence_MAE": "persistence MAE"}
-    metrics = [f"{names[key]} {numbers[key]:.3f}" for key in names if key in numbers]
+    names = {key: key.replace("macro_f1", "macro-F1").replace("_", " ") for key in numbers if key != "loss"}
+    metrics = [f"{name} {numbers[key]:.3f}" for key, name in names.items()]
     return ", ".join([*metrics, f"loss {numbers['loss']:.4f}"])
 
 

@@ -15,6 +15,7 @@ def predict(
     data: options.DataToPredict = None,
     *,
     probabilities: options.Probabilities = False,
+    top: options.Top = 1,
     horizon: options.Horizon = 1,
     columns: options.Columns,
     format: options.Format = None,
@@ -60,6 +61,7 @@ def predict(
         records,
         batch_size=batch_size,
         probabilities=probabilities,
+        top=top,
         horizon=horizon,
         device=where,
     )

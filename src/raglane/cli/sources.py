@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raglane.training.options import DATA, option
+from raglane.training.options import DATA, check, option
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,7 +28,7 @@ class ColumnNames:
 
     sequence: str | None = option(
         None,
-        "Column of sequences (Parquet, JSON lines).",
+        "Column of sequences (Parquet, JSON lines), or of texts (CSV).",
         DATA,
         flag="--sequence-column",
         unset="the only candidate",
@@ -54,6 +55,29 @@ class ColumnNames:
         flag="--feature-column",
         unset="all others",
     )
+    split: str | None = option(
+        None,
+        "How texts become tokens: words, characters, bytes, or a Hugging Face tokenizer file.",
+        DATA,
+        flag="--split",
+        metavar="words|characters|bytes|FILE",
+        unset="columns: words; files: characters",
+    )
+    tokens: str | None = option(
+        None,
+        "Whether whole numbers are tokens.",
+        DATA,
+        choices=("yes", "no"),
+        flag="--tokens",
+        unset="for a language model, and in a column called input_ids, token_ids or tokens",
+    )
+
+    time_gaps: bool = option(
+        False, "Take the time since the element before as a feature too (CSV).", DATA, flag="--time-gaps"
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 @dataclass(frozen=True)
@@ -79,6 +103,13 @@ class Source:
         """A short name for a folder."""
         return DEFAULT_DATA.lower().replace(" ", "-") if self.path is None else self.path.stem
 
+    @property
+    def converted(self) -> Path | None:
+        """The folder, if ``raglane convert`` wrote it, whose sequences are not read into memory."""
+        from raglane.data.formats.ipc import is_converted
+
+        return self.path if self.path is not None and self.format is None and is_converted(self.path) else None
+
     def read(self, task: str, *, need_labels: bool = True, part: str = "train") -> Records:
         """Read it.
 
@@ -97,6 +128,35 @@ class Source:
             return japanese_vowels()[0 if part == "train" else 1]
         return read(self.path, self.asked(task, need_labels=need_labels), self.format)
 
+    def guess(self) -> tuple[Records | None, str]:
+        """Read it for the task that its labels are for: to classify, unless that cannot be.
+
+        Returns:
+            The records, and the task: a label that is a list as long as the sequence is a tag per element, another list
+            a set of labels, and one that is no class a number. Text in a file without labels is for a language model.
+            Of a folder that was converted no records, and the task that it was made for.
+
+        Raises:
+            DataError: what is wrong for the task classify, where no other can be guessed.
+        """
+        from raglane.data.formats.ipc import described
+        from raglane.errors import DataError
+
+        if (folder := self.converted) is not None:
+            return None, described(folder)["task"]
+        try:
+            return self.read("classify"), "classify"
+        except DataError as error:
+            suffix = "" if self.path is None else self.path.suffix.lower()
+            tables = (".jsonl", ".ndjson", ".parquet", ".pq")
+            others = ("tag", "regress", "multilabel") if suffix in tables else ("regress",)
+            for task in ("language",) if suffix == ".txt" else others:
+                try:
+                    return self.read(task), task
+                except DataError:
+                    continue
+            raise error
+
     def asked(self, task: str, *, need_labels: bool = True) -> Columns:
         """What a reader is asked for.
 
@@ -108,6 +168,7 @@ class Source:
 
         named = asdict(self.columns)
         # What Python calls a tuple is a list in JSON.
+        named["tokens"] = None if self.columns.tokens is None else self.columns.tokens == "yes"
         named["features"] = tuple(named["features"]) if named["features"] else None
         return Columns(task=task, need_labels=need_labels, **named)
 
@@ -126,9 +187,11 @@ class Source:
         guessed = {
             "sequence": found.sequence,
             "label": found.label,
+            "split": found.split,
             "features": None if found.features is None else list(found.features),
         }
-        return {name: named or guessed.get(name) for name, named in asdict(self.columns).items()}
+        given = asdict(self.columns)
+        return {name: guessed.get(name) if named in (None, []) else named for name, named in given.items()}
 
 
 @dataclass(frozen=True)
@@ -188,12 +251,23 @@ def hold_out(records: Records, fraction: float, seed: int) -> tuple[Records, Rec
     if held_out.labels is not None and kept.labels is not None:
         rows = rows[_known(held_out.labels, kept.labels)]
     elif held_out.tags is not None and kept.tags is not None:
-        known = _known(held_out.tags.tolist(), kept.tags.tolist())
-        unknown = np.add.accumulate(np.concatenate([[0], ~known]))
-        rows = rows[unknown[held_out.offsets[1:]] == unknown[held_out.offsets[:-1]]]
+        rows = rows[_all_in_each(_known(held_out.tags.tolist(), kept.tags.tolist()), held_out.offsets)]
+    elif held_out.targets is not None and kept.targets is not None and not kept.targets.is_numbers:
+        seen = set(chain.from_iterable(kept.targets.values))
+        known = np.array([seen.issuperset(labels) for labels in held_out.targets.values], dtype=np.bool_)
+        rows = rows[_all_in_each(known, held_out.offsets) if held_out.targets.per_element else known]
     mask = np.zeros(len(records), dtype=np.bool_)
     mask[rows] = True
     return records.select(~mask), records.select(mask)
+
+
+def _all_in_each(holds: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """For each sequence, whether something holds of all its elements."""
+    import numpy as np
+
+    broken = np.add.accumulate(np.concatenate([[0], ~holds]))
+    all_hold: NDArray[np.bool_] = broken[offsets[1:]] == broken[offsets[:-1]]
+    return all_hold
 
 
 def _known(words: Iterable[str], there: Iterable[str]) -> NDArray[np.bool_]:
