@@ -19,6 +19,7 @@ from raglane.ragged import Ragged
 from raglane.training.batches import in_order
 from raglane.training.checkpoint import SavedModel
 from raglane.training.metrics import accuracy, confusion_matrix, macro_f1
+from raglane.training.model import answering
 from raglane.training.settings import DEVICES
 from raglane.training.state import Totals
 from raglane.training.stored import finite
@@ -187,7 +188,7 @@ def evaluate(
     model = saved.model.to(device)
     totals = Totals()
     confusion = torch.zeros((classes, classes), dtype=torch.int64)
-    with torch.no_grad():
+    with answering(model):
         for batch in in_order(dataset, batch_size):
             moved = batch.to(device)
             output = model(moved.inputs)
@@ -214,7 +215,7 @@ def _class_shares(saved: SavedModel, dataset: SequenceDataset, batch_size: int, 
     device = device or torch.device("cpu")
     model = saved.model.to(device)
     parts = [torch.zeros((0, saved.preprocessor.class_count))]
-    with torch.no_grad():
+    with answering(model):
         parts += [_logits(model(batch.inputs.to(device))).softmax(-1).cpu() for batch in in_order(dataset, batch_size)]
     return torch.cat(parts)
 
@@ -227,7 +228,7 @@ def _forecasts(
     model = saved.model.to(device)
     mean, std = _units(saved.preprocessor)
     forecasts: list[list[list[float]] | None] = []
-    with torch.no_grad():
+    with answering(model):
         # Without targets the whole sequence goes in.
         for batch in in_order(dataset, batch_size):
             scaled = model.forecast(batch.inputs.to(device), horizon).cpu().double()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,13 +14,15 @@ from torch import Tensor, nn
 
 from raglane.data.preprocess import Preprocessor
 from raglane.errors import DataError, message
+from raglane.native.cells import has_cell
 from raglane.nn import SequenceEncoder
 from raglane.nn.arguments import check_count
+from raglane.nn.linear import RowByRow, RowLinear
 from raglane.ragged import Ragged
 from raglane.training.settings import ModelSettings
 from raglane.training.stored import build
 
-__all__ = ["ModelConfig", "SequenceModel"]
+__all__ = ["ModelConfig", "SequenceModel", "answering"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +177,7 @@ class SequenceModel(nn.Module):
         super().__init__()
         self.config = config
         self.encoder = config.encoder()
-        self.head = nn.Linear(self.encoder.output_size, config.output_size)
+        self.head = RowLinear(self.encoder.output_size, config.output_size)
 
     def forward(self, inputs: Ragged) -> Tensor | Ragged:
         """Run a batch.
@@ -219,3 +222,18 @@ class SequenceModel(nn.Module):
             forecast = forecast + self.head(self.encoder.dropout(output))
             forecasts.append(forecast)
         return torch.stack(forecasts, dim=1)
+
+
+@contextmanager
+def answering(model: SequenceModel) -> Iterator[None]:
+    """Within it a model's answer to a sequence has the same bits in any batch and at any number of threads, on a CPU.
+
+    The cpu kernels promise it of the cells that they run; what torch computes of the others is done row by row. No
+    gradients are recorded.
+
+    Args:
+        model: in evaluation mode.
+    """
+    has_kernel = has_cell(model.encoder.recurrent.cell.name)
+    with torch.no_grad(), nullcontext() if has_kernel else RowByRow():
+        yield
