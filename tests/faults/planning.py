@@ -21,9 +21,21 @@ FAULTS: dict[str, Fault] = {
     ),
     "the-first-time-counts": Fault(
         "src/raglane/planner/calibration.py",
-        "self.times[place] = min(self.times[place], taken)",
-        "pass",
+        "self.times[key] = min(self.times.get(key, taken), taken)",
+        "self.times.setdefault(key, taken)",
         "planner/test_calibration.py::test_the_shortest_of_two_times_counts",
+    ),
+    "a-thread-fewer-is-never-looked-at-again": Fault(
+        "src/raglane/planner/calibration.py",
+        "return [one for one in measured if one.kind in near]",
+        "return [one for one in measured if any(is_near(one, group) for group in PROBES)]",
+        "planner/test_calibration.py::test_what_can_win_is_measured_twice",
+    ),
+    "groups-after-one-that-was-cut": Fault(
+        "src/raglane/planner/calibration.py",
+        "        if len(times) < len(group):\n            break\n",
+        "",
+        "planner/test_calibration.py::test_what_takes_long_is_left_out",
     ),
     "grouped-batches-without-pools": Fault(
         "src/raglane/planner/batches.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -54,6 +55,10 @@ def seen(way: Way, lengths: torch.Tensor) -> Floats:
     return features(way, profile, held(profile))
 
 
+def say_nothing(share: float) -> None:
+    """Take no notice of progress."""
+
+
 def make_up(monkeypatch: pytest.MonkeyPatch, costs: Costs = costs) -> list[Measured]:
     """Let every measurement give these costs; the calls that were measured gather in the list."""
     measured: list[Measured] = []
@@ -63,9 +68,15 @@ def make_up(monkeypatch: pytest.MonkeyPatch, costs: Costs = costs) -> list[Measu
         dtype = str(batch.values.dtype).removeprefix("torch.")
         return Measured(Way(backend, schedule, dtype, torch.get_num_threads()), mode, batch.host_lengths)
 
-    def time_in_turns(calls: Sequence[Measured], device: torch.device) -> list[float]:
-        measured.extend(calls)
-        return [float(seen(call.way, call.lengths) @ costs(call.way, call.mode)) for call in calls]
+    def time_in_turns(
+        calls: Sequence[Measured], device: torch.device, rounds: int = 15, within: float = math.inf
+    ) -> list[float]:
+        times: list[float] = []
+        for call in calls:
+            if sum(times) < within:
+                measured.append(call)
+                times.append(float(seen(call.way, call.lengths) @ costs(call.way, call.mode)))
+        return times
 
     def peak_bytes(call: Measured, device: torch.device) -> int:
         return held(Profile.of(call.way, call.lengths))

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import time
+from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import raglane as rl
-from planner.made_up import costs, held, make_up, seen
+from planner.made_up import costs, held, make_up, say_nothing, seen
 from raglane.planner import calibration, probe
 from raglane.planner.calibration import calibrate
 from raglane.planner.model import Profile
@@ -38,16 +41,18 @@ def test_predictions_are_what_the_machine_takes(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_shortest_of_two_times_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     make_up(monkeypatch)
-    undisturbed, known = probe.time_in_turns, set()
+    undisturbed = probe.time_in_turns
+    known: set[Any] = set()
 
-    def time_in_turns(calls: Any, device: torch.device) -> list[float]:
-        key = calls[0].mode, tuple(calls[0].lengths.tolist())
-        factor = 1 if key in known else 3
-        known.add(key)
-        return [factor * seconds for seconds in undisturbed(calls, device)]
+    def time_in_turns(calls: Any, *how: Any) -> list[float]:
+        keys = [(call.mode, tuple(call.lengths.tolist())) for call in calls]
+        times = dict(zip(keys, undisturbed(calls, *how), strict=False))
+        disturbed = [seconds * (1 if key in known else 3) for key, seconds in times.items()]
+        known.update(times)
+        return disturbed
 
     monkeypatch.setattr(probe, "time_in_turns", time_in_turns)
-    found = calibrate(rl.nn.GRU(3, 4), [FAST])
+    found = calibrate(rl.nn.GRU(3, 4), [FAST], say_nothing)
     one = seen(FAST, torch.tensor(PROBES[1][2]))
     assert one @ found.seconds[FAST, "train"] == pytest.approx(one @ costs(FAST, "train"), rel=0.05)
 
@@ -60,9 +65,9 @@ def test_a_machine_that_slows_down_is_told_by_the_yardstick(monkeypatch: pytest.
     def look(_: object) -> float:
         return 0.5e-3 * now[0]
 
-    def time_in_turns(calls: Any, device: torch.device) -> list[float]:
+    def time_in_turns(calls: Any, *how: Any) -> list[float]:
         # Slow from before the group to after it, so that both looks see it.
-        return [now[0] * seconds for seconds in steady(calls, device)]
+        return [now[0] * seconds for seconds in steady(calls, *how)]
 
     measure = calibration._measure
 
@@ -73,7 +78,7 @@ def test_a_machine_that_slows_down_is_told_by_the_yardstick(monkeypatch: pytest.
     monkeypatch.setattr(probe.Yardstick, "look", look)
     monkeypatch.setattr(probe, "time_in_turns", time_in_turns)
     monkeypatch.setattr(calibration, "_measure", slowing)
-    found = calibrate(rl.nn.GRU(3, 4), [FAST])
+    found = calibrate(rl.nn.GRU(3, 4), [FAST], say_nothing)
     lengths = torch.tensor(PROBES[2][1])
     wanted = seen(FAST, lengths) @ costs(FAST, "train")
     assert found.features(FAST, Profile.of(FAST, lengths)) @ found.seconds[FAST, "train"] == pytest.approx(
@@ -84,9 +89,39 @@ def test_a_machine_that_slows_down_is_told_by_the_yardstick(monkeypatch: pytest.
 
 def test_what_takes_long_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     measured = make_up(monkeypatch, lambda way, mode: costs(way, mode) * 20)
-    calibrate(rl.nn.GRU(3, 4), [SLOW, FAST])
+    calibrate(rl.nn.GRU(3, 4), [SLOW, FAST], say_nothing)
     largest = max(int(call.lengths.sum()) for call in measured if call.way == SLOW)
     assert largest < 1000 < max(int(call.lengths.sum()) for call in measured if call.way == FAST)
+    # Where one had to be left out, nothing larger is tried.
+    long = [call for call in measured if call.way == SLOW and call.mode == "train"]
+    assert 0 < len(long) < len(PROBES[0])
+
+
+def test_what_can_win_is_measured_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    near, idle, far = (Way("cpu", "lanes", "float32", 2), Way("cpu", "lanes", "float32", 1), FAST)
+    # A thread fewer takes long, and is looked at again with its kind; another backend that takes as long is not.
+    speed = {near: 1.0, idle: 3.0, far: 3.0, SLOW: 0.1}
+    as_cpu = costs(near, "train")
+    sizes = {way: seen(way, torch.tensor([3])).size for way in speed}
+    measured = make_up(monkeypatch, lambda way, _: np.resize(as_cpu, sizes[way]) * speed[way])
+    calibrate(rl.nn.GRU(3, 4), [near, idle, far, SLOW], say_nothing)
+    first = tuple(PROBES[0][2])
+    counts = Counter(call.way for call in measured if tuple(call.lengths.tolist()) == first)
+    # Each look is at training and at inference. However fast the reference is, once is enough beside others.
+    assert counts == {near: 4, idle: 4, far: 2, SLOW: 2}
+
+
+def test_the_reference_alone_is_measured_as_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = make_up(monkeypatch, lambda way, mode: costs(way, mode) / 1000)
+    calibrate(rl.nn.GRU(3, 4), [SLOW], say_nothing)
+    counts = Counter(tuple(call.lengths.tolist()) for call in measured)
+    assert {counts[tuple(lengths)] for group in PROBES for lengths in group} == {4}
+
+
+def test_the_first_round_ends_in_time() -> None:
+    calls = [lambda: time.sleep(0.02)] * 5
+    assert len(probe.time_in_turns(calls, torch.device("cpu"), 1, 0.03)) == 2
+    assert len(probe.time_in_turns(calls[:2], torch.device("cpu"), 1)) == 2
 
 
 def test_measuring_leaves_no_trace() -> None:

@@ -1,10 +1,11 @@
-"""What a layer costs on this machine: measurements of a minute or two, and the model that is fitted to them."""
+"""What a layer costs on this machine: measurements of some seconds, and the model that is fitted to them."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,10 +19,8 @@ from raglane.planner.ways import Way, at, cast
 
 __all__ = ["Calibration", "calibrate"]
 
-# A probe that would take longer is left out, and what lies beyond it is extrapolated.
-_LONGEST = 0.3
-# How often all are measured: what else the machine did at one time, it hardly did at both.
-_TURNS = 2
+# A way that takes so many times as long as the fastest, in most probes of every size, is not looked at again.
+_BEHIND = 2.0
 # Bytes that the largest probes hold: more than an allocator keeps.
 _LARGE = 160e6
 # Batches of which memory is measured.
@@ -56,12 +55,27 @@ def _size(profile: Profile) -> Floats:
     return np.array([1, profile.computed, profile.count], np.float64)
 
 
-def calibrate(
-    layer: RecurrentLayer,
-    ways: Sequence[Way],
-    say: Callable[[float], object] = lambda share: None,  # noqa: ARG005
-) -> Calibration:
-    """Measure a layer on a few batches in every way.
+class _Look(NamedTuple):
+    """How thoroughly ways are measured.
+
+    Attributes:
+        longest: seconds for the first round of a group's probes. The slower ones are left out, and so are the groups
+            after them, which are larger: what lies beyond is extrapolated.
+        rounds: how often each probe is timed, at most.
+        share: about how much of the whole measurement this is, for the progress that is shown.
+    """
+
+    longest: float
+    rounds: int
+    share: float
+
+
+# All ways once, in short; then those that can win. What else the machine did at one time, it hardly did at both.
+_LOOKS = (_Look(0.15, 2, 0.5), _Look(0.5, 15, 0.5))
+
+
+def calibrate(layer: RecurrentLayer, ways: Sequence[Way], say: Callable[[float], object]) -> Calibration:
+    """Measure a layer on a few batches in every way, and once more, longer, in those that can be the fastest.
 
     Args:
         layer: its weights get no gradients and stay as they are.
@@ -76,75 +90,103 @@ def calibrate(
         if key not in known:
             known[key] = _weigh(way, layers[way.dtype])
     memory = {way: known[way.backend, way.schedule, way.dtype] for way in ways}
-    measured = [_Measured(way, mode) for way in ways for mode in MODES]
+    measured = able = [_Measured(way, mode) for way in ways for mode in MODES]
     yardstick = probe.Yardstick(probe.device_of(layer))
-    looks: dict[int, list[float]] = {way.threads: [] for way in ways}
-    for turn in range(_TURNS):
-        for place, one in enumerate(measured):
-            # The reference kernel is measured on less, since nobody takes it for its speed.
-            is_slow = one.way.backend == "reference"
+    said: dict[int, list[float]] = {way.threads: [] for way in ways}
+    # Nobody takes the reference kernel for its speed where another runs the layer: it is measured on less, and once.
+    slow = {way for way in ways if way.backend == "reference" and any(way.backend != other.backend for other in ways)}
+    done = 0.0
+    for look in _LOOKS:
+        for place, one in enumerate(able):
+            say(done + look.share * place / len(able))
+            is_slow = one.way in slow
             groups = PROBES[:3] if is_slow else (*PROBES, probe.large_probes(_LARGE / memory[one.way][1]))
             with at(one.way):
-                looks[one.way.threads] += _measure(one, layers[one.way.dtype], groups, yardstick)
-            say((turn + (place + 1) / len(measured)) / _TURNS)
-    usual = {threads: statistics.median(found) for threads, found in looks.items()}
+                said[one.way.threads] += _measure(one, layers[one.way.dtype], groups, look, yardstick)
+        done += look.share
+        say(done)
+        able = [one for one in _ahead(able) if one.way not in slow]
+    usual = {threads: statistics.median(found) for threads, found in said.items()}
     found = Calibration({}, memory, usual[max(usual)])
     for one in measured:
-        seen = np.array([found.features(one.way, profile) for profile in one.profiles])
-        found.seconds[one.way, one.mode] = fit(seen, usual[one.way.threads] * np.array(one.times))
+        seen = np.array([found.features(one.way, profile) for profile in one.profiles.values()])
+        found.seconds[one.way, one.mode] = fit(seen, usual[one.way.threads] * np.array(list(one.times.values())))
     return found
 
 
 @dataclass
 class _Measured:
-    """The probes of one way and mode so far: of each the shortest time, in proportion to the yardstick."""
+    """The probes of one way and mode so far, by their lengths: of each the shortest time, in yardsticks."""
 
     way: Way
     mode: str
-    profiles: list[Profile] = field(default_factory=list)
-    times: list[float] = field(default_factory=list)
+    profiles: dict[tuple[int, ...], Profile] = field(default_factory=dict)
+    times: dict[tuple[int, ...], float] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> tuple[str, str, str, str]:
+        """All but the number of threads."""
+        return self.way.backend, self.way.schedule, self.way.dtype, self.mode
 
     def expects(self, profile: Profile) -> float:
         """The most that a call will take: no more in proportion than one before, by steps or by rows."""
         return min(
             (
                 taken * max(profile.length / known.length, profile.computed / known.computed)
-                for taken, known in zip(self.times, self.profiles, strict=True)
+                for taken, known in zip(self.times.values(), self.profiles.values(), strict=True)
             ),
             default=0.0,
         )
 
-    def add(self, profile: Profile, taken: float) -> None:
+    def add(self, lengths: Sequence[int], profile: Profile, taken: float) -> None:
         """Note a time; of a probe that is known already, the shorter one stays."""
-        for place, known in enumerate(self.profiles):
-            if known.equals(profile):
-                self.times[place] = min(self.times[place], taken)
-                return
-        self.profiles.append(profile)
-        self.times.append(taken)
+        key = tuple(lengths)
+        self.profiles[key] = profile
+        self.times[key] = min(self.times.get(key, taken), taken)
+
+
+def _ahead(measured: Sequence[_Measured]) -> list[_Measured]:
+    """Those that can be the fastest: at some number of threads near it in half of the probes of one size."""
+    fastest: dict[tuple[object, ...], float] = {}
+    for one in measured:
+        for lengths, taken in one.times.items():
+            key = one.mode, one.way.dtype, lengths
+            fastest[key] = min(fastest.get(key, taken), taken)
+
+    def is_near(one: _Measured, group: Sequence[list[int]]) -> bool:
+        known = [lengths for lengths in map(tuple, group) if lengths in one.times]
+        ratios = [one.times[lengths] / fastest[one.mode, one.way.dtype, lengths] for lengths in known]
+        return bool(ratios) and statistics.median_low(ratios) < _BEHIND
+
+    near = {one.kind for one in measured if any(is_near(one, group) for group in PROBES)}
+    return [one for one in measured if one.kind in near]
 
 
 def _measure(
-    one: _Measured, layer: RecurrentLayer, groups: Sequence[Sequence[list[int]]], yardstick: probe.Yardstick
+    one: _Measured,
+    layer: RecurrentLayer,
+    groups: Sequence[Sequence[list[int]]],
+    look: _Look,
+    yardstick: probe.Yardstick,
 ) -> list[float]:
     """Time the probes of one way and mode, group by group, but for those that would take too long.
 
     Returns:
         What the yardstick said meanwhile.
     """
-    looks = [yardstick.look()]
+    said = [yardstick.look()]
     for group in groups:
-        lengths = [torch.tensor(each) for each in group]
-        profiles = [Profile.of(one.way, each) for each in lengths]
-        kept = [place for place in range(len(group)) if one.expects(profiles[place]) * looks[-1] <= _LONGEST]
-        if kept:
-            batches = [probe.make_batch(layer, lengths[place]) for place in kept]
-            calls = [probe.step_of(layer, batch, one.mode) for batch in batches]
-            times = probe.time_in_turns(calls, probe.device_of(layer))
-            looks.append(yardstick.look())
-            for place, seconds in zip(kept, times, strict=True):
-                one.add(profiles[place], 2 * seconds / (looks[-1] + looks[-2]))
-    return looks
+        profiles = [Profile.of(one.way, torch.tensor(lengths)) for lengths in group]
+        # The quick ones first: the others have to wait and see what time is left.
+        order = sorted(range(len(group)), key=lambda place: one.expects(profiles[place]))
+        calls = [probe.step_of(layer, probe.make_batch(layer, group[place]), one.mode) for place in order]
+        times = probe.time_in_turns(calls, probe.device_of(layer), look.rounds, look.longest)
+        said.append(yardstick.look())
+        for place, seconds in zip(order, times, strict=False):
+            one.add(group[place], profiles[place], 2 * seconds / (said[-1] + said[-2]))
+        if len(times) < len(group):
+            break
+    return said
 
 
 def _weigh(way: Way, layer: RecurrentLayer) -> Floats:

@@ -78,11 +78,6 @@ class Profile(NamedTuple):
         """Elements that are computed, padding included."""
         return int(self.rows @ self.steps)
 
-    def equals(self, other: Profile) -> bool:
-        """Whether both say the same."""
-        same = np.array_equal(self.rows, other.rows) and np.array_equal(self.steps, other.steps)
-        return same and (self.count, self.real) == (other.count, other.real)
-
     @property
     def is_even(self) -> bool:
         """Whether as many rows run at every step."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -30,9 +31,9 @@ MODES = ("train", "infer")
 
 Call = Callable[[], object]
 
-# A group of calls is repeated for so long, and after the first round at least and at most so often; but once where the
-# first round takes three times as long.
-_SECONDS, _FEWEST, _MOST = 0.06, 3, 15
+# A group of calls is repeated for so long, and after the first round at least so often; but once where the first round
+# takes three times as long.
+_SECONDS, _FEWEST = 0.06, 3
 # Rows of the yardstick's matrix, and products at each look: half a millisecond each on two processors of today.
 _YARD, _LOOKS = 384, 9
 
@@ -105,15 +106,29 @@ def step_of(layer: RecurrentLayer, batch: Ragged, mode: str) -> Call:
     return train
 
 
-def time_in_turns(calls: Sequence[Call], device: torch.device) -> list[float]:
-    """Seconds of each call: the median of some, in each round of which all take a turn; after a round to get warm."""
+def time_in_turns(
+    calls: Sequence[Call], device: torch.device, rounds: int = 15, within: float = math.inf
+) -> list[float]:
+    """Time calls: the median of some rounds, in each of which all take a turn; after a round to get warm.
+
+    Args:
+        calls: one at least.
+        device: where they run.
+        rounds: at most.
+        within: seconds after which the first round ends; the calls that had no turn in it get none.
+
+    Returns:
+        Seconds of each call, but for those at the end that got no turn.
+    """
     wait = torch.cuda.synchronize if device.type == "cuda" else _nothing
-    rounds = [[_clock(call, wait) for call in calls]]
-    spent = sum(rounds[0])
+    spent, warm = 0.0, 0
+    while warm < len(calls) and spent < within:
+        spent += _clock(calls[warm], wait)
+        warm += 1
     kept: list[list[float]] = []
-    fewest = _FEWEST if spent < 3 * _SECONDS else 1
-    while len(kept) < fewest or (spent < _SECONDS and len(kept) < _MOST):
-        kept.append([_clock(call, wait) for call in calls])
+    fewest = min(_FEWEST, rounds) if spent < 3 * _SECONDS else 1
+    while len(kept) < fewest or (spent < _SECONDS and len(kept) < rounds):
+        kept.append([_clock(call, wait) for call in calls[:warm]])
         spent += sum(kept[-1])
     return [statistics.median_low(times) for times in zip(*kept, strict=True)]
 
