@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from faults import batches, commands, inspection, kernels, layers, native, pictures, planning
+from faults import batches, commands, inspection, kernels, layers, native, pictures, planning, tasks
 from faults.fault import Copy, Fault, NoPlaceError
 
 __all__ = ["FAULTS", "main", "play"]
@@ -29,6 +29,7 @@ FAULTS: dict[str, Fault] = {
     **native.FAULTS,
     **pictures.FAULTS,
     **planning.FAULTS,
+    **tasks.FAULTS,
 }
 # Exit codes of pytest.
 _PASSED, _FAILED = 0, 1

@@ -14,17 +14,18 @@ import numpy as np
 import pytest
 import torch
 
+from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records, offsets_of
 from raglane.errors import ArgumentError, CheckpointError, DataError
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch
-from raglane.training.checkpoint import load_model, read_tensors
+from raglane.training.checkpoint import FORMAT_VERSION, load_model, read_tensors
 from raglane.training.folder import check_folder
 from raglane.training.inference import evaluate, predict
 from raglane.training.run import TrainingResult, train
-from raglane.training.settings import Settings
+from raglane.training.settings import ModelSettings, Settings
 from raglane.training.state import Totals, TrainingState
-from raglane.training.tasks import Forecast
+from raglane.training.tasks import make_task
 
 _QUICK = Settings(epochs=4, hidden=5, batch_size=4, lr=0.05, dropout=0.3, threads=1)
 
@@ -360,8 +361,8 @@ def test_damaged_models_are_refused_in_words(tmp_path: Path) -> None:
         (folder / "config.json").write_bytes(config)
         (folder / "weights.safetensors").write_bytes(weights)
 
-    _edit(folder / "config.json", format_version=2)
-    refuses("format version 2.*reads up to 1.*upgrade")
+    _edit(folder / "config.json", format_version=FORMAT_VERSION + 1)
+    refuses("format version 3.*reads up to 2.*upgrade")
     _edit(folder / "config.json", format="other")
     refuses("format 'other'")
     _edit(folder / "config.json", model={"task": "classify"})
@@ -412,7 +413,9 @@ def test_a_missing_target_has_no_error() -> None:
     targets = torch.tensor([[1.0, 0.0, 0.0, 1.0], [3.0, 4.0, 0.0, 0.0]])
     inputs = torch.tensor([[0.0, 9.0, 0.0, 0.0], [1.0, 0.0, 0.0, 1.0]])
     batch = Batch(Ragged([inputs]), targets, torch.tensor([0]))
+    fitted = Preprocessor("forecast", ("a", "b"), std=(1.0, 10.0), missing="zero")
+    task = make_task(fitted, ModelSettings("forecast"))
     for wild in (0.0, 100.0):
-        score = Forecast(torch.tensor([1.0, 10.0])).score(torch.tensor([[2.0, wild], [3.0, 5.0]]), batch)
+        score = task.score(torch.tensor([[2.0, wild], [3.0, 5.0]]), batch)
         assert [float(part) for part in (score.loss, score.metric, score.count)] == [1 + 1, 1 + 10, 3]
         assert float(score.baseline) == 1 + 2 + 40

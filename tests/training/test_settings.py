@@ -8,7 +8,7 @@ import pytest
 
 from looped import looped
 from raglane.data.missing import MISSING as MISSING_OF_DATA
-from raglane.data.records import TASKS as TASKS_OF_DATA
+from raglane.data.targets import TASKS as TASKS_OF_DATA
 from raglane.errors import ArgumentError
 from raglane.nn.encoder import LAYERS as LAYERS_OF_NN
 from raglane.nn.encoder import SequenceEncoder
@@ -70,7 +70,7 @@ def test_every_choice_is_accepted_and_kept(name: str, choices: tuple[str, ...]) 
 def test_the_names_are_those_of_the_library() -> None:
     assert set(LAYERS) == set(LAYERS_OF_NN)
     assert set(POOLINGS) == {"summary", *POOLINGS_OF_NN}
-    assert TASKS == TASKS_OF_DATA
+    assert tuple(TASKS_OF_DATA) == TASKS
     assert MISSING == MISSING_OF_DATA
     for layer in NORMALISED_LAYERS:
         SequenceEncoder(3, 4, layer, layer_norm=True)

@@ -23,6 +23,9 @@ __all__ = ["evaluate", "model_source", "report", "tell_empty", "test_part"]
 # Above this many classes a table is wider than a terminal: it goes to its file only.
 _WIDEST_TABLE = 20
 
+# The same for the rows of a table.
+_LONGEST_TABLE = 30
+
 
 @options.command
 def evaluate(
@@ -36,9 +39,10 @@ def evaluate(
     quiet: options.Quiet = False,
     debug: options.Debug = False,  # noqa: ARG001
 ) -> None:
-    """Measure the best model of a run: loss, accuracy, macro-F1 and the confusion matrix.
+    """Measure the best model of a run: its loss, the metrics of its task, and the simple rules that it has to beat.
 
-    The numbers go to evaluation.json in the run's folder, the matrix to confusion.png and confusion.txt.
+    The numbers go to evaluation.json in the run's folder; a confusion matrix to confusion.png and confusion.txt, a row
+    per label or number to table.txt, predictions against the truth to points.png.
 
     For example:
 
@@ -132,12 +136,34 @@ def report(
 
     evaluation = inference.evaluate(saved, records, batch_size=batch_size, device=device)
     say(f"{name}: {_numbers(evaluation)} ({evaluation.sequences:,} sequences of {records.source.name})")
-    if evaluation.confusion is not None:
-        _write_confusion(folder, evaluation, say=None if is_short else say)
+    written = _write_details(folder, evaluation, say=None if is_short else say)
     write_file(folder / "evaluation.json", to_json({"data": str(records.source), **evaluation.to_config()}))
     if not is_short:
-        extra = ", confusion.png, confusion.txt" if evaluation.confusion is not None else ""
-        say(f"written: {folder / 'evaluation.json'}{extra}")
+        say(f"written: {', '.join([str(folder / 'evaluation.json'), *written])}")
+
+
+def _write_details(folder: Path, evaluation: Evaluation, say: Callable[[str], None] | None) -> list[str]:
+    """What goes with the numbers: a matrix, a table, a picture; and the names of the files."""
+    from raglane.report.figures import points_png
+    from raglane.report.tables import rows_table
+    from raglane.training.files import write_file
+
+    written = []
+    measured = evaluation.measured
+    if evaluation.confusion is not None:
+        _write_confusion(folder, evaluation, say)
+        written += ["confusion.png", "confusion.txt"]
+    if measured.table:
+        table = rows_table(measured.table)
+        write_file(folder / "table.txt", (table + "\n").encode())
+        written.append("table.txt")
+        if say is not None and len(measured.table) <= _LONGEST_TABLE:
+            for line in table.splitlines():
+                say(line)
+    if measured.points:
+        write_file(folder / "points.png", points_png(measured.points, f"{folder.name}\n{_numbers(evaluation)}"))
+        written.append("points.png")
+    return written
 
 
 def _write_confusion(folder: Path, evaluation: Evaluation, say: Callable[[str], None] | None) -> None:
@@ -160,8 +186,8 @@ def _write_confusion(folder: Path, evaluation: Evaluation, say: Callable[[str], 
 def _numbers(evaluation: Evaluation) -> str:
     """The numbers in a line, the metric first."""
     numbers = evaluation.numbers
-    names = {"accuracy": "accuracy", "macro_f1": "macro-F1", "MAE": "MAE", "persistence_MAE": "persistence MAE"}
-    metrics = [f"{names[key]} {numbers[key]:.3f}" for key in names if key in numbers]
+    names = {key: key.replace("macro_f1", "macro-F1").replace("_", " ") for key in numbers if key != "loss"}
+    metrics = [f"{name} {numbers[key]:.3f}" for key, name in names.items()]
     return ", ".join([*metrics, f"loss {numbers['loss']:.4f}"])
 
 

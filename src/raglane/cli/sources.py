@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -187,12 +188,23 @@ def hold_out(records: Records, fraction: float, seed: int) -> tuple[Records, Rec
     if held_out.labels is not None and kept.labels is not None:
         rows = rows[_known(held_out.labels, kept.labels)]
     elif held_out.tags is not None and kept.tags is not None:
-        known = _known(held_out.tags.tolist(), kept.tags.tolist())
-        unknown = np.add.accumulate(np.concatenate([[0], ~known]))
-        rows = rows[unknown[held_out.offsets[1:]] == unknown[held_out.offsets[:-1]]]
+        rows = rows[_all_in_each(_known(held_out.tags.tolist(), kept.tags.tolist()), held_out.offsets)]
+    elif held_out.targets is not None and kept.targets is not None and not kept.targets.is_numbers:
+        seen = set(chain.from_iterable(kept.targets.values))
+        known = np.array([seen.issuperset(labels) for labels in held_out.targets.values], dtype=np.bool_)
+        rows = rows[_all_in_each(known, held_out.offsets) if held_out.targets.per_element else known]
     mask = np.zeros(len(records), dtype=np.bool_)
     mask[rows] = True
     return records.select(~mask), records.select(mask)
+
+
+def _all_in_each(holds: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """For each sequence, whether something holds of all its elements."""
+    import numpy as np
+
+    broken = np.add.accumulate(np.concatenate([[0], ~holds]))
+    all_hold: NDArray[np.bool_] = broken[offsets[1:]] == broken[offsets[:-1]]
+    return all_hold
 
 
 def _known(words: Iterable[str], there: Iterable[str]) -> NDArray[np.bool_]:

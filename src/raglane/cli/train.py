@@ -191,6 +191,7 @@ def _train(order: _Order) -> None:
     from raglane.cli.progress import pick_watcher
     from raglane.training import run
     from raglane.training.machine import check_machine
+    from raglane.training.tasks import TASKS
 
     settings = order.settings
     # Before anything is read, which can take a while.
@@ -199,7 +200,7 @@ def _train(order: _Order) -> None:
     test = _test_part(order)
     if order.plans_batches:
         settings = _planned(order, training)
-    metric = "MAE" if settings.task == "forecast" else "accuracy"
+    metric = TASKS[settings.task].metric
     watcher = None if order.quiet else pick_watcher(metric)
     try:
         result = run.train(
@@ -315,13 +316,15 @@ def _draw_until_divergence(folder: Path, metric: str) -> None:
 def _tell_result(order: _Order, result: TrainingResult) -> None:
     """The best epoch, its numbers, and the baseline where there is one; and a warning where they are bad."""
     from raglane.training.divergence import warning
+    from raglane.training.tasks import TASKS
 
     state = result.state
     row = state.history[state.best_epoch - 1]
     part = "validation" if "validation_loss" in row else "train"
     numbers = f"{part} loss {row[f'{part}_loss']:.4f}, {result.metric} {row[f'{part}_{result.metric}']:.3f}"
-    baseline = row.get(f"persistence_{result.metric}")
-    beside = "" if baseline is None else f" (persistence: {baseline:.3f})"
+    simple = TASKS[order.settings.task].baseline
+    baseline = row.get(f"{simple}_{result.metric}")
+    beside = "" if baseline is None else f" ({simple}: {baseline:.3f})"
     if state.epoch < order.settings.epochs:
         order.say(f"stopped early after epoch {state.epoch}: {state.waited} without a lower validation loss")
     order.say(f"best: epoch {state.best_epoch}, {numbers}{beside}")

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 FORMAT = "raglane-model"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 CONFIG, WEIGHTS = "config.json", "weights.safetensors"
 
 
@@ -51,7 +51,7 @@ class SavedModel:
 
     @property
     def task(self) -> str:
-        """``classify``, ``tag`` or ``forecast``."""
+        """The name of the task."""
         return self.model.config.task
 
 

@@ -11,19 +11,17 @@ from torch import Tensor
 
 from raglane.data.dataset import SequenceDataset
 from raglane.data.epochs import check_least
-from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
 from raglane.errors import ArgumentError, DataError, message, quote
 from raglane.memory import check_memory
-from raglane.ragged import Ragged
 from raglane.training.batches import in_order
 from raglane.training.checkpoint import SavedModel
-from raglane.training.metrics import accuracy, confusion_matrix, macro_f1
 from raglane.training.model import answering
 from raglane.training.settings import DEVICES
 from raglane.training.state import Totals
 from raglane.training.stored import finite
-from raglane.training.tasks import make_task
+from raglane.training.tasks import TASKS, Measured, Task, make_task
+from raglane.training.tasks.base import values_of
 
 __all__ = ["Evaluation", "Predictions", "evaluate", "pick_device", "predict"]
 
@@ -57,20 +55,28 @@ class Evaluation:
     """How good a model is on data that has targets.
 
     Args:
-        task: ``classify``, ``tag`` or ``forecast``.
+        task: the name of the task.
         sequences: how many sequences were run.
-        count: what was averaged over: sequences, elements, or forecast numbers.
-        numbers: ``loss`` and the task's metrics by name.
-        confusion: ``(K, K)`` int64, row the true class and column the predicted one; None for ``forecast``.
-        labels: the classes.
+        count: what was averaged over: sequences, elements, or numbers.
+        numbers: ``loss`` and the task's metrics and baselines by name.
+        measured: what the task has to say beside them: classes, their confusion, tables, points.
     """
 
     task: str
     sequences: int
     count: int
     numbers: dict[str, float]
-    confusion: Tensor | None
-    labels: tuple[str, ...]
+    measured: Measured
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The classes; () where there are none."""
+        return self.measured.labels
+
+    @property
+    def confusion(self) -> Tensor | None:
+        """``(K, K)`` int64, row the true class and column the predicted one; None where there are no classes."""
+        return self.measured.confusion
 
     def to_config(self) -> dict[str, Any]:
         """Everything as a dictionary that JSON can hold; a number that is not finite is None."""
@@ -81,6 +87,7 @@ class Evaluation:
             **finite(self.numbers),
             "labels": list(self.labels),
             "confusion": None if self.confusion is None else self.confusion.tolist(),
+            "table": finite(list(self.measured.table)),
         }
 
 
@@ -136,28 +143,18 @@ def predict(
     """
     check_least("batch_size", batch_size, 1)
     check_least("horizon", horizon, 1)
-    for name, value, given, tasks in (
-        ("horizon", horizon, horizon != 1, ("forecast",)),
-        ("probabilities", probabilities, probabilities, ("classify", "tag")),
-    ):
-        if given and saved.task not in tasks:
+    task = make_task(saved.preprocessor, saved.model.config)
+    for name, value, given in (("horizon", horizon, horizon != 1), ("probabilities", probabilities, probabilities)):
+        if given and name not in task.options:
+            tasks = [known for known, kind in TASKS.items() if name in kind.options]
             raise ArgumentError(message(name, quote(value), f"goes with the task {' or '.join(tasks)}", "leave it out"))
     dataset = saved.preprocessor.apply(records, require_targets=False)
     ids = list(dataset.ids)
     numbers = len(ids) * horizon * len(saved.preprocessor.channels)
     check_memory(f"{numbers:,} numbers of forecasts", _FORECAST * numbers, "pass a smaller horizon")
-    if saved.task == "forecast":
-        return Predictions({"id": ids, "prediction": _forecasts(saved, dataset, batch_size, horizon, device)})
-    shares = _class_shares(saved, dataset, batch_size, device)
-    best, places = shares.max(dim=1) if len(shares) else (shares.new_zeros(0), torch.zeros(0, dtype=torch.int64))
-    labels = saved.preprocessor.labels or ()
-    columns: dict[str, list[Any]] = {
-        "prediction": [labels[place] for place in places.tolist()],
-        "probability": best.tolist(),
-    }
-    if probabilities:
-        columns |= {f"p_{label}": shares[:, place].tolist() for place, label in enumerate(labels)}
-    if saved.task == "tag":
+    answers = _answers(saved, task, dataset, batch_size, horizon, device)
+    columns = task.columns(answers, saved.model, probabilities=probabilities)
+    if task.is_per_element:
         columns = {name: _by_sequence(values, dataset.offsets) for name, values in columns.items()}
     return Predictions({"id": ids, **columns})
 
@@ -184,71 +181,37 @@ def evaluate(
     device = device or torch.device("cpu")
     preprocessor = saved.preprocessor
     dataset = preprocessor.apply(records)
-    task, classes = make_task(preprocessor), preprocessor.class_count
+    task = make_task(preprocessor, saved.model.config)
+    task.check(dataset, str(records.source))
     model = saved.model.to(device)
-    totals = Totals()
-    confusion = torch.zeros((classes, classes), dtype=torch.int64)
+    totals, meter = Totals(), task.meter(model)
     with answering(model):
         for batch in in_order(dataset, batch_size):
             moved = batch.to(device)
-            output = model(moved.inputs)
+            output = values_of(model(moved.inputs))
             totals.add(task.score(output, moved), batch.inputs.values.shape[0])
-            if classes and batch.targets is not None:
-                confusion += confusion_matrix(batch.targets, _logits(output).argmax(-1).cpu(), classes)
+            meter.add(output, moved)
     count = int(float(totals.count))
     if count == 0:
         raise DataError(
             message(str(records.source), "no targets", "at least one to measure by", "give sequences with elements")
         )
-    numbers = {"loss": totals.mean_loss}
-    if classes:
-        numbers |= {"accuracy": accuracy(confusion), "macro_f1": macro_f1(confusion)}
-    else:
-        numbers |= {task.metric: totals.mean_metric, f"{task.baseline}_{task.metric}": totals.mean_baseline}
-    return Evaluation(
-        saved.task, len(dataset), count, numbers, confusion if classes else None, preprocessor.labels or ()
-    )
+    measured = meter.measured()
+    numbers = {"loss": totals.mean_loss, **measured.numbers}
+    return Evaluation(saved.task, len(dataset), count, numbers, measured)
 
 
-def _class_shares(saved: SavedModel, dataset: SequenceDataset, batch_size: int, device: torch.device | None) -> Tensor:
-    """The probability of each class, ``(B or N, K)`` float32 on the CPU."""
+def _answers(
+    saved: SavedModel, task: Task, dataset: SequenceDataset, batch_size: int, horizon: int, device: torch.device | None
+) -> Tensor:
+    """The model's answers to whole sequences, on the CPU, one row per sequence or per element."""
     device = device or torch.device("cpu")
     model = saved.model.to(device)
-    parts = [torch.zeros((0, saved.preprocessor.class_count))]
-    with answering(model):
-        parts += [_logits(model(batch.inputs.to(device))).softmax(-1).cpu() for batch in in_order(dataset, batch_size)]
-    return torch.cat(parts)
-
-
-def _forecasts(
-    saved: SavedModel, dataset: SequenceDataset, batch_size: int, horizon: int, device: torch.device | None
-) -> list[list[list[float]] | None]:
-    """What follows each sequence, in the data's units."""
-    device = device or torch.device("cpu")
-    model = saved.model.to(device)
-    mean, std = _units(saved.preprocessor)
-    forecasts: list[list[list[float]] | None] = []
     with answering(model):
         # Without targets the whole sequence goes in.
-        for batch in in_order(dataset, batch_size):
-            scaled = model.forecast(batch.inputs.to(device), horizon).cpu().double()
-            empty = (batch.inputs.lengths == 0).tolist()
-            rows = (scaled * std + mean).tolist()
-            forecasts += [None if nothing else row for row, nothing in zip(rows, empty, strict=True)]
-    return forecasts
-
-
-def _units(preprocessor: Preprocessor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of the channels, ``(C,)`` float64 each."""
-    size = len(preprocessor.channels)
-    return (
-        torch.tensor(preprocessor.mean or (0.0,) * size, dtype=torch.float64),
-        torch.tensor(preprocessor.std or (1.0,) * size, dtype=torch.float64),
-    )
-
-
-def _logits(output: Tensor | Ragged) -> Tensor:
-    return output.values if isinstance(output, Ragged) else output
+        batches = (batch.inputs.to(device) for batch in in_order(dataset, batch_size))
+        parts = [task.answer(model, inputs, horizon).cpu() for inputs in batches]
+    return torch.cat(parts) if parts else torch.zeros(0, model.config.output_size)
 
 
 def _by_sequence(values: list[Any], offsets: Tensor) -> list[list[Any]]:

@@ -35,6 +35,7 @@ from raglane.training.model import SequenceModel
 from raglane.training.settings import Settings
 from raglane.training.state import Totals, TrainingState, state_files
 from raglane.training.tasks import Task
+from raglane.training.tasks.base import values_of
 
 __all__ = ["Interrupted", "Watcher", "run_epochs"]
 
@@ -75,6 +76,8 @@ class _Module(pl.LightningModule):
         self.optimizer_state: dict[str, Any] | None = None
         self.totals = Totals()
         self.validation_totals = Totals()
+        # Of the validation part, where the task sets something by them.
+        self.answers: list[tuple[Tensor, Batch]] = []
         self.train_loader: Callable[[], Any] = list
         self.validation_loader: Callable[[], Any] = list
 
@@ -85,13 +88,15 @@ class _Module(pl.LightningModule):
         return self.validation_loader()
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:  # noqa: ARG002
-        score = self.task.score(self.model(batch.inputs), batch)
+        score = self.task.score(self.model(batch.inputs), batch, training=True)
         self.totals.add(score, batch.inputs.values.shape[0])
         return score.mean_loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:  # noqa: ARG002
-        score = self.task.score(self.model(batch.inputs), batch)
-        self.validation_totals.add(score, batch.inputs.values.shape[0])
+        output = self.model(batch.inputs)
+        self.validation_totals.add(self.task.score(output, batch), batch.inputs.values.shape[0])
+        if self.task.kept:
+            self.answers.append((values_of(output).cpu(), batch))
 
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:  # noqa: ARG002
         return batch.to(device)
@@ -220,6 +225,10 @@ class _Bookkeeper(pl.Callback):
         state.epoch, state.batch = state.epoch + 1, 0
         state.totals = self.module.totals = Totals()
         self.module.validation_totals = Totals()
+        if self.module.answers:
+            answers, batches = map(list, zip(*self.module.answers, strict=True))
+            self.module.task.tune(self.module.model, answers, batches)
+            self.module.answers = []
         state.history.append(row)
         is_best = state.best_epoch == 0 or watched < state.best_loss
         state.waited = 0 if is_best else state.waited + 1

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from raglane.data.preprocess import Preprocessor
-from raglane.errors import DataError, message
 from raglane.native.cells import has_cell
 from raglane.nn import SequenceEncoder
 from raglane.nn.arguments import check_count
 from raglane.nn.linear import RowByRow, RowLinear
 from raglane.ragged import Ragged
-from raglane.training.settings import ModelSettings
+from raglane.training.settings import ALWAYS_PER_ELEMENT, ModelSettings
 from raglane.training.stored import build
+from raglane.training.tasks import TASKS
 
 __all__ = ["ModelConfig", "SequenceModel", "answering"]
 
@@ -33,6 +33,7 @@ class ModelConfig(ModelSettings):
         input_size: channels of an element; for token sequences the number of tokens in the vocabulary.
         output_size: classes, or the channels to forecast.
         embedding: size of a token's embedding; None where elements are float channels.
+        per_element: whether the head answers for each element; None goes by the task.
 
     Raises:
         ArgumentError: a setting breaks its rule, or two do not go together.
@@ -45,6 +46,13 @@ class ModelConfig(ModelSettings):
     input_size: int
     output_size: int
     embedding: int | None = None
+    per_element: bool | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.per_element is None:
+            object.__setattr__(self, "per_element", self.task in ALWAYS_PER_ELEMENT)
+        self._refuse_pooling(bool(self.per_element))
 
     def to_config(self) -> dict[str, Any]:
         """The configuration as a dictionary that JSON can hold.
@@ -86,21 +94,21 @@ class ModelConfig(ModelSettings):
             DataError: the data is not of the kind that the task needs.
             ArgumentError: a setting breaks its rule.
         """
-        if settings.task == "forecast" and preprocessor.is_tokens:
-            rule = "a forecast is of numbers"
-            raise DataError(message("task", "'forecast' and token sequences", rule, "use classify or tag"))
         chosen = {field.name: getattr(settings, field.name, None) for field in dataclasses.fields(cls)}
         sizes = {
             "input_size": preprocessor.input_size,
-            "output_size": preprocessor.class_count or len(preprocessor.channels),
+            "output_size": TASKS[settings.task].output_size(preprocessor),
             "embedding": chosen["embedding"] if preprocessor.is_tokens else None,
+            "per_element": preprocessor.per_element,
         }
         return cls(**chosen | sizes)
 
     def encoder(self) -> SequenceEncoder:
         """The encoder of the model: its arguments are called as the settings, but for the two sizes."""
         options = {field.name: getattr(self, field.name) for field in dataclasses.fields(ModelSettings)}
-        if options.pop("task") != "classify":
+        for name in ("task", "loss", "quantile"):
+            del options[name]
+        if self.per_element:
             options["pooling"] = None
         sizes = {"hidden_size": options.pop("hidden"), "num_layers": options.pop("layers")}
         return SequenceEncoder(self.input_size, embedding=self.embedding, **sizes, **options)
@@ -131,7 +139,8 @@ class ModelConfig(ModelSettings):
             shapes += [(1, (rows, size)) for size in states]
         if self.initial_state == "lengths":
             shapes.append((2, (rows, sum(states))))
-        if self.pooling == "attention" and self.task == "classify":
+        shapes += [(1, (self.output_size,)) for _ in TASKS[self.task].kept]
+        if self.pooling == "attention" and not self.per_element:
             shapes += [(1, (width, width)), (1, (width,))]
         return sum(times * math.prod(shape) for times, shape in shapes), sum(times for times, _ in shapes)
 
@@ -150,7 +159,8 @@ class ModelConfig(ModelSettings):
             "task": preprocessor.task,
             "embedding": embedding,
             "input_size": preprocessor.input_size,
-            "output_size": preprocessor.class_count or len(preprocessor.channels),
+            "output_size": TASKS[self.task].output_size(preprocessor),
+            "per_element": preprocessor.per_element,
         }
         for name, value in fitting.items():
             if getattr(self, name) != value:
@@ -158,7 +168,7 @@ class ModelConfig(ModelSettings):
 
 
 class SequenceModel(nn.Module):
-    """A recurrent network with a linear head, for one of the three tasks.
+    """A recurrent network with a linear head, for one of the tasks.
 
     A forecast is the element before plus what the head adds to it, so that an untrained model starts close to
     "nothing changes". There is no padding index, since there is no padding.
@@ -178,6 +188,8 @@ class SequenceModel(nn.Module):
         self.config = config
         self.encoder = config.encoder()
         self.head = RowLinear(self.encoder.output_size, config.output_size)
+        for name, start in TASKS[config.task].kept.items():
+            self.register_buffer(name, torch.full((config.output_size,), start))
 
     def forward(self, inputs: Ragged) -> Tensor | Ragged:
         """Run a batch.
@@ -186,8 +198,8 @@ class SequenceModel(nn.Module):
             inputs: sequences of ``(L, input_size)`` float32, or of ``(L,)`` int64 tokens.
 
         Returns:
-            To classify, logits ``(B, output_size)``; to tag, a Ragged of logits ``(L, output_size)``; to forecast, a
-            Ragged whose element is the forecast ``(output_size,)`` of the element after it.
+            With an answer per sequence, ``(B, output_size)``; with one per element, a Ragged of ``(L, output_size)``:
+            logits of classes or labels, or scaled numbers. To forecast, an element is the forecast of the one after it.
         """
         encoded: Tensor | Ragged = self.encoder(inputs)
         if isinstance(encoded, Tensor):

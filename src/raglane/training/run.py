@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 FORMAT = "raglane-run"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -161,6 +161,8 @@ def fingerprint(*parts: Records | None) -> str:
             if words is not None:
                 # repr keeps ("a b",) and ("a", "b") apart.
                 digest.update(repr(list(words)).encode())
+        if records.targets is not None:
+            digest.update(repr(records.targets.values.tolist()).encode())
         if not records.is_tokens:
             digest.update(np.ascontiguousarray(records.values).tobytes())
     return digest.hexdigest()[:16]
@@ -267,7 +269,7 @@ def _prepare(
     model = SequenceModel(config)
     return _Prepared(
         model,
-        make_task(preprocessor),
+        make_task(preprocessor, settings),
         training_set,
         validation_set,
         device,

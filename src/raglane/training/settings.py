@@ -7,14 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from raglane.errors import ArgumentError, message, quote
+from raglane.errors import ArgumentError, argument, message, quote
 from raglane.training.options import DATA, MODEL, RUN, TRAINING, Rule, check, option
 from raglane.training.stored import build
 
 __all__ = [
+    "ALWAYS_PER_ELEMENT",
     "DEVICES",
     "INITIAL_STATES",
     "LAYERS",
+    "LOSSES",
     "MISSING",
     "NORMALISED_LAYERS",
     "OPTIMIZERS",
@@ -24,7 +26,17 @@ __all__ = [
     "Settings",
 ]
 
-TASKS = ("classify", "tag", "forecast")
+TASKS = ("classify", "tag", "regress", "multilabel", "forecast")
+# Those that have an answer for each element, whatever the data.
+ALWAYS_PER_ELEMENT = ("tag", "forecast")
+# The losses of each task, its default first.
+LOSSES = {
+    "classify": ("cross_entropy",),
+    "tag": ("cross_entropy",),
+    "regress": ("mse", "mae", "huber", "quantile"),
+    "multilabel": ("bce",),
+    "forecast": ("mse",),
+}
 # The names in raglane.nn, which is not imported here: that would import torch.
 LAYERS = ("lstm", "gru", "rnn", "indrnn", "sru", "qrnn", "mingru", "minlstm", "peephole_lstm", "coupled_lstm")
 NORMALISED_LAYERS = ("lstm", "gru")
@@ -67,7 +79,11 @@ class ModelSettings:
     """
 
     task: str = option(
-        "classify", "One label per sequence, one per element, or the next element.", MODEL, choices=TASKS
+        "classify",
+        "classify, tag: a class per sequence, per element; regress, multilabel: numbers, any number of labels, "
+        "for either; forecast: the next element.",
+        MODEL,
+        choices=TASKS,
     )
     layer: str = option(
         "gru",
@@ -100,6 +116,20 @@ class ModelSettings:
     )
     weight_dropout: float = option(0.0, "Share of the recurrent weights dropped for a batch.", MODEL, _SHARE)
     zoneout: float = option(0.0, "Share of units that keep their value for a step.", MODEL, _SHARE)
+    loss: str | None = option(
+        None,
+        "What training makes smaller; to regress: mse, mae, huber or quantile.",
+        MODEL,
+        choices=tuple(dict.fromkeys(name for names in LOSSES.values() for name in names)),
+        metavar="NAME",
+        unset="by the task",
+    )
+    quantile: float = option(
+        0.5,
+        "Share of the numbers that are to lie below the prediction (loss quantile).",
+        MODEL,
+        Rule(lambda share: 0 < share < 1, "above 0 and below 1", "pass 0.9, say"),
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -115,17 +145,38 @@ class ModelSettings:
             f"the cells {' and '.join(NORMALISED_LAYERS)} can be normalised, and this is {self.layer}",
             "choose another cell, or leave it out",
         )
-        self._refuse(
-            "pooling",
-            self.pooling != "summary" and self.task != "classify",
-            f"the task {self.task} has an answer for each element: there is nothing to pool",
-            "leave it out",
-        )
+        self._refuse_pooling(self.task in ALWAYS_PER_ELEMENT)
         self._refuse(
             "initial_state",
             self.initial_state == "lengths" and self.task == "forecast",
             "a forecast must not know how long its sequence will be",
             "pass learned or zeros",
+        )
+
+        self._refuse(
+            "loss",
+            self.loss is not None and self.loss not in LOSSES[self.task],
+            f"the losses of the task {self.task} are {', '.join(LOSSES[self.task])}",
+            "choose one of them, or leave it out",
+        )
+        self._refuse(
+            "quantile",
+            self.quantile != 0.5 and self.loss != "quantile",
+            "it belongs to the loss quantile",
+            f"pass {argument('loss', 'quantile')} too, or leave it out",
+        )
+
+    @property
+    def loss_name(self) -> str:
+        """The loss that was chosen, or else the task's own."""
+        return self.loss or LOSSES[self.task][0]
+
+    def _refuse_pooling(self, is_per_element: bool) -> None:
+        self._refuse(
+            "pooling",
+            self.pooling != "summary" and is_per_element,
+            f"the task {self.task} has an answer for each element: there is nothing to pool",
+            "leave it out",
         )
 
     def _refuse(self, name: str, is_broken: bool, rule: str, fix: str) -> None:

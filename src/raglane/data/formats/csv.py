@@ -35,8 +35,10 @@ from raglane.data.formats.base import (
     named_column,
     read_bytes,
 )
+from raglane.data.formats.labels import labels_in
 from raglane.data.formats.times import choose_time, read_times, refuse_contradiction
 from raglane.data.records import Columns, Records, offsets_of
+from raglane.data.targets import TASKS, Targets
 from raglane.errors import quote, quote_all, require
 
 __all__ = ["read"]
@@ -96,17 +98,18 @@ def read(path: Path, columns: Columns) -> Records:
     if columns.features:
         features = [named_column(path, "features", name, present) for name in columns.features]
     else:
-        features = [name for name in free if name not in (label, columns.label)]
+        taken = {name for given in (label, columns.label) if given is not None for name in _label_columns(table, given)}
+        features = [name for name in free if name not in taken]
         if not columns.wants_labels:
             features, left_out = _numbers_only(table, features)
             label_notes = (*label_notes, *left_out)
     values, channels, feature_notes = _features(table, features)
-    labels, tags = None, None
+    labels, tags, targets = None, None, None
     if label is not None:
-        labels, tags = _labels(table, columns, label)
+        labels, tags, targets = _labels(table, columns, label)
     notes = (*left_out_notes, *notes, time_note, *label_notes, *feature_notes)
     found = replace(columns, label=label or columns.label, id=id_name, features=tuple(features))
-    return Records(values, table.offsets, table.ids, labels, tags, channels, path, notes, found)
+    return Records(values, table.offsets, table.ids, labels, tags, channels, path, notes, found, targets)
 
 
 def _entries(path: Path) -> tuple[dict[str, npt.NDArray[np.object_]], tuple[str, ...]]:
@@ -204,8 +207,14 @@ def _choose_label(table: _Table, columns: Columns, free: list[str]) -> tuple[str
     if not columns.wants_labels:
         return None, ()
     if columns.label is not None:
-        return named_column(path, "label", columns.label, table.entries), ()
+        for name in _label_columns(table, columns.label):
+            named_column(path, "label", name, table.entries)
+        return columns.label, ()
     candidates = [name for name in free if name not in (columns.features or ())]
+    if TASKS[columns.task].label == "numbers":
+        names = f"{columns_argument('label')}; several, as in 'x,y', are learned together"
+        rule = "every column of numbers could be the one to learn"
+        raise data_error(path, f"no label column named among {quote_all(table.entries)}", rule, f"name it with {names}")
     kind = "column of words, or of integers"
     if columns.task == "classify":
         kind += ", the same in all rows of a sequence"
@@ -280,14 +289,42 @@ def _features(table: _Table, features: list[str]) -> tuple[npt.NDArray[Any], tup
 
 def _labels(
     table: _Table, columns: Columns, name: str
-) -> tuple[tuple[str, ...] | None, npt.NDArray[np.object_] | None]:
-    """The labels of the sequences or, for tagging, of the elements."""
+) -> tuple[tuple[str, ...] | None, npt.NDArray[np.object_] | None, Targets | None]:
+    """The labels of the sequences or, for tagging, of the elements; or numbers or sets of labels of either."""
+    if TASKS[columns.task].label != "class":
+        return None, None, _targets(table, columns, name)
     entries = table.entries[name]
     blank = entries == ""
     if blank.any():
         got = f"an empty entry in {table.place(int(blank.argmax()))}, column {quote(name)}"
         raise data_error(table.path, got, "each row has a label", "fill it, or remove the row")
     if columns.task == "tag":
-        return None, entries
+        return None, entries, None
     _refuse_change(table, name)
-    return tuple(entries[table.offsets[:-1]].tolist()), None
+    return tuple(entries[table.offsets[:-1]].tolist()), None, None
+
+
+def _label_columns(table: _Table, label: str) -> list[str]:
+    """The columns that a label names: one, or several between commas where there is none of the whole name."""
+    return [label] if label in table.entries else [part.strip() for part in label.split(",")]
+
+
+def _targets(table: _Table, columns: Columns, label: str) -> Targets:
+    """Numbers or sets of labels: per sequence where they are the same in all rows of each, else per element."""
+    names = _label_columns(table, label)
+    per_element = not all(table.constant(name).all() for name in names)
+    rows = np.arange(int(table.offsets[-1])) if per_element else table.offsets[:-1]
+    if TASKS[columns.task].label == "set":
+        sets = np.empty(len(rows), dtype=object)
+        sets[:] = [labels_in(entry) for entry in table.entries[label][rows].tolist()]
+        return Targets(sets, per_element=per_element)
+    values = np.empty((len(rows), len(names)), dtype=np.float64)
+    for place, name in enumerate(names):
+        numbers, odd = _numbers(table.entries[name])
+        wrong = odd | ~np.isfinite(numbers)
+        if wrong.any():
+            row = int(wrong.argmax())
+            got = f"{quote(table.entries[name][row])} in {table.place(row)}, column {quote(name)}"
+            raise data_error(table.path, got, "a number to learn is finite", "correct it, or remove the row")
+        values[:, place] = numbers[rows]
+    return Targets(values, per_element=per_element, names=tuple(names))

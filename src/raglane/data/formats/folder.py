@@ -18,6 +18,9 @@ from raglane.errors import quote
 
 __all__ = ["read"]
 
+# What can be learned of texts, one file per class.
+_TASKS = ("classify", "forecast")
+
 # Listed, not "every name in capitals": a class may well be called LOC or NUM.
 _ABOUT = ("README", "SOURCE", "SOURCES", "LICENSE", "LICENCE", "COPYING", "NOTICE", "AUTHORS", "CHANGES", "CITATION")
 
@@ -34,12 +37,17 @@ def read(path: Path, columns: Columns) -> Records:
             stems of the files.
 
     Raises:
-        DataError: the folder has no text, a text is not UTF-8, or the task is ``"tag"``.
+        DataError: the folder has no text, a text is not UTF-8, or the task needs other labels.
     """
-    if columns.task == "tag":
-        rule = "a folder has one label per sequence, tagging needs one per element"
+    if columns.task not in _TASKS:
+        rule = "a folder has one class per sequence"
+        if columns.task == "tag":
+            rule = "a folder has one label per sequence, tagging needs one per element"
         raise data_error(
-            path, "a folder for the task tag", rule, f"pass {columns_argument('task', 'classify')}, or another format"
+            path,
+            f"a folder for the task {columns.task}",
+            rule,
+            f"pass {columns_argument('task', 'classify')}, or another format",
         )
     texts, left_out = _texts(path)
     tokens: list[npt.NDArray[np.object_]] = []

@@ -1,0 +1,188 @@
+"""Each task by hand: its loss, its metrics, its thresholds; and what older models lack."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from raglane.data.preprocess import Preprocessor
+from raglane.data.records import Records, offsets_of
+from raglane.data.targets import Targets
+from raglane.errors import ArgumentError, DataError
+from raglane.ragged import Ragged
+from raglane.training.batches import Batch
+from raglane.training.checkpoint import SavedModel, load_model
+from raglane.training.inference import evaluate, predict
+from raglane.training.model import ModelConfig, SequenceModel
+from raglane.training.run import train
+from raglane.training.settings import LOSSES, ModelSettings, Settings
+from raglane.training.settings import TASKS as NAMES
+from raglane.training.tasks import TASKS, make_task
+from raglane.training.tasks.multilabel import best_thresholds
+from raglane.training.tasks.regress import loss_of_errors
+
+_QUICK = Settings(epochs=15, hidden=12, lr=0.02, threads=1)
+
+
+def _records(count: int = 60, seed: int = 0) -> Records:
+    """Sequences of one channel, of 1 to 6 steps."""
+    random = np.random.default_rng(seed)
+    lengths = random.integers(1, 7, count)
+    return Records(random.normal(size=(int(lengths.sum()), 1)).astype(np.float32), offsets_of(lengths), channels=("x",))
+
+
+def _with(records: Records, targets: Targets) -> Records:
+    return Records(records.values, records.offsets, channels=records.channels, targets=targets)
+
+
+def _sums(records: Records) -> np.ndarray:
+    return np.add.reduceat(records.values[:, 0].astype(np.float64), records.offsets[:-1])
+
+
+def _thresholds(saved: SavedModel) -> list[float]:
+    return saved.model.state_dict()["thresholds"].tolist()  # type: ignore[no-any-return]
+
+
+def test_the_tasks_are_those_of_the_settings() -> None:
+    assert tuple(TASKS) == NAMES == tuple(LOSSES)
+
+
+def test_losses_of_errors_by_hand() -> None:
+    for error, quantile in product((-3.0, -0.4, 0.0, 0.4, 3.0), (0.1, 0.5, 0.9)):
+        size = abs(error)
+        by_hand = {
+            "mse": error**2,
+            "mae": size,
+            "huber": error**2 / 2 if size <= 1 else size - 0.5,
+            # The target is above the prediction where the error is below 0.
+            "quantile": quantile * size if error < 0 else (1 - quantile) * size,
+        }
+        for name, loss in by_hand.items():
+            assert float(loss_of_errors(torch.tensor(error), name, quantile)) == pytest.approx(loss, abs=1e-6)
+
+
+@pytest.mark.parametrize("per_element", [False, True])
+def test_numbers_are_learned_and_told_in_their_units(tmp_path: Path, per_element: bool) -> None:
+    """Twice: two numbers, in units far from 1; both beat the mean, and predictions are what was measured."""
+    records, later = _records(), _records(20, seed=1)
+
+    def sums(part: Records) -> Records:
+        flat = part.values[:, 0].astype(np.float64) if per_element else _sums(part)
+        values = np.stack([1000 + 50 * flat, 0.001 * flat], axis=1)
+        return _with(part, Targets(values, per_element=per_element, names=("far", "small")))
+
+    training, test = sums(records), sums(later)
+    train(Settings(**{**_QUICK.to_config(), "task": "regress", "layer": "lstm"}), training, None, tmp_path)
+    saved = load_model(tmp_path)
+    evaluation = evaluate(saved, test)
+    assert evaluation.numbers["R2"] > 0.7
+    assert evaluation.numbers["MAE"] < 0.6 * evaluation.numbers["mean_MAE"]
+    assert [row["number"] for row in evaluation.measured.table] == ["far", "small"]
+    told = predict(saved, test).columns["prediction"]
+    assert len(told) == 20
+    rows = np.array([row for part in told for row in part] if per_element else told)
+    assert test.targets is not None
+    error = np.abs(rows - test.targets.values).mean(axis=0)
+    assert error == pytest.approx([row["MAE"] for row in evaluation.measured.table], rel=1e-4)
+    baseline = np.abs(test.targets.values - np.mean(training.targets.values, axis=0)).mean()  # type: ignore[union-attr]
+    assert evaluation.numbers["mean_MAE"] == pytest.approx(baseline, rel=1e-6)
+
+
+def test_a_quantile_has_its_share_below(tmp_path: Path) -> None:
+    records = _records(200)
+    noise = np.random.default_rng(3).normal(size=(200, 1))
+    for quantile in (0.2, 0.8):
+        settings = Settings("regress", loss="quantile", quantile=quantile, epochs=12, hidden=4, lr=0.02, threads=1)
+        data = _with(records, Targets(noise, names=("noise",)))
+        train(settings, data, None, tmp_path, overwrite=True)
+        share = evaluate(load_model(tmp_path), data).numbers["share_below"]
+        assert abs(share - quantile) < 0.1
+
+
+def test_thresholds_against_every_cut() -> None:
+    """No other cut gives any label a higher F1 score."""
+    random = torch.Generator().manual_seed(0)
+    for rows in (1, 2, 7, 30):
+        shares = torch.rand((rows, 4), generator=random).round(decimals=1)
+        targets = (torch.rand((rows, 4), generator=random) < 0.4).float()
+        targets[:, 3] = 0
+
+        def scores(told: torch.Tensor, targets: torch.Tensor = targets) -> torch.Tensor:
+            return 2 * (told * targets).sum(0) / (told.sum(0) + targets.sum(0))
+
+        found = best_thresholds(shares, targets)
+        best = scores((shares >= found).float())
+        for cut in torch.linspace(-0.05, 1.05, 12):
+            other = scores((shares >= cut).float())
+            assert bool((best[:3].nan_to_num(1.0) >= other[:3].nan_to_num(0.0) - 1e-6).all())
+        assert float(found[3]) == 0.5
+
+
+@pytest.mark.parametrize("per_element", [False, True])
+def test_sets_of_labels(tmp_path: Path, per_element: bool) -> None:
+    """Each label follows from one fact; the thresholds are kept with the model, and decide what is told."""
+
+    def sets(part: Records) -> Records:
+        flat = part.values[:, 0] if per_element else _sums(part)
+        values = np.empty(len(flat), dtype=object)
+        values[:] = [tuple(name for name, is_there in (("up", x > 0), ("far", abs(x) > 1.5)) if is_there) for x in flat]
+        return _with(part, Targets(values, per_element=per_element))
+
+    training, test = sets(_records(90)), sets(_records(30, seed=1))
+    settings = Settings(**{**_QUICK.to_config(), "task": "multilabel", "layer": "lstm"})
+    train(settings, training, test, tmp_path)
+    saved = load_model(tmp_path)
+    assert _thresholds(saved) != [0.5, 0.5]
+    evaluation = evaluate(saved, test)
+    assert evaluation.numbers["micro_F1"] > 0.75 > evaluation.numbers["all_labels_micro_F1"]
+    predictions = predict(saved, test, probabilities=True).columns
+    told = [row for part in predictions["prediction"] for row in part] if per_element else predictions["prediction"]
+    assert test.targets is not None
+    exact = [set(one) == set(other) for one, other in zip(told, test.targets.values, strict=True)]
+    assert np.mean(exact) == pytest.approx(evaluation.numbers["exact_match"])
+    labels = list(zip(evaluation.labels, _thresholds(saved), strict=True))
+    for label, threshold in labels:
+        shares = predictions[f"p_{label}"]
+        flat = [share for part in shares for share in part] if per_element else shares
+        assert [label in row for row in told] == [share >= threshold for share in flat]
+
+
+def test_an_evaluation_of_sets_by_hand() -> None:
+    fitted = Preprocessor("multilabel", ("x",), labels=("a", "b"))
+    model = SequenceModel(ModelConfig("multilabel", input_size=1, output_size=2, hidden=2))
+    targets = torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]])
+    meter = make_task(fitted, ModelSettings("multilabel")).meter(model)
+    batch = Batch(Ragged([torch.ones(1, 1)] * 3), targets, torch.arange(3))
+    meter.add(torch.tensor([[1.0, -1.0], [-1.0, 1.0], [1.0, -1.0]]), batch)
+    measured = meter.measured()
+    # a: told 2, there 2, both 1; b: told 1, there 1, both 1.
+    assert measured.numbers == pytest.approx(
+        {"micro_F1": 4 / 6, "macro_F1": (0.5 + 1) / 2, "exact_match": 1 / 3, "all_labels_micro_F1": 6 / 9}
+    )
+
+
+def test_targets_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    records = _records(20)
+    one = _with(records, Targets(np.ones((20, 1)), names=("y",)))
+    total = len(records.values)
+    train(Settings("regress", epochs=1, hidden=2, threads=1), one, None, tmp_path)
+    saved = load_model(tmp_path)
+    with pytest.raises(DataError, match=r"no numbers to learn.*needs numbers"):
+        evaluate(saved, records)
+    with pytest.raises(DataError, match=r"2 numbers to learn.*trained on 1: 'y'"):
+        evaluate(saved, _with(records, Targets(np.ones((20, 2)), names=("y", "z"))))
+    with pytest.raises(DataError, match=r"targets per element.*one per sequence"):
+        evaluate(saved, _with(records, Targets(np.ones((total, 1)), per_element=True, names=("y",))))
+    with pytest.raises(DataError, match=r"19 rows.*there are 20"):
+        _with(records, Targets(np.ones((19, 1)), names=("y",)))
+    with pytest.raises(DataError, match="finite"):
+        Targets(np.array([[np.nan]]), names=("y",))
+    with pytest.raises(ArgumentError, match=r"loss: got 'mae'.*cross_entropy"):
+        Settings("classify", loss="mae")
+    with pytest.raises(ArgumentError, match=r"quantile: got 0.9.*loss quantile"):
+        Settings("regress", quantile=0.9)
+    assert total > 0
