@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from raglane.data.chunks import Chunk, Chunks
     from raglane.data.dataset import SequenceDataset, split
     from raglane.data.formats import FORMATS, Format, japanese_vowels, read
+    from raglane.data.objects import records_from
     from raglane.data.preprocess import Preprocessor
     from raglane.data.records import Columns, Records
     from raglane.data.samplers import BucketBatchSampler
@@ -32,6 +33,7 @@ __all__ = [
     "collate",
     "japanese_vowels",
     "read",
+    "records_from",
     "split",
 ]
 
@@ -47,6 +49,7 @@ _HOMES = {
     "SequenceDataset": "dataset",
     "japanese_vowels": "formats",
     "read": "formats",
+    "records_from": "objects",
     "split": "dataset",
 }
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ from raglane.data.records import Columns, Records, offsets_of
 from raglane.data.targets import TASKS, Targets
 from raglane.errors import quote, quote_all, require
 
-__all__ = ["read"]
+__all__ = ["read", "read_entries", "repeats_ids"]
 
 _ID_NAMES = (*ID_NAMES, "sequence", "series", "case")
 
@@ -85,6 +86,22 @@ def read(path: Path, columns: Columns) -> Records:
         MissingExtraError: pandas is not installed.
     """
     entries, left_out_notes = _entries(path)
+    records = read_entries(path, entries, columns)
+    return replace(records, notes=(*left_out_notes, *records.notes))
+
+
+def read_entries(path: Path, entries: dict[str, npt.NDArray[np.object_]], columns: Columns) -> Records:
+    """Read columns in long form, whatever they come from.
+
+    Args:
+        path: what messages call it.
+        entries: by the column's name, one str per row, as a CSV file would have it; "" where there is none.
+        columns: which columns hold what, and the task.
+
+    Raises:
+        DataError: as :func:`read`.
+        MissingExtraError: pandas is not installed.
+    """
     present = list(entries)
     id_name, notes = id_column(path, columns, present, present, _ID_NAMES)
     if id_name is None:
@@ -107,9 +124,24 @@ def read(path: Path, columns: Columns) -> Records:
     labels, tags, targets = None, None, None
     if label is not None:
         labels, tags, targets = _labels(table, columns, label)
-    notes = (*left_out_notes, *notes, time_note, *label_notes, *feature_notes)
+    notes = (*notes, time_note, *label_notes, *feature_notes)
     found = replace(columns, label=label or columns.label, id=id_name, features=tuple(features))
     return Records(values, table.offsets, table.ids, labels, tags, channels, path, notes, found, targets)
+
+
+def repeats_ids(entries: Mapping[str, Any], columns: Columns) -> bool:
+    """Whether there is an id column with an id that comes twice, so that a row is an element of a sequence.
+
+    Args:
+        entries: by the column's name, one per row.
+        columns: which columns hold what.
+
+    Example:
+        >>> repeats_ids({"id": [1, 1, 2], "x": [5, 6, 7]}, Columns()), repeats_ids({"id": [1, 2]}, Columns())
+        (True, False)
+    """
+    name, _ = id_column(Path(), columns, entries, entries, _ID_NAMES)
+    return name is not None and len(set(entries[name])) < len(entries[name])
 
 
 def _entries(path: Path) -> tuple[dict[str, npt.NDArray[np.object_]], tuple[str, ...]]:

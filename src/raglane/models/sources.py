@@ -1,4 +1,4 @@
-"""Where a command's data comes from: a file with its columns, or the embedded default."""
+"""Where data comes from: a file with its columns, or the embedded default; and how a part of it is held out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raglane.training.options import DATA, option
+from raglane.errors import ArgumentTypeError, message, quote
+from raglane.training.options import DATA, option, options
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from raglane.data.records import Columns, Records
 
-__all__ = ["DEFAULT_DATA", "ColumnNames", "SavedSource", "Source", "hold_out"]
+__all__ = ["DEFAULT_DATA", "ColumnNames", "SavedSource", "Source", "chosen_columns", "hold_out"]
 
 DEFAULT_DATA = "Japanese vowels"
 
@@ -54,6 +55,37 @@ class ColumnNames:
         flag="--feature-column",
         unset="all others",
     )
+
+
+def chosen_columns(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns that a program names, as :class:`ColumnNames` has them.
+
+    Args:
+        given: by the names of the arguments.
+
+    Raises:
+        ArgumentTypeError: no such argument, or a name that is not a text.
+
+    Example:
+        >>> chosen_columns({"features": ("a", "b")})
+        {'features': ['a', 'b']}
+    """
+    # Not above: it imports PyTorch, and a help text shows the names of columns.
+    from raglane.checks import check_kind
+
+    known = tuple(options(ColumnNames))
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in known:
+            rule = f"which columns hold what is said by {', '.join(known)}"
+            raise ArgumentTypeError(message("arguments", quote(name), rule, "check the name"))
+        parts = value if name == "features" and isinstance(value, (list, tuple)) else [value]
+        for part in parts:
+            check_kind(name, part, (str, type(None)), "the name of a column, or None", "pass its name")
+        found[name] = list(parts) if parts is value else value
+        if name == "features" and isinstance(value, str):
+            found[name] = [value]
+    return found
 
 
 @dataclass(frozen=True)
