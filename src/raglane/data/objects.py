@@ -88,7 +88,7 @@ def _read(data: Any, columns: Columns) -> Records:
     if isinstance(data, Records):
         return data
     if isinstance(data, Ragged):
-        return _flat(data.values, data.offsets)
+        return _flat(data.values, data.offsets.cpu().numpy())
     if isinstance(data, torch.Tensor) or (isinstance(data, np.ndarray) and data.dtype.kind != "O"):
         return _array(data)
     if _is_pandas(data, "DataFrame") and _is_panel(data):
@@ -96,7 +96,8 @@ def _read(data: Any, columns: Columns) -> Records:
     table = _table(data)
     if table is not None:
         return _of_table(table, columns)
-    if _is_pandas(data, "Series") or isinstance(data, np.ndarray):
+    if hasattr(data, "to_list") or isinstance(data, np.ndarray):
+        # A column of pandas or polars, or an array of objects.
         data = list(data)
     if isinstance(data, (str, bytes, dict)) or not isinstance(data, Sequence):
         raise ArgumentTypeError(message("data", _kind(data), _FORMS, "pass one of these"))
@@ -122,7 +123,10 @@ def _flat(values: Any, offsets: Any) -> Records:
     rows = _floats(values, "data")
     rows = rows[:, None] if rows.ndim == 1 else rows
     return Records(
-        rows, np.array(offsets, dtype=np.int64), channels=tuple(f"x{place}" for place in range(rows.shape[1]))
+        rows,
+        np.array(offsets, dtype=np.int64),
+        source=_DATA,
+        channels=tuple(f"x{place}" for place in range(rows.shape[1])),
     )
 
 
@@ -130,7 +134,7 @@ def _floats(values: Any, name: str) -> npt.NDArray[np.float32]:
     """Numbers as float32; one that float32 cannot hold becomes infinite, and is then reported or filled as missing."""
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu()
-        values = values.float() if values.is_floating_point() else values
+        values = (values.float() if values.is_floating_point() else values).numpy()
     try:
         numbers = np.asarray(values)
         numbers = numbers.astype(np.float64) if numbers.dtype == object else numbers
@@ -239,7 +243,7 @@ def _table(data: Any) -> Any:
         return _converted(lambda arrow: arrow.Table.from_pandas(data, preserve_index=False))
     if hasattr(data, "with_format") and hasattr(data, "column_names"):  # datasets
         return _converted(lambda _: data.with_format("arrow")[:])
-    if hasattr(data, "__arrow_c_stream__"):
+    if hasattr(data, "__arrow_c_stream__") and (hasattr(data, "columns") or hasattr(data, "column_names")):
         return _converted(lambda arrow: arrow.table(data))
     return None
 
