@@ -170,7 +170,7 @@ def test_a_bar_is_for_those_who_look(monkeypatch: pytest.MonkeyPatch, capsys: py
     [
         ({"hiden": 3}, ArgumentTypeError, "'hiden'.*pass hidden, perhaps"),
         ({"cell": "gru"}, ArgumentTypeError, "'cell'"),
-        ({"hidden": "8"}, ArgumentTypeError, "hidden: got '8'; the rule: of the type int"),
+        ({"hidden": "8"}, ArgumentTypeError, "hidden: got '8'; the rule: a whole number"),
         ({"hidden": True}, ArgumentTypeError, "hidden: got True"),
         ({"hidden": 0}, ArgumentError, "hidden: got 0"),
         ({"layer": "transformer"}, ArgumentError, "layer: got 'transformer'"),

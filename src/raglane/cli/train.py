@@ -218,7 +218,7 @@ def _train(order: _Order) -> None:
     finally:
         if watcher is not None:
             watcher.close()
-    draw_curves(result)
+    draw_curves(order.out, result)
     if result.stopped_by is not None:
         order.say(f"stopped in epoch {result.state.epoch + 1}, and saved")
         order.say(f"go on with: raglane train --resume --out {order.out}")

@@ -20,7 +20,7 @@ from raglane.data.records import Columns, Records, offsets_of
 from raglane.errors import ArgumentTypeError, DataError, ShapeError, argument, message, quote, require
 from raglane.ragged import Ragged
 
-__all__ = ["records_from"]
+__all__ = ["is_panel", "is_text", "records_from"]
 
 # How messages name what has no file.
 _DATA, _LABELS = Path("data"), Path("labels")
@@ -65,7 +65,7 @@ def records_from(data: Any, labels: Any = None, columns: Columns | None = None) 
         >>> records = records_from([[0.1, 0.5], [[0.9], [0.2], [0.3]]], ["up", "down"])
         >>> records.lengths.tolist(), records.channels, records.labels
         ([2, 3], ('x0',), ('up', 'down'))
-        >>> records_from(["the cat", "a"]).values.tolist()
+        >>> records_from(["the cat", "a"], columns=Columns(need_labels=False)).values.tolist()
         ['the', 'cat', 'a']
     """
     columns = Columns() if columns is None else columns
@@ -91,7 +91,7 @@ def _read(data: Any, columns: Columns) -> Records:
         return _flat(data.values, data.offsets.cpu().numpy())
     if isinstance(data, torch.Tensor) or (isinstance(data, np.ndarray) and data.dtype.kind != "O"):
         return _array(data)
-    if _is_pandas(data, "DataFrame") and _is_panel(data):
+    if _is_pandas(data, "DataFrame") and is_panel(data):
         return _panel(data)
     table = _table(data)
     if table is not None:
@@ -103,7 +103,7 @@ def _read(data: Any, columns: Columns) -> Records:
         raise ArgumentTypeError(message("data", _kind(data), _FORMS, "pass one of these"))
     if not data:
         return _flat(np.zeros((0, 1)), [0])
-    return _tokens(data) if _is_text(data) else _numbers(data)
+    return _tokens(data) if is_text(data) else _numbers(data)
 
 
 def _kind(data: Any) -> str:
@@ -180,8 +180,13 @@ def _width(matrix: npt.NDArray[Any]) -> int:
 # ---------------------------------------------------------------------------------------------------------------
 
 
-def _is_text(sequences: Sequence[Any]) -> bool:
-    """Whether sequences are texts, or lists of texts; the first that is not empty tells."""
+def is_text(sequences: Sequence[Any]) -> bool:
+    """Whether sequences are texts, or lists of texts; the first that is not empty tells.
+
+    Example:
+        >>> is_text(["the cat"]), is_text([[], ["the", "cat"]]), is_text([[1.0]])
+        (True, True, False)
+    """
     first = next((sequence for sequence in sequences if isinstance(sequence, str) or _has_elements(sequence)), None)
     return isinstance(first, str) or (first is not None and isinstance(first[0], str))
 
@@ -299,11 +304,22 @@ def _written(table: Any) -> dict[str, npt.NDArray[np.object_]]:
 # ---------------------------------------------------------------------------------------------------------------
 
 
-def _is_panel(frame: Any) -> bool:
-    """Whether a table has an index of (sequence, step), or a Series in each entry."""
-    if frame.index.nlevels > 1:
+def is_panel(data: Any) -> bool:
+    """Whether data says by itself what is a channel: a table with an index of (sequence, step), or with a Series in
+    each entry; or a list of tables.
+
+    Example:
+        >>> import pandas
+        >>> is_panel(pandas.DataFrame({"a": [pandas.Series([1.0, 2.0])]})), is_panel(pandas.DataFrame({"a": [1.0]}))
+        (True, False)
+    """
+    if isinstance(data, (list, tuple)):
+        return len(data) > 0 and _is_pandas(data[0], "DataFrame")
+    if not _is_pandas(data, "DataFrame"):
+        return False
+    if data.index.nlevels > 1:
         return True
-    return len(frame) > 0 and len(frame.columns) > 0 and all(_is_pandas(entry, "Series") for entry in frame.iloc[0])
+    return len(data) > 0 and len(data.columns) > 0 and all(_is_pandas(entry, "Series") for entry in data.iloc[0])
 
 
 def _panel(frame: Any) -> Records:

@@ -6,7 +6,6 @@ import difflib
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, fields, replace
@@ -25,7 +24,7 @@ from raglane.errors import ArgumentError, ArgumentTypeError, DivergedError, argu
 from raglane.models.run import Run
 from raglane.models.sources import ColumnNames, SavedSource, Source, chosen_columns, hold_out
 from raglane.reading import as_path
-from raglane.training.checkpoint import load_model
+from raglane.training.checkpoint import load_model, read_model
 from raglane.training.folder import DESCRIPTION, LAST, at_work, check_folder, find
 from raglane.training.machine import check_machine
 from raglane.training.run import TrainingResult, load_description, refuse_diverged, train
@@ -106,25 +105,22 @@ def fit(
     if plans:
         settings, line = planned(settings, training)
         notes = (*notes, line)
-    with _own_state(settings), tempfile.TemporaryDirectory() if folder is None else nullcontext() as place:
-        where = folder or Path(str(place), "run")
-        with at_work(where):
-            result = _train(
-                settings, training, held_out, where, kept, source.found_in(records), tested, resume, overwrite, progress
-            )
-            if folder is not None:
-                draw_curves(result)
-        if result.stopped_by is not None:
-            # What is saved is saved: from here on the signal does what it does everywhere.
-            signal.raise_signal(result.stopped_by)
-        return Run(load_model(where), folder, result, (*records.notes, *notes), tested)
+    with _own_state(settings):
+        result = _train(
+            settings, training, held_out, folder, kept, source.found_in(records), tested, resume, overwrite, progress
+        )
+    if result.stopped_by is not None:
+        # What is saved is saved: from here on the signal does what it does everywhere.
+        signal.raise_signal(result.stopped_by)
+    saved = load_model(folder) if folder is not None else read_model(result.best, Path("a run in memory"))
+    return Run(saved, folder, result, (*records.notes, *notes), tested)
 
 
 def _train(
     settings: Settings,
     training: Records,
     validation: Records | None,
-    folder: Path,
+    folder: Path | None,
     data: Mapping[str, Any],
     columns: Mapping[str, Any],
     test: Records | None,
@@ -134,25 +130,30 @@ def _train(
 ) -> TrainingResult:
     """Train, with a bar where one is wanted."""
     watcher = _bar(settings, progress)
-    try:
-        return train(
-            settings,
-            training,
-            validation,
-            folder,
-            data=data,
-            columns=columns,
-            resume=resume,
-            overwrite=overwrite,
-            test=test,
-            watcher=watcher,
-        )
-    except DivergedError:
-        draw_until_divergence(folder, settings.task)
-        raise
-    finally:
-        if watcher is not None:
-            watcher.close()
+    with at_work(folder) if folder is not None else nullcontext():
+        try:
+            result = train(
+                settings,
+                training,
+                validation,
+                folder,
+                data=data,
+                columns=columns,
+                resume=resume,
+                overwrite=overwrite,
+                test=test,
+                watcher=watcher,
+            )
+        except DivergedError:
+            if folder is not None:
+                draw_until_divergence(folder, settings.task)
+            raise
+        finally:
+            if watcher is not None:
+                watcher.close()
+        if folder is not None:
+            draw_curves(folder, result)
+        return result
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -196,17 +197,16 @@ def _beginning(
 
 def _settings(chosen: Mapping[str, Any]) -> Settings:
     """Settings of values that a program gives, which may be of any kind."""
-    types = {field.name: field.type for field in fields(Settings)}
     plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in chosen.items()}
-    for name, value in plain.items():
-        try:
-            build(Settings, {name: value}, "options")
-        except ArgumentError:
-            pass
-        except ValueError as error:
-            rule = f"of the type {types[name]}"
-            raise ArgumentTypeError(message(name, quote(value), rule, "convert it, or leave it out")) from error
-    return Settings(**plain)
+    try:
+        return build(Settings, plain, "options")
+    except ArgumentError:
+        raise
+    except ValueError as error:
+        # The words for a file that somebody has edited are not those for a program.
+        name, _, rule = str(error).removeprefix("options.").partition(" = ")
+        rule = rule.rpartition("which is not ")[2]
+        raise ArgumentTypeError(message(name, quote(plain.get(name)), rule, "convert it, or leave it out")) from error
 
 
 def changes_of(folder: Path, before: Settings | ColumnNames, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -316,15 +316,15 @@ def planned(settings: Settings, training: Records) -> tuple[Settings, str]:
     return settings, f"batches: {count_of(settings.batch_size, 'sequence')} {kind}. {found.why}"
 
 
-def draw_curves(result: TrainingResult) -> None:
+def draw_curves(folder: Path, result: TrainingResult) -> None:
     """Draw the history of a run in its folder, if there is any yet."""
     from raglane.report.figures import curves_png
     from raglane.training.files import write_file
 
     if result.state.history:
-        title = f"Training of {result.folder.name}"
+        title = f"Training of {folder.name}"
         png = curves_png(result.state.history, result.metric, title, result.state.best_epoch)
-        write_file(result.folder / "curves.png", png)
+        write_file(folder / "curves.png", png)
 
 
 def draw_until_divergence(folder: Path, task: str) -> None:
@@ -335,7 +335,7 @@ def draw_until_divergence(folder: Path, task: str) -> None:
         task: of the run.
     """
     if find(folder, DESCRIPTION).is_file() and load_description(folder).diverged is not None:
-        draw_curves(TrainingResult(folder, TASKS[task].metric, load_state(find(folder, LAST))[0]))
+        draw_curves(folder, TrainingResult(folder, TASKS[task].metric, load_state(find(folder, LAST))[0]))
 
 
 # ---------------------------------------------------------------------------------------------------------------
