@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from faults import batches, commands, inspection, kernels, layers, native, pictures, planning, tasks
+from faults import batches, commands, inspection, kernels, layers, native, pictures, planning, programs, tasks
 from faults.fault import Copy, Fault, NoPlaceError
 
 __all__ = ["FAULTS", "main", "play"]
@@ -29,6 +29,7 @@ FAULTS: dict[str, Fault] = {
     **native.FAULTS,
     **pictures.FAULTS,
     **planning.FAULTS,
+    **programs.FAULTS,
     **tasks.FAULTS,
 }
 # Exit codes of pytest.

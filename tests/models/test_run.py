@@ -76,6 +76,13 @@ def test_one_answer_to_every_form_of_data(place: Path) -> None:
     assert run.evaluate(frame.drop(columns="label"), labels).numbers == numbers
 
 
+def test_to_load_draws_no_random_numbers(place: Path) -> None:
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    rl.load(place / "classify").predict([np.zeros((2, 2))])
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 def test_threads_at_once_get_the_same_bits(place: Path) -> None:
     run, random = rl.load(place / "classify"), np.random.default_rng(0)
     parts = [[random.normal(size=(length, 2)) for length in random.integers(0, 9, 40)] for _ in range(8)]

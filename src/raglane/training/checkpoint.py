@@ -144,7 +144,8 @@ def _made(config: dict[str, Any], read_weights: Callable[[], dict[str, Tensor]],
     if found < weights or len(stored) < tensors:
         got = f"{found:,} weights in {len(stored):,} tensors where {CONFIG} asks for {weights:,} in {tensors:,}"
         raise damaged(folder / WEIGHTS, got)
-    with reading(folder / CONFIG):
+    # The weights that a new model draws are not those that it gets: the caller's random numbers stay as they were.
+    with reading(folder / CONFIG), torch.random.fork_rng(devices=[]):
         model = SequenceModel(sizes)
     _put_weights(model, stored, folder)
     return SavedModel(model.eval(), preprocessor, columns)
