@@ -147,7 +147,110 @@ def test_a_target_in_ts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     data = tmp_path / "y.ts"
     data.write_text(head + "".join(f"{number},{number + 1}:{number / 2}\n" for number in range(12)))
     command = ["train", str(data), "--out", str(tmp_path / "run"), *FAST]
-    fails(command, capsys, "@targetLabel", "--task regress")
+    fails([*command, "--task", "classify"], capsys, "@targetLabel", "--task regress")
     assert main([*command, "--task", "regress"]) == 0
     (tmp_path / "bad.ts").write_text(head + "1,2:?\n")
     fails(["train", str(tmp_path / "bad.ts"), "--task", "regress", *FAST], capsys, "line 5", "the target '?'")
+
+
+def test_forecasts_step_by_step_and_piano_rolls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = _lines(tmp_path / "waves.jsonl", [{"values": wave} for wave in _waves()])
+    rolls = [{"values": [[float(x > 0), float(x <= 0)] for x in wave]} for wave in _waves()]
+    notes = _lines(tmp_path / "rolls.jsonl", rolls)
+    command = ["train", "--task", "forecast", *FAST]
+    assert main([*command, str(data), "--out", str(tmp_path / "waves")]) == 0
+    assert "(persistence: " in capsys.readouterr().out
+    assert main(["evaluate", str(tmp_path / "waves"), str(data), "--horizon", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert "mean MAE " in printed
+    assert [line.split()[0] for line in printed.splitlines()[1:4]] == ["step", "1", "2"]
+    assert main([*command, str(notes), "--out", str(tmp_path / "rolls")]) == 0
+    assert "loss: bce, since every channel is 0 or 1; for errors of numbers: --loss mse" in capsys.readouterr().out
+    assert main(["train", "--resume", "--out", str(tmp_path / "rolls"), "--epochs", "3", "--quiet"]) == 0
+    assert main(["evaluate", str(tmp_path / "rolls"), str(notes)]) == 0
+    assert "independent nats " in capsys.readouterr().out
+    halves = _lines(tmp_path / "halves.jsonl", [{"values": [[0.5, 1.0], [0.5, 0.0]]}])
+    fails(["evaluate", str(tmp_path / "rolls"), str(halves)], capsys, "binary cross-entropy is for channels")
+    fails([*command, str(data), "--loss", "bce", "--out", str(tmp_path / "no")], capsys, "--loss mse")
+    fails(["evaluate", str(tmp_path / "waves"), str(data), "--horizon", "8"], capsys, "--horizon: got 8")
+
+
+def test_language_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = tmp_path / "words.txt"
+    text.write_text("the dog sees a cat\n\na cat sees the dog\nthe cat sleeps\n" * 4)
+    command = ["train", str(text), "--task", "language", *FAST]
+    for split in ("characters", "words", "bytes"):
+        run = str(tmp_path / split)
+        more = ["--split", split, "--steps", "5", "--tie-weights", "--embedding-dropout", "0.1"]
+        assert main([*command, "--out", run, *more, "--cell", "lstm"]) == 0
+        assert f"a line is a sequence, split into {split}" in capsys.readouterr().out
+        assert main(["evaluate", run, str(text)]) == 0
+        printed = capsys.readouterr().out
+        for piece in ("perplexity ", "unigram perplexity ", "bits per character "):
+            assert piece in printed
+        assert main(["sample", run, "--count", "3", "--prompt", "the cat", "--length", "4"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) == 3
+        assert all(line.startswith("the cat") for line in lines)
+        assert main(["predict", run, str(text), "-o", str(tmp_path / "p.jsonl"), "--horizon", "3"]) == 0
+        assert set(_read(tmp_path / "p.jsonl")[0]) == {"id", "prediction", "bits"}
+        capsys.readouterr()
+    fails(
+        ["train", str(text), "--task", "classify", *FAST],
+        capsys,
+        "a text file",
+        "the task classify needs labels",
+        "--task language",
+    )
+    fails([*command, "--split", "letters"], capsys, "--split: got 'letters'")
+    fails([*command, "--bidirectional"], capsys, "--bidirectional", "forwards only")
+    fails(["sample", run, "--temperature", "-1"], capsys, "--temperature: got -1")
+    data = _lines(tmp_path / "waves.jsonl", [{"values": wave} for wave in _waves()])
+    fails(["train", str(data), "--task", "language", *FAST], capsys, "reads tokens")
+    assert main(["train", str(data), "--task", "forecast", "--out", str(tmp_path / "waves"), *FAST, "--quiet"]) == 0
+    fails(["sample", str(tmp_path / "waves")], capsys, "a model of the task forecast")
+
+
+def test_the_task_is_guessed_from_the_label(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    labels: dict[str, Any] = {
+        "classify": lambda wave: str(len(wave)),
+        "tag": lambda wave: ["up" if x > 0 else "down" for x in wave],
+        "regress": lambda wave: sum(wave),
+        "multilabel": lambda wave: ["long", "odd", "x", "y", "z", "w", "v"][: len(wave) % 2],
+    }
+    for task, label in labels.items():
+        data = _lines(tmp_path / f"{task}.jsonl", [{"values": wave, "label": label(wave)} for wave in _waves()])
+        named = ["--sequence-column", "values", "--label-column", "label", "--out", str(tmp_path / task)]
+        assert main(["train", str(data), *named, *FAST]) == 0
+        assert ("guessed; --task chooses" in capsys.readouterr().out) == (task != "classify")
+        assert json.loads((tmp_path / task / "run.json").read_text())["settings"]["task"] == task
+    text = tmp_path / "words.txt"
+    text.write_text("the dog\na cat\n" * 4)
+    assert main(["train", str(text), "--out", str(tmp_path / "text"), *FAST]) == 0
+    assert "task: language (guessed; --task chooses)" in capsys.readouterr().out
+    bad = _lines(tmp_path / "bad.jsonl", [{"values": [1.0], "label": None}])
+    before = tree(tmp_path)
+    fails(["train", str(bad), "--out", str(tmp_path / "no"), *FAST], capsys, "no candidate for the label column")
+    assert tree(tmp_path) == before
+
+
+def test_texts_and_whole_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "texts.csv"
+    data.write_text("text,label\n" + "guten Tag,de\ngood day,en\n" * 6)
+    assert main(["train", str(data), "--out", str(tmp_path / "run"), "--split", "characters", *FAST]) == 0
+    printed = capsys.readouterr().out
+    assert "each row is a sequence, the text of 'text'" in printed
+    assert "the texts of 'text' are split into characters" in printed
+    assert "label column: 'label' (the only candidate)" in printed
+    assert main(["predict", str(tmp_path / "run"), str(data), "-o", str(tmp_path / "p.csv"), "--top", "2"]) == 0
+    capsys.readouterr()
+    rows = [{"input_ids": [5, 7, 5][: number % 3 + 1], "label": number % 2} for number in range(12)]
+    numbers = _lines(tmp_path / "ids.jsonl", rows)
+    for more, kind in (([], "tokens"), (["--tokens", "no"], "elements of 1 channel"), (["--tokens", "yes"], "tokens")):
+        command = ["train", str(numbers), "--out", str(tmp_path / "run"), "--overwrite", *more, *FAST]
+        assert main(command) == 0
+        printed = capsys.readouterr().out
+        assert "(--tokens chooses)" in printed
+        assert f" {kind}, from " in printed
+        assert main(["evaluate", str(tmp_path / "run"), str(numbers), "--quiet"]) == 0
+    fails(["train", str(numbers), "--tokens", "perhaps", *FAST], capsys, "--tokens: got 'perhaps'")

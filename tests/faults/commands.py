@@ -10,8 +10,8 @@ FAULTS: dict[str, Fault] = {
     # ---- data -----------------------------------------------------------------------------------------------------
     "scaling-seen-by-validation": Fault(
         "src/raglane/training/run.py",
-        "preprocessor = Preprocessor.fit(training, task",
-        "preprocessor = Preprocessor.fit(training if validation is None else validation, task",
+        "preprocessor = fit(training, settings)",
+        "preprocessor = fit(training if validation is None else validation, settings)",
         "training/test_run.py::test_scaling_is_that_of_the_training_part_alone",
     ),
     "forward-fill-from-the-neighbour": Fault(
@@ -143,8 +143,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "a-forecast-of-the-first-step-again": Fault(
         "src/raglane/training/model.py",
-        "forecast = forecast + self.head(self.encoder.dropout(output))",
-        "forecast = known[:, :size] + self.head(self.encoder.dropout(output))",
+        "forecast = self._next(forecast, self.head(self.encoder.dropout(output)))",
+        "forecast = self._next(known[:, :size], self.head(self.encoder.dropout(output)))",
         "training/test_run.py::test_a_longer_forecast_feeds_itself",
     ),
     "a-head-of-torchs-product": Fault(

@@ -51,7 +51,8 @@ def _predictions(settings: Settings, is_tokens: bool = False) -> list[dict[str, 
     for weight in model.parameters():
         torch.nn.init.normal_(weight, std=0.5)
     saved, found = SavedModel(model, preprocessor, {}), []
-    asked: dict[str, Any] = {"horizon": 3} if settings.task == "forecast" else {"probabilities": True}
+    horizon = settings.task in ("forecast", "language")
+    asked: dict[str, Any] = {"horizon": 3} if horizon else {"probabilities": True}
     for threads, batch_size in ((1, 256), (3, 256), (2, 7), (1, 1)):
         torch.set_num_threads(threads)
         found.append(predict(saved, records, batch_size=batch_size, **asked).columns)
@@ -71,6 +72,15 @@ def test_of_every_layer(layer: str) -> None:
     _assert_equal(Settings("forecast", layer, **_SMALL))
     if layer in NORMALISED_LAYERS:
         _assert_equal(Settings(layer=layer, layer_norm=True, **_SMALL))
+
+
+def test_of_every_other_task() -> None:
+    for settings in (
+        Settings("language", **_SMALL),
+        Settings("language", tie_weights=True, **_SMALL),
+        Settings("language", "lstm", layer_norm=True, **_SMALL),
+    ):
+        _assert_equal(settings, is_tokens=True)
 
 
 def test_of_every_pooling_and_initial_state() -> None:

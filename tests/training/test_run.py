@@ -87,6 +87,10 @@ def _assert_same_run(one: TrainingResult, other: TrainingResult) -> None:
         ((1, 1), replace(_QUICK, optimizer="sgd", layers=2, clip=0.5, layer="lstm")),
         ((3, 5), replace(_QUICK, optimizer="rmsprop", task="tag", bidirectional=True)),
         ((2, 2), replace(_QUICK, task="forecast", layer="rnn", weight_decay=0.1)),
+        ((2, 7), replace(_QUICK, task="tag", layer="lstm", steps=2)),  # with the states of chunks
+        ((3, 2), replace(_QUICK, task="forecast", steps=3)),
+        ((3, 3), replace(_QUICK, schedule="cosine", warmup=1, label_smoothing=0.1)),
+        ((2, 1), replace(_QUICK, schedule="plateau", class_weights="balanced", clip=0.0)),
     ],
 )
 def test_going_on_is_never_having_stopped(tmp_path: Path, stop_at: tuple[int, int], settings: Settings) -> None:

@@ -14,6 +14,7 @@ from raglane.nn.encoder import LAYERS as LAYERS_OF_NN
 from raglane.nn.encoder import SequenceEncoder
 from raglane.nn.pooling import POOLINGS as POOLINGS_OF_NN
 from raglane.training.settings import (
+    CLASS_WEIGHTS,
     DEVICES,
     INITIAL_STATES,
     LAYERS,
@@ -21,6 +22,7 @@ from raglane.training.settings import (
     NORMALISED_LAYERS,
     OPTIMIZERS,
     POOLINGS,
+    SCHEDULES,
     TASKS,
     Settings,
 )
@@ -31,6 +33,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "pooling": POOLINGS,
     "initial_state": INITIAL_STATES,
     "optimizer": OPTIMIZERS,
+    "schedule": SCHEDULES,
+    "class_weights": CLASS_WEIGHTS,
     "missing": MISSING,
     "device": DEVICES,
 }
@@ -41,7 +45,7 @@ _BAD: list[tuple[str, Any]] = [
     *((name, 2**31) for name in ("hidden", "layers", "epochs", "batch_size", "embedding", "threads", "patience")),
     *(("lr", value) for value in (0.0, -1.0, float("nan"), float("inf"))),
     *(("weight_decay", value) for value in (-0.1, float("nan"), float("inf"))),
-    *(("clip", value) for value in (0.0, -1.0, float("nan"), float("inf"))),
+    *(("clip", value) for value in (-1.0, float("nan"), float("inf"))),
     *((name, value) for name in _SHARES for value in (-0.1, 1.0, 2.0, float("nan"))),
     *(("seed", value) for value in (-1, 2**63)),
     ("workers", -1),

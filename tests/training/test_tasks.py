@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import product
+import math
+from dataclasses import replace
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 import torch
 
 from raglane.data.preprocess import Preprocessor
-from raglane.data.records import Records, offsets_of
+from raglane.data.records import Columns, Records, offsets_of
 from raglane.data.targets import Targets
 from raglane.errors import ArgumentError, DataError
 from raglane.ragged import Ragged
@@ -19,9 +21,11 @@ from raglane.training.checkpoint import SavedModel, load_model
 from raglane.training.inference import evaluate, predict
 from raglane.training.model import ModelConfig, SequenceModel
 from raglane.training.run import train
+from raglane.training.schedule import rate_of
 from raglane.training.settings import LOSSES, ModelSettings, Settings
 from raglane.training.settings import TASKS as NAMES
-from raglane.training.tasks import TASKS, make_task
+from raglane.training.state import TrainingState
+from raglane.training.tasks import TASKS, make_task, settle
 from raglane.training.tasks.multilabel import best_thresholds
 from raglane.training.tasks.regress import loss_of_errors
 
@@ -155,7 +159,7 @@ def test_an_evaluation_of_sets_by_hand() -> None:
     fitted = Preprocessor("multilabel", ("x",), labels=("a", "b"))
     model = SequenceModel(ModelConfig("multilabel", input_size=1, output_size=2, hidden=2))
     targets = torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]])
-    meter = make_task(fitted, ModelSettings("multilabel")).meter(model)
+    meter = make_task(fitted, ModelSettings("multilabel")).meter(model, _records(3))
     batch = Batch(Ragged([torch.ones(1, 1)] * 3), targets, torch.arange(3))
     meter.add(torch.tensor([[1.0, -1.0], [-1.0, 1.0], [1.0, -1.0]]), batch)
     measured = meter.measured()
@@ -186,3 +190,135 @@ def test_targets_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"quantile: got 0.9.*loss quantile"):
         Settings("regress", quantile=0.9)
     assert total > 0
+
+
+def _rolls(count: int = 40, seed: int = 0) -> Records:
+    """Binary channels: the second is what the first was a step before; the third is chance."""
+    random = np.random.default_rng(seed)
+    lengths = random.integers(2, 9, count)
+    values = (random.random((int(lengths.sum()), 3)) < 0.4).astype(np.float32)
+    values[1:, 1] = values[:-1, 0]
+    return Records(values, offsets_of(lengths), channels=("a", "b", "c"))
+
+
+def test_binary_channels_are_told_as_such(tmp_path: Path) -> None:
+    """Where a network can know more than frequencies it ends below them, and the rules' nats are what they are."""
+    training, test = _rolls(), _rolls(20, seed=1)
+    settings, note = settle(Settings("forecast", epochs=40, hidden=16, lr=0.02, threads=1), training)
+    assert settings.loss == "bce"
+    assert "every channel is 0 or 1" in str(note)
+    result = train(replace(settings, loss=None), training, test, tmp_path)
+    assert result.metric == "nats"
+    saved = load_model(tmp_path)
+    numbers = evaluate(saved, test).numbers
+    assert numbers["nats"] < 0.85 * min(numbers["independent_nats"], numbers["persistence_nats"])
+    pairs = [(test.values[row], test.values[row + 1]) for row in range(len(test.values) - 1)]
+    inside = [pair for row, pair in enumerate(pairs) if row + 1 not in test.offsets]
+    by_hand = 0.0
+    for channel in range(3):
+        for before in (0, 1):
+            came = [new[channel] for old, new in inside if old[channel] == before]
+            by_hand -= sum(math.log(np.mean(came) if one else 1 - np.mean(came)) for one in came)
+    assert numbers["persistence_nats"] == pytest.approx(by_hand / len(inside))
+    for row in predict(saved, test, horizon=3).columns["prediction"]:
+        assert np.shape(row) == (3, 3)
+        assert 0 < np.min(row) <= np.max(row) < 1
+    wrong = replace_values(test, 2.0)
+    with pytest.raises(DataError, match=r"got 2 in element 0.*0 or 1"):
+        evaluate(saved, wrong)
+    assert settle(Settings("forecast"), wrong)[0].loss is None
+    assert settle(Settings("forecast", loss="mse"), test)[0].loss == "mse"
+
+
+def replace_values(records: Records, value: float) -> Records:
+    """The same with another number in all places."""
+    return replace(records, values=np.full_like(records.values, value))
+
+
+def test_steps_ahead_by_hand(tmp_path: Path) -> None:
+    """The errors of each step are those of predictions on the sequences without their last elements."""
+    records = _records(30)
+    train(Settings("forecast", epochs=2, hidden=4, threads=1), records, None, tmp_path)
+    saved = load_model(tmp_path)
+    table = evaluate(saved, records, horizon=3, batch_size=7).measured.table
+    long = records.select(records.lengths > 3)
+    keep = np.concatenate([np.arange(start, end - 3) for start, end in pairwise(long.offsets)])
+    heads = Records(long.values[keep], offsets_of(long.lengths - 3), channels=("x",))
+    told = np.array(predict(saved, heads, horizon=3).columns["prediction"])[:, :, 0]
+    truth = np.stack([long.values[end - 3 : end, 0] for end in long.offsets[1:]])
+    last = np.stack([long.values[end - 4, 0] for end in long.offsets[1:]])[:, None]
+    mean = (saved.preprocessor.mean or (0,))[0]
+    for step, row in enumerate(table):
+        assert row["step"] == step + 1
+        for name, answer in (("MAE", told), ("persistence_MAE", last), ("mean_MAE", np.full((1, 3), mean))):
+            assert row[name] == pytest.approx(np.abs(answer - truth)[:, step].mean(), rel=1e-4)
+    with pytest.raises(DataError, match="horizon: got 9"):
+        evaluate(saved, records, horizon=9)
+
+
+def test_weights_and_smoothing_change_the_loss_of_training_alone() -> None:
+    fitted = Preprocessor("classify", ("x",), labels=("a", "b", "c"))
+    task = make_task(fitted, Settings(label_smoothing=0.3))
+    targets = torch.tensor([0, 0, 0, 0, 1, 2])
+    task.class_weights = task.weigh(targets)
+    assert task.class_weights.tolist() == [0.5, 2.0, 2.0]
+    logits = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    batch = Batch(Ragged([torch.ones(1, 1)] * 6), targets, torch.arange(6))
+    told = -logits.log_softmax(-1)
+    plain = told[torch.arange(6), targets]
+    assert float(task.score(logits, batch).loss) == pytest.approx(float(plain.sum()), rel=1e-5)
+    # The share of smoothing goes to all classes, each with its own weight.
+    weighed = 0.7 * plain * task.class_weights[targets] + 0.1 * (told * task.class_weights).sum(1)
+    assert float(task.score(logits, batch, training=True).loss) == pytest.approx(float(weighed.sum()), rel=1e-5)
+    sets = make_task(Preprocessor("multilabel", ("x",), labels=("a", "b")), ModelSettings("multilabel"))
+    assert sets.weigh(torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 1.0], [0.0, 1.0]])).tolist() == [3.0, 1.0]
+
+
+def test_rates_by_hand() -> None:
+    losses = [3.0, 2.0, 2.5, 2.0, 1.0, 1.5, 1.0, 1.0, 1.0]
+    history = [{"train_loss": 0.0, "validation_loss": loss} for loss in losses]
+    plateau = Settings(lr=0.8, schedule="plateau")
+    rates = [rate_of(plateau, TrainingState(epoch=done, history=history[:done]), 5) for done in range(10)]
+    assert rates == [0.8] * 4 + [0.4] * 3 + [0.2] * 2 + [0.1]
+    warm = Settings(lr=0.8, warmup=2, epochs=6, schedule="cosine")
+    rising = [rate_of(warm, TrainingState(epoch=epoch, batch=batch), 2) for epoch in (0, 1) for batch in (0, 1)]
+    assert rising == pytest.approx([0.2, 0.4, 0.6, 0.8])
+    assert rate_of(warm, TrainingState(epoch=4, batch=0), 2) == pytest.approx(0.4)
+    assert rate_of(warm, TrainingState(epoch=5, batch=1), 2) == pytest.approx(0.8 * (1 + math.cos(math.pi * 7 / 8)) / 2)
+
+
+def test_the_likeliest_classes(tmp_path: Path) -> None:
+    records = _records(40)
+    labels = tuple("abcd"[min(int(length) // 2, 3)] for length in records.lengths)
+    data = replace(records, labels=labels)
+    train(Settings(epochs=2, hidden=4, threads=1), data, None, tmp_path)
+    saved = load_model(tmp_path)
+    columns = predict(saved, data, top=2, probabilities=True).columns
+    for row, (first, second) in enumerate(columns["top"]):
+        shares = sorted((columns[f"p_{label}"][row] for label in "abcd"), reverse=True)
+        assert columns["prediction"][row] == first != second
+        assert columns["top_probability"][row] == shares[:2]
+    hits = np.mean([label in row for label, row in zip(labels, columns["top"], strict=True)])
+    assert evaluate(saved, data, top=2).numbers["top2_accuracy"] == pytest.approx(hits)
+    assert evaluate(saved, data, top=9).numbers["top4_accuracy"] == 1
+    with pytest.raises(ArgumentError, match="top: got 0"):
+        predict(saved, data, top=0)
+
+
+def test_rare_tokens_are_read_as_unknown(tmp_path: Path) -> None:
+    """With the rate 1 no token that occurs once is learned; with 0 the unknown token is not."""
+    words = np.array(["often", "rare0", "often", "rare1", "often", "rare2"], dtype=object)
+    data = Records(words, offsets_of([2, 2, 2]), labels=("a", "b", "a"), columns=Columns())
+    start = {}
+    for rate in (0.0, 1.0):
+        weights = []
+        for epochs in (1, 4):
+            settings = Settings(epochs=epochs, hidden=4, embedding=3, unknown_rate=rate, threads=1)
+            train(settings, data, None, tmp_path, overwrite=True)
+            embedding = load_model(tmp_path / "last").model.encoder.embedding
+            assert embedding is not None
+            weights.append(embedding.weight.detach())
+        start[rate] = (weights[0] - weights[1]).abs().sum(1) > 0
+    # The vocabulary: the unknown token, then the frequent one, then the rare ones.
+    assert start[0.0].tolist() == [False, True, True, True, True]
+    assert start[1.0].tolist() == [True, True, False, False, False]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,8 @@ def evaluate(
     columns: options.Columns,
     format: options.Format = None,
     batch_size: options.PredictionBatchSize = 256,
+    top: options.Top = 1,
+    horizon: options.Horizon = 1,
     device: options.Device = "auto",
     quiet: options.Quiet = False,
     debug: options.Debug = False,  # noqa: ARG001
@@ -46,6 +48,8 @@ def evaluate(
     raglane evaluate runs/vowels
 
     raglane evaluate runs/names more-names.csv --label-column language
+
+    raglane evaluate runs/meters later.csv --horizon 24
     """
     from raglane.models.run import load
     from raglane.training.checkpoint import model_folder
@@ -65,7 +69,8 @@ def evaluate(
         model = load(run)
         records = model.test_part() if data is None else model.read(data, format=format, **columns)
         tell_empty(records, model.task, say)
-        report(run, model.saved, records, device=where, say=say, name="evaluation", batch_size=batch_size)
+        asked = {"batch_size": batch_size, "top": top, "horizon": horizon}
+        report(run, model.saved, records, device=where, say=say, name="evaluation", asked=asked)
 
 
 def tell_empty(records: Records, task: str, say: Callable[[str], None]) -> None:
@@ -90,7 +95,7 @@ def report(
     device: torch.device,
     say: Callable[[str], None],
     name: str,
-    batch_size: int = 256,
+    asked: Mapping[str, int] | None = None,
     is_short: bool = False,
 ) -> None:
     """Measure the best model of a run, say how good it is, and write the numbers and the matrix in its folder.
@@ -102,14 +107,14 @@ def report(
         device: where to run.
         say: prints a line.
         name: what the first line starts with.
-        batch_size: sequences of a batch.
+        asked: further arguments of :func:`raglane.training.inference.evaluate`.
         is_short: leave the table to its file.
     """
     from raglane.training import inference
     from raglane.training.files import write_file
     from raglane.training.stored import to_json
 
-    evaluation = inference.evaluate(saved, records, batch_size=batch_size, device=device)
+    evaluation = inference.evaluate(saved, records, device=device, **(asked or {}))
     say(f"{name}: {_numbers(evaluation)} ({evaluation.sequences:,} sequences of {records.source.name})")
     written = _write_details(folder, evaluation, say=None if is_short else say)
     write_file(folder / "evaluation.json", to_json({"data": str(records.source), **evaluation.to_config()}))

@@ -15,6 +15,7 @@ def predict(
     data: options.DataToPredict = None,
     *,
     probabilities: options.Probabilities = False,
+    top: options.Top = 1,
     horizon: options.Horizon = 1,
     columns: options.Columns,
     format: options.Format = None,
@@ -51,7 +52,12 @@ def predict(
     if not quiet:
         tell_empty(records, model.task, console.say)
     predictions = model.predict(
-        records, batch_size=batch_size, probabilities=probabilities, horizon=horizon, device=device
+        records,
+        batch_size=batch_size,
+        probabilities=probabilities,
+        top=top,
+        horizon=horizon,
+        device=device,
     )
     write_predictions(output, predictions)
     if not quiet:

@@ -52,6 +52,7 @@ def train(
     raglane train --resume --out runs/vowels
     """
     from raglane.training.folder import at_work, check_folder
+    from raglane.training.machine import check_machine
 
     source = Source(data, format, ColumnNames(**columns))
     if resume:
@@ -68,8 +69,15 @@ def train(
             **{name: value for name, value in choices.items() if value != "auto" or name != "batch_size"}
         )
         check_default(source, settings)
+        training = None
+        if "task" not in choices and source.path is not None:
+            if out is not None:
+                check_folder(out, overwrite=overwrite)
+            check_machine(settings)
+            training, task = source.guess()
+            settings = Settings(**{**settings.to_config(), "task": task})
         folder = out or Path("runs") / f"{source.name}-{settings.task}-{settings.layer}"
-        order = _Order(settings, source, validation, test, folder, False, overwrite, quiet, plans_batches)
+        order = _Order(settings, source, validation, test, folder, False, overwrite, quiet, plans_batches, training)
         check_folder(folder, overwrite=overwrite)
         with at_work(folder):
             _train(order)
@@ -88,6 +96,8 @@ class _Order:
     overwrite: bool
     quiet: bool
     plans_batches: bool = False
+    # What was read already, to guess the task.
+    training: Records | None = None
 
     def read_part(self, path: Path) -> Records:
         """Another file of the same format and columns."""
@@ -187,17 +197,22 @@ def _train(order: _Order) -> None:
     from raglane.models.progress import pick_watcher
     from raglane.training import run
     from raglane.training.machine import check_machine
-    from raglane.training.tasks import TASKS
+    from raglane.training.tasks import TASKS, settle
 
     settings = order.settings
     # Before anything is read, which can take a while.
     device = check_machine(settings)
     training, validation = _parts(order)
     test = _test_part(order)
+    if not order.resume:
+        settings, note = settle(settings, training)
+        if note is not None:
+            order.say(note)
+        order = replace(order, settings=settings)
     if order.plans_batches:
         settings, line = planned(settings, training)
         order.say(line)
-    metric = TASKS[settings.task].metric
+    metric = TASKS[settings.task].terms(settings)[0]
     watcher = None if order.quiet else pick_watcher(metric)
     try:
         result = run.train(
@@ -213,7 +228,7 @@ def _train(order: _Order) -> None:
             watcher=watcher,
         )
     except DivergedError:
-        draw_until_divergence(order.out, settings.task)
+        draw_until_divergence(order.out, settings)
         raise
     finally:
         if watcher is not None:
@@ -241,7 +256,10 @@ def _parts(order: _Order) -> tuple[Records, Records | None]:
     """The training and the validation part, and a note on each."""
     from raglane.models.fit import divide
 
-    records = order.source.read(order.settings.task)
+    settings = order.settings
+    records = order.training or order.source.read(settings.task)
+    if order.training is not None and settings.task != "classify":
+        order.say(f"task: {settings.task} (guessed; --task chooses)")
     for note in records.notes:
         order.say(note)
     where = DEFAULT_DATA if order.source.path is None else str(order.source.path)
@@ -270,7 +288,7 @@ def _tell_result(order: _Order, result: TrainingResult) -> None:
     row = state.history[state.best_epoch - 1]
     part = "validation" if "validation_loss" in row else "train"
     numbers = f"{part} loss {row[f'{part}_loss']:.4f}, {result.metric} {row[f'{part}_{result.metric}']:.3f}"
-    simple = TASKS[order.settings.task].baseline
+    simple = TASKS[order.settings.task].terms(order.settings)[1]
     baseline = row.get(f"{simple}_{result.metric}")
     beside = "" if baseline is None else f" ({simple}: {baseline:.3f})"
     if state.epoch < order.settings.epochs:

@@ -22,10 +22,13 @@ from raglane.data.missing import check_policy, fill_missing, refuse_missing
 from raglane.data.records import Records
 from raglane.data.targets import TASKS, check_task
 from raglane.errors import ArgumentError, CheckpointError, DataError, message, quote, quote_all
+from raglane.segments import plain as segments
 
-__all__ = ["UNKNOWN", "Preprocessor", "sort_labels"]
+__all__ = ["END", "UNKNOWN", "Preprocessor", "sort_labels"]
 
 UNKNOWN = "<unk>"
+# What stands before and after each text of a language model: the second entry of its vocabulary.
+END = "<end>"
 
 # The attributes that are tuples, and those of them that may be None.
 _OPTIONAL = ("mean", "std", "vocabulary", "labels")
@@ -34,7 +37,7 @@ _NUMBERS = ("mean", "std", "target_mean", "target_std")
 _SCALES_OF_TARGETS = (("target_mean", "target_names"), ("target_std", "target_names"))
 
 # What models of the first format do not have.
-_LATER = ("per_element", "target_names", "target_mean", "target_std")
+_LATER = ("split", "per_element", "target_names", "target_mean", "target_std")
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -61,6 +64,7 @@ class Preprocessor:
         target_names: of the ``T`` numbers of ``"regress"``; else ().
         target_mean: ``T`` numbers, subtracted from the targets.
         target_std: ``T`` numbers above 0 that the targets are divided by.
+        split: how texts were cut into tokens, as :class:`~raglane.data.Columns` names it; None where they were not.
 
     Example:
         >>> from raglane.data.records import offsets_of
@@ -86,6 +90,7 @@ class Preprocessor:
     target_names: tuple[str, ...] = ()
     target_mean: tuple[float, ...] = ()
     target_std: tuple[float, ...] = ()
+    split: str | None = None
 
     def __post_init__(self) -> None:
         check_policy(self.missing)
@@ -149,11 +154,19 @@ class Preprocessor:
         if records.is_tokens:
             counts = Counter(records.values.tolist())
             del counts[UNKNOWN]
+            special: tuple[str, ...] = (UNKNOWN,)
+            if task == "language":
+                del counts[END]
+                special = (UNKNOWN, END)
             ranked = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
             kept = [token for token, count in ranked if count >= minimum_count]
             if max_vocabulary is not None:
-                kept = kept[: max_vocabulary - 1]
-            return cls(task=task, vocabulary=(UNKNOWN, *kept), missing=missing, **learned)
+                kept = kept[: max_vocabulary - len(special)]
+            split = records.columns.split
+            return cls(task=task, vocabulary=(*special, *kept), missing=missing, split=split, **learned)
+        if task == "language":
+            rule = "a language model reads tokens"
+            raise DataError(message("task", "'language' and sequences of numbers", rule, "use forecast"))
         if missing == "error":
             refuse_missing(records)
         mean, std = _scale_of(records.values) if standardize else (None, None)
@@ -200,9 +213,12 @@ class Preprocessor:
         values = self._tokens(records) if self.vocabulary is not None else self._features(records)
         follows = TASKS[self.task].label is None
         targets = encode_targets(self, records) if require_targets and not follows else None
+        offsets = torch.from_numpy(records.offsets.copy())
+        if self.task == "language":
+            values, offsets = _between_ends(values, offsets, with_last=require_targets)
         return SequenceDataset(
             values,
-            torch.from_numpy(records.offsets.copy()),
+            offsets,
             targets,
             per_element=bool(self.per_element) and not follows,
             forecast=require_targets and follows,
@@ -219,6 +235,8 @@ class Preprocessor:
             fix = "pass data of the kind that the model was trained on"
             raise DataError(message(f"{records.source}", got, "the model was trained on tokens", fix))
         table = {token: place for place, token in enumerate(self.vocabulary or ())}
+        if self.task == "language":
+            del table[END]
         return torch.from_numpy(look_up(records.values.tolist(), table, len(records.values), 0))
 
     def _features(self, records: Records) -> Tensor:
@@ -279,6 +297,11 @@ class Preprocessor:
             fitted = cls(**values)
         except ArgumentError as error:
             raise CheckpointError(f"preprocessing: {error}") from error
+        if fitted.task == "language" and (fitted.vocabulary is None or fitted.vocabulary[:2] != (UNKNOWN, END)):
+            got, rule = f"vocabulary = {quote(fitted.vocabulary)}"[:80], f"tokens, the first two {UNKNOWN} and {END}"
+            raise CheckpointError(message("preprocessing", got, rule, "train again"))
+        if not isinstance(fitted.split, str | None):
+            raise CheckpointError(message("preprocessing", f"split = {quote(fitted.split)}", "a text", "train again"))
         if not isinstance(fitted.per_element, bool):
             got = f"per_element = {quote(fitted.per_element)}"
             raise CheckpointError(message("preprocessing", got, "true, false or null", "train again"))
@@ -290,6 +313,17 @@ class Preprocessor:
                 rule = "labels for classes, names for numbers to learn, and neither for a forecast"
                 raise CheckpointError(message("preprocessing", got, rule, "train again"))
         return fitted
+
+
+def _between_ends(values: Tensor, offsets: Tensor, *, with_last: bool) -> tuple[Tensor, Tensor]:
+    """Tokens with the one of the end before each sequence and, where the end is to be learned, after it."""
+    more = 2 if with_last else 1
+    lengths = offsets.diff() + more
+    wrapped = segments.offsets_from_lengths(lengths)
+    result = torch.ones(int(wrapped[-1]), dtype=torch.int64)
+    before = torch.repeat_interleave(torch.arange(len(lengths)), offsets.diff()) * more + 1
+    result[torch.arange(len(values)) + before] = values
+    return result, wrapped
 
 
 def _scale_of(values: npt.NDArray[np.float32]) -> tuple[tuple[float, ...], tuple[float, ...]]:

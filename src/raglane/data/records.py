@@ -13,6 +13,7 @@ import torch
 
 from raglane import interop
 from raglane.checks import check_flag, check_kind, read_index
+from raglane.data.splitting import check_split
 from raglane.data.targets import TASKS, Targets, check_task
 from raglane.errors import DataError, message, quote
 from raglane.segments import plain as segments
@@ -74,9 +75,13 @@ class Columns:
         id: the column that names a sequence; in a CSV file it says which rows belong together.
         time: the column that orders the rows of a sequence (CSV).
         features: the feature columns (CSV); None takes every column that is nothing else.
+        split: how texts are cut into tokens: ``"words"``, ``"characters"``, ``"bytes"``, or the path of a tokenizer
+            file; None cuts columns of texts into words, and texts in files into characters.
+        tokens: whether whole numbers are tokens; None takes them for tokens for a language model, and where their
+            column is called so (``input_ids``, ``token_ids``, ``tokens``).
 
     Raises:
-        ArgumentError: ``task`` is not one of ``TASKS``.
+        ArgumentError: ``task`` is not one of ``TASKS``, or ``split`` no way to cut texts.
         ArgumentTypeError: a name that is not a str, or ``features`` that are not a tuple of them.
 
     Example:
@@ -91,6 +96,8 @@ class Columns:
     id: str | None = None
     time: str | None = None
     features: tuple[str, ...] | None = None
+    split: str | None = None
+    tokens: bool | None = None
 
     def __post_init__(self) -> None:
         check_task(self.task)
@@ -101,6 +108,15 @@ class Columns:
         check_kind("features", self.features, (tuple, type(None)), "a tuple of names, or None", 'pass ("a", "b")')
         for name in self.features or ():
             check_kind("features", name, str, "a tuple of names, or None", 'pass ("a", "b")')
+
+        check_kind("tokens", self.tokens, (bool, type(None)), "a bool, or None", "pass True or False")
+        check_kind("split", self.split, (str, type(None)), "a text, or None", "pass characters, say")
+        if self.split is not None:
+            check_split(self.split)
+
+    def with_split(self, split: str) -> Columns:
+        """The same, with the way that texts were cut."""
+        return replace(self, split=split)
 
     @property
     def wants_labels(self) -> bool:

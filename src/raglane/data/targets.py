@@ -34,6 +34,7 @@ TASKS: dict[str, Wanted] = {
     "regress": Wanted("numbers", "either"),
     "multilabel": Wanted("set", "either"),
     "forecast": Wanted(None, "element"),
+    "language": Wanted(None, "element"),
 }
 """The tasks by name; :mod:`raglane.training.tasks` says what a model does about each."""
 

@@ -22,7 +22,15 @@ from raglane.data.objects import records_from
 from raglane.data.records import Records
 from raglane.errors import ArgumentError, ArgumentTypeError, DivergedError, argument, message, quote, require
 from raglane.models.run import Run
-from raglane.models.sources import ColumnNames, SavedSource, Source, chosen_columns, hold_out
+from raglane.models.sources import (
+    LABELLED,
+    ColumnNames,
+    SavedSource,
+    Source,
+    chosen_columns,
+    guess_task,
+    hold_out,
+)
 from raglane.reading import as_path
 from raglane.training.checkpoint import load_model, read_model
 from raglane.training.folder import DESCRIPTION, LAST, at_work, check_folder, find
@@ -31,7 +39,7 @@ from raglane.training.run import TrainingResult, load_description, refuse_diverg
 from raglane.training.settings import Settings
 from raglane.training.state import load_state
 from raglane.training.stored import build
-from raglane.training.tasks import TASKS
+from raglane.training.tasks import TASKS, settle
 
 __all__ = ["changes_of", "divide", "draw_curves", "draw_until_divergence", "fit", "planned"]
 
@@ -97,11 +105,18 @@ def fit(
     check_machine(settings)
     if folder is not None:
         check_folder(folder, resume=resume, overwrite=overwrite)
-    records = _read(data, labels, source, settings.task, "data")
+    if resume or "task" in options:
+        records = _read(data, labels, source, settings.task, "data")
+    else:
+        records, task = _guessed(data, labels, source)
+        settings = replace(settings, task=task)
     given = None if validation is None else _read_part(validation, source, settings.task, "validation")
     tested = None if test is None else _read_part(test, source, settings.task, "test")
     kept = kept or _origin(data, source, validation, test)
     training, held_out, notes = divide(records, given, settings, _name(data), _name(validation))
+    if not resume:
+        settings, settled = settle(settings, training)
+        notes = notes if settled is None else (*notes, settled)
     if plans:
         settings, line = planned(settings, training)
         notes = (*notes, line)
@@ -146,7 +161,7 @@ def _train(
             )
         except DivergedError:
             if folder is not None:
-                draw_until_divergence(folder, settings.task)
+                draw_until_divergence(folder, settings)
             raise
         finally:
             if watcher is not None:
@@ -228,6 +243,18 @@ def changes_of(folder: Path, before: Settings | ColumnNames, given: Mapping[str,
         got = f"{changes[refused]!r}, and the run in {str(folder)!r} was started with another value"
         raise ArgumentError(message(refused, got, rule, f"leave {argument(refused)} out, or start a new run"))
     return changes
+
+
+def _guessed(data: Any, labels: Any, source: Source) -> tuple[Records, str]:
+    """Records, and the task that their labels are for."""
+    if isinstance(data, Records):
+        records = _read(data, labels, source, "classify", "data") if labels is not None else data
+        if records.targets is not None:
+            return records, "regress" if records.targets.is_numbers else "multilabel"
+        return records, "tag" if records.labels is None and records.tags is not None else "classify"
+    if isinstance(data, (str, os.PathLike)) and labels is None:
+        return replace(source, path=as_path(data)).guess()
+    return guess_task(lambda task: _read(data, labels, source, task, "data"), LABELLED)
 
 
 def _read(data: Any, labels: Any, source: Source, task: str, name: str) -> Records:
@@ -327,15 +354,17 @@ def draw_curves(folder: Path, result: TrainingResult) -> None:
         write_file(folder / "curves.png", png)
 
 
-def draw_until_divergence(folder: Path, task: str) -> None:
+def draw_until_divergence(folder: Path, settings: Settings) -> None:
     """Draw the history of a run that ran away, where it came to a checkpoint.
 
     Args:
         folder: of the run.
-        task: of the run.
+        settings: of the run.
     """
     if find(folder, DESCRIPTION).is_file() and load_description(folder).diverged is not None:
-        draw_curves(folder, TrainingResult(folder, TASKS[task].metric, load_state(find(folder, LAST))[0]))
+        draw_curves(
+            folder, TrainingResult(folder, TASKS[settings.task].terms(settings)[0], load_state(find(folder, LAST))[0])
+        )
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -372,4 +401,4 @@ def _bar(settings: Settings, progress: bool | None) -> Any:
         return None
     from raglane.models.progress import BarWatcher
 
-    return BarWatcher(TASKS[settings.task].metric)
+    return BarWatcher(TASKS[settings.task].terms(settings)[0])

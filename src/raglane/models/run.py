@@ -143,6 +143,7 @@ class Run:
         data: Any,
         *,
         probabilities: bool = False,
+        top: int = 1,
         horizon: int = 1,
         batch_size: int = 256,
         device: str = "auto",
@@ -155,12 +156,14 @@ class Run:
             data: a file or folder, or what :func:`raglane.data.records_from` takes: a list, an array, a table, a
                 Ragged. Channels without names are those of the training data, in their order.
             probabilities: add one column per class.
+            top: above 1, add the so many likeliest classes and their probabilities, as lists.
             horizon: how many elements to forecast; for the task ``forecast`` only.
             batch_size: sequences of a batch.
             device: ``"auto"`` (a GPU where there is one), ``"cpu"`` or ``"cuda"``.
             format: of a file; None goes by the suffix.
-            **columns: which columns hold what, ``sequence``, ``label``, ``id``, ``time`` and ``features``; those that
-                are left out are the ones of the training data.
+            **columns: which columns hold what, ``sequence``, ``label``, ``id``, ``time`` and ``features``, and how
+                texts and whole numbers are read, ``split`` and ``tokens``; those that are left out are the ones of
+                the training data.
 
         Returns:
             One row per sequence, in the order of the data.
@@ -177,6 +180,7 @@ class Run:
             records,
             batch_size=batch_size,
             probabilities=probabilities,
+            top=top,
             horizon=horizon,
             device=where,
         )
@@ -186,6 +190,8 @@ class Run:
         data: Any = None,
         labels: Any = None,
         *,
+        top: int = 1,
+        horizon: int = 1,
         batch_size: int = 256,
         device: str = "auto",
         format: str | None = None,
@@ -196,6 +202,8 @@ class Run:
         Args:
             data: as :meth:`predict` takes it; None takes what the run was to be tested on.
             labels: one entry per sequence, where ``data`` does not have them.
+            top: above 1, also how often the class is among the so many likeliest.
+            horizon: above 1, the last so many elements of each sequence are forecast too; for the task ``forecast``.
             batch_size: sequences of a batch.
             device: as in :meth:`predict`.
             format: of a file; None goes by the suffix.
@@ -207,7 +215,9 @@ class Run:
         """
         where = inference.pick_device(device)
         records = self.test_part() if data is None else self.read(data, labels, format=format, **columns)
-        return inference.evaluate(self._on(where), records, batch_size=batch_size, device=where)
+        return inference.evaluate(
+            self._on(where), records, batch_size=batch_size, top=top, horizon=horizon, device=where
+        )
 
     def read(
         self, data: Any, labels: Any = None, *, need_labels: bool = True, format: str | None = None, **columns: Any

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raglane.errors import ArgumentTypeError, message, quote
-from raglane.training.options import DATA, option, options
+from raglane.errors import ArgumentTypeError, DataError, message, quote
+from raglane.training.options import DATA, check, option, options
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,9 +17,21 @@ if TYPE_CHECKING:
 
     from raglane.data.records import Columns, Records
 
-__all__ = ["DEFAULT_DATA", "ColumnNames", "SavedSource", "Source", "chosen_columns", "hold_out"]
+__all__ = [
+    "DEFAULT_DATA",
+    "LABELLED",
+    "ColumnNames",
+    "SavedSource",
+    "Source",
+    "chosen_columns",
+    "guess_task",
+    "hold_out",
+]
 
 DEFAULT_DATA = "Japanese vowels"
+
+# The tasks that labels may be for where they are no classes of sequences, in the order in which they are tried.
+LABELLED = ("tag", "regress", "multilabel")
 
 
 @dataclass(frozen=True)
@@ -28,7 +40,7 @@ class ColumnNames:
 
     sequence: str | None = option(
         None,
-        "Column of sequences (Parquet, JSON lines).",
+        "Column of sequences (Parquet, JSON lines), or of texts (CSV).",
         DATA,
         flag="--sequence-column",
         unset="the only candidate",
@@ -55,6 +67,25 @@ class ColumnNames:
         flag="--feature-column",
         unset="all others",
     )
+    split: str | None = option(
+        None,
+        "How texts become tokens: words, characters, bytes, or a Hugging Face tokenizer file.",
+        DATA,
+        flag="--split",
+        metavar="words|characters|bytes|FILE",
+        unset="columns: words; files: characters",
+    )
+    tokens: str | None = option(
+        None,
+        "Whether whole numbers are tokens.",
+        DATA,
+        choices=("yes", "no"),
+        flag="--tokens",
+        unset="for a language model, and in a column called input_ids, token_ids or tokens",
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 def chosen_columns(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,15 +108,42 @@ def chosen_columns(given: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in given.items():
         if name not in known:
-            rule = f"which columns hold what is said by {', '.join(known)}"
-            raise ArgumentTypeError(message("arguments", quote(name), rule, "check the name"))
-        parts = value if name == "features" and isinstance(value, (list, tuple)) else [value]
-        for part in parts:
-            check_kind(name, part, (str, type(None)), "the name of a column, or None", "pass its name")
-        found[name] = list(parts) if parts is value else value
-        if name == "features" and isinstance(value, str):
-            found[name] = [value]
+            rule = f"what data holds is said by {', '.join(known)}"
+            raise ArgumentTypeError(message("options", quote(name), rule, "check the name"))
+        if name == "features" and value is not None:
+            value = [value] if isinstance(value, str) else value
+            check_kind(name, value, (list, tuple), "a list of names of columns", 'pass ["a", "b"]')
+        if name == "tokens" and isinstance(value, bool):
+            value = "yes" if value else "no"
+        for part in value if isinstance(value, (list, tuple)) else [value]:
+            check_kind(name, part, (str, type(None)), "a text, or None", "pass the name of a column")
+        found[name] = list(value) if isinstance(value, tuple) else value
     return found
+
+
+def guess_task(read: Callable[[str], Records], others: tuple[str, ...]) -> tuple[Records, str]:
+    """Read data for the task that its labels are for: to classify, unless that cannot be.
+
+    Args:
+        read: reads it for a task.
+        others: the tasks to try, in this order.
+
+    Returns:
+        The records, and the task: a label that is a list as long as the sequence is a tag per element, another list
+        a set of labels, and one that is no class a number. Text in a file without labels is for a language model.
+
+    Raises:
+        DataError: what is wrong for the task classify, where no other can be guessed.
+    """
+    try:
+        return read("classify"), "classify"
+    except DataError as error:
+        for task in others:
+            try:
+                return read(task), task
+            except DataError:
+                continue
+        raise error
 
 
 @dataclass(frozen=True)
@@ -129,6 +187,13 @@ class Source:
             return japanese_vowels()[0 if part == "train" else 1]
         return read(self.path, self.asked(task, need_labels=need_labels), self.format)
 
+    def guess(self) -> tuple[Records, str]:
+        """Read it for the task that its labels are for, see :func:`guess_task`."""
+        suffix = "" if self.path is None else self.path.suffix.lower()
+        tables = (".jsonl", ".ndjson", ".parquet", ".pq")
+        others = LABELLED if suffix in tables else ("regress",)
+        return guess_task(self.read, ("language",) if suffix == ".txt" else others)
+
     def asked(self, task: str, *, need_labels: bool = True) -> Columns:
         """What a reader is asked for.
 
@@ -140,6 +205,7 @@ class Source:
 
         named = asdict(self.columns)
         # What Python calls a tuple is a list in JSON.
+        named["tokens"] = None if self.columns.tokens is None else self.columns.tokens == "yes"
         named["features"] = tuple(named["features"]) if named["features"] else None
         return Columns(task=task, need_labels=need_labels, **named)
 
@@ -158,6 +224,7 @@ class Source:
         guessed = {
             "sequence": found.sequence,
             "label": found.label,
+            "split": found.split,
             "features": None if found.features is None else list(found.features),
         }
         return {name: named or guessed.get(name) for name, named in asdict(self.columns).items()}

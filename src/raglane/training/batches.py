@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from raglane.data.chunks import Chunks
 from raglane.data.collate import collate
 from raglane.data.dataset import SequenceDataset
 from raglane.data.samplers import BucketBatchSampler
 from raglane.ragged import Ragged
 
-__all__ = ["Batch", "in_order", "loader", "make_batch", "order_of_data", "training_order"]
+__all__ = ["Batch", "ChunkedBatches", "in_order", "loader", "make_batch", "order_of_data", "training_order"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,8 @@ class Batch:
         inputs: sequences of ``(L, C)`` float32 or ``(L,)`` int64 tokens; for a forecast without their last element.
         targets: classify ``(B,)`` int64; tag ``(N,)`` int64; forecast ``(N, C)`` float32, the element after each.
             None where the data has none.
-        index: ``(B,)`` int64, which sequences of the dataset these are.
+        index: ``(B,)`` int64, which sequences of the dataset these are; -1 where a stream of chunks has ended.
+        begins: ``(B,)`` bool on the CPU, the rows that begin a sequence; None where all rows are whole sequences.
 
     Example:
         >>> batch = Batch(Ragged([torch.ones(3, 2)]), torch.tensor([1]), torch.tensor([0]))
@@ -37,11 +39,12 @@ class Batch:
     inputs: Ragged
     targets: Tensor | None
     index: Tensor
+    begins: Tensor | None = None
 
     def to(self, device: torch.device) -> Batch:
         """The batch on a device."""
         targets = None if self.targets is None else self.targets.to(device, non_blocking=True)
-        return Batch(self.inputs.to(device, non_blocking=True), targets, self.index)
+        return Batch(self.inputs.to(device, non_blocking=True), targets, self.index, self.begins)
 
 
 def make_batch(samples: Sequence[Any]) -> Batch:
@@ -58,6 +61,43 @@ def make_batch(samples: Sequence[Any]) -> Batch:
     batch = collate(samples)
     targets = batch.get("target")
     return Batch(batch["inputs"], targets.values if isinstance(targets, Ragged) else targets, batch["index"])
+
+
+class ChunkedBatches:
+    """The batches of an epoch whose sequences are cut into chunks: what a loop iterates over.
+
+    Args:
+        dataset: with a target per element.
+        batch_size: streams.
+        steps: the most elements of a chunk.
+        seed: of the run.
+
+    Example:
+        >>> data = SequenceDataset(torch.arange(5), torch.tensor([0, 5]), forecast=True)
+        >>> [batch.inputs.values.tolist() for batch in ChunkedBatches(data, 1, 3, 0)]
+        [[0, 1, 2], [3]]
+    """
+
+    def __init__(self, dataset: SequenceDataset, batch_size: int, steps: int, seed: int) -> None:
+        whole = make_batch(dataset.__getitems__(list(range(len(dataset)))))
+        targets = None if whole.targets is None else whole.inputs._like(whole.targets)
+        self.chunks = Chunks(whole.inputs, batch_size, steps, targets=targets, seed=seed)
+        self.first = 0
+
+    def __len__(self) -> int:
+        return len(self.chunks) - self.first
+
+    def from_batch(self, epoch: int, first: int = 0) -> ChunkedBatches:
+        """Set the epoch, from 0, and the batch of it to begin with; returns the same object."""
+        self.chunks.set_epoch(epoch)
+        self.chunks.load_state_dict(self.chunks.state_dict(done=first))
+        self.first = first
+        return self
+
+    def __iter__(self) -> Iterator[Batch]:
+        for chunk in self.chunks:
+            targets = chunk.targets.values if isinstance(chunk.targets, Ragged) else None
+            yield Batch(chunk.inputs, targets, chunk.sequences, chunk.begins)
 
 
 def training_order(lengths: Tensor, batch_size: int, *, bucket: bool, seed: int, epoch: int) -> list[list[int]]:

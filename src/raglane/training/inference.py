@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from typing import Any
 
@@ -165,6 +165,7 @@ def predict(
     *,
     batch_size: int = 256,
     probabilities: bool = False,
+    top: int = 1,
     horizon: int = 1,
     device: torch.device | None = None,
 ) -> Predictions:
@@ -175,6 +176,7 @@ def predict(
         records: of the kind that the model was trained on; labels are not looked at.
         batch_size: sequences of a batch.
         probabilities: add one column per class.
+        top: above 1, add the so many likeliest classes and their probabilities, as lists.
         horizon: how many elements to forecast; for the task ``forecast`` only.
         device: where to run; None for the CPU.
 
@@ -186,25 +188,27 @@ def predict(
         DataError: the data does not fit the model.
     """
     check_least("batch_size", batch_size, 1)
-    check_least("horizon", horizon, 1)
     task = make_task(saved.preprocessor, saved.model.config)
-    for name, value, given in (("horizon", horizon, horizon != 1), ("probabilities", probabilities, probabilities)):
-        if given and name not in task.options:
-            tasks = [known for known, kind in TASKS.items() if name in kind.options]
-            raise ArgumentError(message(name, quote(value), f"goes with the task {' or '.join(tasks)}", "leave it out"))
+    _check_options(task, horizon=horizon, probabilities=probabilities, top=top)
     dataset = saved.preprocessor.apply(records, require_targets=False)
     ids = list(dataset.ids)
     numbers = len(ids) * horizon * len(saved.preprocessor.channels)
     check_memory(f"{numbers:,} numbers of forecasts", _FORECAST * numbers, "pass a smaller horizon")
     answers = _answers(saved, task, dataset, batch_size, horizon, device)
-    columns = task.columns(answers, saved.model, probabilities=probabilities)
+    columns = task.columns(answers, saved.model, probabilities=probabilities, **({"top": top} if top > 1 else {}))
     if task.is_per_element:
         columns = {name: _by_sequence(values, dataset.offsets) for name, values in columns.items()}
     return Predictions({"id": ids, **columns})
 
 
 def evaluate(
-    saved: SavedModel, records: Records, *, batch_size: int = 256, device: torch.device | None = None
+    saved: SavedModel,
+    records: Records,
+    *,
+    batch_size: int = 256,
+    top: int = 1,
+    horizon: int = 1,
+    device: torch.device | None = None,
 ) -> Evaluation:
     """Measure a saved model on data that has targets.
 
@@ -212,13 +216,16 @@ def evaluate(
         saved: of :func:`~raglane.training.checkpoint.load_model`.
         records: with labels or tags; to forecast, the sequences themselves.
         batch_size: sequences of a batch.
+        top: above 1, also how often the class is among the so many likeliest.
+        horizon: above 1, the last so many elements of each sequence are forecast too, and measured step by step; for
+            the task ``forecast`` only.
         device: where to run; None for the CPU.
 
     Returns:
-        ``loss``, and ``accuracy`` and ``macro_f1``, or ``MAE`` and that of persistence.
+        ``loss``, and the task's metrics beside those of simple rules.
 
     Raises:
-        ArgumentError: ``batch_size`` is below 1.
+        ArgumentError: ``batch_size`` or ``horizon`` is below 1, or ``horizon`` does not go with the task.
         DataError: the data does not fit the model, has no labels, or one that training has not seen.
     """
     check_least("batch_size", batch_size, 1)
@@ -226,9 +233,10 @@ def evaluate(
     preprocessor = saved.preprocessor
     dataset = preprocessor.apply(records)
     task = make_task(preprocessor, saved.model.config)
+    _check_options(task, horizon=horizon, top=top)
     task.check(dataset, str(records.source))
     model = saved.model.to(device)
-    totals, meter = Totals(), task.meter(model)
+    totals, meter = Totals(), task.meter(model, records, **({"top": top} if top > 1 else {}))
     with answering(model):
         for batch in in_order(dataset, batch_size):
             moved = batch.to(device)
@@ -241,8 +249,27 @@ def evaluate(
             message(str(records.source), "no targets", "at least one to measure by", "give sequences with elements")
         )
     measured = meter.measured()
+    if horizon > 1:
+        whole = preprocessor.apply(records, require_targets=False)
+        with answering(model):
+            batches = (batch.inputs.to(device) for batch in in_order(whole, batch_size))
+            measured = replace(measured, table=task.ahead(model, batches, horizon))
     numbers = {"loss": totals.mean_loss, **measured.numbers}
     return Evaluation(saved.task, len(dataset), count, numbers, measured)
+
+
+def _check_options(task: Task, *, horizon: int, top: int, probabilities: bool = False) -> None:
+    """Refuse what does not go with a task."""
+    check_least("horizon", horizon, 1)
+    check_least("top", top, 1)
+    for name, value, given in (
+        ("horizon", horizon, horizon != 1),
+        ("top", top, top != 1),
+        ("probabilities", probabilities, probabilities),
+    ):
+        if given and name not in task.options:
+            tasks = [known for known, kind in TASKS.items() if name in kind.options]
+            raise ArgumentError(message(name, quote(value), f"goes with the task {' or '.join(tasks)}", "leave it out"))
 
 
 def _answers(

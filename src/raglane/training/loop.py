@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,12 +27,13 @@ with warnings.catch_warnings():
 
 from raglane.data.dataset import SequenceDataset
 from raglane.errors import DataError, message
-from raglane.training.batches import Batch, loader, order_of_data, training_order
+from raglane.training.batches import Batch, ChunkedBatches, loader, order_of_data, training_order
 from raglane.training.divergence import check_losses, diverged
 from raglane.training.files import write_file, write_folder
 from raglane.training.folder import BEST, CURVES, LAST, drop_replaced
 from raglane.training.history import curves_csv
 from raglane.training.model import SequenceModel
+from raglane.training.schedule import rate_of
 from raglane.training.settings import Settings
 from raglane.training.state import Totals, TrainingState, state_files
 from raglane.training.tasks import Task
@@ -76,6 +78,10 @@ class _Module(pl.LightningModule):
         self.optimizer_state: dict[str, Any] | None = None
         self.totals = Totals()
         self.validation_totals = Totals()
+        # For each token whether it is rare; None where none is to be hidden.
+        self.rare: Tensor | None = None
+        # The layer's states after the last chunk, where sequences are cut into such.
+        self.carried: Any = None
         # Of the validation part, where the task sets something by them.
         self.answers: list[tuple[Tensor, Batch]] = []
         self.train_loader: Callable[[], Any] = list
@@ -88,9 +94,29 @@ class _Module(pl.LightningModule):
         return self.validation_loader()
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:  # noqa: ARG002
-        score = self.task.score(self.model(batch.inputs), batch, training=True)
+        batch = self._with_unknown(batch)
+        if batch.begins is None:
+            output = self.model(batch.inputs)
+        else:
+            output, self.carried = self.model.go_on(batch.inputs, self.carried, batch.begins)
+        score = self.task.score(output, batch, training=True)
         self.totals.add(score, batch.inputs.values.shape[0])
         return score.mean_loss
+
+    def _with_unknown(self, batch: Batch) -> Batch:
+        """The batch with some of the tokens that are rare in training read, and told, as unknown."""
+        tokens = batch.inputs.values
+        if self.rare is None:
+            return batch
+        rare = self.rare = self.rare.to(tokens.device)
+        rate = self.settings.unknown_rate
+        hidden = rare[tokens] & (torch.rand(tokens.shape, device=tokens.device) < rate)
+        inputs = batch.inputs.map(lambda values: values.masked_fill(hidden, 0))
+        targets = batch.targets
+        if self.settings.task == "language" and targets is not None:
+            hidden = rare[targets] & (torch.rand(targets.shape, device=targets.device) < rate)
+            targets = targets.masked_fill(hidden, 0)
+        return replace(batch, inputs=inputs, targets=targets)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:  # noqa: ARG002
         output = self.model(batch.inputs)
@@ -187,11 +213,27 @@ class _Bookkeeper(pl.Callback):
         if "cuda" in self.random and torch.cuda.is_available():
             torch.cuda.set_rng_state(self.random["cuda"])
         self.module.totals = self.state.totals
+        device = self.module.device
+        states = tuple(self.random[name].to(device) for name in sorted(self.random) if name.startswith("carried."))
+        self.module.carried = (states if len(states) > 1 else states[0]) if states else None
         if self.watcher is not None:
             self.watcher.started(self.state, self.module.settings.epochs, self.batches)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         self.since = time.perf_counter()
+
+    def on_train_batch_start(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,  # noqa: ARG002
+        batch: Any,  # noqa: ARG002
+        batch_idx: int,  # noqa: ARG002
+    ) -> None:
+        self._set_rate(trainer, rate_of(self.module.settings, self.state, self.batches))
+
+    def _set_rate(self, trainer: pl.Trainer, rate: float) -> None:
+        for group in trainer.optimizers[0].param_groups:
+            group["lr"] = rate
 
     def on_train_batch_end(
         self,
@@ -225,6 +267,7 @@ class _Bookkeeper(pl.Callback):
         self._refuse_divergence(row)
         state = self.state
         state.epoch, state.batch = state.epoch + 1, 0
+        self.module.carried = None
         state.totals = self.module.totals = Totals()
         self.module.validation_totals = Totals()
         if self.module.answers:
@@ -286,7 +329,9 @@ class _Bookkeeper(pl.Callback):
         if self.folder is None:
             return
         self.state.totals = self.module.totals
-        files = self.model_files() | state_files(self.state, trainer.optimizers[0])
+        # The rate of a batch follows from where the run stands: the file holds that of the settings.
+        self._set_rate(trainer, self.module.settings.lr)
+        files = self.model_files() | state_files(self.state, trainer.optimizers[0], self.module.carried)
         write_folder(self.folder / LAST, files)
         drop_replaced(self.folder)
 
@@ -350,14 +395,23 @@ def run_epochs(
     """
     first, skip = state.epoch, state.batch
     lengths = training.lengths
-    batches = -(-len(training) // settings.batch_size)
+    chunked = None
+    if settings.steps is not None:
+        chunked = ChunkedBatches(training, settings.batch_size, settings.steps, settings.seed)
+    batches = -(-len(training) // settings.batch_size) if chunked is None else len(chunked)
     module = _Module(model, task, settings)
     module.optimizer_state = optimizer_state
+    if model.config.embedding is not None and settings.unknown_rate > 0:
+        counts = torch.bincount(training.values, minlength=model.config.input_size)
+        rare = (counts == 1).index_fill(0, torch.tensor([0]), value=False)
+        module.rare = rare if bool(rare.any()) else None
     stops = _Stops()
     bookkeeper = _Bookkeeper(module, state, folder, model_files, random or {}, watcher, batches, stops)
 
     def train_loader() -> Any:
         epoch = first + trainer.current_epoch
+        if chunked is not None:
+            return chunked.from_batch(epoch, skip if epoch == first else 0)
         order = training_order(lengths, settings.batch_size, bucket=settings.bucket, seed=settings.seed, epoch=epoch)
         return loader(training, order[skip if epoch == first else 0 :], settings.workers)
 
@@ -371,7 +425,7 @@ def run_epochs(
             accelerator="gpu" if device.type == "cuda" else "cpu",
             devices=1,
             max_epochs=settings.epochs - first,
-            gradient_clip_val=settings.clip,
+            gradient_clip_val=settings.clip or None,
             callbacks=[bookkeeper],
             reload_dataloaders_every_n_epochs=1,
             limit_val_batches=0 if validation is None else 1.0,

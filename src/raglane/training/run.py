@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from raglane.data.dataset import SequenceDataset
-from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
 from raglane.errors import ArgumentError, DataError, DivergedError, argument, message, require
 from raglane.reading import as_path
+from raglane.training.batches import ChunkedBatches
 from raglane.training.checkpoint import check_format, load_weights, model_files
 from raglane.training.files import write_file, write_folder
 from raglane.training.folder import BEST, CURVES, DESCRIPTION, LAST, at_work, check_folder, find, replacing
@@ -26,7 +26,7 @@ from raglane.training.model import ModelConfig, SequenceModel
 from raglane.training.settings import Settings
 from raglane.training.state import TrainingState, check_optimizer, load_state
 from raglane.training.stored import read_json, reading, to_json
-from raglane.training.tasks import Task, make_task
+from raglane.training.tasks import Task, fit, make_task, settle
 
 if TYPE_CHECKING:
     from raglane.training.loop import Watcher
@@ -224,6 +224,10 @@ def train(
     with at_work(folder):
         # Again, now that nobody else can change it.
         check_folder(folder, **rules)
+        if resume:
+            settings = replace(settings, loss=settings.loss or load_description(folder).settings.loss)
+        else:
+            settings, _ = settle(settings, training)
         prepared = _prepare(settings, training, validation, test, columns or {})
         description = RunDescription(settings, dict(data or {}), fingerprint(training, validation))
         if resume:
@@ -267,18 +271,27 @@ def _prepare(
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
-    preprocessor = Preprocessor.fit(training, task=settings.task, missing=settings.missing)
-    training_set = preprocessor.apply(training)
-    validation_set = None if validation is None else preprocessor.apply(validation)
+    preprocessor = fit(training, settings)
+    task = make_task(preprocessor, settings)
+
+    def applied(records: Records) -> SequenceDataset:
+        dataset = preprocessor.apply(records)
+        task.check(dataset, str(records.source))
+        return dataset
+
+    training_set = applied(training)
+    validation_set = None if validation is None else applied(validation)
     if test is not None:
-        preprocessor.apply(test)
+        applied(test)
+    if settings.class_weights != "none" and training_set.targets is not None:
+        task.class_weights = task.weigh(training_set.targets)
     config = ModelConfig.of(settings, preprocessor)
     elements = int(training_set.lengths.sum()) * min(settings.batch_size, len(training)) // max(len(training), 1)
     check_size(config, settings, device, elements)
     model = SequenceModel(config)
     return _Prepared(
         model,
-        make_task(preprocessor, settings),
+        task,
         training_set,
         validation_set,
         device,
@@ -299,6 +312,8 @@ def _stored_start(prepared: _Prepared, settings: Settings, folder: Path, marks: 
     load_weights(prepared.model, last)
     check_optimizer(optimizer, make_optimizer(prepared.model, settings), last)
     batches = -(-len(prepared.training) // settings.batch_size)
+    if settings.steps is not None:
+        batches = len(ChunkedBatches(prepared.training, settings.batch_size, settings.steps, settings.seed))
     with reading(last):
         if state.batch >= max(batches, 1):
             raise ValueError(f"{state.batch} batches of an epoch that has {batches}")

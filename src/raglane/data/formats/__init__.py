@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from raglane.checks import check_choice, check_kind
-from raglane.data.formats import csv, folder, jsonl, parquet, ts
+from raglane.data.formats import csv, folder, jsonl, parquet, text, ts
 from raglane.data.formats.base import Format, columns_argument, data_error, open_error
 from raglane.data.formats.ts import japanese_vowels
 from raglane.data.records import ROLES, Columns, Records, note_empty
@@ -21,7 +21,8 @@ FORMATS: dict[str, Format] = {
     "ts": Format("ts", (".ts",), ts.read),
     "parquet": Format("parquet", (".parquet", ".pq"), parquet.read, ("sequence", "label", "id")),
     "jsonl": Format("jsonl", (".jsonl", ".ndjson"), jsonl.read, ("sequence", "label", "id")),
-    "csv": Format("csv", (".csv",), csv.read, ("label", "id", "time", "features")),
+    "csv": Format("csv", (".csv",), csv.read, ("sequence", "label", "id", "time", "features")),
+    "text": Format("text", (".txt",), text.read),
     "folder": Format("folder", (), folder.read),
 }
 
@@ -33,7 +34,7 @@ def read(path: str | os.PathLike[str], columns: Columns | None = None, format: s
     r"""Read sequences from a file or a folder.
 
     Args:
-        path: a ``.ts``, Parquet, JSON lines or CSV file, or a folder of text files, one per class.
+        path: a ``.ts``, Parquet, JSON lines, CSV or text file, or a folder of text files, one per class.
         columns: which columns hold what; None guesses, for the task ``"classify"``.
         format: a key of ``FORMATS``; None goes by the suffix, and by whether ``path`` is a folder.
 

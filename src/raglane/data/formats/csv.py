@@ -9,6 +9,9 @@ Where no column is named, the id and the time column go by their names (``id``, 
 there is none) that, to classify, is the same in all rows of a sequence; every other column is a feature. A column
 without a name, such as the row numbers that pandas writes first, is left out.
 
+A file without an id column, but with a column called ``text`` (``sentence``, ...), or with one named as the sequence,
+has a text per row instead.
+
 Ids are integers where all are written as such in at most 18 digits, else texts. A feature that float32 cannot hold,
 such as 1e999, is infinite, and so is missing.
 """
@@ -37,6 +40,7 @@ from raglane.data.formats.base import (
     read_bytes,
 )
 from raglane.data.formats.labels import labels_in
+from raglane.data.formats.table import choose, records_of
 from raglane.data.formats.times import choose_time, read_times, refuse_contradiction
 from raglane.data.records import Columns, Records, offsets_of
 from raglane.data.targets import TASKS, Targets
@@ -45,6 +49,9 @@ from raglane.errors import quote, quote_all, require
 __all__ = ["read", "read_entries", "repeats_ids"]
 
 _ID_NAMES = (*ID_NAMES, "sequence", "series", "case")
+
+# A column of one of these names holds texts, where no column says which rows belong together.
+_TEXTS = ("text", "sentence", "document", "question", "review")
 
 # How a missing number is written.
 _MISSING = ("", "nan", "na", "n/a", "null", "none", "?")
@@ -104,6 +111,10 @@ def read_entries(path: Path, entries: dict[str, npt.NDArray[np.object_]], column
     """
     present = list(entries)
     id_name, notes = id_column(path, columns, present, present, _ID_NAMES)
+    texts = [name for name in present if name.lower() in _TEXTS]
+    if columns.sequence is not None or (id_name is None and len(texts) == 1):
+        named = replace(columns, sequence=columns.sequence or texts[0])
+        return _whole_rows(path, entries, named, notes)
     if id_name is None:
         got = f"no id column among {quote_all(present)}"
         rule = f"a column says which sequence a row belongs to; its name is {', '.join(_ID_NAMES)}"
@@ -120,7 +131,7 @@ def read_entries(path: Path, entries: dict[str, npt.NDArray[np.object_]], column
         if not columns.wants_labels:
             features, left_out = _numbers_only(table, features)
             label_notes = (*label_notes, *left_out)
-    values, channels, feature_notes = _features(table, features)
+    values, channels, feature_notes = _features(table, features, columns)
     labels, tags, targets = None, None, None
     if label is not None:
         labels, tags, targets = _labels(table, columns, label)
@@ -142,6 +153,26 @@ def repeats_ids(entries: Mapping[str, Any], columns: Columns) -> bool:
     """
     name, _ = id_column(Path(), columns, entries, entries, _ID_NAMES)
     return name is not None and len(set(entries[name])) < len(entries[name])
+
+
+def _whole_rows(
+    path: Path, entries: dict[str, npt.NDArray[np.object_]], columns: Columns, notes: tuple[str, ...]
+) -> Records:
+    """Rows that are a text each, and its label: as a table of texts."""
+    arrow = require("pyarrow", "data")
+    table: dict[str, Any] = {name: arrow.array(entry.tolist(), "string") for name, entry in entries.items()}
+    label = columns.label
+    if label is not None and label in entries and TASKS[columns.task].label == "numbers":
+        numbers, odd = _numbers(entries[label])
+        if odd.any():
+            got = f"{quote(entries[label][int(odd.argmax())])} in data row {int(odd.argmax())}"
+            raise data_error(path, got, "a number to learn is finite", "correct it, or remove the row")
+        table[label] = arrow.array(numbers)
+    rows = arrow.table(table)
+    chosen = choose(path, rows.schema, columns)
+    records = records_of(path, rows.select(chosen.names), chosen, columns)
+    each = f"each row is a sequence, the text of {quote(chosen.sequence)}"
+    return replace(records, notes=(*notes, each, *records.notes))
 
 
 def _entries(path: Path) -> tuple[dict[str, npt.NDArray[np.object_]], tuple[str, ...]]:
@@ -295,7 +326,9 @@ def _numbers_only(table: _Table, features: list[str]) -> tuple[list[str], tuple[
     return rest, (f"left out, because they are not numbers: {', '.join(words)}",)
 
 
-def _features(table: _Table, features: list[str]) -> tuple[npt.NDArray[Any], tuple[str, ...], tuple[str, ...]]:
+def _features(
+    table: _Table, features: list[str], columns: Columns
+) -> tuple[npt.NDArray[Any], tuple[str, ...], tuple[str, ...]]:
     """The values: ``(N, C)`` float32, or ``(N,)`` tokens; their channels; and the notes."""
     if not features:
         rule = "a column is left for the features"
@@ -306,7 +339,7 @@ def _features(table: _Table, features: list[str]) -> tuple[npt.NDArray[Any], tup
     for channel, name in enumerate(features):
         numbers, odd = _numbers(table.entries[name])
         # A few words among numbers are mistakes, not tokens.
-        if len(features) == 1 and odd.mean() >= 0.5:
+        if len(features) == 1 and (odd.mean() >= 0.5 or columns.tokens):
             return table.entries[name], (), (f"the entries of {quote(name)} are taken as tokens",)
         if odd.any():
             row = int(odd.argmax())

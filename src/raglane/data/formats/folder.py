@@ -12,14 +12,16 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from raglane.data.formats.base import columns_argument, data_error, decode, has_utf8, open_error, read_bytes
+from raglane.data.formats.base import columns_argument, data_error, has_utf8, open_error
+from raglane.data.formats.text import lines_of
 from raglane.data.records import Columns, Records, offsets_of
+from raglane.data.splitting import split_texts
 from raglane.errors import quote
 
 __all__ = ["read"]
 
 # What can be learned of texts, one file per class.
-_TASKS = ("classify", "forecast")
+_TASKS = ("classify", "forecast", "language")
 
 # Listed, not "every name in capitals": a class may well be called LOC or NUM.
 _ABOUT = ("README", "SOURCE", "SOURCES", "LICENSE", "LICENCE", "COPYING", "NOTICE", "AUTHORS", "CHANGES", "CITATION")
@@ -30,11 +32,11 @@ def read(path: Path, columns: Columns) -> Records:
 
     Args:
         path: the folder; its files are taken in the order of their names.
-        columns: of these only the task matters; the format has no columns.
+        columns: of these only the task and ``split`` matter; the format has no columns.
 
     Returns:
-        Tokens: every character of a line, but for white space at its ends; blank lines are skipped. The labels are the
-            stems of the files.
+        Tokens: every character (or word, or byte) of a line, but for white space at its ends; blank lines are skipped.
+            The labels are the stems of the files.
 
     Raises:
         DataError: the folder has no text, a text is not UTF-8, or the task needs other labels.
@@ -50,18 +52,18 @@ def read(path: Path, columns: Columns) -> Records:
             f"pass {columns_argument('task', 'classify')}, or another format",
         )
     texts, left_out = _texts(path)
+    split = columns.split or "characters"
     tokens: list[npt.NDArray[np.object_]] = []
     lengths: list[npt.NDArray[np.int64]] = []
     for text in texts:
-        # White space around a line is an accident of typing, and one that can tell the class.
-        lines = list(filter(None, map(str.strip, decode(text, read_bytes(text)).split("\n"))))
-        lengths.append(np.fromiter(map(len, lines), dtype=np.int64, count=len(lines)))
-        # Four bytes per character, so that NumPy cuts the text into characters without a loop.
-        tokens.append(np.frombuffer("".join(lines).encode("utf-32-le"), dtype="<U1").astype(object))
+        # White space around a line can tell the class, which lines_of cuts off.
+        found, counts_of_lines = split_texts(lines_of(text), split)
+        tokens.append(found)
+        lengths.append(counts_of_lines)
     counts = [len(part) for part in lengths]
     if not sum(counts):
         raise data_error(path, "texts of blank lines only", "a line is a sequence", "check the files")
-    notes = [f"{len(texts)} classes, one per file; a sequence is the characters of a line"]
+    notes = [f"{len(texts)} classes, one per file; a sequence is the {split} of a line"]
     if left_out:
         notes.append(f"left out: {', '.join(left_out)}")
     classes = np.repeat(np.array([text.stem for text in texts], dtype=object), counts)
@@ -71,7 +73,7 @@ def read(path: Path, columns: Columns) -> Records:
         labels=tuple(classes.tolist()) if columns.wants_labels else None,
         source=path,
         notes=tuple(notes),
-        columns=columns,
+        columns=columns.with_split(split),
     )
 
 

@@ -31,10 +31,19 @@ from raglane.data.formats.arrow import (
     numbers_of,
     words_of,
 )
-from raglane.data.formats.base import choose_column, columns_argument, count_of, data_error, id_column, named_column
+from raglane.data.formats.base import (
+    choose_column,
+    columns_argument,
+    count_of,
+    data_error,
+    id_column,
+    named_column,
+    takes_tokens,
+)
 from raglane.data.formats.labels import label_kind, read_labels
 from raglane.data.missing import how_to_fill
 from raglane.data.records import Columns, Records, offsets_of, place_of
+from raglane.data.splitting import split_texts
 from raglane.errors import quote, require
 
 __all__ = ["Chosen", "choose", "records_of"]
@@ -90,7 +99,10 @@ def choose(path: Path, schema: Any, columns: Columns) -> Chosen:
         sequence, note = choose_column(path, "sequence", candidates, kind, present)
         notes.append(note)
     if is_text(kinds[sequence]):
-        notes.append(f"the texts of {quote(sequence)} are split on white space into tokens")
+        how = "on white space into tokens" if columns.split in (None, "words") else f"into {columns.split}"
+        notes.append(f"the texts of {quote(sequence)} are split {how}")
+    if is_list(kinds[sequence]) and _is_whole(kinds[sequence].value_type):
+        notes.append(takes_tokens(columns, sequence)[1])
     label, label_notes = _choose_label(path, kinds, columns, {sequence, id_name})
     return Chosen(sequence, label, id_name, (*notes, *label_notes, *id_notes))
 
@@ -107,6 +119,11 @@ def _choose_label(
     candidates = [name for name in kinds if name not in taken and fits(kinds[name])]
     label, note = choose_column(path, "label", candidates, kind, kinds)
     return label, (note,)
+
+
+def _is_whole(kind: Any) -> bool:
+    """Whether a type holds whole numbers, which can be tokens."""
+    return bool(arrow_types().is_integer(kind))
 
 
 def records_of(
@@ -128,14 +145,15 @@ def records_of(
         raise data_error(path, "no rows", "it must hold at least one sequence", "check the file")
     ids = None if chosen.id is None else _ids(Reader(path, None, lines), table.column(chosen.id), chosen.id)
     reader = Reader(path, ids, lines)
-    values, offsets = _sequences(reader, table.column(chosen.sequence), chosen.sequence)
+    values, offsets = _sequences(reader, table.column(chosen.sequence), chosen.sequence, columns)
+    split = (columns.split or "words") if is_text(table.column(chosen.sequence).type) else None
     labels, tags, targets = None, None, None
     if chosen.label is not None:
         labels, tags, targets = read_labels(reader, table.column(chosen.label), chosen.label, offsets, columns.task)
     width = values.shape[1] if values.ndim == 2 else 0
     channels = tuple(f"x{channel}" for channel in range(width))
     # A guessed id column is not asked for again: another file may do without ids.
-    found = replace(columns, sequence=chosen.sequence, label=chosen.label or columns.label)
+    found = replace(columns, sequence=chosen.sequence, label=chosen.label or columns.label, split=split)
     return Records(values, offsets, ids, labels, tags, channels, path, chosen.notes, found, targets)
 
 
@@ -147,11 +165,13 @@ def _ids(reader: Reader, column: Any, name: str) -> tuple[str | int, ...]:
     return tuple(words_of(reader, column, name).tolist())
 
 
-def _sequences(reader: Reader, column: Any, name: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+def _sequences(
+    reader: Reader, column: Any, name: str, columns: Columns
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
     """The flat values of a sequence column, and their offsets."""
     reader.refuse_nulls(column, name, "sequence")
     if is_text(column.type):
-        return _split_texts(reader, column, name)
+        return _split_texts(reader, column, name, columns.split)
     if not is_sequence(column.type):
         rule = "lists of numbers, lists of lists of numbers, lists of strings, or texts"
         raise reader.error(
@@ -162,6 +182,8 @@ def _sequences(reader: Reader, column: Any, name: str) -> tuple[npt.NDArray[Any]
     reader.refuse_inner_nulls(elements, offsets, name)
     if is_text(elements.type):
         return words_of(reader, elements, name, offsets), offsets
+    if _is_whole(elements.type) and takes_tokens(columns, name)[0]:
+        return elements.cast("large_string").to_numpy().astype(object), offsets
     if not is_list(elements.type):
         return numbers_of(elements)[:, None], offsets
     widths, entries = explode(elements)
@@ -188,10 +210,15 @@ def _sequences(reader: Reader, column: Any, name: str) -> tuple[npt.NDArray[Any]
     return numbers_of(entries).reshape(len(widths), int(widths[0])), offsets
 
 
-def _split_texts(reader: Reader, column: Any, name: str) -> tuple[npt.NDArray[np.object_], npt.NDArray[np.int64]]:
-    """Cut texts into tokens at white space; a text of white space alone has none."""
+def _split_texts(
+    reader: Reader, column: Any, name: str, split: str | None
+) -> tuple[npt.NDArray[np.object_], npt.NDArray[np.int64]]:
+    """Cut texts into tokens, by default at white space: there a text of white space alone has none."""
     arrow, compute = require("pyarrow", "data"), require("pyarrow.compute", "data")
     texts = compute.cast(column, "large_string")
+    if split not in (None, "words"):
+        cut, counts = split_texts(words_of(reader, column, name).tolist(), split)
+        return cut, offsets_of(counts)
     try:
         lengths, tokens = explode(compute.utf8_split_whitespace(texts))
         words = tokens.to_numpy().astype(object)

@@ -6,16 +6,21 @@ it wants of the data stands in :data:`raglane.data.records.TASKS`.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from raglane.data.preprocess import Preprocessor
-from raglane.training.settings import ModelSettings
+from raglane.data.records import Records
+from raglane.errors import argument
+from raglane.training.settings import ModelSettings, Settings
 from raglane.training.tasks.base import Measured, Meter, Score, Task
 from raglane.training.tasks.classify import Classify
 from raglane.training.tasks.forecast import Forecast
+from raglane.training.tasks.language import Language
 from raglane.training.tasks.multilabel import MultiLabel
 from raglane.training.tasks.regress import Regress
 from raglane.training.tasks.tag import Tag
 
-__all__ = ["TASKS", "Measured", "Meter", "Score", "Task", "make_task"]
+__all__ = ["TASKS", "Measured", "Meter", "Score", "Task", "fit", "make_task", "settle"]
 
 TASKS: dict[str, type[Task]] = {
     "classify": Classify,
@@ -23,8 +28,46 @@ TASKS: dict[str, type[Task]] = {
     "regress": Regress,
     "multilabel": MultiLabel,
     "forecast": Forecast,
+    "language": Language,
 }
 """The tasks by name, as :data:`raglane.training.settings.TASKS` lists them."""
+
+
+def settle(settings: Settings, training: Records) -> tuple[Settings, str | None]:
+    """Settings with the loss that suits the data where none is chosen, and a line that says so.
+
+    Args:
+        settings: of the training.
+        training: the sequences to train on.
+
+    Example:
+        >>> import numpy as np
+        >>> from raglane.data.records import offsets_of
+        >>> roll = Records(np.array([[0.0], [1.0]], np.float32), offsets_of([2]), channels=("x0",))
+        >>> settle(Settings("forecast"), roll)[0].loss
+        'bce'
+    """
+    if settings.task != "forecast" or settings.loss is not None or training.is_tokens:
+        return settings, None
+    values = training.values
+    if not ((values == 0) | (values == 1)).all() or (values == values[:1]).all():
+        return settings, None
+    why = f"every channel is 0 or 1; for errors of numbers: {argument('loss', 'mse')}"
+    return replace(settings, loss="bce"), f"loss: bce, since {why}"
+
+
+def fit(training: Records, settings: Settings) -> Preprocessor:
+    """What a task learns of the training part: binary channels are left as they are, others are scaled.
+
+    Args:
+        training: the sequences to train on.
+        settings: settled.
+
+    Raises:
+        DataError: there is nothing to learn from, or something is missing that must not be.
+    """
+    is_binary = settings.task == "forecast" and settings.loss_name == "bce"
+    return Preprocessor.fit(training, task=settings.task, missing=settings.missing, standardize=not is_binary)
 
 
 def make_task(preprocessor: Preprocessor, settings: ModelSettings) -> Task:

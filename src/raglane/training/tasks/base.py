@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from raglane.data.dataset import SequenceDataset
 from raglane.data.preprocess import Preprocessor
+from raglane.data.records import Records
 from raglane.errors import ArgumentError, message
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch
@@ -92,7 +94,13 @@ class Task(ABC):
     def __init__(self, preprocessor: Preprocessor, settings: ModelSettings) -> None:
         self.preprocessor = preprocessor
         self.settings = settings
+        self.metric, self.baseline = self.terms(settings)
         self.class_weights: Tensor | None = None
+
+    @classmethod
+    def terms(cls, settings: ModelSettings) -> tuple[str, str | None]:  # noqa: ARG003
+        """The names of the metric and of the baseline with some settings."""
+        return cls.metric, cls.baseline
 
     @staticmethod
     @abstractmethod
@@ -109,9 +117,20 @@ class Task(ABC):
             training: whether the loss is what the optimizer sees; class weights and smoothing change that one only.
         """
 
+    def weigh(self, targets: Tensor) -> Tensor:
+        """The weights of classes that make the rare count as much as the frequent.
+
+        Args:
+            targets: of the training part.
+        """
+        raise NotImplementedError
+
     @abstractmethod
-    def meter(self, model: Any) -> Meter:
-        """An empty sum of all that an evaluation of a model says."""
+    def meter(self, model: Any, records: Records) -> Meter:
+        """An empty sum of all that an evaluation of a model on some records says.
+
+        A task with ``top`` among its options takes it here and in :meth:`columns`: how many classes are told.
+        """
 
     @abstractmethod
     def columns(self, output: Tensor, model: Any, *, probabilities: bool) -> dict[str, list[Any]]:
@@ -137,6 +156,19 @@ class Task(ABC):
             horizon: how many elements to forecast, for the tasks that do.
         """
         return values_of(model(inputs))
+
+    def ahead(self, model: Any, batches: Iterable[Ragged], horizon: int) -> tuple[dict[str, Any], ...]:
+        """Rows of a table: how good forecasts are, step by step, of the last elements of each sequence.
+
+        Args:
+            model: of :class:`~raglane.training.model.SequenceModel`.
+            batches: whole sequences, on the model's device.
+            horizon: how many elements to hold back and forecast.
+
+        Raises:
+            DataError: no sequence is long enough.
+        """
+        raise NotImplementedError
 
     def tune(self, model: Any, answers: list[Tensor], batches: list[Batch]) -> None:  # noqa: B027
         """Set what the model keeps beside its weights, by its answers to the validation part.

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from raglane.data.preprocess import Preprocessor
+from raglane.data.records import Records
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch
 from raglane.training.tasks.base import Measured, Score, Task, targets_of, values_of
@@ -74,12 +75,17 @@ class MultiLabel(Task):
         matches = ((logits.detach() > 0) == (targets > 0)).all(-1).sum() * targets.shape[1]
         return Score(loss, matches, torch.as_tensor(targets.numel()), torch.zeros(()))
 
+    def weigh(self, targets: Tensor) -> Tensor:
+        """For each label how many rows lack it for one that has it."""
+        there = targets.sum(0)
+        return (len(targets) - there) / there.clamp(min=1)
+
     def tune(self, model: Any, answers: list[Tensor], batches: list[Batch]) -> None:
         """Choose the thresholds."""
         targets = torch.cat([targets_of(batch).cpu() for batch in batches])
         model.thresholds.copy_(best_thresholds(torch.cat(answers).sigmoid(), targets))
 
-    def meter(self, model: Any) -> _Sets:
+    def meter(self, model: Any, records: Records) -> _Sets:  # noqa: ARG002
         """F1 scores, and those of telling every label always."""
         return _Sets(self.preprocessor.labels or (), model.thresholds.cpu())
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from raglane.data.preprocess import Preprocessor
+from raglane.data.records import Records
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch
 from raglane.training.settings import ModelSettings
@@ -80,7 +81,7 @@ class Regress(Task):
             (targets.abs() * scale).sum(),
         )
 
-    def meter(self, model: Any) -> _Errors:  # noqa: ARG002
+    def meter(self, model: Any, records: Records) -> _Errors:  # noqa: ARG002
         """R2, errors, and those of the mean of the training part."""
         return _Errors(self)
 
