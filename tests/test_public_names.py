@@ -10,6 +10,7 @@ def test_package() -> None:
         "Cost",
         "Plan",
         "Ragged",
+        "Run",
         "__version__",
         "accelerate",
         "acceleration",
@@ -18,12 +19,15 @@ def test_package() -> None:
         "data",
         "errors",
         "explain",
+        "fit",
+        "load",
         "modify",
         "nn",
         "packing",
         "plan",
         "plot",
         "restore",
+        "sklearn",
         "using",
     ]
     assert all(hasattr(rl, name) for name in rl.__all__)

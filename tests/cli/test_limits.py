@@ -37,7 +37,7 @@ def nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*_: Any, **__: Any) -> None:
         raise AssertionError("data is read before the mistake is named")
 
-    monkeypatch.setattr("raglane.cli.sources.Source.read", read)
+    monkeypatch.setattr("raglane.models.sources.Source.read", read)
     monkeypatch.setattr("raglane.training.checkpoint.load_model", read)
 
 

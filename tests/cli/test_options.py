@@ -8,9 +8,9 @@ import re
 import pytest
 
 from raglane.cli import main
-from raglane.cli.sources import ColumnNames
 from raglane.data import FORMATS
 from raglane.data.records import ROLES
+from raglane.models.sources import ColumnNames
 from raglane.training.options import options
 from raglane.training.settings import Settings
 

@@ -135,6 +135,30 @@ FAULTS: dict[str, Fault] = {
         "forecast = self._next(known[:, :size], self.head(self.encoder.dropout(output)))",
         "training/test_run.py::test_a_longer_forecast_feeds_itself",
     ),
+    "a-head-of-torchs-product": Fault(
+        "src/raglane/training/model.py",
+        "self.head = RowLinear(",
+        "self.head = nn.Linear(",
+        "training/test_bits.py",
+    ),
+    "attention-of-torchs-products": Fault(
+        "src/raglane/nn/pooling.py",
+        "self.hidden = RowLinear(",
+        "self.hidden = nn.Linear(",
+        "training/test_bits.py",
+    ),
+    "cells-without-a-kernel-answer-as-torch-does": Fault(
+        "src/raglane/training/model.py",
+        "nullcontext() if has_kernel else RowByRow()",
+        "nullcontext()",
+        "training/test_bits.py",
+    ),
+    "the-end-of-a-vector-rounds-otherwise": Fault(
+        "src/raglane/nn/linear.py",
+        "    Tensor.sigmoid: _sigmoid,\n",
+        "",
+        "nn/test_linear.py",
+    ),
     "a-loss-may-grow-tenfold-more": Fault(
         "src/raglane/training/divergence.py",
         "if loss > max(_LOST * base, 1.0):",

@@ -72,6 +72,8 @@ def _weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def _assert_same_run(one: TrainingResult, other: TrainingResult) -> None:
     assert _without_times(one) == _without_times(other)
+    assert one.folder is not None
+    assert other.folder is not None
     for part in ("best", "last"):
         mine, theirs = _weights(one.folder / part), _weights(other.folder / part)
         assert mine.keys() == theirs.keys()
@@ -166,8 +168,8 @@ def test_the_largest_batch_comes_first(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
     training = _records(24)
-    stopped = train(_QUICK, training, None, tmp_path / "run", watcher=_Recorder((2, 3)))
-    path = stopped.folder / "last" / "training.json"
+    train(_QUICK, training, None, tmp_path / "run", watcher=_Recorder((2, 3)))
+    path = tmp_path / "run" / "last" / "training.json"
     content = json.loads(path.read_text())
     assert content["state"]["order"]["done"] == 3
     del content["state"]["order"]
@@ -195,7 +197,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path: Path) -
     whole = train(_QUICK, training, None, tmp_path / "whole")
     folder = tmp_path / "killed"
     folder.mkdir()
-    (folder / "run.json").write_bytes((whole.folder / "run.json").read_bytes())
+    (folder / "run.json").write_bytes((tmp_path / "whole" / "run.json").read_bytes())
     _assert_same_run(whole, train(_QUICK, training, None, folder, resume=True))
 
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from raglane.cli import console, options
-from raglane.cli.sources import ColumnNames, SavedSource, Source
-from raglane.errors import ArgumentError, message
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +15,7 @@ if TYPE_CHECKING:
     from raglane.training.checkpoint import SavedModel
     from raglane.training.inference import Evaluation
 
-__all__ = ["evaluate", "model_source", "report", "tell_empty", "test_part"]
+__all__ = ["evaluate", "report", "tell_empty"]
 
 # Above this many classes a table is wider than a terminal: it goes to its file only.
 _WIDEST_TABLE = 20
@@ -54,7 +51,8 @@ def evaluate(
 
     raglane evaluate runs/meters later.csv --horizon 24
     """
-    from raglane.training.checkpoint import load_model, model_folder
+    from raglane.models.run import load
+    from raglane.training.checkpoint import model_folder
     from raglane.training.folder import at_work
     from raglane.training.inference import pick_device
 
@@ -68,34 +66,11 @@ def evaluate(
     with at_work(run, "run") as is_back:
         if is_back:
             say(options.IS_BACK)
-        saved = load_model(run)
-        if data is None:
-            records = test_part(run, saved.task)
-        else:
-            records = model_source(run, data, format, columns, saved.columns).read(saved.task)
-        tell_empty(records, saved.task, say)
+        model = load(run)
+        records = model.test_part() if data is None else model.read(data, format=format, **columns)
+        tell_empty(records, model.task, say)
         asked = {"batch_size": batch_size, "top": top, "horizon": horizon}
-        report(run, saved, records, device=where, say=say, name="evaluation", asked=asked)
-
-
-def model_source(run: Path, data: Path, format: str | None, columns: options.Given, trained: dict[str, Any]) -> Source:
-    """Data for a saved model: its columns are those of the training data, where none are given.
-
-    Args:
-        run: the folder, for messages.
-        data: file or folder.
-        format: None goes by the suffix.
-        columns: what this command was told.
-        trained: what training was told, or found, as the model's file has it.
-
-    Raises:
-        CheckpointError: ``trained`` is damaged.
-    """
-    from raglane.training.stored import build, reading
-
-    with reading(run):
-        found = build(ColumnNames, trained, "columns")
-    return Source(data, format, replace(found, **columns))
+        report(run, model.saved, records, device=where, say=say, name="evaluation", asked=asked)
 
 
 def tell_empty(records: Records, task: str, say: Callable[[str], None]) -> None:
@@ -194,28 +169,3 @@ def _numbers(evaluation: Evaluation) -> str:
     names = {key: key.replace("macro_f1", "macro-F1").replace("_", " ") for key in numbers if key != "loss"}
     metrics = [f"{name} {numbers[key]:.3f}" for key, name in names.items()]
     return ", ".join([*metrics, f"loss {numbers['loss']:.4f}"])
-
-
-def test_part(run: Path, task: str) -> Records:
-    """What a run was to be tested on: its --test, or the official test part of the default data.
-
-    Args:
-        run: the folder.
-        task: of its model.
-
-    Raises:
-        ArgumentError: the run names no test data.
-        CheckpointError: the run's description is damaged.
-    """
-    from raglane.training.folder import DESCRIPTION, find
-    from raglane.training.run import load_description
-
-    # A folder may hold a model alone, and a run that the command has not made need not say where its data came from.
-    kept = load_description(run).data if find(run, DESCRIPTION).is_file() else {}
-    if kept:
-        data = SavedSource.load(run, kept)
-        if data.test is not None:
-            return data.source(data.test).read(task)
-        if data.path is None:
-            return Source(None, None).read(task, part="test")
-    raise ArgumentError(message("data", "nothing", "this run names no test data to fall back on", "give DATA"))

@@ -15,8 +15,8 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from raglane.cli.sources import ColumnNames
 from raglane.errors import flags, quote
+from raglane.models.sources import ColumnNames
 from raglane.training.options import DATA, MODEL, RUN, TRAINING, flag_of, options
 from raglane.training.settings import Settings
 

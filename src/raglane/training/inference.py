@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import torch
@@ -13,10 +13,11 @@ from raglane.data.dataset import SequenceDataset
 from raglane.data.epochs import check_least
 from raglane.data.order import Limit
 from raglane.data.records import Records
-from raglane.errors import ArgumentError, DataError, message, quote
+from raglane.errors import ArgumentError, DataError, message, quote, quote_all, require, shorten
 from raglane.memory import check_memory
 from raglane.training.batches import in_order
 from raglane.training.checkpoint import SavedModel
+from raglane.training.model import answering
 from raglane.training.settings import DEVICES
 from raglane.training.state import Totals
 from raglane.training.stored import finite
@@ -28,8 +29,11 @@ __all__ = ["Evaluation", "Predictions", "evaluate", "pick_device", "predict"]
 # The bytes of a number of a forecast on its way: in tensors of 32 and of 64 bits, and in a list of Python's.
 _FORECAST = 48
 
+# Rows that a table of predictions shows of itself, and characters of an entry.
+_SHOWN, _WIDEST = 10, 40
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Predictions:
     """A table of predictions in the order of the data.
 
@@ -40,8 +44,14 @@ class Predictions:
             sequence), and there is no probability.
 
     Example:
-        >>> len(Predictions({"id": [0, 1], "prediction": ["a", "b"]}))
-        2
+        >>> predictions = Predictions({"id": [0, 1], "prediction": ["a", "b"], "probability": [0.75, 1.0]})
+        >>> predictions
+        Predictions of 2 sequences
+        id  prediction  probability
+        0  a  0.75
+        1  b  1
+        >>> predictions["prediction"], len(predictions)
+        (['a', 'b'], 2)
     """
 
     columns: dict[str, list[Any]]
@@ -49,8 +59,31 @@ class Predictions:
     def __len__(self) -> int:
         return len(self.columns["id"])
 
+    def __getitem__(self, name: str) -> list[Any]:
+        """A column."""
+        if name not in self.columns:
+            rule = f"the columns are {quote_all(self.columns)}"
+            raise ArgumentError(message("column", quote(name), rule, "choose one of them"))
+        return self.columns[name]
 
-@dataclass(frozen=True)
+    def __repr__(self) -> str:
+        rows = "\n".join(
+            "  ".join(shorten(_short(entry), _WIDEST) for entry in row)
+            for row in islice(zip(*self.columns.values(), strict=True), _SHOWN)
+        )
+        more = f"\n... {len(self) - _SHOWN:,} more" if len(self) > _SHOWN else ""
+        return f"Predictions of {len(self):,} sequences\n{'  '.join(self.columns)}\n{rows}{more}"
+
+    def frame(self) -> Any:
+        """The table as a ``pandas.DataFrame``.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        return require("pandas", "data").DataFrame(self.columns)
+
+
+@dataclass(frozen=True, repr=False)
 class Evaluation:
     """How good a model is on data that has targets.
 
@@ -67,6 +100,18 @@ class Evaluation:
     count: int
     numbers: dict[str, float]
     measured: Measured
+
+    def __getitem__(self, name: str) -> float:
+        """One of the numbers."""
+        if name not in self.numbers:
+            raise ArgumentError(
+                message("number", quote(name), f"the numbers are {quote_all(self.numbers)}", "choose one of them")
+            )
+        return self.numbers[name]
+
+    def __repr__(self) -> str:
+        numbers = ", ".join(f"{name} {number:.4g}" for name, number in self.numbers.items())
+        return f"Evaluation({self.task}, {self.sequences:,} sequences: {numbers})"
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -193,7 +238,7 @@ def evaluate(
     task.check(dataset, str(records.source))
     model = saved.model.to(device)
     totals, meter = Totals(), task.meter(model, records, **({"top": top} if top > 1 else {}))
-    with torch.no_grad():
+    with answering(model):
         for batch in in_order(dataset, Limit(sequences=batch_size)):
             moved = batch.to(device)
             output = values_of(model(moved.inputs))
@@ -207,7 +252,7 @@ def evaluate(
     measured = meter.measured()
     if horizon > 1:
         whole = preprocessor.apply(records, require_targets=False)
-        with torch.no_grad():
+        with answering(model):
             batches = (batch.inputs.to(device) for batch in in_order(whole, Limit(sequences=batch_size)))
             measured = replace(measured, table=task.ahead(model, batches, horizon))
     numbers = {"loss": totals.mean_loss, **measured.numbers}
@@ -234,11 +279,17 @@ def _answers(
     """The model's answers to whole sequences, on the CPU, one row per sequence or per element."""
     device = device or torch.device("cpu")
     model = saved.model.to(device)
-    with torch.no_grad():
+    with answering(model):
         # Without targets the whole sequence goes in.
         batches = (batch.inputs.to(device) for batch in in_order(dataset, Limit(sequences=batch_size)))
         parts = [task.answer(model, inputs, horizon).cpu() for inputs in batches]
     return torch.cat(parts) if parts else torch.zeros(0, model.config.output_size)
+
+
+def _short(entry: Any) -> str:
+    if isinstance(entry, list):
+        return f"[{', '.join(map(_short, entry[:_SHOWN]))}{', ...' if len(entry) > _SHOWN else ''}]"
+    return f"{entry:.4g}" if isinstance(entry, float) else str(entry)
 
 
 def _by_sequence(values: list[Any], offsets: Tensor) -> list[list[Any]]:

@@ -148,7 +148,7 @@ class _Bookkeeper(pl.Callback):
         self,
         module: _Module,
         state: TrainingState,
-        folder: Path,
+        folder: Path | None,
         model_files: Callable[[], dict[str, bytes]],
         random: dict[str, Tensor],
         watcher: Watcher | None,
@@ -166,6 +166,8 @@ class _Bookkeeper(pl.Callback):
         self.batches = len(order)
         self.stops = stops
         self.since = 0.0
+        # Where there is no folder to write it to.
+        self.best: dict[str, bytes] = {}
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         # Again, since Lightning has come between.
@@ -245,8 +247,9 @@ class _Bookkeeper(pl.Callback):
         # The last before the best, which can be made of it should the process die between the two.
         self.save_last(trainer)
         if is_best:
-            write_folder(self.folder / BEST, self.model_files())
-        write_file(self.folder / CURVES, curves_csv(state.history))
+            self.save_best()
+        if self.folder is not None:
+            write_file(self.folder / CURVES, curves_csv(state.history))
         if self.watcher is not None:
             self.watcher.epoch_done(row, is_best)
         patience = self.module.settings.patience
@@ -279,8 +282,17 @@ class _Bookkeeper(pl.Callback):
         if not torch.stack([weight.isfinite().all() for weight in self.module.model.parameters()]).all():
             raise diverged("weights that are not finite", self.state, self.module.settings)
 
+    def save_best(self) -> None:
+        """Write the model as it is, or keep it where there is no folder."""
+        if self.folder is None:
+            self.best = self.model_files()
+        else:
+            write_folder(self.folder / BEST, self.model_files())
+
     def save_last(self, trainer: pl.Trainer) -> None:
         """Write the checkpoint that a run goes on from."""
+        if self.folder is None:
+            return
         self.state.totals = self.module.totals
         # The rate of a batch follows from where the run stands: the file holds that of the settings.
         self._set_rate(trainer, self.module.settings.lr)
@@ -317,13 +329,13 @@ def run_epochs(
     validation: SequenceDataset | Dataset | None,
     *,
     state: TrainingState,
-    folder: Path,
+    folder: Path | None,
     device: torch.device,
     model_files: Callable[[], dict[str, bytes]],
     optimizer_state: dict[str, Any] | None = None,
     random: dict[str, Tensor] | None = None,
     watcher: Watcher | None = None,
-) -> None:
+) -> dict[str, bytes]:
     """Train from ``state`` to the last epoch, saving after each.
 
     Args:
@@ -334,12 +346,15 @@ def run_epochs(
         order: its batches, at the place where the run stands.
         validation: the part that decides which epoch is best; None lets the training loss decide.
         state: where the run stands; brought forward in place.
-        folder: of the run; best, last and curves.csv are written in it.
+        folder: of the run; best, last and curves.csv are written in it. None writes nothing.
         device: where to train.
         model_files: gives the files of the model as it is now.
         optimizer_state: of the run that goes on.
         random: states of the random generators of the run that goes on.
         watcher: told of batches and epochs.
+
+    Returns:
+        The files of the best model where there is no folder; {} where there is one.
 
     Raises:
         Interrupted: Ctrl-C or SIGTERM came; the run is saved.
@@ -397,3 +412,4 @@ def run_epochs(
         except SystemExit as stop:
             # What Lightning makes of a second Ctrl-C.
             raise KeyboardInterrupt from stop
+    return bookkeeper.best

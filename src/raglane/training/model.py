@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,14 +14,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raglane.data.preprocess import Preprocessor
+from raglane.native.cells import has_cell
 from raglane.nn import SequenceEncoder, carry
 from raglane.nn.arguments import check_count
+from raglane.nn.linear import RowByRow, RowLinear, row_linear
 from raglane.ragged import Ragged
 from raglane.training.settings import ALWAYS_PER_ELEMENT, ModelSettings
 from raglane.training.stored import build
 from raglane.training.tasks import TASKS
 
-__all__ = ["ModelConfig", "SequenceModel"]
+__all__ = ["ModelConfig", "SequenceModel", "answering"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +200,7 @@ class SequenceModel(nn.Module):
             # The head turns a state into the embedding of the token that is to come (Press and Wolf, 2017).
             answers = config.embedding
             self.tied_bias = nn.Parameter(torch.zeros(config.output_size))
-        self.head = nn.Linear(self.encoder.output_size, answers)
+        self.head = RowLinear(self.encoder.output_size, answers)
         for name, start in TASKS[config.task].kept.items():
             self.register_buffer(name, torch.full((config.output_size,), start))
 
@@ -229,7 +232,8 @@ class SequenceModel(nn.Module):
         answers: Tensor = self.head(encoded)
         if self.tied_bias is None or self.encoder.embedding is None:
             return answers
-        return F.linear(answers, self.encoder.embedding.weight, self.tied_bias)
+        product = F.linear if self.training else row_linear
+        return product(answers, self.encoder.embedding.weight, self.tied_bias)
 
     def go_on(self, inputs: Ragged, state: Any, begins: Tensor) -> tuple[Ragged, Any]:
         """Run the next chunk of some sequences, from where the last one ended.
@@ -299,3 +303,18 @@ class _DroppedEmbedding(nn.Embedding):
             return embedded
         kept = torch.rand(self.num_embeddings, device=embedded.device) >= self.share
         return embedded * (kept / (1 - self.share))[input].unsqueeze(-1)
+
+
+@contextmanager
+def answering(model: SequenceModel) -> Iterator[None]:
+    """Within it a model's answer to a sequence has the same bits in any batch and at any number of threads, on a CPU.
+
+    The cpu kernels promise it of the cells that they run; what torch computes of the others is done row by row. No
+    gradients are recorded.
+
+    Args:
+        model: in evaluation mode.
+    """
+    has_kernel = has_cell(model.encoder.recurrent.cell.name)
+    with torch.no_grad(), nullcontext() if has_kernel else RowByRow():
+        yield

@@ -86,19 +86,22 @@ class TrainingResult:
     """What came out of a run.
 
     Args:
-        folder: of the run.
+        folder: of the run; None where it was trained in memory.
         metric: the name of the metric in the history.
         state: history, best epoch and its loss.
         stopped_by: the number of the signal that ended it, of Ctrl-C or SIGTERM; it is saved and can go on. None if
             it ran to its end.
         was_complete: whether it was resumed with no epoch left to run.
+        best: of a run without a folder, the files of its best model, for
+            :func:`~raglane.training.checkpoint.read_model`; {} before its first epoch is done.
     """
 
-    folder: Path
+    folder: Path | None
     metric: str
     state: TrainingState
     stopped_by: int | None = None
     was_complete: bool = False
+    best: Mapping[str, bytes] = field(default_factory=dict, repr=False)
 
     @property
     def interrupted(self) -> bool:
@@ -183,7 +186,7 @@ def train(
     settings: Settings,
     training: Records | Dataset,
     validation: Records | Dataset | None,
-    folder: str | os.PathLike[str],
+    folder: str | os.PathLike[str] | None,
     *,
     data: Mapping[str, Any] | None = None,
     columns: Mapping[str, Any] | None = None,
@@ -198,7 +201,7 @@ def train(
         settings: every choice.
         training: the sequences to train on; of a :class:`~raglane.data.Dataset` only batches are in memory.
         validation: the sequences that decide which epoch is best; None lets the training loss decide.
-        folder: of the run; made where it is missing.
+        folder: of the run; made where it is missing. None keeps the best model in memory and writes nothing.
         data: where the data came from, for :func:`load_description`; JSON values.
         columns: which columns of a file hold what, kept with the model.
         resume: go on from ``folder/last``, to the same result as a run that was never stopped. For a run whose
@@ -221,6 +224,12 @@ def train(
     """
     require("lightning.pytorch", "train")
     require("safetensors", "train")
+    if folder is None:
+        if resume:
+            fix = f"give {argument('folder')}"
+            raise ArgumentError(message("folder", "None", "to go on needs the folder of a run", fix))
+        prepared = _prepare(settings, training, validation, test, columns or {})
+        return _run(prepared, RunDescription(settings), None, _Start(), watcher)
     folder, rules = as_path(folder), {"resume": resume, "overwrite": overwrite}
     check_folder(folder, **rules)
     with at_work(folder):
@@ -376,19 +385,21 @@ def _stored_start(prepared: _Prepared, settings: Settings, folder: Path, marks: 
 
 
 def _run(
-    prepared: _Prepared, description: RunDescription, folder: Path, start: _Start, watcher: Watcher | None
+    prepared: _Prepared, description: RunDescription, folder: Path | None, start: _Start, watcher: Watcher | None
 ) -> TrainingResult:
     """Train from where a run stands to its end, or to where a signal stops it."""
     from raglane.training.loop import Interrupted, run_epochs
 
     settings, state, stopped_by = description.settings, start.state, None
-    description.write(folder)
+    best: dict[str, bytes] = {}
+    if folder is not None:
+        description.write(folder)
     was_complete = _is_complete(state, settings)
-    if was_complete:
+    if was_complete and folder is not None:
         write_file(folder / CURVES, curves_csv(state.history))
     else:
         try:
-            run_epochs(
+            best = run_epochs(
                 prepared.model,
                 prepared.task,
                 settings,
@@ -406,10 +417,10 @@ def _run(
         except Interrupted as stop:
             stopped_by = stop.signal
         except DivergedError as error:
-            if (folder / LAST).exists():
+            if folder is not None and (folder / LAST).exists():
                 replace(description, diverged=error.what).write(folder)
             raise
-    return TrainingResult(folder, prepared.task.metric, state, stopped_by, was_complete)
+    return TrainingResult(folder, prepared.task.metric, state, stopped_by, was_complete, best)
 
 
 def _is_complete(state: TrainingState, settings: Settings) -> bool:

@@ -14,7 +14,7 @@ from raglane.data.splitting import join_tokens, split_texts
 from raglane.errors import ArgumentError, message
 from raglane.ragged import Ragged
 from raglane.training.checkpoint import SavedModel
-from raglane.training.model import SequenceModel
+from raglane.training.model import SequenceModel, answering
 
 __all__ = ["go_on", "sample"]
 
@@ -104,8 +104,9 @@ def sample(
         shares = (logits.cpu().double() / temperature).softmax(-1)
         return torch.multinomial(shares, 1, generator=generator).squeeze(1).to(logits.device)
 
-    with torch.no_grad():
-        drawn = go_on(saved.model.to(device), Ragged([start] * count), length, pick).tolist()
+    model = saved.model.to(device)
+    with answering(model):
+        drawn = go_on(model, Ragged([start] * count), length, pick).tolist()
     texts = []
     for row in drawn:
         end = row.index(_END) if _END in row else len(row)

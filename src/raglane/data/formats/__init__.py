@@ -25,7 +25,7 @@ FORMATS: dict[str, Format] = {
     "arrow": Format("arrow", _ARROW, ipc.read, ("sequence", "label", "id"), ipc.pieces),
     "jsonl": Format("jsonl", (".jsonl", ".ndjson"), jsonl.read, ("sequence", "label", "id"), jsonl.pieces),
     "csv": Format("csv", (".csv",), csv.read, ("sequence", "label", "id", "time", "features"), csv_pieces.pieces),
-    "text": Format("text", (".txt",), text.read),
+    "text": Format("text", (".txt",), text.read, pieces=text.pieces),
     "folder": Format("folder", (), folder.read, pieces=folder.pieces),
 }
 

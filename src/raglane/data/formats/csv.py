@@ -21,7 +21,7 @@ from __future__ import annotations
 import io
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -47,7 +47,17 @@ from raglane.data.records import Columns, Records, offsets_of
 from raglane.data.targets import TASKS, Targets
 from raglane.errors import argument, quote, quote_all, require
 
-__all__ = ["header_of", "id_name_of", "is_plain", "parsed", "read", "records_of_entries", "text_column"]
+__all__ = [
+    "header_of",
+    "id_name_of",
+    "is_plain",
+    "parsed",
+    "read",
+    "read_entries",
+    "records_of_entries",
+    "repeats_ids",
+    "text_column",
+]
 
 _ID_NAMES = (*ID_NAMES, "sequence", "series", "case")
 
@@ -96,13 +106,29 @@ def read(path: Path, columns: Columns) -> Records:
         MissingExtraError: pandas is not installed.
     """
     entries, left_out = _entries(path)
+    records = read_entries(path, entries, columns)
+    return replace(records, notes=(*left_out, *records.notes))
+
+
+def read_entries(path: Path, entries: dict[str, npt.NDArray[np.object_]], columns: Columns) -> Records:
+    """Read columns in long form, whatever they come from.
+
+    Args:
+        path: what messages call it.
+        entries: by the column's name, one str per row, as a CSV file would have it; "" where there is none.
+        columns: which columns hold what, and the task.
+
+    Raises:
+        DataError: as :func:`read`.
+        MissingExtraError: pandas is not installed.
+    """
     present = list(entries)
     text = text_column(path, columns, present)
     if text is not None:
-        return _whole_rows(path, entries, replace(columns, sequence=text), left_out)
+        return _whole_rows(path, entries, replace(columns, sequence=text))
     name, id_notes = id_name_of(path, columns, present)
     records, _ = records_of_entries(path, entries, columns, name)
-    return replace(records, notes=(*left_out, *id_notes, *records.notes))
+    return replace(records, notes=(*id_notes, *records.notes))
 
 
 def text_column(path: Path, columns: Columns, present: list[str]) -> str | None:
@@ -169,9 +195,22 @@ def records_of_entries(
     return Records(values, table.offsets, table.ids, labels, tags, channels, path, notes, found, targets), time
 
 
-def _whole_rows(
-    path: Path, entries: dict[str, npt.NDArray[np.object_]], columns: Columns, notes: tuple[str, ...]
-) -> Records:
+def repeats_ids(entries: Mapping[str, Any], columns: Columns) -> bool:
+    """Whether there is an id column with an id that comes twice, so that a row is an element of a sequence.
+
+    Args:
+        entries: by the column's name, one per row.
+        columns: which columns hold what.
+
+    Example:
+        >>> repeats_ids({"id": [1, 1, 2], "x": [5, 6, 7]}, Columns()), repeats_ids({"id": [1, 2]}, Columns())
+        (True, False)
+    """
+    name, _ = id_column(Path(), columns, entries, entries, _ID_NAMES)
+    return name is not None and len(set(entries[name])) < len(entries[name])
+
+
+def _whole_rows(path: Path, entries: dict[str, npt.NDArray[np.object_]], columns: Columns) -> Records:
     """Rows that are a text each, and its label: as a table of texts."""
     arrow = require("pyarrow", "data")
     table: dict[str, Any] = {name: arrow.array(entry.tolist(), "string") for name, entry in entries.items()}
@@ -186,7 +225,7 @@ def _whole_rows(
     chosen = choose(path, rows.schema, columns)
     records = records_of(path, rows.select(chosen.names), chosen, columns)
     each = f"each row is a sequence, the text of {quote(chosen.sequence)}"
-    return replace(records, notes=(*notes, each, *records.notes))
+    return replace(records, notes=(each, *records.notes))
 
 
 def _entries(path: Path) -> tuple[dict[str, npt.NDArray[np.object_]], tuple[str, ...]]:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from raglane.data.formats.base import columns_argument, data_error, decode, has_utf8, open_error
-from raglane.data.formats.pieces import Line, Piece, Start, line_pieces, lines_of
-from raglane.data.formats.text import filled_lines
+from raglane.data.formats.base import columns_argument, data_error, has_utf8, open_error
+from raglane.data.formats.pieces import Line, Piece, Start, line_pieces
+from raglane.data.formats.text import filled_lines, kept_lines, texts_of
 from raglane.data.records import Columns, Records, offsets_of
 from raglane.data.splitting import split_texts
 from raglane.errors import quote
@@ -75,12 +75,10 @@ def _pieces_of(path: Path, text: Path, number: int, columns: Columns, start: Sta
     """The pieces of one text."""
 
     def records(lines: Sequence[Line]) -> Records:
-        found = [decode(text, line.content, line.number).strip() for line in lines]
-        return _records(path, found, [text.stem] * len(found), columns)
+        return _records(path, texts_of(text, lines), [text.stem] * len(lines), columns)
 
-    # A line of other white space than a text in ASCII has is blank, too.
-    kept = (line for line in lines_of(text, start) if line.content.decode(errors="replace").strip())
-    yield from line_pieces(kept, records, lambda line: (number, line.end, line.number + 1), f"{text.name}, ")
+    lines = kept_lines(text, start)
+    yield from line_pieces(lines, records, lambda line: (number, line.end, line.number + 1), f"{text.name}, ")
 
 
 def _check_asked(path: Path, columns: Columns) -> None:

@@ -1,14 +1,15 @@
-"""Where a command's data comes from: a file with its columns, or the embedded default."""
+"""Where data comes from: a file with its columns, or the embedded default; and how a part of it is held out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raglane.training.options import DATA, check, option
+from raglane.errors import ArgumentTypeError, DataError, message, quote
+from raglane.training.options import DATA, check, option, options
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,9 +18,21 @@ if TYPE_CHECKING:
     from raglane.data.records import Columns, Records
     from raglane.data.stored_dataset import Dataset
 
-__all__ = ["DEFAULT_DATA", "ColumnNames", "SavedSource", "Source", "hold_out"]
+__all__ = [
+    "DEFAULT_DATA",
+    "LABELLED",
+    "ColumnNames",
+    "SavedSource",
+    "Source",
+    "chosen_columns",
+    "guess_task",
+    "hold_out",
+]
 
 DEFAULT_DATA = "Japanese vowels"
+
+# The tasks that labels may be for where they are no classes of sequences, in the order in which they are tried.
+LABELLED = ("tag", "regress", "multilabel")
 
 
 @dataclass(frozen=True)
@@ -80,6 +93,64 @@ class ColumnNames:
         check(self)
 
 
+def chosen_columns(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns that a program names, as :class:`ColumnNames` has them.
+
+    Args:
+        given: by the names of the arguments.
+
+    Raises:
+        ArgumentTypeError: no such argument, or a name that is not a text.
+
+    Example:
+        >>> chosen_columns({"features": ("a", "b")})
+        {'features': ['a', 'b']}
+    """
+    # Not above: it imports PyTorch, and a help text shows the names of columns.
+    from raglane.checks import check_kind
+
+    known = tuple(options(ColumnNames))
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in known:
+            rule = f"what data holds is said by {', '.join(known)}"
+            raise ArgumentTypeError(message("options", quote(name), rule, "check the name"))
+        if name == "features" and value is not None:
+            value = [value] if isinstance(value, str) else value
+            check_kind(name, value, (list, tuple), "a list of names of columns", 'pass ["a", "b"]')
+        if name == "tokens" and isinstance(value, bool):
+            value = "yes" if value else "no"
+        for part in value if isinstance(value, (list, tuple)) else [value]:
+            check_kind(name, part, (str, type(None)), "a text, or None", "pass the name of a column")
+        found[name] = list(value) if isinstance(value, tuple) else value
+    return found
+
+
+def guess_task(read: Callable[[str], Records], others: tuple[str, ...]) -> tuple[Records, str]:
+    """Read data for the task that its labels are for: to classify, unless that cannot be.
+
+    Args:
+        read: reads it for a task.
+        others: the tasks to try, in this order.
+
+    Returns:
+        The records, and the task: a label that is a list as long as the sequence is a tag per element, another list
+        a set of labels, and one that is no class a number. Text in a file without labels is for a language model.
+
+    Raises:
+        DataError: what is wrong for the task classify, where no other can be guessed.
+    """
+    try:
+        return read("classify"), "classify"
+    except DataError as error:
+        for task in others:
+            try:
+                return read(task), task
+            except DataError:
+                continue
+        raise error
+
+
 @dataclass(frozen=True)
 class Source:
     """A file or folder and how to read it.
@@ -104,7 +175,7 @@ class Source:
         return DEFAULT_DATA.lower().replace(" ", "-") if self.path is None else self.path.stem
 
     @property
-    def converted(self) -> Path | None:
+    def _converted(self) -> Path | None:
         """The folder, if ``raglane convert`` wrote it, whose sequences are not read into memory."""
         from raglane.data.formats.ipc import is_converted
 
@@ -128,34 +199,34 @@ class Source:
             return japanese_vowels()[0 if part == "train" else 1]
         return read(self.path, self.asked(task, need_labels=need_labels), self.format)
 
-    def guess(self) -> tuple[Records | None, str]:
-        """Read it for the task that its labels are for: to classify, unless that cannot be.
+    def open(self, task: str) -> Records | Dataset:
+        """Read it, unless it is a folder that ``raglane convert`` wrote: such a one is only opened.
 
-        Returns:
-            The records, and the task: a label that is a list as long as the sequence is a tag per element, another list
-            a set of labels, and one that is no class a number. Text in a file without labels is for a language model.
-            Of a folder that was converted no records, and the task that it was made for.
+        Args:
+            task: a key of :data:`raglane.data.records.TASKS`.
 
         Raises:
-            DataError: what is wrong for the task classify, where no other can be guessed.
+            ArgumentError: the folder is not for such a task.
+            DataError: the data cannot be used.
+            MissingExtraError: an extra is not installed.
         """
-        from raglane.data.formats.ipc import described
-        from raglane.errors import DataError
+        if self._converted is None:
+            return self.read(task)
+        from raglane.data.stored_dataset import Dataset
 
-        if (folder := self.converted) is not None:
-            return None, described(folder)["task"]
-        try:
-            return self.read("classify"), "classify"
-        except DataError as error:
-            suffix = "" if self.path is None else self.path.suffix.lower()
-            tables = (".jsonl", ".ndjson", ".parquet", ".pq")
-            others = ("tag", "regress", "multilabel") if suffix in tables else ("regress",)
-            for task in ("language",) if suffix == ".txt" else others:
-                try:
-                    return self.read(task), task
-                except DataError:
-                    continue
-            raise error
+        return Dataset(self._converted, self.asked(task))
+
+    def guess(self) -> tuple[Records | Dataset, str]:
+        """Open it for the task that its labels are for, see :func:`guess_task`; a folder knows what it was made for."""
+        if self._converted is not None:
+            from raglane.data.formats.ipc import described
+
+            task = str(described(self._converted).get("task", "classify"))
+            return self.open(task), task
+        suffix = "" if self.path is None else self.path.suffix.lower()
+        tables = (".jsonl", ".ndjson", ".parquet", ".pq")
+        others = LABELLED if suffix in tables else ("regress",)
+        return guess_task(self.read, ("language",) if suffix == ".txt" else others)
 
     def asked(self, task: str, *, need_labels: bool = True) -> Columns:
         """What a reader is asked for.
