@@ -54,6 +54,17 @@ def test_it_is_the_command(tmp_path: Path) -> None:
         assert mine == {name for name in tree(told) if not name.startswith((".", "evaluation", "confusion"))}
 
 
+def test_what_was_converted_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = write_steps(tmp_path / "steps.csv", 16)
+    rl.data.convert(data, tmp_path / "steps")
+    monkeypatch.setattr("raglane.data.formats.ipc.read", None)
+    cases: tuple[dict[str, Any], ...] = ({}, {"task": "classify"})
+    for options in cases:
+        run = rl.fit(tmp_path / "steps", **_QUICK, **options)
+        assert f"batch by batch from {tmp_path / 'steps'}" in run.notes[-2]
+    assert _same(run, rl.fit(tmp_path / "steps", **_QUICK))
+
+
 def test_a_table_is_its_file(tmp_path: Path) -> None:
     data = write_steps(tmp_path / "steps.csv", 16)
     from_file, from_table = rl.fit(data, **_QUICK), rl.fit(pd.read_csv(data), **_QUICK)

@@ -142,6 +142,7 @@ class Preprocessor:
         """
         check_policy(missing)
         check_task(task)
+        split = records.columns.split if isinstance(records, (Records, Counted)) else None
         if isinstance(records, Counted):
             records = records.statistics
         if isinstance(records, Statistics):
@@ -170,7 +171,6 @@ class Preprocessor:
             kept = [token for token, count in ranked if count >= minimum_count]
             if max_vocabulary is not None:
                 kept = kept[: max_vocabulary - len(special)]
-            split = records.columns.split if isinstance(records, Records) else None
             return cls(task=task, vocabulary=(*special, *kept), missing=missing, split=split, **learned)
         if task == "language":
             rule = "a language model reads tokens"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from raglane.data.records import Records
+from raglane.data.records import Columns, Records
 from raglane.errors import ArgumentError, message
 
 __all__ = ["COUNTABLE", "Channel", "Counted", "Statistics", "check_countable"]
@@ -206,7 +206,13 @@ class Statistics:
 
 
 class Counted(ABC):
-    """Sequences that are not in memory, of which statistics are known, and which are made tensors batch by batch."""
+    """Sequences that are not in memory, of which statistics are known, and which are made tensors batch by batch.
+
+    Attributes:
+        columns: what they were read with.
+    """
+
+    columns: Columns
 
     @property
     @abstractmethod

@@ -50,8 +50,9 @@ def read(path: Path, columns: Columns) -> Records:
     Raises:
         DataError: the file is no text, or the task needs labels.
     """
+    lines = filled_lines(path)
     _check_asked(path, columns)
-    return _records(path, filled_lines(path), columns)
+    return _records(path, lines, columns)
 
 
 def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
