@@ -20,11 +20,13 @@ from typing import TYPE_CHECKING, Any
 import raglane.forks  # noqa: F401 (watches for forks from here on)
 
 if TYPE_CHECKING:
-    from raglane import data, errors, nn, packing, plot
+    from raglane import data, errors, nn, packing, plot, sklearn
     from raglane.costs import Cost, cost
     from raglane.data.collate import collate
     from raglane.kernels.dispatch import using
     from raglane.lens import modify
+    from raglane.models.fit import fit
+    from raglane.models.run import Run, load
     from raglane.nn.recurrent.accelerate import accelerate, acceleration, restore
     from raglane.nn.recurrent.explain import explain
     from raglane.nn.recurrent.freeze import freeze
@@ -37,6 +39,7 @@ __all__ = [
     "Cost",
     "Plan",
     "Ragged",
+    "Run",
     "__version__",
     "accelerate",
     "acceleration",
@@ -45,13 +48,16 @@ __all__ = [
     "data",
     "errors",
     "explain",
+    "fit",
     "freeze",
+    "load",
     "modify",
     "nn",
     "packing",
     "plan",
     "plot",
     "restore",
+    "sklearn",
     "using",
 ]
 
@@ -59,18 +65,21 @@ _HOMES = {
     "Cost": "costs",
     "Plan": "planner",
     "Ragged": "ragged",
+    "Run": "models.run",
     "accelerate": "nn.recurrent.accelerate",
     "acceleration": "nn.recurrent.accelerate",
     "collate": "data.collate",
     "cost": "costs",
     "explain": "nn.recurrent.explain",
+    "fit": "models.fit",
     "freeze": "nn.recurrent.freeze",
+    "load": "models.run",
     "modify": "lens",
     "plan": "planner",
     "restore": "nn.recurrent.accelerate",
     "using": "kernels.dispatch",
 }
-_ROOMS = ("data", "errors", "nn", "packing", "plot")
+_ROOMS = ("data", "errors", "nn", "packing", "plot", "sklearn")
 
 
 def __getattr__(name: str) -> Any:

@@ -27,7 +27,7 @@ __all__ = ["attack", "main", "prepare"]
 _ODD = ["", " ", "-1", "0", "1", "2", "nan", "inf", "1e999", "x", "9" * 30, "9" * 5000, "\x1b[31m", "[red]", "0.5",
         "\u202e", "a,b", "--", "None", "true", "..", "/", "/dev/null", "~", "*", "%s"]  # fmt: skip
 _MODEL = {
-    "--task": ["classify", "tag", "forecast"],
+    "--task": ["classify", "tag", "regress", "multilabel", "forecast", "language"],
     "--cell": ["gru", "lstm", "rnn", "sru", "indrnn", "minlstm"],
     "--pooling": ["summary", "last", "mean", "attention"],
     "--initial-state": ["learned", "lengths"],
@@ -44,6 +44,15 @@ _MODEL = {
     "--validation-fraction": ["0", "0.5", "0.9"],
     "--missing": ["zero", "forward"],
     "--weight-decay": ["0.1"],
+    "--loss": ["mse", "mae", "huber", "quantile", "bce", "cross_entropy"],
+    "--quantile": ["0.9"],
+    "--steps": ["1", "3"],
+    "--schedule": ["cosine", "plateau"],
+    "--warmup": ["1"],
+    "--class-weights": ["balanced"],
+    "--label-smoothing": ["0.1"],
+    "--unknown-rate": ["0", "1"],
+    "--embedding-dropout": ["0.5"],
 }
 _COLUMNS = {
     "--sequence-column": ["x"],
@@ -51,7 +60,9 @@ _COLUMNS = {
     "--id-column": ["id"],
     "--time-column": ["t"],
     "--feature-column": ["x", "t"],
-    "--format": ["csv", "jsonl", "parquet", "ts", "folder"],
+    "--format": ["csv", "jsonl", "parquet", "ts", "text", "folder"],
+    "--split": ["words", "characters", "bytes"],
+    "--tokens": ["yes", "no"],
 }
 # What keeps a command that happens to be right from working for minutes.
 _NEVER = {"bench": ["--competitors", "nobody"], "train": ["--epochs", "1"]}
@@ -77,6 +88,7 @@ def prepare(folder: Path) -> Path:
         ("features", "ok.csv", []),
         ("words", "words.csv", []),
         ("forecast", "ok.csv", ["--task", "forecast", "--feature-column", "x"]),
+        ("language", "words.csv", ["--task", "language", "--feature-column", "word"]),
     ):
         if raglane(["train", str(folder / data), "--out", str(folder / name), *fast, *more]) != 0:
             raise AssertionError("the models to attack cannot be trained")
@@ -95,14 +107,18 @@ def _command(chance: random.Random, ready: Path, folder: Path) -> list[str]:
     if chance.random() < 0.4:
         data, form = ready / chance.choice(["ok.csv", "words.csv"]), None
     shape = [str(data)] if form is None else [str(data), "--format", form]
-    run = str(ready / chance.choice(["features", "words", "forecast"]) if chance.random() < 0.9 else data)
-    match chance.choice(["train", "train", "train", "evaluate", "predict", "predict", "bench", "none"]):
+    run = str(ready / chance.choice(["features", "words", "forecast", "language"]) if chance.random() < 0.9 else data)
+    match chance.choice(["train", "train", "train", "evaluate", "predict", "predict", "sample", "bench", "none"]):
         case "train":
             fast = ["--epochs", "1", "--hidden", "3", "--threads", "1", "--out", str(folder / "new")]
             beside = ["--test", str(data)] if chance.random() < 0.1 else []
             return ["train", *shape, *fast, *beside, *_options(chance, _MODEL, 3), *_options(chance, _COLUMNS, 2)]
         case "evaluate":
-            return ["evaluate", run, *shape, *_options(chance, _COLUMNS, 2)]
+            more = chance.choice([[], ["--top", "2"], ["--horizon", "2"]])
+            return ["evaluate", run, *shape, *more, *_options(chance, _COLUMNS, 2)]
+        case "sample":
+            odd = _options(chance, {"--prompt": ["a b"], "--temperature": ["0", "2"], "--count": ["2"]}, 2)
+            return ["sample", run, "--length", "3", *odd]
         case "predict":
             output = folder / chance.choice(["p.csv", "p.parquet", "p.jsonl", "p.csv", "p", "no/p.csv"])
             more = chance.choice([[], ["--probabilities"], ["--horizon", chance.choice(["2", "0", "-1"])]])

@@ -36,6 +36,8 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 
 from raglane.data import Columns, Dataset, Preprocessor, Records, convert, read
+from raglane.data.splitting import SPLITS
+from raglane.data.targets import TASKS
 from raglane.errors import RaglaneError
 
 __all__ = ["attack", "build", "fault_of", "main"]
@@ -87,6 +89,11 @@ def _names(chance: random.Random, usual: list[str]) -> list[str]:
     if chance.random() < 0.8:
         return usual
     return [chance.choice(_NAMES) for _ in range(chance.randint(0, 6))]
+
+
+def _text(chance: random.Random) -> bytes:
+    """Lines of words."""
+    return "\n".join(chance.choice(_TEXTS) for _ in range(chance.randint(0, 4))).encode(errors="replace")
 
 
 def _csv(chance: random.Random) -> bytes:
@@ -247,7 +254,7 @@ def _parquet(chance: random.Random) -> bytes:
     return sink.getvalue()
 
 
-_BUILDERS = {"ts": _ts, "csv": _csv, "jsonl": _jsonl, "parquet": _parquet, "arrow": _arrow}
+_BUILDERS = {"ts": _ts, "csv": _csv, "jsonl": _jsonl, "parquet": _parquet, "arrow": _arrow, "text": _text}
 
 
 def _spoil(chance: random.Random, content: bytes) -> bytes:
@@ -292,7 +299,7 @@ def build(chance: random.Random, folder: Path) -> tuple[Path, str | None, Column
             (path / name).write_bytes(_spoil(chance, text) if chance.random() < 0.7 else text)
     else:
         content = _BUILDERS[kind](chance)
-        path = folder / f"data.{kind}"
+        path = folder / f"data.{'txt' if kind == 'text' else kind}"
         path.write_bytes(_spoil(chance, content) if chance.random() < 0.5 else content)
     form = chance.choice([*_BUILDERS, "folder"]) if chance.random() < 0.03 else None
 
@@ -300,13 +307,16 @@ def build(chance: random.Random, folder: Path) -> tuple[Path, str | None, Column
         return chance.choice([None, None, usual, usual, usual, chance.choice(_NAMES)])
 
     columns = Columns(
-        task=chance.choice(["classify", "classify", "classify", "tag", "forecast"]),
+        task=chance.choice(["classify", "classify", *TASKS]),
         need_labels=chance.random() < 0.7,
         sequence=some("x"),
         label=some("y"),
         id=some("id"),
         time=chance.choice([None, None, None, "t", chance.choice(_NAMES)]),
         features=chance.choice([None, None, None, ("x",), (chance.choice(_NAMES),)]),
+        split=chance.choice([None, None, *SPLITS]),
+        tokens=chance.choice([None, None, True, False]),
+        time_gaps=chance.random() < 0.1,
     )
     return path, form, columns if chance.random() < 0.3 else Columns(task=columns.task, need_labels=columns.need_labels)
 

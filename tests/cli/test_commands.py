@@ -244,7 +244,7 @@ _BAD_OPTIONS = [
     ["--dropout", "2"],
     ["--seed", "-1"],
     ["--patience", "0"],
-    ["--clip", "0"],
+    ["--clip", "-1"],
     ["--threads", "0"],
     ["--workers", "-1"],
     ["--embedding", "0"],

@@ -59,6 +59,7 @@ def test_mistakes_leave_nothing(capsys: pytest.CaptureFixture[str]) -> None:
         (["nosuch://a.parquet", "out"], ["nosuch://a.parquet", "no answer that can be used"]),
         (["words.jsonl", "out", "--on-bad-row", "drop"], ["--on-bad-row", "one of fail, skip"]),
         (["words.jsonl", "out", "--task", "sort"], ["--task"]),
+        (["words.jsonl", "out", "--task", "regress"], ["--task", "classify, tag, forecast", "raglane train"]),
         (["words.jsonl", "words.jsonl"], ["words.jsonl", "a file"]),
         (["words.jsonl", ""], ["an empty path"]),
         (["words.jsonl", "out", "--label-column", "z"], ["no column 'z'"]),
@@ -97,6 +98,59 @@ def test_scaled_features_and_forecasts_of_converted_data() -> None:
         lines = Path(f"{task}-run", "curves.csv").read_text().splitlines()
         assert len(lines) == 3
         assert "validation_loss" in lines[0]
+
+
+def test_a_folder_is_trained_for_the_task_that_it_was_made_for(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"x": list("abc"[: row % 4]), "y": list("uvw"[: row % 4])} for row in range(24)]
+    Path("tags.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    named = ["--sequence-column", "x", "--label-column", "y"]
+    assert main(["convert", "tags.jsonl", "tags", "--task", "tag", *named, "--quiet"]) == 0
+    assert main(["train", "tags", *FAST, "--out", "run"]) == 0
+    assert "task: tag" in capsys.readouterr().out
+    for task in ("multilabel", "language"):
+        fails(["train", "tags", "--task", task], capsys, "--task", "classify, tag, forecast")
+    weighed = ["train", "tags", "--task", "tag", "--class-weights", "balanced"]
+    fails(weighed, capsys, "--class-weights", "those of a converted folder are not there")
+    assert sorted(path.name for path in Path().iterdir()) == ["run", "tags", "tags.jsonl"]
+
+
+def test_texts_that_were_cut_are_cut_again_in_the_same_way() -> None:
+    rows = [{"text": ["ab c", "c b", "aab"][row % 3], "kind": "uv"[row % 2]} for row in range(24)]
+    Path("texts.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    Path("more.jsonl").write_text("\n".join(map(json.dumps, rows[:4])))
+    assert main(["convert", "texts.jsonl", "texts", "--split", "characters", "--quiet"]) == 0
+    wanted = _run("texts.jsonl", "wanted", "--validation", "more.jsonl", "--split", "characters")
+    found = _run("texts", "found", "--validation", "more.jsonl", "--split", "characters")
+    assert found == wanted
+    _run("texts", "held")
+    columns = json.loads(Path("held", "best", "config.json").read_text())["columns"]
+    assert columns["split"] == "characters"
+
+
+def test_converted_data_is_seen_to_be_binary(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"x": [[row % 2, step % 2] for step in range(row % 5)], "y": "uv"[row % 2]} for row in range(24)]
+    half = [*rows[:-1], {"x": [[0.5, 1]], "y": "u"}]
+    for name, content in (("rolls", rows), ("half", half)):
+        Path(f"{name}.jsonl").write_text("\n".join(map(json.dumps, content)))
+        assert main(["convert", f"{name}.jsonl", name, "--task", "forecast", "--quiet"]) == 0
+    assert main(["train", "rolls", *FAST, "--out", "run"]) == 0
+    assert "loss: bce, since every channel is 0 or 1" in capsys.readouterr().out
+    assert main(["train", "half", *FAST, "--out", "half-run"]) == 0
+    assert "bce" not in capsys.readouterr().out
+    chunked = ["train", "half", "--task", "forecast", "--steps", "2"]
+    fails(chunked, capsys, "--steps", "those of a converted folder are not there")
+    asked = ["train", "half", "--task", "forecast", "--loss", "bce", "--out", "other"]
+    fails(asked, capsys, "channels that are 0 or 1", "--loss mse")
+
+
+def test_balanced_classes_and_rare_tokens_of_converted_data_are_those_of_the_data() -> None:
+    rows = [{"x": ["a", "b", f"w{row}"][: row % 4], "y": "uuv"[row % 3]} for row in range(24)]
+    Path("rare.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert main(["convert", "rare.jsonl", "rare", "--quiet"]) == 0
+    options = ["--class-weights", "balanced", "--validation-fraction", "0"]
+    wanted = _run("rare.jsonl", "wanted", *options)
+    assert _run("rare", "found", *options)["weights.safetensors"] == wanted["weights.safetensors"]
+    assert _run("rare", "known", *options, "--unknown-rate", "0") != _run("rare", "again", *options)
 
 
 def test_batches_of_elements_of_converted_data(capsys: pytest.CaptureFixture[str]) -> None:

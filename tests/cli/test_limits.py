@@ -37,7 +37,7 @@ def nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*_: Any, **__: Any) -> None:
         raise AssertionError("data is read before the mistake is named")
 
-    monkeypatch.setattr("raglane.cli.sources.Source.read", read)
+    monkeypatch.setattr("raglane.models.sources.Source.read", read)
     monkeypatch.setattr("raglane.training.checkpoint.load_model", read)
 
 
@@ -181,7 +181,7 @@ def test_a_forecast_for_which_there_is_no_memory(work: Path, capsys: pytest.Capt
     [
         ("lr", ["nan", "inf", "-inf", "-1", "0", "1e39", "1e308", "1e999"]),
         ("weight-decay", ["nan", "inf", "-1", "1e308", "1e39"]),
-        ("clip", ["nan", "inf", "-1", "0", "1e39", "1e-400"]),
+        ("clip", ["nan", "inf", "-1", "1e39"]),
         ("epochs", ["0", "-1", str(10**30)]),
         ("batch-size", ["0", str(10**30)]),
         ("hidden", ["0", str(10**30)]),

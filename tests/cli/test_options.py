@@ -8,9 +8,9 @@ import re
 import pytest
 
 from raglane.cli import main
-from raglane.cli.sources import ColumnNames
 from raglane.data import FORMATS
 from raglane.data.records import ROLES
+from raglane.models.sources import ColumnNames
 from raglane.training.options import options
 from raglane.training.settings import Settings
 
@@ -40,9 +40,9 @@ def test_every_setting_is_an_option(
 def test_every_role_of_a_column_is_an_option(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert tuple(options(ColumnNames)) == ROLES
+    assert tuple(options(ColumnNames)) == (*ROLES, "split", "tokens", "time_gaps")
     page = _page(capsys, monkeypatch, command)
     assert f" --format {'|'.join(FORMATS)} " in page
     for option in options(ColumnNames).values():
         assert f" {option.flag} " in page
-        assert f"{option.help} [default: ({option.unset})]" in page
+        assert option.help + (f" [default: ({option.unset})]" if option.unset else "") in page

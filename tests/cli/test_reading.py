@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from raglane.cli import main
-from raglane.cli.sources import hold_out
 from raglane.data import read
 from raglane.errors import ArgumentTypeError, RaglaneError
+from raglane.models.sources import hold_out
 from raglane.training.checkpoint import load_model
 from raglane.training.inference import Predictions, predict
 from raglane.training.predictions import write_predictions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections import OrderedDict
+from collections import OrderedDict, UserDict
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -110,6 +110,48 @@ def test_the_kind_does_not_depend_on_the_batch() -> None:
     assert rl.collate([{"a": 1}, OrderedDict(a=2)])["a"].tolist() == [1, 2]
 
 
+def test_lists_of_numbers_are_sequences() -> None:
+    for samples, dtype in (
+        ([[5, 17, 3], [], [9]], torch.int64),
+        ([[5, 17, 3], [0.5]], torch.float32),
+        ([[True], [False, True]], torch.bool),
+        ([[], []], torch.int64),
+    ):
+        batch = rl.collate(samples)
+        assert isinstance(batch, rl.Ragged)
+        assert batch.dtype == dtype
+        assert [sequence.tolist() for sequence in batch] == samples
+    cases: list[list[Any]] = [[[[1, 2], [3, 4]], [], [[5, 6]]], [[[0.5]], [[1]]]]
+    for pairs in cases:
+        batch = rl.collate(pairs)
+        assert [sequence.tolist() for sequence in batch if len(sequence)] == [pair for pair in pairs if pair]
+        assert batch.lengths.tolist() == [len(pair) for pair in pairs]
+
+
+def test_what_tokenizers_and_datasets_give() -> None:
+    ids = [[101, 7, 102], [101, 102]]
+    columns: dict[str, Any] = {
+        "input_ids": ids,
+        "attention_mask": [[1, 1, 1], [1, 1]],
+        "text": ["ab", ""],
+        "labels": [1, 0],
+    }
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    # A tokenizer gives a UserDict, and a dataset in torch's format tensors.
+    as_tensors = columns | {
+        "labels": torch.tensor([1, 0]),
+        "input_ids": [torch.tensor(x) for x in columns["input_ids"]],
+    }
+    for batch in (rl.collate(rows), rl.collate(columns), rl.collate(UserDict(columns)), rl.collate(as_tensors)):
+        assert list(batch) == list(columns)
+        assert [ids.tolist() for ids in batch["input_ids"]] == columns["input_ids"]
+        assert batch["attention_mask"].dtype == batch["input_ids"].dtype == torch.int64
+        assert batch["text"] == ["ab", ""]
+        assert batch["labels"].tolist() == [1, 0]
+    equal = rl.collate({"input_ids": torch.tensor([[1, 2], [3, 4]])})
+    assert equal["input_ids"].lengths.tolist() == [2, 2]
+
+
 def test_gradients_flow_to_the_samples() -> None:
     first, second = torch.randn(3, 2, requires_grad=True), torch.randn(1, 2, requires_grad=True)
     (rl.collate([first, second]).values ** 2).sum().backward()
@@ -159,8 +201,21 @@ def test_read_only_strided_and_foreign_arrays() -> None:
         ([{"x": 1}, {"x": 1, "y": 2}], ArgumentError, ["samples[1]", "'y'"]),
         ([(1, 2), (1, 2), (1,)], ArgumentError, ["samples[2]", "a tuple of 1", "a tuple of 2"]),
         ([Pair(1, 2), (1, 2)], ArgumentTypeError, ["samples[1]", "a tuple", "a Pair"]),
-        ([[1, 2], [3]], ArgumentTypeError, ["samples[0]", "a list", "torch.tensor"]),
-        ([(1, [2])], ArgumentTypeError, ["samples[0][1]", "a list"]),
+        ([[1], ["a"]], ArgumentTypeError, ["samples[1][0]", "a str", "a vocabulary or a tokenizer"]),
+        ([{"x": [[1.5], [1, "a"]]}], ShapeError, ["samples[0]['x'][1]", "a list of 2", "a list of 1"]),
+        ([{"x": [[1.5], ["a"]]}], ArgumentTypeError, ["samples[0]['x'][1]", "a str"]),
+        ([{"x": [1, [2]]}], ArgumentTypeError, ["samples[0]['x'][1]", "a list"]),
+        ([{"x": [[2], 1]}], ArgumentTypeError, ["samples[0]['x'][1]", "an int"]),
+        ([[1], [None]], ArgumentTypeError, ["samples[1][0]", "None"]),
+        ([[True], [2]], ArgumentTypeError, ["samples[1][0]", "an int", "not both"]),
+        ([[1], [2**63]], ArgumentError, ["samples[1][0]", "64 bits"]),
+        ([{"x": [torch.ones(2)]}], ArgumentTypeError, ["samples[0]['x'][0]", "a Tensor"]),
+        ([[1], 2], ArgumentTypeError, ["samples[1]", "an int", "a list"]),
+        ({}, ArgumentError, ["samples", "no entries"]),
+        ({"x": [], "y": []}, ArgumentError, ["samples", "no entries"]),
+        ({"x": torch.ones(4, 12), "y": 1}, ArgumentTypeError, ["samples['y']", "an int", "one entry per sample"]),
+        ({"x": [1, 2], "y": [1]}, ArgumentError, ["samples['y']", "1 entries", "2"]),
+        ({"x": "ab"}, ArgumentTypeError, ["samples['x']", "a str"]),
         ([{"a": {1}}], ArgumentTypeError, ["samples[0]['a']", "a set"]),
         ([Event], ArgumentTypeError, ["samples[0]", "a type"]),
         ([(1,), ({1},)], ArgumentTypeError, ["samples[1][0]", "a set"]),

@@ -19,7 +19,7 @@ from raglane.data import FORMATS, Columns, Preprocessor, Statistics, convert, re
 from raglane.data.conversion import Conversion
 from raglane.errors import ArgumentError, DataError
 from raglane.lock import locked
-from small_files import WRITERS, same
+from small_files import WRITERS, asked, same
 
 
 @pytest.fixture
@@ -40,8 +40,8 @@ def test_what_is_converted_is_what_is_read(name: str, tmp_path: Path) -> None:
     path = tmp_path / f"data{(*FORMATS[name].suffixes, '')[0]}"
     WRITERS[name](path)
     with small_steps(4, 100):
-        done = convert(path, tmp_path / "out")
-    whole, found = read(path), read(tmp_path / "out")
+        done = convert(path, tmp_path / "out", asked(name))
+    whole, found = read(path, asked(name)), read(tmp_path / "out", asked(name))
     assert len(list((tmp_path / "out").glob("*.arrow"))) > 2
     same(found, whole)
     assert done.statistics == Statistics.from_config(json.loads((tmp_path / "out" / "statistics.json").read_text()))
@@ -51,8 +51,8 @@ def test_what_is_converted_is_what_is_read(name: str, tmp_path: Path) -> None:
     assert lengths.tolist() == whole.lengths.tolist()
     assert (done.statistics.longest, done.statistics.empty) == (lengths.max(), (lengths == 0).sum())
     # Once more, from what was converted.
-    convert(tmp_path / "out", tmp_path / "again")
-    same(read(tmp_path / "again"), whole)
+    convert(tmp_path / "out", tmp_path / "again", asked(name))
+    same(read(tmp_path / "again", asked(name)), whole)
 
 
 def test_what_is_counted_teaches_what_the_data_does(table: pa.Table, tmp_path: Path) -> None:

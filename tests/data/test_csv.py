@@ -331,3 +331,16 @@ def test_a_file_that_is_not_utf8(tmp_path: Path) -> None:
     path.write_bytes(b"id,x,y\n1,1,caf\xe9\n")
     with pytest.raises(DataError, match="UTF-8"):
         read(path)
+
+
+def test_the_time_since_the_element_before(tmp_path: Path) -> None:
+    path = tmp_path / "data.csv"
+    path.write_text("id,t,x\nb,5,1\na,3,2\na,1,3\nb,9,4\na,7,5\n")
+    records = read(path, Columns(task="forecast", time_gaps=True))
+    assert records.channels == ("x", "time_gap")
+    assert records.values.tolist() == [[1, 0], [4, 4], [3, 0], [2, 2], [5, 4]]
+    path.write_text("id,t,x\na,2024-01-01T00:00:00,1\na,2024-01-01T00:00:01,2\n")
+    assert read(path, Columns(task="forecast", time_gaps=True)).values[:, 1].tolist() == [0, 1]
+    path.write_text("id,x\na,1\n")
+    with pytest.raises(DataError, match=r"no time column.*Columns\(time=\.\.\.\)"):
+        read(path, Columns(task="forecast", time_gaps=True))

@@ -15,7 +15,7 @@ files = pytest.mark.parametrize("name", [name for name, known in FORMATS.items()
 
 
 def test_the_formats_are_called_by_their_names() -> None:
-    assert list(FORMATS) == ["ts", "parquet", "arrow", "jsonl", "csv", "folder"]
+    assert list(FORMATS) == ["ts", "parquet", "arrow", "jsonl", "csv", "text", "folder"]
     assert all(known.name == name for name, known in FORMATS.items())
     suffixes = [suffix for known in FORMATS.values() for suffix in known.suffixes]
     assert len(suffixes) == len(set(suffixes))
@@ -84,10 +84,12 @@ def test_permission_denied(tmp_path: Path, name: str, monkeypatch: pytest.Monkey
         read(path)
 
 
-@pytest.mark.parametrize(("name", "got"), [("data.xlsx", "'.xlsx'"), ("data", "no suffix"), ("data.txt", "'.txt'")])
+@pytest.mark.parametrize(("name", "got"), [("data.xlsx", "'.xlsx'"), ("data", "no suffix"), ("data.doc", "'.doc'")])
 def test_an_unknown_suffix_lists_the_known(tmp_path: Path, name: str, got: str) -> None:
     (tmp_path / name).write_bytes(b"x")
-    with pytest.raises(DataError, match=rf"got .*{got}.*\.ts, \.parquet, \.pq, \.arrow, .*\.jsonl, \.ndjson, \.csv"):
+    with pytest.raises(
+        DataError, match=rf"got .*{got}.*\.ts, \.parquet, \.pq, \.arrow, .*\.jsonl, \.ndjson, \.csv, \.txt, or a folder"
+    ):
         read(tmp_path / name)
 
 

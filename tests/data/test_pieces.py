@@ -13,7 +13,7 @@ from raglane.data import FORMATS, Columns, read
 from raglane.data.formats import csv_pieces, ipc, parquet, pick, pieces
 from raglane.data.formats.pieces import Bad, pieces_of, sift
 from raglane.errors import DataError
-from small_files import ROWS, WRITERS, joined, same
+from small_files import ROWS, WRITERS, asked, joined, same
 
 
 @pytest.fixture(params=list(FORMATS))
@@ -34,8 +34,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small")
 def test_pieces_are_the_whole_from_wherever_they_begin(file: Path) -> None:
-    whole = read(file)
-    found = list(pieces_of(pick(file), file, Columns(), ()))
+    wanted = asked(pick(file).name)
+    whole = read(file, wanted)
+    found = list(pieces_of(pick(file), file, wanted, ()))
     assert len(found) > 3
     parts = [records for piece in found for records in sift(piece, None)]
     same(joined(parts), whole)

@@ -27,9 +27,9 @@ from attacks.small_shards import small_steps
 from raglane.data import FORMATS, Columns, Dataset, Preprocessor, SequenceDataset, convert, read
 from raglane.data.gathering import KeptParts
 from raglane.data.stores import Shards
-from raglane.errors import ArgumentTypeError, DataError
+from raglane.errors import ArgumentError, ArgumentTypeError, DataError
 from raglane.memory import mapped_bytes
-from small_files import WRITERS
+from small_files import WRITERS, asked
 
 _TASKS = [
     Columns(sequence="words", label="kind", id="name"),
@@ -149,12 +149,26 @@ def test_every_source_gives_what_memory_gives(number: int, tmp_path: Path) -> No
 def test_every_format_is_opened(name: str, tmp_path: Path) -> None:
     path = tmp_path / f"data{(*FORMATS[name].suffixes, '')[0]}"
     WRITERS[name](path)
-    records = read(path)
-    fitted = Preprocessor.fit(records, task="classify")
-    data = Dataset(path, preprocessor=fitted)
+    records = read(path, asked(name))
+    fitted = Preprocessor.fit(records, task=asked(name).task)
+    data = Dataset(path, asked(name), preprocessor=fitted)
     _check(data, fitted.apply(records))
     assert data.ids == records.row_ids
-    assert data.statistics.labels == Dataset(path).statistics.labels
+    assert data.statistics.labels == Dataset(path, asked(name)).statistics.labels
+
+
+def test_tasks_whose_targets_are_not_counted_are_refused() -> None:
+    counted = Dataset(_table(), Columns(sequence="words", label="kind"))
+    for task in ("regress", "multilabel", "language"):
+        for call in (
+            lambda task=task: Dataset(_table(), Columns(task=task)),
+            lambda task=task: Preprocessor.fit(counted.statistics, task=task),
+            lambda task=task: Preprocessor.fit(counted, task=task),
+        ):
+            with pytest.raises(ArgumentError, match=rf"'{task}'.*classify, tag, forecast"):
+                call()
+    with pytest.raises(ArgumentError, match="'regress'"):
+        Preprocessor("regress").apply(counted)
 
 
 def test_without_a_preprocessor_features_are_as_they_are(tmp_path: Path) -> None:

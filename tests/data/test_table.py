@@ -92,9 +92,14 @@ def test_tags_are_one_an_element(tmp_path: Path, kind: str) -> None:
     assert records.tags.tolist() == ["X", "Y", "X"]
     assert records.labels is None
     assert read(path, Columns(task="tag", label="tags")).values.tolist() == ["a", "b", "c"]
+    by_name = read(path, Columns(task="tag"))
+    assert by_name.tags is not None
+    assert by_name.tags.tolist() == ["X", "Y", "X"]
+    assert by_name.notes[0] == "sequence column: 'words' (by its name)"
+    path = write(tmp_path, kind, {"one": columns["words"], "two": columns["tags"]})
     with pytest.raises(
         DataError,
-        match=r"2 candidates for the sequence column: 'words', 'tags'.*name one with Columns\(sequence=\.\.\.\)",
+        match=r"2 candidates for the sequence column: 'one', 'two'.*name one with Columns\(sequence=\.\.\.\)",
     ):
         read(path, Columns(task="tag"))
 
@@ -344,7 +349,7 @@ def test_a_string_that_looks_like_a_date_stays_a_string(tmp_path: Path) -> None:
 def test_what_was_found_reads_another_file_in_the_same_way(tmp_path: Path) -> None:
     path = write(tmp_path, "parquet", {"id": [1], "text": ["a b"], "y": [3]})
     found = read(path).columns
-    assert found == Columns(sequence="text", label="y")
+    assert found == Columns(sequence="text", label="y", split="words")
     path = write(tmp_path, "jsonl", {"comment": ["x"], "y": ["p"], "text": ["a b"]})
     records = read(path, replace(found, need_labels=False))
     assert records.values.tolist() == ["a", "b"]

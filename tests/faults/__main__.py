@@ -15,7 +15,20 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from faults import batches, commands, datasets, inspection, kernels, layers, native, order, pictures, planning
+from faults import (
+    batches,
+    commands,
+    datasets,
+    inspection,
+    kernels,
+    layers,
+    native,
+    order,
+    pictures,
+    planning,
+    programs,
+    tasks,
+)
 from faults.fault import Copy, Fault, NoPlaceError
 
 __all__ = ["FAULTS", "main", "play"]
@@ -31,6 +44,8 @@ FAULTS: dict[str, Fault] = {
     **pictures.FAULTS,
     **planning.FAULTS,
     **order.FAULTS,
+    **programs.FAULTS,
+    **tasks.FAULTS,
 }
 # Exit codes of pytest.
 _PASSED, _FAILED = 0, 1

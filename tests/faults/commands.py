@@ -10,8 +10,8 @@ FAULTS: dict[str, Fault] = {
     # ---- data -----------------------------------------------------------------------------------------------------
     "scaling-seen-by-validation": Fault(
         "src/raglane/training/run.py",
-        "preprocessor = Preprocessor.fit(training, task",
-        "preprocessor = Preprocessor.fit(training if validation is None else validation, task",
+        "preprocessor = fit(training, settings)",
+        "preprocessor = fit(training if validation is None else validation, settings)",
         "training/test_run.py::test_scaling_is_that_of_the_training_part_alone",
     ),
     "forward-fill-from-the-neighbour": Fault(
@@ -27,7 +27,7 @@ FAULTS: dict[str, Fault] = {
         "data/test_preprocess.py::test_missing_features_against_a_loop",
     ),
     "labels-in-the-order-of-their-text": Fault(
-        "src/raglane/data/preprocess.py",
+        "src/raglane/data/labels.py",
         "sorted(set(map(str, labels)), key=_label_key)",
         "sorted(set(map(str, labels)))",
         "data/test_preprocess.py::test_labels_that_are_numbers_are_ordered_as_numbers",
@@ -82,15 +82,15 @@ FAULTS: dict[str, Fault] = {
         "training/test_metrics.py::test_against_counting",
     ),
     "confusion-matrix-called-transposed": Fault(
-        "src/raglane/training/inference.py",
-        "confusion_matrix(batch.targets, _logits(output).argmax(-1).cpu(), classes)",
-        "confusion_matrix(_logits(output).argmax(-1).cpu(), batch.targets, classes)",
+        "src/raglane/training/tasks/classify.py",
+        "confusion_matrix(targets_of(batch).cpu(), output.argmax(-1).cpu(), len(self.labels))",
+        "confusion_matrix(output.argmax(-1).cpu(), targets_of(batch).cpu(), len(self.labels))",
         "training/test_run.py::test_evaluation_agrees_with_predictions",
     ),
     "accuracy-for-macro-f1": Fault(
-        "src/raglane/training/inference.py",
-        '"macro_f1": macro_f1(confusion)',
-        '"macro_f1": accuracy(confusion)',
+        "src/raglane/training/tasks/classify.py",
+        '"macro_f1": macro_f1(self.matrix)',
+        '"macro_f1": accuracy(self.matrix)',
         "training/test_run.py::test_macro_f1_on_unbalanced_classes",
     ),
     "macro-f1-of-absent-classes": Fault(
@@ -124,16 +124,40 @@ FAULTS: dict[str, Fault] = {
         "training/test_run.py::test_going_on_is_never_having_stopped",
     ),
     "missing-targets-are-zeros": Fault(
-        "src/raglane/training/tasks.py",
+        "src/raglane/training/tasks/forecast.py",
         "error = (forecasts - known) * real",
         "error = forecasts - known",
         "training/test_run.py::test_a_missing_target_has_no_error",
     ),
     "a-forecast-of-the-first-step-again": Fault(
         "src/raglane/training/model.py",
-        "forecast = forecast + self.head(self.encoder.dropout(output))",
-        "forecast = known[:, :size] + self.head(self.encoder.dropout(output))",
+        "forecast = self._next(forecast, self.head(self.encoder.dropout(output)))",
+        "forecast = self._next(known[:, :size], self.head(self.encoder.dropout(output)))",
         "training/test_run.py::test_a_longer_forecast_feeds_itself",
+    ),
+    "a-head-of-torchs-product": Fault(
+        "src/raglane/training/model.py",
+        "self.head = RowLinear(",
+        "self.head = nn.Linear(",
+        "training/test_bits.py",
+    ),
+    "attention-of-torchs-products": Fault(
+        "src/raglane/nn/pooling.py",
+        "self.hidden = RowLinear(",
+        "self.hidden = nn.Linear(",
+        "training/test_bits.py",
+    ),
+    "cells-without-a-kernel-answer-as-torch-does": Fault(
+        "src/raglane/training/model.py",
+        "nullcontext() if has_kernel else RowByRow()",
+        "nullcontext()",
+        "training/test_bits.py",
+    ),
+    "the-end-of-a-vector-rounds-otherwise": Fault(
+        "src/raglane/nn/linear.py",
+        "    Tensor.sigmoid: _sigmoid,\n",
+        "",
+        "nn/test_linear.py",
     ),
     "a-loss-may-grow-tenfold-more": Fault(
         "src/raglane/training/divergence.py",

@@ -31,6 +31,24 @@ FAULTS: dict[str, Fault] = {
         "runs += [(start, middle)]",
         "data/test_pieces.py::test_every_bad_row_is_left_out_and_no_other",
     ),
+    "converted-data-is-for-every-task": Fault(
+        "src/raglane/data/statistics.py",
+        "    if task not in COUNTABLE:",
+        "    if task is None:",
+        "data/test_stored_dataset.py::test_tasks_whose_targets_are_not_counted_are_refused",
+    ),
+    "halves-are-binary": Fault(
+        "src/raglane/data/statistics.py",
+        " and abs(excess) < _ROUNDING",
+        "",
+        "cli/test_convert.py::test_converted_data_is_seen_to_be_binary",
+    ),
+    "how-texts-were-cut-is-forgotten": Fault(
+        "src/raglane/data/conversion.py",
+        "None if state.columns is None else state.columns.split",
+        "None",
+        "cli/test_convert.py::test_texts_that_were_cut_are_cut_again_in_the_same_way",
+    ),
     "deviations-within-parts-alone": Fault(
         "src/raglane/data/statistics.py",
         " + step * step * self.count * share",

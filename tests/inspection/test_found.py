@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from made_plans import made_plans
-from raglane.cli.sources import ColumnNames
 from raglane.data.progress import Progress
 from raglane.errors import ArgumentError
 from raglane.inspection import charts, document, html, page
@@ -21,6 +20,7 @@ from raglane.inspection.command import recommended, train_line, words_of
 from raglane.inspection.contents import Contents, Feature, labels_of
 from raglane.inspection.inspect import Inspection, inspect, layer_of
 from raglane.inspection.text import lines
+from raglane.models.sources import ColumnNames
 from raglane.training.settings import Settings
 
 __all__ = ["made_plans"]

@@ -12,11 +12,11 @@ from playwright.sync_api import Browser
 
 from made_plans import make_plan
 from pages.browser import PHONE, WIDE, Scheme, start_browser, visit
-from raglane.cli.sources import ColumnNames
 from raglane.data.progress import Progress
 from raglane.inspection.contents import Contents, Feature, labels_of
 from raglane.inspection.inspect import inspect
 from raglane.inspection.page import as_page
+from raglane.models.sources import ColumnNames
 from raglane.training.settings import Settings
 
 pytestmark = pytest.mark.pages

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
 
-from raglane.data import Records
+from raglane.data import Columns, Records
 
-__all__ = ["ROWS", "WRITERS", "joined", "same"]
+__all__ = ["ROWS", "WRITERS", "asked", "joined", "same"]
 
 _STEPS = [[[float(row * step), 1.0 + step] for step in range(row % 4)] for row in range(23)]
 ROWS: list[dict[str, Any]] = [{"x": steps, "kind": "ab"[row % 2], "id": f"s{row}"} for row, steps in enumerate(_STEPS)]
@@ -41,6 +41,10 @@ def _folder(path: Path) -> None:
         (path / f"{name}.txt").write_text("\n".join(lines))
 
 
+def _text(path: Path) -> None:
+    path.write_text("\n".join("a text" if row % 3 else "\u2003 " for row in range(20)))
+
+
 _TABLE = pa.Table.from_pylist(ROWS)
 
 
@@ -53,10 +57,16 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "ts": _ts,
     "csv": _csv,
     "folder": _folder,
+    "text": _text,
     "arrow": _arrow,
     "parquet": lambda path: pq.write_table(_TABLE, path, row_group_size=10),
     "jsonl": lambda path: path.write_text("\n\n".join(map(json.dumps, ROWS))),
 }
+
+
+def asked(name: str) -> Columns:
+    """What to ask for in the file of a format: to classify, where it has labels."""
+    return Columns(task="forecast") if name == "text" else Columns()
 
 
 def joined(parts: list[Records]) -> Records:

@@ -16,7 +16,11 @@ from raglane import files
 from raglane.cli import main
 from raglane.errors import ArgumentError
 from raglane.training import loop
-from raglane.training.folder import RUN_FILES, at_work, check_folder, find, repair, tidy
+from raglane.training.folder import RUN_FILES as ALL_FILES
+from raglane.training.folder import at_work, check_folder, find, repair, tidy
+
+# What a run that classifies leaves: it has no table, and no picture of numbers.
+RUN_FILES = tuple(name for name in ALL_FILES if name not in ("table.txt", "points.png"))
 
 
 @pytest.fixture

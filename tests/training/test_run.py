@@ -14,17 +14,19 @@ import numpy as np
 import pytest
 import torch
 
+from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records, offsets_of
 from raglane.errors import ArgumentError, CheckpointError, DataError
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch, training_order
-from raglane.training.checkpoint import load_model, read_tensors
+from raglane.training.checkpoint import FORMAT_VERSION, load_model, read_tensors
 from raglane.training.folder import check_folder
 from raglane.training.inference import evaluate, predict
 from raglane.training.run import TrainingResult, train
-from raglane.training.settings import Settings
+from raglane.training.settings import ModelSettings, Settings
 from raglane.training.state import Totals, TrainingState
-from raglane.training.tasks import Classes, Forecast, Score
+from raglane.training.tasks import Score, make_task
+from raglane.training.tasks.classify import Classify
 
 _QUICK = Settings(epochs=4, hidden=5, batch_size=4, lr=0.05, dropout=0.3, threads=1)
 
@@ -70,6 +72,8 @@ def _weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def _assert_same_run(one: TrainingResult, other: TrainingResult) -> None:
     assert _without_times(one) == _without_times(other)
+    assert one.folder is not None
+    assert other.folder is not None
     for part in ("best", "last"):
         mine, theirs = _weights(one.folder / part), _weights(other.folder / part)
         assert mine.keys() == theirs.keys()
@@ -84,6 +88,10 @@ def _assert_same_run(one: TrainingResult, other: TrainingResult) -> None:
         ((1, 1), replace(_QUICK, optimizer="sgd", layers=2, clip=0.5, layer="lstm")),
         ((3, 5), replace(_QUICK, optimizer="rmsprop", task="tag", bidirectional=True)),
         ((2, 2), replace(_QUICK, task="forecast", layer="rnn", weight_decay=0.1)),
+        ((2, 7), replace(_QUICK, task="tag", layer="lstm", steps=2)),  # with the states of chunks
+        ((3, 2), replace(_QUICK, task="forecast", steps=3)),
+        ((3, 3), replace(_QUICK, schedule="cosine", warmup=1, label_smoothing=0.1)),
+        ((2, 1), replace(_QUICK, schedule="plateau", class_weights="balanced", clip=0.0)),
         ((2, 3), replace(_QUICK, batch_elements=14, bucket=True, workers=1)),
         ((1, 2), replace(_QUICK, batch_elements=5, too_long="split", largest_first=True)),
     ],
@@ -105,13 +113,13 @@ def test_going_on_is_never_having_stopped(tmp_path: Path, stop_at: tuple[int, in
 def _batches_scored(monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
     """The batches whose loss is computed from here on, in their order."""
     scored: list[Batch] = []
-    score = Classes.score
+    score = Classify.score
 
-    def noted(self: Classes, output: Any, batch: Batch) -> Score:
+    def noted(self: Classify, output: Any, batch: Batch, *, training: bool = False) -> Score:
         scored.append(batch)
-        return score(self, output, batch)
+        return score(self, output, batch, training=training)
 
-    monkeypatch.setattr(Classes, "score", noted)
+    monkeypatch.setattr(Classify, "score", noted)
     return scored
 
 
@@ -160,8 +168,8 @@ def test_the_largest_batch_comes_first(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
     training = _records(24)
-    stopped = train(_QUICK, training, None, tmp_path / "run", watcher=_Recorder((2, 3)))
-    path = stopped.folder / "last" / "training.json"
+    train(_QUICK, training, None, tmp_path / "run", watcher=_Recorder((2, 3)))
+    path = tmp_path / "run" / "last" / "training.json"
     content = json.loads(path.read_text())
     assert content["state"]["order"]["done"] == 3
     del content["state"]["order"]
@@ -189,7 +197,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path: Path) -
     whole = train(_QUICK, training, None, tmp_path / "whole")
     folder = tmp_path / "killed"
     folder.mkdir()
-    (folder / "run.json").write_bytes((whole.folder / "run.json").read_bytes())
+    (folder / "run.json").write_bytes((tmp_path / "whole" / "run.json").read_bytes())
     _assert_same_run(whole, train(_QUICK, training, None, folder, resume=True))
 
 
@@ -434,8 +442,8 @@ def test_damaged_models_are_refused_in_words(tmp_path: Path) -> None:
         (folder / "config.json").write_bytes(config)
         (folder / "weights.safetensors").write_bytes(weights)
 
-    _edit(folder / "config.json", format_version=2)
-    refuses("format version 2.*reads up to 1.*upgrade")
+    _edit(folder / "config.json", format_version=FORMAT_VERSION + 1)
+    refuses("format version 3.*reads up to 2.*upgrade")
     _edit(folder / "config.json", format="other")
     refuses("format 'other'")
     _edit(folder / "config.json", model={"task": "classify"})
@@ -486,7 +494,9 @@ def test_a_missing_target_has_no_error() -> None:
     targets = torch.tensor([[1.0, 0.0, 0.0, 1.0], [3.0, 4.0, 0.0, 0.0]])
     inputs = torch.tensor([[0.0, 9.0, 0.0, 0.0], [1.0, 0.0, 0.0, 1.0]])
     batch = Batch(Ragged([inputs]), targets, torch.tensor([0]))
+    fitted = Preprocessor("forecast", ("a", "b"), std=(1.0, 10.0), missing="zero")
+    task = make_task(fitted, ModelSettings("forecast"))
     for wild in (0.0, 100.0):
-        score = Forecast(torch.tensor([1.0, 10.0])).score(torch.tensor([[2.0, wild], [3.0, 5.0]]), batch)
+        score = task.score(torch.tensor([[2.0, wild], [3.0, 5.0]]), batch)
         assert [float(part) for part in (score.loss, score.metric, score.count)] == [1 + 1, 1 + 10, 3]
         assert float(score.baseline) == 1 + 2 + 40

@@ -9,12 +9,13 @@ import pytest
 from looped import looped
 from raglane.data.missing import MISSING as MISSING_OF_DATA
 from raglane.data.order.limit import TOO_LONG as TOO_LONG_OF_DATA
-from raglane.data.records import TASKS as TASKS_OF_DATA
+from raglane.data.targets import TASKS as TASKS_OF_DATA
 from raglane.errors import ArgumentError
 from raglane.nn.encoder import LAYERS as LAYERS_OF_NN
 from raglane.nn.encoder import SequenceEncoder
 from raglane.nn.pooling import POOLINGS as POOLINGS_OF_NN
 from raglane.training.settings import (
+    CLASS_WEIGHTS,
     DEVICES,
     INITIAL_STATES,
     LAYERS,
@@ -22,6 +23,7 @@ from raglane.training.settings import (
     NORMALISED_LAYERS,
     OPTIMIZERS,
     POOLINGS,
+    SCHEDULES,
     TASKS,
     TOO_LONG,
     Settings,
@@ -33,6 +35,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "pooling": POOLINGS,
     "initial_state": INITIAL_STATES,
     "optimizer": OPTIMIZERS,
+    "schedule": SCHEDULES,
+    "class_weights": CLASS_WEIGHTS,
     "missing": MISSING,
     "device": DEVICES,
     "too_long": TOO_LONG,
@@ -45,7 +49,7 @@ _BAD: list[tuple[str, Any]] = [
     *((name, 2**31) for name in ("hidden", "layers", "epochs", "batch_size", "embedding", "threads", "patience")),
     *(("lr", value) for value in (0.0, -1.0, float("nan"), float("inf"))),
     *(("weight_decay", value) for value in (-0.1, float("nan"), float("inf"))),
-    *(("clip", value) for value in (0.0, -1.0, float("nan"), float("inf"))),
+    *(("clip", value) for value in (-1.0, float("nan"), float("inf"))),
     *((name, value) for name in _SHARES for value in (-0.1, 1.0, 2.0, float("nan"))),
     *(("seed", value) for value in (-1, 2**63)),
     ("workers", -1),
@@ -75,7 +79,7 @@ def test_every_choice_is_accepted_and_kept(name: str, choices: tuple[str, ...]) 
 def test_the_names_are_those_of_the_library() -> None:
     assert set(LAYERS) == set(LAYERS_OF_NN)
     assert set(POOLINGS) == {"summary", *POOLINGS_OF_NN}
-    assert TASKS == TASKS_OF_DATA
+    assert tuple(TASKS_OF_DATA) == TASKS
     assert MISSING == MISSING_OF_DATA
     assert TOO_LONG == TOO_LONG_OF_DATA
     for layer in NORMALISED_LAYERS:

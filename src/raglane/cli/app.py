@@ -17,6 +17,7 @@ from raglane.cli.convert import convert
 from raglane.cli.evaluate import evaluate
 from raglane.cli.inspect import inspect
 from raglane.cli.predict import predict
+from raglane.cli.sample import sample
 from raglane.cli.train import train
 from raglane.errors import DivergedError, RaglaneError, message, shorten
 
@@ -60,7 +61,7 @@ def _raglane(
     """Recurrent networks on sequences of different lengths: convert, inspect, train, evaluate, predict."""
 
 
-for command in (convert, inspect, train, evaluate, predict, bench):
+for command in (convert, inspect, train, evaluate, predict, sample, bench):
     app.command(epilog=_EXIT_CODES)(command)
 
 # The root of the errors that Typer raises for wrong usage. Typer does not export it, and brings its own copy of

@@ -9,9 +9,9 @@ import typer
 
 from raglane.cli import console, options
 from raglane.cli.inspect import as_trained
-from raglane.cli.progress import shown
-from raglane.cli.sources import ColumnNames, Source
 from raglane.errors import ArgumentError, message
+from raglane.models.progress import shown
+from raglane.models.sources import ColumnNames, Source
 from raglane.training.options import DATA, RUN
 
 if TYPE_CHECKING:

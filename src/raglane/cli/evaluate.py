@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from raglane.cli import console, options
-from raglane.cli.sources import ColumnNames, SavedSource, Source
-from raglane.errors import ArgumentError, message
 
 if TYPE_CHECKING:
     import torch
@@ -18,10 +15,13 @@ if TYPE_CHECKING:
     from raglane.training.checkpoint import SavedModel
     from raglane.training.inference import Evaluation
 
-__all__ = ["evaluate", "model_source", "report", "tell_empty", "test_part"]
+__all__ = ["evaluate", "report", "tell_empty"]
 
 # Above this many classes a table is wider than a terminal: it goes to its file only.
 _WIDEST_TABLE = 20
+
+# The same for the rows of a table.
+_LONGEST_TABLE = 30
 
 
 @options.command
@@ -32,21 +32,27 @@ def evaluate(
     columns: options.Columns,
     format: options.Format = None,
     batch_size: options.PredictionBatchSize = 256,
+    top: options.Top = 1,
+    horizon: options.Horizon = 1,
     device: options.Device = "auto",
     quiet: options.Quiet = False,
     debug: options.Debug = False,  # noqa: ARG001
 ) -> None:
-    """Measure the best model of a run: loss, accuracy, macro-F1 and the confusion matrix.
+    """Measure the best model of a run: its loss, the metrics of its task, and the simple rules that it has to beat.
 
-    The numbers go to evaluation.json in the run's folder, the matrix to confusion.png and confusion.txt.
+    The numbers go to evaluation.json in the run's folder; a confusion matrix to confusion.png and confusion.txt, a row
+    per label or number to table.txt, predictions against the truth to points.png.
 
     For example:
 
     raglane evaluate runs/vowels
 
     raglane evaluate runs/names more-names.csv --label-column language
+
+    raglane evaluate runs/meters later.csv --horizon 24
     """
-    from raglane.training.checkpoint import load_model, model_folder
+    from raglane.models.run import load
+    from raglane.training.checkpoint import model_folder
     from raglane.training.folder import at_work
     from raglane.training.inference import pick_device
 
@@ -60,33 +66,11 @@ def evaluate(
     with at_work(run, "run") as is_back:
         if is_back:
             say(options.IS_BACK)
-        saved = load_model(run)
-        if data is None:
-            records = test_part(run, saved.task)
-        else:
-            records = model_source(run, data, format, columns, saved.columns).read(saved.task)
-        tell_empty(records, saved.task, say)
-        report(run, saved, records, device=where, say=say, name="evaluation", batch_size=batch_size)
-
-
-def model_source(run: Path, data: Path, format: str | None, columns: options.Given, trained: dict[str, Any]) -> Source:
-    """Data for a saved model: its columns are those of the training data, where none are given.
-
-    Args:
-        run: the folder, for messages.
-        data: file or folder.
-        format: None goes by the suffix.
-        columns: what this command was told.
-        trained: what training was told, or found, as the model's file has it.
-
-    Raises:
-        CheckpointError: ``trained`` is damaged.
-    """
-    from raglane.training.stored import build, reading
-
-    with reading(run):
-        found = build(ColumnNames, trained, "columns")
-    return Source(data, format, replace(found, **columns))
+        model = load(run)
+        records = model.test_part() if data is None else model.read(data, format=format, **columns)
+        tell_empty(records, model.task, say)
+        asked = {"batch_size": batch_size, "top": top, "horizon": horizon}
+        report(run, model.saved, records, device=where, say=say, name="evaluation", asked=asked)
 
 
 def tell_empty(records: Records, task: str, say: Callable[[str], None]) -> None:
@@ -111,7 +95,7 @@ def report(
     device: torch.device,
     say: Callable[[str], None],
     name: str,
-    batch_size: int = 256,
+    asked: Mapping[str, int] | None = None,
     is_short: bool = False,
 ) -> None:
     """Measure the best model of a run, say how good it is, and write the numbers and the matrix in its folder.
@@ -123,21 +107,43 @@ def report(
         device: where to run.
         say: prints a line.
         name: what the first line starts with.
-        batch_size: sequences of a batch.
+        asked: further arguments of :func:`raglane.training.inference.evaluate`.
         is_short: leave the table to its file.
     """
     from raglane.files import write_file
     from raglane.training import inference
     from raglane.training.stored import to_json
 
-    evaluation = inference.evaluate(saved, records, batch_size=batch_size, device=device)
+    evaluation = inference.evaluate(saved, records, device=device, **(asked or {}))
     say(f"{name}: {_numbers(evaluation)} ({evaluation.sequences:,} sequences of {records.source.name})")
-    if evaluation.confusion is not None:
-        _write_confusion(folder, evaluation, say=None if is_short else say)
+    written = _write_details(folder, evaluation, say=None if is_short else say)
     write_file(folder / "evaluation.json", to_json({"data": str(records.source), **evaluation.to_config()}))
     if not is_short:
-        extra = ", confusion.png, confusion.txt" if evaluation.confusion is not None else ""
-        say(f"written: {folder / 'evaluation.json'}{extra}")
+        say(f"written: {', '.join([str(folder / 'evaluation.json'), *written])}")
+
+
+def _write_details(folder: Path, evaluation: Evaluation, say: Callable[[str], None] | None) -> list[str]:
+    """What goes with the numbers: a matrix, a table, a picture; and the names of the files."""
+    from raglane.files import write_file
+    from raglane.report.figures import points_png
+    from raglane.report.tables import rows_table
+
+    written = []
+    measured = evaluation.measured
+    if evaluation.confusion is not None:
+        _write_confusion(folder, evaluation, say)
+        written += ["confusion.png", "confusion.txt"]
+    if measured.table:
+        table = rows_table(measured.table)
+        write_file(folder / "table.txt", (table + "\n").encode())
+        written.append("table.txt")
+        if say is not None and len(measured.table) <= _LONGEST_TABLE:
+            for line in table.splitlines():
+                say(line)
+    if measured.points:
+        write_file(folder / "points.png", points_png(measured.points, f"{folder.name}\n{_numbers(evaluation)}"))
+        written.append("points.png")
+    return written
 
 
 def _write_confusion(folder: Path, evaluation: Evaluation, say: Callable[[str], None] | None) -> None:
@@ -160,31 +166,6 @@ def _write_confusion(folder: Path, evaluation: Evaluation, say: Callable[[str], 
 def _numbers(evaluation: Evaluation) -> str:
     """The numbers in a line, the metric first."""
     numbers = evaluation.numbers
-    names = {"accuracy": "accuracy", "macro_f1": "macro-F1", "MAE": "MAE", "persistence_MAE": "persistence MAE"}
-    metrics = [f"{names[key]} {numbers[key]:.3f}" for key in names if key in numbers]
+    names = {key: key.replace("macro_f1", "macro-F1").replace("_", " ") for key in numbers if key != "loss"}
+    metrics = [f"{name} {numbers[key]:.3f}" for key, name in names.items()]
     return ", ".join([*metrics, f"loss {numbers['loss']:.4f}"])
-
-
-def test_part(run: Path, task: str) -> Records:
-    """What a run was to be tested on: its --test, or the official test part of the default data.
-
-    Args:
-        run: the folder.
-        task: of its model.
-
-    Raises:
-        ArgumentError: the run names no test data.
-        CheckpointError: the run's description is damaged.
-    """
-    from raglane.training.folder import DESCRIPTION, find
-    from raglane.training.run import load_description
-
-    # A folder may hold a model alone, and a run that the command has not made need not say where its data came from.
-    kept = load_description(run).data if find(run, DESCRIPTION).is_file() else {}
-    if kept:
-        data = SavedSource.load(run, kept)
-        if data.test is not None:
-            return data.source(data.test).read(task)
-        if data.path is None:
-            return Source(None, None).read(task, part="test")
-    raise ArgumentError(message("data", "nothing", "this run names no test data to fall back on", "give DATA"))

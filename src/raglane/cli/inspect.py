@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raglane.cli import console, options
-from raglane.cli.progress import shown
-from raglane.cli.sources import ColumnNames, Source
 from raglane.cli.train import check_default
 from raglane.errors import ArgumentError, message, quote, require
+from raglane.models.progress import shown
+from raglane.models.sources import ColumnNames, Source
 from raglane.training.options import RUN
 from raglane.training.settings import Settings
 

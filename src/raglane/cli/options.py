@@ -15,8 +15,8 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from raglane.cli.sources import ColumnNames
 from raglane.errors import flags, quote
+from raglane.models.sources import ColumnNames
 from raglane.training.options import DATA, MODEL, RUN, TRAINING, flag_of, options
 from raglane.training.settings import Settings
 
@@ -133,8 +133,8 @@ Data = Annotated[
     Path | None,
     typer.Argument(
         parser=path,
-        help="A .ts, .parquet, .arrow, .jsonl or .csv file, a folder that raglane convert wrote, or a folder of text "
-        "files, one per class. "
+        help="A .ts, .parquet, .arrow, .jsonl, .csv or .txt file, a folder that raglane convert wrote, or a folder of "
+        "text files, one per class. "
         "Without it: Japanese vowels, the embedded default.",
         show_default=False,
     ),
@@ -158,7 +158,7 @@ Run = Annotated[Path, typer.Argument(parser=path, help="Folder of a run, or of a
 Format = Annotated[
     str | None,
     typer.Option(
-        metavar="ts|parquet|arrow|jsonl|csv|folder",
+        metavar="ts|parquet|arrow|jsonl|csv|text|folder",
         help="Format of the data.",
         show_default="by suffix",
         rich_help_panel=DATA,
@@ -212,7 +212,8 @@ Probabilities = Annotated[
     bool,
     typer.Option("--probabilities", help="Add one column p_<label> per class.", rich_help_panel=RUN),
 ]
-Horizon = Annotated[int, typer.Option(help="Elements to forecast (task forecast only).", rich_help_panel=RUN)]
+Horizon = Annotated[int, typer.Option(help="Elements to forecast (forecast, language).", rich_help_panel=RUN)]
+Top = Annotated[int, typer.Option(help="Also tell this many of the likeliest classes.", rich_help_panel=RUN)]
 PredictionBatchSize = Annotated[int, typer.Option("--batch-size", help="Sequences of a batch.", rich_help_panel=RUN)]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.", rich_help_panel=RUN)]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the trace of an error, and warnings.", rich_help_panel=RUN)]

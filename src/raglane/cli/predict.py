@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from raglane.cli import console, options
-from raglane.cli.evaluate import model_source, tell_empty, test_part
+from raglane.cli.evaluate import tell_empty
 
 __all__ = ["predict"]
 
@@ -15,6 +15,7 @@ def predict(
     data: options.DataToPredict = None,
     *,
     probabilities: options.Probabilities = False,
+    top: options.Top = 1,
     horizon: options.Horizon = 1,
     columns: options.Columns,
     format: options.Format = None,
@@ -38,30 +39,25 @@ def predict(
 
     raglane predict runs/meters today.csv -o tomorrow.jsonl --horizon 24
     """
-    from raglane.training import inference
-    from raglane.training.checkpoint import load_model
-    from raglane.training.folder import tidy
+    from raglane.models.run import load
+    from raglane.training.inference import pick_device
     from raglane.training.predictions import check_apart, check_output, write_predictions
 
     check_output(output)
     # Before anything is read, which can take a while.
-    where = inference.pick_device(device)
-    tidy(run)
-    saved = load_model(run)
-    if data is None:
-        records = test_part(run, saved.task)
-    else:
-        records = model_source(run, data, format, columns, saved.columns).read(saved.task, need_labels=False)
+    pick_device(device)
+    model = load(run)
+    records = model.test_part() if data is None else model.read(data, need_labels=False, format=format, **columns)
     check_apart(output, records.source, run)
     if not quiet:
-        tell_empty(records, saved.task, console.say)
-    predictions = inference.predict(
-        saved,
+        tell_empty(records, model.task, console.say)
+    predictions = model.predict(
         records,
         batch_size=batch_size,
         probabilities=probabilities,
+        top=top,
         horizon=horizon,
-        device=where,
+        device=device,
     )
     write_predictions(output, predictions)
     if not quiet:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from raglane.cli import console, options
-from raglane.cli.sources import DEFAULT_DATA, ColumnNames, SavedSource, Source, hold_out
-from raglane.errors import ArgumentError, DivergedError, argument, message
+from raglane.errors import ArgumentError, DivergedError, message, quote
+from raglane.models.sources import DEFAULT_DATA, ColumnNames, SavedSource, Source
 from raglane.training.settings import Settings
 
 if TYPE_CHECKING:
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from raglane.training.run import TrainingResult
 
 __all__ = ["check_default", "train"]
-
-# What may differ when a run goes on: nothing that would change what the epochs so far have done.
-_CHANGEABLE = ("epochs", "patience", "device", "threads", "workers")
 
 
 @options.command
@@ -56,6 +53,7 @@ def train(
     raglane train --resume --out runs/vowels
     """
     from raglane.training.folder import at_work, check_folder
+    from raglane.training.machine import check_machine
 
     source = Source(data, format, ColumnNames(**columns))
     if resume:
@@ -72,8 +70,15 @@ def train(
             **{name: value for name, value in choices.items() if value != "auto" or name != "batch_size"}
         )
         check_default(source, settings)
+        training = None
+        if "task" not in choices and source.path is not None:
+            if out is not None:
+                check_folder(out, overwrite=overwrite)
+            check_machine(settings)
+            training, task = source.guess()
+            settings = Settings(**{**settings.to_config(), "task": task})
         folder = out or Path("runs") / f"{source.name}-{settings.task}-{settings.layer}"
-        order = _Order(settings, source, validation, test, folder, False, overwrite, quiet, plans_batches)
+        order = _Order(settings, source, validation, test, folder, False, overwrite, quiet, plans_batches, training)
         check_folder(folder, overwrite=overwrite)
         with at_work(folder):
             _train(order)
@@ -92,6 +97,8 @@ class _Order:
     overwrite: bool
     quiet: bool
     plans_batches: bool = False
+    # What was read already, to guess the task.
+    training: Records | Dataset | None = None
 
     def read_part(self, path: Path) -> Records:
         """Another file of the same format and columns."""
@@ -156,20 +163,18 @@ def _resumed(
     quiet: bool,
 ) -> _Order:
     """The order to go on with a run: its own data and settings, but for what may change."""
+    from raglane.models.fit import changes_of
     from raglane.training.run import load_description, refuse_diverged
 
     description = load_description(out)
     refuse_diverged(description, out)
+    if not description.data:
+        rule = "this run was started from Python, with data in memory"
+        fix = f"go on from there: rl.fit(data, out={str(out)!r}, resume=True)"
+        raise ArgumentError(message("resume", quote(str(out)), rule, fix))
     saved = SavedSource.load(out, description.data)
-    settings, names = description.settings.to_config(), asdict(saved.columns)
-    changes = {name: value for name, value in choices.items() if value != settings[name]}
-    refused = {name: value for name, value in changes.items() if name not in _CHANGEABLE}
-    refused |= {name: value for name, value in columns.items() if value != names[name]}
-    if refused:
-        name, value = next(iter(refused.items()))
-        rule = f"a run goes on with its own settings; only {', '.join(map(argument, _CHANGEABLE))} may change"
-        got = f"{value!r}, and the run in {str(out)!r} was started with another value"
-        raise ArgumentError(message(name, got, rule, f"leave {argument(name)} out, or start a new run"))
+    changes = changes_of(out, description.settings, choices)
+    changes_of(out, saved.columns, columns)
     source = saved.source(saved.path)
     return _Order(
         replace(description.settings, **changes),
@@ -189,19 +194,27 @@ def _path(text: str | None) -> Path | None:
 
 def _train(order: _Order) -> None:
     """Read, train, draw, evaluate and say where everything is."""
-    from raglane.cli.progress import pick_watcher
+    from raglane.models.fit import draw_curves, draw_until_divergence, planned
+    from raglane.models.progress import pick_watcher
     from raglane.training import run
     from raglane.training.machine import check_machine
+    from raglane.training.tasks import TASKS, settle
 
     settings = order.settings
     # Before anything is read, which can take a while.
     device = check_machine(settings)
     training, validation = _parts(order)
     test = _test_part(order)
+    if not order.resume:
+        settings, note = settle(settings, training)
+        if note is not None:
+            order.say(note)
+        order = replace(order, settings=settings)
     if order.plans_batches:
-        settings = _planned(order, training)
+        settings, line = planned(settings, training)
+        order.say(line)
     _tell_too_long(order, training)
-    metric = "MAE" if settings.task == "forecast" else "accuracy"
+    metric = TASKS[settings.task].terms(settings)[0]
     watcher = None if order.quiet else pick_watcher(metric)
     try:
         result = run.train(
@@ -217,12 +230,12 @@ def _train(order: _Order) -> None:
             watcher=watcher,
         )
     except DivergedError:
-        _draw_until_divergence(order.out, metric)
+        draw_until_divergence(order.out, settings)
         raise
     finally:
         if watcher is not None:
             watcher.close()
-    _draw_curves(result)
+    draw_curves(order.out, result)
     if result.stopped_by is not None:
         order.say(f"stopped in epoch {result.state.epoch + 1}, and saved")
         order.say(f"go on with: raglane train --resume --out {order.out}")
@@ -243,81 +256,21 @@ def _train(order: _Order) -> None:
 
 def _parts(order: _Order) -> tuple[Records | Dataset, Records | Dataset | None]:
     """The training and the validation part, and a note on each."""
-    from raglane.data.formats.base import count_of
-    from raglane.data.formats.ipc import is_converted
-    from raglane.data.missing import refuse_missing
+    from raglane.data.records import Records
+    from raglane.models.fit import divide
 
     settings = order.settings
-    if order.source.path is not None and order.source.format is None and is_converted(order.source.path):
-        return _stored_parts(order, order.source.path)
-    records = order.source.read(settings.task)
-    for note in records.notes:
+    records = order.training or order.source.open(settings.task)
+    if order.training is not None and settings.task != "classify":
+        order.say(f"task: {settings.task} (guessed; --task chooses)")
+    for note in records.notes if isinstance(records, Records) else ():
         order.say(note)
     where = DEFAULT_DATA if order.source.path is None else str(order.source.path)
-    validation: Records | None = None
-    rule = "none; the training loss decides which epoch is best"
-    training = records
-    if order.validation is not None:
-        validation = order.read_part(order.validation)
-        rule = f"{count_of(len(validation), 'sequence')} of {order.validation}"
-    elif settings.validation_fraction > 0:
-        if settings.missing == "error" and not records.is_tokens:
-            # Before the split, after which rows have other numbers.
-            refuse_missing(records)
-        training, validation = hold_out(records, settings.validation_fraction, settings.seed)
-        how = "stratified by label, " if records.labels is not None and settings.task == "classify" else ""
-        share = f"{100 * settings.validation_fraction:g} % of the training sequences"
-        rule = f"{count_of(len(validation), 'sequence')}, {share}, {how}seed {settings.seed}"
-        if len(validation) == 0:
-            validation, rule = None, "none: each sequence held out has a label or a tag that no other has"
-    what = "tokens" if training.is_tokens else f"elements of {count_of(len(training.channels), 'channel')}"
-    order.say(f"training: {count_of(len(training), 'sequence')}, {len(training.values):,} {what}, from {where}")
-    order.say(f"validation: {rule}")
+    given = None if order.validation is None else order.read_part(order.validation)
+    training, validation, notes = divide(records, given, order.settings, where, str(order.validation))
+    for note in notes:
+        order.say(note)
     return training, validation
-
-
-def _stored_parts(order: _Order, path: Path) -> tuple[Dataset, Records | Dataset | None]:
-    """The same of a folder that was converted, which is not read: vocabulary, scale and classes stand beside it."""
-    import numpy as np
-
-    from raglane.data.dataset import held_out
-    from raglane.data.formats.base import count_of
-    from raglane.data.stored_dataset import Dataset
-
-    settings = order.settings
-    training = Dataset(path, order.source.asked(settings.task))
-    validation: Records | Dataset | None = None
-    rule = "none; the training loss decides which epoch is best"
-    what = "tokens" if training.statistics.tokens else "elements"
-    if order.validation is not None:
-        validation = order.read_part(order.validation)
-        rule = f"{count_of(len(validation), 'sequence')} of {order.validation}"
-    elif settings.validation_fraction > 0:
-        classes = training.labels() if settings.task == "classify" else None
-        if classes is not None:
-            # In the order of their texts, as split has them: so the parts are those of data that was not converted.
-            classes = np.argsort(np.argsort(np.array(training.preprocessor.labels, dtype=object)))[classes]
-        mask = held_out(len(training), classes, settings.validation_fraction, settings.seed)
-        training, validation = training.subset(~mask), training.subset(mask)
-        share = f"{100 * settings.validation_fraction:g} % of the training sequences"
-        how = "" if classes is None else "stratified by label, "
-        rule = f"{count_of(len(validation), 'sequence')}, {share}, {how}seed {settings.seed}; "
-        rule += "vocabulary and scale were counted of all, these too"
-    elements = int(training.lengths.sum())
-    order.say(f"training: {count_of(len(training), 'sequence')}, {elements:,} {what}, batch by batch from {path}")
-    order.say(f"validation: {rule}")
-    return training, validation
-
-
-def _planned(order: _Order, training: Records | Dataset) -> Settings:
-    """The settings with the batches that the planner advises, and a line on why."""
-    from raglane.data.formats.base import count_of
-    from raglane.training.planned import plan_batches
-
-    settings, found = plan_batches(order.settings, training)
-    kind = "of similar lengths" if settings.bucket else "in random order"
-    order.say(f"batches: {count_of(settings.batch_size, 'sequence')} {kind}. {found.why}")
-    return settings
 
 
 def _tell_too_long(order: _Order, training: Records | Dataset) -> None:
@@ -345,37 +298,18 @@ def _test_part(order: _Order) -> Records | None:
     return None
 
 
-def _draw_curves(result: TrainingResult) -> None:
-    """Draw the history, if there is any yet."""
-    from raglane.files import write_file
-    from raglane.report.figures import curves_png
-
-    if result.state.history:
-        title = f"Training of {result.folder.name}"
-        png = curves_png(result.state.history, result.metric, title, result.state.best_epoch)
-        write_file(result.folder / "curves.png", png)
-
-
-def _draw_until_divergence(folder: Path, metric: str) -> None:
-    """Draw the history of a run that ran away, where it came to a checkpoint."""
-    from raglane.training.folder import DESCRIPTION, LAST, find
-    from raglane.training.run import TrainingResult, load_description
-    from raglane.training.state import load_state
-
-    if find(folder, DESCRIPTION).is_file() and load_description(folder).diverged is not None:
-        _draw_curves(TrainingResult(folder, metric, load_state(find(folder, LAST))[0]))
-
-
 def _tell_result(order: _Order, result: TrainingResult) -> None:
     """The best epoch, its numbers, and the baseline where there is one; and a warning where they are bad."""
     from raglane.training.divergence import warning
+    from raglane.training.tasks import TASKS
 
     state = result.state
     row = state.history[state.best_epoch - 1]
     part = "validation" if "validation_loss" in row else "train"
     numbers = f"{part} loss {row[f'{part}_loss']:.4f}, {result.metric} {row[f'{part}_{result.metric}']:.3f}"
-    baseline = row.get(f"persistence_{result.metric}")
-    beside = "" if baseline is None else f" (persistence: {baseline:.3f})"
+    simple = TASKS[order.settings.task].terms(order.settings)[1]
+    baseline = row.get(f"{simple}_{result.metric}")
+    beside = "" if baseline is None else f" ({simple}: {baseline:.3f})"
     if state.epoch < order.settings.epochs:
         order.say(f"stopped early after epoch {state.epoch}: {state.waited} without a lower validation loss")
     order.say(f"best: epoch {state.best_epoch}, {numbers}{beside}")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from raglane.data.conversion import Conversion, convert
     from raglane.data.dataset import SequenceDataset, split
     from raglane.data.formats import FORMATS, Format, japanese_vowels, read
+    from raglane.data.objects import records_from
     from raglane.data.order import Batches, Limit, Order
     from raglane.data.preprocess import Preprocessor
     from raglane.data.records import Columns, Records
@@ -41,6 +42,7 @@ __all__ = [
     "convert",
     "japanese_vowels",
     "read",
+    "records_from",
     "split",
 ]
 
@@ -62,6 +64,7 @@ _HOMES = {
     "convert": "conversion",
     "japanese_vowels": "formats",
     "read": "formats",
+    "records_from": "objects",
     "split": "dataset",
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ _KINDS: tuple[tuple[Any, Any], ...] = (
     (float, float),
     (complex, complex),
     (Mapping, Mapping),
+    (list, list),
 )
 
 
@@ -41,7 +43,7 @@ class Samples(Sequence[Any]):
         """What :func:`collate` makes of a list of these samples."""
 
 
-def collate(samples: Sequence[Any]) -> Any:
+def collate(samples: Sequence[Any] | Mapping[Any, Any]) -> Any:
     """Make a batch of samples: the same structure, with a Ragged or a stacked tensor in each place.
 
     ========================================  ==================================================================
@@ -53,18 +55,23 @@ def collate(samples: Sequence[Any]) -> Any:
     bool, int, float, complex                 tensor ``(B,)``: bool, int64, torch's default float or complex dtype
     str, bytes                                list of the ``B`` strings
     None                                      None
+    list of numbers, or of lists of numbers   Ragged: a sequence of numbers, or of channels; ints are int64, floats,
+                                              and ints beside floats, torch's default float dtype; lists that are
+                                              all empty are int64
     tuple, named tuple, dict, dataclass       the same, of batches; a dataclass's ``__init__`` is not run
     ========================================  ==================================================================
 
-    Sequences keep the samples' order, so labels stay with theirs. A list in a sample is refused, because it could be
-    a sequence or a record. The function works in the workers of a DataLoader and with ``pin_memory=True`` (which
-    pins tensors and Ragged batches in tuples, dicts and named tuples; a DataLoader leaves dataclasses alone).
+    Sequences keep the samples' order, so labels stay with theirs. A list is a sequence, as in the datasets and
+    tokenizers of Hugging Face; a record is a tuple. The function works in the workers of a DataLoader and with
+    ``pin_memory=True`` (which pins tensors and Ragged batches in tuples, dicts and named tuples; a DataLoader leaves
+    dataclasses alone).
 
     Args:
-        samples: one or more samples of the same structure.
+        samples: one or more samples of the same structure, in a list; or a dict, or what acts as one, with such a list
+            under each key, as tokenizers give them.
 
     Raises:
-        ArgumentError: no samples, or dicts with different keys, tuples of different lengths.
+        ArgumentError: no samples, or dicts with different keys, tuples of different lengths, a number beyond 64 bits.
         ArgumentTypeError: something of the wrong kind, or of different kinds in different samples.
         ShapeError: tensors or arrays whose trailing dimensions, dtypes or devices differ.
 
@@ -81,6 +88,9 @@ def collate(samples: Sequence[Any]) -> Any:
         >>> batch = collate([{"words": np.arange(3), "name": "a"}, {"words": np.arange(5), "name": "b"}])
         >>> batch["words"].lengths, batch["name"]
         (tensor([3, 5]), ['a', 'b'])
+        >>> batch = collate({"input_ids": [[5, 17, 3], [9]], "labels": [1, 0]})
+        >>> batch["input_ids"].values, batch["input_ids"].lengths, batch["labels"]
+        (tensor([ 5, 17,  3,  9]), tensor([3, 1]), tensor([1, 0]))
         >>> collate([torch.ones(4, 12), torch.ones(2, 13)])
         Traceback (most recent call last):
         ...
@@ -89,9 +99,11 @@ Fix: give every sample the same trailing dimensions.
     """
     if isinstance(samples, Samples) and len(samples):
         return samples.batch()
-    if isinstance(samples, (str, bytes, Mapping, Tensor)) or not isinstance(samples, Sequence):
-        got = type(samples).__name__
-        raise ArgumentTypeError(message("samples", got, "a list of samples", "pass a list"))
+    if isinstance(samples, Mapping):
+        return _columns(samples)
+    if isinstance(samples, (str, bytes, Tensor)) or not isinstance(samples, Sequence):
+        got, rule = type(samples).__name__, "a list of samples, or a dict of lists"
+        raise ArgumentTypeError(message("samples", got, rule, "pass a list"))
     if not samples:
         raise ArgumentError(message("samples", "an empty list", "at least one sample", "leave empty batches out"))
     return _collate(samples, "")
@@ -112,9 +124,7 @@ def _collate(samples: Sequence[Any], field: str) -> Any:
         return _arrays([np.asarray(sample) for sample in samples], field)
     if kind is int:
         for number, sample in enumerate(samples):
-            if not -(2**63) <= sample < 2**63:
-                fix = "give it as a float or a str"
-                raise ArgumentError(message(_place(number, field), quote(sample), "an int of 64 bits", fix))
+            _check_int(sample, _place(number, field))
     if kind in (bool, int, float, complex):
         return torch.tensor(samples)
     if kind in (str, bytes):
@@ -123,6 +133,8 @@ def _collate(samples: Sequence[Any], field: str) -> Any:
         return _tuples(samples, field)
     if kind is Mapping:
         return _mappings(samples, field)
+    if kind is list:
+        return _lists(samples, field)
     return None if kind is None else _dataclasses(samples, field)
 
 
@@ -137,11 +149,8 @@ def _kind(sample: Any, field: str, number: int = 0) -> Any:
         return type(sample) if hasattr(sample, "_fields") else tuple
     if dataclasses.is_dataclass(sample) and not isinstance(sample, type):
         return type(sample)
-    rule = "a tensor, array, number, string, None, or a tuple, named tuple, dict or dataclass of these"
-    fix = "convert it in the dataset"
-    if isinstance(sample, list):
-        fix = "pass torch.tensor(...) for a sequence, a tuple for a record"
-    raise ArgumentTypeError(message(_place(number, field), _name(sample), rule, fix))
+    rule = "a tensor, array, number, string, None, list of numbers, or a tuple, named tuple, dict or dataclass of these"
+    raise ArgumentTypeError(message(_place(number, field), _name(sample), rule, "convert it in the dataset"))
 
 
 def _name(sample: Any) -> str:
@@ -226,6 +235,71 @@ def _mappings(samples: Sequence[Mapping[Any, Any]], field: str) -> dict[Any, Any
             got, rule = f"a dict that differs in {odd}", f"the keys of {_place(0, field)}"
             raise ArgumentError(message(_place(number, field), got, rule, "give every sample the same keys"))
     return {key: _collate([sample[key] for sample in samples], f"{field}[{key!r}]") for key in first}
+
+
+def _columns(columns: Mapping[Any, Any]) -> dict[Any, Any]:
+    """A dict of lists, key by key: the batch of the dicts that it stands for."""
+    rule, fix = "a list with one entry per sample under each key", "pass a list of samples, or a dict of such lists"
+    lists: dict[Any, list[Any]] = {}
+    for key, column in columns.items():
+        if not isinstance(column, (list, tuple, Tensor, np.ndarray)) or getattr(column, "ndim", 1) == 0:
+            raise ArgumentTypeError(message(f"samples[{key!r}]", _name(column), rule, fix))
+        lists[key] = list(column)
+    sizes = {key: len(column) for key, column in lists.items()}
+    count = next(iter(sizes.values()), 0)
+    odd = next((key for key, size in sizes.items() if size != count), None)
+    if odd is not None:
+        raise ArgumentError(
+            message(f"samples[{odd!r}]", f"{sizes[odd]} entries", f"{count}, as the first key has", fix)
+        )
+    if not count:
+        raise ArgumentError(message("samples", "no entries", "at least one sample", "leave empty batches out"))
+    return {key: _collate(column, f"[{key!r}]") for key, column in lists.items()}
+
+
+def _lists(samples: Sequence[list[Any]], field: str) -> Ragged:
+    """Lists of numbers, or of lists of numbers that are all of one length, each a sequence."""
+    elements = list(chain.from_iterable(samples))
+    is_deep = set(map(type, elements)) == {list}
+    widths = set(map(len, elements)) if is_deep else {0}
+    numbers = list(chain.from_iterable(elements)) if is_deep else elements
+    kinds = set(map(type, numbers))
+    is_large = kinds == {int} and not -(2**63) <= min(numbers) <= max(numbers) < 2**63
+    if (kinds != {bool} and not kinds <= {int, float}) or len(widths) > 1 or is_large:
+        raise _odd_element(samples, elements[0], bool in kinds, field)
+    dtype = torch.bool if bool in kinds else torch.get_default_dtype() if float in kinds else torch.int64
+    values = torch.tensor(numbers, dtype=dtype)
+    lengths = torch.tensor([len(sample) for sample in samples])
+    return Ragged.from_flat(values.view(len(elements), *widths) if is_deep else values, lengths=lengths)
+
+
+def _odd_element(samples: Sequence[list[Any]], first: Any, has_bool: bool, field: str) -> Exception:
+    """The error for the first element of lists that does not go with the others."""
+    rule, fix = "a list in a sample is a sequence: of numbers, or of lists of numbers", "pass a tuple for a record"
+    for number, sample in enumerate(samples):
+        for step, element in enumerate(sample):
+            place = f"{_place(number, field)}[{step}]"
+            if isinstance(element, list) != isinstance(first, list):
+                return ArgumentTypeError(message(place, _name(element), rule, fix))
+            if isinstance(element, list) and len(element) != len(first):
+                got, same = f"a list of {len(element)}", f"a list of {len(first)}, as the first element"
+                return ShapeError(message(place, got, same, "give every element the same channels"))
+            for entry in element if isinstance(element, list) else [element]:
+                if isinstance(entry, str):
+                    fix = "turn tokens into numbers with a vocabulary or a tokenizer, or leave the field out"
+                if type(entry) not in (bool, int, float):
+                    return ArgumentTypeError(message(place, _name(entry), rule, fix))
+                if has_bool and not isinstance(entry, bool):
+                    same = "booleans, or numbers, but not both"
+                    return ArgumentTypeError(message(place, _name(entry), same, "convert the others"))
+                if isinstance(entry, int):
+                    _check_int(entry, place)
+    return ArgumentTypeError(message(f"samples{field}", "lists of several kinds", rule, fix))
+
+
+def _check_int(number: int, place: str) -> None:
+    if not -(2**63) <= number < 2**63:
+        raise ArgumentError(message(place, quote(number), "an int of 64 bits", "give it as a float or a str"))
 
 
 def _dataclasses(samples: Sequence[Any], field: str) -> Any:

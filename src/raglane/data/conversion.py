@@ -27,7 +27,7 @@ from raglane.data.locations import expand, fingerprint, local, size_of
 from raglane.data.progress import Progress
 from raglane.data.records import Columns, Records
 from raglane.data.shards import Layout, bounded, bytes_of, write_shard
-from raglane.data.statistics import Statistics
+from raglane.data.statistics import Statistics, check_countable
 from raglane.data.stores import offsets_in
 from raglane.errors import ArgumentError, DataError, argument, message, quote, require
 from raglane.files import check_place, put_folder, settle, whole_file, write_file
@@ -90,7 +90,8 @@ def convert(
         What was written.
 
     Raises:
-        ArgumentError: something else is at ``output``, or another process is at work on it.
+        ArgumentError: something else is at ``output``, another process is at work on it, or the task is none of
+            ``COUNTABLE``: its targets would be lost.
         DataError: the data cannot be used; what was converted until then is kept for the next call.
         OSError: a file cannot be written, such as on a full disk; the same holds.
 
@@ -106,6 +107,7 @@ def convert(
     folder, columns, progress = as_path(output), columns or Columns(), progress or Progress()
     check_choice("on_bad_row", on_bad_row, ON_BAD_ROW)
     check_flag("overwrite", overwrite)
+    check_countable(columns.task)
     locations = expand(inputs)
     _check_output(folder, locations)
     progress.stage("looking at the data")
@@ -274,7 +276,7 @@ def _finish(folder: Path, job: Job, state: State) -> None:
         "elements": state.statistics.elements,
         "longest": state.statistics.longest,
         "task": job.columns.task,
-        "columns": state.names,
+        "columns": {**state.names, "split": None if state.columns is None else state.columns.split},
         **({} if state.layout is None else state.layout.to_config()),
         "skipped": len(state.skipped),
         "shards": state.shards,

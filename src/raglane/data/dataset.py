@@ -28,13 +28,14 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
     """Sequences, and what is to be learned of them, held as flat tensors.
 
     An item is a dict: ``"inputs"``, ``(L, *features)``, a view of the flat values; ``"target"`` where there are
-    targets, ``()`` or ``(L,)``; ``"index"``, ``()`` int64, the row in this dataset. :func:`raglane.collate` makes a
-    batch of such items, of those that a DataLoader asks for without a loop over them.
+    targets, ``(*features)`` or ``(L, *features)``; ``"index"``, ``()`` int64, the row in this dataset.
+    :func:`raglane.collate` makes a batch of such items, of those that a DataLoader asks for without a loop over them.
 
     Args:
         values: ``(N, *features)``: float32 features, or int64 token indices ``(N,)``.
         offsets: ``(B + 1,)`` int64, first 0, last ``N``.
-        targets: ``(B,)``, one per sequence, or ``(N,)``, one per element; None where there are none.
+        targets: ``(B, *features)``, one per sequence, or ``(N, *features)``, one per element; None where there are
+            none.
         per_element: whether ``targets`` is one per element; ``B`` and ``N`` may be equal, so it must be said.
         forecast: whether the target of each element is the element after it, ``(L - 1, *features)``; the last of a
             sequence is no input. Then there are no other targets.
@@ -76,8 +77,8 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
         if check_flag("forecast", forecast) and targets is not None:
             rule = "the targets of a forecast are the elements themselves"
             raise ArgumentError(message("forecast", "True, and targets", rule, "pass one of the two"))
-        if targets is not None and check_tensor("targets", targets).shape != (expected,):
-            rule = f"one per {'element' if per_element else 'sequence'}: ({expected},)"
+        if targets is not None and check_tensor("targets", targets).shape[:1] != (expected,):
+            rule = f"one per {'element' if per_element else 'sequence'}: ({expected}, *features)"
             raise ShapeError(message("targets", f"shape {tuple(targets.shape)}", rule, "pass one each"))
         if ids is not None:
             check_kind("ids", ids, Sequence, "one per sequence, in a tuple or a list", "convert them")

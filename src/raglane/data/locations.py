@@ -84,7 +84,8 @@ def _files_of(folder: Path) -> list[str]:
     """The files of known formats in a folder; none where the folder itself is the data."""
     if is_converted(folder):
         return []
-    known = {suffix for format in FORMATS.values() for suffix in format.suffixes}
+    # Texts are a format of folders, or stand beside the data and describe it.
+    known = {suffix for format in FORMATS.values() if format.name != "text" for suffix in format.suffixes}
     return sorted(str(path) for path in folder.iterdir() if path.suffix.lower() in known and path.is_file())
 
 

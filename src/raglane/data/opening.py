@@ -15,6 +15,7 @@ from raglane.data.formats.table import choose
 from raglane.data.locations import expand, is_url, local
 from raglane.data.parts import Memory, Store, Tables
 from raglane.data.records import Columns
+from raglane.data.statistics import check_countable
 from raglane.data.stores import Groups, Shards
 from raglane.errors import ArgumentTypeError, DataError, message, quote, require
 
@@ -30,10 +31,12 @@ def stores_of(source: Any, columns: Columns | None, format: str | None) -> tuple
         format: a key of ``FORMATS``, or None.
 
     Raises:
+        ArgumentError: the task is none of ``COUNTABLE``.
         ArgumentTypeError: neither a path nor something that speaks Arrow.
         DataError: the data cannot be read.
     """
     require("pyarrow", "data")
+    check_countable((columns or Columns()).task)
     if not _names_files(source):
         asked = columns or Columns()
         store = _of_table(Path(type(source).__name__), _table(source), asked)

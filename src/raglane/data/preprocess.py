@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
+import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from itertools import repeat
 from typing import Any, overload
 
 import numpy as np
@@ -18,46 +17,30 @@ from raglane import interop
 from raglane.checks import check_flag, check_kind
 from raglane.data.dataset import SequenceDataset
 from raglane.data.epochs import check_least
+from raglane.data.labels import encode_targets, fit_targets, look_up, places_of, sort_labels
 from raglane.data.missing import check_policy, fill_missing, how_to_fill, refuse_missing
-from raglane.data.records import Records, check_task, place_of
-from raglane.data.statistics import Counted, Statistics
-from raglane.errors import ArgumentError, CheckpointError, DataError, argument, message, quote, quote_all
+from raglane.data.records import Records
+from raglane.data.statistics import Counted, Statistics, check_countable
+from raglane.data.targets import TASKS, check_task
+from raglane.errors import ArgumentError, CheckpointError, DataError, message, quote, quote_all
+from raglane.segments import plain as segments
 
-__all__ = ["UNKNOWN", "Preprocessor", "sort_labels"]
+__all__ = ["END", "UNKNOWN", "Preprocessor", "sort_labels"]
 
 UNKNOWN = "<unk>"
+# What stands before and after each text of a language model: the second entry of its vocabulary.
+END = "<end>"
+
+# The attributes that are tuples, and those of them that may be None.
+_OPTIONAL = ("mean", "std", "vocabulary", "labels")
+_TUPLES = ("channels", *_OPTIONAL, "target_names", "target_mean", "target_std")
+_NUMBERS = ("mean", "std", "target_mean", "target_std")
+_SCALES_OF_TARGETS = (("target_mean", "target_names"), ("target_std", "target_names"))
+
+# What models of the first format do not have.
+_LATER = ("split", "per_element", "target_names", "target_mean", "target_std")
+
 _LARGEST = float(np.finfo(np.float32).max)
-
-
-def sort_labels(labels: Iterable[str]) -> list[str]:
-    """The distinct labels in order: those that are numbers first, by value, then the others, by text.
-
-    Example:
-        >>> sort_labels(["10", "2", "b", "2", "-1"])
-        ['-1', '2', '10', 'b']
-    """
-    return sorted(set(map(str, labels)), key=_label_key)
-
-
-def _label_key(label: str) -> tuple[int, float, str]:
-    """What a label is sorted by."""
-    try:
-        number = float(label)
-    except ValueError:
-        return 1, 0.0, label
-    # NaN compares with nothing, so it is taken for a word.
-    return (0, number, label) if number == number else (1, 0.0, label)
-
-
-def _look_up(words: Iterable[str], table: Mapping[str, int], count: int, absent: int) -> npt.NDArray[np.int64]:
-    """The number of each word, ``(count,)`` int64, ``absent`` for one that the table lacks; the loop runs in C."""
-    return np.fromiter(map(table.get, words, repeat(absent)), dtype=np.int64, count=count)
-
-
-@functools.lru_cache(maxsize=8)
-def _places(words: tuple[str, ...]) -> dict[str, int]:
-    """The place of each word; made once for the batches of an epoch."""
-    return {word: place for place, word in enumerate(words)}
 
 
 @dataclass(frozen=True)
@@ -70,13 +53,19 @@ class Preprocessor:
     becomes 0, the place of the unknown token.
 
     Attributes:
-        task: ``"classify"``, ``"tag"`` or ``"forecast"``.
+        task: a key of ``raglane.data.records.TASKS``.
         channels: the names of the ``C`` feature columns; () for tokens.
         mean: ``C`` numbers, subtracted from the features; None without scaling.
         std: ``C`` numbers above 0 that the features are divided by; 1 for a channel that never changes.
         vocabulary: the tokens, the unknown one first, then from the most frequent; None for features.
-        labels: the classes in order, for ``"classify"`` and ``"tag"``; else None.
+        labels: the classes in order, for ``"classify"`` and ``"tag"``, or the labels of ``"multilabel"``; else None.
         missing: ``"error"``, or ``"zero"`` or ``"forward"``, which append a was-missing channel for each channel.
+        per_element: whether there is a target per element; None goes by the task, and means per sequence where the task
+            takes either.
+        target_names: of the ``T`` numbers of ``"regress"``; else ().
+        target_mean: ``T`` numbers, subtracted from the targets.
+        target_std: ``T`` numbers above 0 that the targets are divided by.
+        split: how texts were cut into tokens, as :class:`~raglane.data.Columns` names it; None where they were not.
 
     Example:
         >>> from raglane.data.records import offsets_of
@@ -98,20 +87,29 @@ class Preprocessor:
     vocabulary: tuple[str, ...] | None = None
     labels: tuple[str, ...] | None = None
     missing: str = "error"
+    per_element: bool | None = None
+    target_names: tuple[str, ...] = ()
+    target_mean: tuple[float, ...] = ()
+    target_std: tuple[float, ...] = ()
+    split: str | None = None
 
     def __post_init__(self) -> None:
         check_policy(self.missing)
         check_task(self.task)
-        for name in ("channels", "mean", "std", "vocabulary", "labels"):
-            kinds = tuple if name == "channels" else (tuple, type(None))
+        if self.per_element is None:
+            object.__setattr__(self, "per_element", TASKS[self.task].per == "element")
+        for name in _TUPLES:
+            kinds = (tuple, type(None)) if name in _OPTIONAL else tuple
             check_kind(name, getattr(self, name), kinds, "a tuple", "convert it with tuple(...)")
-        for name, scale in (("mean", self.mean), ("std", self.std)):
-            if scale is not None and len(scale) != len(self.channels):
-                got, rule = f"{len(scale)} numbers", f"one per channel, and there are {len(self.channels)}"
-                raise ArgumentError(message(name, got, rule, "pass one each, or None"))
-        for name, scale, rule in (("mean", self.mean, "finite numbers"), ("std", self.std, "finite numbers above 0")):
+        for name, names in (("mean", "channels"), ("std", "channels"), *_SCALES_OF_TARGETS):
+            scale, count = getattr(self, name), len(getattr(self, names))
+            if scale is not None and len(scale) != count:
+                got, rule = f"{len(scale)} numbers", f"one per name in {names}, and there are {count}"
+                raise ArgumentError(message(name, got, rule, "pass one each"))
             # NaN passes no comparison.
-            wrong = [number for number in scale or () if not abs(number) <= _LARGEST or (name == "std" and number <= 0)]
+            lowest = 0.0 if name.endswith("std") else -math.inf
+            rule = "finite numbers above 0" if name.endswith("std") else "finite numbers"
+            wrong = [number for number in scale or () if not (abs(number) <= _LARGEST and number > lowest)]
             if wrong:
                 got = f"{wrong[0]!r}"[:60]
                 raise ArgumentError(message(name, got, f"{rule} of 32 bits", "fit the preprocessing again"))
@@ -131,7 +129,7 @@ class Preprocessor:
 
         Args:
             records: the training part, or what is counted of it; at least one element in all.
-            task: ``"classify"``, ``"tag"`` or ``"forecast"``.
+            task: a key of ``raglane.data.records.TASKS``; of what is counted, one of ``COUNTABLE``.
             missing: what to do about features that are NaN or infinite.
             standardize: whether to scale each channel to mean 0 and deviation 1.
             max_vocabulary: keep the most frequent tokens only, at most this many with the unknown one; None keeps all.
@@ -144,8 +142,11 @@ class Preprocessor:
         """
         check_policy(missing)
         check_task(task)
+        split = records.columns.split if isinstance(records, (Records, Counted)) else None
         if isinstance(records, Counted):
             records = records.statistics
+        if isinstance(records, Statistics):
+            check_countable(task)
         rule = "Records, a Dataset, or Statistics"
         check_kind("records", records, (Records, Statistics), rule, "read them with rl.data.read")
         check_flag("standardize", standardize)
@@ -158,20 +159,27 @@ class Preprocessor:
             source = records.source if isinstance(records, Records) else "data"
             got = f"{known.sequences} sequences without an element"
             raise DataError(message(f"{source}", got, "training needs elements", "check the data"))
-        labels = None if task == "forecast" else tuple(sort_labels(_classes(records, task)))
+        learned = fit_targets(records, task)
         if not known.channels:
             counts = Counter(known.tokens)
             del counts[UNKNOWN]
+            special: tuple[str, ...] = (UNKNOWN,)
+            if task == "language":
+                del counts[END]
+                special = (UNKNOWN, END)
             ranked = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
             kept = [token for token, count in ranked if count >= minimum_count]
             if max_vocabulary is not None:
-                kept = kept[: max_vocabulary - 1]
-            return cls(task=task, vocabulary=(UNKNOWN, *kept), labels=labels, missing=missing)
+                kept = kept[: max_vocabulary - len(special)]
+            return cls(task=task, vocabulary=(*special, *kept), missing=missing, split=split, **learned)
+        if task == "language":
+            rule = "a language model reads tokens"
+            raise DataError(message("task", "'language' and sequences of numbers", rule, "use forecast"))
         if missing == "error":
             _refuse_missing(records)
         mean = tuple(channel.mean for channel in known.channels.values()) if standardize else None
         std = tuple(channel.deviation for channel in known.channels.values()) if standardize else None
-        return cls(task, tuple(known.channels), mean, std, labels=labels, missing=missing)
+        return cls(task, tuple(known.channels), mean, std, missing=missing, **learned)
 
     @property
     def is_tokens(self) -> bool:
@@ -187,7 +195,7 @@ class Preprocessor:
 
     @property
     def class_count(self) -> int:
-        """The number of classes; 0 for ``"forecast"``."""
+        """The number of classes or labels; 0 where there are none."""
         return 0 if self.labels is None else len(self.labels)
 
     @overload
@@ -206,8 +214,9 @@ class Preprocessor:
                 last element of a sequence is an input like the others.
 
         Returns:
-            Its inputs are ``(N, input_size)`` float32, or ``(N,)`` int64 for tokens; its targets int64, the places
-            of the labels in ``labels``; those of a forecast are the elements that come next.
+            Its inputs are ``(N, input_size)`` float32, or ``(N,)`` int64 for tokens. Its targets are classes, the
+            places of the labels in ``labels``, int64; for sets of labels ``(M, K)`` float32, 1 for those in the set;
+            numbers ``(M, T)`` float32, scaled; those of a forecast are the elements that come next.
 
         Raises:
             ArgumentTypeError: not records, or ``require_targets`` is not a bool.
@@ -215,17 +224,22 @@ class Preprocessor:
                 label that training has not seen.
         """
         if isinstance(records, Counted):
+            check_countable(self.task)
             return records.with_preprocessor(self)
         check_kind("records", records, Records, "Records", "read them with rl.data.read")
         check_flag("require_targets", require_targets)
         values = self._tokens(records) if self.vocabulary is not None else self._features(records)
-        targets = self._targets(records) if require_targets and self.task != "forecast" else None
+        follows = TASKS[self.task].label is None
+        targets = encode_targets(self, records) if require_targets and not follows else None
+        offsets = torch.from_numpy(records.offsets.copy())
+        if self.task == "language":
+            values, offsets = _between_ends(values, offsets, with_last=require_targets)
         return SequenceDataset(
             values,
-            torch.from_numpy(records.offsets.copy()),
+            offsets,
             targets,
-            per_element=self.task == "tag",
-            forecast=require_targets and self.task == "forecast",
+            per_element=bool(self.per_element) and not follows,
+            forecast=require_targets and follows,
             ids=records.ids,
         )
 
@@ -239,11 +253,15 @@ class Preprocessor:
 
     def token_places(self, tokens: Sequence[str]) -> npt.NDArray[np.int64]:
         """The place of each token in the vocabulary, ``(M,)`` int64; 0 for one that it lacks."""
-        return _look_up(tokens, _places(self.vocabulary or ()), len(tokens), 0)
+        places = places_of(self.vocabulary or ())
+        if self.task == "language":
+            # What a text calls so is an unknown token, not an end.
+            places = {token: place for token, place in places.items() if token != END}
+        return look_up(tokens, places, len(tokens), 0)
 
     def class_places(self, labels: Sequence[str]) -> npt.NDArray[np.int64]:
         """The place of each label among the classes, ``(M,)`` int64; -1 for one that training has not seen."""
-        return _look_up(labels, _places(self.labels or ()), len(labels), -1)
+        return look_up(labels, places_of(self.labels or ()), len(labels), -1)
 
     def check_kind(self, channels: Sequence[str], is_tokens: bool, source: str) -> None:
         """Refuse data of another kind than that of the training part, or without one of its channels.
@@ -292,21 +310,6 @@ class Preprocessor:
             values = values[:, [records.channels.index(name) for name in self.channels]]
         return interop.as_tensor(self.scaled(values, records.offsets))
 
-    def _targets(self, records: Records) -> Tensor:
-        """The place of each label among the classes: ``(B,)`` or, for tagging, ``(N,)`` int64."""
-        words = _label_words(records, self.task)
-        classes = self.labels or ()
-        places = self.class_places(words.tolist())
-        if (places < 0).any():
-            first = int((places < 0).argmax())
-            row, step = (first, None) if self.task == "classify" else place_of(records.offsets, first)
-            place = records.describe_row(row) + ("" if step is None else f", step {step}")
-            fix = "train on data that has this label, or correct it"
-            got = f"the label {quote(words[first])} in {place}"
-            known = f"the labels seen in training are {quote_all(classes)}"
-            raise DataError(message(f"{records.source}", got, known, fix))
-        return torch.from_numpy(places)
-
     def to_config(self) -> dict[str, Any]:
         """Everything as JSON values; :meth:`from_config` gives back an equal object."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
@@ -323,40 +326,43 @@ class Preprocessor:
         if not isinstance(given, Mapping):
             rule = f"an object with {', '.join(names)}"
             raise CheckpointError(message("preprocessing", quote(config), rule, "train again"))
-        odd = sorted(map(str, set(names) ^ set(config)))
+        odd = sorted(map(str, (set(names) - set(_LATER) - set(config)) | (set(config) - set(names))))
         if odd:
             got = f"entries {quote_all(odd)} missing or unknown"
             raise CheckpointError(message("preprocessing", got, f"exactly {', '.join(names)}", "train again"))
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in config.items()
         }
-        for name in ("channels", "mean", "std", "vocabulary", "labels"):
-            kind = (int, float) if name in ("mean", "std") else str
-            value = values[name]
+        for name in _TUPLES:
+            kind = (int, float) if name in _NUMBERS else str
+            value = values.setdefault(name, ())
             # To Python a bool is an int.
             fits = isinstance(value, tuple) and all(
                 isinstance(entry, kind) and not isinstance(entry, bool) for entry in value
             )
-            if not fits and (value is not None or name == "channels"):
+            if not fits and (value is not None or name not in _OPTIONAL):
                 got, rule = f"{name} = {quote(value)}", "a list of numbers or strings"
                 raise CheckpointError(message("preprocessing", got, rule, "train again"))
-        if (values["labels"] is None) != (values["task"] == "forecast"):
-            got = f"labels = {quote(values['labels'])} for the task {quote(values['task'])}"
-            raise CheckpointError(message("preprocessing", got, "labels, but for a forecast", "train again"))
         try:
-            return cls(**values)
+            fitted = cls(**values)
         except ArgumentError as error:
             raise CheckpointError(f"preprocessing: {error}") from error
-
-
-def _classes(records: Records | Statistics, task: str) -> Iterable[str]:
-    """The labels that occur."""
-    if isinstance(records, Records):
-        return list(_label_words(records, task))
-    if not records.labels:
-        fix = f"name their column with {argument('label', of='Columns')}"
-        raise DataError(message("data", "no labels", f"the task {task} needs them", fix))
-    return records.labels
+        if fitted.task == "language" and (fitted.vocabulary is None or fitted.vocabulary[:2] != (UNKNOWN, END)):
+            got, rule = f"vocabulary = {quote(fitted.vocabulary)}"[:80], f"tokens, the first two {UNKNOWN} and {END}"
+            raise CheckpointError(message("preprocessing", got, rule, "train again"))
+        if not isinstance(fitted.split, str | None):
+            raise CheckpointError(message("preprocessing", f"split = {quote(fitted.split)}", "a text", "train again"))
+        if not isinstance(fitted.per_element, bool):
+            got = f"per_element = {quote(fitted.per_element)}"
+            raise CheckpointError(message("preprocessing", got, "true, false or null", "train again"))
+        wanted = TASKS[fitted.task].label
+        for name, is_wanted in (("labels", wanted in ("class", "set")), ("target_names", wanted == "numbers")):
+            value = getattr(fitted, name) or None
+            if (value is not None) != is_wanted:
+                got = f"{name} = {quote(value)} for the task {fitted.task!r}"
+                rule = "labels for classes, names for numbers to learn, and neither for a forecast"
+                raise CheckpointError(message("preprocessing", got, rule, "train again"))
+        return fitted
 
 
 def _refuse_missing(records: Records | Statistics) -> None:
@@ -371,13 +377,12 @@ def _refuse_missing(records: Records | Statistics) -> None:
             raise DataError(message("data", got, "features are finite numbers", fix))
 
 
-def _label_words(records: Records, task: str) -> npt.NDArray[np.object_]:
-    """The labels, one per sequence, or for tagging one per element: ``(B,)`` or ``(N,)`` object."""
-    fix = f"name their column with {argument('label', of='Columns')}"
-    if task == "tag":
-        if records.tags is None:
-            raise DataError(message(f"{records.source}", "no label for each element", "tagging needs them", fix))
-        return records.tags
-    if records.labels is None:
-        raise DataError(message(f"{records.source}", "no labels", "classifying needs one per sequence", fix))
-    return np.array(records.labels, dtype=object)
+def _between_ends(values: Tensor, offsets: Tensor, *, with_last: bool) -> tuple[Tensor, Tensor]:
+    """Tokens with the one of the end before each sequence and, where the end is to be learned, after it."""
+    more = 2 if with_last else 1
+    lengths = offsets.diff() + more
+    wrapped = segments.offsets_from_lengths(lengths)
+    result = torch.ones(int(wrapped[-1]), dtype=torch.int64)
+    before = torch.repeat_interleave(torch.arange(len(lengths)), offsets.diff()) * more + 1
+    result[torch.arange(len(values)) + before] = values
+    return result, wrapped

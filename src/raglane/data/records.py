@@ -12,13 +12,13 @@ import numpy.typing as npt
 import torch
 
 from raglane import interop
-from raglane.checks import check_choice, check_flag, check_kind, read_index
+from raglane.checks import check_flag, check_kind, read_index
+from raglane.data.splitting import check_split
+from raglane.data.targets import TASKS, Targets, check_task
 from raglane.errors import DataError, message, quote
 from raglane.segments import plain as segments
 
 __all__ = ["ROLES", "TASKS", "Columns", "Records", "check_task", "note_empty", "offsets_of", "place_of"]
-
-TASKS = ("classify", "tag", "forecast")
 
 # What a column can be to a reader: the attributes of Columns that name one.
 ROLES = ("sequence", "label", "id", "time", "features")
@@ -61,17 +61,13 @@ def place_of(offsets: npt.NDArray[np.int64], element: int) -> tuple[int, int]:
     return row, element - int(offsets[row])
 
 
-def check_task(task: str) -> None:
-    """Raise :class:`~raglane.errors.ArgumentError` unless ``task`` is one of ``TASKS``."""
-    check_choice("task", task, TASKS)
-
-
 @dataclass(frozen=True)
 class Columns:
     """Which columns of a file hold what; a name that is None is guessed where there is one candidate.
 
     Attributes:
-        task: ``"classify"`` (a label per sequence), ``"tag"`` (a label per element) or ``"forecast"`` (none).
+        task: ``"classify"`` (a class per sequence), ``"tag"`` (a class per element), ``"regress"`` (numbers for
+            either), ``"multilabel"`` (any number of labels for either), ``"forecast"`` or ``"language"`` (no label).
         need_labels: False when predicting: then labels are not read, and their column may be absent; naming it
             keeps it from being taken for something else.
         sequence: the list or text column (Parquet, JSON lines).
@@ -79,9 +75,15 @@ class Columns:
         id: the column that names a sequence; in a CSV file it says which rows belong together.
         time: the column that orders the rows of a sequence (CSV).
         features: the feature columns (CSV); None takes every column that is nothing else.
+        split: how texts are cut into tokens: ``"words"``, ``"characters"``, ``"bytes"``, or the path of a tokenizer
+            file; None cuts columns of texts into words, and texts in files into characters.
+        tokens: whether whole numbers are tokens; None takes them for tokens for a language model, and where their
+            column is called so (``input_ids``, ``token_ids``, ``tokens``).
+        time_gaps: whether the time since the element before is a feature too (CSV), 0 for the first of a sequence: in
+            the units of the time column, or in seconds where it holds dates.
 
     Raises:
-        ArgumentError: ``task`` is not one of ``TASKS``.
+        ArgumentError: ``task`` is not one of ``TASKS``, or ``split`` no way to cut texts.
         ArgumentTypeError: a name that is not a str, or ``features`` that are not a tuple of them.
 
     Example:
@@ -96,6 +98,9 @@ class Columns:
     id: str | None = None
     time: str | None = None
     features: tuple[str, ...] | None = None
+    split: str | None = None
+    tokens: bool | None = None
+    time_gaps: bool = False
 
     def __post_init__(self) -> None:
         check_task(self.task)
@@ -107,10 +112,20 @@ class Columns:
         for name in self.features or ():
             check_kind("features", name, str, "a tuple of names, or None", 'pass ("a", "b")')
 
+        check_flag("time_gaps", self.time_gaps)
+        check_kind("tokens", self.tokens, (bool, type(None)), "a bool, or None", "pass True or False")
+        check_kind("split", self.split, (str, type(None)), "a text, or None", "pass characters, say")
+        if self.split is not None:
+            check_split(self.split)
+
+    def with_split(self, split: str) -> Columns:
+        """The same, with the way that texts were cut."""
+        return replace(self, split=split)
+
     @property
     def wants_labels(self) -> bool:
         """Whether a file without labels is an error."""
-        return self.need_labels and self.task != "forecast"
+        return self.need_labels and TASKS[self.task].label is not None
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,6 +138,7 @@ class Records:
         ids: one per sequence, or None: rows are numbered from 0.
         labels: one per sequence, or None.
         tags: ``(N,)`` object: one str per element, or None.
+        targets: numbers or sets of labels per sequence or per element, or None.
         channels: the names of the ``C`` feature columns (``"x0"``, ... where the format has none); () for tokens.
         source: the file or folder.
         notes: lines to tell the user, such as what was guessed.
@@ -150,6 +166,7 @@ class Records:
     source: Path = Path()
     notes: tuple[str, ...] = ()
     columns: Columns = field(default_factory=Columns)
+    targets: Targets | None = None
 
     def __post_init__(self) -> None:
         self._check_kinds()
@@ -175,6 +192,11 @@ class Records:
             if size != total:
                 got = f"{size} elements"
                 raise DataError(message(name, got, f"offsets end at {total}", "pass one row per element"))
+        if self.targets is not None:
+            expected, per = (total, "element") if self.targets.per_element else (count, "sequence")
+            if len(self.targets.values) != expected:
+                rule = f"one row per {per}, and there are {expected}"
+                raise DataError(message("targets", f"{len(self.targets.values)} rows", rule, "pass one each"))
         for name, given in (("ids", self.ids), ("labels", self.labels)):
             if given is not None and len(given) != count:
                 got = f"{len(given)} of them"
@@ -194,6 +216,7 @@ class Records:
             odd = next((word for word in getattr(self, name) or () if not isinstance(word, str)), "")
             check_kind(name, odd, str, "a tuple of str", "convert each with str(...)")
         check_kind("source", self.source, Path, "a pathlib.Path", "pass Path(...)")
+        check_kind("targets", self.targets, (Targets, type(None)), "an object of Targets, or None", "make one")
         check_kind("columns", self.columns, Columns, "an object of Columns", "leave it out")
 
     def __len__(self) -> int:
@@ -244,6 +267,7 @@ class Records:
             ids=None if self.ids is None else tuple(self.ids[row] for row in rows.tolist()),
             labels=None if self.labels is None else tuple(self.labels[row] for row in rows.tolist()),
             tags=None if self.tags is None else self.tags[elements],
+            targets=None if self.targets is None else self.targets.select(rows, elements),
         )
 
 

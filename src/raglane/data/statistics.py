@@ -12,9 +12,35 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from raglane.data.records import Records
+from raglane.data.records import Columns, Records
+from raglane.errors import ArgumentError, message
 
-__all__ = ["Channel", "Counted", "Statistics"]
+__all__ = ["COUNTABLE", "Channel", "Counted", "Statistics", "check_countable"]
+
+COUNTABLE = ("classify", "tag", "forecast")
+"""The tasks for data that is counted and taken batch by batch; the others need all of it in memory."""
+
+
+def check_countable(task: str) -> None:
+    """Refuse a task whose targets are neither counted nor kept in converted data.
+
+    Args:
+        task: a key of :data:`raglane.data.records.TASKS`.
+
+    Raises:
+        ArgumentError: it is none of ``COUNTABLE``.
+
+    Example:
+        >>> check_countable("tag")
+    """
+    if task not in COUNTABLE:
+        rule = f"data that is converted, or taken batch by batch, is for {', '.join(COUNTABLE)}"
+        fix = "read the file itself, with raglane train or rl.data.read"
+        raise ArgumentError(message("task", repr(task), rule, fix))
+
+
+# What the variance of zeros and ones may be off, in float64.
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -65,6 +91,15 @@ class Channel:
             max(self.high, other.high),
             self.missing + other.missing,
         )
+
+    @property
+    def is_binary(self) -> bool:
+        """Whether every feature that is present is 0 or 1.
+
+        Between the two a square is less than its number, so the variance is ``mean * (1 - mean)`` at the ends alone.
+        """
+        excess = self.mean * (1 - self.mean) - self.squares / max(self.count, 1)
+        return self.low >= 0 and self.high <= 1 and abs(excess) < _ROUNDING
 
     @property
     def deviation(self) -> float:
@@ -171,7 +206,13 @@ class Statistics:
 
 
 class Counted(ABC):
-    """Sequences that are not in memory, of which statistics are known, and which are made tensors batch by batch."""
+    """Sequences that are not in memory, of which statistics are known, and which are made tensors batch by batch.
+
+    Attributes:
+        columns: what they were read with.
+    """
+
+    columns: Columns
 
     @property
     @abstractmethod

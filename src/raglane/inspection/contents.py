@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -139,6 +140,9 @@ def contents_of(records: Records, path: Path | None) -> Contents:
         labels = labels_of("sequence", Counter(records.labels))
     elif records.tags is not None:
         labels = labels_of("element", Counter(records.tags.tolist()))
+    elif records.targets is not None and not records.targets.is_numbers:
+        of = "element" if records.targets.per_element else "sequence"
+        labels = labels_of(of, Counter(chain.from_iterable(records.targets.values)))
     found = Contents(data_name(path), path, records.lengths, "tokens", labels=labels, notes=records.notes)
     if records.is_tokens:
         return replace(found, vocabulary=len(set(records.values.tolist())))

@@ -18,6 +18,7 @@ from raglane.data.formats.base import check_readable
 from raglane.data.formats.table import Chosen, choose
 from raglane.data.progress import Progress
 from raglane.data.records import Columns
+from raglane.data.targets import TASKS
 from raglane.errors import require
 from raglane.inspection.contents import Contents, Feature, contents_of, data_name, labels_of
 
@@ -83,7 +84,7 @@ def read(path: Path, columns: Columns, progress: Progress) -> Contents:
 def _count(file: Any, chosen: Chosen, columns: Columns, progress: Progress) -> _Tally:
     """Go through the batches of rows."""
     rows = file.metadata.num_rows
-    if rows == 0:
+    if rows == 0 or TASKS[columns.task].label in ("numbers", "set"):
         raise _UnusualError
     names = [name for name in (chosen.sequence, chosen.label) if name is not None]
     groups = (file.metadata.row_group(place) for place in range(file.metadata.num_row_groups))

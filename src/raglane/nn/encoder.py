@@ -143,7 +143,7 @@ class SequenceEncoder(nn.Module):
             ShapeError: elements of the wrong size.
             ArgumentError: a token out of range; on a GPU, torch's own kernel says so.
         """
-        embedded = self._embed(batch)
+        embedded = self.embed(batch)
         if self.pooling == "summary":
             out, state = self.recurrent(embedded, return_output=not self.recurrent.cell.output_is_state)
             summary: Tensor = self.dropout(self.recurrent.summary(out, state))
@@ -155,7 +155,15 @@ class SequenceEncoder(nn.Module):
         """What the modules within do not show."""
         return f"pooling={self.pooling!r}, output_size={self.output_size}"
 
-    def _embed(self, batch: Any) -> Ragged:
+    def embed(self, batch: Any) -> Ragged:
+        """What the recurrent layer reads: the embeddings of tokens, or the floats themselves.
+
+        Args:
+            batch: as for the call.
+
+        Raises:
+            ArgumentTypeError, ShapeError, ArgumentError: as the call does.
+        """
         if not isinstance(batch, Ragged):
             raise ArgumentTypeError(
                 message("batch", f"a {type(batch).__name__}", "a Ragged", "wrap it with rl.Ragged(sequences)")

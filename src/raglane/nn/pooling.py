@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from raglane.checks import check_fits
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, quote
 from raglane.nn.arguments import check_count, check_dtype
+from raglane.nn.linear import RowLinear
 from raglane.ragged import Ragged
 from raglane.segments import plain as segments
 
@@ -135,8 +136,8 @@ class AttentionPooling(nn.Module):
         if features % heads != 0:
             rule = f"a number that divides features, {features}, since each head weighs a block of them"
             raise ArgumentError(message("heads", quote(heads), rule, f"pass a divisor of {features}"))
-        self.hidden = nn.Linear(features, features, bias=False, device=device, dtype=dtype)
-        self.query = nn.Linear(features, heads, bias=False, device=device, dtype=dtype)
+        self.hidden = RowLinear(features, features, bias=False, device=device, dtype=dtype)
+        self.query = RowLinear(features, heads, bias=False, device=device, dtype=dtype)
 
     def weights(self, batch: Ragged) -> Ragged:
         """The weight of each element in each head, ``(N, heads)``; those of a head add up to 1 in each sequence.

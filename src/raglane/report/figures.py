@@ -12,7 +12,7 @@ from raglane.errors import printable, shorten
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["confusion_png", "curves_png"]
+__all__ = ["confusion_png", "curves_png", "points_png"]
 
 _DPI = 150
 
@@ -112,6 +112,37 @@ def confusion_png(matrix: Sequence[Sequence[int]], labels: Sequence[str], title:
     bar = figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03)
     bar.set_label("share of the true class", labelpad=8)
     bar.outline.set_visible(False)
+    return png(figure, _DPI)
+
+
+def points_png(points: Sequence[tuple[float, float]], title: str) -> bytes:
+    """Predicted numbers against the true ones.
+
+    Args:
+        points: pairs of a true and a predicted number, at least one.
+        title: above them.
+
+    Returns:
+        The bytes of a PNG file.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+
+    Example:
+        >>> points_png([(1.0, 1.5), (2.0, 1.8)], "a run")[1:4]
+        b'PNG'
+    """
+    figure = new_figure(4.8, 4.8, "train")
+    title_of(figure, title)
+    axes = figure.add_subplot(1, 1, 1)
+    frame(axes)
+    true, told = zip(*points, strict=True)
+    ends = [min(true), max(true)]
+    axes.plot(ends, ends, color=LIGHT.faint, linestyle="--", linewidth=1, label="as it is")
+    axes.plot(true, told, color=BLUE, linestyle="", marker="o", markersize=3, alpha=0.5, label="predicted")
+    axes.set_xlabel("true")
+    axes.set_ylabel("predicted")
+    axes.legend(frameon=False, fontsize=9)
     return png(figure, _DPI)
 
 

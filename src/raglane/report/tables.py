@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from raglane.errors import printable, shorten
 
-__all__ = ["confusion_table"]
+__all__ = ["confusion_table", "rows_table"]
 
 # Characters of a label.
 _WIDEST = 60
@@ -42,6 +44,32 @@ def confusion_table(matrix: Sequence[Sequence[int]], labels: Sequence[str]) -> s
         cells = [cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True)]
         lines.append("  ".join([first.ljust(widths[0]), *cells]))
     return "\n".join(lines)
+
+
+def rows_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows of numbers under their names.
+
+    Args:
+        rows: with the same keys; the first value is a name, and to the left. NaN is a dash.
+
+    Example:
+        >>> print(rows_table([{"label": "jazz", "F1": 0.5, "count": 4}, {"label": "a", "F1": math.nan, "count": 0}]))
+        label     F1  count
+        jazz   0.500      4
+        a          -      0
+    """
+    cells = [[name.replace("_", " ") for name in rows[0]], *([_cell(value) for value in row.values()] for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    return "\n".join(
+        "  ".join([first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))])
+        for first, *rest in cells
+    )
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return "-" if math.isnan(value) else f"{value:.3f}"
+    return shorten(printable(str(value)), _WIDEST)
 
 
 def _scores(matrix: Sequence[Sequence[int]], place: int) -> tuple[str, str, str]:

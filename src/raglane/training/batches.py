@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
+from raglane.data.chunks import Chunks
 from raglane.data.collate import collate
 from raglane.data.dataset import SequenceDataset
 from raglane.data.order import Batches, Limit, Order
@@ -18,7 +19,17 @@ from raglane.data.stored_dataset import Dataset
 from raglane.ragged import Ragged
 from raglane.training.settings import Settings
 
-__all__ = ["Batch", "Remaining", "in_order", "loader", "make_batch", "order_of_data", "training_order"]
+__all__ = [
+    "Batch",
+    "ChunkedBatches",
+    "Remaining",
+    "chunked_order",
+    "in_order",
+    "loader",
+    "make_batch",
+    "order_of_data",
+    "training_order",
+]
 
 
 @dataclass(frozen=True)
@@ -29,7 +40,8 @@ class Batch:
         inputs: sequences of ``(L, C)`` float32 or ``(L,)`` int64 tokens; for a forecast without their last element.
         targets: classify ``(B,)`` int64; tag ``(N,)`` int64; forecast ``(N, C)`` float32, the element after each.
             None where the data has none.
-        index: ``(B,)`` int64, which sequences of the dataset these are.
+        index: ``(B,)`` int64, which sequences of the dataset these are; -1 where a stream of chunks has ended.
+        begins: ``(B,)`` bool on the CPU, the rows that begin a sequence; None where all rows are whole sequences.
 
     Example:
         >>> batch = Batch(Ragged([torch.ones(3, 2)]), torch.tensor([1]), torch.tensor([0]))
@@ -40,11 +52,12 @@ class Batch:
     inputs: Ragged
     targets: Tensor | None
     index: Tensor
+    begins: Tensor | None = None
 
     def to(self, device: torch.device) -> Batch:
         """The batch on a device."""
         targets = None if self.targets is None else self.targets.to(device, non_blocking=True)
-        return Batch(self.inputs.to(device, non_blocking=True), targets, self.index)
+        return Batch(self.inputs.to(device, non_blocking=True), targets, self.index, self.begins)
 
 
 def make_batch(samples: Sequence[Any]) -> Batch:
@@ -61,6 +74,44 @@ def make_batch(samples: Sequence[Any]) -> Batch:
     batch = collate(samples)
     targets = batch.get("target")
     return Batch(batch["inputs"], targets.values if isinstance(targets, Ragged) else targets, batch["index"])
+
+
+class ChunkedBatches:
+    """The batches that are left of an epoch whose sequences are cut into chunks: what a loop iterates over.
+
+    Args:
+        chunks: at the place from which it goes on.
+
+    Example:
+        >>> data = SequenceDataset(torch.arange(5), torch.tensor([0, 5]), forecast=True)
+        >>> chunks = chunked_order(data, Settings("forecast", batch_size=1, steps=3))
+        >>> [batch.inputs.values.tolist() for batch in ChunkedBatches(chunks)]
+        [[0, 1, 2], [3]]
+    """
+
+    def __init__(self, chunks: Chunks) -> None:
+        self._chunks = chunks
+        self._count = len(chunks) - chunks.state_dict()["done"]
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Batch]:
+        for chunk in self._chunks:
+            targets = chunk.targets.values if isinstance(chunk.targets, Ragged) else None
+            yield Batch(chunk.inputs, targets, chunk.sequences, chunk.begins)
+
+
+def chunked_order(dataset: SequenceDataset, settings: Settings) -> Chunks:
+    """The chunks of a training, epoch after epoch.
+
+    Args:
+        dataset: with a target per element.
+        settings: streams, steps and seed.
+    """
+    whole = make_batch(dataset.__getitems__(list(range(len(dataset)))))
+    targets = None if whole.targets is None else whole.inputs._like(whole.targets)
+    return Chunks(whole.inputs, settings.batch_size, settings.steps or 1, targets=targets, seed=settings.seed)
 
 
 def training_order(lengths: Tensor, settings: Settings) -> Batches:

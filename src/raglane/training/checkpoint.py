@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from raglane.memory import FLOAT, TENSOR, check_memory
 from raglane.reading import as_path
 from raglane.training.folder import BEST, find
 from raglane.training.model import ModelConfig, SequenceModel
-from raglane.training.stored import damaged, read_bytes, read_json, reading, to_json
+from raglane.training.stored import damaged, parse_json, read_bytes, read_json, reading, to_json
 
 __all__ = [
     "FORMAT_VERSION",
@@ -26,12 +26,14 @@ __all__ = [
     "load_model",
     "model_files",
     "model_folder",
+    "parse_tensors",
+    "read_model",
     "read_tensors",
     "to_safetensors",
 ]
 
 FORMAT = "raglane-model"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 CONFIG, WEIGHTS = "config.json", "weights.safetensors"
 
 
@@ -51,7 +53,7 @@ class SavedModel:
 
     @property
     def task(self) -> str:
-        """``classify``, ``tag`` or ``forecast``."""
+        """The name of the task."""
         return self.model.config.task
 
 
@@ -105,7 +107,28 @@ def load_model(path: str | os.PathLike[str]) -> SavedModel:
         CheckpointError: no such folder, no model in it, a file that is damaged, or a newer format.
     """
     folder = model_folder(as_path(path))
-    config = read_json(folder / CONFIG)
+    return _made(read_json(folder / CONFIG), lambda: read_tensors(folder / WEIGHTS), folder)
+
+
+def read_model(files: Mapping[str, bytes], folder: Path) -> SavedModel:
+    """A model from the bytes of its files, as :func:`model_files` gives them.
+
+    Args:
+        files: by their names.
+        folder: what messages call the place where they come from.
+
+    Raises:
+        CheckpointError: a file is missing or damaged, or of a newer format.
+    """
+    absent = next((name for name in (CONFIG, WEIGHTS) if name not in files), None)
+    if absent is not None:
+        raise damaged(folder / absent, "no such file")
+    config = parse_json(files[CONFIG], folder / CONFIG)
+    return _made(config, lambda: parse_tensors(files[WEIGHTS], folder / WEIGHTS), folder)
+
+
+def _made(config: dict[str, Any], read_weights: Callable[[], dict[str, Tensor]], folder: Path) -> SavedModel:
+    """The model of a configuration, with the weights that are read once it is known how many there should be."""
     check_format(folder / CONFIG, config, FORMAT, FORMAT_VERSION)
     with reading(folder / CONFIG):
         sizes = ModelConfig.from_config(config["model"])
@@ -115,13 +138,14 @@ def load_model(path: str | os.PathLike[str]) -> SavedModel:
         # Three times: in the file, as read from it, and in the model.
         check_memory(f"a model of {weights:,} weights", 3 * FLOAT * weights + TENSOR * tensors, "give another model")
         columns = dict(config["columns"])
-    stored = read_tensors(folder / WEIGHTS)
+    stored = read_weights()
     # Before the model is built, which takes long where a damaged configuration asks for a million layers.
     found = sum(tensor.numel() for tensor in stored.values())
     if found < weights or len(stored) < tensors:
         got = f"{found:,} weights in {len(stored):,} tensors where {CONFIG} asks for {weights:,} in {tensors:,}"
         raise damaged(folder / WEIGHTS, got)
-    with reading(folder / CONFIG):
+    # The weights that a new model draws are not those that it gets: the caller's random numbers stay as they were.
+    with reading(folder / CONFIG), torch.random.fork_rng(devices=[]):
         model = SequenceModel(sizes)
     _put_weights(model, stored, folder)
     return SavedModel(model.eval(), preprocessor, columns)
@@ -211,10 +235,22 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     Raises:
         CheckpointError: the file is missing, cut short, something else, or more than there is memory for.
     """
+    # Twice: as it is in the file, and as tensors.
+    return parse_tensors(read_bytes(path, 2), path)
+
+
+def parse_tensors(content: bytes, path: Path) -> dict[str, Tensor]:
+    """The tensors that the bytes of a safetensors file hold, on the CPU.
+
+    Args:
+        content: of the file.
+        path: of the file, for the message.
+
+    Raises:
+        CheckpointError: they are cut short, or something else.
+    """
     safetensors = require("safetensors", "train")
     load = require("safetensors.torch", "train").load
-    # Twice: as it is in the file, and as tensors.
-    content = read_bytes(path, 2)
     try:
         tensors: dict[str, Tensor] = load(content)
     except (safetensors.SafetensorError, ValueError, KeyError) as error:

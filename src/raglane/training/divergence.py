@@ -53,7 +53,7 @@ def diverged(what: str, state: TrainingState, settings: Settings, beside: str = 
     """
     what = f"{what} in epoch {state.epoch + 1}{beside}"
     fixes = [f"a smaller {argument('lr')}, {min(settings.lr / 10, 0.003):.3g} say"]
-    if settings.clip is None:
+    if not settings.clip:
         fixes.append(f"{argument('clip', 1)}, which limits the gradient")
     if settings.weight_decay > 0:
         fixes.append(f"a smaller {argument('weight_decay')}")

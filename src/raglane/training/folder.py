@@ -38,7 +38,8 @@ CURVES = "curves.csv"
 LAST, BEST = "last", "best"
 
 # Everything that a run leaves in its folder; --overwrite replaces these and touches nothing else.
-RUN_FILES = (DESCRIPTION, CURVES, "curves.png", "evaluation.json", "confusion.png", "confusion.txt")
+_EVALUATED = ("evaluation.json", "confusion.png", "confusion.txt", "table.txt", "points.png")
+RUN_FILES = (DESCRIPTION, CURVES, "curves.png", *_EVALUATED)
 RUN_FOLDERS = (BEST, LAST)
 
 # Where a run that is to be replaced waits, and the order in which it moves there.

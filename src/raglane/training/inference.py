@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from itertools import islice, pairwise
 from typing import Any
 
 import torch
@@ -12,26 +12,28 @@ from torch import Tensor
 from raglane.data.dataset import SequenceDataset
 from raglane.data.epochs import check_least
 from raglane.data.order import Limit
-from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
-from raglane.errors import ArgumentError, DataError, message, quote
+from raglane.errors import ArgumentError, DataError, message, quote, quote_all, require, shorten
 from raglane.memory import check_memory
-from raglane.ragged import Ragged
 from raglane.training.batches import in_order
 from raglane.training.checkpoint import SavedModel
-from raglane.training.metrics import accuracy, confusion_matrix, macro_f1
+from raglane.training.model import answering
 from raglane.training.settings import DEVICES
 from raglane.training.state import Totals
 from raglane.training.stored import finite
-from raglane.training.tasks import make_task
+from raglane.training.tasks import TASKS, Measured, Task, make_task
+from raglane.training.tasks.base import values_of
 
 __all__ = ["Evaluation", "Predictions", "evaluate", "pick_device", "predict"]
 
 # The bytes of a number of a forecast on its way: in tensors of 32 and of 64 bits, and in a list of Python's.
 _FORECAST = 48
 
+# Rows that a table of predictions shows of itself, and characters of an entry.
+_SHOWN, _WIDEST = 10, 40
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Predictions:
     """A table of predictions in the order of the data.
 
@@ -42,8 +44,14 @@ class Predictions:
             sequence), and there is no probability.
 
     Example:
-        >>> len(Predictions({"id": [0, 1], "prediction": ["a", "b"]}))
-        2
+        >>> predictions = Predictions({"id": [0, 1], "prediction": ["a", "b"], "probability": [0.75, 1.0]})
+        >>> predictions
+        Predictions of 2 sequences
+        id  prediction  probability
+        0  a  0.75
+        1  b  1
+        >>> predictions["prediction"], len(predictions)
+        (['a', 'b'], 2)
     """
 
     columns: dict[str, list[Any]]
@@ -51,26 +59,69 @@ class Predictions:
     def __len__(self) -> int:
         return len(self.columns["id"])
 
+    def __getitem__(self, name: str) -> list[Any]:
+        """A column."""
+        if name not in self.columns:
+            rule = f"the columns are {quote_all(self.columns)}"
+            raise ArgumentError(message("column", quote(name), rule, "choose one of them"))
+        return self.columns[name]
 
-@dataclass(frozen=True)
+    def __repr__(self) -> str:
+        rows = "\n".join(
+            "  ".join(shorten(_short(entry), _WIDEST) for entry in row)
+            for row in islice(zip(*self.columns.values(), strict=True), _SHOWN)
+        )
+        more = f"\n... {len(self) - _SHOWN:,} more" if len(self) > _SHOWN else ""
+        return f"Predictions of {len(self):,} sequences\n{'  '.join(self.columns)}\n{rows}{more}"
+
+    def frame(self) -> Any:
+        """The table as a ``pandas.DataFrame``.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        return require("pandas", "data").DataFrame(self.columns)
+
+
+@dataclass(frozen=True, repr=False)
 class Evaluation:
     """How good a model is on data that has targets.
 
     Args:
-        task: ``classify``, ``tag`` or ``forecast``.
+        task: the name of the task.
         sequences: how many sequences were run.
-        count: what was averaged over: sequences, elements, or forecast numbers.
-        numbers: ``loss`` and the task's metrics by name.
-        confusion: ``(K, K)`` int64, row the true class and column the predicted one; None for ``forecast``.
-        labels: the classes.
+        count: what was averaged over: sequences, elements, or numbers.
+        numbers: ``loss`` and the task's metrics and baselines by name.
+        measured: what the task has to say beside them: classes, their confusion, tables, points.
     """
 
     task: str
     sequences: int
     count: int
     numbers: dict[str, float]
-    confusion: Tensor | None
-    labels: tuple[str, ...]
+    measured: Measured
+
+    def __getitem__(self, name: str) -> float:
+        """One of the numbers."""
+        if name not in self.numbers:
+            raise ArgumentError(
+                message("number", quote(name), f"the numbers are {quote_all(self.numbers)}", "choose one of them")
+            )
+        return self.numbers[name]
+
+    def __repr__(self) -> str:
+        numbers = ", ".join(f"{name} {number:.4g}" for name, number in self.numbers.items())
+        return f"Evaluation({self.task}, {self.sequences:,} sequences: {numbers})"
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The classes; () where there are none."""
+        return self.measured.labels
+
+    @property
+    def confusion(self) -> Tensor | None:
+        """``(K, K)`` int64, row the true class and column the predicted one; None where there are no classes."""
+        return self.measured.confusion
 
     def to_config(self) -> dict[str, Any]:
         """Everything as a dictionary that JSON can hold; a number that is not finite is None."""
@@ -81,6 +132,7 @@ class Evaluation:
             **finite(self.numbers),
             "labels": list(self.labels),
             "confusion": None if self.confusion is None else self.confusion.tolist(),
+            "table": finite(list(self.measured.table)),
         }
 
 
@@ -114,6 +166,7 @@ def predict(
     *,
     batch_size: int = 256,
     probabilities: bool = False,
+    top: int = 1,
     horizon: int = 1,
     device: torch.device | None = None,
 ) -> Predictions:
@@ -124,6 +177,7 @@ def predict(
         records: of the kind that the model was trained on; labels are not looked at.
         batch_size: sequences of a batch.
         probabilities: add one column per class.
+        top: above 1, add the so many likeliest classes and their probabilities, as lists.
         horizon: how many elements to forecast; for the task ``forecast`` only.
         device: where to run; None for the CPU.
 
@@ -135,35 +189,27 @@ def predict(
         DataError: the data does not fit the model.
     """
     check_least("batch_size", batch_size, 1)
-    check_least("horizon", horizon, 1)
-    for name, value, given, tasks in (
-        ("horizon", horizon, horizon != 1, ("forecast",)),
-        ("probabilities", probabilities, probabilities, ("classify", "tag")),
-    ):
-        if given and saved.task not in tasks:
-            raise ArgumentError(message(name, quote(value), f"goes with the task {' or '.join(tasks)}", "leave it out"))
+    task = make_task(saved.preprocessor, saved.model.config)
+    _check_options(task, horizon=horizon, probabilities=probabilities, top=top)
     dataset = saved.preprocessor.apply(records, require_targets=False)
     ids = list(dataset.ids)
     numbers = len(ids) * horizon * len(saved.preprocessor.channels)
     check_memory(f"{numbers:,} numbers of forecasts", _FORECAST * numbers, "pass a smaller horizon")
-    if saved.task == "forecast":
-        return Predictions({"id": ids, "prediction": _forecasts(saved, dataset, batch_size, horizon, device)})
-    shares = _class_shares(saved, dataset, batch_size, device)
-    best, places = shares.max(dim=1) if len(shares) else (shares.new_zeros(0), torch.zeros(0, dtype=torch.int64))
-    labels = saved.preprocessor.labels or ()
-    columns: dict[str, list[Any]] = {
-        "prediction": [labels[place] for place in places.tolist()],
-        "probability": best.tolist(),
-    }
-    if probabilities:
-        columns |= {f"p_{label}": shares[:, place].tolist() for place, label in enumerate(labels)}
-    if saved.task == "tag":
+    answers = _answers(saved, task, dataset, batch_size, horizon, device)
+    columns = task.columns(answers, saved.model, probabilities=probabilities, **({"top": top} if top > 1 else {}))
+    if task.is_per_element:
         columns = {name: _by_sequence(values, dataset.offsets) for name, values in columns.items()}
     return Predictions({"id": ids, **columns})
 
 
 def evaluate(
-    saved: SavedModel, records: Records, *, batch_size: int = 256, device: torch.device | None = None
+    saved: SavedModel,
+    records: Records,
+    *,
+    batch_size: int = 256,
+    top: int = 1,
+    horizon: int = 1,
+    device: torch.device | None = None,
 ) -> Evaluation:
     """Measure a saved model on data that has targets.
 
@@ -171,87 +217,79 @@ def evaluate(
         saved: of :func:`~raglane.training.checkpoint.load_model`.
         records: with labels or tags; to forecast, the sequences themselves.
         batch_size: sequences of a batch.
+        top: above 1, also how often the class is among the so many likeliest.
+        horizon: above 1, the last so many elements of each sequence are forecast too, and measured step by step; for
+            the task ``forecast`` only.
         device: where to run; None for the CPU.
 
     Returns:
-        ``loss``, and ``accuracy`` and ``macro_f1``, or ``MAE`` and that of persistence.
+        ``loss``, and the task's metrics beside those of simple rules.
 
     Raises:
-        ArgumentError: ``batch_size`` is below 1.
+        ArgumentError: ``batch_size`` or ``horizon`` is below 1, or ``horizon`` does not go with the task.
         DataError: the data does not fit the model, has no labels, or one that training has not seen.
     """
     check_least("batch_size", batch_size, 1)
     device = device or torch.device("cpu")
     preprocessor = saved.preprocessor
     dataset = preprocessor.apply(records)
-    task, classes = make_task(preprocessor), preprocessor.class_count
+    task = make_task(preprocessor, saved.model.config)
+    _check_options(task, horizon=horizon, top=top)
+    task.check(dataset, str(records.source))
     model = saved.model.to(device)
-    totals = Totals()
-    confusion = torch.zeros((classes, classes), dtype=torch.int64)
-    with torch.no_grad():
+    totals, meter = Totals(), task.meter(model, records, **({"top": top} if top > 1 else {}))
+    with answering(model):
         for batch in in_order(dataset, Limit(sequences=batch_size)):
             moved = batch.to(device)
-            output = model(moved.inputs)
+            output = values_of(model(moved.inputs))
             totals.add(task.score(output, moved), batch.inputs.values.shape[0])
-            if classes and batch.targets is not None:
-                confusion += confusion_matrix(batch.targets, _logits(output).argmax(-1).cpu(), classes)
+            meter.add(output, moved)
     count = int(float(totals.count))
     if count == 0:
         raise DataError(
             message(str(records.source), "no targets", "at least one to measure by", "give sequences with elements")
         )
-    numbers = {"loss": totals.mean_loss}
-    if classes:
-        numbers |= {"accuracy": accuracy(confusion), "macro_f1": macro_f1(confusion)}
-    else:
-        numbers |= {task.metric: totals.mean_metric, f"{task.baseline}_{task.metric}": totals.mean_baseline}
-    return Evaluation(
-        saved.task, len(dataset), count, numbers, confusion if classes else None, preprocessor.labels or ()
-    )
+    measured = meter.measured()
+    if horizon > 1:
+        whole = preprocessor.apply(records, require_targets=False)
+        with answering(model):
+            batches = (batch.inputs.to(device) for batch in in_order(whole, Limit(sequences=batch_size)))
+            measured = replace(measured, table=task.ahead(model, batches, horizon))
+    numbers = {"loss": totals.mean_loss, **measured.numbers}
+    return Evaluation(saved.task, len(dataset), count, numbers, measured)
 
 
-def _class_shares(saved: SavedModel, dataset: SequenceDataset, batch_size: int, device: torch.device | None) -> Tensor:
-    """The probability of each class, ``(B or N, K)`` float32 on the CPU."""
+def _check_options(task: Task, *, horizon: int, top: int, probabilities: bool = False) -> None:
+    """Refuse what does not go with a task."""
+    check_least("horizon", horizon, 1)
+    check_least("top", top, 1)
+    for name, value, given in (
+        ("horizon", horizon, horizon != 1),
+        ("top", top, top != 1),
+        ("probabilities", probabilities, probabilities),
+    ):
+        if given and name not in task.options:
+            tasks = [known for known, kind in TASKS.items() if name in kind.options]
+            raise ArgumentError(message(name, quote(value), f"goes with the task {' or '.join(tasks)}", "leave it out"))
+
+
+def _answers(
+    saved: SavedModel, task: Task, dataset: SequenceDataset, batch_size: int, horizon: int, device: torch.device | None
+) -> Tensor:
+    """The model's answers to whole sequences, on the CPU, one row per sequence or per element."""
     device = device or torch.device("cpu")
     model = saved.model.to(device)
-    parts = [torch.zeros((0, saved.preprocessor.class_count))]
-    with torch.no_grad():
-        parts += [
-            _logits(model(batch.inputs.to(device))).softmax(-1).cpu()
-            for batch in in_order(dataset, Limit(sequences=batch_size))
-        ]
-    return torch.cat(parts)
-
-
-def _forecasts(
-    saved: SavedModel, dataset: SequenceDataset, batch_size: int, horizon: int, device: torch.device | None
-) -> list[list[list[float]] | None]:
-    """What follows each sequence, in the data's units."""
-    device = device or torch.device("cpu")
-    model = saved.model.to(device)
-    mean, std = _units(saved.preprocessor)
-    forecasts: list[list[list[float]] | None] = []
-    with torch.no_grad():
+    with answering(model):
         # Without targets the whole sequence goes in.
-        for batch in in_order(dataset, Limit(sequences=batch_size)):
-            scaled = model.forecast(batch.inputs.to(device), horizon).cpu().double()
-            empty = (batch.inputs.lengths == 0).tolist()
-            rows = (scaled * std + mean).tolist()
-            forecasts += [None if nothing else row for row, nothing in zip(rows, empty, strict=True)]
-    return forecasts
+        batches = (batch.inputs.to(device) for batch in in_order(dataset, Limit(sequences=batch_size)))
+        parts = [task.answer(model, inputs, horizon).cpu() for inputs in batches]
+    return torch.cat(parts) if parts else torch.zeros(0, model.config.output_size)
 
 
-def _units(preprocessor: Preprocessor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of the channels, ``(C,)`` float64 each."""
-    size = len(preprocessor.channels)
-    return (
-        torch.tensor(preprocessor.mean or (0.0,) * size, dtype=torch.float64),
-        torch.tensor(preprocessor.std or (1.0,) * size, dtype=torch.float64),
-    )
-
-
-def _logits(output: Tensor | Ragged) -> Tensor:
-    return output.values if isinstance(output, Ragged) else output
+def _short(entry: Any) -> str:
+    if isinstance(entry, list):
+        return f"[{', '.join(map(_short, entry[:_SHOWN]))}{', ...' if len(entry) > _SHOWN else ''}]"
+    return f"{entry:.4g}" if isinstance(entry, float) else str(entry)
 
 
 def _by_sequence(values: list[Any], offsets: Tensor) -> list[list[Any]]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -24,19 +23,24 @@ with warnings.catch_warnings():
     import lightning.pytorch as pl
     from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from raglane.data.chunks import Chunks
 from raglane.data.dataset import SequenceDataset
-from raglane.data.order import Batches
+from raglane.data.order import Batches, Limit
 from raglane.data.stored_dataset import Dataset
 from raglane.errors import DataError, message
 from raglane.files import write_file, write_folder
-from raglane.training.batches import Batch, Remaining, loader, order_of_data
+from raglane.training.batches import Batch, ChunkedBatches, Remaining, loader, order_of_data
 from raglane.training.divergence import check_losses, diverged
 from raglane.training.folder import BEST, CURVES, LAST, drop_replaced
 from raglane.training.history import curves_csv
 from raglane.training.model import SequenceModel
+from raglane.training.schedule import rate_of
 from raglane.training.settings import Settings
 from raglane.training.state import Totals, TrainingState, state_files
+from raglane.training.stops import Stops
 from raglane.training.tasks import Task
+from raglane.training.tasks.base import values_of
+from raglane.training.unknown import RareTokens
 
 __all__ = ["Interrupted", "Watcher", "run_epochs"]
 
@@ -77,6 +81,11 @@ class _Module(pl.LightningModule):
         self.optimizer_state: dict[str, Any] | None = None
         self.totals = Totals()
         self.validation_totals = Totals()
+        self.rare: RareTokens | None = None
+        # The layer's states after the last chunk, where sequences are cut into such.
+        self.carried: Any = None
+        # Of the validation part, where the task sets something by them.
+        self.answers: list[tuple[Tensor, Batch]] = []
         self.train_loader: Callable[[], Any] = list
         self.validation_loader: Callable[[], Any] = list
 
@@ -87,13 +96,21 @@ class _Module(pl.LightningModule):
         return self.validation_loader()
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:  # noqa: ARG002
-        score = self.task.score(self.model(batch.inputs), batch)
+        if self.rare is not None:
+            batch = self.rare.hidden_in(batch)
+        if batch.begins is None:
+            output = self.model(batch.inputs)
+        else:
+            output, self.carried = self.model.go_on(batch.inputs, self.carried, batch.begins)
+        score = self.task.score(output, batch, training=True)
         self.totals.add(score, batch.inputs.values.shape[0])
         return score.mean_loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:  # noqa: ARG002
-        score = self.task.score(self.model(batch.inputs), batch)
-        self.validation_totals.add(score, batch.inputs.values.shape[0])
+        output = self.model(batch.inputs)
+        self.validation_totals.add(self.task.score(output, batch), batch.inputs.values.shape[0])
+        if self.task.kept:
+            self.answers.append((values_of(output).cpu(), batch))
 
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:  # noqa: ARG002
         return batch.to(device)
@@ -124,31 +141,6 @@ def make_optimizer(model: SequenceModel, settings: Settings) -> torch.optim.Opti
     return optimizer
 
 
-class _Stops:
-    """The first Ctrl-C or SIGTERM asks the run to stop at the next batch; a second one stops it at once."""
-
-    def __init__(self) -> None:
-        self.asked: int | None = None
-        self._before: dict[int, Any] = {}
-
-    def listen(self) -> None:
-        """Take the two signals; in a thread that is not the main one, which gets none, do nothing."""
-        if threading.current_thread() is not threading.main_thread() or self.asked is not None:
-            return
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before.setdefault(number, signal.getsignal(number))
-            signal.signal(number, self._ask)
-
-    def _ask(self, number: int, frame: Any) -> None:  # noqa: ARG002
-        self.asked = number
-        signal.signal(number, self._before[number])
-
-    def close(self) -> None:
-        """Give the signals back."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-
 class _Bookkeeper(pl.Callback):
     """Keeps the history, saves best and last, stops early, and stops where a signal asked."""
 
@@ -156,12 +148,12 @@ class _Bookkeeper(pl.Callback):
         self,
         module: _Module,
         state: TrainingState,
-        folder: Path,
+        folder: Path | None,
         model_files: Callable[[], dict[str, bytes]],
         random: dict[str, Tensor],
         watcher: Watcher | None,
-        order: Batches,
-        stops: _Stops,
+        order: Batches | Chunks,
+        stops: Stops,
     ) -> None:
         self.module = module
         self.state = state
@@ -174,6 +166,8 @@ class _Bookkeeper(pl.Callback):
         self.batches = len(order)
         self.stops = stops
         self.since = 0.0
+        # Where there is no folder to write it to.
+        self.best: dict[str, bytes] = {}
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         # Again, since Lightning has come between.
@@ -184,11 +178,27 @@ class _Bookkeeper(pl.Callback):
         if "cuda" in self.random and torch.cuda.is_available():
             torch.cuda.set_rng_state(self.random["cuda"])
         self.module.totals = self.state.totals
+        device = self.module.device
+        states = tuple(self.random[name].to(device) for name in sorted(self.random) if name.startswith("carried."))
+        self.module.carried = (states if len(states) > 1 else states[0]) if states else None
         if self.watcher is not None:
             self.watcher.started(self.state, self.module.settings.epochs, self.batches)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         self.since = time.perf_counter()
+
+    def on_train_batch_start(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,  # noqa: ARG002
+        batch: Any,  # noqa: ARG002
+        batch_idx: int,  # noqa: ARG002
+    ) -> None:
+        self._set_rate(trainer, rate_of(self.module.settings, self.state, self.batches))
+
+    def _set_rate(self, trainer: pl.Trainer, rate: float) -> None:
+        for group in trainer.optimizers[0].param_groups:
+            group["lr"] = rate
 
     def on_train_batch_end(
         self,
@@ -222,8 +232,13 @@ class _Bookkeeper(pl.Callback):
         self._refuse_divergence(row)
         state = self.state
         state.epoch, state.batch = state.epoch + 1, 0
+        self.module.carried = None
         state.totals = self.module.totals = Totals()
         self.module.validation_totals = Totals()
+        if self.module.answers:
+            answers, batches = map(list, zip(*self.module.answers, strict=True))
+            self.module.task.tune(self.module.model, answers, batches)
+            self.module.answers = []
         state.history.append(row)
         is_best = state.best_epoch == 0 or watched < state.best_loss
         state.waited = 0 if is_best else state.waited + 1
@@ -232,8 +247,9 @@ class _Bookkeeper(pl.Callback):
         # The last before the best, which can be made of it should the process die between the two.
         self.save_last(trainer)
         if is_best:
-            write_folder(self.folder / BEST, self.model_files())
-        write_file(self.folder / CURVES, curves_csv(state.history))
+            self.save_best()
+        if self.folder is not None:
+            write_file(self.folder / CURVES, curves_csv(state.history))
         if self.watcher is not None:
             self.watcher.epoch_done(row, is_best)
         patience = self.module.settings.patience
@@ -266,12 +282,23 @@ class _Bookkeeper(pl.Callback):
         if not torch.stack([weight.isfinite().all() for weight in self.module.model.parameters()]).all():
             raise diverged("weights that are not finite", self.state, self.module.settings)
 
+    def save_best(self) -> None:
+        """Write the model as it is, or keep it where there is no folder."""
+        if self.folder is None:
+            self.best = self.model_files()
+        else:
+            write_folder(self.folder / BEST, self.model_files())
+
     def save_last(self, trainer: pl.Trainer) -> None:
         """Write the checkpoint that a run goes on from."""
+        if self.folder is None:
+            return
         self.state.totals = self.module.totals
+        # The rate of a batch follows from where the run stands: the file holds that of the settings.
+        self._set_rate(trainer, self.module.settings.lr)
         # At the end of an epoch the next begins by itself.
         self.state.order = self.order.state_dict(self.state.batch) if self.state.batch else {}
-        files = self.model_files() | state_files(self.state, trainer.optimizers[0])
+        files = self.model_files() | state_files(self.state, trainer.optimizers[0], self.module.carried)
         write_folder(self.folder / LAST, files)
         drop_replaced(self.folder)
 
@@ -298,17 +325,17 @@ def run_epochs(
     task: Task,
     settings: Settings,
     training: SequenceDataset | Dataset,
-    order: Batches,
+    order: Batches | Chunks,
     validation: SequenceDataset | Dataset | None,
     *,
     state: TrainingState,
-    folder: Path,
+    folder: Path | None,
     device: torch.device,
     model_files: Callable[[], dict[str, bytes]],
     optimizer_state: dict[str, Any] | None = None,
     random: dict[str, Tensor] | None = None,
     watcher: Watcher | None = None,
-) -> None:
+) -> dict[str, bytes]:
     """Train from ``state`` to the last epoch, saving after each.
 
     Args:
@@ -319,12 +346,15 @@ def run_epochs(
         order: its batches, at the place where the run stands.
         validation: the part that decides which epoch is best; None lets the training loss decide.
         state: where the run stands; brought forward in place.
-        folder: of the run; best, last and curves.csv are written in it.
+        folder: of the run; best, last and curves.csv are written in it. None writes nothing.
         device: where to train.
         model_files: gives the files of the model as it is now.
         optimizer_state: of the run that goes on.
         random: states of the random generators of the run that goes on.
         watcher: told of batches and epochs.
+
+    Returns:
+        The files of the best model where there is no folder; {} where there is one.
 
     Raises:
         Interrupted: Ctrl-C or SIGTERM came; the run is saved.
@@ -335,17 +365,21 @@ def run_epochs(
     first = state.epoch
     module = _Module(model, task, settings)
     module.optimizer_state = optimizer_state
-    stops = _Stops()
+    module.rare = RareTokens.of(training, model.config, settings)
+    stops = Stops()
     bookkeeper = _Bookkeeper(module, state, folder, model_files, random or {}, watcher, order, stops)
 
     def train_loader() -> Any:
         order.set_epoch(first + trainer.current_epoch)
         bookkeeper.batches = len(order)
+        if isinstance(order, Chunks):
+            return ChunkedBatches(order)
         return loader(training, Remaining(order), settings.workers)
 
     module.train_loader = train_loader
     if validation is not None:
-        in_order = order_of_data(validation.lengths.cpu(), order.limit)
+        limit = Limit(sequences=settings.batch_size) if isinstance(order, Chunks) else order.limit
+        in_order = order_of_data(validation.lengths.cpu(), limit)
         module.validation_loader = lambda: loader(validation, in_order)
     with _quiet_lightning(), closing(stops):
         stops.listen()
@@ -353,7 +387,7 @@ def run_epochs(
             accelerator="gpu" if device.type == "cuda" else "cpu",
             devices=1,
             max_epochs=settings.epochs - first,
-            gradient_clip_val=settings.clip,
+            gradient_clip_val=settings.clip or None,
             callbacks=[bookkeeper],
             reload_dataloaders_every_n_epochs=1,
             limit_val_batches=0 if validation is None else 1.0,
@@ -378,3 +412,4 @@ def run_epochs(
         except SystemExit as stop:
             # What Lightning makes of a second Ctrl-C.
             raise KeyboardInterrupt from stop
+    return bookkeeper.best

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raglane.data.preprocess import Preprocessor
-from raglane.errors import DataError, message
-from raglane.nn import SequenceEncoder
+from raglane.native.cells import has_cell
+from raglane.nn import SequenceEncoder, carry
 from raglane.nn.arguments import check_count
+from raglane.nn.linear import RowByRow, RowLinear, row_linear
 from raglane.ragged import Ragged
-from raglane.training.settings import ModelSettings
+from raglane.training.settings import ALWAYS_PER_ELEMENT, ModelSettings
 from raglane.training.stored import build
+from raglane.training.tasks import TASKS
 
-__all__ = ["ModelConfig", "SequenceModel"]
+__all__ = ["ModelConfig", "SequenceModel", "answering"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +34,7 @@ class ModelConfig(ModelSettings):
         input_size: channels of an element; for token sequences the number of tokens in the vocabulary.
         output_size: classes, or the channels to forecast.
         embedding: size of a token's embedding; None where elements are float channels.
+        per_element: whether the head answers for each element; None goes by the task.
 
     Raises:
         ArgumentError: a setting breaks its rule, or two do not go together.
@@ -42,6 +47,13 @@ class ModelConfig(ModelSettings):
     input_size: int
     output_size: int
     embedding: int | None = None
+    per_element: bool | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.per_element is None:
+            object.__setattr__(self, "per_element", self.task in ALWAYS_PER_ELEMENT)
+        self._refuse_pooling(bool(self.per_element))
 
     def to_config(self) -> dict[str, Any]:
         """The configuration as a dictionary that JSON can hold.
@@ -83,21 +95,21 @@ class ModelConfig(ModelSettings):
             DataError: the data is not of the kind that the task needs.
             ArgumentError: a setting breaks its rule.
         """
-        if settings.task == "forecast" and preprocessor.is_tokens:
-            rule = "a forecast is of numbers"
-            raise DataError(message("task", "'forecast' and token sequences", rule, "use classify or tag"))
         chosen = {field.name: getattr(settings, field.name, None) for field in dataclasses.fields(cls)}
         sizes = {
             "input_size": preprocessor.input_size,
-            "output_size": preprocessor.class_count or len(preprocessor.channels),
+            "output_size": TASKS[settings.task].output_size(preprocessor),
             "embedding": chosen["embedding"] if preprocessor.is_tokens else None,
+            "per_element": preprocessor.per_element,
         }
         return cls(**chosen | sizes)
 
     def encoder(self) -> SequenceEncoder:
         """The encoder of the model: its arguments are called as the settings, but for the two sizes."""
         options = {field.name: getattr(self, field.name) for field in dataclasses.fields(ModelSettings)}
-        if options.pop("task") != "classify":
+        for name in ("task", "loss", "quantile", "embedding_dropout", "tie_weights"):
+            del options[name]
+        if self.per_element:
             options["pooling"] = None
         sizes = {"hidden_size": options.pop("hidden"), "num_layers": options.pop("layers")}
         return SequenceEncoder(self.input_size, embedding=self.embedding, **sizes, **options)
@@ -119,7 +131,11 @@ class ModelConfig(ModelSettings):
             cell = SequenceModel(dataclasses.replace(self, **smallest)).encoder.recurrent.cell
         states, directions = cell.state_sizes(self.hidden), 2 if self.bidirectional else 1
         width, rows = directions * states[0], self.layers * directions
-        shapes: list[tuple[int, tuple[int, ...]]] = [(1, (self.output_size, width)), (1, (self.output_size,))]
+        answers = self.output_size
+        if self.tie_weights and self.embedding is not None:
+            answers = self.embedding
+        shapes: list[tuple[int, tuple[int, ...]]] = [(1, (answers, width)), (1, (answers,))]
+        shapes += [(1, (self.output_size,))] if self.tie_weights else []
         if self.embedding is not None:
             shapes.append((1, (self.input_size, self.embedding)))
         for layers, size in ((1, self.embedding or self.input_size), (self.layers - 1, width)):
@@ -128,7 +144,8 @@ class ModelConfig(ModelSettings):
             shapes += [(1, (rows, size)) for size in states]
         if self.initial_state == "lengths":
             shapes.append((2, (rows, sum(states))))
-        if self.pooling == "attention" and self.task == "classify":
+        shapes += [(1, (self.output_size,)) for _ in TASKS[self.task].kept]
+        if self.pooling == "attention" and not self.per_element:
             shapes += [(1, (width, width)), (1, (width,))]
         return sum(times * math.prod(shape) for times, shape in shapes), sum(times for times, _ in shapes)
 
@@ -147,7 +164,8 @@ class ModelConfig(ModelSettings):
             "task": preprocessor.task,
             "embedding": embedding,
             "input_size": preprocessor.input_size,
-            "output_size": preprocessor.class_count or len(preprocessor.channels),
+            "output_size": TASKS[self.task].output_size(preprocessor),
+            "per_element": preprocessor.per_element,
         }
         for name, value in fitting.items():
             if getattr(self, name) != value:
@@ -155,7 +173,7 @@ class ModelConfig(ModelSettings):
 
 
 class SequenceModel(nn.Module):
-    """A recurrent network with a linear head, for one of the three tasks.
+    """A recurrent network with a linear head, for one of the tasks.
 
     A forecast is the element before plus what the head adds to it, so that an untrained model starts close to
     "nothing changes". There is no padding index, since there is no padding.
@@ -174,7 +192,17 @@ class SequenceModel(nn.Module):
         super().__init__()
         self.config = config
         self.encoder = config.encoder()
-        self.head = nn.Linear(self.encoder.output_size, config.output_size)
+        if config.embedding_dropout and self.encoder.embedding is not None:
+            self.encoder.embedding = _DroppedEmbedding(self.encoder.embedding, config.embedding_dropout)
+        self.tied_bias: nn.Parameter | None = None
+        answers = config.output_size
+        if config.tie_weights and config.embedding is not None:
+            # The head turns a state into the embedding of the token that is to come (Press and Wolf, 2017).
+            answers = config.embedding
+            self.tied_bias = nn.Parameter(torch.zeros(config.output_size))
+        self.head = RowLinear(self.encoder.output_size, answers)
+        for name, start in TASKS[config.task].kept.items():
+            self.register_buffer(name, torch.full((config.output_size,), start))
 
     def forward(self, inputs: Ragged) -> Tensor | Ragged:
         """Run a batch.
@@ -183,18 +211,51 @@ class SequenceModel(nn.Module):
             inputs: sequences of ``(L, input_size)`` float32, or of ``(L,)`` int64 tokens.
 
         Returns:
-            To classify, logits ``(B, output_size)``; to tag, a Ragged of logits ``(L, output_size)``; to forecast, a
-            Ragged whose element is the forecast ``(output_size,)`` of the element after it.
+            With an answer per sequence, ``(B, output_size)``; with one per element, a Ragged of ``(L, output_size)``:
+            logits of classes or labels, or scaled numbers. To forecast, an element is the forecast of the one after it.
         """
         encoded: Tensor | Ragged = self.encoder(inputs)
         if isinstance(encoded, Tensor):
-            logits: Tensor = self.head(encoded)
-            return logits
-        scores = encoded.map(self.head)
-        if self.config.task == "forecast":
-            known = inputs.values[:, : self.config.output_size]
-            scores = scores.map(lambda change: known + change)
-        return scores
+            return self.answers(encoded)
+        scores = encoded.map(self.answers)
+        return self._changed(inputs, scores)
+
+    def _changed(self, inputs: Ragged, scores: Ragged) -> Ragged:
+        """A forecast of numbers is a change of what was there before; other answers stay."""
+        if self.config.task != "forecast" or self.is_binary:
+            return scores
+        known = inputs.values[:, : self.config.output_size]
+        return scores.map(lambda change: known + change)
+
+    def answers(self, encoded: Tensor) -> Tensor:
+        """The head's answers to what the encoder gave, ``(M, output_size)``."""
+        answers: Tensor = self.head(encoded)
+        if self.tied_bias is None or self.encoder.embedding is None:
+            return answers
+        product = F.linear if self.training else row_linear
+        return product(answers, self.encoder.embedding.weight, self.tied_bias)
+
+    def go_on(self, inputs: Ragged, state: Any, begins: Tensor) -> tuple[Ragged, Any]:
+        """Run the next chunk of some sequences, from where the last one ended.
+
+        Args:
+            inputs: as for :meth:`forward`, ``B`` pieces.
+            state: what the call before gave; None at first.
+            begins: ``(B,)`` bool on the CPU, the pieces that begin a sequence.
+
+        Returns:
+            The answers to each element, and the state.
+        """
+        embedded = self.encoder.embed(inputs)
+        recurrent: Any = self.encoder.recurrent
+        out, state = recurrent(embedded, carry(recurrent, embedded, state, begins))
+        scores = out.map(self.encoder.dropout).map(self.answers)
+        return self._changed(inputs, scores), state
+
+    @property
+    def is_binary(self) -> bool:
+        """Whether a forecast is the logit of a 1, rather than a change of what was there before."""
+        return self.config.task == "forecast" and self.config.loss_name == "bce"
 
     def forecast(self, inputs: Ragged, horizon: int = 1) -> Tensor:
         """The elements that follow each sequence, each fed back to forecast the next.
@@ -204,18 +265,56 @@ class SequenceModel(nn.Module):
             horizon: how many elements.
 
         Returns:
-            ``(B, horizon, output_size)``; NaN for an empty sequence, from which nothing follows.
+            ``(B, horizon, output_size)``; NaN for an empty sequence, from which nothing follows. Of what is 0 or 1,
+            the probability of a 1; then the likelier of the two is fed back.
         """
         size = self.config.output_size
         recurrent: Any = self.encoder.recurrent
         out, state = recurrent(inputs)
         known = inputs.last(empty=float("nan"))
-        forecast = known[:, :size] + self.head(self.encoder.dropout(out.last()))
+        forecast = self._next(known[:, :size], self.head(self.encoder.dropout(out.last())))
         forecasts = [forecast]
         # What stands beyond the forecast channels says "was missing": a forecast is not missing.
         flags = torch.zeros_like(known[:, size:])
         for _ in range(1, horizon):
-            output, state = recurrent.step(torch.cat([forecast, flags], dim=1), state)
-            forecast = forecast + self.head(self.encoder.dropout(output))
+            # NaN, from which nothing follows, stays.
+            told = torch.where(forecast > 0.5, 1.0, 0 * forecast) if self.is_binary else forecast
+            output, state = recurrent.step(torch.cat([told, flags], dim=1), state)
+            forecast = self._next(forecast, self.head(self.encoder.dropout(output)))
             forecasts.append(forecast)
         return torch.stack(forecasts, dim=1)
+
+    def _next(self, before: Tensor, answer: Tensor) -> Tensor:
+        """What the head's answer says of the next element; NaN after NaN."""
+        return answer.sigmoid() + 0 * before if self.is_binary else before + answer
+
+
+class _DroppedEmbedding(nn.Embedding):
+    """An embedding that drops tokens of the vocabulary, each everywhere in a batch (Gal and Ghahramani, 2016)."""
+
+    def __init__(self, whole: nn.Embedding, share: float) -> None:
+        super().__init__(whole.num_embeddings, whole.embedding_dim, _weight=whole.weight.data)
+        self.share = share
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The embeddings of tokens, in training with those that are dropped as zeros."""
+        embedded = super().forward(input)
+        if not self.training:
+            return embedded
+        kept = torch.rand(self.num_embeddings, device=embedded.device) >= self.share
+        return embedded * (kept / (1 - self.share))[input].unsqueeze(-1)
+
+
+@contextmanager
+def answering(model: SequenceModel) -> Iterator[None]:
+    """Within it a model's answer to a sequence has the same bits in any batch and at any number of threads, on a CPU.
+
+    The cpu kernels promise it of the cells that they run; what torch computes of the others is done row by row. No
+    gradients are recorded.
+
+    Args:
+        model: in evaluation mode.
+    """
+    has_kernel = has_cell(model.encoder.recurrent.cell.name)
+    with torch.no_grad(), nullcontext() if has_kernel else RowByRow():
+        yield

@@ -119,7 +119,7 @@ def check(chosen: Any) -> None:
     """
     for name, described in options(chosen).items():
         value = getattr(chosen, name)
-        if described.choices and value not in described.choices:
+        if described.choices and value is not None and value not in described.choices:
             listed = "one of " + ", ".join(described.choices)
             raise ArgumentError(message(name, quote(value), listed, f"pass {described.choices[0]}"))
         for rule in described.rules:

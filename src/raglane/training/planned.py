@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import torch
 
-from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
 from raglane.data.stored_dataset import Dataset
 from raglane.errors import ArgumentError, argument, message
@@ -15,6 +14,7 @@ from raglane.planner import Plan, plan
 from raglane.training.machine import check_machine
 from raglane.training.model import ModelConfig, SequenceModel
 from raglane.training.settings import Settings
+from raglane.training.tasks import fit, settle
 
 __all__ = ["plan_batches"]
 
@@ -40,7 +40,8 @@ def plan_batches(settings: Settings, training: Records | Dataset) -> tuple[Setti
     device = check_machine(settings)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    preprocessor = Preprocessor.fit(training, task=settings.task, missing=settings.missing)
+    settings, _ = settle(settings, training)
+    preprocessor = fit(training, settings)
     lengths = preprocessor.apply(training).lengths
     layer = SequenceModel(ModelConfig.of(settings, preprocessor)).encoder.recurrent.to(device)
     # Training leaves the choice of the backend to the layer.

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from raglane.data.chunks import Chunks
 from raglane.data.dataset import SequenceDataset
 from raglane.data.order import Batches
-from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
 from raglane.data.statistics import Counted
 from raglane.data.stored_dataset import Dataset
 from raglane.errors import ArgumentError, DataError, DivergedError, argument, message, require
 from raglane.files import write_file, write_folder
 from raglane.reading import as_path
-from raglane.training.batches import training_order
+from raglane.training.batches import chunked_order, training_order
 from raglane.training.checkpoint import check_format, load_weights, model_files
 from raglane.training.folder import BEST, CURVES, DESCRIPTION, LAST, at_work, check_folder, find, replacing
 from raglane.training.history import curves_csv
@@ -30,7 +30,7 @@ from raglane.training.model import ModelConfig, SequenceModel
 from raglane.training.settings import Settings
 from raglane.training.state import TrainingState, check_optimizer, load_state
 from raglane.training.stored import read_json, reading, to_json
-from raglane.training.tasks import Task, make_task
+from raglane.training.tasks import Task, fit, make_task, settle
 
 if TYPE_CHECKING:
     from raglane.training.loop import Watcher
@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 FORMAT = "raglane-run"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -86,19 +86,22 @@ class TrainingResult:
     """What came out of a run.
 
     Args:
-        folder: of the run.
+        folder: of the run; None where it was trained in memory.
         metric: the name of the metric in the history.
         state: history, best epoch and its loss.
         stopped_by: the number of the signal that ended it, of Ctrl-C or SIGTERM; it is saved and can go on. None if
             it ran to its end.
         was_complete: whether it was resumed with no epoch left to run.
+        best: of a run without a folder, the files of its best model, for
+            :func:`~raglane.training.checkpoint.read_model`; {} before its first epoch is done.
     """
 
-    folder: Path
+    folder: Path | None
     metric: str
     state: TrainingState
     stopped_by: int | None = None
     was_complete: bool = False
+    best: Mapping[str, bytes] = field(default_factory=dict, repr=False)
 
     @property
     def interrupted(self) -> bool:
@@ -119,7 +122,11 @@ def load_description(folder: str | os.PathLike[str]) -> RunDescription:
     config = read_json(path)
     check_format(path, config, FORMAT, FORMAT_VERSION)
     with reading(path):
-        settings, data, marks = Settings.from_config(config["settings"]), config["data"], config["fingerprint"]
+        chosen = config["settings"]
+        if config["format_version"] == 1 and isinstance(chosen, dict):
+            # What the first version did, where its settings do not say.
+            chosen = {"unknown_rate": 0.0, **chosen}
+        settings, data, marks = Settings.from_config(chosen), config["data"], config["fingerprint"]
         diverged = config.get("diverged")
         if not isinstance(data, dict) or not isinstance(marks, str) or not isinstance(diverged, str | None):
             raise ValueError("data that is not an object, or a fingerprint or diverged that is not a text")
@@ -168,6 +175,8 @@ def fingerprint(*parts: Records | Counted | None) -> str:
             if words is not None:
                 # repr keeps ("a b",) and ("a", "b") apart.
                 digest.update(repr(list(words)).encode())
+        if records.targets is not None:
+            digest.update(repr(records.targets.values.tolist()).encode())
         if not records.is_tokens:
             digest.update(np.ascontiguousarray(records.values).tobytes())
     return digest.hexdigest()[:16]
@@ -177,7 +186,7 @@ def train(
     settings: Settings,
     training: Records | Dataset,
     validation: Records | Dataset | None,
-    folder: str | os.PathLike[str],
+    folder: str | os.PathLike[str] | None,
     *,
     data: Mapping[str, Any] | None = None,
     columns: Mapping[str, Any] | None = None,
@@ -192,7 +201,7 @@ def train(
         settings: every choice.
         training: the sequences to train on; of a :class:`~raglane.data.Dataset` only batches are in memory.
         validation: the sequences that decide which epoch is best; None lets the training loss decide.
-        folder: of the run; made where it is missing.
+        folder: of the run; made where it is missing. None keeps the best model in memory and writes nothing.
         data: where the data came from, for :func:`load_description`; JSON values.
         columns: which columns of a file hold what, kept with the model.
         resume: go on from ``folder/last``, to the same result as a run that was never stopped. For a run whose
@@ -215,11 +224,21 @@ def train(
     """
     require("lightning.pytorch", "train")
     require("safetensors", "train")
+    if folder is None:
+        if resume:
+            fix = f"give {argument('folder')}"
+            raise ArgumentError(message("folder", "None", "to go on needs the folder of a run", fix))
+        prepared = _prepare(settings, training, validation, test, columns or {})
+        return _run(prepared, RunDescription(settings), None, _Start(), watcher)
     folder, rules = as_path(folder), {"resume": resume, "overwrite": overwrite}
     check_folder(folder, **rules)
     with at_work(folder):
         # Again, now that nobody else can change it.
         check_folder(folder, **rules)
+        if resume:
+            settings = replace(settings, loss=settings.loss or load_description(folder).settings.loss)
+        else:
+            settings, _ = settle(settings, training)
         prepared = _prepare(settings, training, validation, test, columns or {})
         description = RunDescription(settings, dict(data or {}), fingerprint(training, validation))
         if resume:
@@ -237,7 +256,7 @@ class _Prepared:
     model: SequenceModel
     task: Task
     training: SequenceDataset | Dataset
-    order: Batches
+    order: Batches | Chunks
     validation: SequenceDataset | Dataset | None
     device: torch.device
     files: Callable[[], dict[str, bytes]]
@@ -264,36 +283,75 @@ def _prepare(
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
-    preprocessor = Preprocessor.fit(training, task=settings.task, missing=settings.missing)
-    training_set = preprocessor.apply(training)
-    validation_set = None if validation is None else preprocessor.apply(validation)
+    preprocessor = fit(training, settings)
+    task = make_task(preprocessor, settings)
+
+    def applied(records: Records | Dataset) -> SequenceDataset | Dataset:
+        dataset: SequenceDataset | Dataset = preprocessor.apply(records)
+        task.check(dataset, str(records.source) if isinstance(records, Records) else "data")
+        return dataset
+
+    training_set = applied(training)
+    validation_set = None if validation is None else applied(validation)
     if test is not None:
-        preprocessor.apply(test)
+        applied(test)
+    if isinstance(training_set, Dataset):
+        _refuse_in_memory(settings)
+    if settings.class_weights != "none":
+        targets = _targets_of(training_set)
+        task.class_weights = None if targets is None else task.weigh(targets)
     config = ModelConfig.of(settings, preprocessor)
-    if settings.batch_elements is not None and settings.too_long == "split":
-        if isinstance(training_set, Dataset):
-            rule = "sequences are split in memory, and those of a converted folder are not there"
-            fix = f"pass {argument('too_long', 'drop')} or {argument('too_long', 'alone')}"
-            raise ArgumentError(message("too_long", "'split'", rule, fix))
+    if settings.batch_elements is not None and settings.too_long == "split" and not isinstance(training_set, Dataset):
         training_set = training_set.cut(settings.batch_elements)
-    order = training_order(training_set.lengths, settings)
-    if len(order) == 0 < len(training_set):
+    order: Batches | Chunks = (
+        training_order(training_set.lengths, settings)
+        if settings.steps is None or isinstance(training_set, Dataset)
+        else chunked_order(training_set, settings)
+    )
+    mean = int(training_set.lengths.sum()) / max(len(training_set), 1)
+    if isinstance(order, Chunks):
+        elements = settings.batch_size * min(int(mean) + 1, settings.steps or 1)
+    else:
+        elements = int(mean * min(order.limit.usual(mean), len(training_set)))
+    if isinstance(order, Batches) and len(order) == 0 < len(training_set):
         got, rule = f"{order.too_long:,} sequences, all too long for a batch", "at least one to learn from"
         fix = f"raise {argument('batch_elements')}, or pass {argument('too_long', 'split')}"
         raise DataError(message("data", got, rule, fix))
-    mean = int(training_set.lengths.sum()) / max(len(training_set), 1)
-    elements = int(mean * min(order.limit.usual(mean), len(training_set)))
     check_size(config, settings, device, elements)
     model = SequenceModel(config)
     return _Prepared(
         model,
-        make_task(preprocessor),
+        task,
         training_set,
         order,
         validation_set,
         device,
         lambda: model_files(model, preprocessor, columns),
     )
+
+
+def _refuse_in_memory(settings: Settings) -> None:
+    """Refuse what is done to sequences that are in memory, where they are not."""
+    there = "in memory, and those of a converted folder are not there"
+    if settings.batch_elements is not None and settings.too_long == "split":
+        fix = f"pass {argument('too_long', 'drop')} or {argument('too_long', 'alone')}"
+        raise ArgumentError(message("too_long", "'split'", f"sequences are split {there}", fix))
+    if settings.steps is not None:
+        fix = f"leave {argument('steps')} out, or train on the file itself"
+        raise ArgumentError(message("steps", f"{settings.steps}", f"sequences are cut into chunks {there}", fix))
+    if settings.class_weights != "none" and settings.task == "tag":
+        fix = f"leave {argument('class_weights')} out, or train on the file itself"
+        raise ArgumentError(
+            message("class_weights", repr(settings.class_weights), f"the labels of elements are counted {there}", fix)
+        )
+
+
+def _targets_of(training: SequenceDataset | Dataset) -> torch.Tensor | None:
+    """What there is to learn, where classes are counted."""
+    if isinstance(training, SequenceDataset):
+        return training.targets
+    labels = training.labels()
+    return None if labels is None else torch.from_numpy(labels)
 
 
 def _stored_start(prepared: _Prepared, settings: Settings, folder: Path, marks: str) -> _Start:
@@ -327,19 +385,21 @@ def _stored_start(prepared: _Prepared, settings: Settings, folder: Path, marks: 
 
 
 def _run(
-    prepared: _Prepared, description: RunDescription, folder: Path, start: _Start, watcher: Watcher | None
+    prepared: _Prepared, description: RunDescription, folder: Path | None, start: _Start, watcher: Watcher | None
 ) -> TrainingResult:
     """Train from where a run stands to its end, or to where a signal stops it."""
     from raglane.training.loop import Interrupted, run_epochs
 
     settings, state, stopped_by = description.settings, start.state, None
-    description.write(folder)
+    best: dict[str, bytes] = {}
+    if folder is not None:
+        description.write(folder)
     was_complete = _is_complete(state, settings)
-    if was_complete:
+    if was_complete and folder is not None:
         write_file(folder / CURVES, curves_csv(state.history))
     else:
         try:
-            run_epochs(
+            best = run_epochs(
                 prepared.model,
                 prepared.task,
                 settings,
@@ -357,10 +417,10 @@ def _run(
         except Interrupted as stop:
             stopped_by = stop.signal
         except DivergedError as error:
-            if (folder / LAST).exists():
+            if folder is not None and (folder / LAST).exists():
                 replace(description, diverged=error.what).write(folder)
             raise
-    return TrainingResult(folder, prepared.task.metric, state, stopped_by, was_complete)
+    return TrainingResult(folder, prepared.task.metric, state, stopped_by, was_complete, best)
 
 
 def _is_complete(state: TrainingState, settings: Settings) -> bool:

@@ -12,25 +12,45 @@ from raglane.training.options import DATA, MODEL, RUN, TRAINING, Rule, check, op
 from raglane.training.stored import build
 
 __all__ = [
+    "ALWAYS_PER_ELEMENT",
+    "CLASS_WEIGHTS",
     "DEVICES",
+    "FORWARDS",
     "INITIAL_STATES",
     "LAYERS",
+    "LOSSES",
     "MISSING",
     "NORMALISED_LAYERS",
     "OPTIMIZERS",
     "POOLINGS",
+    "SCHEDULES",
     "TASKS",
     "TOO_LONG",
     "ModelSettings",
     "Settings",
 ]
 
-TASKS = ("classify", "tag", "forecast")
+TASKS = ("classify", "tag", "regress", "multilabel", "forecast", "language")
+# Those that have an answer for each element, whatever the data.
+ALWAYS_PER_ELEMENT = ("tag", "forecast", "language")
+# Those that tell what comes next, and so read forwards only.
+FORWARDS = ("forecast", "language")
+# The losses of each task, its default first.
+LOSSES = {
+    "classify": ("cross_entropy",),
+    "tag": ("cross_entropy",),
+    "regress": ("mse", "mae", "huber", "quantile"),
+    "multilabel": ("bce",),
+    "forecast": ("mse", "mae", "huber", "bce"),
+    "language": ("cross_entropy",),
+}
 # The names in raglane.nn, which is not imported here: that would import torch.
 LAYERS = ("lstm", "gru", "rnn", "indrnn", "sru", "qrnn", "mingru", "minlstm", "peephole_lstm", "coupled_lstm")
 NORMALISED_LAYERS = ("lstm", "gru")
 POOLINGS = ("summary", "last", "first", "mean", "max", "logsumexp", "attention")
 INITIAL_STATES = ("zeros", "learned", "lengths")
+SCHEDULES = ("constant", "cosine", "plateau")
+CLASS_WEIGHTS = ("none", "balanced")
 OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop")
 MISSING = ("error", "zero", "forward")
 # The words of raglane.data.Limit, which is not imported here either.
@@ -70,7 +90,11 @@ class ModelSettings:
     """
 
     task: str = option(
-        "classify", "One label per sequence, one per element, or the next element.", MODEL, choices=TASKS
+        "classify",
+        "classify, tag: a class per sequence, per element; regress, multilabel: numbers, any number of labels, "
+        "for either; forecast: the next element; language: the next token. Where it is not given, the label tells.",
+        MODEL,
+        choices=TASKS,
     )
     layer: str = option(
         "gru",
@@ -103,14 +127,32 @@ class ModelSettings:
     )
     weight_dropout: float = option(0.0, "Share of the recurrent weights dropped for a batch.", MODEL, _SHARE)
     zoneout: float = option(0.0, "Share of units that keep their value for a step.", MODEL, _SHARE)
+    embedding_dropout: float = option(
+        0.0, "Share of the tokens of the vocabulary whose embedding is dropped for a batch.", MODEL, _SHARE
+    )
+    tie_weights: bool = option(False, "Score tokens with the weights of their embedding (language).", MODEL)
+    loss: str | None = option(
+        None,
+        "What training makes smaller: mse, mae, huber or quantile of numbers, bce of what is 0 or 1.",
+        MODEL,
+        choices=tuple(dict.fromkeys(name for names in LOSSES.values() for name in names)),
+        metavar="NAME",
+        unset="by the task",
+    )
+    quantile: float = option(
+        0.5,
+        "Share of the numbers that are to lie below the prediction (loss quantile).",
+        MODEL,
+        Rule(lambda share: 0 < share < 1, "above 0 and below 1", "pass 0.9, say"),
+    )
 
     def __post_init__(self) -> None:
         check(self)
         self._refuse(
             "bidirectional",
-            self.bidirectional and self.task == "forecast",
+            self.bidirectional and self.task in FORWARDS,
             "a forecast runs forwards only; the backward direction would see the element it has to predict",
-            "leave it out for the task forecast",
+            f"leave it out for the task {self.task}",
         )
         self._refuse(
             "layer_norm",
@@ -118,17 +160,44 @@ class ModelSettings:
             f"the cells {' and '.join(NORMALISED_LAYERS)} can be normalised, and this is {self.layer}",
             "choose another cell, or leave it out",
         )
+        self._refuse_pooling(self.task in ALWAYS_PER_ELEMENT)
         self._refuse(
-            "pooling",
-            self.pooling != "summary" and self.task != "classify",
-            f"the task {self.task} has an answer for each element: there is nothing to pool",
+            "initial_state",
+            self.initial_state == "lengths" and self.task in FORWARDS,
+            "a forecast must not know how long its sequence will be",
+            "pass learned or zeros",
+        )
+
+        self._refuse(
+            "tie_weights",
+            self.tie_weights and self.task != "language",
+            "only a language model's answers are the tokens that it reads",
             "leave it out",
         )
         self._refuse(
-            "initial_state",
-            self.initial_state == "lengths" and self.task == "forecast",
-            "a forecast must not know how long its sequence will be",
-            "pass learned or zeros",
+            "loss",
+            self.loss is not None and self.loss not in LOSSES[self.task],
+            f"the losses of the task {self.task} are {', '.join(LOSSES[self.task])}",
+            "choose one of them, or leave it out",
+        )
+        self._refuse(
+            "quantile",
+            self.quantile != 0.5 and self.loss != "quantile",
+            "it belongs to the loss quantile",
+            f"pass {argument('loss', 'quantile')} too, or leave it out",
+        )
+
+    @property
+    def loss_name(self) -> str:
+        """The loss that was chosen, or else the task's own."""
+        return self.loss or LOSSES[self.task][0]
+
+    def _refuse_pooling(self, is_per_element: bool) -> None:
+        self._refuse(
+            "pooling",
+            self.pooling != "summary" and is_per_element,
+            f"the task {self.task} has an answer for each element: there is nothing to pool",
+            "leave it out",
         )
 
     def _refuse(self, name: str, is_broken: bool, rule: str, fix: str) -> None:
@@ -183,11 +252,45 @@ class Settings(ModelSettings):
         Rule(lambda decay: 0 <= decay <= _HIGHEST, f"a number of at least 0, {_WITHIN}", "pass 0.01, say"),
     )
     clip: float | None = option(
-        None,
-        "Largest norm of the gradient.",
+        1.0,
+        "Largest norm of the gradient; 0: no limit.",
         TRAINING,
-        Rule(lambda norm: 0 < norm <= _HIGHEST, f"a number above 0, {_WITHIN}", "pass 1.0, say, or leave it out"),
-        unset="no limit",
+        Rule(lambda norm: 0 <= norm <= _HIGHEST, f"a number of at least 0, {_WITHIN}", "pass 1.0, or 0 for no limit"),
+    )
+    schedule: str = option(
+        "constant",
+        "How the learning rate changes: cosine falls to 0 at the last epoch; plateau halves it after 2 epochs without "
+        "a lower validation loss.",
+        TRAINING,
+        choices=SCHEDULES,
+    )
+    warmup: int = option(
+        0,
+        "Epochs over which the learning rate rises from 0.",
+        TRAINING,
+        Rule(lambda epochs: 0 <= epochs <= _LARGEST, "at least 0", "pass 1, say"),
+    )
+    class_weights: str = option(
+        "none",
+        "balanced: rare classes count as much as frequent ones (classify, tag, multilabel).",
+        TRAINING,
+        choices=CLASS_WEIGHTS,
+    )
+    label_smoothing: float = option(
+        0.0, "Share of a class's weight that is given to all classes (classify, tag).", TRAINING, _share("0.1")
+    )
+    unknown_rate: float = option(
+        0.5,
+        "Share of the tokens that occur once in training that are read as unknown, so that the unknown is learned.",
+        TRAINING,
+        Rule(lambda share: 0 <= share <= 1, "from 0 to 1", "pass 0.5, or 0 for none"),
+    )
+    steps: int | None = option(
+        None,
+        "Train on chunks of this many elements; gradients end there, states are carried on (tag, forecast, language).",
+        TRAINING,
+        *_COUNT,
+        unset="whole sequences",
     )
     patience: int | None = option(
         None,
@@ -232,6 +335,21 @@ class Settings(ModelSettings):
             f"a batch is limited by its sequences, and any fits, unless {argument('batch_elements')} is given",
             f"give {argument('batch_elements')}, or leave it out",
         )
+        for is_broken, rule in (
+            (self.task not in ALWAYS_PER_ELEMENT, f"the task {self.task} has no answer before a sequence's end"),
+            (self.bidirectional, "chunks are read forwards: the other direction would begin at the end"),
+            (self.initial_state == "lengths", "of a sequence that begins only the first chunk is known"),
+            (self.bucket or self.batch_elements is not None, "chunks are of one length anyway"),
+        ):
+            self._refuse("steps", self.steps is not None and is_broken, rule, "leave it out")
+
+        of_classes = self.task in ("classify", "tag")
+        rule = "it is for the tasks that tell classes"
+        is_weighted = self.class_weights != "none"
+        self._refuse(
+            "class_weights", is_weighted and not (of_classes or self.task == "multilabel"), rule, "leave it out"
+        )
+        self._refuse("label_smoothing", self.label_smoothing > 0 and not of_classes, rule, "leave it out")
 
     def to_config(self) -> dict[str, Any]:
         """The settings as a dictionary that JSON can hold.

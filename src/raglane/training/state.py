@@ -115,12 +115,13 @@ class TrainingState:
     start_loss: float | None = None
 
 
-def state_files(state: TrainingState, optimizer: torch.optim.Optimizer) -> dict[str, bytes]:
+def state_files(state: TrainingState, optimizer: torch.optim.Optimizer, carried: Any = None) -> dict[str, bytes]:
     """The files that, beside those of the model, continue a run: no pickle among them.
 
     Args:
         state: where the run stands.
         optimizer: its moments and steps are kept, tensors as tensors and numbers as numbers.
+        carried: the layer's states after the last chunk: a tensor, a tuple of them, or None.
 
     Returns:
         The bytes of each file by its name.
@@ -128,6 +129,8 @@ def state_files(state: TrainingState, optimizer: torch.optim.Optimizer) -> dict[
     tensors = {"random.cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         tensors["random.cuda"] = torch.cuda.get_rng_state()
+    states = () if carried is None else carried if isinstance(carried, tuple) else (carried,)
+    tensors |= {f"carried.{place}": tensor for place, tensor in enumerate(states)}
     numbers: dict[str, dict[str, Any]] = {}
     content = optimizer.state_dict()
     for index, values in content["state"].items():
@@ -152,7 +155,8 @@ def load_state(folder: Path) -> tuple[TrainingState, dict[str, Any], dict[str, T
         folder: of the last checkpoint.
 
     Returns:
-        The state; the ``state_dict`` of the optimizer; the states of the random generators by device kind.
+        The state; the ``state_dict`` of the optimizer; the states of the random generators by device kind, and under
+        ``carried.0`` and so on those of the layer after the last chunk.
 
     Raises:
         CheckpointError: a file is missing, damaged or of a newer format.
@@ -172,7 +176,8 @@ def load_state(folder: Path) -> tuple[TrainingState, dict[str, Any], dict[str, T
         for name, value in random.items():
             if name != "cuda" or torch.cuda.is_available():
                 torch.Generator(name).set_state(value)
-    return state, optimizer, random
+        carried = {name: value for name, value in tensors.items() if name.startswith("carried.")}
+    return state, optimizer, random | carried
 
 
 def _check_state(state: TrainingState) -> None:

@@ -17,7 +17,7 @@ from raglane.errors import ArgumentError, CheckpointError, flags, message, quote
 from raglane.memory import available_memory
 from raglane.reading import check_file
 
-__all__ = ["build", "damaged", "finite", "read_bytes", "read_json", "reading", "to_json"]
+__all__ = ["build", "damaged", "finite", "parse_json", "read_bytes", "read_json", "reading", "to_json"]
 
 # The most bytes of memory that a byte of JSON can come to: an empty object is two or three characters.
 _JSON_FACTOR = 32
@@ -108,7 +108,23 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: the file is missing, cannot be read, holds no JSON object, or more than there is memory for.
     """
-    content = read_bytes(path, _JSON_FACTOR)
+    return parse_json(read_bytes(path, _JSON_FACTOR), path)
+
+
+def parse_json(content: bytes, path: Path) -> dict[str, Any]:
+    """The object that the bytes of a JSON file say; numbers that are not finite are not JSON.
+
+    Args:
+        content: of the file.
+        path: of the file, for the message.
+
+    Raises:
+        CheckpointError: they say no JSON object.
+
+    Example:
+        >>> parse_json(b'{"a": 1}', Path("config.json"))
+        {'a': 1}
+    """
     try:
         values = json.loads(content, parse_constant=_number, parse_float=_number)
     except RecursionError as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from raglane.checks import check_choice, check_kind
-from raglane.data.formats import csv, csv_pieces, folder, ipc, jsonl, parquet, ts
+from raglane.data.formats import csv, csv_pieces, folder, ipc, jsonl, parquet, text, ts
 from raglane.data.formats.base import Format, columns_argument, data_error, open_error
 from raglane.data.formats.ts import japanese_vowels
 from raglane.data.records import ROLES, Columns, Records, note_empty
@@ -24,7 +24,8 @@ FORMATS: dict[str, Format] = {
     "parquet": Format("parquet", (".parquet", ".pq"), parquet.read, ("sequence", "label", "id"), parquet.pieces),
     "arrow": Format("arrow", _ARROW, ipc.read, ("sequence", "label", "id"), ipc.pieces),
     "jsonl": Format("jsonl", (".jsonl", ".ndjson"), jsonl.read, ("sequence", "label", "id"), jsonl.pieces),
-    "csv": Format("csv", (".csv",), csv.read, ("label", "id", "time", "features"), csv_pieces.pieces),
+    "csv": Format("csv", (".csv",), csv.read, ("sequence", "label", "id", "time", "features"), csv_pieces.pieces),
+    "text": Format("text", (".txt",), text.read, pieces=text.pieces),
     "folder": Format("folder", (), folder.read, pieces=folder.pieces),
 }
 
@@ -36,7 +37,7 @@ def read(path: str | os.PathLike[str], columns: Columns | None = None, format: s
     r"""Read sequences from a file or a folder.
 
     Args:
-        path: a ``.ts``, Parquet, Arrow, JSON lines or CSV file, a folder that was converted, or a folder of text
+        path: a ``.ts``, Parquet, Arrow, JSON lines, CSV or text file, a folder that was converted, or a folder of text
             files, one per class.
         columns: which columns hold what; None guesses, for the task ``"classify"``.
         format: a key of ``FORMATS``; None goes by the suffix, and by whether ``path`` is a folder.

@@ -14,7 +14,9 @@ from raglane.reading import NotAFileError, check_file, read_file
 
 __all__ = [
     "ID_NAMES",
+    "ROLE_NAMES",
     "TIME_NAMES",
+    "TOKEN_NAMES",
     "Format",
     "check_readable",
     "check_text",
@@ -28,10 +30,23 @@ __all__ = [
     "named_column",
     "open_error",
     "read_bytes",
+    "takes_tokens",
 ]
 
 # A column of one of these names, in any case, holds the ids when none is named; the first that is there.
-ID_NAMES = ("id", "sequence_id", "series_id", "case_id", "sample_id", "uid")
+ID_NAMES = (
+    *("id", "sequence_id", "series_id", "case_id", "sample_id", "uid"),
+    *("patient_id", "subject_id", "meter_id", "user_id", "session_id", "patient", "subject", "meter"),
+)
+
+# Of several candidates for the sequence or the label, the one that alone is called so is taken.
+ROLE_NAMES = {
+    "sequence": ("sequence", "input_ids", "token_ids", "tokens", "words", "text", "sentence"),
+    "label": ("label", "labels", "class", "target", "tags"),
+}
+
+# Columns of whole numbers of these names hold tokens.
+TOKEN_NAMES = ("input_ids", "token_ids", "tokens")
 
 # The same for the column that orders the rows of a sequence, where a file has rows.
 TIME_NAMES = ("time", "timestamp", "datetime", "date", "step", "timestep", "time_step", "t")
@@ -197,6 +212,24 @@ def columns_argument(name: str, value: str | None = None) -> str:
     return argument(name, value, of="Columns")
 
 
+def takes_tokens(columns: Columns, name: str) -> tuple[bool, str]:
+    """Whether the whole numbers of a column are tokens, and the note that says so.
+
+    Args:
+        columns: what the user asked for.
+        name: of the column.
+
+    Example:
+        >>> takes_tokens(Columns(), "input_ids")
+        (True, "the whole numbers of 'input_ids' are tokens (Columns(tokens=...) chooses)")
+    """
+    is_tokens = columns.tokens
+    if is_tokens is None:
+        is_tokens = columns.task == "language" or name.lower() in TOKEN_NAMES
+    one = "tokens" if is_tokens else "numbers"
+    return is_tokens, f"the whole numbers of {quote(name)} are {one} ({argument('tokens', of='Columns')} chooses)"
+
+
 def named_column(path: Path, role: str, name: str, present: Iterable[str]) -> str:
     """``name``, if the file has it.
 
@@ -211,7 +244,9 @@ def named_column(path: Path, role: str, name: str, present: Iterable[str]) -> st
 
 
 def choose_column(path: Path, role: str, candidates: list[str], kind: str, present: Iterable[str]) -> tuple[str, str]:
-    """The only candidate for a column that the user did not name, and the note that says so.
+    """The candidate for a column that the user did not name, and the note that says so.
+
+    It is the only one, or the only one that is called as such columns are.
 
     Args:
         path: the file, for the message.
@@ -232,6 +267,9 @@ def choose_column(path: Path, role: str, candidates: list[str], kind: str, prese
     """
     if len(candidates) == 1:
         return candidates[0], f"{role} column: {quote(candidates[0])} (the only candidate)"
+    called = [name for name in candidates if name.lower() in ROLE_NAMES[role]]
+    if len(called) == 1:
+        return called[0], f"{role} column: {quote(called[0])} (by its name)"
     if candidates:
         got = f"{len(candidates)} candidates for the {role} column: {quote_all(candidates)}"
         raise data_error(path, got, "one is taken only where there is one", f"name one with {columns_argument(role)}")

@@ -9,6 +9,9 @@ Where no column is named, the id and the time column go by their names (``id``, 
 there is none) that, to classify, is the same in all rows of a sequence; every other column is a feature. A column
 without a name, such as the row numbers that pandas writes first, is left out.
 
+A file without an id column, but with a column called ``text`` (``sentence``, ...), or with one named as the sequence,
+has a text per row instead.
+
 Ids are integers where all are written as such in at most 18 digits, else texts. A feature that float32 cannot hold,
 such as 1e999, is infinite, and so is missing.
 """
@@ -18,7 +21,7 @@ from __future__ import annotations
 import io
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -37,13 +40,29 @@ from raglane.data.formats.base import (
     named_column,
     read_bytes,
 )
-from raglane.data.formats.times import choose_time, read_times, refuse_contradiction
+from raglane.data.formats.labels import labels_in
+from raglane.data.formats.table import choose, records_of
+from raglane.data.formats.times import choose_time, gaps_between, read_times, refuse_contradiction
 from raglane.data.records import Columns, Records, offsets_of
-from raglane.errors import quote, quote_all, require
+from raglane.data.targets import TASKS, Targets
+from raglane.errors import argument, quote, quote_all, require
 
-__all__ = ["header_of", "id_name_of", "is_plain", "parsed", "read", "records_of_entries"]
+__all__ = [
+    "header_of",
+    "id_name_of",
+    "is_plain",
+    "parsed",
+    "read",
+    "read_entries",
+    "records_of_entries",
+    "repeats_ids",
+    "text_column",
+]
 
 _ID_NAMES = (*ID_NAMES, "sequence", "series", "case")
+
+# A column of one of these names holds texts, where no column says which rows belong together.
+_TEXTS = ("text", "sentence", "document", "question", "review")
 
 # How a missing number is written.
 _MISSING = ("", "nan", "na", "n/a", "null", "none", "?")
@@ -59,6 +78,8 @@ class _Table:
     """For each row here, its row in the file, from 0."""
     offsets: npt.NDArray[np.int64]
     ids: tuple[str | int, ...]
+    time: str | None = None
+    """The column that orders the rows."""
 
     def place(self, row: int) -> str:
         """A row in words."""
@@ -84,10 +105,39 @@ def read(path: Path, columns: Columns) -> Records:
             two rows of one time in a sequence, or a label that changes within one.
         MissingExtraError: pandas is not installed.
     """
-    entries, notes = _entries(path)
-    name, id_notes = id_name_of(path, columns, list(entries))
+    entries, left_out = _entries(path)
+    records = read_entries(path, entries, columns)
+    return replace(records, notes=(*left_out, *records.notes))
+
+
+def read_entries(path: Path, entries: dict[str, npt.NDArray[np.object_]], columns: Columns) -> Records:
+    """Read columns in long form, whatever they come from.
+
+    Args:
+        path: what messages call it.
+        entries: by the column's name, one str per row, as a CSV file would have it; "" where there is none.
+        columns: which columns hold what, and the task.
+
+    Raises:
+        DataError: as :func:`read`.
+        MissingExtraError: pandas is not installed.
+    """
+    present = list(entries)
+    text = text_column(path, columns, present)
+    if text is not None:
+        return _whole_rows(path, entries, replace(columns, sequence=text))
+    name, id_notes = id_name_of(path, columns, present)
     records, _ = records_of_entries(path, entries, columns, name)
-    return replace(records, notes=(*notes, *id_notes, *records.notes))
+    return replace(records, notes=(*id_notes, *records.notes))
+
+
+def text_column(path: Path, columns: Columns, present: list[str]) -> str | None:
+    """The column of texts, where each row is a whole sequence; None where ids say which rows belong together."""
+    if columns.sequence is not None:
+        return columns.sequence
+    texts = [name for name in present if name.lower() in _TEXTS]
+    id_name, _ = id_column(path, columns, present, present, _ID_NAMES)
+    return texts[0] if id_name is None and len(texts) == 1 else None
 
 
 def id_name_of(path: Path, columns: Columns, present: list[str]) -> tuple[str, tuple[str, ...]]:
@@ -129,17 +179,53 @@ def records_of_entries(
     if columns.features:
         features = [named_column(path, "features", name, present) for name in columns.features]
     else:
-        features = [name for name in free if name not in (label, columns.label)]
+        taken = {name for given in (label, columns.label) if given is not None for name in _label_columns(table, given)}
+        features = [name for name in free if name not in taken]
         if not columns.wants_labels:
             features, left_out = _numbers_only(table, features)
             notes = (*notes, *left_out)
-    values, channels, feature_notes = _features(table, features, is_tokens)
-    labels, tags = None, None
+    values, channels, feature_notes = _features(table, features, columns, is_tokens)
+    if columns.time_gaps:
+        values, channels = _with_gaps(table, values, channels)
+    labels, tags, targets = None, None, None
     if label is not None:
-        labels, tags = _labels(table, columns, label)
+        labels, tags, targets = _labels(table, columns, label)
     notes = (time_note, *notes, *feature_notes)
     found = replace(columns, label=label or columns.label, id=id_name, features=tuple(features))
-    return Records(values, table.offsets, table.ids, labels, tags, channels, path, notes, found), time
+    return Records(values, table.offsets, table.ids, labels, tags, channels, path, notes, found, targets), time
+
+
+def repeats_ids(entries: Mapping[str, Any], columns: Columns) -> bool:
+    """Whether there is an id column with an id that comes twice, so that a row is an element of a sequence.
+
+    Args:
+        entries: by the column's name, one per row.
+        columns: which columns hold what.
+
+    Example:
+        >>> repeats_ids({"id": [1, 1, 2], "x": [5, 6, 7]}, Columns()), repeats_ids({"id": [1, 2]}, Columns())
+        (True, False)
+    """
+    name, _ = id_column(Path(), columns, entries, entries, _ID_NAMES)
+    return name is not None and len(set(entries[name])) < len(entries[name])
+
+
+def _whole_rows(path: Path, entries: dict[str, npt.NDArray[np.object_]], columns: Columns) -> Records:
+    """Rows that are a text each, and its label: as a table of texts."""
+    arrow = require("pyarrow", "data")
+    table: dict[str, Any] = {name: arrow.array(entry.tolist(), "string") for name, entry in entries.items()}
+    label = columns.label
+    if label is not None and label in entries and TASKS[columns.task].label == "numbers":
+        numbers, odd = _numbers(entries[label])
+        if odd.any():
+            got = f"{quote(entries[label][int(odd.argmax())])} in data row {int(odd.argmax())}"
+            raise data_error(path, got, "a number to learn is finite", "correct it, or remove the row")
+        table[label] = arrow.array(numbers)
+    rows = arrow.table(table)
+    chosen = choose(path, rows.schema, columns)
+    records = records_of(path, rows.select(chosen.names), chosen, columns)
+    each = f"each row is a sequence, the text of {quote(chosen.sequence)}"
+    return replace(records, notes=(each, *records.notes))
 
 
 def _entries(path: Path) -> tuple[dict[str, npt.NDArray[np.object_]], tuple[str, ...]]:
@@ -206,7 +292,7 @@ def _group(
         order = np.lexsort((times, codes))
     offsets = offsets_of(np.bincount(codes, minlength=len(ids)))
     sorted_entries = {name: entry[order] for name, entry in entries.items()}
-    table = _Table(path, sorted_entries, order + first, offsets, _as_ids(ids))
+    table = _Table(path, sorted_entries, order + first, offsets, _as_ids(ids), time)
     if time is not None:
         sorted_times, sorted_codes = times[order], codes[order]
         again = (np.diff(sorted_times) == 0) & (np.diff(sorted_codes) == 0)
@@ -257,8 +343,14 @@ def _choose_label(table: _Table, columns: Columns, free: list[str]) -> tuple[str
     if not columns.wants_labels:
         return None, ()
     if columns.label is not None:
-        return named_column(path, "label", columns.label, table.entries), ()
+        for name in _label_columns(table, columns.label):
+            named_column(path, "label", name, table.entries)
+        return columns.label, ()
     candidates = [name for name in free if name not in (columns.features or ())]
+    if TASKS[columns.task].label == "numbers":
+        names = f"{columns_argument('label')}; several, as in 'x,y', are learned together"
+        rule = "every column of numbers could be the one to learn"
+        raise data_error(path, f"no label column named among {quote_all(table.entries)}", rule, f"name it with {names}")
     kind = "column of words, or of integers"
     if columns.task == "classify":
         kind += ", the same in all rows of a sequence"
@@ -308,7 +400,7 @@ def _numbers_only(table: _Table, features: list[str]) -> tuple[list[str], tuple[
 
 
 def _features(
-    table: _Table, features: list[str], is_tokens: bool | None
+    table: _Table, features: list[str], columns: Columns, is_tokens: bool | None
 ) -> tuple[npt.NDArray[Any], tuple[str, ...], tuple[str, ...]]:
     """The values: ``(N, C)`` float32, or ``(N,)`` tokens; their channels; and the notes."""
     if not features:
@@ -320,7 +412,7 @@ def _features(
     for channel, name in enumerate(features):
         numbers, odd = _numbers(table.entries[name])
         # A few words among numbers are mistakes, not tokens.
-        if len(features) == 1 and (odd.mean() >= 0.5 if is_tokens is None else is_tokens):
+        if len(features) == 1 and ((odd.mean() >= 0.5 or columns.tokens) if is_tokens is None else is_tokens):
             return table.entries[name], (), (f"the entries of {quote(name)} are taken as tokens",)
         if odd.any():
             row = int(odd.argmax())
@@ -333,16 +425,60 @@ def _features(
     return result, tuple(features), (f"features: {', '.join(features)}",)
 
 
+def _with_gaps(
+    table: _Table, values: npt.NDArray[Any], channels: tuple[str, ...]
+) -> tuple[npt.NDArray[np.float32], tuple[str, ...]]:
+    """The features, and the time since the element before as one more."""
+    rule = "the time since the element before is a feature beside numbers, in the rows of a time column"
+    if table.time is None:
+        fix = f"name the column with {columns_argument('time')}"
+        raise data_error(table.path, f"no time column for {argument('time_gaps', value=True, of='Columns')}", rule, fix)
+    if values.dtype == object:
+        got = f"tokens, and {argument('time_gaps', value=True, of='Columns')}"
+        raise data_error(table.path, got, rule, "leave it out")
+    gaps = gaps_between(table.entries[table.time])
+    gaps[table.offsets[:-1]] = 0
+    return np.concatenate([values, gaps[:, None]], axis=1), (*channels, "time_gap")
+
+
 def _labels(
     table: _Table, columns: Columns, name: str
-) -> tuple[tuple[str, ...] | None, npt.NDArray[np.object_] | None]:
-    """The labels of the sequences or, for tagging, of the elements."""
+) -> tuple[tuple[str, ...] | None, npt.NDArray[np.object_] | None, Targets | None]:
+    """The labels of the sequences or, for tagging, of the elements; or numbers or sets of labels of either."""
+    if TASKS[columns.task].label != "class":
+        return None, None, _targets(table, columns, name)
     entries = table.entries[name]
     blank = entries == ""
     if blank.any():
         got = f"an empty entry in {table.place(int(blank.argmax()))}, column {quote(name)}"
         raise data_error(table.path, got, "each row has a label", "fill it, or remove the row")
     if columns.task == "tag":
-        return None, entries
+        return None, entries, None
     _refuse_change(table, name)
-    return tuple(entries[table.offsets[:-1]].tolist()), None
+    return tuple(entries[table.offsets[:-1]].tolist()), None, None
+
+
+def _label_columns(table: _Table, label: str) -> list[str]:
+    """The columns that a label names: one, or several between commas where there is none of the whole name."""
+    return [label] if label in table.entries else [part.strip() for part in label.split(",")]
+
+
+def _targets(table: _Table, columns: Columns, label: str) -> Targets:
+    """Numbers or sets of labels: per sequence where they are the same in all rows of each, else per element."""
+    names = _label_columns(table, label)
+    per_element = not all(table.constant(name).all() for name in names)
+    rows = np.arange(int(table.offsets[-1])) if per_element else table.offsets[:-1]
+    if TASKS[columns.task].label == "set":
+        sets = np.empty(len(rows), dtype=object)
+        sets[:] = [labels_in(entry) for entry in table.entries[label][rows].tolist()]
+        return Targets(sets, per_element=per_element)
+    values = np.empty((len(rows), len(names)), dtype=np.float64)
+    for place, name in enumerate(names):
+        numbers, odd = _numbers(table.entries[name])
+        wrong = odd | ~np.isfinite(numbers)
+        if wrong.any():
+            row = int(wrong.argmax())
+            got = f"{quote(table.entries[name][row])} in {table.place(row)}, column {quote(name)}"
+            raise data_error(table.path, got, "a number to learn is finite", "correct it, or remove the row")
+        values[:, place] = numbers[rows]
+    return Targets(values, per_element=per_element, names=tuple(names))

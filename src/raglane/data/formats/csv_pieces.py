@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane.data.formats.base import check_readable, decode
-from raglane.data.formats.csv import header_of, id_name_of, is_plain, parsed, read, records_of_entries
+from raglane.data.formats.csv import header_of, id_name_of, is_plain, parsed, read, records_of_entries, text_column
 from raglane.data.formats.pieces import BYTES, ROWS, Piece, Start, sift, whole
 from raglane.data.records import Columns, Records
 from raglane.errors import quote, require
@@ -30,7 +30,13 @@ def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
     """
     _check_bytes(path)
     header = header_of(path, next(_rows(path), np.empty((0, 0), dtype=object)))
-    id_name, _ = id_name_of(path, columns, [name for name in header if name])
+    names = [name for name in header if name]
+    if text_column(path, columns, names) is not None:
+        # The rows of texts are read as a table, whole.
+        if not start:
+            yield whole(read(path, columns))
+        return
+    id_name, _ = id_name_of(path, columns, names)
     place = header.index(id_name)
     together, has_numbers = _look_at_ids(_rows(path), place)
     if together:

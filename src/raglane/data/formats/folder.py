@@ -13,12 +13,17 @@ from pathlib import Path
 
 import numpy as np
 
-from raglane.data.formats.base import columns_argument, data_error, decode, has_utf8, open_error, read_bytes
-from raglane.data.formats.pieces import Line, Piece, Start, line_pieces, lines_of
+from raglane.data.formats.base import columns_argument, data_error, has_utf8, open_error
+from raglane.data.formats.pieces import Line, Piece, Start, line_pieces
+from raglane.data.formats.text import filled_lines, kept_lines, texts_of
 from raglane.data.records import Columns, Records, offsets_of
+from raglane.data.splitting import split_texts
 from raglane.errors import quote
 
 __all__ = ["pieces", "read"]
+
+# What can be learned of texts, one file per class.
+_TASKS = ("classify", "forecast", "language")
 
 # Listed, not "every name in capitals": a class may well be called LOC or NUM.
 _ABOUT = ("README", "SOURCE", "SOURCES", "LICENSE", "LICENCE", "COPYING", "NOTICE", "AUTHORS", "CHANGES", "CITATION")
@@ -29,26 +34,27 @@ def read(path: Path, columns: Columns) -> Records:
 
     Args:
         path: the folder; its files are taken in the order of their names.
-        columns: of these only the task matters; the format has no columns.
+        columns: of these only the task and ``split`` matter; the format has no columns.
 
     Returns:
-        Tokens: every character of a line, but for white space at its ends; blank lines are skipped. The labels are the
-            stems of the files.
+        Tokens: every character (or word, or byte) of a line, but for white space at its ends; blank lines are skipped.
+            The labels are the stems of the files.
 
     Raises:
-        DataError: the folder has no text, a text is not UTF-8, or the task is ``"tag"``.
+        DataError: the folder has no text, a text is not UTF-8, or the task needs other labels.
     """
     _check_asked(path, columns)
     texts, left_out = _texts(path)
     lines: list[str] = []
     counts: list[int] = []
     for text in texts:
-        found = list(filter(None, map(str.strip, decode(text, read_bytes(text)).split("\n"))))
+        # White space around a line can tell the class, which filled_lines cuts off.
+        found = filled_lines(text)
         lines += found
         counts.append(len(found))
     if not lines:
         raise data_error(path, "texts of blank lines only", "a line is a sequence", "check the files")
-    notes = [f"{len(texts)} classes, one per file; a sequence is the characters of a line"]
+    notes = [f"{len(texts)} classes, one per file; a sequence is the {columns.split or 'characters'} of a line"]
     if left_out:
         notes.append(f"left out: {', '.join(left_out)}")
     classes = np.repeat(np.array([text.stem for text in texts], dtype=object), counts)
@@ -69,29 +75,29 @@ def _pieces_of(path: Path, text: Path, number: int, columns: Columns, start: Sta
     """The pieces of one text."""
 
     def records(lines: Sequence[Line]) -> Records:
-        found = [decode(text, line.content, line.number).strip() for line in lines]
-        return _records(path, found, [text.stem] * len(found), columns)
+        return _records(path, texts_of(text, lines), [text.stem] * len(lines), columns)
 
-    # A line of other white space than a text in ASCII has is blank, too.
-    kept = (line for line in lines_of(text, start) if line.content.decode(errors="replace").strip())
-    yield from line_pieces(kept, records, lambda line: (number, line.end, line.number + 1), f"{text.name}, ")
+    lines = kept_lines(text, start)
+    yield from line_pieces(lines, records, lambda line: (number, line.end, line.number + 1), f"{text.name}, ")
 
 
 def _check_asked(path: Path, columns: Columns) -> None:
+    """Refuse a task that needs other labels than the names of files."""
+    if columns.task in _TASKS:
+        return
+    rule = "a folder has one class per sequence"
     if columns.task == "tag":
         rule = "a folder has one label per sequence, tagging needs one per element"
-        raise data_error(
-            path, "a folder for the task tag", rule, f"pass {columns_argument('task', 'classify')}, or another format"
-        )
+    fix = f"pass {columns_argument('task', 'classify')}, or another format"
+    raise data_error(path, f"a folder for the task {columns.task}", rule, fix)
 
 
 def _records(path: Path, lines: Sequence[str], classes: Sequence[str], columns: Columns) -> Records:
     """Lines, without the white space around them: an accident of typing, and one that can tell the class."""
-    # Four bytes per character, so that NumPy cuts the text into characters without a loop.
-    tokens = np.frombuffer("".join(lines).encode("utf-32-le"), dtype="<U1").astype(object)
-    lengths = np.fromiter(map(len, lines), dtype=np.int64, count=len(lines))
+    split = columns.split or "characters"
+    tokens, lengths = split_texts(lines, split)
     labels = tuple(classes) if columns.wants_labels else None
-    return Records(tokens, offsets_of(lengths), labels=labels, source=path, columns=columns)
+    return Records(tokens, offsets_of(lengths), labels=labels, source=path, columns=columns.with_split(split))
 
 
 def _texts(path: Path) -> tuple[list[Path], list[str]]:

@@ -85,8 +85,8 @@ def _files(path: Path, columns: Columns) -> tuple[list[Path], Columns]:
     return [path / shard["file"] for shard in description["shards"]], with_names(columns, description["columns"])
 
 
-def with_names(columns: Columns, names: Mapping[str, str]) -> Columns:
-    """Columns with the names of those that nobody has named, by their roles.
+def with_names(columns: Columns, names: Mapping[str, Any]) -> Columns:
+    """Columns with what nobody has said: names by their roles, and how texts were cut.
 
     Example:
         >>> with_names(Columns(label="kind"), {"label": "y", "sequence": "x"}).sequence

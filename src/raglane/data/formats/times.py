@@ -20,7 +20,7 @@ from raglane.data.formats.base import TIME_NAMES, columns_argument, data_error, 
 from raglane.data.records import Columns
 from raglane.errors import DataError, quote, require
 
-__all__ = ["choose_time", "read_times", "refuse_contradiction"]
+__all__ = ["choose_time", "gaps_between", "read_times", "refuse_contradiction"]
 
 
 def choose_time(
@@ -122,3 +122,24 @@ def read_times(path: Path, entries: npt.NDArray[np.object_], name: str) -> npt.N
         fix = f"correct it, {other}, or remove this one where the rows are in order"
         raise data_error(path, got, rule, fix)
     return np.asarray(dates.astype("int64"))
+
+
+def gaps_between(entries: npt.NDArray[np.object_]) -> npt.NDArray[np.float32]:
+    """The time from each entry to the next, ``(rows,)``, 0 for the first: differences of numbers, or seconds of dates.
+
+    Args:
+        entries: ``(rows,)`` str, all of them times, as :func:`read_times` has found.
+
+    Example:
+        >>> gaps_between(np.array(["2024-01-01T00:00", "2024-01-01T00:01"], dtype=object)).tolist()
+        [0.0, 60.0]
+    """
+    pandas = require("pandas", "data")
+    series = pandas.Series(entries, dtype=object)
+    numbers = pandas.to_numeric(series, errors="coerce")
+    if np.isfinite(numbers.to_numpy(dtype=np.float64)).all():
+        gaps = numbers.diff()
+    else:
+        gaps = pandas.to_datetime(series, format="ISO8601", utc=True).diff().dt.total_seconds()
+    floats: npt.NDArray[np.float32] = gaps.fillna(0).to_numpy(dtype=np.float32)
+    return floats

@@ -9,6 +9,7 @@ refused: one of them would be passed over.
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ import numpy.typing as npt
 from raglane.data.formats.base import check_text, columns_argument, count_of, data_error, has_utf8, read_bytes
 from raglane.data.formats.pieces import Line, Piece, Start, line_pieces, lines_of
 from raglane.data.records import Columns, Records, offsets_of
+from raglane.data.targets import Targets
 from raglane.errors import DataError, MissingExtraError, quote, quote_all
 
 __all__ = ["japanese_vowels", "pieces", "read"]
@@ -110,29 +112,48 @@ def _text(path: Path, line: Line) -> str:
     return line.content.decode(errors="surrogateescape")
 
 
+def _wants_target(columns: Columns) -> bool:
+    """Whether the numbers of ``@targetLabel`` are to be learned."""
+    return columns.wants_labels and columns.task == "regress"
+
+
 def _check_asked(path: Path, header: _Header, columns: Columns) -> None:
     """Refuse a file that does not have what is asked for, and note what of it is not used."""
-    if columns.task == "tag":
+    if columns.task in ("tag", "multilabel"):
         rule = "the .ts format has one label per sequence, tagging needs one per element"
+        if columns.task == "multilabel":
+            rule = "the .ts format has one label per sequence"
         raise data_error(
-            path, "a .ts file for the task tag", rule, f"pass {columns_argument('task', 'classify')}, or another format"
+            path,
+            f"a .ts file for the task {columns.task}",
+            rule,
+            f"pass {columns_argument('task', 'classify')}, or another format",
         )
-    if columns.wants_labels and not header.has_class:
+    wants_target = _wants_target(columns)
+    if wants_target and not header.has_target:
+        got = "@classLabel, words to tell" if header.has_class else "no '@targetLabel true'"
+        raise data_error(path, got, "regression needs a number for each sequence", "pass a file that has them")
+    if columns.wants_labels and not wants_target and not header.has_class:
         got = "@targetLabel, a number to predict" if header.has_target else "no '@classLabel true'"
-        raise data_error(path, got, "classifying needs class labels", "pass a file that has them")
-    if header.has_target:
+        fix = f"pass {columns_argument('task', 'regress')}" if header.has_target else "pass a file that has them"
+        raise data_error(path, got, "classifying needs class labels", fix)
+    if header.has_target and not wants_target:
         header.notes.append("the target of each sequence (@targetLabel) is not used")
 
 
 def _records(path: Path, header: _Header, lines: Sequence[tuple[int, str]], columns: Columns) -> Records:
     """Lines behind ``@data``, with their numbers, as records."""
+    wants_target = _wants_target(columns)
     matrices: list[npt.NDArray[np.float64]] = []
     labels: list[str] = []
+    numbers: list[float] = []
     for number, line in lines:
         fields = _fields(path, header, line, number)
         if header.has_label:
             label = fields.pop().strip()
-            if columns.wants_labels:
+            if wants_target:
+                numbers.append(_target(path, label, number))
+            elif columns.wants_labels:
                 labels.append(_label(path, header, label, number))
         matrices.append(_matrix(path, header, fields, number))
     if not matrices:
@@ -143,7 +164,8 @@ def _records(path: Path, header: _Header, lines: Sequence[tuple[int, str]], colu
     return Records(
         values,
         offsets_of([len(matrix) for matrix in matrices]),
-        labels=tuple(labels) if columns.wants_labels else None,
+        labels=tuple(labels) if columns.wants_labels and not wants_target else None,
+        targets=Targets(np.array(numbers)[:, None], names=("target",)) if wants_target else None,
         channels=tuple(f"x{channel}" for channel in range(values.shape[1])),
         source=path,
         notes=tuple(header.notes),
@@ -281,6 +303,14 @@ def _label(path: Path, header: _Header, label: str, number: int) -> str:
         fix = "add it to @classLabel, or restore the line"
         raise data_error(path, f"the label {quote(label)}", f"@classLabel lists {known}", fix, number)
     return header.classes.get(label) or header.classes[label.lower()]
+
+
+def _target(path: Path, text: str, number: int) -> float:
+    """The number to learn of a line."""
+    if _is_value(text) and text != "?" and math.isfinite(float(text)):
+        return float(text)
+    fix = "correct it, or remove the line"
+    raise data_error(path, f"the target {quote(text)}", "a number to learn is finite", fix, number)
 
 
 def _matrix(path: Path, header: _Header, fields: list[str], number: int) -> npt.NDArray[np.float64]:

@@ -1,0 +1,350 @@
+"""Sequences that a program holds, as records: lists, arrays, tensors, Ragged batches, tables and panels.
+
+Numbers become channels ``x0`` to ``x<C-1>``, texts and lists of texts tokens, as in a file. What has columns is read as
+a file of that form: with a column of lists, or of texts, a row is a sequence, as in Parquet; else a row is an element,
+as in CSV.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from raglane.data.records import Columns, Records, offsets_of
+from raglane.errors import ArgumentTypeError, DataError, ShapeError, argument, message, quote, require
+from raglane.ragged import Ragged
+
+__all__ = ["is_panel", "is_text", "records_from"]
+
+# How messages name what has no file.
+_DATA, _LABELS = Path("data"), Path("labels")
+
+_FORMS = (
+    "a path, a list of sequences, an array (sequences, steps) or (sequences, steps, channels), a Ragged, Records, "
+    "or a table of pandas, polars, Arrow or datasets"
+)
+
+
+def records_from(data: Any, labels: Any = None, columns: Columns | None = None) -> Records:
+    """Make records of what a program holds.
+
+    ==============================================  ============================================================
+    data                                            its sequences
+    ==============================================  ============================================================
+    list of arrays or tensors, or lists of numbers  each ``(L,)``, one channel, or ``(L, C)``
+    list of texts, or of lists of texts             tokens; a text is split at white space
+    array or tensor ``(B, L)``, ``(B, L, C)``       ``B`` of them, equally long
+    :class:`~raglane.Ragged`                        its own, of ``(L,)`` or ``(L, C)``
+    table: pandas, polars, Arrow, datasets          as in a file: a row is a sequence where a column holds lists or
+                                                    texts, else an element, and a column says of which sequence
+    pandas, with an index of (sequence, step)       a row is an element, a column a channel
+    pandas, each entry a Series                     a row is a sequence, a column a channel
+    list of pandas tables                           each table one, a row an element, a column a channel
+    :class:`~raglane.data.Records`                  its own
+    ==============================================  ============================================================
+
+    Args:
+        data: as above; NaN is missing.
+        labels: what is to be learned, one entry per sequence: a label; a list of labels, one per element; a number;
+            as the task of ``columns`` has it. None takes those of ``data``, if it has any.
+        columns: which columns of a table hold what, and the task; None guesses, for the task ``"classify"``.
+
+    Raises:
+        ArgumentTypeError: none of these.
+        DataError: no sequence, or a table that breaks a rule of its form.
+        ShapeError: sequences of different channels, or not one label per sequence.
+        MissingExtraError: texts, labels or a table without the ``data`` extra.
+
+    Example:
+        >>> records = records_from([[0.1, 0.5], [[0.9], [0.2], [0.3]]], ["up", "down"])
+        >>> records.lengths.tolist(), records.channels, records.labels
+        ([2, 3], ('x0',), ('up', 'down'))
+        >>> records_from(["the cat", "a"], columns=Columns(need_labels=False)).values.tolist()
+        ['the', 'cat', 'a']
+    """
+    columns = Columns() if columns is None else columns
+    if labels is not None:
+        # The labels that are given count, and a column of them need not be there.
+        columns = replace(columns, need_labels=False)
+    records = _read(data, columns)
+    if len(records) == 0:
+        raise DataError(message("data", "no sequences", "at least one", "give some"))
+    if labels is not None:
+        return _with_labels(records, labels, columns.task)
+    has_labels = any(part is not None for part in (records.labels, records.tags, records.targets))
+    if columns.wants_labels and not has_labels:
+        rule = f"the task {columns.task} needs them: one entry per sequence"
+        raise DataError(message("labels", "none", rule, f"pass {argument('labels')}"))
+    return records
+
+
+def _read(data: Any, columns: Columns) -> Records:
+    if isinstance(data, Records):
+        return data
+    if isinstance(data, Ragged):
+        return _flat(data.values, data.offsets.cpu().numpy())
+    if isinstance(data, torch.Tensor) or (isinstance(data, np.ndarray) and data.dtype.kind != "O"):
+        return _array(data)
+    if _is_pandas(data, "DataFrame") and is_panel(data):
+        return _panel(data)
+    table = _table(data)
+    if table is not None:
+        return _of_table(table, columns)
+    if hasattr(data, "to_list") or isinstance(data, np.ndarray):
+        # A column of pandas or polars, or an array of objects.
+        data = list(data)
+    if isinstance(data, (str, bytes, dict)) or not isinstance(data, Sequence):
+        raise ArgumentTypeError(message("data", _kind(data), _FORMS, "pass one of these"))
+    if not data:
+        return _flat(np.zeros((0, 1)), [0])
+    return _tokens(data) if is_text(data) else _numbers(data)
+
+
+def _kind(data: Any) -> str:
+    return quote(data) if isinstance(data, (str, bytes, int, float, type(None))) else f"a {type(data).__name__}"
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Numbers
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def _flat(values: Any, offsets: Any) -> Records:
+    """Flat values ``(N,)`` or ``(N, C)`` and their offsets."""
+    if values.ndim not in (1, 2) or values.shape[1:] == (0,):
+        got = f"elements of shape {tuple(values.shape[1:])}"
+        raise ShapeError(message("data", got, "an element is a number, or C channels", "flatten the elements"))
+    rows = _floats(values, "data")
+    rows = rows[:, None] if rows.ndim == 1 else rows
+    return Records(
+        rows,
+        np.array(offsets, dtype=np.int64),
+        source=_DATA,
+        channels=tuple(f"x{place}" for place in range(rows.shape[1])),
+    )
+
+
+def _floats(values: Any, name: str) -> npt.NDArray[np.float32]:
+    """Numbers as float32; one that float32 cannot hold becomes infinite, and is then reported or filled as missing."""
+    if isinstance(values, torch.Tensor):
+        values = values.detach().cpu()
+        values = (values.float() if values.is_floating_point() else values).numpy()
+    try:
+        numbers = np.asarray(values)
+        numbers = numbers.astype(np.float64) if numbers.dtype == object else numbers
+        if numbers.dtype.kind in "biuf" or not numbers.size:
+            with np.errstate(over="ignore"):
+                return np.asarray(numbers, dtype=np.float32, order="C")
+        got = f"an array of {numbers.dtype}"
+    except (TypeError, ValueError):
+        got = f"a {type(values).__name__} that is not an array of numbers"
+    rule = "a sequence is an array (L,) or (L, C) of real numbers, or a list of them"
+    raise ArgumentTypeError(message(name, got, rule, "convert it, or give texts alone for tokens"))
+
+
+def _array(array: Any) -> Records:
+    """``(B, L)`` or ``(B, L, C)``: sequences of one length."""
+    if array.ndim not in (2, 3):
+        rule = "(sequences, steps) or (sequences, steps, channels)"
+        raise ShapeError(message("data", f"an array of shape {tuple(array.shape)}", rule, "pass a list of sequences"))
+    count, steps = array.shape[:2]
+    return _flat(array.reshape(count * steps, *array.shape[2:]), np.arange(count + 1) * steps)
+
+
+def _numbers(sequences: Sequence[Any]) -> Records:
+    """A list of sequences of numbers."""
+    matrices = [_floats(sequence, f"data[{place}]") for place, sequence in enumerate(sequences)]
+    typical = next((matrix for matrix in matrices if matrix.size), matrices[0])
+    for place, matrix in enumerate(matrices):
+        if matrix.ndim not in (1, 2) or (matrix.size and _width(matrix) != _width(typical)):
+            got, rule = f"shape {matrix.shape}", f"(L,) or (L, C), with C = {_width(typical)} as in the others"
+            fix = "give every sequence the same channels; a sequence (channels, steps) has to be transposed"
+            raise ShapeError(message(f"data[{place}]", got, rule, fix))
+    width = _width(typical) if typical.size else 1
+    values = np.concatenate([matrix.reshape(-1, width) for matrix in matrices])
+    return _flat(values, offsets_of([len(matrix) if matrix.size else 0 for matrix in matrices]))
+
+
+def _width(matrix: npt.NDArray[Any]) -> int:
+    return matrix.shape[1] if matrix.ndim == 2 else 1
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Texts and labels: what Arrow reads in a file
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def is_text(sequences: Sequence[Any]) -> bool:
+    """Whether sequences are texts, or lists of texts; the first that is not empty tells.
+
+    Example:
+        >>> is_text(["the cat"]), is_text([[], ["the", "cat"]]), is_text([[1.0]])
+        (True, True, False)
+    """
+    first = next((sequence for sequence in sequences if isinstance(sequence, str) or _has_elements(sequence)), None)
+    return isinstance(first, str) or (first is not None and isinstance(first[0], str))
+
+
+def _has_elements(sequence: Any) -> bool:
+    is_array = isinstance(sequence, np.ndarray) and sequence.ndim > 0
+    return (is_array or isinstance(sequence, (list, tuple))) and len(sequence) > 0
+
+
+def _arrow(values: Any, name: str, rule: str) -> Any:
+    """A list of values as a chunked array of Arrow."""
+    arrow = require("pyarrow", "data")
+    plain = [value.tolist() if hasattr(value, "tolist") else value for value in values]
+    try:
+        return arrow.chunked_array([arrow.array(plain)])
+    except (arrow.ArrowException, OverflowError, TypeError) as error:
+        got = f"values of several kinds ({' '.join(str(error).split()).rstrip('.')})"
+        raise ArgumentTypeError(message(name, got, rule, "give all of one kind")) from error
+
+
+def _tokens(sequences: Sequence[Any]) -> Records:
+    """Texts, or lists of texts."""
+    column = _arrow(sequences, "data", "sequences are all texts, or all lists of texts, or all of numbers")
+    table = require("pyarrow", "data").table({"data": column})
+    return _of_table(table, Columns(need_labels=False, sequence="data"))
+
+
+def _with_labels(records: Records, labels: Any, task: str) -> Records:
+    """Records with labels, read as a column of a file would be."""
+    from raglane.data.formats.arrow import Reader
+    from raglane.data.formats.labels import read_labels
+
+    rule = "a list with one entry per sequence"
+    if isinstance(labels, (str, bytes, dict)) or not hasattr(labels, "__len__"):
+        raise ArgumentTypeError(message("labels", _kind(labels), rule, "pass a list"))
+    if len(labels) != len(records):
+        got = f"{len(labels)} for {len(records)} sequences"
+        raise ShapeError(message("labels", got, rule, "give each sequence its label"))
+    column = _arrow(list(labels), "labels", "labels are all of one kind: texts, whole numbers, booleans, or lists")
+    words, tags, targets = read_labels(Reader(_LABELS, records.ids, None), column, "labels", records.offsets, task)
+    return replace(records, labels=words, tags=tags, targets=targets)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Tables
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def _is_pandas(data: Any, name: str) -> bool:
+    # By its name: pandas is not imported for what cannot be one of its objects.
+    return any(kind.__name__ == name and kind.__module__.split(".")[0] == "pandas" for kind in type(data).__mro__)
+
+
+def _table(data: Any) -> Any:
+    """A ``pyarrow.Table`` of what has columns; None where nothing has."""
+    if _is_pandas(data, "DataFrame"):
+        lists = {name: _as_lists(column) for name, column in data.items() if column.dtype == object}
+        data = data.assign(**lists) if lists else data
+        return _converted(lambda arrow: arrow.Table.from_pandas(data, preserve_index=False))
+    if hasattr(data, "with_format") and hasattr(data, "column_names"):  # datasets
+        return _converted(lambda _: data.with_format("arrow")[:])
+    if hasattr(data, "__arrow_c_stream__") and (hasattr(data, "columns") or hasattr(data, "column_names")):
+        return _converted(lambda arrow: arrow.table(data))
+    return None
+
+
+def _as_lists(column: Any) -> Any:
+    """A column of arrays of two dimensions as lists, which Arrow wants."""
+    return column.map(lambda entry: entry.tolist() if getattr(entry, "ndim", 0) > 1 else entry)
+
+
+def _converted(make: Any) -> Any:
+    arrow = require("pyarrow", "data")
+    try:
+        return make(arrow)
+    except (arrow.ArrowException, TypeError, OverflowError) as error:
+        got = f"a table that Arrow cannot hold ({' '.join(str(error).split()).rstrip('.')})"
+        rule = "a column holds values of one kind: numbers, texts, or lists of these"
+        raise DataError(message("data", got, rule, "convert the column, or leave it out")) from error
+
+
+def _of_table(table: Any, columns: Columns) -> Records:
+    """A table, by the rules of Parquet where a row is a sequence, and by those of CSV where it is an element."""
+    from raglane.data.formats import csv
+    from raglane.data.formats.arrow import is_list, is_text
+    from raglane.data.formats.table import choose, records_of
+
+    if table.num_rows == 0:
+        return _flat(np.zeros((0, 1)), [0])
+    kinds = [field.type for field in table.schema]
+    entries = None
+    if columns.sequence is None and not any(map(is_list, kinds)):
+        entries = _written(table)
+        if any(map(is_text, kinds)) and not csv.repeats_ids(entries, columns):
+            entries = None
+    if entries is not None:
+        return csv.read_entries(_DATA, entries, columns)
+    chosen = choose(_DATA, table.schema, columns)
+    return records_of(_DATA, table.select(chosen.names), chosen, columns)
+
+
+def _written(table: Any) -> dict[str, npt.NDArray[np.object_]]:
+    """The entries of a table as a CSV file would have them."""
+    entries = {}
+    for name in table.column_names:
+        values = table.column(name).to_pylist()
+        words = np.empty(len(values), dtype=object)
+        words[:] = ["" if value is None or value != value else str(value) for value in values]
+        entries[str(name)] = words
+    return entries
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Panels, as sktime has them
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def is_panel(data: Any) -> bool:
+    """Whether data says by itself what is a channel: a table with an index of (sequence, step), or with a Series in
+    each entry; or a list of tables.
+
+    Example:
+        >>> import pandas
+        >>> is_panel(pandas.DataFrame({"a": [pandas.Series([1.0, 2.0])]})), is_panel(pandas.DataFrame({"a": [1.0]}))
+        (True, False)
+    """
+    if isinstance(data, (list, tuple)):
+        return len(data) > 0 and _is_pandas(data[0], "DataFrame")
+    if not _is_pandas(data, "DataFrame"):
+        return False
+    if data.index.nlevels > 1:
+        return True
+    return len(data) > 0 and len(data.columns) > 0 and all(_is_pandas(entry, "Series") for entry in data.iloc[0])
+
+
+def _panel(frame: Any) -> Records:
+    if frame.index.nlevels == 1:
+        # Rows of Series, one per channel.
+        columns = ([np.asarray(entry) for entry in row] for row in frame.itertuples(index=False))
+        return _numbers([_stacked(row, place) for place, row in enumerate(columns)])
+    pandas = require("pandas", "data")
+    codes, ids = pandas.factorize(frame.index.droplevel(-1))
+    order = np.argsort(codes, kind="stable")
+    values = _floats(frame.to_numpy()[order], "data")
+    return replace(
+        _flat(values, offsets_of(np.bincount(codes, minlength=len(ids)))),
+        ids=tuple(_as_id(name) for name in ids.tolist()),
+    )
+
+
+def _as_id(name: Any) -> str | int:
+    return name if isinstance(name, (str, int)) else str(name)
+
+
+def _stacked(row: list[npt.NDArray[Any]], place: int) -> npt.NDArray[Any]:
+    """The channels of one sequence side by side, ``(L, C)``."""
+    lengths = list(map(len, row))
+    if len(set(lengths)) > 1:
+        got, rule = f"channels of {', '.join(map(str, lengths))} steps", "the channels of a sequence are equally long"
+        raise ShapeError(message(f"data, row {place}", got, rule, "cut them to one length, or fill with NaN"))
+    return np.stack(row, axis=1)

@@ -1,0 +1,128 @@
+"""Texts cut into tokens, and tokens joined to texts again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from raglane.errors import ArgumentError, message, quote, require
+
+__all__ = ["SPLITS", "characters_in", "check_split", "join_tokens", "split_texts"]
+
+SPLITS = ("words", "characters", "bytes")
+"""How texts can be cut; the name of a tokenizer file of Hugging Face, which ends in ``.json``, is a fourth way."""
+
+
+def check_split(split: str) -> None:
+    """Raise unless texts can be cut in this way.
+
+    Args:
+        split: one of ``SPLITS``, or the path of a tokenizer file.
+
+    Raises:
+        ArgumentError: neither, or there is no such file.
+
+    Example:
+        >>> check_split("characters")
+    """
+    if split in SPLITS or (split.endswith(".json") and Path(split).is_file()):
+        return
+    got = quote(split) + (", and no such file" if split.endswith(".json") else "")
+    rule = f"{', '.join(SPLITS)}, or a tokenizer file of Hugging Face (tokenizer.json)"
+    raise ArgumentError(message("split", got, rule, "pass characters, say"))
+
+
+def split_texts(texts: Sequence[str], split: str) -> tuple[npt.NDArray[np.object_], npt.NDArray[np.int64]]:
+    r"""Cut texts into tokens.
+
+    Args:
+        texts: any number.
+        split: ``"words"``, at white space; ``"characters"``; ``"bytes"``, those of UTF-8, each written as the character
+            of its number; or the path of a tokenizer file.
+
+    Returns:
+        The tokens ``(N,)`` of all texts, and how many each has, ``(B,)`` int64.
+
+    Raises:
+        ArgumentError: the tokenizer file cannot be read.
+        MissingExtraError: a tokenizer file, and no package tokenizers.
+
+    Example:
+        >>> for split in SPLITS:
+        ...     tokens, lengths = split_texts(["to be", "\u00e9"], split)
+        ...     print(tokens.tolist(), lengths.tolist())
+        ['to', 'be', 'é'] [2, 1]
+        ['t', 'o', ' ', 'b', 'e', 'é'] [5, 1]
+        ['t', 'o', ' ', 'b', 'e', 'Ã', '©'] [5, 2]
+    """
+    if split == "words":
+        parts: list[Any] = [text.split() for text in texts]
+    elif split == "characters":
+        parts = [list(text) for text in texts]
+    elif split == "bytes":
+        parts = [list(text.encode().decode("latin-1")) for text in texts]
+    else:
+        parts = [encoded.tokens for encoded in _tokenizer(split).encode_batch(list(texts), add_special_tokens=False)]
+    lengths = np.fromiter(map(len, parts), dtype=np.int64, count=len(parts))
+    tokens = np.empty(int(lengths.sum()), dtype=object)
+    tokens[:] = [token for part in parts for token in part]
+    return tokens, lengths
+
+
+def join_tokens(tokens: Sequence[str], split: str | None) -> str:
+    """The text of some tokens.
+
+    Args:
+        tokens: of one text.
+        split: how the text was cut; None where it came in tokens: then they are words.
+
+    Example:
+        >>> join_tokens(["t", "o"], "characters"), join_tokens(["to", "be"], "words"), join_tokens(["Ã", "©"], "bytes")
+        ('to', 'to be', 'é')
+    """
+    if split == "characters":
+        return "".join(tokens)
+    if split == "bytes":
+        return "".join(tokens).encode("latin-1", errors="replace").decode(errors="replace")
+    if split in (None, "words"):
+        return " ".join(tokens)
+    decoder = _tokenizer(split).decoder
+    return " ".join(tokens) if decoder is None else str(decoder.decode(list(tokens)))
+
+
+def characters_in(tokens: Sequence[str], texts: int, split: str | None) -> int | None:
+    """How many characters some texts have, with the break at the end of each line.
+
+    Args:
+        tokens: of all texts.
+        texts: how many texts there are.
+        split: how they were cut.
+
+    Returns:
+        The number; None where it does not follow from the tokens.
+
+    Example:
+        >>> characters_in(["to", "be"], 1, "words"), characters_in(["Ã", "©"], 1, "bytes")
+        (6, 2)
+    """
+    if split == "characters":
+        return len(tokens) + texts
+    if split == "bytes":
+        # Those that go on with a character of UTF-8 begin with the bits 10.
+        return sum(ord(token) & 0xC0 != 0x80 for token in tokens) + texts
+    # A word ends in a space, or with the line.
+    return sum(map(len, tokens)) + len(tokens) if split == "words" else None
+
+
+def _tokenizer(path: str | None) -> Any:
+    """The tokenizer of a file."""
+    tokenizers = require("tokenizers", "data")
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:
+        got = f"{quote(path)} ({' '.join(str(error).split())[:100]})"
+        raise ArgumentError(message("split", got, "a tokenizer file that can be read", "write it again")) from error

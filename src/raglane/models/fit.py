@@ -1,0 +1,436 @@
+"""Training from Python, and the steps of it that ``raglane train`` takes too."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from raglane.checks import check_flag
+from raglane.data.dataset import held_out
+from raglane.data.formats.base import count_of
+from raglane.data.missing import refuse_missing
+from raglane.data.objects import records_from
+from raglane.data.records import Records
+from raglane.data.stored_dataset import Dataset
+from raglane.errors import ArgumentError, ArgumentTypeError, DivergedError, argument, message, quote, require
+from raglane.models.run import Run
+from raglane.models.sources import (
+    LABELLED,
+    ColumnNames,
+    SavedSource,
+    Source,
+    chosen_columns,
+    guess_task,
+    hold_out,
+)
+from raglane.reading import as_path
+from raglane.training.checkpoint import load_model, read_model
+from raglane.training.folder import DESCRIPTION, LAST, at_work, check_folder, find
+from raglane.training.machine import check_machine
+from raglane.training.run import TrainingResult, load_description, refuse_diverged, train
+from raglane.training.settings import Settings
+from raglane.training.state import load_state
+from raglane.training.stored import build
+from raglane.training.tasks import TASKS, settle
+
+__all__ = ["changes_of", "divide", "draw_curves", "draw_until_divergence", "fit", "planned"]
+
+# What may differ when a run goes on: nothing that would change what the epochs so far have done.
+_CHANGEABLE = ("epochs", "patience", "device", "threads", "workers")
+
+
+def fit(
+    data: Any,
+    labels: Any = None,
+    *,
+    validation: Any = None,
+    test: Any = None,
+    out: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    format: str | None = None,
+    progress: bool | None = None,
+    **options: Any,
+) -> Run:
+    """Train a model, as ``raglane train`` does.
+
+    Args:
+        data: a file or folder, or what a program holds: a list of sequences, an array, a table, a Ragged (see
+            :func:`raglane.data.records_from`).
+        labels: one entry per sequence, where ``data`` does not have them.
+        validation: what decides which epoch is best: as ``data``, or ``(data, labels)``. None holds a part out.
+        test: what :meth:`Run.evaluate` measures on if it is given no data: as ``data``, or ``(data, labels)``.
+        out: the folder of the run. None keeps the model in memory alone; :meth:`Run.save` writes it later.
+        resume: go on with the run in ``out``, on the same data, with its settings.
+        overwrite: replace the run in ``out``, once the new one has a checkpoint.
+        format: of a file; None goes by the suffix.
+        progress: whether to show a bar; None shows one on a terminal and in a notebook.
+        **options: those of the command, by the names of :class:`~raglane.training.settings.Settings` (``layer`` is
+            ``--cell``), and for columns ``sequence``, ``label``, ``id``, ``time`` and ``features``. ``batch_size`` may
+            be ``"auto"``.
+
+    Returns:
+        The run, with its best model. Ctrl-C ends a training as it ends a program: what is in ``out`` is saved, and can
+        go on.
+
+    Raises:
+        ArgumentTypeError: an option that there is not, or data or an option of the wrong kind.
+        ArgumentError: an option or the folder breaks a rule.
+        DataError: the data cannot be used.
+        DivergedError: the loss ran away; in ``out`` the best model until then is kept.
+        MissingExtraError: Lightning or safetensors is not installed.
+        OSError: a file cannot be written.
+
+    Example:
+        >>> import raglane as rl
+        >>> run = rl.fit([[0.1, 0.4, 0.9], [0.8, 0.2]] * 4, ["up", "down"] * 4, epochs=40, hidden=8)
+        >>> run.notes[-1]
+        'validation: 1 sequence, 10 % of the training sequences, stratified by label, seed 0'
+        >>> run.evaluate([[0.2, 0.3, 0.8]], ["up"])["accuracy"]
+        1.0
+    """
+    chosen, columns, plans = _sorted(options)
+    folder = None if out is None else as_path(out)
+    check_flag("resume", resume)
+    check_flag("overwrite", overwrite)
+    settings, source, kept = _beginning(folder, chosen, columns, format, resume)
+    check_machine(settings)
+    if folder is not None:
+        check_folder(folder, resume=resume, overwrite=overwrite)
+    if resume or "task" in options:
+        records = _open(data, labels, source, settings.task)
+    else:
+        records, task = _guessed(data, labels, source)
+        settings = replace(settings, task=task)
+    given = None if validation is None else _read_part(validation, source, settings.task, "validation")
+    tested = None if test is None else _read_part(test, source, settings.task, "test")
+    kept = kept or _origin(data, source, validation, test)
+    training, held_out, notes = divide(records, given, settings, _name(data), _name(validation))
+    if not resume:
+        settings, settled = settle(settings, training)
+        notes = notes if settled is None else (*notes, settled)
+    if plans:
+        settings, line = planned(settings, training)
+        notes = (*notes, line)
+    with _own_state(settings):
+        result = _train(
+            settings, training, held_out, folder, kept, source.found_in(records), tested, resume, overwrite, progress
+        )
+    if result.stopped_by is not None:
+        # What is saved is saved: from here on the signal does what it does everywhere.
+        signal.raise_signal(result.stopped_by)
+    saved = load_model(folder) if folder is not None else read_model(result.best, Path("a run in memory"))
+    return Run(saved, folder, result, (*(records.notes if isinstance(records, Records) else ()), *notes), tested)
+
+
+def _train(
+    settings: Settings,
+    training: Records | Dataset,
+    validation: Records | Dataset | None,
+    folder: Path | None,
+    data: Mapping[str, Any],
+    columns: Mapping[str, Any],
+    test: Records | None,
+    resume: bool,
+    overwrite: bool,
+    progress: bool | None,
+) -> TrainingResult:
+    """Train, with a bar where one is wanted."""
+    watcher = _bar(settings, progress)
+    with at_work(folder) if folder is not None else nullcontext():
+        try:
+            result = train(
+                settings,
+                training,
+                validation,
+                folder,
+                data=data,
+                columns=columns,
+                resume=resume,
+                overwrite=overwrite,
+                test=test,
+                watcher=watcher,
+            )
+        except DivergedError:
+            if folder is not None:
+                draw_until_divergence(folder, settings)
+            raise
+        finally:
+            if watcher is not None:
+                watcher.close()
+        if folder is not None:
+            draw_curves(folder, result)
+        return result
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# What a call asks for
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def _sorted(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], bool]:
+    """The settings among the options, the columns among them, and whether the batch size is to be planned."""
+    settings, columns = [[field.name for field in fields(kind)] for kind in (Settings, ColumnNames)]
+    unknown = next((name for name in options if name not in (*settings, *columns)), None)
+    if unknown is not None:
+        near = difflib.get_close_matches(unknown, [*settings, *columns], 1)
+        fix = f"pass {near[0]}, perhaps" if near else "see raglane.training.settings.Settings"
+        rule = "an option of raglane.training.settings.Settings, or a column"
+        raise ArgumentTypeError(message("options", quote(unknown), rule, fix))
+    chosen = {name: value for name, value in options.items() if name in settings}
+    plans = chosen.get("batch_size") == "auto"
+    if plans:
+        del chosen["batch_size"]
+    return chosen, chosen_columns({name: value for name, value in options.items() if name in columns}), plans
+
+
+def _beginning(
+    folder: Path | None, chosen: Mapping[str, Any], columns: Mapping[str, Any], format: str | None, resume: bool
+) -> tuple[Settings, Source, Mapping[str, Any]]:
+    """The settings, how files are read, and where the data of a run that goes on came from."""
+    if not resume:
+        return _settings(chosen), Source(None, format, ColumnNames(**columns)), {}
+    if folder is None:
+        raise ArgumentError(message("out", "None", "to go on needs the folder of a run", f"give {argument('out')}"))
+    check_folder(folder, resume=True)
+    description = load_description(folder)
+    refuse_diverged(description, folder)
+    names = SavedSource.load(folder, description.data).columns if description.data else ColumnNames(**columns)
+    changes = changes_of(folder, description.settings, chosen)
+    settings = _settings(description.settings.to_config() | changes)
+    changes_of(folder, names, columns)
+    return settings, Source(None, format, names), description.data
+
+
+def _settings(chosen: Mapping[str, Any]) -> Settings:
+    """Settings of values that a program gives, which may be of any kind."""
+    plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in chosen.items()}
+    try:
+        return build(Settings, plain, "options")
+    except ArgumentError:
+        raise
+    except ValueError as error:
+        # The words for a file that somebody has edited are not those for a program.
+        name, _, rule = str(error).removeprefix("options.").partition(" = ")
+        rule = rule.rpartition("which is not ")[2]
+        raise ArgumentTypeError(message(name, quote(plain.get(name)), rule, "convert it, or leave it out")) from error
+
+
+def changes_of(folder: Path, before: Settings | ColumnNames, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run that goes on is told to change.
+
+    Args:
+        folder: of the run, for the message.
+        before: what it was started with.
+        given: what it is told now, by the same names.
+
+    Raises:
+        ArgumentError: something may not change.
+    """
+    known = asdict(before)
+    changes = {name: value for name, value in given.items() if value != known[name]}
+    refused = next((name for name in changes if name not in _CHANGEABLE), None)
+    if refused is not None:
+        rule = f"a run goes on with its own settings; only {', '.join(map(argument, _CHANGEABLE))} may change"
+        got = f"{changes[refused]!r}, and the run in {str(folder)!r} was started with another value"
+        raise ArgumentError(message(refused, got, rule, f"leave {argument(refused)} out, or start a new run"))
+    return changes
+
+
+def _guessed(data: Any, labels: Any, source: Source) -> tuple[Records | Dataset, str]:
+    """Records, and the task that their labels are for."""
+    if isinstance(data, Records):
+        records = _read(data, labels, source, "classify", "data") if labels is not None else data
+        if records.targets is not None:
+            return records, "regress" if records.targets.is_numbers else "multilabel"
+        return records, "tag" if records.labels is None and records.tags is not None else "classify"
+    if isinstance(data, (str, os.PathLike)) and labels is None:
+        return replace(source, path=as_path(data)).guess()
+    return guess_task(lambda task: _read(data, labels, source, task, "data"), LABELLED)
+
+
+def _open(data: Any, labels: Any, source: Source, task: str) -> Records | Dataset:
+    """Records of what was given, but a folder that was converted is not read."""
+    if isinstance(data, (str, os.PathLike)) and labels is None:
+        return replace(source, path=as_path(data)).open(task)
+    return _read(data, labels, source, task, "data")
+
+
+def _read(data: Any, labels: Any, source: Source, task: str, name: str) -> Records:
+    """Records of what was given."""
+    if not isinstance(data, (str, os.PathLike)):
+        return records_from(data, labels, source.asked(task))
+    if labels is not None:
+        rule = "a file has its labels in a column"
+        raise ArgumentTypeError(message("labels", f"labels beside a file as {name}", rule, "name it, as label='kind'"))
+    return replace(source, path=as_path(data)).read(task)
+
+
+def _read_part(given: Any, source: Source, task: str, name: str) -> Records:
+    """Another part: as the data, or a pair of data and labels."""
+    data, labels = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+    return _read(data, labels, source, task, name)
+
+
+def _name(data: Any) -> str:
+    return str(data) if isinstance(data, (str, os.PathLike)) else "memory"
+
+
+def _origin(data: Any, source: Source, validation: Any, test: Any) -> dict[str, Any]:
+    """Where the data comes from, as run.json keeps it; nothing where it is in memory."""
+
+    def text(path: Any) -> str | None:
+        return str(Path(path).absolute()) if isinstance(path, (str, os.PathLike)) else None
+
+    if text(data) is None:
+        return {}
+    saved = SavedSource(text(data), source.format, source.columns, text(validation), text(test))
+    return asdict(saved)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Steps that the command takes too
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def divide(
+    records: Records | Dataset, validation: Records | None, settings: Settings, where: str, validation_from: str = ""
+) -> tuple[Records | Dataset, Records | Dataset | None, tuple[str, ...]]:
+    """The training and the validation part, and a line on each.
+
+    Args:
+        records: all that there is to train on.
+        validation: what was given to validate on; None holds a part out.
+        settings: of the training.
+        where: the records come from.
+        validation_from: where ``validation`` comes from.
+
+    Raises:
+        ArgumentError: too few sequences to hold some out.
+        DataError: a feature is missing under ``missing="error"``.
+    """
+    rule = "none; the training loss decides which epoch is best"
+    if validation is not None:
+        rule = f"{count_of(len(validation), 'sequence')} of {validation_from}"
+    if isinstance(records, Dataset):
+        return _divide_stored(records, validation, settings, where, rule)
+    training = records
+    if validation is None and settings.validation_fraction > 0:
+        if settings.missing == "error" and not records.is_tokens:
+            # Before the split, after which rows have other numbers.
+            refuse_missing(records)
+        training, validation = hold_out(records, settings.validation_fraction, settings.seed)
+        how = "stratified by label, " if records.labels is not None and settings.task == "classify" else ""
+        share = f"{100 * settings.validation_fraction:g} % of the training sequences"
+        rule = f"{count_of(len(validation), 'sequence')}, {share}, {how}seed {settings.seed}"
+        if len(validation) == 0:
+            validation, rule = None, "none: each sequence held out has a label or a tag that no other has"
+    what = "tokens" if training.is_tokens else f"elements of {count_of(len(training.channels), 'channel')}"
+    found = f"training: {count_of(len(training), 'sequence')}, {len(training.values):,} {what}, from {where}"
+    return training, validation, (found, f"validation: {rule}")
+
+
+def _divide_stored(
+    training: Dataset, validation: Records | Dataset | None, settings: Settings, where: str, rule: str
+) -> tuple[Dataset, Records | Dataset | None, tuple[str, ...]]:
+    """The same of a folder that was converted, which is not read: vocabulary, scale and classes stand beside it."""
+    what = "tokens" if training.statistics.tokens else "elements"
+    if validation is None and settings.validation_fraction > 0:
+        classes = training.labels() if settings.task == "classify" else None
+        if classes is not None:
+            # In the order of their texts, as split has them: so the parts are those of data that was not converted.
+            classes = np.argsort(np.argsort(np.array(training.preprocessor.labels, dtype=object)))[classes]
+        mask = held_out(len(training), classes, settings.validation_fraction, settings.seed)
+        training, validation = training.subset(~mask), training.subset(mask)
+        share = f"{100 * settings.validation_fraction:g} % of the training sequences"
+        how = "" if classes is None else "stratified by label, "
+        rule = f"{count_of(len(validation), 'sequence')}, {share}, {how}seed {settings.seed}; "
+        rule += "vocabulary and scale were counted of all, these too"
+    elements = int(training.lengths.sum())
+    found = f"training: {count_of(len(training), 'sequence')}, {elements:,} {what}, batch by batch from {where}"
+    return training, validation, (found, f"validation: {rule}")
+
+
+def planned(settings: Settings, training: Records | Dataset) -> tuple[Settings, str]:
+    """The settings with the batches that the planner advises, and a line on why.
+
+    Args:
+        settings: of the training.
+        training: the sequences to train on.
+    """
+    from raglane.training.planned import plan_batches
+
+    settings, found = plan_batches(settings, training)
+    kind = "of similar lengths" if settings.bucket else "in random order"
+    return settings, f"batches: {count_of(settings.batch_size, 'sequence')} {kind}. {found.why}"
+
+
+def draw_curves(folder: Path, result: TrainingResult) -> None:
+    """Draw the history of a run in its folder, if there is any yet."""
+    from raglane.files import write_file
+    from raglane.report.figures import curves_png
+
+    if result.state.history:
+        title = f"Training of {folder.name}"
+        png = curves_png(result.state.history, result.metric, title, result.state.best_epoch)
+        write_file(folder / "curves.png", png)
+
+
+def draw_until_divergence(folder: Path, settings: Settings) -> None:
+    """Draw the history of a run that ran away, where it came to a checkpoint.
+
+    Args:
+        folder: of the run.
+        settings: of the run.
+    """
+    if find(folder, DESCRIPTION).is_file() and load_description(folder).diverged is not None:
+        draw_curves(
+            folder, TrainingResult(folder, TASKS[settings.task].terms(settings)[0], load_state(find(folder, LAST))[0])
+        )
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Manners in somebody else's program
+# ---------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _own_state(settings: Settings) -> Iterator[None]:
+    """Leave random numbers and the number of threads as they were."""
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() and settings.device != "cpu" else []
+    threads = torch.get_num_threads()
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+
+
+def _bar(settings: Settings, progress: bool | None) -> Any:
+    """A bar, where somebody is looking and wants one."""
+    if progress is not None:
+        check_flag("progress", progress)
+    if progress is None and not (sys.stdout is not None and sys.stdout.isatty()) and "ipykernel" not in sys.modules:
+        return None
+    if progress is False:
+        return None
+    try:
+        require("rich", "cli")
+    except ImportError:
+        if progress:
+            raise
+        return None
+    from raglane.models.progress import BarWatcher
+
+    return BarWatcher(TASKS[settings.task].terms(settings)[0])

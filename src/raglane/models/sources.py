@@ -1,0 +1,349 @@
+"""Where data comes from: a file with its columns, or the embedded default; and how a part of it is held out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raglane.errors import ArgumentTypeError, DataError, message, quote
+from raglane.training.options import DATA, check, option, options
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from raglane.data.records import Columns, Records
+    from raglane.data.stored_dataset import Dataset
+
+__all__ = [
+    "DEFAULT_DATA",
+    "LABELLED",
+    "ColumnNames",
+    "SavedSource",
+    "Source",
+    "chosen_columns",
+    "guess_task",
+    "hold_out",
+]
+
+DEFAULT_DATA = "Japanese vowels"
+
+# The tasks that labels may be for where they are no classes of sequences, in the order in which they are tried.
+LABELLED = ("tag", "regress", "multilabel")
+
+
+@dataclass(frozen=True)
+class ColumnNames:
+    """The columns that were named, called as :class:`~raglane.data.Columns` calls them; config.json keeps them too."""
+
+    sequence: str | None = option(
+        None,
+        "Column of sequences (Parquet, JSON lines), or of texts (CSV).",
+        DATA,
+        flag="--sequence-column",
+        unset="the only candidate",
+    )
+    label: str | None = option(None, "Column of labels.", DATA, flag="--label-column", unset="the only candidate")
+    id: str | None = option(
+        None,
+        "Column that names a sequence; in a CSV file it says which rows belong together.",
+        DATA,
+        flag="--id-column",
+        unset="by its name",
+    )
+    time: str | None = option(
+        None,
+        "Column that orders the rows of a sequence (CSV).",
+        DATA,
+        flag="--time-column",
+        unset="by its name, else the order of the file",
+    )
+    features: list[str] | None = option(
+        None,
+        "Feature column (CSV); repeat it for several.",
+        DATA,
+        flag="--feature-column",
+        unset="all others",
+    )
+    split: str | None = option(
+        None,
+        "How texts become tokens: words, characters, bytes, or a Hugging Face tokenizer file.",
+        DATA,
+        flag="--split",
+        metavar="words|characters|bytes|FILE",
+        unset="columns: words; files: characters",
+    )
+    tokens: str | None = option(
+        None,
+        "Whether whole numbers are tokens.",
+        DATA,
+        choices=("yes", "no"),
+        flag="--tokens",
+        unset="for a language model, and in a column called input_ids, token_ids or tokens",
+    )
+
+    time_gaps: bool = option(
+        False, "Take the time since the element before as a feature too (CSV).", DATA, flag="--time-gaps"
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def chosen_columns(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns that a program names, as :class:`ColumnNames` has them.
+
+    Args:
+        given: by the names of the arguments.
+
+    Raises:
+        ArgumentTypeError: no such argument, or a name that is not a text.
+
+    Example:
+        >>> chosen_columns({"features": ("a", "b")})
+        {'features': ['a', 'b']}
+    """
+    # Not above: it imports PyTorch, and a help text shows the names of columns.
+    from raglane.checks import check_kind
+
+    known = tuple(options(ColumnNames))
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in known:
+            rule = f"what data holds is said by {', '.join(known)}"
+            raise ArgumentTypeError(message("options", quote(name), rule, "check the name"))
+        if name == "features" and value is not None:
+            value = [value] if isinstance(value, str) else value
+            check_kind(name, value, (list, tuple), "a list of names of columns", 'pass ["a", "b"]')
+        if name == "tokens" and isinstance(value, bool):
+            value = "yes" if value else "no"
+        for part in value if isinstance(value, (list, tuple)) else [value]:
+            check_kind(name, part, (str, type(None)), "a text, or None", "pass the name of a column")
+        found[name] = list(value) if isinstance(value, tuple) else value
+    return found
+
+
+def guess_task(read: Callable[[str], Records], others: tuple[str, ...]) -> tuple[Records, str]:
+    """Read data for the task that its labels are for: to classify, unless that cannot be.
+
+    Args:
+        read: reads it for a task.
+        others: the tasks to try, in this order.
+
+    Returns:
+        The records, and the task: a label that is a list as long as the sequence is a tag per element, another list
+        a set of labels, and one that is no class a number. Text in a file without labels is for a language model.
+
+    Raises:
+        DataError: what is wrong for the task classify, where no other can be guessed.
+    """
+    try:
+        return read("classify"), "classify"
+    except DataError as error:
+        for task in others:
+            try:
+                return read(task), task
+            except DataError:
+                continue
+        raise error
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file or folder and how to read it.
+
+    Args:
+        path: None for the embedded default.
+        format: None goes by the suffix.
+        columns: those that were named; the others are guessed.
+
+    Example:
+        >>> Source(None, None).name
+        'japanese-vowels'
+    """
+
+    path: Path | None
+    format: str | None
+    columns: ColumnNames = ColumnNames()
+
+    @property
+    def name(self) -> str:
+        """A short name for a folder."""
+        return DEFAULT_DATA.lower().replace(" ", "-") if self.path is None else self.path.stem
+
+    @property
+    def _converted(self) -> Path | None:
+        """The folder, if ``raglane convert`` wrote it, whose sequences are not read into memory."""
+        from raglane.data.formats.ipc import is_converted
+
+        return self.path if self.path is not None and self.format is None and is_converted(self.path) else None
+
+    def read(self, task: str, *, need_labels: bool = True, part: str = "train") -> Records:
+        """Read it.
+
+        Args:
+            task: ``classify``, ``tag`` or ``forecast``.
+            need_labels: whether a file without labels is an error.
+            part: ``train`` or ``test`` of the embedded default.
+
+        Raises:
+            DataError: the data cannot be used.
+            MissingExtraError: an extra is not installed.
+        """
+        from raglane.data.formats import japanese_vowels, read
+
+        if self.path is None:
+            return japanese_vowels()[0 if part == "train" else 1]
+        return read(self.path, self.asked(task, need_labels=need_labels), self.format)
+
+    def open(self, task: str) -> Records | Dataset:
+        """Read it, unless it is a folder that ``raglane convert`` wrote: such a one is only opened.
+
+        Args:
+            task: a key of :data:`raglane.data.records.TASKS`.
+
+        Raises:
+            ArgumentError: the folder is not for such a task.
+            DataError: the data cannot be used.
+            MissingExtraError: an extra is not installed.
+        """
+        if self._converted is None:
+            return self.read(task)
+        from raglane.data.stored_dataset import Dataset
+
+        return Dataset(self._converted, self.asked(task))
+
+    def guess(self) -> tuple[Records | Dataset, str]:
+        """Open it for the task that its labels are for, see :func:`guess_task`; a folder knows what it was made for."""
+        if self._converted is not None:
+            from raglane.data.formats.ipc import described
+
+            task = str(described(self._converted).get("task", "classify"))
+            return self.open(task), task
+        suffix = "" if self.path is None else self.path.suffix.lower()
+        tables = (".jsonl", ".ndjson", ".parquet", ".pq")
+        others = LABELLED if suffix in tables else ("regress",)
+        return guess_task(self.read, ("language",) if suffix == ".txt" else others)
+
+    def asked(self, task: str, *, need_labels: bool = True) -> Columns:
+        """What a reader is asked for.
+
+        Args:
+            task: ``classify``, ``tag`` or ``forecast``.
+            need_labels: whether a file without labels is an error.
+        """
+        from raglane.data.records import Columns
+
+        named = asdict(self.columns)
+        # What Python calls a tuple is a list in JSON.
+        named["tokens"] = None if self.columns.tokens is None else self.columns.tokens == "yes"
+        named["features"] = tuple(named["features"]) if named["features"] else None
+        return Columns(task=task, need_labels=need_labels, **named)
+
+    def found_in(self, records: Records | Dataset) -> dict[str, Any]:
+        """The columns for another file of this kind: those that the reader found, and those that were named.
+
+        A guessed id or time column is left to be guessed again: another file may do without.
+
+        Args:
+            records: what was read from this source.
+
+        Returns:
+            A column or None by the names of :class:`ColumnNames`.
+        """
+        found = records.columns
+        guessed = {
+            "sequence": found.sequence,
+            "label": found.label,
+            "split": found.split,
+            "features": None if found.features is None else list(found.features),
+        }
+        given = asdict(self.columns)
+        return {name: guessed.get(name) if named in (None, []) else named for name, named in given.items()}
+
+
+@dataclass(frozen=True)
+class SavedSource:
+    """Where the data of a run comes from, as run.json has it; paths are absolute, None is the embedded default."""
+
+    path: str | None
+    format: str | None
+    columns: ColumnNames
+    validation: str | None
+    test: str | None
+
+    @classmethod
+    def load(cls, run: Path, data: Mapping[str, Any]) -> SavedSource:
+        """Read what a run keeps of its data.
+
+        Args:
+            run: the folder, for messages.
+            data: of its description.
+
+        Raises:
+            CheckpointError: an entry is missing, unknown or of another type.
+        """
+        from raglane.training.folder import DESCRIPTION
+        from raglane.training.stored import build, reading
+
+        with reading(run / DESCRIPTION):
+            return build(cls, data, "data")
+
+    def source(self, path: str | None) -> Source:
+        """A file with the run's format and columns."""
+        return Source(None if path is None else Path(path), self.format, self.columns)
+
+
+def hold_out(records: Records, fraction: float, seed: int) -> tuple[Records, Records]:
+    """Split off a validation part that holds no label and no tag which the training part lacks.
+
+    A sequence with a label or a tag that only the held-out part has goes back to the training part: a model can
+    neither learn nor be measured on what it has never seen.
+
+    Args:
+        records: at least 2 sequences.
+        fraction: above 0 and below 1.
+        seed: of the choice.
+
+    Returns:
+        The training part and the validation part, which can be empty where every sequence has a label or a tag of
+        its own.
+    """
+    import numpy as np
+
+    from raglane.data.dataset import split
+
+    numbered = replace(records, ids=tuple(range(len(records))))
+    kept, held_out = split(numbered, fraction, seed)
+    rows = np.array(held_out.ids, dtype=np.int64)
+    if held_out.labels is not None and kept.labels is not None:
+        rows = rows[_known(held_out.labels, kept.labels)]
+    elif held_out.tags is not None and kept.tags is not None:
+        rows = rows[_all_in_each(_known(held_out.tags.tolist(), kept.tags.tolist()), held_out.offsets)]
+    elif held_out.targets is not None and kept.targets is not None and not kept.targets.is_numbers:
+        seen = set(chain.from_iterable(kept.targets.values))
+        known = np.array([seen.issuperset(labels) for labels in held_out.targets.values], dtype=np.bool_)
+        rows = rows[_all_in_each(known, held_out.offsets) if held_out.targets.per_element else known]
+    mask = np.zeros(len(records), dtype=np.bool_)
+    mask[rows] = True
+    return records.select(~mask), records.select(mask)
+
+
+def _all_in_each(holds: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """For each sequence, whether something holds of all its elements."""
+    import numpy as np
+
+    broken = np.add.accumulate(np.concatenate([[0], ~holds]))
+    all_hold: NDArray[np.bool_] = broken[offsets[1:]] == broken[offsets[:-1]]
+    return all_hold
+
+
+def _known(words: Iterable[str], there: Iterable[str]) -> NDArray[np.bool_]:
+    """For each word, whether it is there too; as objects, since NumPy makes room in each for the longest."""
+    import numpy as np
+
+    known = set(there)
+    return np.array([word in known for word in words], dtype=np.bool_)

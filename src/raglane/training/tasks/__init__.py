@@ -1,0 +1,92 @@
+"""What a model is trained for: one file per task, and one line in ``TASKS``.
+
+A task knows how many numbers the head gives, the loss, the metrics, the baseline and what predictions look like. What
+it wants of the data stands in :data:`raglane.data.records.TASKS`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from raglane.data.preprocess import Preprocessor
+from raglane.data.records import Records
+from raglane.data.stored_dataset import Dataset
+from raglane.errors import argument
+from raglane.training.settings import ModelSettings, Settings
+from raglane.training.tasks.base import Measured, Meter, Score, Task
+from raglane.training.tasks.classify import Classify
+from raglane.training.tasks.forecast import Forecast
+from raglane.training.tasks.language import Language
+from raglane.training.tasks.multilabel import MultiLabel
+from raglane.training.tasks.regress import Regress
+from raglane.training.tasks.tag import Tag
+
+__all__ = ["TASKS", "Measured", "Meter", "Score", "Task", "fit", "make_task", "settle"]
+
+TASKS: dict[str, type[Task]] = {
+    "classify": Classify,
+    "tag": Tag,
+    "regress": Regress,
+    "multilabel": MultiLabel,
+    "forecast": Forecast,
+    "language": Language,
+}
+"""The tasks by name, as :data:`raglane.training.settings.TASKS` lists them."""
+
+
+def settle(settings: Settings, training: Records | Dataset) -> tuple[Settings, str | None]:
+    """Settings with the loss that suits the data where none is chosen, and a line that says so.
+
+    Args:
+        settings: of the training.
+        training: the sequences to train on.
+
+    Example:
+        >>> import numpy as np
+        >>> from raglane.data.records import offsets_of
+        >>> roll = Records(np.array([[0.0], [1.0]], np.float32), offsets_of([2]), channels=("x0",))
+        >>> settle(Settings("forecast"), roll)[0].loss
+        'bce'
+    """
+    if settings.task != "forecast" or settings.loss is not None or not _is_binary(training):
+        return settings, None
+    why = f"every channel is 0 or 1; for errors of numbers: {argument('loss', 'mse')}"
+    return replace(settings, loss="bce"), f"loss: bce, since {why}"
+
+
+def _is_binary(training: Records | Dataset) -> bool:
+    """Whether all features are 0 or 1, and not all steps are the same."""
+    if isinstance(training, Dataset):
+        channels = training.statistics.channels.values()
+        are_binary = all(channel.is_binary and not channel.missing for channel in channels)
+        return are_binary and any(channel.high > channel.low for channel in channels)
+    values = training.values
+    return not training.is_tokens and bool(((values == 0) | (values == 1)).all() and (values != values[:1]).any())
+
+
+def fit(training: Records | Dataset, settings: Settings) -> Preprocessor:
+    """What a task learns of the training part: binary channels are left as they are, others are scaled.
+
+    Args:
+        training: the sequences to train on.
+        settings: settled.
+
+    Raises:
+        DataError: there is nothing to learn from, or something is missing that must not be.
+    """
+    is_binary = settings.task == "forecast" and settings.loss_name == "bce"
+    return Preprocessor.fit(training, task=settings.task, missing=settings.missing, standardize=not is_binary)
+
+
+def make_task(preprocessor: Preprocessor, settings: ModelSettings) -> Task:
+    """The task of a model.
+
+    Args:
+        preprocessor: what was learned of the training part.
+        settings: of the model, or of the training.
+
+    Example:
+        >>> make_task(Preprocessor("classify", labels=("no", "yes")), ModelSettings("classify")).metric
+        'accuracy'
+    """
+    return TASKS[settings.task](preprocessor, settings)

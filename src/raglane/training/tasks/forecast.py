@@ -1,0 +1,220 @@
+"""The next element."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from raglane.data.dataset import SequenceDataset
+from raglane.data.preprocess import Preprocessor
+from raglane.data.records import Records
+from raglane.data.stored_dataset import Dataset
+from raglane.errors import DataError, argument, message, quote
+from raglane.ragged import Ragged
+from raglane.training.batches import Batch
+from raglane.training.settings import ModelSettings
+from raglane.training.tasks.base import Measured, Meter, Score, Task, targets_of, values_of
+from raglane.training.tasks.regress import loss_of_errors
+
+__all__ = ["Forecast"]
+
+
+class Forecast(Task):
+    """Errors of scaled channels, and the mean absolute error in the data's units; or binary cross-entropy, in nats.
+
+    Channels beyond those of the data say "was missing"; what was missing is not a target.
+
+    Example:
+        >>> fitted = Preprocessor("forecast", ("x",), mean=(0.0,), std=(10.0,))
+        >>> task = Forecast(fitted, ModelSettings("forecast"))
+        >>> batch = Batch(Ragged([torch.tensor([[1.0]])]), torch.tensor([[4.0]]), torch.tensor([0]))
+        >>> score = task.score(Ragged([torch.tensor([[3.0]])]), batch)
+        >>> float(score.loss), float(score.metric), float(score.baseline)
+        (1.0, 10.0, 30.0)
+    """
+
+    metric = "MAE"
+    baseline = "persistence"
+    options: ClassVar[tuple[str, ...]] = ("horizon",)
+
+    def __init__(self, preprocessor: Preprocessor, settings: ModelSettings) -> None:
+        super().__init__(preprocessor, settings)
+        self.is_binary = settings.loss_name == "bce"
+        size = len(preprocessor.channels)
+        # Without scaling the data's units are those of the loss. In float64: the data's units can be so large that
+        # their products are infinite in float32.
+        self.mean = torch.tensor(preprocessor.mean or (0.0,) * size, dtype=torch.float64)
+        self.std = torch.tensor(preprocessor.std or (1.0,) * size, dtype=torch.float64)
+
+    @classmethod
+    def terms(cls, settings: ModelSettings) -> tuple[str, str | None]:
+        """Nats per frame for binary channels; what is simpler is measured afterwards, of the whole data."""
+        return ("nats", None) if settings.loss_name == "bce" else ("MAE", "persistence")
+
+    @staticmethod
+    def output_size(preprocessor: Preprocessor) -> int:
+        """The number of channels.
+
+        Raises:
+            DataError: elements are tokens.
+        """
+        if preprocessor.is_tokens:
+            rule = "a forecast is of numbers"
+            raise DataError(message("task", "'forecast' and token sequences", rule, "use classify or tag"))
+        return len(preprocessor.channels)
+
+    @property
+    def is_per_element(self) -> bool:
+        """A forecast goes on from the end of a sequence."""
+        return False
+
+    def score(self, output: Tensor | Ragged, batch: Batch, *, training: bool = False) -> Score:  # noqa: ARG002
+        """Compare forecasts ``(N, C)``, or logits of a 1, with the elements that came."""
+        forecasts = values_of(output)
+        known, real = self.parts(targets_of(batch))
+        if self.is_binary:
+            losses = F.binary_cross_entropy_with_logits(forecasts, known, reduction="none") * real
+            frames = self.std.shape[0]
+            return Score(losses.sum(), losses.detach().double().sum() * frames, real.sum(), torch.zeros(()))
+        scale = self.std.to(known.device)
+        error = (forecasts - known) * real
+        change = (self.parts(batch.inputs.values)[0] - known) * real
+        return Score(
+            (loss_of_errors(error, self.settings.loss_name) * real).sum(),
+            (error.detach().abs() * scale).sum(),
+            real.sum(),
+            (change.abs() * scale).sum(),
+        )
+
+    def parts(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The channels of elements ``(N, C or 2 C)``, and for each number 1, or 0 where it was missing."""
+        channels = self.std.shape[0]
+        known = values[..., :channels]
+        # All ones where the data has no flags.
+        return known, 1 - values[..., channels:] if values.shape[-1] > channels else torch.ones_like(known)
+
+    def meter(self, model: Any, records: Records) -> Meter:  # noqa: ARG002
+        """The errors, and those of simple rules."""
+        return _Nats(self) if self.is_binary else _Errors(self)
+
+    def check(self, dataset: SequenceDataset | Dataset, source: str) -> None:
+        """Raise a DataError where binary cross-entropy cannot be taken: of numbers that are neither 0 nor 1."""
+        if not self.is_binary:
+            return
+        rule, fix = "binary cross-entropy is for channels that are 0 or 1", f"train with {argument('loss', 'mse')}"
+        if isinstance(dataset, Dataset):
+            channels = dataset.statistics.channels
+            for name in self.preprocessor.channels:
+                if not channels[name].is_binary:
+                    low, high = channels[name].low, channels[name].high
+                    got = f"numbers between {low:g} and {high:g} in the channel {quote(name)}"
+                    raise DataError(message(source, got, rule, fix))
+            return
+        known, _ = self.parts(dataset.values)
+        odd = (known != 0) & (known != 1)
+        if odd.any():
+            got = f"{float(known[odd][0]):g} in element {int(odd.any(1).nonzero()[0, 0])}"
+            raise DataError(message(source, got, rule, f"correct it, or {fix}"))
+
+    def ahead(self, model: Any, batches: Iterable[Ragged], horizon: int) -> tuple[dict[str, Any], ...]:
+        """A row per step: the error of the forecast, and of telling the last known element, and the mean, again."""
+        sums = torch.zeros(4, horizon, dtype=torch.float64)
+        for batch in batches:
+            sequences = [sequence for sequence in batch if len(sequence) > horizon]
+            if not sequences:
+                continue
+            heads = Ragged([sequence[:-horizon] for sequence in sequences])
+            known, real = self.parts(torch.stack([sequence[-horizon:] for sequence in sequences]).cpu())
+            last = self.parts(heads.last())[0].cpu().unsqueeze(1)
+            scale = self.std * real
+            told = model.forecast(heads, horizon).cpu()
+            for place, answer in enumerate((told, last, 0.0 if not self.is_binary else 0.5)):
+                sums[place] += ((answer - known).abs() * scale).sum((0, 2))
+            sums[3] += real.sum((0, 2))
+        if not sums[3].any():
+            rule = f"a sequence of more than {horizon} elements is needed, to hold {horizon} of them back"
+            raise DataError(message("horizon", f"{horizon}", rule, "pass a smaller one, or longer sequences"))
+        names = ("MAE", "persistence_MAE", "even_MAE" if self.is_binary else "mean_MAE")
+        means = (sums[:3] / sums[3]).T.tolist()
+        return tuple({"step": step, **dict(zip(names, row, strict=True))} for step, row in enumerate(means, start=1))
+
+    def answer(self, model: Any, inputs: Ragged, horizon: int) -> Tensor:
+        """``(B, horizon, C)``, scaled; NaN for an empty sequence."""
+        forecasts: Tensor = model.forecast(inputs, horizon)
+        return forecasts
+
+    def columns(self, output: Tensor, model: Any, *, probabilities: bool) -> dict[str, list[Any]]:  # noqa: ARG002
+        """For each sequence ``horizon`` lists of ``C`` numbers in the data's units, or of probabilities of a 1.
+
+        It is None for an empty sequence.
+        """
+        rows = output.double() if self.is_binary else output.double() * self.std + self.mean
+        nothing = output.isnan().flatten(1).all(1).tolist()
+        return {"prediction": [None if empty else row for row, empty in zip(rows.tolist(), nothing, strict=True)]}
+
+
+class _Errors:
+    """The errors of a forecast, of the element before, and of the mean of the training part, in the data's units."""
+
+    def __init__(self, task: Forecast) -> None:
+        self.task = task
+        self.sums = torch.zeros(4, dtype=torch.float64)
+
+    def add(self, output: Tensor, batch: Batch) -> None:
+        """Count a batch in."""
+        score = self.task.score(output, batch)
+        known, real = self.task.parts(targets_of(batch))
+        # Scaled, the mean is 0; without a scale the data's own mean is not known.
+        mean = (known.abs() * real * self.task.std.to(known.device)).sum()
+        parts = (score.metric, score.baseline, mean, score.count)
+        self.sums += torch.stack([part.double() for part in parts]).cpu()
+
+    def measured(self) -> Measured:
+        """The means."""
+        model, persistence, mean, count = self.sums.tolist()
+        count = count or float("nan")
+        return Measured({"MAE": model / count, "persistence_MAE": persistence / count, "mean_MAE": mean / count})
+
+
+class _Nats:
+    """The cross-entropy of a frame, and of the two simplest rules at their best.
+
+    The rules know the frequencies of this very data: how often each channel is 1, and how often after a 0 and after a
+    1. No such rule from other data can do better.
+    """
+
+    def __init__(self, task: Forecast) -> None:
+        self.task = task
+        self.loss = self.count = 0.0
+        # By what was before, 0 or 1, and by what came: how often, per channel.
+        self.counts = torch.zeros(2, 2, task.std.shape[0], dtype=torch.float64)
+
+    def add(self, output: Tensor, batch: Batch) -> None:
+        """Count a batch in."""
+        score = self.task.score(output, batch)
+        self.loss, self.count = self.loss + float(score.loss), self.count + float(score.count)
+        known, real = self.task.parts(targets_of(batch))
+        before = self.task.parts(batch.inputs.values)[0]
+        for old in (0, 1):
+            for new in (0, 1):
+                self.counts[old, new] += ((before == old) * (known == new) * real).sum(0).double().cpu()
+
+    def measured(self) -> Measured:
+        """Nats per frame."""
+        frames = self.count / self.task.std.shape[0] or float("nan")
+        return Measured(
+            {
+                "nats": self.loss / frames,
+                "independent_nats": _entropy(self.counts.sum(0)) / frames,
+                "persistence_nats": (_entropy(self.counts[0]) + _entropy(self.counts[1])) / frames,
+            }
+        )
+
+
+def _entropy(counts: Tensor) -> float:
+    """The cross-entropy of outcomes ``(2, C)`` that occur so often, told by their own frequencies; the sum, in nats."""
+    return float(-torch.special.xlogy(counts, counts / counts.sum(0).clamp(min=1)).sum())

@@ -1,0 +1,145 @@
+"""Any number of labels per sequence or per element."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from raglane.data.preprocess import Preprocessor
+from raglane.data.records import Records
+from raglane.ragged import Ragged
+from raglane.training.batches import Batch
+from raglane.training.tasks.base import Measured, Score, Task, targets_of, values_of
+
+__all__ = ["MultiLabel", "best_thresholds"]
+
+
+def best_thresholds(shares: Tensor, targets: Tensor) -> Tensor:
+    """For each label the probability from which on it is told, so that its F1 score is highest.
+
+    Args:
+        shares: ``(M, K)`` probabilities.
+        targets: ``(M, K)``, 1 where the label is there, else 0.
+
+    Returns:
+        ``(K,)`` float32, each in the middle between two neighbouring probabilities; 0.5 for a label that is nowhere.
+
+    Example:
+        >>> best_thresholds(torch.tensor([[0.1], [0.3], [0.2]]), torch.tensor([[0.0], [1.0], [0.0]])).tolist()
+        [0.25]
+    """
+    count, labels = shares.shape
+    if count == 0:
+        return torch.full((labels,), 0.5)
+    ranked, order = shares.double().sort(dim=0, descending=True, stable=True)
+    hits = targets.double().gather(0, order).cumsum(0)
+    told = torch.arange(1, count + 1, dtype=torch.float64).unsqueeze(1)
+    scores = 2 * hits / (told + hits[-1])
+    # Equal probabilities cannot be told apart; below the last there is nothing, and it may itself be 0.
+    below = torch.cat([ranked[1:], torch.full((1, labels), -1e-6, dtype=torch.float64)])
+    scores = torch.where(below < ranked, scores, -1.0)
+    place = scores.argmax(dim=0, keepdim=True)
+    middle = ((ranked + below) / 2).gather(0, place).squeeze(0)
+    return torch.where(hits[-1] > 0, middle, 0.5).float()
+
+
+class MultiLabel(Task):
+    """Binary cross-entropy of each label; thresholds are chosen on the validation part and kept with the model.
+
+    Example:
+        >>> from raglane.training.settings import ModelSettings
+        >>> task = MultiLabel(Preprocessor("multilabel", ("x",), labels=("a", "b")), ModelSettings("multilabel"))
+        >>> batch = Batch(Ragged([torch.ones(2, 1)]), torch.tensor([[1.0, 0.0]]), torch.tensor([0]))
+        >>> score = task.score(torch.tensor([[2.0, -2.0]]), batch)
+        >>> round(float(score.mean_loss), 3), float(score.metric / score.count)
+        (0.127, 1.0)
+    """
+
+    metric = "exact_match"
+    options: ClassVar[tuple[str, ...]] = ("probabilities",)
+    kept: ClassVar[dict[str, float]] = {"thresholds": 0.5}
+
+    @staticmethod
+    def output_size(preprocessor: Preprocessor) -> int:
+        """The number of labels."""
+        return preprocessor.class_count
+
+    def score(self, output: Tensor | Ragged, batch: Batch, *, training: bool = False) -> Score:
+        """Compare logits ``(M, K)`` with the sets of the batch; a match here is one at thresholds of a half."""
+        logits, targets = values_of(output), targets_of(batch)
+        weights = self.class_weights.to(logits.device) if training and self.class_weights is not None else None
+        loss = F.binary_cross_entropy_with_logits(logits, targets, pos_weight=weights, reduction="sum")
+        matches = ((logits.detach() > 0) == (targets > 0)).all(-1).sum() * targets.shape[1]
+        return Score(loss, matches, torch.as_tensor(targets.numel()), torch.zeros(()))
+
+    def weigh(self, targets: Tensor) -> Tensor:
+        """For each label how many rows lack it for one that has it."""
+        there = targets.sum(0)
+        return (len(targets) - there) / there.clamp(min=1)
+
+    def tune(self, model: Any, answers: list[Tensor], batches: list[Batch]) -> None:
+        """Choose the thresholds."""
+        targets = torch.cat([targets_of(batch).cpu() for batch in batches])
+        model.thresholds.copy_(best_thresholds(torch.cat(answers).sigmoid(), targets))
+
+    def meter(self, model: Any, records: Records) -> _Sets:  # noqa: ARG002
+        """F1 scores, and those of telling every label always."""
+        return _Sets(self.preprocessor.labels or (), model.thresholds.cpu())
+
+    def columns(self, output: Tensor, model: Any, *, probabilities: bool) -> dict[str, list[Any]]:
+        """For each row a list of labels and, where asked for, the probability of each label."""
+        shares, labels = output.sigmoid(), self.preprocessor.labels or ()
+        told = (shares >= model.thresholds.cpu()).tolist()
+        rows = [[label for label, is_told in zip(labels, row, strict=True) if is_told] for row in told]
+        columns: dict[str, list[Any]] = {"prediction": rows}
+        if probabilities:
+            columns |= {f"p_{label}": shares[:, place].tolist() for place, label in enumerate(labels)}
+        return columns
+
+
+class _Sets:
+    """How often each label was there, was told, and both."""
+
+    def __init__(self, labels: tuple[str, ...], thresholds: Tensor) -> None:
+        self.labels, self.thresholds = labels, thresholds
+        self.there, self.told, self.both = (torch.zeros(len(labels), dtype=torch.float64) for _ in range(3))
+        self.exact = self.count = 0
+
+    def add(self, output: Tensor, batch: Batch) -> None:
+        """Count a batch in."""
+        there = targets_of(batch).cpu() > 0
+        told = output.sigmoid().cpu() >= self.thresholds
+        self.there += there.sum(0)
+        self.told += told.sum(0)
+        self.both += (there & told).sum(0)
+        self.exact += int((there == told).all(-1).sum())
+        self.count += len(there)
+
+    def measured(self) -> Measured:
+        """Scores over all labels, and a row for each."""
+        scores = 2 * self.both / (self.there + self.told)
+        total = float(self.there.sum())
+        numbers = {
+            "micro_F1": 2 * float(self.both.sum()) / max(total + float(self.told.sum()), 1),
+            "macro_F1": float(scores.nanmean()),
+            "exact_match": self.exact / self.count if self.count else float("nan"),
+            "all_labels_micro_F1": 2 * total / max(total + self.count * len(self.labels), 1),
+        }
+        parts = {
+            "F1": scores,
+            "precision": self.both / self.told,
+            "recall": self.both / self.there,
+            "threshold": self.thresholds.double(),
+        }
+        table = [
+            {
+                "label": label,
+                **{key: float(part[place]) for key, part in parts.items()},
+                "count": int(self.there[place]),
+            }
+            for place, label in enumerate(self.labels)
+        ]
+        return Measured(numbers, self.labels, table=tuple(table))

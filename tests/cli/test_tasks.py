@@ -1,0 +1,272 @@
+"""The tasks from the command line: data of every form, what is said and written, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commands import FAST, fails, tree, undrawn_pictures
+from raglane.cli import main
+
+__all__ = ["undrawn_pictures"]
+
+
+def _lines(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def _waves(count: int = 16) -> list[list[float]]:
+    return [[math.sin(number + step) for step in range(number % 4 + 2)] for number in range(count)]
+
+
+def _read(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def _shape(value: Any) -> Any:
+    """How deep lists are, and how long the innermost: () for a number."""
+    return (len(value), *_shape(value[0])) if isinstance(value, list) else ()
+
+
+def test_numbers_of_every_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One or two numbers, per sequence or per element, from JSON lines; the predictions have the form of the data."""
+    forms: dict[str, Any] = {
+        "one": lambda wave: sum(wave),
+        "two": lambda wave: [sum(wave), max(wave)] if len(wave) != 2 else [0.0, 1.0],
+        "each": lambda wave: [2 * x for x in wave],
+        "each-two": lambda wave: [[2 * x, -x] for x in wave],
+    }
+    for name, target in forms.items():
+        rows = [{"values": wave, "y": target(wave)} for wave in _waves()]
+        data, run = _lines(tmp_path / f"{name}.jsonl", rows), tmp_path / name
+        named = ["--sequence-column", "values", "--label-column", "y"]
+        assert main(["train", str(data), "--task", "regress", "--out", str(run), *named, *FAST]) == 0
+        printed = capsys.readouterr().out
+        assert "MAE " in printed
+        assert "(mean: " in printed
+        assert main(["evaluate", str(run), str(data)]) == 0
+        printed = capsys.readouterr().out
+        assert "evaluation: R2 " in printed
+        assert "points.png" in printed
+        assert ("y_1" in printed) == ("two" in name)
+        assert main(["predict", str(run), str(data), "-o", str(tmp_path / "p.jsonl"), "--quiet"]) == 0
+        told = _read(tmp_path / "p.jsonl")
+        assert [_shape(row["prediction"]) for row in told] == [_shape(row["y"]) for row in rows]
+
+
+def test_columns_of_numbers_in_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = ["id,t,x,size,mass"]
+    for number, wave in enumerate(_waves()):
+        lines += [f"s{number},{step},{x},{number},{number / 2}" for step, x in enumerate(wave)]
+    data = tmp_path / "sizes.csv"
+    data.write_text("\n".join(lines) + "\n")
+    before = tree(tmp_path)
+    command = ["train", str(data), "--task", "regress", "--out", str(tmp_path / "run"), *FAST]
+    fails(command, capsys, "no label column named", "--label-column", "'x,y'")
+    fails([*command, "--label-column", "size,weight"], capsys, "no column 'weight'")
+    assert tree(tmp_path) == before
+    assert main([*command, "--label-column", "size,mass"]) == 0
+    assert "features: x\n" in capsys.readouterr().out
+    assert main(["evaluate", str(tmp_path / "run"), str(data)]) == 0
+    table = (tmp_path / "run" / "table.txt").read_text().splitlines()
+    assert [line.split()[0] for line in table] == ["number", "size", "mass"]
+    assert json.loads((tmp_path / "run" / "evaluation.json").read_text())["table"][1]["number"] == "mass"
+    text = data.read_text().replace(",7,3.5", ",7,heavy")
+    data.write_text(text)
+    fails([*command, "--label-column", "mass", "--overwrite"], capsys, "'heavy'", "a number to learn is finite")
+
+
+def test_losses_are_chosen_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"values": wave, "y": sum(wave)} for wave in _waves()]
+    data = _lines(tmp_path / "y.jsonl", rows)
+    command = ["train", str(data), "--task", "regress", "--sequence-column", "values", *FAST, "--quiet"]
+    for loss in (["mae"], ["huber"], ["quantile", "--quantile", "0.9"]):
+        assert main([*command, "--out", str(tmp_path / loss[0]), "--loss", *loss]) == 0
+    assert main(["evaluate", str(tmp_path / "quantile"), str(data)]) == 0
+    assert "share below " in capsys.readouterr().out
+    fails([*command, "--loss", "cross_entropy"], capsys, "--loss: got 'cross_entropy'", "mse, mae, huber, quantile")
+    fails([*command, "--quantile", "0.9"], capsys, "--quantile: got 0.9", "--loss quantile")
+    fails([*command, "--loss", "quantile", "--quantile", "1"], capsys, "--quantile: got 1")
+
+
+def test_sets_of_labels_of_every_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def labels(x: float) -> list[str]:
+        return [name for name, is_there in (("up", x > 0), ("high", x > 0.5)) if is_there]
+
+    forms: dict[str, Any] = {
+        "list": lambda wave: labels(sum(wave)),
+        "text": lambda wave: "; ".join(labels(sum(wave))),
+        "each": lambda wave: [labels(x) for x in wave],
+    }
+    for name, target in forms.items():
+        rows = [{"values": wave, "kinds": target(wave)} for wave in _waves(30)]
+        data, run = _lines(tmp_path / f"{name}.jsonl", rows), tmp_path / name
+        named = ["--sequence-column", "values", "--label-column", "kinds"]
+        assert main(["train", str(data), "--task", "multilabel", "--out", str(run), *named, *FAST, "--quiet"]) == 0
+        assert main(["evaluate", str(run), str(data)]) == 0
+        printed = capsys.readouterr().out
+        assert "micro F1 " in printed
+        assert "all labels micro F1 " in printed
+        assert "threshold" in printed
+        assert main(["predict", str(run), str(data), "-o", str(tmp_path / "p.jsonl"), "--probabilities", "-q"]) == 0
+        told = _read(tmp_path / "p.jsonl")
+        lengths = [len(row["prediction"]) for row in told]
+        if name == "each":
+            assert lengths == [len(wave) for wave in _waves(30)]
+        assert set(told[0]) == {"id", "prediction", "p_high", "p_up"}
+
+
+def test_labels_that_do_not_fit_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad: list[tuple[str, Any, str]] = [
+        ("regress", [1.0, 2.0, 3.0], "3 numbers in row 1 (line 2)"),
+        ("regress", float("nan"), "column 'y'"),
+        ("multilabel", [["a"]], "1 lists of labels for 2 elements"),
+    ]
+    for task, wrong, piece in bad:
+        good: Any = {3: [1.0, 2.0], 1: [["a"], []]}.get(len(wrong), 1.0) if isinstance(wrong, list) else 1.0
+        rows = [{"values": [0.1, 0.2], "y": good}, {"values": [0.1, 0.2], "y": wrong}]
+        data = _lines(tmp_path / "y.jsonl", rows)
+        before = tree(tmp_path)
+        named = ["--sequence-column", "values", "--label-column", "y", "--out", str(tmp_path / "run")]
+        fails(["train", str(data), "--task", task, *named, *FAST], capsys, piece)
+        assert tree(tmp_path) == before
+    for task in ("regress", "multilabel"):
+        folder = tmp_path / "texts"
+        folder.mkdir(exist_ok=True)
+        (folder / "a.txt").write_text("abc\n")
+        fails(["train", str(folder), "--task", task, *FAST], capsys, f"a folder for the task {task}")
+
+
+def test_a_target_in_ts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    head = "@timeStamps false\n@univariate true\n@targetLabel true\n@data\n"
+    data = tmp_path / "y.ts"
+    data.write_text(head + "".join(f"{number},{number + 1}:{number / 2}\n" for number in range(12)))
+    command = ["train", str(data), "--out", str(tmp_path / "run"), *FAST]
+    fails([*command, "--task", "classify"], capsys, "@targetLabel", "--task regress")
+    assert main([*command, "--task", "regress"]) == 0
+    (tmp_path / "bad.ts").write_text(head + "1,2:?\n")
+    fails(["train", str(tmp_path / "bad.ts"), "--task", "regress", *FAST], capsys, "line 5", "the target '?'")
+
+
+def test_forecasts_step_by_step_and_piano_rolls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = _lines(tmp_path / "waves.jsonl", [{"values": wave} for wave in _waves()])
+    rolls = [{"values": [[float(x > 0), float(x <= 0)] for x in wave]} for wave in _waves()]
+    notes = _lines(tmp_path / "rolls.jsonl", rolls)
+    command = ["train", "--task", "forecast", *FAST]
+    assert main([*command, str(data), "--out", str(tmp_path / "waves")]) == 0
+    assert "(persistence: " in capsys.readouterr().out
+    assert main(["evaluate", str(tmp_path / "waves"), str(data), "--horizon", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert "mean MAE " in printed
+    assert [line.split()[0] for line in printed.splitlines()[1:4]] == ["step", "1", "2"]
+    assert main([*command, str(notes), "--out", str(tmp_path / "rolls")]) == 0
+    assert "loss: bce, since every channel is 0 or 1; for errors of numbers: --loss mse" in capsys.readouterr().out
+    assert main(["train", "--resume", "--out", str(tmp_path / "rolls"), "--epochs", "3", "--quiet"]) == 0
+    assert main(["evaluate", str(tmp_path / "rolls"), str(notes)]) == 0
+    assert "independent nats " in capsys.readouterr().out
+    halves = _lines(tmp_path / "halves.jsonl", [{"values": [[0.5, 1.0], [0.5, 0.0]]}])
+    fails(["evaluate", str(tmp_path / "rolls"), str(halves)], capsys, "binary cross-entropy is for channels")
+    fails([*command, str(data), "--loss", "bce", "--out", str(tmp_path / "no")], capsys, "--loss mse")
+    fails(["evaluate", str(tmp_path / "waves"), str(data), "--horizon", "8"], capsys, "--horizon: got 8")
+
+
+def test_language_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = tmp_path / "words.txt"
+    text.write_text("the dog sees a cat\n\na cat sees the dog\nthe cat sleeps\n" * 4)
+    command = ["train", str(text), "--task", "language", *FAST]
+    for split in ("characters", "words", "bytes"):
+        run = str(tmp_path / split)
+        more = ["--split", split, "--steps", "5", "--tie-weights", "--embedding-dropout", "0.1"]
+        assert main([*command, "--out", run, *more, "--cell", "lstm"]) == 0
+        assert f"a line is a sequence, split into {split}" in capsys.readouterr().out
+        assert main(["evaluate", run, str(text)]) == 0
+        printed = capsys.readouterr().out
+        for piece in ("perplexity ", "unigram perplexity ", "bits per character "):
+            assert piece in printed
+        assert main(["sample", run, "--count", "3", "--prompt", "the cat", "--length", "4"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) == 3
+        assert all(line.startswith("the cat") for line in lines)
+        assert main(["predict", run, str(text), "-o", str(tmp_path / "p.jsonl"), "--horizon", "3"]) == 0
+        assert set(_read(tmp_path / "p.jsonl")[0]) == {"id", "prediction", "bits"}
+        capsys.readouterr()
+    fails(
+        ["train", str(text), "--task", "classify", *FAST],
+        capsys,
+        "a text file",
+        "the task classify needs labels",
+        "--task language",
+    )
+    fails([*command, "--split", "letters"], capsys, "--split: got 'letters'")
+    fails([*command, "--bidirectional"], capsys, "--bidirectional", "forwards only")
+    fails(["sample", run, "--temperature", "-1"], capsys, "--temperature: got -1")
+    data = _lines(tmp_path / "waves.jsonl", [{"values": wave} for wave in _waves()])
+    fails(["train", str(data), "--task", "language", *FAST], capsys, "reads tokens")
+    assert main(["train", str(data), "--task", "forecast", "--out", str(tmp_path / "waves"), *FAST, "--quiet"]) == 0
+    fails(["sample", str(tmp_path / "waves")], capsys, "a model of the task forecast")
+
+
+def test_the_task_is_guessed_from_the_label(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    labels: dict[str, Any] = {
+        "classify": lambda wave: str(len(wave)),
+        "tag": lambda wave: ["up" if x > 0 else "down" for x in wave],
+        "regress": lambda wave: sum(wave),
+        "multilabel": lambda wave: ["long", "odd", "x", "y", "z", "w", "v"][: len(wave) % 2],
+    }
+    for task, label in labels.items():
+        data = _lines(tmp_path / f"{task}.jsonl", [{"values": wave, "label": label(wave)} for wave in _waves()])
+        named = ["--sequence-column", "values", "--label-column", "label", "--out", str(tmp_path / task)]
+        assert main(["train", str(data), *named, *FAST]) == 0
+        assert ("guessed; --task chooses" in capsys.readouterr().out) == (task != "classify")
+        assert json.loads((tmp_path / task / "run.json").read_text())["settings"]["task"] == task
+    text = tmp_path / "words.txt"
+    text.write_text("the dog\na cat\n" * 4)
+    assert main(["train", str(text), "--out", str(tmp_path / "text"), *FAST]) == 0
+    assert "task: language (guessed; --task chooses)" in capsys.readouterr().out
+    bad = _lines(tmp_path / "bad.jsonl", [{"values": [1.0], "label": None}])
+    before = tree(tmp_path)
+    fails(["train", str(bad), "--out", str(tmp_path / "no"), *FAST], capsys, "no candidate for the label column")
+    assert tree(tmp_path) == before
+
+
+def test_texts_and_whole_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "texts.csv"
+    data.write_text("text,label\n" + "guten Tag,de\ngood day,en\n" * 6)
+    assert main(["train", str(data), "--out", str(tmp_path / "run"), "--split", "characters", *FAST]) == 0
+    printed = capsys.readouterr().out
+    assert "each row is a sequence, the text of 'text'" in printed
+    assert "the texts of 'text' are split into characters" in printed
+    assert "label column: 'label' (the only candidate)" in printed
+    assert main(["predict", str(tmp_path / "run"), str(data), "-o", str(tmp_path / "p.csv"), "--top", "2"]) == 0
+    capsys.readouterr()
+    rows = [{"input_ids": [5, 7, 5][: number % 3 + 1], "label": number % 2} for number in range(12)]
+    numbers = _lines(tmp_path / "ids.jsonl", rows)
+    for more, kind in (([], "tokens"), (["--tokens", "no"], "elements of 1 channel"), (["--tokens", "yes"], "tokens")):
+        command = ["train", str(numbers), "--out", str(tmp_path / "run"), "--overwrite", *more, *FAST]
+        assert main(command) == 0
+        printed = capsys.readouterr().out
+        assert "(--tokens chooses)" in printed
+        assert f" {kind}, from " in printed
+        assert main(["evaluate", str(tmp_path / "run"), str(numbers), "--quiet"]) == 0
+    fails(["train", str(numbers), "--tokens", "perhaps", *FAST], capsys, "--tokens: got 'perhaps'")
+
+
+def test_times_between_elements_go_with_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = ["id,t,x,label"]
+    for number, wave in enumerate(_waves()):
+        lines += [f"s{number},{step * (number % 2 + 1)},{x},{'ab'[number % 2]}" for step, x in enumerate(wave)]
+    data = tmp_path / "steps.csv"
+    data.write_text("\n".join(lines) + "\n")
+    run = tmp_path / "run"
+    assert main(["train", str(data), "--time-gaps", "--out", str(run), *FAST]) == 0
+    assert "elements of 2 channels" in capsys.readouterr().out
+    assert main(["evaluate", str(run), str(data)]) == 0
+    assert main(["predict", str(run), str(data), "-o", str(tmp_path / "p.csv")]) == 0
+    capsys.readouterr()
+    data.write_text("\n".join(line.replace(",t,", ",position,") for line in lines) + "\n")
+    fails(["predict", str(run), str(data), "-o", str(tmp_path / "p.csv")], capsys, "no time column for --time-gaps")

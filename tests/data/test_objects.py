@@ -1,0 +1,189 @@
+"""Records of what a program holds agree with those of the same data in a file or laid out by hand."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+import torch
+
+import raglane as rl
+from raglane.data import Columns, Records, records_from
+from raglane.errors import ArgumentTypeError, DataError, ShapeError
+
+_NONE = Columns(need_labels=False)
+
+
+def _split(records: Records) -> list[list[Any]]:
+    return [records.values[start:end].tolist() for start, end in pairwise(records.offsets)]
+
+
+def test_sequences_of_numbers_in_every_form() -> None:
+    random = np.random.default_rng(0)
+    for lengths, shape in (([3, 1, 4], ()), ([3, 1, 4], (2,)), ([2, 2], (3,)), ([4], ())):
+        arrays = [random.normal(size=(length, *shape)).astype(np.float32) for length in lengths]
+        expected = [array.reshape(len(array), -1).tolist() for array in arrays]
+        objects = np.empty(len(arrays), dtype=object)
+        objects[:] = arrays
+        forms: list[Any] = [
+            arrays,
+            tuple(arrays),
+            [array.tolist() for array in arrays],
+            [torch.from_numpy(array).requires_grad_() for array in arrays],
+            rl.Ragged([torch.from_numpy(array) for array in arrays]),
+            [array.astype(np.float64) for array in arrays],
+            pd.Series(arrays),
+        ]
+        if len(set(lengths)) > 1:
+            forms.append(objects)
+        else:
+            forms += [np.stack(arrays), torch.from_numpy(np.stack(arrays))]
+        for form in forms:
+            found = records_from(form, columns=_NONE)
+            assert _split(found) == expected
+            assert found.channels == tuple(f"x{place}" for place in range(max(1, *shape, 1)))
+            assert str(found.source) == "data"
+
+
+def test_empty_sequences_and_missing_values() -> None:
+    found = records_from([[], [1, float("nan")], np.zeros((0,))], columns=_NONE)
+    assert found.lengths.tolist() == [0, 2, 0]
+    assert np.isnan(found.values).ravel().tolist() == [False, True]
+    assert records_from([np.zeros((0, 3)), np.ones((2, 3))], columns=_NONE).channels == ("x0", "x1", "x2")
+    assert records_from([[1e300]], columns=_NONE).values.tolist() == [[float("inf")]]
+
+
+def test_texts_are_tokens() -> None:
+    for data in (
+        ["the cat", "", " a  b "],
+        [["the", "cat"], [], ["a", "b"]],
+        pd.Series(["the cat", "", "a b"]),
+        pl.Series(["the cat", "", "a b"]),
+    ):
+        found = records_from(data, columns=_NONE)
+        assert _split(found) == [["the", "cat"], [], ["a", "b"]]
+        assert found.channels == ()
+
+
+def test_labels_are_read_as_in_a_file() -> None:
+    data = [[0.1, 0.2], [0.3]]
+    for labels, words in (
+        (["a", "b"], ("a", "b")),
+        ([1, 0], ("1", "0")),
+        (np.array([True, False]), ("true", "false")),
+        (pd.Series(["a", "b"]), ("a", "b")),
+        (torch.tensor([2, 3]), ("2", "3")),
+    ):
+        assert records_from(data, labels).labels == words
+    tags = records_from(data, [["x", "y"], ["z"]], Columns("tag")).tags
+    assert tags is not None
+    assert tags.tolist() == ["x", "y", "z"]
+    for numbers, values in (([1.5, 2], [[1.5], [2]]), (np.array([[1, 2], [3, 4]]), [[1, 2], [3, 4]])):
+        targets = records_from(data, numbers, Columns("regress")).targets
+        assert targets is not None
+        assert targets.values.tolist() == values
+    sets = records_from(data, [["p", "q"], []], Columns("multilabel")).targets
+    assert sets is not None
+    assert sets.values.tolist() == [("p", "q"), ()]
+
+
+def _frames(table: dict[str, list[Any]]) -> list[Any]:
+    return [pd.DataFrame(table), pl.DataFrame(table), pa.table(table)]
+
+
+def _same(one: Records, other: Records) -> None:
+    assert _split(one) == _split(other)
+    assert (one.ids, one.labels, one.channels) == (other.ids, other.labels, other.channels)
+
+
+def test_tables_are_read_as_their_files(tmp_path: Path) -> None:
+    wide: dict[str, list[Any]] = {"name": ["a", "b", "c"], "x": [[1.5, 2.0], [], [3.25]], "kind": ["up", "down", "up"]}
+    long: dict[str, list[Any]] = {"id": [7, 7, 9], "t": [1, 0, 0], "h": [0.1, 0.25, 1e-7], "kind": ["up", "up", "down"]}
+    texts: dict[str, list[Any]] = {"id": [1, 2], "text": ["the cat", "a dog"], "label": [0, 1]}
+    words: dict[str, list[Any]] = {"id": [1, 1, 2], "word": ["the", "cat", "a"], "label": [0, 0, 1]}
+    for table, columns in ((wide, Columns(label="kind", id="name")), (texts, None)):
+        path = tmp_path / "table.parquet"
+        pd.DataFrame(table).to_parquet(path)
+        for frame in _frames(table):
+            _same(records_from(frame, columns=columns), rl.data.read(path, columns))
+    for table in (long, words):
+        csv = tmp_path / "table.csv"
+        pd.DataFrame(table).to_csv(csv, index=False)
+        for frame in _frames(table):
+            _same(records_from(frame), rl.data.read(csv))
+
+
+def test_a_table_with_labels_beside_it() -> None:
+    frame = pd.DataFrame({"x": [[1.0, 2.0], [3.0]], "kind": ["up", "down"]})
+    assert records_from(frame, ["p", "q"]).labels == ("p", "q")
+    assert records_from(frame[["x"]], ["p", "q"]).labels == ("p", "q")
+    matrices = pd.DataFrame({"x": [np.ones((2, 3)), np.zeros((1, 3))], "kind": ["up", "down"]})
+    assert records_from(matrices).lengths.tolist() == [2, 1]
+
+
+def test_panels() -> None:
+    expected = [[[1, 10], [2, 20]], [[3, 30]]]
+    channels = [pd.Series([1.0, 2.0]), pd.Series([3.0])], [pd.Series([10.0, 20.0]), pd.Series([30.0])]
+    nested = pd.DataFrame(dict(zip("ab", channels, strict=True)))
+    flat = pd.DataFrame({"a": [1, 3, 2], "b": [10, 30, 20]}, dtype=float)
+    # The rows of a sequence need not stand together.
+    flat.index = pd.MultiIndex.from_tuples([("s", 0), ("t", 0), ("s", 1)])
+    listed = [pd.DataFrame({"a": [1.0, 2.0], "b": [10.0, 20.0]}), pd.DataFrame({"a": [3.0], "b": [30.0]})]
+    for panel in (nested, flat, listed):
+        found = records_from(panel, ["up", "down"])
+        assert _split(found) == expected
+        assert found.channels == ("x0", "x1")
+    assert records_from(flat, columns=_NONE).ids == ("s", "t")
+
+
+class _Other:
+    """Neither a sequence nor a table."""
+
+
+@pytest.mark.parametrize(
+    ("data", "labels", "error", "words"),
+    [
+        (3, None, ArgumentTypeError, ["data: got 3", "a list of sequences"]),
+        (None, None, ArgumentTypeError, ["data: got None"]),
+        ("text", None, ArgumentTypeError, ["'text'"]),
+        ({"x": [1]}, None, ArgumentTypeError, ["a dict"]),
+        (_Other(), None, ArgumentTypeError, ["a _Other"]),
+        ([], None, DataError, ["no sequences"]),
+        (pd.DataFrame({"x": []}), None, DataError, ["no sequences"]),
+        ([3.0], None, ShapeError, ["data[0]", "()"]),
+        ([{}], None, ArgumentTypeError, ["data[0]", "a dict"]),
+        ([[1], "a"], None, ArgumentTypeError, ["data[1]", "real numbers"]),
+        (["a", [1]], None, ArgumentTypeError, ["data", "of several kinds"]),
+        ([np.ones((2, 3)), np.ones((2, 4))], None, ShapeError, ["data[1]", "(2, 4)", "C = 3", "transposed"]),
+        ([np.ones((2, 3, 4))], None, ShapeError, ["data[0]", "(2, 3, 4)"]),
+        ([1j * np.ones(2)], None, ArgumentTypeError, ["data[0]", "complex"]),
+        (np.ones(3), None, ShapeError, ["(3,)", "(sequences, steps)"]),
+        (np.ones((2, 3, 4, 5)), None, ShapeError, ["(2, 3, 4, 5)"]),
+        (rl.Ragged([torch.ones(2, 3, 4)]), None, ShapeError, ["(3, 4)"]),
+        (pd.DataFrame({"x": [1, "a"]}), None, DataError, ["Arrow", "one kind"]),
+        ([[1.0]], None, DataError, ["labels: got none", "classify"]),
+        ([[1.0]], ["a", "b"], ShapeError, ["labels: got 2 for 1 sequences"]),
+        ([[1.0]], "a", ArgumentTypeError, ["labels: got 'a'"]),
+        ([[1.0]], 1, ArgumentTypeError, ["labels: got 1"]),
+        ([[1.0], [2.0]], ["a", 1], ArgumentTypeError, ["labels", "of several kinds"]),
+        ([[1.0], [2.0]], ["a", None], DataError, ["labels: got a null in row 1"]),
+        ([[1.0], [2.0]], [0.5, 0.25], DataError, ["double", "strings, integers or booleans"]),
+    ],
+)
+def test_what_is_no_data(data: Any, labels: Any, error: type[Exception], words: list[str]) -> None:
+    with pytest.raises(error) as caught:
+        records_from(data, labels)
+    for word in words:
+        assert word in str(caught.value), caught.value
+    assert "Fix:" in str(caught.value)
+
+
+def test_channels_of_other_lengths_are_refused() -> None:
+    with pytest.raises(ShapeError, match=r"row 0.*2, 1 steps"):
+        records_from(pd.DataFrame({"a": [pd.Series([1.0, 2.0])], "b": [pd.Series([1.0])]}), columns=_NONE)

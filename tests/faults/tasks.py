@@ -1,0 +1,96 @@
+"""Faults in what models are trained for."""
+
+from __future__ import annotations
+
+from faults.fault import Fault
+
+__all__ = ["FAULTS"]
+
+_TASKS = "src/raglane/training/tasks/"
+
+FAULTS: dict[str, Fault] = {
+    "a-quantile-from-above": Fault(
+        f"{_TASKS}regress.py",
+        "torch.maximum((1 - quantile) * errors, -quantile * errors)",
+        "torch.maximum(quantile * errors, (quantile - 1) * errors)",
+        "training/test_tasks.py::test_losses_of_errors_by_hand",
+    ),
+    "numbers-told-scaled": Fault(
+        f"{_TASKS}regress.py",
+        "rows = output.double() * self.std + self.mean",
+        "rows = output.double() * self.std",
+        "training/test_tasks.py::test_numbers_are_learned_and_told_in_their_units",
+    ),
+    "thresholds-of-a-half": Fault(
+        f"{_TASKS}multilabel.py",
+        "model.thresholds.copy_(best_thresholds(torch.cat(answers).sigmoid(), targets))",
+        "model.thresholds.copy_(torch.full_like(model.thresholds, 0.5) + 0 * targets.sum())",
+        "training/test_tasks.py::test_sets_of_labels",
+    ),
+    "persistence-from-the-end": Fault(
+        f"{_TASKS}forecast.py",
+        "last = self.parts(heads.last())[0].cpu().unsqueeze(1)",
+        "last = self.parts(heads.first())[0].cpu().unsqueeze(1)",
+        "training/test_tasks.py::test_steps_ahead_by_hand",
+    ),
+    "persistence-without-what-was-before": Fault(
+        f"{_TASKS}forecast.py",
+        "(_entropy(self.counts[0]) + _entropy(self.counts[1])) / frames",
+        "_entropy(self.counts.sum(0)) / frames",
+        "training/test_tasks.py::test_binary_channels_are_told_as_such",
+    ),
+    "an-end-is-no-token": Fault(
+        "src/raglane/data/preprocess.py",
+        "torch.repeat_interleave(torch.arange(len(lengths)), offsets.diff()) * more + 1",
+        "torch.repeat_interleave(torch.arange(len(lengths)), offsets.diff()) * more",
+        "training/test_language.py::test_a_text_stands_between_ends",
+    ),
+    "chunks-without-the-states-before": Fault(
+        "src/raglane/training/model.py",
+        "carry(recurrent, embedded, state, begins)",
+        "carry(recurrent, embedded, state, begins | True)",
+        "training/test_language.py::test_chunks_give_what_whole_sequences_give",
+    ),
+    "states-of-chunks-start-anew": Fault(
+        "src/raglane/training/loop.py",
+        "tuple(self.random[name].to(device) for name",
+        "tuple(0 * self.random[name].to(device) for name",
+        "training/test_run.py::test_going_on_is_never_having_stopped",
+    ),
+    "a-line-without-its-break": Fault(
+        "src/raglane/data/splitting.py",
+        "return len(tokens) + texts",
+        "return len(tokens)",
+        "training/test_language.py::test_an_evaluation_by_hand",
+    ),
+    "warm-for-ever": Fault(
+        "src/raglane/training/schedule.py",
+        "if done < settings.warmup:",
+        "if settings.warmup:",
+        "training/test_tasks.py::test_rates_by_hand",
+    ),
+    "the-rate-of-the-last-batch-kept": Fault(
+        "src/raglane/training/loop.py",
+        "self._set_rate(trainer, self.module.settings.lr)",
+        "self._set_rate(trainer, rate_of(self.module.settings, self.state, self.batches))",
+        "training/test_run.py::test_going_on_is_never_having_stopped",
+    ),
+    "validation-weighed-too": Fault(
+        f"{_TASKS}classify.py",
+        "        if training:\n",
+        "        if True:\n",
+        "training/test_tasks.py::test_weights_and_smoothing_change_the_loss_of_training_alone",
+    ),
+    "frequent-tokens-hidden": Fault(
+        "src/raglane/training/unknown.py",
+        "minlength=config.input_size) == 1",
+        "minlength=config.input_size) >= 1",
+        "training/test_tasks.py::test_rare_tokens_are_read_as_unknown",
+    ),
+    "thresholds-between-equals": Fault(
+        f"{_TASKS}multilabel.py",
+        "scores = torch.where(below < ranked, scores, -1.0)",
+        "scores = torch.where(below <= ranked, scores, -1.0)",
+        "training/test_tasks.py::test_thresholds_against_every_cut",
+    ),
+}

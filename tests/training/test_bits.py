@@ -1,0 +1,90 @@
+"""A stored model's predictions have the same bits at any number of threads, in batches of any size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from raglane.data.preprocess import Preprocessor
+from raglane.data.records import Records, offsets_of
+from raglane.native.cells import has_cell
+from raglane.training.checkpoint import SavedModel
+from raglane.training.inference import predict
+from raglane.training.model import ModelConfig, SequenceModel
+from raglane.training.settings import INITIAL_STATES, LAYERS, NORMALISED_LAYERS, POOLINGS, Settings
+
+pytestmark = pytest.mark.skipif(not has_cell("gru"), reason="the cpu kernels promise the bits, and are not built")
+
+# An odd number of units leaves vectors that are not full, where torch rounds in another way than elsewhere.
+_SMALL: dict[str, Any] = {"hidden": 13, "layers": 2}
+
+
+@pytest.fixture(autouse=True)
+def threads_as_before() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def _records(is_tokens: bool) -> Records:
+    random = np.random.default_rng(3)
+    lengths = random.integers(0, 9, 24)
+    count = int(lengths.sum())
+    values = random.integers(0, 20, count).astype(str).astype(object) if is_tokens else random.normal(size=(count, 3))
+    return Records(
+        values if is_tokens else values.astype(np.float32),
+        offsets_of(lengths),
+        labels=tuple(random.integers(0, 5, 24).astype(str)),
+        tags=random.integers(0, 7, count).astype(str).astype(object),
+        channels=() if is_tokens else ("a", "b", "c"),
+    )
+
+
+def _predictions(settings: Settings, is_tokens: bool = False) -> list[dict[str, list[Any]]]:
+    records = _records(is_tokens)
+    preprocessor = Preprocessor.fit(records, task=settings.task)
+    model = SequenceModel(ModelConfig.of(settings, preprocessor)).eval()
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.5)
+    saved, found = SavedModel(model, preprocessor, {}), []
+    horizon = settings.task in ("forecast", "language")
+    asked: dict[str, Any] = {"horizon": 3} if horizon else {"probabilities": True}
+    for threads, batch_size in ((1, 256), (3, 256), (2, 7), (1, 1)):
+        torch.set_num_threads(threads)
+        found.append(predict(saved, records, batch_size=batch_size, **asked).columns)
+    return found
+
+
+def _assert_equal(settings: Settings, is_tokens: bool = False) -> None:
+    first, *others = _predictions(settings, is_tokens)
+    for other in others:
+        assert other == first, settings
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_of_every_layer(layer: str) -> None:
+    _assert_equal(Settings(layer=layer, bidirectional=True, **_SMALL))
+    _assert_equal(Settings("tag", layer, **_SMALL))
+    _assert_equal(Settings("forecast", layer, **_SMALL))
+    if layer in NORMALISED_LAYERS:
+        _assert_equal(Settings(layer=layer, layer_norm=True, **_SMALL))
+
+
+def test_of_every_other_task() -> None:
+    for settings in (
+        Settings("language", **_SMALL),
+        Settings("language", tie_weights=True, **_SMALL),
+        Settings("language", "lstm", layer_norm=True, **_SMALL),
+    ):
+        _assert_equal(settings, is_tokens=True)
+
+
+def test_of_every_pooling_and_initial_state() -> None:
+    for pooling in POOLINGS:
+        _assert_equal(Settings(pooling=pooling, **_SMALL), is_tokens=True)
+    for initial_state in INITIAL_STATES:
+        _assert_equal(Settings(initial_state=initial_state, **_SMALL), is_tokens=True)

@@ -1,0 +1,157 @@
+"""Language models: what they read, what they are measured by, chunks, and the texts drawn from them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from raglane.data.preprocess import END, UNKNOWN, Preprocessor
+from raglane.data.records import Columns, Records, offsets_of
+from raglane.data.splitting import SPLITS, join_tokens, split_texts
+from raglane.errors import ArgumentError, DataError
+from raglane.ragged import Ragged
+from raglane.training.batches import ChunkedBatches, chunked_order
+from raglane.training.checkpoint import load_model
+from raglane.training.inference import evaluate, predict
+from raglane.training.model import ModelConfig, SequenceModel
+from raglane.training.run import train
+from raglane.training.sampling import sample
+from raglane.training.settings import Settings
+
+_QUICK = Settings("language", epochs=6, hidden=16, embedding=8, lr=0.03, threads=1)
+
+
+def _texts(texts: list[str], split: str = "characters") -> Records:
+    tokens, lengths = split_texts(texts, split)
+    return Records(tokens, offsets_of(lengths), columns=Columns("language", split=split))
+
+
+def test_texts_come_back_from_their_tokens() -> None:
+    texts = ["to be", "", "caf\u00e9 \U0001f600"]
+    for split in SPLITS:
+        tokens, lengths = split_texts(texts, split)
+        ends = np.cumsum(lengths)
+        parts = [tokens[end - length : end].tolist() for end, length in zip(ends, lengths, strict=True)]
+        assert [join_tokens(part, split) for part in parts] == texts
+    with pytest.raises(ArgumentError, match=r"split: got 'letters'.*words, characters, bytes"):
+        Columns(split="letters")
+
+
+def test_a_tokenizer_file(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    model = tokenizers.models.WordLevel({"to": 0, "be": 1, "?": 2}, unk_token="?")
+    made = tokenizers.Tokenizer(model)
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.save(str(tmp_path / "tokenizer.json"))
+    tokens, lengths = split_texts(["to be", "or"], str(tmp_path / "tokenizer.json"))
+    assert (tokens.tolist(), lengths.tolist()) == (["to", "be", "?"], [2, 1])
+    (tmp_path / "bad.json").write_text("{}")
+    with pytest.raises(ArgumentError, match="a tokenizer file that can be read"):
+        split_texts(["to"], str(tmp_path / "bad.json"))
+
+
+def test_a_text_stands_between_ends() -> None:
+    records = _texts(["ab", "", "b"])
+    fitted = Preprocessor.fit(records, task="language")
+    assert fitted.vocabulary == (UNKNOWN, END, "b", "a")
+    data = fitted.apply(records)
+    assert [data[row]["inputs"].tolist() for row in range(3)] == [[1, 3, 2], [1], [1, 2]]
+    assert [data[row]["target"].tolist() for row in range(3)] == [[3, 2, 1], [1], [2, 1]]
+    # To go on, a text has no end yet; a token that says so in the data is none.
+    new = Records(np.array(["a", END], dtype=object), offsets_of([2]))
+    assert fitted.apply(new, require_targets=False)[0]["inputs"].tolist() == [1, 3, 0]
+
+
+def test_an_evaluation_by_hand(tmp_path: Path) -> None:
+    records = _texts(["abab", "aab", "", "bz"], "characters")
+    train(_QUICK, _texts(["abab", "aab", "ba"]), None, tmp_path)
+    saved = load_model(tmp_path)
+    numbers = evaluate(saved, records).numbers
+    bits = predict(saved, records).columns["bits"]
+    nats, count = 0.0, 0
+    data = saved.preprocessor.apply(records)
+    for place, item in enumerate(data[row] for row in range(len(data))):
+        told = saved.model(Ragged([item["inputs"]])).values.log_softmax(-1).detach()
+        mine = -float(told[torch.arange(len(told)), item["target"]].sum())
+        assert bits[place] == pytest.approx(mine / math.log(2), rel=1e-5)
+        nats, count = nats + mine, count + len(told)
+    assert count == 9 + 4
+    assert numbers["perplexity"] == pytest.approx(math.exp(nats / count), rel=1e-5)
+    # Nine characters, and the end of each of the four lines.
+    assert numbers["bits_per_character"] == pytest.approx(nats / math.log(2) / 13, rel=1e-5)
+    assert numbers["unknown"] == pytest.approx(1 / 13)
+    shares = [4 / 13, 4 / 13, 4 / 13, 1 / 13]
+    assert numbers["unigram_perplexity"] == pytest.approx(math.exp(-sum(share * math.log(share) for share in shares)))
+
+
+def test_chunks_give_what_whole_sequences_give() -> None:
+    records = _texts(["abcabcabc", "ab", "", "cabca"])
+    fitted = Preprocessor.fit(records, task="language")
+    data = fitted.apply(records)
+    model = SequenceModel(ModelConfig.of(replace(_QUICK, layer="lstm"), fitted)).eval()
+    whole = model(Ragged([data[row]["inputs"] for row in range(len(data))]))
+    assert isinstance(whole, Ragged)
+    chunks = chunked_order(data, replace(_QUICK, batch_size=2, steps=3))
+    for epoch in (0, 1):
+        parts: dict[int, list[torch.Tensor]] = {row: [] for row in range(4)}
+        state = None
+        chunks.set_epoch(epoch)
+        for batch in ChunkedBatches(chunks):
+            assert batch.begins is not None
+            out, state = model.go_on(batch.inputs, state, batch.begins)
+            for row, piece in zip(batch.index.tolist(), out, strict=True):
+                if row >= 0:
+                    parts[row].append(piece)
+        for row in range(4):
+            assert torch.equal(torch.cat(parts[row]), whole[row])
+
+
+def test_tied_weights_and_dropped_tokens(tmp_path: Path) -> None:
+    records = _texts(["abcd", "dcba", "abab"])
+    settings = replace(_QUICK, tie_weights=True, embedding_dropout=0.4, weight_dropout=0.2, layer="lstm")
+    train(settings, records, None, tmp_path)
+    saved = load_model(tmp_path)
+    config = saved.model.config
+    parameters = list(saved.model.parameters())
+    assert config.count() == (sum(weight.numel() for weight in parameters), len(parameters))
+    inputs = Ragged([torch.tensor([1, 2, 3, 4, 5])])
+    embedding = saved.model.encoder.embedding
+    assert embedding is not None
+    saved.model.train()
+    torch.manual_seed(0)
+    dropped = saved.model.encoder.embed(inputs).values
+    is_zero = (dropped == 0).all(1)
+    assert 0 < int(is_zero.sum()) < 5
+    assert torch.allclose(dropped[~is_zero], embedding.weight[1:][~is_zero] / 0.6)
+    saved.model.eval()
+    assert torch.equal(saved.model.encoder.embed(inputs).values, embedding.weight[1:])
+    for wrong in ({"task": "classify"}, {"task": "forecast"}):
+        with pytest.raises(ArgumentError, match="tie_weights"):
+            Settings(tie_weights=True, **wrong)  # type: ignore[arg-type]
+
+
+def test_drawn_texts(tmp_path: Path) -> None:
+    """What was learned by heart is told again; seeds and prompts do what they say."""
+    train(replace(_QUICK, epochs=60, steps=4, batch_size=2), _texts(["abcdef"] * 4), None, tmp_path)
+    saved = load_model(tmp_path)
+    assert sample(saved, temperature=0) == ["abcdef"]
+    assert sample(saved, prompt="abc", temperature=0, count=2, length=2) == ["abcde"] * 2
+    assert predict(saved, _texts(["abc"]), horizon=5).columns["prediction"] == [["d", "e", "f"]]
+    one, same, other = (sample(saved, temperature=5.0, count=3, length=20, seed=seed) for seed in (0, 0, 1))
+    assert one == same != other
+    assert len(set(one)) > 1
+    assert UNKNOWN not in "".join(one + other)
+    for name, value in (("count", 0), ("length", 0), ("temperature", -1.0), ("seed", -1)):
+        with pytest.raises(ArgumentError, match=name):
+            sample(saved, **{name: value})  # type: ignore[arg-type]
+    numbers = Records(np.zeros((2, 1), np.float32), offsets_of([2]), channels=("x",))
+    with pytest.raises(DataError, match=r"'language' and sequences of numbers.*forecast"):
+        train(_QUICK, numbers, None, tmp_path / "no")
+    for wrong in ({"task": "classify"}, {"task": "tag", "bidirectional": True}, {"task": "language", "bucket": True}):
+        with pytest.raises(ArgumentError, match="steps"):
+            Settings(steps=3, **wrong)
