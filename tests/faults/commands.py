@@ -9,7 +9,7 @@ __all__ = ["FAULTS"]
 FAULTS: dict[str, Fault] = {
     # ---- data -----------------------------------------------------------------------------------------------------
     "scaling-seen-by-validation": Fault(
-        "src/raglane/training/run.py",
+        "src/raglane/training/prepared.py",
         "preprocessor = fit(training, settings)",
         "preprocessor = fit(training if validation is None else validation, settings)",
         "training/test_run.py::test_scaling_is_that_of_the_training_part_alone",

@@ -47,7 +47,9 @@ def histogram(lengths: Any, batch_size: int | None = None, *, axes: Any = None) 
         '8 sequences: half are at most 5 long, 90 % at most 8, 99 % at most 8'
     """
     known = np.sort(lengths_of(lengths).numpy())
-    borders = [] if batch_size is None else _borders(known, batch_size)
+    borders = []
+    if batch_size is not None:
+        borders = _borders(known, check_whole("batch_size", batch_size, 1, "pass the sequences of a batch"))
     count, most = len(known), int(known[-1]) if len(known) else 0
     at = {quantile: int(known[-(-quantile * count // 100) - 1]) for quantile in _QUANTILES} if count else {}
     title = counted(count, "sequence")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,25 +12,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from raglane.data.chunks import Chunks
-from raglane.data.dataset import SequenceDataset
-from raglane.data.order import Batches
 from raglane.data.records import Records
 from raglane.data.statistics import Counted
 from raglane.data.stored_dataset import Dataset
 from raglane.errors import ArgumentError, DataError, DivergedError, argument, message, require
 from raglane.files import write_file, write_folder
 from raglane.reading import as_path
-from raglane.training.batches import chunked_order, training_order
-from raglane.training.checkpoint import check_format, load_weights, model_files
+from raglane.training.checkpoint import check_format, load_weights
 from raglane.training.folder import BEST, CURVES, DESCRIPTION, LAST, at_work, check_folder, find, replacing
 from raglane.training.history import curves_csv
-from raglane.training.machine import check_machine, check_size
-from raglane.training.model import ModelConfig, SequenceModel
+from raglane.training.prepared import Prepared, prepare
 from raglane.training.settings import Settings
 from raglane.training.state import TrainingState, check_optimizer, load_state
 from raglane.training.stored import read_json, reading, to_json
-from raglane.training.tasks import Task, fit, make_task, settle
+from raglane.training.tasks import settle
 
 if TYPE_CHECKING:
     from raglane.training.loop import Watcher
@@ -228,7 +223,7 @@ def train(
         if resume:
             fix = f"give {argument('folder')}"
             raise ArgumentError(message("folder", "None", "to go on needs the folder of a run", fix))
-        prepared = _prepare(settings, training, validation, test, columns or {})
+        prepared = prepare(settings, training, validation, test, columns or {})
         return _run(prepared, RunDescription(settings), None, _Start(), watcher)
     folder, rules = as_path(folder), {"resume": resume, "overwrite": overwrite}
     check_folder(folder, **rules)
@@ -239,7 +234,7 @@ def train(
             settings = replace(settings, loss=settings.loss or load_description(folder).settings.loss)
         else:
             settings, _ = settle(settings, training)
-        prepared = _prepare(settings, training, validation, test, columns or {})
+        prepared = prepare(settings, training, validation, test, columns or {})
         description = RunDescription(settings, dict(data or {}), fingerprint(training, validation))
         if resume:
             refuse_diverged(load_description(folder), folder)
@@ -247,19 +242,6 @@ def train(
             return _run(prepared, description, folder, start, watcher)
         with replacing(folder):
             return _run(prepared, description, folder, _Start(), watcher)
-
-
-@dataclass(frozen=True)
-class _Prepared:
-    """What a run needs besides its settings and its folder."""
-
-    model: SequenceModel
-    task: Task
-    training: SequenceDataset | Dataset
-    order: Batches | Chunks
-    validation: SequenceDataset | Dataset | None
-    device: torch.device
-    files: Callable[[], dict[str, bytes]]
 
 
 @dataclass(frozen=True)
@@ -271,90 +253,7 @@ class _Start:
     random: dict[str, torch.Tensor] | None = None
 
 
-def _prepare(
-    settings: Settings,
-    training: Records | Dataset,
-    validation: Records | Dataset | None,
-    test: Records | None,
-    columns: Mapping[str, Any],
-) -> _Prepared:
-    """Fit the preprocessing, and build the model."""
-    device = check_machine(settings)
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
-    torch.manual_seed(settings.seed)
-    preprocessor = fit(training, settings)
-    task = make_task(preprocessor, settings)
-
-    def applied(records: Records | Dataset) -> SequenceDataset | Dataset:
-        dataset: SequenceDataset | Dataset = preprocessor.apply(records)
-        task.check(dataset, str(records.source) if isinstance(records, Records) else "data")
-        return dataset
-
-    training_set = applied(training)
-    validation_set = None if validation is None else applied(validation)
-    if test is not None:
-        applied(test)
-    if isinstance(training_set, Dataset):
-        _refuse_in_memory(settings)
-    if settings.class_weights != "none":
-        targets = _targets_of(training_set)
-        task.class_weights = None if targets is None else task.weigh(targets)
-    config = ModelConfig.of(settings, preprocessor)
-    if settings.batch_elements is not None and settings.too_long == "split" and not isinstance(training_set, Dataset):
-        training_set = training_set.cut(settings.batch_elements)
-    order: Batches | Chunks = (
-        training_order(training_set.lengths, settings)
-        if settings.steps is None or isinstance(training_set, Dataset)
-        else chunked_order(training_set, settings)
-    )
-    mean = int(training_set.lengths.sum()) / max(len(training_set), 1)
-    if isinstance(order, Chunks):
-        elements = settings.batch_size * min(int(mean) + 1, settings.steps or 1)
-    else:
-        elements = int(mean * min(order.limit.usual(mean), len(training_set)))
-    if isinstance(order, Batches) and len(order) == 0 < len(training_set):
-        got, rule = f"{order.too_long:,} sequences, all too long for a batch", "at least one to learn from"
-        fix = f"raise {argument('batch_elements')}, or pass {argument('too_long', 'split')}"
-        raise DataError(message("data", got, rule, fix))
-    check_size(config, settings, device, elements)
-    model = SequenceModel(config)
-    return _Prepared(
-        model,
-        task,
-        training_set,
-        order,
-        validation_set,
-        device,
-        lambda: model_files(model, preprocessor, columns),
-    )
-
-
-def _refuse_in_memory(settings: Settings) -> None:
-    """Refuse what is done to sequences that are in memory, where they are not."""
-    there = "in memory, and those of a converted folder are not there"
-    if settings.batch_elements is not None and settings.too_long == "split":
-        fix = f"pass {argument('too_long', 'drop')} or {argument('too_long', 'alone')}"
-        raise ArgumentError(message("too_long", "'split'", f"sequences are split {there}", fix))
-    if settings.steps is not None:
-        fix = f"leave {argument('steps')} out, or train on the file itself"
-        raise ArgumentError(message("steps", f"{settings.steps}", f"sequences are cut into chunks {there}", fix))
-    if settings.class_weights != "none" and settings.task == "tag":
-        fix = f"leave {argument('class_weights')} out, or train on the file itself"
-        raise ArgumentError(
-            message("class_weights", repr(settings.class_weights), f"the labels of elements are counted {there}", fix)
-        )
-
-
-def _targets_of(training: SequenceDataset | Dataset) -> torch.Tensor | None:
-    """What there is to learn, where classes are counted."""
-    if isinstance(training, SequenceDataset):
-        return training.targets
-    labels = training.labels()
-    return None if labels is None else torch.from_numpy(labels)
-
-
-def _stored_start(prepared: _Prepared, settings: Settings, folder: Path, marks: str) -> _Start:
+def _stored_start(prepared: Prepared, settings: Settings, folder: Path, marks: str) -> _Start:
     """Where the run in a folder stands: its last checkpoint, put in the model, and its best model brought up to it."""
     from raglane.training.loop import make_optimizer
 
@@ -385,7 +284,7 @@ def _stored_start(prepared: _Prepared, settings: Settings, folder: Path, marks: 
 
 
 def _run(
-    prepared: _Prepared, description: RunDescription, folder: Path | None, start: _Start, watcher: Watcher | None
+    prepared: Prepared, description: RunDescription, folder: Path | None, start: _Start, watcher: Watcher | None
 ) -> TrainingResult:
     """Train from where a run stands to its end, or to where a signal stops it."""
     from raglane.training.loop import Interrupted, run_epochs

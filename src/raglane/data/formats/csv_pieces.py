@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane.data.formats.base import check_readable, decode
-from raglane.data.formats.csv import header_of, id_name_of, is_plain, parsed, read, records_of_entries, text_column
+from raglane.data.formats.csv import header_of, id_name_of, parsed, read, records_of_entries, text_column
+from raglane.data.formats.csv_table import is_plain
 from raglane.data.formats.pieces import BYTES, ROWS, Piece, Start, sift, whole
 from raglane.data.records import Columns, Records
 from raglane.errors import quote, require

@@ -1,0 +1,273 @@
+"""The rows of a CSV file that stand together by sequence: their features, and what is to be learned of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from raglane.data.formats.base import choose_column, columns_argument, data_error, named_column
+from raglane.data.formats.labels import labels_in
+from raglane.data.formats.times import gaps_between, read_times, refuse_contradiction
+from raglane.data.records import Columns, offsets_of
+from raglane.data.targets import TASKS, Targets
+from raglane.errors import argument, quote, quote_all, require
+
+__all__ = [
+    "Table",
+    "choose_label",
+    "features_of",
+    "group",
+    "is_plain",
+    "label_columns",
+    "labels_of",
+    "numbers_in",
+    "numbers_only",
+    "with_gaps",
+]
+
+# How a missing number is written.
+_MISSING = ("", "nan", "na", "n/a", "null", "none", "?")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A file whose rows stand together by sequence."""
+
+    path: Path
+    entries: dict[str, npt.NDArray[np.object_]]
+    rows: npt.NDArray[np.int64]
+    """For each row here, its row in the file, from 0."""
+    offsets: npt.NDArray[np.int64]
+    ids: tuple[str | int, ...]
+    time: str | None = None
+    """The column that orders the rows."""
+
+    def place(self, row: int) -> str:
+        """A row in words."""
+        sequence = int(np.searchsorted(self.offsets, row, side="right")) - 1
+        return f"data row {self.rows[row]} (id {quote(self.ids[sequence])})"
+
+    def constant(self, name: str) -> npt.NDArray[np.bool_]:
+        """For each row, whether the entry is that of the first row of its sequence."""
+        entries = self.entries[name]
+        first = np.repeat(entries[self.offsets[:-1]], np.diff(self.offsets))
+        return np.asarray(entries == first, dtype=np.bool_)
+
+
+def group(
+    path: Path,
+    entries: dict[str, npt.NDArray[np.object_]],
+    columns: Columns,
+    id_name: str,
+    time: str | None,
+    first: int = 0,
+) -> Table:
+    """Bring the rows of each sequence together, in the order of the time column if there is one."""
+    pandas = require("pandas", "data")
+    codes, ids = pandas.factorize(entries[id_name])
+    blank = ids == ""
+    if blank.any():
+        row = int((codes == int(blank.argmax())).argmax())
+        got = f"an empty entry in data row {first + row}, column {quote(id_name)}"
+        raise data_error(path, got, "each row has an id", "fill it, or remove the row")
+    if time is None:
+        order = np.argsort(codes, kind="stable")
+    else:
+        times = read_times(path, entries[time], time)
+        order = np.lexsort((times, codes))
+    offsets = offsets_of(np.bincount(codes, minlength=len(ids)))
+    sorted_entries = {name: entry[order] for name, entry in entries.items()}
+    table = Table(path, sorted_entries, order + first, offsets, _as_ids(ids), time)
+    if time is not None:
+        sorted_times, sorted_codes = times[order], codes[order]
+        again = (np.diff(sorted_times) == 0) & (np.diff(sorted_codes) == 0)
+        if again.any():
+            row = int(again.argmax()) + 1
+            got = f"the time {quote(table.entries[time][row])} again in {table.place(row)}"
+            feature = f"if it is a feature, say so with {columns_argument('features')}"
+            fix = f"remove one of the rows, or correct {quote(time)}; {feature}"
+            raise data_error(path, got, "a sequence has one row for each time", fix)
+        refuse_contradiction(path, table.entries, columns, time, np.diff(sorted_codes) == 0)
+    return table
+
+
+def _as_ids(ids: Any) -> tuple[str | int, ...]:
+    """Integers of 64 bits, if every id is written as one in the usual way; else strings."""
+    words = [str(word) for word in ids]
+    return tuple(map(int, words)) if all(map(is_plain, words)) else tuple(words)
+
+
+def is_plain(word: str) -> bool:
+    """Whether a word is a whole number of 64 bits, written in the usual way."""
+    return word.isascii() and word.isdigit() and (word == "0" or word[0] != "0") and len(word) < 19
+
+
+def numbers_in(entries: npt.NDArray[np.object_]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+    """Cells as numbers, NaN where missing, and which of them are neither."""
+    text = "".join(entries.tolist())
+    # Python reads 1_5 as 15, and other scripts' digits as ours; in a file they are damage.
+    if text.isascii() and "_" not in text:
+        try:
+            numbers = np.where(entries == "", "nan", entries).astype(np.float64)
+        except ValueError:
+            pass
+        else:
+            return numbers, np.zeros(len(entries), dtype=np.bool_)
+    # Words, or missing numbers that are written in another way: slower, so each different entry is looked at once.
+    pandas = require("pandas", "data")
+    codes, different = pandas.factorize(entries)
+    numbers = np.asarray(pandas.to_numeric(different, errors="coerce"), dtype=np.float64)
+    odd = np.isnan(numbers)
+    odd[odd] = [word.strip().lower() not in _MISSING for word in different[odd].tolist()]
+    return numbers[codes], odd[codes]
+
+
+def choose_label(table: Table, columns: Columns, free: list[str]) -> tuple[str | None, tuple[str, ...]]:
+    """The label column, if there is to be one, and the notes."""
+    path = table.path
+    if not columns.wants_labels:
+        return None, ()
+    if columns.label is not None:
+        for name in label_columns(table, columns.label):
+            named_column(path, "label", name, table.entries)
+        return columns.label, ()
+    candidates = [name for name in free if name not in (columns.features or ())]
+    if TASKS[columns.task].label == "numbers":
+        names = f"{columns_argument('label')}; several, as in 'x,y', are learned together"
+        rule = "every column of numbers could be the one to learn"
+        raise data_error(path, f"no label column named among {quote_all(table.entries)}", rule, f"name it with {names}")
+    kind = "column of words, or of integers"
+    if columns.task == "classify":
+        kind += ", the same in all rows of a sequence"
+        candidates = [name for name in candidates if table.constant(name).all()]
+    numbers = {name: numbers_in(table.entries[name]) for name in candidates}
+    words = [name for name in candidates if numbers[name][1].any()]
+    integers = [name for name in candidates if (np.mod(numbers[name][0], 1) == 0).all()]
+    if columns.task == "classify" and not (words or integers):
+        _refuse_almost(table, [name for name in free if name not in (columns.features or ())])
+    label, note = choose_column(path, "label", words or integers, kind, table.entries)
+    return label, (note,)
+
+
+def _refuse_almost(table: Table, names: list[str]) -> None:
+    """Raise for the column of words that is the same in most sequences, but not in all: the label, with a mistake."""
+    count = len(table.ids)
+    sequence = np.repeat(np.arange(count), np.diff(table.offsets))
+    odd: dict[str, int] = {}
+    for name in names:
+        if numbers_in(table.entries[name])[1].any():
+            odd[name] = len(np.unique(sequence[~table.constant(name)]))
+    for name in sorted(odd, key=lambda name: odd[name])[:1]:
+        if 2 * odd[name] <= count:
+            _refuse_change(table, name)
+
+
+def _refuse_change(table: Table, name: str) -> None:
+    """Raise if a label changes within a sequence, naming the first row where it does."""
+    same = table.constant(name)
+    if same.all():
+        return
+    row = int((~same).argmax())
+    entries = table.entries[name]
+    first = entries[table.offsets[int(np.searchsorted(table.offsets, row, side="right")) - 1]]
+    got = f"the label {quote(entries[row])} in {table.place(row)}, column {quote(name)}, after {quote(first)}"
+    fix = f"correct it, or pass {columns_argument('task', 'tag')} for a label per row"
+    raise data_error(table.path, got, "the rows of a sequence have one label", fix)
+
+
+def numbers_only(table: Table, features: list[str]) -> tuple[list[str], tuple[str, ...]]:
+    """Without the columns of words, where there are numbers: one of them may be labels that nobody asked for."""
+    words = [name for name in features if numbers_in(table.entries[name])[1].any()]
+    if not words or len(words) == len(features):
+        return features, ()
+    rest = [name for name in features if name not in words]
+    return rest, (f"left out, because they are not numbers: {', '.join(words)}",)
+
+
+def features_of(
+    table: Table, features: list[str], columns: Columns, is_tokens: bool | None
+) -> tuple[npt.NDArray[Any], tuple[str, ...], tuple[str, ...]]:
+    """The values: ``(N, C)`` float32, or ``(N,)`` tokens; their channels; and the notes."""
+    if not features:
+        rule = "a column is left for the features"
+        raise data_error(
+            table.path, "no feature column", rule, f"add one, or name it with {columns_argument('features')}"
+        )
+    result = np.empty((int(table.offsets[-1]), len(features)), dtype=np.float32)
+    for channel, name in enumerate(features):
+        numbers, odd = numbers_in(table.entries[name])
+        # A few words among numbers are mistakes, not tokens.
+        if len(features) == 1 and ((odd.mean() >= 0.5 or columns.tokens) if is_tokens is None else is_tokens):
+            return table.entries[name], (), (f"the entries of {quote(name)} are taken as tokens",)
+        if odd.any():
+            row = int(odd.argmax())
+            got = f"{quote(table.entries[name][row])} in {table.place(row)}, column {quote(name)}"
+            fix = f"correct it, or say which columns are features with {columns_argument('features')}"
+            raise data_error(table.path, got, "features are numbers, or one column of tokens", fix)
+        # A number that float32 cannot hold becomes infinite, and is then reported or filled as missing.
+        with np.errstate(over="ignore"):
+            result[:, channel] = numbers
+    return result, tuple(features), (f"features: {', '.join(features)}",)
+
+
+def with_gaps(
+    table: Table, values: npt.NDArray[Any], channels: tuple[str, ...]
+) -> tuple[npt.NDArray[np.float32], tuple[str, ...]]:
+    """The features, and the time since the element before as one more."""
+    rule = "the time since the element before is a feature beside numbers, in the rows of a time column"
+    if table.time is None:
+        fix = f"name the column with {columns_argument('time')}"
+        raise data_error(table.path, f"no time column for {argument('time_gaps', value=True, of='Columns')}", rule, fix)
+    if values.dtype == object:
+        got = f"tokens, and {argument('time_gaps', value=True, of='Columns')}"
+        raise data_error(table.path, got, rule, "leave it out")
+    gaps = gaps_between(table.entries[table.time])
+    gaps[table.offsets[:-1]] = 0
+    return np.concatenate([values, gaps[:, None]], axis=1), (*channels, "time_gap")
+
+
+def labels_of(
+    table: Table, columns: Columns, name: str
+) -> tuple[tuple[str, ...] | None, npt.NDArray[np.object_] | None, Targets | None]:
+    """The labels of the sequences or, for tagging, of the elements; or numbers or sets of labels of either."""
+    if TASKS[columns.task].label != "class":
+        return None, None, _targets(table, columns, name)
+    entries = table.entries[name]
+    blank = entries == ""
+    if blank.any():
+        got = f"an empty entry in {table.place(int(blank.argmax()))}, column {quote(name)}"
+        raise data_error(table.path, got, "each row has a label", "fill it, or remove the row")
+    if columns.task == "tag":
+        return None, entries, None
+    _refuse_change(table, name)
+    return tuple(entries[table.offsets[:-1]].tolist()), None, None
+
+
+def label_columns(table: Table, label: str) -> list[str]:
+    """The columns that a label names: one, or several between commas where there is none of the whole name."""
+    return [label] if label in table.entries else [part.strip() for part in label.split(",")]
+
+
+def _targets(table: Table, columns: Columns, label: str) -> Targets:
+    """Numbers or sets of labels: per sequence where they are the same in all rows of each, else per element."""
+    names = label_columns(table, label)
+    per_element = not all(table.constant(name).all() for name in names)
+    rows = np.arange(int(table.offsets[-1])) if per_element else table.offsets[:-1]
+    if TASKS[columns.task].label == "set":
+        sets = np.empty(len(rows), dtype=object)
+        sets[:] = [labels_in(entry) for entry in table.entries[label][rows].tolist()]
+        return Targets(sets, per_element=per_element)
+    values = np.empty((len(rows), len(names)), dtype=np.float64)
+    for place, name in enumerate(names):
+        numbers, odd = numbers_in(table.entries[name])
+        wrong = odd | ~np.isfinite(numbers)
+        if wrong.any():
+            row = int(wrong.argmax())
+            got = f"{quote(table.entries[name][row])} in {table.place(row)}, column {quote(name)}"
+            raise data_error(table.path, got, "a number to learn is finite", "correct it, or remove the row")
+        values[:, place] = numbers[rows]
+    return Targets(values, per_element=per_element, names=tuple(names))
