@@ -163,7 +163,7 @@ def _resumed(
     quiet: bool,
 ) -> _Order:
     """The order to go on with a run: its own data and settings, but for what may change."""
-    from raglane.models.fit import changes_of
+    from raglane.models.steps import changes_of
     from raglane.training.run import load_description, refuse_diverged
 
     description = load_description(out)
@@ -194,8 +194,8 @@ def _path(text: str | None) -> Path | None:
 
 def _train(order: _Order) -> None:
     """Read, train, draw, evaluate and say where everything is."""
-    from raglane.models.fit import draw_curves, draw_until_divergence, planned
     from raglane.models.progress import pick_watcher
+    from raglane.models.steps import draw_curves, draw_until_divergence, planned
     from raglane.training import run
     from raglane.training.machine import check_machine
     from raglane.training.tasks import TASKS, settle
@@ -257,7 +257,7 @@ def _train(order: _Order) -> None:
 def _parts(order: _Order) -> tuple[Records | Dataset, Records | Dataset | None]:
     """The training and the validation part, and a note on each."""
     from raglane.data.records import Records
-    from raglane.models.fit import divide
+    from raglane.models.steps import divide
 
     settings = order.settings
     records = order.training or order.source.open(settings.task)

@@ -1,0 +1,145 @@
+"""The steps of a training that ``rl.fit`` and ``raglane train`` take alike, from what was read to the pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from raglane.data.dataset import held_out
+from raglane.data.formats.base import count_of
+from raglane.data.missing import refuse_missing
+from raglane.data.records import Records
+from raglane.data.stored_dataset import Dataset
+from raglane.errors import ArgumentError, argument, message
+from raglane.models.sources import ColumnNames, hold_out
+from raglane.training.folder import DESCRIPTION, LAST, find
+from raglane.training.run import TrainingResult, load_description
+from raglane.training.settings import Settings
+from raglane.training.state import load_state
+from raglane.training.tasks import TASKS
+
+__all__ = ["changes_of", "divide", "draw_curves", "draw_until_divergence", "planned"]
+
+# What may differ when a run goes on: nothing that would change what the epochs so far have done.
+_CHANGEABLE = ("epochs", "patience", "device", "threads", "workers")
+
+
+def changes_of(folder: Path, before: Settings | ColumnNames, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run that goes on is told to change.
+
+    Args:
+        folder: of the run, for the message.
+        before: what it was started with.
+        given: what it is told now, by the same names.
+
+    Raises:
+        ArgumentError: something may not change.
+    """
+    known = asdict(before)
+    changes = {name: value for name, value in given.items() if value != known[name]}
+    refused = next((name for name in changes if name not in _CHANGEABLE), None)
+    if refused is not None:
+        rule = f"a run goes on with its own settings; only {', '.join(map(argument, _CHANGEABLE))} may change"
+        got = f"{changes[refused]!r}, and the run in {str(folder)!r} was started with another value"
+        raise ArgumentError(message(refused, got, rule, f"leave {argument(refused)} out, or start a new run"))
+    return changes
+
+
+def divide(
+    records: Records | Dataset, validation: Records | None, settings: Settings, where: str, validation_from: str = ""
+) -> tuple[Records | Dataset, Records | Dataset | None, tuple[str, ...]]:
+    """The training and the validation part, and a line on each.
+
+    Args:
+        records: all that there is to train on.
+        validation: what was given to validate on; None holds a part out.
+        settings: of the training.
+        where: the records come from.
+        validation_from: where ``validation`` comes from.
+
+    Raises:
+        ArgumentError: too few sequences to hold some out.
+        DataError: a feature is missing under ``missing="error"``.
+    """
+    rule = "none; the training loss decides which epoch is best"
+    if validation is not None:
+        rule = f"{count_of(len(validation), 'sequence')} of {validation_from}"
+    if isinstance(records, Dataset):
+        return _divide_stored(records, validation, settings, where, rule)
+    training = records
+    if validation is None and settings.validation_fraction > 0:
+        if settings.missing == "error" and not records.is_tokens:
+            # Before the split, after which rows have other numbers.
+            refuse_missing(records)
+        training, validation = hold_out(records, settings.validation_fraction, settings.seed)
+        how = "stratified by label, " if records.labels is not None and settings.task == "classify" else ""
+        share = f"{100 * settings.validation_fraction:g} % of the training sequences"
+        rule = f"{count_of(len(validation), 'sequence')}, {share}, {how}seed {settings.seed}"
+        if len(validation) == 0:
+            validation, rule = None, "none: each sequence held out has a label or a tag that no other has"
+    what = "tokens" if training.is_tokens else f"elements of {count_of(len(training.channels), 'channel')}"
+    found = f"training: {count_of(len(training), 'sequence')}, {len(training.values):,} {what}, from {where}"
+    return training, validation, (found, f"validation: {rule}")
+
+
+def _divide_stored(
+    training: Dataset, validation: Records | Dataset | None, settings: Settings, where: str, rule: str
+) -> tuple[Dataset, Records | Dataset | None, tuple[str, ...]]:
+    """The same of a folder that was converted, which is not read: vocabulary, scale and classes stand beside it."""
+    what = "tokens" if training.statistics.tokens else "elements"
+    if validation is None and settings.validation_fraction > 0:
+        classes = training.labels() if settings.task == "classify" else None
+        if classes is not None:
+            # In the order of their texts, as split has them: so the parts are those of data that was not converted.
+            classes = np.argsort(np.argsort(np.array(training.preprocessor.labels, dtype=object)))[classes]
+        mask = held_out(len(training), classes, settings.validation_fraction, settings.seed)
+        training, validation = training.subset(~mask), training.subset(mask)
+        share = f"{100 * settings.validation_fraction:g} % of the training sequences"
+        how = "" if classes is None else "stratified by label, "
+        rule = f"{count_of(len(validation), 'sequence')}, {share}, {how}seed {settings.seed}; "
+        rule += "vocabulary and scale were counted of all, these too"
+    elements = int(training.lengths.sum())
+    found = f"training: {count_of(len(training), 'sequence')}, {elements:,} {what}, batch by batch from {where}"
+    return training, validation, (found, f"validation: {rule}")
+
+
+def planned(settings: Settings, training: Records | Dataset) -> tuple[Settings, str]:
+    """The settings with the batches that the planner advises, and a line on why.
+
+    Args:
+        settings: of the training.
+        training: the sequences to train on.
+    """
+    from raglane.training.planned import plan_batches
+
+    settings, found = plan_batches(settings, training)
+    kind = "of similar lengths" if settings.bucket else "in random order"
+    return settings, f"batches: {count_of(settings.batch_size, 'sequence')} {kind}. {found.why}"
+
+
+def draw_curves(folder: Path, result: TrainingResult) -> None:
+    """Draw the history of a run in its folder, if there is any yet."""
+    from raglane.files import write_file
+    from raglane.report.figures import curves_png
+
+    if result.state.history:
+        title = f"Training of {folder.name}"
+        png = curves_png(result.state.history, result.metric, title, result.state.best_epoch)
+        write_file(folder / "curves.png", png)
+
+
+def draw_until_divergence(folder: Path, settings: Settings) -> None:
+    """Draw the history of a run that ran away, where it came to a checkpoint.
+
+    Args:
+        folder: of the run.
+        settings: of the run.
+    """
+    if find(folder, DESCRIPTION).is_file() and load_description(folder).diverged is not None:
+        draw_curves(
+            folder, TrainingResult(folder, TASKS[settings.task].terms(settings)[0], load_state(find(folder, LAST))[0])
+        )
