@@ -183,7 +183,9 @@ def test_language_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         run = str(tmp_path / split)
         more = ["--split", split, "--steps", "5", "--tie-weights", "--embedding-dropout", "0.1"]
         assert main([*command, "--out", run, *more, "--cell", "lstm"]) == 0
-        assert f"a line is a sequence, split into {split}" in capsys.readouterr().out
+        printed = capsys.readouterr().out
+        for piece in (f"a line is a sequence, split into {split}", "bits per token ", f"next: raglane sample {run}"):
+            assert piece in printed
         assert main(["evaluate", run, str(text)]) == 0
         printed = capsys.readouterr().out
         for piece in ("perplexity ", "unigram perplexity ", "bits per character "):

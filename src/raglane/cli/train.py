@@ -251,7 +251,10 @@ def _train(order: _Order) -> None:
 
         report(order.out, load_model(order.out), test, device=device, say=order.say, name="test", is_short=True)
     order.say(f"run: {order.out}  (model: best, curves: curves.png and curves.csv)")
-    order.say(f"next: raglane predict {order.out} DATA -o predictions.parquet")
+    if order.settings.task == "language":
+        order.say(f"next: raglane sample {order.out}")
+    else:
+        order.say(f"next: raglane predict {order.out} DATA -o predictions.parquet")
 
 
 def _parts(order: _Order) -> tuple[Records | Dataset, Records | Dataset | None]:
@@ -306,7 +309,8 @@ def _tell_result(order: _Order, result: TrainingResult) -> None:
     state = result.state
     row = state.history[state.best_epoch - 1]
     part = "validation" if "validation_loss" in row else "train"
-    numbers = f"{part} loss {row[f'{part}_loss']:.4f}, {result.metric} {row[f'{part}_{result.metric}']:.3f}"
+    metric = result.metric.replace("_", " ")
+    numbers = f"{part} loss {row[f'{part}_loss']:.4f}, {metric} {row[f'{part}_{result.metric}']:.3f}"
     simple = TASKS[order.settings.task].terms(order.settings)[1]
     baseline = row.get(f"{simple}_{result.metric}")
     beside = "" if baseline is None else f" ({simple}: {baseline:.3f})"
