@@ -47,6 +47,7 @@ __all__ = [
     "RaglaneError",
     "ShapeError",
     "argument",
+    "count_of",
     "flags",
     "message",
     "printable",
@@ -92,6 +93,16 @@ def shorten(text: str, most: int) -> str:
         return text
     end = (most - 3) // 3
     return f"{text[: most - 3 - end]}...{text[len(text) - end :]}"
+
+
+def count_of(count: int, noun: str) -> str:
+    """A number of things, in words.
+
+    Example:
+        >>> count_of(1, "channel"), count_of(3, "channel"), count_of(1234, "row")
+        ('1 channel', '3 channels', '1,234 rows')
+    """
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def quote(value: Any) -> str:

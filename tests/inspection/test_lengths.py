@@ -81,10 +81,3 @@ def test_the_examples_are_the_worst_the_median_and_the_best() -> None:
             assert list(one.lengths) == sorted(one.lengths, reverse=True)
     (single,) = batches.examples(np.array([3, 0]), 8, grouped=False)
     assert single.lengths == (3, 0)
-
-
-def test_a_long_list_is_thinned_out_without_repetition() -> None:
-    lengths = np.arange(200_000)
-    drawn = batches.thin_out(lengths)
-    assert len(set(drawn.tolist())) == len(drawn) == 1 << 16
-    assert 95_000 < drawn.mean() < 105_000

@@ -104,7 +104,7 @@ def convert(
 
 def _tell(done: Conversion) -> None:
     """What was written."""
-    from raglane.data.formats.base import count_of
+    from raglane.errors import count_of
 
     found = done.statistics
     if done.was_there:

@@ -280,8 +280,8 @@ def _tell_too_long(order: _Order, training: Records | Dataset) -> None:
     """How many sequences do not fit into a batch, and what becomes of them."""
     import numpy as np
 
-    from raglane.data.formats.base import count_of
     from raglane.data.records import Records
+    from raglane.errors import count_of
 
     most, words = order.settings.batch_elements, {"drop": "left out", "split": "split", "alone": "batches of their own"}
     if most is not None and order.settings.too_long in words:

@@ -94,7 +94,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Counted):
 
     @property
     def preprocessor(self) -> Preprocessor:
-        """What turns the data into tensors: the one that was given, or one learned from all sequences."""
+        """What turns the data into tensors, the one that was given, or one learned from all sequences."""
         if self._preprocessor is not None:
             return self._preprocessor
         if self._learned is None:
@@ -106,14 +106,14 @@ class Dataset(TorchDataset[dict[str, Tensor]], Counted):
 
     @property
     def statistics(self) -> Statistics:
-        """What is counted of all sequences of the files: read where it stands beside them, else counted now."""
+        """What is counted of all sequences of the files; read where it stands beside them, else counted now."""
         if self._statistics is None:
             self._statistics = self._parts.statistics()
         return self._statistics
 
     @property
     def fingerprint(self) -> str:
-        """A short text that differs for other sequences, or another order: made of lengths and of what is counted."""
+        """A short text that differs for other sequences, or another order; made of lengths and of what is counted."""
         digest = hashlib.sha256(json.dumps(self.statistics.to_config(), sort_keys=True).encode())
         digest.update(np.ascontiguousarray(self._all_lengths).data)
         if self._rows is not None:
@@ -149,7 +149,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Counted):
 
     @property
     def ids(self) -> tuple[str | int, ...]:
-        """One per sequence: those of the data, or the row numbers from 0 where it has none."""
+        """One per sequence, those of the data, or the row numbers from 0 where it has none."""
         rows = range(len(self)) if self._rows is None else self._rows.tolist()
         return tuple(map(self._parts.id_of, rows))
 

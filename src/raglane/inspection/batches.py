@@ -10,13 +10,11 @@ import numpy.typing as npt
 from raglane.data.order import Batches, Limit, Order
 from raglane.plot.distributions import batch_waste
 
-__all__ = ["ORDERS", "Example", "Fill", "batch_sizes", "examples", "fills", "thin_out"]
+__all__ = ["ORDERS", "Example", "Fill", "batch_sizes", "examples", "fills"]
 
 ORDERS = {"random": Order.random(), "grouped": Order.grouped(), "sorted": Order.sorted()}
 """In which order sequences come to batches: by chance, as ``--bucket`` does, by length."""
 
-# Sequences of a longer list that are looked at.
-_SEQUENCES = 1 << 16
 _SIZES = (8, 16, 32, 64, 128, 256, 512)
 
 _Integers = npt.NDArray[np.int64]
@@ -50,22 +48,6 @@ class Example:
     name: str
     fill: float
     lengths: tuple[int, ...]
-
-
-def thin_out(lengths: _Integers, seed: int = 0) -> _Integers:
-    """A random part of a long list of lengths; a shorter one as it is.
-
-    Args:
-        lengths: ``(B,)``.
-        seed: of the draw.
-
-    Example:
-        >>> len(thin_out(np.ones(1_000_000, np.int64))), len(thin_out(np.ones(10, np.int64)))
-        (65536, 10)
-    """
-    if len(lengths) <= _SEQUENCES:
-        return lengths
-    return lengths[np.random.default_rng(seed).choice(len(lengths), _SEQUENCES, replace=False, shuffle=False)]
 
 
 def batch_sizes(count: int) -> list[int]:

@@ -187,7 +187,8 @@ def refuse_empty(contents: Contents) -> None:
         ...
         raglane.errors.DataError: a.txt: got 2 sequences, none of which has an element; the rule: ...
     """
-    from raglane.data.formats.base import count_of, data_error
+    from raglane.data.formats.base import data_error
+    from raglane.errors import count_of
 
     if contents.lengths.any():
         return

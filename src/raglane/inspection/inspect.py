@@ -9,13 +9,14 @@ import torch
 
 from raglane.bench.machine import facts
 from raglane.data.progress import Progress
-from raglane.inspection.batches import Example, Fill, examples, fills, thin_out
+from raglane.inspection.batches import Example, Fill, examples, fills
 from raglane.inspection.command import recommended, train_line
 from raglane.inspection.contents import Contents
 from raglane.inspection.lengths import Bin, Bucket, Distribution, Summary, bins, buckets, summary
 from raglane.memory import FLOAT, TRAINED_TENSOR, check_memory
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner import Plan, Row, plan
+from raglane.planner.batches import thin_out
 from raglane.planner.words import seconds_in_words
 from raglane.training.model import ModelConfig
 from raglane.training.settings import ModelSettings, Settings
@@ -141,7 +142,7 @@ def inspect(
     """
     progress.stage("looking at the lengths")
     lengths = Distribution.of(contents.lengths)
-    part = thin_out(contents.lengths)
+    part = thin_out(torch.from_numpy(contents.lengths))[0].numpy()
     filled = fills(part)
     progress.stage("measuring this machine")
     layer = layer_of(settings, contents, settings.embedding)

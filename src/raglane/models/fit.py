@@ -73,7 +73,7 @@ def fit(
             be ``"auto"``.
 
     Returns:
-        The run, with its best model. Ctrl-C ends a training as it ends a program: what is in ``out`` is saved, and can
+        The run, with its best model. Ctrl-C ends a training as it ends a program; what is in ``out`` is saved, and can
         go on.
 
     Raises:

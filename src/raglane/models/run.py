@@ -115,12 +115,12 @@ class Run:
 
     @property
     def model(self) -> SequenceModel:
-        """The network, in evaluation mode, on the CPU: a ``torch.nn.Module``."""
+        """The network, a ``torch.nn.Module``, in evaluation mode, on the CPU."""
         return self.saved.model
 
     @property
     def preprocess(self) -> Preprocessor:
-        """What was learned of the training part: vocabulary, scaling, labels."""
+        """What was learned of the training part, such as vocabulary, scaling and labels."""
         return self.saved.preprocessor
 
     @property

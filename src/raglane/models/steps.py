@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from raglane.data.dataset import held_out
-from raglane.data.formats.base import count_of
 from raglane.data.missing import refuse_missing
 from raglane.data.records import Records
 from raglane.data.stored_dataset import Dataset
-from raglane.errors import ArgumentError, argument, message
+from raglane.errors import ArgumentError, argument, count_of, message
 from raglane.models.sources import ColumnNames, hold_out
 from raglane.training.folder import DESCRIPTION, LAST, find
 from raglane.training.run import TrainingResult, load_description

@@ -12,9 +12,9 @@ from raglane.checks import check_whole
 from raglane.costs import lengths_of
 from raglane.data.order import Batches, Limit, Order
 from raglane.drawing import BLUE, GREEN, ORANGE, VERMILION, frame
-from raglane.errors import ArgumentError, ArgumentTypeError, message, quote
+from raglane.errors import ArgumentError, ArgumentTypeError, count_of, message, quote
 from raglane.plot.cells import round_up
-from raglane.plot.picture import SMALL, TITLE, Box, Picture, counted, label, look, place, width_of
+from raglane.plot.picture import SMALL, TITLE, Box, Picture, label, look, place, width_of
 
 __all__ = ["batch_waste", "histogram", "waste"]
 
@@ -52,7 +52,7 @@ def histogram(lengths: Any, batch_size: int | None = None, *, axes: Any = None) 
         borders = _borders(known, check_whole("batch_size", batch_size, 1, "pass the sequences of a batch"))
     count, most = len(known), int(known[-1]) if len(known) else 0
     at = {quantile: int(known[-(-quantile * count // 100) - 1]) for quantile in _QUANTILES} if count else {}
-    title = counted(count, "sequence")
+    title = count_of(count, "sequence")
     if count:
         title += f": half are at most {at[50]:,} long, 90 % at most {at[90]:,}, 99 % at most {at[99]:,}"
     picture = _place(axes, title)
@@ -144,7 +144,7 @@ def waste(lengths: Any, batch_sizes: Any = None, *, seed: int = 0, axes: Any = N
         name: [100 * batch_waste(known, Batches(known, Limit(sequences=size), order, seed=seed)) for size in sizes]
         for name, order in _ORDERS.items()
     }
-    title = f"{counted(len(known), 'sequence')}: the share of padded batches that is padding"
+    title = f"{count_of(len(known), 'sequence')}: the share of padded batches that is padding"
     picture = _place(axes, title)
     one = picture.axes[0]
     frame(one, look())

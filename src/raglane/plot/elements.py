@@ -11,9 +11,9 @@ import torch
 
 from raglane.checks import check_kind
 from raglane.drawing import VERMILION
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, printable, quote, require
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, count_of, message, printable, quote, require
 from raglane.plot.cells import LINE, fitting, ink_on, pitch
-from raglane.plot.picture import SMALL, TEXT, TITLE, Box, Picture, counted, label, look, place, width_of
+from raglane.plot.picture import SMALL, TEXT, TITLE, Box, Picture, label, look, place, width_of
 from raglane.plot.rows import ABOVE, BELOW, grid_size, mark_rows, mark_steps, room_for_names
 from raglane.plot.sample import Sample
 from raglane.ragged import Ragged
@@ -186,9 +186,9 @@ def _draw(parts: Mapping[str, Ragged], most: float, labels: Any, axes: Any, gamm
 
 
 def _title(name: str, part: Ragged, sample: Sample) -> str:
-    title = f"{name}: {counted(len(sample.all), 'sequence')}"
+    title = f"{name}: {count_of(len(sample.all), 'sequence')}"
     wrong = int((~torch.isfinite(part.values)).sum())
-    return title + (f", not finite at {counted(wrong, 'element')} (red)" if wrong else "")
+    return title + (f", not finite at {count_of(wrong, 'element')} (red)" if wrong else "")
 
 
 def _table(part: Ragged, sample: Sample) -> npt.NDArray[np.float64]:

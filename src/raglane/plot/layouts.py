@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from raglane.checks import check_whole
 from raglane.costs import Cost, cost
+from raglane.errors import count_of
 from raglane.plot.cells import Run, Writing, color_of, draw_bar, draw_runs, fitting, pitch, runs_of
-from raglane.plot.picture import TEXT, Box, Picture, counted, label, look, place, width_of
+from raglane.plot.picture import TEXT, Box, Picture, label, look, place, width_of
 from raglane.plot.rows import ABOVE, BELOW, CELL, grid, mark_rows, mark_steps, room_for_names
 from raglane.plot.sample import Sample
 from raglane.schedules import DEFAULT_LANES, SCHEDULES
@@ -51,7 +52,7 @@ def padded(lengths: Any, *, labels: Any = None, axes: Any = None) -> Picture:
     whole, least = costs["padded"], costs["packed"]
     side = _product(whole, least)
     titles = (
-        _title(sample, "padded", f"{counted(whole.elements, 'element')}, {whole.waste:,} of them padding"),
+        _title(sample, "padded", f"{count_of(whole.elements, 'element')}, {whole.waste:,} of them padding"),
         f"step{sample.remark}",
         "sequence",
     )
@@ -167,7 +168,7 @@ def lanes(lengths: Any, lanes: int | None = None, *, threads: int = 1, axes: Any
 
     names = [f"thread {thread[row]}, {row}" if threads > 1 else str(row) for row in range(rows)]
     most = min(DEFAULT_LANES if lanes is None else int(lanes), int(sample.all.count_nonzero()))
-    title = _title(sample, f"in {counted(most, 'lane')}", _summary(count))
+    title = _title(sample, f"in {count_of(most, 'lane')}", _summary(count))
     titles = title, f"step (grey: idle){sample.remark}", "lane"
     extra = gap * thread[-1] if rows else 0.0
     numbers = sample.names()
@@ -261,11 +262,11 @@ def _places(rows: Mapping[str, int], left: float) -> tuple[tuple[float, float], 
 
 def _summary(count: Cost) -> str:
     waste = f" {count.waste:,} of them waste," if count.waste else ""
-    return f"{counted(count.elements, 'element')},{waste} {counted(count.steps, 'step')}"
+    return f"{count_of(count.elements, 'element')},{waste} {count_of(count.steps, 'step')}"
 
 
 def _title(sample: Sample, how: str, what: str) -> str:
-    return f"{counted(len(sample.all), 'sequence')}, {how}: {what}"
+    return f"{count_of(len(sample.all), 'sequence')}, {how}: {what}"
 
 
 def _widest(sample: Sample) -> float:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["SMALL", "TEXT", "TITLE", "Box", "Picture", "counted", "label", "look", "place", "theme", "width_of"]
+__all__ = ["SMALL", "TEXT", "TITLE", "Box", "Picture", "label", "look", "place", "theme", "width_of"]
 
 SMALL, TEXT, TITLE = 8.0, 9.0, 10.0
 """Sizes of text, in points; no text is smaller than the first."""
@@ -175,16 +175,6 @@ def place(axes: Any, size: tuple[float, float], boxes: Sequence[Box]) -> Picture
     for one in given:
         drawing.frame(one, look(), grid="")
     return Picture(given[0].figure, tuple(given), is_given=True)
-
-
-def counted(number: int, what: str) -> str:
-    """A number of things.
-
-    Example:
-        >>> counted(1, "step"), counted(2000, "step")
-        ('1 step', '2,000 steps')
-    """
-    return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 def width_of(text: str, size: float = SMALL) -> float:

@@ -163,7 +163,9 @@ class RaglaneRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
     ``"quantile"``.
 
     Attributes:
-        run_, n_iter_, n_features_in_: as those of :class:`RaglaneClassifier`.
+        run_: the trained :class:`raglane.Run`.
+        n_iter_: the epochs that were trained.
+        n_features_in_: as that of :class:`RaglaneClassifier`.
 
     Example:
         >>> means = RaglaneRegressor(hidden=8, epochs=150, lr=0.02, validation_fraction=0)

@@ -88,7 +88,7 @@ class TrainingResult:
             it ran to its end.
         was_complete: whether it was resumed with no epoch left to run.
         best: of a run without a folder, the files of its best model, for
-            :func:`~raglane.training.checkpoint.read_model`; {} before its first epoch is done.
+            ``raglane.training.checkpoint.read_model``; {} before its first epoch is done.
     """
 
     folder: Path | None

@@ -22,7 +22,6 @@ __all__ = [
     "check_text",
     "choose_column",
     "columns_argument",
-    "count_of",
     "data_error",
     "decode",
     "has_utf8",
@@ -83,16 +82,6 @@ def data_error(path: Path, got: str, rule: str, fix: str, line: int | None = Non
         a.ts, line 7: got 2 channels; the rule: @dimensions says 3. Fix: add one.
     """
     return DataError(message(f"{path}" if line is None else f"{path}, line {line}", got, rule, fix))
-
-
-def count_of(count: int, noun: str) -> str:
-    """A number of things, in words.
-
-    Example:
-        >>> count_of(1, "channel"), count_of(3, "channel"), count_of(1234, "row")
-        ('1 channel', '3 channels', '1,234 rows')
-    """
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def has_utf8(text: str) -> bool:

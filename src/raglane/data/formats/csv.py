@@ -32,7 +32,6 @@ import numpy.typing as npt
 from raglane.data.formats.base import (
     ID_NAMES,
     columns_argument,
-    count_of,
     data_error,
     decode,
     id_column,
@@ -53,7 +52,7 @@ from raglane.data.formats.table import choose, records_of
 from raglane.data.formats.times import choose_time
 from raglane.data.records import Columns, Records
 from raglane.data.targets import TASKS
-from raglane.errors import quote, quote_all, require
+from raglane.errors import count_of, quote, quote_all, require
 
 __all__ = [
     "header_of",

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane.data.formats.arrow import Reader, explode, is_label, is_label_list, is_list, is_number, is_text, words_of
-from raglane.data.formats.base import columns_argument, count_of
+from raglane.data.formats.base import columns_argument
 from raglane.data.records import offsets_of, place_of
 from raglane.data.targets import TASKS, Targets
-from raglane.errors import quote
+from raglane.errors import count_of, quote
 
 __all__ = ["label_kind", "labels_in", "names_of", "read_labels"]
 

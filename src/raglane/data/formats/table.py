@@ -35,7 +35,6 @@ from raglane.data.formats.base import (
     ROLE_NAMES,
     choose_column,
     columns_argument,
-    count_of,
     data_error,
     id_column,
     named_column,
@@ -45,7 +44,7 @@ from raglane.data.formats.labels import label_kind, read_labels
 from raglane.data.missing import how_to_fill
 from raglane.data.records import Columns, Records, offsets_of, place_of
 from raglane.data.splitting import split_texts
-from raglane.errors import quote, require
+from raglane.errors import count_of, quote, require
 
 __all__ = ["Chosen", "choose", "records_of"]
 

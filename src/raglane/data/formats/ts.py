@@ -18,11 +18,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from raglane.data.formats.base import check_text, columns_argument, count_of, data_error, has_utf8, read_bytes
+from raglane.data.formats.base import check_text, columns_argument, data_error, has_utf8, read_bytes
 from raglane.data.formats.pieces import Line, Piece, Start, line_pieces, lines_of
 from raglane.data.records import Columns, Records, offsets_of
 from raglane.data.targets import Targets
-from raglane.errors import DataError, MissingExtraError, quote, quote_all
+from raglane.errors import DataError, MissingExtraError, count_of, quote, quote_all
 
 __all__ = ["japanese_vowels", "pieces", "read"]
 
