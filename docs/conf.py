@@ -29,7 +29,11 @@ nitpick_ignore_regex = [
         r"(torch|numpy|np|matplotlib|collections|copy|dataclasses|pathlib|os|typing|types)\..*|Tensor|Axes|Figure",
     ),
     # Type variables, and bases of which only the classes are public.
-    (r"py:class", r"raglane\.(\w+\.)*([A-Z]|FlatBatch|Options|TrainingState|Way|Limit|Progress|Channel|Counted|Batch|Meter)|.*\bWatcher"),
+    (
+        r"py:class",
+        r"raglane\.(\w+\.)*([A-Z]|FlatBatch|Options|TrainingState|Way|Limit|Progress|Channel|Counted|Batch|Meter)"
+        r"|.*\bWatcher",
+    ),
     # Docstrings that say what they implement by its short name.
     (
         r"py:(meth|func)",
