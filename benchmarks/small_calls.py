@@ -91,6 +91,7 @@ def steps() -> None:
             theirs, cell = getattr(torch.nn, name)(size, size), getattr(torch.nn, f"{name}Cell")(size, size)
             ours = getattr(rl.nn, name)(size, size)
             ours.load_state_dict(theirs.state_dict())
+            frozen = rl.freeze(copy.deepcopy(ours))
             x_t, state = torch.randn(count, size), torch.zeros(1, count, size)
             hx: Any = (state, state) if name == "LSTM" else state
             flat: Any = (state[0], state[0]) if name == "LSTM" else state[0]
@@ -98,7 +99,7 @@ def steps() -> None:
                 found = medians(
                     {
                         "ours": partial(ours.step, x_t, hx),
-                        "frozen": partial(rl.freeze(copy.deepcopy(ours)).step, x_t, hx),
+                        "frozen": partial(frozen.step, x_t, hx),
                         "cell": partial(cell, x_t, flat),
                         "layer": partial(theirs, x_t.unsqueeze(0), hx),
                     },

@@ -91,7 +91,7 @@ def inspect(
 ) -> None:
     """Look at data before a training: its lengths, what padding wastes, what each way to train costs, and the best.
 
-    The layer is measured on this machine for a minute or two, once; the next inspection of such a layer is quick.
+    The layer is measured on this machine for about a minute, once; the next inspection of such a layer is quick.
 
     For example:
 

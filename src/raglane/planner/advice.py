@@ -109,7 +109,7 @@ def plan(
     fresh: bool = False,
     progress: Callable[[float], object] | None = None,
 ) -> Plan:
-    """Measure a layer for some seconds, and predict what every way to run it on these lengths costs.
+    """Measure a layer for about a minute, and predict what every way to run it on these lengths costs.
 
     The measurement does not look at the lengths: it is kept (``store.folder()`` says where), and another plan for the
     same layer on the same machine and versions takes some seconds. The times are those of the layer alone.

@@ -1,4 +1,4 @@
-"""What a layer costs on this machine: measurements of some seconds, and the model that is fitted to them."""
+"""What a layer costs on this machine: measurements of about a minute, and the model that is fitted to them."""
 
 from __future__ import annotations
 

@@ -60,8 +60,10 @@ def freeze(model: M) -> M:
     reasons = {name: _freeze(layer) for name, layer in layers.items()}
     if all(reasons.values()):
         name, reason = next(iter(reasons.items()), ("", "it has no recurrent layer of rl.nn"))
+        got = f"{name or type(model).__name__}, of which no layer can be frozen: {reason}"
+        rule = "one layer at least that the cpu kernels run, with weights that stay from call to call"
         fix = "call rl.accelerate(model) first for torch's own layers, or leave the model as it is"
-        raise DispatchError(message("model", name or type(model).__name__, f"a layer can be frozen: {reason}", fix))
+        raise DispatchError(message("model", got, rule, fix))
     return model
 
 
