@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
+from pathlib import Path
+
 from scripts import Script
+
+ROOT = Path(__file__).parents[1]
+# What is imported under another name than it is installed.
+DISTRIBUTIONS = {"sklearn": "scikit-learn", "vl_convert": "vl-convert-python"}
 
 EXTRAS = ["pyarrow", "pandas", "typer", "rich", "lightning", "safetensors", "matplotlib", "sktime", "torch._dynamo"]
 
@@ -23,3 +31,19 @@ def test_unknown_names_are_refused(script: Script) -> None:
     done = script("import raglane.data; raglane.data.nothing")
     assert done.returncode == 1
     assert "has no attribute 'nothing'" in done.stderr
+
+
+def test_an_extra_brings_what_its_message_promises() -> None:
+    """``errors.require(module, extra)`` says which extra to install where a module is missing."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    brought = {name: {re.split(r"[\[>=<]", each)[0] for each in listed} for name, listed in extras.items()}
+    calls = {
+        call
+        for path in (ROOT / "src").rglob("*.py")
+        if path.name != "errors.py"
+        for call in re.findall(r'require\("([\w.]+)", "(\w+)"\)', path.read_text())
+    }
+    assert len(calls) > 10
+    for module, extra in calls:
+        package = module.split(".")[0]
+        assert DISTRIBUTIONS.get(package, package) in brought[extra], (module, extra)

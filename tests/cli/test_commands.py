@@ -216,7 +216,7 @@ def test_overwrite_leaves_nothing_that_was_measured_of_the_old_run(tmp_path: Pat
 
 @pytest.mark.parametrize("task", ["classify", "tag", "forecast"])
 def test_no_sequence_is_in_both_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str) -> None:
-    from raglane.training import run
+    from raglane.training import run as training_run
 
     parts: list[Any] = []
 
@@ -224,8 +224,8 @@ def test_no_sequence_is_in_both_parts(tmp_path: Path, monkeypatch: pytest.Monkey
         parts.extend([training, validation])
         return plain(settings, training, validation, *others, **options)
 
-    plain = run.train
-    monkeypatch.setattr(run, "train", watch)
+    plain = training_run.train
+    monkeypatch.setattr("raglane.models.steps.train", watch)
     data = str(_write_csv(tmp_path / "steps.csv", _steps(40)))
     shape = ["--task", task, "--feature-column", "x", "--validation-fraction", "0.3"]
     assert main(["train", data, *shape, "--out", str(tmp_path / "run"), *FAST, "--quiet"]) == 0

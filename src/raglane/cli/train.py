@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from raglane.cli import console, options
-from raglane.errors import ArgumentError, DivergedError, message, quote
+from raglane.errors import ArgumentError, message, quote
 from raglane.models.sources import DEFAULT_DATA, ColumnNames, SavedSource, Source
 from raglane.training.settings import Settings
 
@@ -195,8 +195,7 @@ def _path(text: str | None) -> Path | None:
 def _train(order: _Order) -> None:
     """Read, train, draw, evaluate and say where everything is."""
     from raglane.models.progress import pick_watcher
-    from raglane.models.steps import draw_curves, draw_until_divergence, planned
-    from raglane.training import run
+    from raglane.models.steps import planned, run_training
     from raglane.training.machine import check_machine
     from raglane.training.tasks import TASKS, settle
 
@@ -216,26 +215,18 @@ def _train(order: _Order) -> None:
     _tell_too_long(order, training)
     metric = TASKS[settings.task].terms(settings)[0]
     watcher = None if order.quiet else pick_watcher(metric)
-    try:
-        result = run.train(
-            settings,
-            training,
-            validation,
-            order.out,
-            data=order.data(),
-            columns=order.source.found_in(training),
-            resume=order.resume,
-            overwrite=order.overwrite,
-            test=test,
-            watcher=watcher,
-        )
-    except DivergedError:
-        draw_until_divergence(order.out, settings)
-        raise
-    finally:
-        if watcher is not None:
-            watcher.close()
-    draw_curves(order.out, result)
+    result = run_training(
+        settings,
+        training,
+        validation,
+        order.out,
+        data=order.data(),
+        columns=order.source.found_in(training),
+        resume=order.resume,
+        overwrite=order.overwrite,
+        test=test,
+        watcher=watcher,
+    )
     if result.stopped_by is not None:
         order.say(f"stopped in epoch {result.state.epoch + 1}, and saved")
         order.say(f"go on with: raglane train --resume --out {order.out}")

@@ -19,7 +19,7 @@ from raglane.checks import check_flag
 from raglane.data.objects import records_from
 from raglane.data.records import Records
 from raglane.data.stored_dataset import Dataset
-from raglane.errors import ArgumentError, ArgumentTypeError, DivergedError, argument, message, quote, require
+from raglane.errors import ArgumentError, ArgumentTypeError, argument, message, quote, require
 from raglane.models.run import Run
 from raglane.models.sources import (
     LABELLED,
@@ -29,12 +29,12 @@ from raglane.models.sources import (
     chosen_columns,
     guess_task,
 )
-from raglane.models.steps import changes_of, divide, draw_curves, draw_until_divergence, planned
+from raglane.models.steps import changes_of, divide, planned, run_training
 from raglane.reading import as_path
 from raglane.training.checkpoint import load_model, read_model
 from raglane.training.folder import at_work, check_folder
 from raglane.training.machine import check_machine
-from raglane.training.run import TrainingResult, load_description, refuse_diverged, train
+from raglane.training.run import TrainingResult, load_description, refuse_diverged
 from raglane.training.settings import Settings
 from raglane.training.stored import build
 from raglane.training.tasks import TASKS, settle
@@ -139,31 +139,19 @@ def _train(
     progress: bool | None,
 ) -> TrainingResult:
     """Train, with a bar where one is wanted."""
-    watcher = _bar(settings, progress)
     with at_work(folder) if folder is not None else nullcontext():
-        try:
-            result = train(
-                settings,
-                training,
-                validation,
-                folder,
-                data=data,
-                columns=columns,
-                resume=resume,
-                overwrite=overwrite,
-                test=test,
-                watcher=watcher,
-            )
-        except DivergedError:
-            if folder is not None:
-                draw_until_divergence(folder, settings)
-            raise
-        finally:
-            if watcher is not None:
-                watcher.close()
-        if folder is not None:
-            draw_curves(folder, result)
-        return result
+        return run_training(
+            settings,
+            training,
+            validation,
+            folder,
+            data=data,
+            columns=columns,
+            resume=resume,
+            overwrite=overwrite,
+            test=test,
+            watcher=_bar(settings, progress),
+        )
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -13,15 +13,15 @@ from raglane.data.dataset import held_out
 from raglane.data.missing import refuse_missing
 from raglane.data.records import Records
 from raglane.data.stored_dataset import Dataset
-from raglane.errors import ArgumentError, argument, count_of, message
+from raglane.errors import ArgumentError, DivergedError, argument, count_of, message
 from raglane.models.sources import ColumnNames, hold_out
 from raglane.training.folder import DESCRIPTION, LAST, find
-from raglane.training.run import TrainingResult, load_description
+from raglane.training.run import TrainingResult, load_description, train
 from raglane.training.settings import Settings
 from raglane.training.state import load_state
 from raglane.training.tasks import TASKS
 
-__all__ = ["changes_of", "divide", "draw_curves", "draw_until_divergence", "planned"]
+__all__ = ["changes_of", "divide", "planned", "run_training"]
 
 # What may differ when a run goes on: nothing that would change what the epochs so far have done.
 _CHANGEABLE = ("epochs", "patience", "device", "threads", "workers")
@@ -120,7 +120,7 @@ def planned(settings: Settings, training: Records | Dataset) -> tuple[Settings, 
     return settings, f"batches: {count_of(settings.batch_size, 'sequence')} {kind}. {found.why}"
 
 
-def draw_curves(folder: Path, result: TrainingResult) -> None:
+def _draw_curves(folder: Path, result: TrainingResult) -> None:
     """Draw the history of a run in its folder, if there is any yet."""
     from raglane.files import write_file
     from raglane.report.figures import curves_png
@@ -131,7 +131,7 @@ def draw_curves(folder: Path, result: TrainingResult) -> None:
         write_file(folder / "curves.png", png)
 
 
-def draw_until_divergence(folder: Path, settings: Settings) -> None:
+def _draw_until_divergence(folder: Path, settings: Settings) -> None:
     """Draw the history of a run that ran away, where it came to a checkpoint.
 
     Args:
@@ -139,6 +139,42 @@ def draw_until_divergence(folder: Path, settings: Settings) -> None:
         settings: of the run.
     """
     if find(folder, DESCRIPTION).is_file() and load_description(folder).diverged is not None:
-        draw_curves(
+        _draw_curves(
             folder, TrainingResult(folder, TASKS[settings.task].terms(settings)[0], load_state(find(folder, LAST))[0])
         )
+
+
+def run_training(
+    settings: Settings,
+    training: Records | Dataset,
+    validation: Records | Dataset | None,
+    folder: Path | None,
+    *,
+    watcher: Any = None,
+    **more: Any,
+) -> TrainingResult:
+    """Train, and draw the history in the run's folder, however the training ends.
+
+    Args:
+        settings: of the run.
+        training: the sequences to train on.
+        validation: those that decide which epoch is best, or None.
+        folder: of the run; None keeps its model in memory.
+        watcher: is told of each epoch, and closed at the end; or None.
+        **more: the other arguments of :func:`raglane.training.run.train`.
+
+    Raises:
+        DivergedError: the training ran away; its history is drawn where it came to a checkpoint.
+    """
+    try:
+        result = train(settings, training, validation, folder, watcher=watcher, **more)
+    except DivergedError:
+        if folder is not None:
+            _draw_until_divergence(folder, settings)
+        raise
+    finally:
+        if watcher is not None:
+            watcher.close()
+    if folder is not None:
+        _draw_curves(folder, result)
+    return result
