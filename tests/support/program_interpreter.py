@@ -10,13 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from raglane.programs.program import Instruction, Operand, Program
 
 __all__ = ["run_program"]
 
-Array = NDArray[Any]
+Array = Any  # an ndarray: NumPy's own types of what its functions return say no more
 
 
 def _erf(a: Array) -> Array:
