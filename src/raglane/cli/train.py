@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,13 @@ def train(
 
     raglane train --resume --out runs/vowels
     """
+    if os.environ.get("RANK", "0") != "0":
+        from raglane.training.ranks.elsewhere import follow, found
+
+        others = found()
+        if others is not None:
+            follow(others, choices.get("device", "auto"))
+            return
     from raglane.training.folder import at_work, check_folder
     from raglane.training.machine import check_machine
 
