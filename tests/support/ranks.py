@@ -68,7 +68,7 @@ def _gradients(settings: _Kinds, rank: int, count: int, port: int, pipe: Connect
     os.environ.update(launch._network())
     ranks = Ranks(rank, count)
     store = distributed.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
-    ranks.join(store, torch.device("cpu"))
+    ranks.join(store)
     pipe.send([_gradient(chosen, dtype, ranks).tolist() for chosen, dtype in settings])
 
 

@@ -65,6 +65,8 @@ def fingerprint(*parts: Records | Counted | None) -> str:
             digest.update(repr(records.targets.values.tolist()).encode())
         if not records.is_tokens:
             digest.update(np.ascontiguousarray(records.values).tobytes())
+        for feature in records.features:
+            digest.update(repr((feature.name, feature.kind, feature.values.tolist())).encode())
     return digest.hexdigest()[:16]
 
 
@@ -80,6 +82,7 @@ def train(
     overwrite: bool = False,
     test: Records | None = None,
     watcher: Watcher | None = None,
+    config: bytes = b"",
 ) -> TrainingResult:
     """Train a model and save it, or go on with a run that was stopped.
 
@@ -95,6 +98,7 @@ def train(
         overwrite: replace a run that is in ``folder``, once the new one has a checkpoint.
         test: sequences that the model is to be measured on later; they are only checked, before the first epoch.
         watcher: told of batches and epochs.
+        config: the file that repeats the run, which is kept in its folder; none where it is empty.
 
     Returns:
         The history, and whether Ctrl-C or SIGTERM ended it. A run that fails in its first epoch leaves nothing, and the
@@ -126,7 +130,7 @@ def train(
         else:
             settings, _ = settle(settings, training)
         description = RunDescription(settings, dict(data or {}), fingerprint(training, validation))
-        work = Work(description, training, validation, test, columns or {}, folder, resume)
+        work = Work(description, training, validation, test, columns or {}, folder, resume, config)
         if resume:
             refuse_diverged(load_description(folder), folder)
             _check_same_data(folder, description.fingerprint)

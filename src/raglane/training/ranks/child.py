@@ -15,7 +15,6 @@ from queue import SimpleQueue
 from typing import Any
 
 from raglane.errors import RaglaneError, flags
-from raglane.training.inference import pick_device
 from raglane.training.ranks.group import Ranks
 from raglane.training.ranks.launch import Place
 from raglane.training.state import Totals, TrainingState
@@ -90,7 +89,7 @@ def _work(pipe: Connection, place: Place, content: bytes, stops: Stops, words: S
         work, threads = pickle.loads(content)
         work = _settled(work, threads)
         store = distributed.TCPStore("127.0.0.1", place.port, is_master=False)  # type: ignore[attr-defined]
-        ranks.join(store, pick_device(work.settings.device))
+        ranks.join(store)
         watcher = _Teller(pipe) if place.is_watched and ranks.is_first else None
         return perform(work, ranks=ranks, watcher=watcher, stops=stops)
     except Exception as error:

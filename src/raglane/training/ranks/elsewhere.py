@@ -13,7 +13,6 @@ from contextlib import suppress
 
 from raglane.errors import ArgumentError, LostRankError, current_flags, flags, message, quote
 from raglane.training.bookkeeper import Watcher
-from raglane.training.inference import pick_device
 from raglane.training.ranks.group import Ranks, lost
 from raglane.training.work import TrainingResult, Work, perform
 
@@ -61,7 +60,7 @@ def lead(work: Work, watcher: Watcher | None, ranks: Ranks) -> TrainingResult:
     Raises:
         LostRankError: another rank has gone; the run is saved where there was something to save.
     """
-    ranks.join(None, pick_device(work.settings.device))
+    ranks.join()
     try:
         ranks.from_first((work, current_flags()))
         return perform(work, ranks=ranks, watcher=watcher)
@@ -73,17 +72,16 @@ def lead(work: Work, watcher: Watcher | None, ranks: Ranks) -> TrainingResult:
         ranks.leave()
 
 
-def follow(ranks: Ranks, device: str) -> None:
+def follow(ranks: Ranks) -> None:
     """Do this rank's part of a training that the first one leads.
 
     Args:
         ranks: of which this is not the first.
-        device: as in the settings, the same for all.
 
     Raises:
         SystemExit: the first rank has gone, or the training failed; that one tells why.
     """
-    ranks.join(None, pick_device(device))
+    ranks.join()
     try:
         work, names = ranks.from_first(None)
         with flags(names):

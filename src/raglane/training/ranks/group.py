@@ -71,19 +71,19 @@ class Ranks:
         torch.cuda.set_device(self.local)
         return torch.device("cuda", self.local)
 
-    def join(self, store: Any, device: torch.device) -> None:
+    def join(self, store: Any = None) -> None:
         """Meet the other ranks; returns when all are there.
 
         Args:
             store: of ``torch.distributed``, which all of them know; None for the one that the environment names.
-            device: where to train. Of a GPU, gradients are summed by NCCL, the rest by gloo.
 
         Raises:
             RuntimeError: they do not all come, or cannot reach each other.
         """
         from torch import distributed
 
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        # What is on a GPU is summed there, if anything is; the same on every rank, whatever it will be told.
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and distributed.is_nccl_available() else "gloo"
         named = {} if store is None else {"store": store, "rank": self.rank, "world_size": self.count}
         distributed.init_process_group(backend, timeout=_PATIENCE, **named)
 
