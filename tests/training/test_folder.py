@@ -71,7 +71,13 @@ def test_the_old_run_waits_for_the_first_checkpoint_of_the_new_one(work: Path, m
             # Who only reads finds the old one, whole, and with its own description.
             assert (find(run, "best") / "weights.safetensors").read_bytes() == old
             assert json.loads(find(run, "run.json").read_text())["settings"]["seed"] == 0
-            assert {path.name for path in run.iterdir()} == {".lock", ".run.previous", "notes.txt", "run.json"}
+            assert {path.name for path in run.iterdir()} == {
+                ".lock",
+                ".run.previous",
+                "notes.txt",
+                "run.json",
+                "run.toml",
+            }
         write(path, files)
 
     monkeypatch.setattr(bookkeeper, "write_folder", watched)
@@ -179,7 +185,7 @@ def test_a_run_that_was_killed_after_its_last_epoch_is_completed(
 ) -> None:
     run = work / "run"
     before = tree(run)
-    for gone in (["curves.png"], ["evaluation.json"], [*RUN_FILES[2:]], ["curves.csv", *RUN_FILES[2:]]):
+    for gone in (["curves.png"], ["evaluation.json"], [*RUN_FILES[3:]], ["curves.csv", *RUN_FILES[3:]]):
         for name in gone:
             (run / name).unlink()
         (run / ".evaluation.json.partial").write_text("{")
