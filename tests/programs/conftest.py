@@ -1,4 +1,4 @@
-"""Programs are run by NumPy here."""
+"""Programs run by NumPy, where a test asks for it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from program_interpreter import run_program
 from torch import Tensor
 
+from program_interpreter import run_program
 from raglane.kernels.program import loop
 from raglane.programs.program import Program
 
@@ -19,6 +19,6 @@ def _run(program: Program, *, offsets: Tensor, ascending: bool = True, **given: 
     return [torch.from_numpy(part) for part in outputs], [torch.from_numpy(part) for part in finals]
 
 
-@pytest.fixture(autouse=True)
-def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop.engine, "run", _run)
+@pytest.fixture
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "run_program", _run)

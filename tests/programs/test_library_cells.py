@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from traced_cells import N, agree, weights_of
 
 from raglane.cells import CELLS, GRU, LSTM, PeepholeLSTM
 from raglane.cells.regularised import Regularised, RegularisedWeights
+from traced_cells import N, agree, weights_of
+
+
+@pytest.mark.usefixtures("interpreter")
+def test_a_program_means_the_same_to_a_second_interpreter() -> None:
+    for name in ("gru_reset_before", "layernorm_lstm", "sru"):
+        cell = CELLS[name]
+        agree(cell, weights_of(cell), cell.state_sizes(4), 4, need_states=True)
 
 
 @pytest.mark.parametrize("name", CELLS)

@@ -22,7 +22,9 @@ OFFSETS = torch.tensor([0, 3, 3, 4, 9])  # lengths 3, 0, 1, 5
 N, B = 9, 4
 
 
-def weights_of(cell: CellSpec, input_size: int = 5, hidden_size: int = 4, projection: int = 0, bias: bool = True) -> Any:
+def weights_of(
+    cell: CellSpec, input_size: int = 5, hidden_size: int = 4, projection: int = 0, bias: bool = True
+) -> Any:
     """Random weights of a cell of the library, float64."""
     shapes = cell.shapes(input_size, hidden_size, bias, projection)
     tensors = [None if part is None else 0.5 * torch.randn(part, dtype=torch.float64) for part in shapes.values()]

@@ -240,9 +240,7 @@ class _Backward:
             (compiled.unchanged, wanted.unchanged),
             (compiled.vectors, wanted.vectors),
         )
-        nodes = {
-            node for known, wishes in pairs for node, is_wanted in zip(known, wishes, strict=True) if is_wanted
-        }
+        nodes = {node for known, wishes in pairs for node, is_wanted in zip(known, wishes, strict=True) if is_wanted}
         weights = {index for index, is_wanted in enumerate(wanted.weights) if is_wanted}
         reverse = Reverse(self.graph, nodes | set(compiled.states), weights, set(compiled.elements))
         reverse.run(seeds)

@@ -96,7 +96,8 @@ class Reverse:
             here = np.flatnonzero((places == index) & (gradient != self._zero))
             if not len(here):
                 continue
-            local, given = columns[here] - graph.starts[index], gradient[here]
+            local: Columns = columns[here] - graph.starts[index]
+            given = gradient[here]
             share = np.full(graph.nodes[index].width, self._zero)
             unique, counts = np.unique(local, return_counts=True)
             if len(unique) < len(local):
@@ -109,7 +110,7 @@ class Reverse:
     def _summed(self, local: Columns, given: Columns, counts: Columns) -> Columns:
         """The sums of what goes to the same column, in the order of the columns."""
         order = np.argsort(local, kind="stable")
-        table = np.full((len(counts), counts.max()), self._zero)
+        table: Columns = np.full((len(counts), counts.max()), self._zero)
         rows = np.repeat(np.arange(len(counts)), counts)
         table[rows, np.arange(len(local)) - np.repeat(np.cumsum(counts) - counts, counts)] = given[order]
         return self.graph.sums(table.reshape(-1), len(counts))
@@ -117,7 +118,7 @@ class Reverse:
     def _sum(self, one: Columns, other: Columns) -> Columns:
         """The sum of two gradients, computed where both are there."""
         both = np.flatnonzero((one != self._zero) & (other != self._zero))
-        total = np.where(one == self._zero, other, one)
+        total: Columns = np.where(one == self._zero, other, one)
         if len(both):
             total[both] = self.graph.each("add", one[both], other[both])
         return total

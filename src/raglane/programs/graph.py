@@ -1,8 +1,8 @@
 """A step as a graph of whole rows: what tracing finds, gradients are taken of and programs are made from.
 
-A node is one operation. Its results are columns, and all columns of a graph are numbered through: an operand is an array
-of these numbers, in any order and with repetitions. So whatever moves columns (a view, a slice, a concatenation, a
-repetition) needs no node of its own. It is an array that is indexed.
+A node is one operation. Its results are columns, and all columns of a graph are numbered through: an operand is an
+array of these numbers, in any order and with repetitions. So whatever moves columns (a view, a slice, a concatenation,
+a repetition) needs no node of its own. It is an array that is indexed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SOURCES = ("element", "state", "vector")
 """Operations of nodes that are given rather than computed; a state that no step changes becomes a sequence's input."""
 
 
-class Refused(Exception):
+class Refused(Exception):  # noqa: N818 (an answer, and no error of anybody's)
     """A cell cannot become a program.
 
     Attributes:

@@ -168,7 +168,8 @@ class _Lowering:
         places, steps = self.graph.places(columns), np.diff(columns)
         kinds = np.where((steps == 1) & (np.diff(places) == 0), 1, np.where(steps == 0, 0, -1))
         turns = np.append(np.flatnonzero(np.diff(kinds)) + 1, len(kinds))
-        runs, low = [], 0
+        runs: list[_Run] = []
+        low = 0
         while low < len(columns) and len(runs) <= _PIECES:
             if low == len(columns) - 1 or kinds[low] < 0:
                 high = low + 1
@@ -219,7 +220,7 @@ class _Lowering:
         indexes = np.unique(graph.places(columns))
         source = np.concatenate([graph.columns(int(index)) for index in indexes])
         place = self._at_once(source)
-        picked = np.searchsorted(source, columns)
+        picked: Columns = np.searchsorted(source, columns)
         block = self._together[key] = self._local(len(columns))
         self._add("gather", (Operand(block),), (place,), len(columns), columns=tuple(picked.tolist()))
         return block
@@ -239,9 +240,7 @@ class _Lowering:
         if node is not None and node.operation == "product":
             weight = self.weights.setdefault((node.weight, node.is_transposed), len(self.weights))
         segments, epsilon = (1, 0.0) if node is None else (node.segments, node.epsilon)
-        self.instructions.append(
-            Instruction(operation, results, operands, width, segments, epsilon, weight, columns)
-        )
+        self.instructions.append(Instruction(operation, results, operands, width, segments, epsilon, weight, columns))
 
     def _emit(self, index: int, node: Node) -> None:
         if index not in self.homes:

@@ -1,8 +1,8 @@
 """Which columns of which rows the operands of an operation are, and whether rows stay apart.
 
-While a step is traced, a tensor is an int64 tensor of its shape, its *marks*: of each number, which row it belongs to and
-which column of the graph it is. So torch itself does what moves numbers, views and their aliases included. The rows are
-as many as :attr:`raglane.programs.trace.Tracer.rows`; all must be treated alike, and must not meet.
+While a step is traced, a tensor is an int64 tensor of its shape, its *marks*: of each number, which row it belongs to
+and which column of the graph it is. So torch itself does what moves numbers, views and their aliases included. The rows
+are as many as :attr:`raglane.programs.trace.Tracer.rows`; all must be treated alike, and must not meet.
 """
 
 from __future__ import annotations

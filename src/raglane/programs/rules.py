@@ -150,7 +150,11 @@ def _dims(dim: Any, count: int) -> list[int]:
 
 
 def _along(
-    tracer: Tracer, source: Tensor, dims: list[int], formula: Callable[[Graph, Columns, int], Columns], keeps: bool
+    tracer: Tracer,
+    source: Tensor,
+    dims: list[int],
+    formula: Callable[[Graph, Columns, int], Columns],
+    keeps: bool | None,
 ) -> Tensor:
     """Apply a formula to the parts of rows that lie along some dimensions.
 
@@ -159,7 +163,7 @@ def _along(
         source: of any shape.
         dims: these dimensions.
         formula: takes the columns of all parts and their number, and gives one column for each part, or all.
-        keeps: whether the dimensions stay where they were reduced.
+        keeps: whether the dimensions stay where they were reduced; None where the formula reduces nothing.
     """
     marks = tracer.marks(source)
     kept = [dim for dim in range(marks.dim()) if dim not in dims]
@@ -171,7 +175,7 @@ def _along(
     aligned = align([moved.reshape(count, -1)], tracer.rows)
     columns = aligned.columns[0]
     found = formula(tracer.graph, columns.reshape(-1), len(columns))
-    if len(found) == len(columns) and columns.shape[1] > 1 or columns.shape[1] == 1 and keeps is not None:
+    if keeps is not None:
         reduced = aligned.marks(found.reshape(-1, 1)).reshape([marks.shape[dim] for dim in kept])
         for dim in sorted(dims) if keeps else ():
             reduced = reduced.unsqueeze(dim)
@@ -182,7 +186,12 @@ def _along(
 
 def _reduction(formula: Callable[[Graph, Columns, int], Columns]) -> Rule:
     def rule(
-        tracer: Tracer, function: Any, source: Any, dim: Any = None, keepdim: bool = False, **kwargs: Any  # noqa: ARG001
+        tracer: Tracer,
+        function: Any,  # noqa: ARG001
+        source: Any,
+        dim: Any = None,
+        keepdim: bool = False,
+        **kwargs: Any,  # noqa: ARG001
     ) -> Tensor:
         if source.dtype is not tracer.dtype:
             raise Refused(f"it reduces {source.dtype}")
@@ -266,7 +275,7 @@ def _mapping(formula: Callable[[Graph, Columns, int], Columns]) -> Rule:
     def rule(tracer: Tracer, function: Any, source: Any, dim: int, to: Any) -> Tensor:  # noqa: ARG001
         if source.shape[dim] == 1:
             raise Refused("it normalises a single number")
-        return _along(tracer, source, [dim % source.dim()], formula, False)
+        return _along(tracer, source, [dim % source.dim()], formula, None)
 
     return rule
 
@@ -292,7 +301,7 @@ def _normalised(tracer: Tracer, source: Tensor, parts: tuple[int, ...], epsilon:
     wide = tracer.wrap(tracer.marks(source).reshape(parts), source.dtype)
     if parts[-1] == 1:
         raise Refused("it normalises a single number")
-    return tracer.wrap(tracer.marks(_along(tracer, wide, [len(parts) - 1], formula, False)).reshape(shape), tracer.dtype)
+    return tracer.wrap(tracer.marks(_along(tracer, wide, [len(parts) - 1], formula, None)).reshape(shape), tracer.dtype)
 
 
 def _scaled(tracer: Tracer, found: Tensor, gain: Any, bias: Any, shape: tuple[int, ...]) -> Tensor:
@@ -310,7 +319,7 @@ def _layer_norm(tracer: Tracer, function: Any, source: Any, shape: Any, gain: An
     return _scaled(tracer, found, gain, bias, tuple(shape)), unread, unread
 
 
-def _group_norm(  # noqa: PLR0913
+def _group_norm(
     tracer: Tracer,
     function: Any,  # noqa: ARG001
     source: Any,
@@ -329,7 +338,8 @@ def _group_norm(  # noqa: PLR0913
 
 def _gated(tracer: Tracer, function: Any, source: Any, dim: int = -1) -> Tensor:  # noqa: ARG001
     one, gate = (tracer.wrap(part, source.dtype) for part in tracer.marks(source).chunk(2, dim))
-    return _pointwise(lambda g, a, b: g.each("mul", a, g.each("sigmoid", b)))(tracer, None, one, gate)
+    found: Tensor = _pointwise(lambda g, a, b: g.each("mul", a, g.each("sigmoid", b)))(tracer, None, one, gate)
+    return found
 
 
 def _log_sigmoid(tracer: Tracer, function: Any, source: Any) -> Any:  # noqa: ARG001
@@ -370,7 +380,9 @@ RULES: dict[str, Rule] = {
     "linalg_vector_norm": _length,
     "native_layer_norm": _layer_norm,
     "native_group_norm": _group_norm,
-    **dict.fromkeys(("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training"), _batch_norm),
+    **dict.fromkeys(
+        ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training"), _batch_norm
+    ),
     **dict.fromkeys(("cudnn_batch_norm", "_batch_norm_with_update", "_batch_norm_no_update"), _batch_norm),
     **PRODUCTS,
 }

@@ -111,9 +111,7 @@ def trace(
 
     rows = [part for part, _ in elements], [part for part, _ in states]
     try:
-        (found, new, changed), drew = draws_random_numbers(
-            lambda: tracer.run(lambda: step.run(leaves, *rows, offsets))
-        )
+        (found, new, changed), drew = draws_random_numbers(lambda: tracer.run(lambda: step.run(leaves, *rows, offsets)))
     except Refused:
         raise
     except Exception as error:

@@ -1,9 +1,9 @@
 """What a step in plain torch computes, found by running it on tensors that stand for rows.
 
-While the step runs, torch hands each of its operations to a :class:`Tracer`. The tensors are on the device ``meta``, so
-that nobody can read numbers that there are not. Of each the tracer knows more. It is either computed from parameters alone,
-for real, and its operations are noted (:class:`Call`), to be run again by torch before each time loop, under autograd. Or
-it has rows: then it has marks (:mod:`raglane.programs.rows`), and its operations become nodes of a graph.
+While the step runs, torch hands each of its operations to a :class:`Tracer`. The tensors are on the device ``meta``,
+so that nobody can read numbers that there are not. Of each the tracer knows more. It is either computed from parameters
+alone, for real, and its operations are noted (:class:`Call`), to be run again by torch before each time loop, under
+autograd. Or it has rows: then it has marks (:mod:`raglane.programs.rows`), and its operations become nodes of a graph.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -252,8 +252,7 @@ class Tracer:
         part = self.part(tensor)
         if part.marks is not None:
             return part.marks
-        value = part.value
-        assert value is not None
+        value = cast(Tensor, part.value)
         if part.is_constant:
             numbers = [self.graph.number(number) for number in value.reshape(-1).tolist()]
             return free(np.asarray(numbers, np.int64)).reshape(value.shape)
@@ -280,11 +279,11 @@ class Tracer:
         """The place of a weight ``(groups, rows, depth)`` among the graph's, made of known tensors where it is new."""
         if key not in self._weights:
             part = self.part(make())
-            assert part.value is not None
-            if part.value.dtype is not self.dtype:
-                raise Refused(f"it mixes {self.dtype} with {part.value.dtype}")
+            value = cast(Tensor, part.value)
+            if value.dtype is not self.dtype:
+                raise Refused(f"it mixes {self.dtype} with {value.dtype}")
             self._weights[key] = len(self.graph.weights)
-            groups, rows, depth = part.value.shape
+            groups, rows, depth = value.shape
             self.graph.weights.append((groups, rows, depth))
             self._weight_known.append(part.known)
         return self._weights[key]
@@ -325,7 +324,7 @@ class _Follow(TorchDispatchMode):
     """Hands all operations of torch to a tracer."""
 
     def __init__(self, tracer: Tracer) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._tracer = tracer
 
     @classmethod
@@ -333,7 +332,7 @@ class _Follow(TorchDispatchMode):
         # To keep the compiler from looking in takes the import of all of it, seconds; it is not at work here.
         return False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         flat, spec = tree_flatten((args, kwargs or {}))
         return self._tracer.call(func, flat, spec)
 
@@ -356,19 +355,21 @@ def draws_random_numbers(run: Callable[[], Any]) -> tuple[Any, bool]:
         >>> draws_random_numbers(lambda: random.random() < 2)
         (True, True)
     """
-    before = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    before = _generators()
     try:
         found = run()
     finally:
-        after = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
-        moved = (
-            not torch.equal(before[0], after[0])
-            or not np.array_equal(before[1][1], after[1][1])
-            or before[1][2:] != after[1][2:]
-            or before[2] != after[2]
-        )
+        after = _generators()
+        moved = any(one != other for one, other in zip(before, after, strict=True))
         if moved:
-            torch.set_rng_state(before[0])
-            np.random.set_state(before[1])  # noqa: NPY002
+            torch.set_rng_state(torch.from_numpy(np.frombuffer(before[0], np.uint8).copy()))
+            name, keys, *rest = before[1]
+            np.random.set_state((name, np.frombuffer(keys, np.uint32), *rest))
             random.setstate(before[2])
     return found, moved
+
+
+def _generators() -> tuple[Any, Any, Any]:
+    """Where the generators of random numbers of torch, NumPy and Python stand."""
+    state: Any = np.random.get_state()
+    return torch.get_rng_state().numpy().tobytes(), (state[0], state[1].tobytes(), *state[2:]), random.getstate()

@@ -1,7 +1,7 @@
 """One layer in one direction as a program, as a function that PyTorch can differentiate, twice.
 
-All that is computed from parameters alone is computed by torch, under autograd. The loop is one function to autograd, whose
-inputs are what a step reads and all parameters. A second derivative goes through the reference kernel.
+All that is computed from parameters alone is computed by torch, under autograd. The loop is one function to
+autograd, whose inputs are what a step reads and all parameters. A second derivative goes through the reference kernel.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from torch import Tensor
 
 from raglane.kernels import reference
 from raglane.kernels.contract import Request
-from raglane.kernels.cpu import programs as engine
 from raglane.kernels.cpu.gradients import outer
-from raglane.programs.compiled import Compiled, Fetch, Wanted
+from raglane.kernels.cpu.programs import run as run_program
+from raglane.programs.compiled import Backward, Compiled, Fetch, Wanted
 from raglane.programs.lower import Lowered
 from raglane.programs.step import Step
 from raglane.segments import plain as segments
@@ -114,7 +114,7 @@ def _run(
     def tensors(kind: Any) -> list[Tensor]:
         return [given[node] for node in lowered.given.get(kind, ())]
 
-    return engine.run(
+    return run_program(
         lowered.program,
         offsets=offsets,
         ascending=ascending,
@@ -137,7 +137,7 @@ class _Loop(torch.autograd.Function):
         ctx.loop = loop
         # What is made of the parameters has a graph of its own, which the backward pass ends with.
         with torch.enable_grad():
-            own = [part.detach().requires_grad_(wish) for part, wish in zip(leaves, wished_leaves, strict=True)]
+            own = [part.detach().requires_grad_(bool(wish)) for part, wish in zip(leaves, wished_leaves, strict=True)]
             vectors, weights = loop.compiled.trace.known(own)
         ctx.known = own, vectors, weights
         wanted = _wanted(loop, wishes, vectors, weights)
@@ -198,9 +198,7 @@ class _Backward:
         like = self.elements[0]
         grad_output = grads.pop(0) if loop.need_output else None
         finals, unchanged_finals = loop.split(tuple(grads[: len(compiled.order)]))
-        steps, unchanged_steps = (
-            loop.split(tuple(grads[len(compiled.order) :])) if loop.need_states else ([], [])
-        )
+        steps, unchanged_steps = loop.split(tuple(grads[len(compiled.order) :])) if loop.need_states else ([], [])
         changing, unchanged = loop.split(self.states)
         given = dict(self.given)
         given |= dict(zip(compiled.unchanged, unchanged, strict=True))
@@ -225,7 +223,7 @@ class _Backward:
             )
         ]
         grad_elements = self._elements(program, weights, wanted.elements)
-        grad_leaves = self._leaves(program, wanted)
+        grad_leaves = self._leaves(program)
         found = [*grad_elements, *loop.join(grad_states, grad_unchanged), *grad_leaves]
         return [part if wish else None for part, wish in zip(found, self.wishes, strict=True)]
 
@@ -240,11 +238,9 @@ class _Backward:
         parts += [segments.sum(part, self.loop.offsets) for part in rows]
         return sum(parts[1:], parts[0]) if parts else None
 
-    def _elements(self, program: Any, weights: list[Tensor], wishes: tuple[bool, ...]) -> list[Tensor | None]:
+    def _elements(self, program: Backward, weights: list[Tensor], wishes: tuple[bool, ...]) -> list[Tensor | None]:
         found: list[Tensor | None] = []
-        for place, (node, element, wish) in enumerate(
-            zip(self.compiled.elements, self.elements, wishes, strict=True)
-        ):
+        for place, (node, element, wish) in enumerate(zip(self.compiled.elements, self.elements, wishes, strict=True)):
             deferred = [part for part in program.deferred if part[2][0] == node] if wish else []
             if not wish:
                 found.append(None)
@@ -263,7 +259,7 @@ class _Backward:
             found.append(torch.zeros_like(element) if total is None else total)
         return found
 
-    def _leaves(self, program: Any, wanted: Wanted) -> list[Tensor | None]:
+    def _leaves(self, program: Backward) -> list[Tensor | None]:
         """The gradients of the parameters, by way of what was made of them."""
         made: dict[int, Tensor] = {}
         for weight, result, operand in program.weights:
@@ -317,12 +313,12 @@ def _reference_gradients(
     """All gradients by way of the reference kernel: where they are to be differentiated, or torch.func is at work."""
     keep = torch.is_grad_enabled()
     # Views, so that a gradient stops here where one of them was computed from another.
-    inputs = tuple([part.view_as(part) if keep else part.detach().requires_grad_(part.requires_grad) for part in tensors])
+    inputs = tuple(
+        [part.view_as(part) if keep else part.detach().requires_grad_(part.requires_grad) for part in tensors]
+    )
     elements, states, leaves = loop.parts(inputs)
     weights = loop.step.weights(list(leaves), list(elements))
-    request = Request(
-        loop.step.whole, elements[0], loop.offsets, None, (), (weights,), need_states=loop.need_states
-    )
+    request = Request(loop.step.whole, elements[0], loop.offsets, None, (), (weights,), need_states=loop.need_states)
     with torch.enable_grad():
         ran = reference.run_direction(request, weights, states, not loop.ascending)
     results = [*([ran.output] if loop.need_output else []), *ran.state, *(ran.states or ())]
