@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raglane.data.preprocess import Preprocessor
+from raglane.data.records import TIME_GAP
+from raglane.errors import ArgumentError, message, quote
 from raglane.native.cells import has_cell
 from raglane.nn import SequenceEncoder, carry
 from raglane.nn.arguments import check_count
@@ -35,6 +37,8 @@ class ModelConfig(ModelSettings):
         output_size: classes, or the channels to forecast.
         embedding: size of a token's embedding; None where elements are float channels.
         per_element: whether the head answers for each element; None goes by the task.
+        gap_column: the channel that holds the time since the element before, for a cell that reads times; None where
+            there is none.
 
     Raises:
         ArgumentError: a setting breaks its rule, or two do not go together.
@@ -48,6 +52,7 @@ class ModelConfig(ModelSettings):
     output_size: int
     embedding: int | None = None
     per_element: bool | None = None
+    gap_column: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -101,7 +106,11 @@ class ModelConfig(ModelSettings):
             "output_size": TASKS[settings.task].output_size(preprocessor),
             "embedding": chosen["embedding"] if preprocessor.is_tokens else None,
             "per_element": preprocessor.per_element,
+            "gap_column": _gap_column(settings, preprocessor),
         }
+        if preprocessor.is_tokens and settings.layer == "grud":
+            rule = "the cell grud reads features, of which some are missing"
+            raise ArgumentError(message("layer", quote(settings.layer), rule, "choose another cell for tokens"))
         return cls(**chosen | sizes)
 
     def encoder(self) -> SequenceEncoder:
@@ -111,6 +120,8 @@ class ModelConfig(ModelSettings):
             del options[name]
         if self.per_element:
             options["pooling"] = None
+        if self.gap_column is not None:
+            options["gap_column"] = self.gap_column
         sizes = {"hidden_size": options.pop("hidden"), "num_layers": options.pop("layers")}
         return SequenceEncoder(self.input_size, embedding=self.embedding, **sizes, **options)
 
@@ -127,6 +138,7 @@ class ModelConfig(ModelSettings):
         """
         sizes = ["input_size", "output_size", "hidden", "layers", *(() if self.embedding is None else ("embedding",))]
         smallest: dict[str, Any] = {name: min(1, check_count(name, getattr(self, name))) for name in sizes}
+        del smallest["input_size"]  # some cells read their columns in blocks
         with torch.device("meta"):
             cell = SequenceModel(dataclasses.replace(self, **smallest)).encoder.recurrent.cell
         states, directions = cell.state_sizes(self.hidden), 2 if self.bidirectional else 1
@@ -138,8 +150,9 @@ class ModelConfig(ModelSettings):
         shapes += [(1, (self.output_size,))] if self.tie_weights else []
         if self.embedding is not None:
             shapes.append((1, (self.input_size, self.embedding)))
-        for layers, size in ((1, self.embedding or self.input_size), (self.layers - 1, width)):
-            shapes += [(layers * directions, shape) for shape in cell.shapes(size, self.hidden).values() if shape]
+        first = (1, cell, self.embedding or self.input_size)
+        for layers, spec, size in (first, (self.layers - 1, cell.above(), width)):
+            shapes += [(layers * directions, shape) for shape in spec.shapes(size, self.hidden).values() if shape]
         if self.initial_state == "learned":
             shapes += [(1, (rows, size)) for size in states]
         if self.initial_state == "lengths":
@@ -166,10 +179,19 @@ class ModelConfig(ModelSettings):
             "input_size": preprocessor.input_size,
             "output_size": TASKS[self.task].output_size(preprocessor),
             "per_element": preprocessor.per_element,
+            "gap_column": _gap_column(self, preprocessor),
         }
         for name, value in fitting.items():
             if getattr(self, name) != value:
                 raise ValueError(f"model.{name} = {getattr(self, name)!r} with a preprocessor that gives {value!r}")
+
+
+def _gap_column(settings: ModelSettings, preprocessor: Preprocessor) -> int | None:
+    """The channel that holds the times, for the cell that reads them."""
+    channels = preprocessor.channels
+    # A cell cannot read times alone.
+    is_there = settings.layer == "cfc" and TIME_GAP in channels and preprocessor.input_size > 1
+    return channels.index(TIME_GAP) if is_there else None
 
 
 class SequenceModel(nn.Module):
