@@ -27,6 +27,7 @@ it short.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -50,6 +51,7 @@ __all__ = [
     "count_of",
     "flags",
     "message",
+    "nearest",
     "printable",
     "quote",
     "quote_all",
@@ -257,6 +259,20 @@ def message(argument: str, got: str, rule: str, fix: str) -> str:
     argument = _flags.get(argument, argument)
     argument, got, rule, fix = (shorten(printable(part), _PART) for part in (argument, got, rule, fix))
     return f"{argument}: got {got}; the rule: {rule}. Fix: {fix}."
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """What somebody may have meant who wrote a name that there is not.
+
+    Args:
+        name: as it was written.
+        known: the names that there are.
+
+    Example:
+        >>> nearest("hiden", ["hidden", "layers"]), nearest("xyz", ["hidden", "layers"])
+        ('hidden', None)
+    """
+    return next(iter(difflib.get_close_matches(name, list(known), 1)), None)
 
 
 def require(module: str, extra: str) -> ModuleType:

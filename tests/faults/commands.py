@@ -7,6 +7,25 @@ from faults.fault import Fault
 __all__ = ["FAULTS"]
 
 FAULTS: dict[str, Fault] = {
+    # ---- options from a file --------------------------------------------------------------------------------------
+    "what-is-to-be-ignored-holds": Fault(
+        "src/raglane/cli/options.py",
+        "            leave_out(context, context.params.get(IGNORE))\n",
+        "",
+        "cli/test_config.py::test_an_option_goes_before_the_file_and_the_file_before_the_default",
+    ),
+    "a-file-is-a-default": Fault(
+        "src/raglane/cli/configuration.py",
+        '"DEFAULT_MAP": FILE',
+        '"DEFAULT_MAP": DEFAULT',
+        "cli/test_config.py::test_an_option_goes_before_the_file_and_the_file_before_the_default",
+    ),
+    "a-truth-for-a-number": Fault(
+        "src/raglane/training/stored.py",
+        "isinstance(value, wanted) and (hint is bool or not isinstance(value, bool))",
+        "isinstance(value, wanted)",
+        "cli/test_config.py::test_a_mistake_in_a_file_is_one_line_that_names_it",
+    ),
     # ---- data -----------------------------------------------------------------------------------------------------
     "scaling-seen-by-validation": Fault(
         "src/raglane/training/prepared.py",

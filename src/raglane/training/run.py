@@ -19,7 +19,7 @@ from raglane.errors import ArgumentError, DataError, DivergedError, argument, me
 from raglane.files import write_file, write_folder
 from raglane.reading import as_path
 from raglane.training.checkpoint import check_format, load_weights
-from raglane.training.folder import BEST, CURVES, DESCRIPTION, LAST, at_work, check_folder, find, replacing
+from raglane.training.folder import BEST, CONFIG, CURVES, DESCRIPTION, LAST, at_work, check_folder, find, replacing
 from raglane.training.history import curves_csv
 from raglane.training.prepared import Prepared, prepare
 from raglane.training.settings import Settings
@@ -174,6 +174,8 @@ def fingerprint(*parts: Records | Counted | None) -> str:
             digest.update(repr(records.targets.values.tolist()).encode())
         if not records.is_tokens:
             digest.update(np.ascontiguousarray(records.values).tobytes())
+        for feature in records.features:
+            digest.update(repr((feature.name, feature.kind, feature.values.tolist())).encode())
     return digest.hexdigest()[:16]
 
 
@@ -189,6 +191,7 @@ def train(
     overwrite: bool = False,
     test: Records | None = None,
     watcher: Watcher | None = None,
+    config: bytes = b"",
 ) -> TrainingResult:
     """Train a model and save it, or go on with a run that was stopped.
 
@@ -204,6 +207,7 @@ def train(
         overwrite: replace a run that is in ``folder``, once the new one has a checkpoint.
         test: sequences that the model is to be measured on later; they are only checked, before the first epoch.
         watcher: told of batches and epochs.
+        config: the file that repeats the run, which is kept in its folder; none where it is empty.
 
     Returns:
         The history, and whether Ctrl-C or SIGTERM ended it. A run that fails in its first epoch leaves nothing, and the
@@ -239,9 +243,9 @@ def train(
         if resume:
             refuse_diverged(load_description(folder), folder)
             start = _stored_start(prepared, settings, folder, description.fingerprint)
-            return _run(prepared, description, folder, start, watcher)
+            return _run(prepared, description, folder, start, watcher, config)
         with replacing(folder):
-            return _run(prepared, description, folder, _Start(), watcher)
+            return _run(prepared, description, folder, _Start(), watcher, config)
 
 
 @dataclass(frozen=True)
@@ -284,7 +288,12 @@ def _stored_start(prepared: Prepared, settings: Settings, folder: Path, marks: s
 
 
 def _run(
-    prepared: Prepared, description: RunDescription, folder: Path | None, start: _Start, watcher: Watcher | None
+    prepared: Prepared,
+    description: RunDescription,
+    folder: Path | None,
+    start: _Start,
+    watcher: Watcher | None,
+    config: bytes = b"",
 ) -> TrainingResult:
     """Train from where a run stands to its end, or to where a signal stops it."""
     from raglane.training.loop import Interrupted, run_epochs
@@ -293,6 +302,8 @@ def _run(
     best: dict[str, bytes] = {}
     if folder is not None:
         description.write(folder)
+        if config:
+            write_file(folder / CONFIG, config)
     was_complete = _is_complete(state, settings)
     if was_complete and folder is not None:
         write_file(folder / CURVES, curves_csv(state.history))
