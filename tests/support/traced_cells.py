@@ -23,7 +23,7 @@ N, B = 9, 4
 
 
 def weights_of(
-    cell: CellSpec, input_size: int = 5, hidden_size: int = 4, projection: int = 0, bias: bool = True
+    cell: CellSpec, input_size: int = 6, hidden_size: int = 4, projection: int = 0, bias: bool = True
 ) -> Any:
     """Random weights of a cell of the library, float64."""
     shapes = cell.shapes(input_size, hidden_size, bias, projection)
