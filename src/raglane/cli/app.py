@@ -35,7 +35,6 @@ app = typer.Typer(
     epilog=_EXIT_CODES,
     help="Recurrent networks on sequences of different lengths: convert, inspect, train, evaluate, predict.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,9 @@ def train(
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
     choices: options.Choices,
+    config: options.Config = None,  # noqa: ARG001
+    show_config: options.ShowConfig = False,
+    origins: options.Origins,
     quiet: options.Quiet = False,
     debug: options.Debug = False,  # noqa: ARG001
 ) -> None:
@@ -50,12 +54,26 @@ def train(
 
     raglane train meters.csv --task forecast --time-column hour --test later.csv
 
+    raglane train --config runs/vowels/run.toml --seed 1 --out runs/again
+
     raglane train --resume --out runs/vowels
     """
+    if os.environ.get("RANK", "0") != "0":
+        from raglane.training.ranks.elsewhere import follow, found
+
+        others = found()
+        if others is not None:
+            if not show_config:
+                follow(others)
+            return
+    source = Source(data, format, ColumnNames(**columns))
+    if show_config:
+        places = {"data": data, "format": format, "validation": validation, "test": test, "out": out}
+        _show(choices, source.columns, places, {"resume": resume, "overwrite": overwrite, "quiet": quiet}, origins)
+        return
     from raglane.training.folder import at_work, check_folder
     from raglane.training.machine import check_machine
 
-    source = Source(data, format, ColumnNames(**columns))
     if resume:
         folder = _run_to_resume(out, overwrite)
         check_folder(folder, resume=True)
@@ -66,9 +84,7 @@ def train(
             _train(order)
     else:
         plans_batches = choices.get("batch_size") == "auto"
-        settings = Settings(
-            **{name: value for name, value in choices.items() if value != "auto" or name != "batch_size"}
-        )
+        settings = _settings(choices)
         check_default(source, settings)
         training = None
         if "task" not in choices and source.path is not None:
@@ -82,6 +98,45 @@ def train(
         check_folder(folder, overwrite=overwrite)
         with at_work(folder):
             _train(order)
+
+
+def _settings(choices: options.Given) -> Settings:
+    """The settings that options give, but for batches that are still to be planned."""
+    return Settings(**{name: value for name, value in choices.items() if value != "auto" or name != "batch_size"})
+
+
+def _show(
+    choices: options.Given,
+    columns: ColumnNames,
+    places: dict[str, Any],
+    acts: dict[str, bool],
+    origins: options.Origins,
+) -> None:
+    """Print every option with its value and its origin, as a file that --config reads."""
+    from raglane.models.configuration import Entry, as_toml, entries
+    from raglane.training.options import DATA, RUN
+
+    if acts["resume"]:
+        rule = "a run goes on with its own settings, which its run.toml has"
+        raise ArgumentError(message("--show-config", "it beside --resume", rule, "leave one out"))
+    unset = {
+        "data": f"{DEFAULT_DATA}, the embedded default",
+        "format": "by suffix",
+        "validation": "held out",
+        "test": "none",
+        "out": "runs/<data>-<task>-<cell>",
+    }
+    files = [
+        Entry(name, place, unset[name], origins[name], RUN if name == "out" else DATA) for name, place in places.items()
+    ]
+    flags = [Entry(name, value, "", origins[name], RUN) for name, value in acts.items() if name != "resume"]
+    chosen = {entry.key: entry for entry in entries(_settings(choices), origins)}
+    if "batch_size" in choices:
+        chosen["batch-size"] = replace(chosen["batch-size"], value=choices["batch_size"])
+    if "task" not in choices and places["data"] is not None:
+        chosen["task"] = replace(chosen["task"], value=None, unset="guessed from the labels of the data")
+    listed = [*files, *entries(columns, origins), *chosen.values(), *flags]
+    console.say(*as_toml(listed).splitlines())
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import signal
 import sys
@@ -19,7 +18,7 @@ from raglane.checks import check_flag
 from raglane.data.objects import records_from
 from raglane.data.records import Records
 from raglane.data.stored_dataset import Dataset
-from raglane.errors import ArgumentError, ArgumentTypeError, argument, message, quote, require
+from raglane.errors import ArgumentError, ArgumentTypeError, argument, message, nearest, quote, require
 from raglane.models.run import Run
 from raglane.models.sources import (
     LABELLED,
@@ -36,7 +35,7 @@ from raglane.training.folder import at_work, check_folder
 from raglane.training.machine import check_machine
 from raglane.training.run import TrainingResult, load_description, refuse_diverged
 from raglane.training.settings import Settings
-from raglane.training.stored import build
+from raglane.training.stored import build, rule_of
 from raglane.training.tasks import TASKS, settle
 
 __all__ = ["fit"]
@@ -164,8 +163,8 @@ def _sorted(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any],
     settings, columns = [[field.name for field in fields(kind)] for kind in (Settings, ColumnNames)]
     unknown = next((name for name in options if name not in (*settings, *columns)), None)
     if unknown is not None:
-        near = difflib.get_close_matches(unknown, [*settings, *columns], 1)
-        fix = f"pass {near[0]}, perhaps" if near else "see raglane.training.settings.Settings"
+        near = nearest(unknown, [*settings, *columns])
+        fix = f"pass {near}, perhaps" if near else "see raglane.training.settings.Settings"
         rule = "an option of raglane.training.settings.Settings, or a column"
         raise ArgumentTypeError(message("options", quote(unknown), rule, fix))
     chosen = {name: value for name, value in options.items() if name in settings}
@@ -202,9 +201,9 @@ def _settings(chosen: Mapping[str, Any]) -> Settings:
         raise
     except ValueError as error:
         # The words for a file that somebody has edited are not those for a program.
-        name, _, rule = str(error).removeprefix("options.").partition(" = ")
-        rule = rule.rpartition("which is not ")[2]
-        raise ArgumentTypeError(message(name, quote(plain.get(name)), rule, "convert it, or leave it out")) from error
+        name = str(error).removeprefix("options.").partition(" = ")[0]
+        fix = "convert it, or leave it out"
+        raise ArgumentTypeError(message(name, quote(plain.get(name)), rule_of(error), fix)) from error
 
 
 def _guessed(data: Any, labels: Any, source: Source) -> tuple[Records | Dataset, str]:

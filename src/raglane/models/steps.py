@@ -14,6 +14,7 @@ from raglane.data.missing import refuse_missing
 from raglane.data.records import Records
 from raglane.data.stored_dataset import Dataset
 from raglane.errors import ArgumentError, DivergedError, argument, count_of, message
+from raglane.models.configuration import run_config
 from raglane.models.sources import ColumnNames, hold_out
 from raglane.training.folder import DESCRIPTION, LAST, find
 from raglane.training.run import TrainingResult, load_description, train
@@ -24,7 +25,7 @@ from raglane.training.tasks import TASKS
 __all__ = ["changes_of", "divide", "planned", "run_training"]
 
 # What may differ when a run goes on: nothing that would change what the epochs so far have done.
-_CHANGEABLE = ("epochs", "patience", "device", "threads", "workers")
+_CHANGEABLE = ("epochs", "patience", "device", "ranks", "threads", "workers")
 
 
 def changes_of(folder: Path, before: Settings | ColumnNames, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,6 +82,8 @@ def divide(
         if len(validation) == 0:
             validation, rule = None, "none: each sequence held out has a label or a tag that no other has"
     what = "tokens" if training.is_tokens else f"elements of {count_of(len(training.channels), 'channel')}"
+    if training.features:
+        what += f" and {', '.join(f'{feature.name} ({feature.kind})' for feature in training.features)}"
     found = f"training: {count_of(len(training), 'sequence')}, {len(training.values):,} {what}, from {where}"
     return training, validation, (found, f"validation: {rule}")
 
@@ -167,7 +170,8 @@ def run_training(
         DivergedError: the training ran away; its history is drawn where it came to a checkpoint.
     """
     try:
-        result = train(settings, training, validation, folder, watcher=watcher, **more)
+        config = run_config(settings, more.get("data") or {})
+        result = train(settings, training, validation, folder, watcher=watcher, config=config, **more)
     except DivergedError:
         if folder is not None:
             _draw_until_divergence(folder, settings)

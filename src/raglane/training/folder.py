@@ -19,6 +19,7 @@ from raglane.lock import LOCK, locked
 
 __all__ = [
     "BEST",
+    "CONFIG",
     "CURVES",
     "DESCRIPTION",
     "LAST",
@@ -34,12 +35,13 @@ __all__ = [
 ]
 
 DESCRIPTION = "run.json"
+CONFIG = "run.toml"
 CURVES = "curves.csv"
 LAST, BEST = "last", "best"
 
 # Everything that a run leaves in its folder; --overwrite replaces these and touches nothing else.
 _EVALUATED = ("evaluation.json", "confusion.png", "confusion.txt", "table.txt", "points.png")
-RUN_FILES = (DESCRIPTION, CURVES, "curves.png", *_EVALUATED)
+RUN_FILES = (DESCRIPTION, CONFIG, CURVES, "curves.png", *_EVALUATED)
 RUN_FOLDERS = (BEST, LAST)
 
 # Where a run that is to be replaced waits, and the order in which it moves there.
