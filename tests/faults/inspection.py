@@ -56,7 +56,7 @@ FAULTS: dict[str, Fault] = {
         "inspection/test_found.py::test_the_command_follows_the_recommendation",
     ),
     "a-chart-ends-its-script": Fault(
-        "src/raglane/inspection/html.py",
+        "src/raglane/pages/html.py",
         '.replace("<", "\\\\u003c")',
         "",
         "inspection/test_found.py::test_a_chart_cannot_end_its_script",

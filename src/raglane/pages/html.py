@@ -9,7 +9,7 @@ from typing import Any
 
 from raglane.errors import printable
 
-__all__ = ["chart", "facts", "paragraphs", "picker", "section", "shown", "table"]
+__all__ = ["chart", "command", "facts", "paragraphs", "picker", "section", "shown", "table"]
 
 
 def shown(text: object) -> str:
@@ -96,6 +96,19 @@ def table(
     return (
         f'<p class="caption">{name}</p>\n<div class="wide" tabindex="0" role="region" aria-label="{name}">\n'
         f'<table aria-label="{name}">\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>\n</div>'
+    )
+
+
+def command(line: str) -> str:
+    """A line for a shell or for Python, with a button that copies it.
+
+    Example:
+        >>> "raglane train &lt;DATA&gt;" in command("raglane train <DATA>")
+        True
+    """
+    return (
+        f'<div class="command"><pre><code>{shown(line)}</code></pre><button type="button">Copy</button></div>'
+        '<p class="copied" role="status"></p>'
     )
 
 
