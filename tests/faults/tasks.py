@@ -9,6 +9,24 @@ __all__ = ["FAULTS"]
 _TASKS = "src/raglane/training/tasks/"
 
 FAULTS: dict[str, Fault] = {
+    "a-sequence-s-feature-of-its-neighbour": Fault(
+        "src/raglane/data/encoders.py",
+        "np.repeat(column, lengths) if feature.per_sequence else column",
+        "np.repeat(np.roll(column, 1), lengths) if feature.per_sequence else column",
+        "data/test_features.py::test_features_become_columns_of_the_inputs_by_hand",
+    ),
+    "a-forecast-forgets-what-a-sequence-has": Fault(
+        "src/raglane/training/model.py",
+        "same = known[:, known.shape[1] - kept :]",
+        "same = torch.zeros_like(known[:, known.shape[1] - kept :])",
+        "training/test_feature_models.py::test_a_forecast_keeps_what_a_sequence_has",
+    ),
+    "features-in-the-order-of-the-file": Fault(
+        "src/raglane/data/features.py",
+        "values=self.values[rows if self.per_sequence else elements])",
+        "values=self.values[np.sort(rows) if self.per_sequence else elements])",
+        "data/test_features.py::test_every_form_gives_the_same_features",
+    ),
     "a-quantile-from-above": Fault(
         f"{_TASKS}regress.py",
         "torch.maximum((1 - quantile) * errors, -quantile * errors)",

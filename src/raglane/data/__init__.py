@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from raglane.data.chunks import Chunk, Chunks
     from raglane.data.conversion import Conversion, convert
     from raglane.data.dataset import SequenceDataset, split
+    from raglane.data.features import Feature
     from raglane.data.formats import FORMATS, Format, japanese_vowels, read
     from raglane.data.objects import records_from
     from raglane.data.order import Batches, Limit, Order
@@ -31,6 +32,7 @@ __all__ = [
     "Columns",
     "Conversion",
     "Dataset",
+    "Feature",
     "Format",
     "Limit",
     "Order",
@@ -54,6 +56,7 @@ _HOMES = {
     "Columns": "records",
     "Conversion": "conversion",
     "Dataset": "stored_dataset",
+    "Feature": "features",
     "Format": "formats",
     "Limit": "order",
     "Order": "order",

@@ -18,7 +18,7 @@ from raglane.data.formats.table import Chosen, records_of
 from raglane.data.records import Columns, Records
 from raglane.data.shards import Layout
 from raglane.data.statistics import Channel, Statistics
-from raglane.errors import require
+from raglane.errors import DataError, message, quote_all, require
 
 __all__ = ["Memory", "Part", "Store", "Tables", "list_lengths"]
 
@@ -55,6 +55,10 @@ class Part:
     @classmethod
     def of(cls, records: Records) -> Part:
         """Records with their words taken apart."""
+        if records.features:
+            rule = "data that is converted, or taken batch by batch, has one column of sequences"
+            got = f"the features {quote_all(feature.name for feature in records.features)}"
+            raise DataError(message(str(records.source), got, rule, "read the file itself"))
         values, words = records.values, None
         if records.is_tokens:
             values, words = _places(values)

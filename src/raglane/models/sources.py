@@ -63,10 +63,24 @@ class ColumnNames:
     )
     features: list[str] | None = option(
         None,
-        "Feature column (CSV); repeat it for several.",
+        "Feature of elements; repeat it for several.",
         DATA,
         flag="--feature-column",
-        unset="all others",
+        unset="CSV: all others; else the sequences alone",
+    )
+    static: list[str] | None = option(
+        None,
+        "Feature of a sequence as a whole; repeat it for several.",
+        DATA,
+        flag="--static-column",
+        unset="none",
+    )
+    categorical: list[str] | None = option(
+        None,
+        "Feature whose numbers are categories; repeat it for several.",
+        DATA,
+        flag="--categorical-column",
+        unset="those of words",
     )
     split: str | None = option(
         None,
@@ -108,6 +122,7 @@ def chosen_columns(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     # Not above: it imports PyTorch, and a help text shows the names of columns.
     from raglane.checks import check_kind
+    from raglane.data.records import LISTS
 
     known = tuple(options(ColumnNames))
     found: dict[str, Any] = {}
@@ -115,7 +130,7 @@ def chosen_columns(given: Mapping[str, Any]) -> dict[str, Any]:
         if name not in known:
             rule = f"what data holds is said by {', '.join(known)}"
             raise ArgumentTypeError(message("options", quote(name), rule, "check the name"))
-        if name == "features" and value is not None:
+        if name in LISTS and value is not None:
             value = [value] if isinstance(value, str) else value
             check_kind(name, value, (list, tuple), "a list of names of columns", 'pass ["a", "b"]')
         if name == "tokens" and isinstance(value, bool):
@@ -235,12 +250,12 @@ class Source:
             task: ``classify``, ``tag`` or ``forecast``.
             need_labels: whether a file without labels is an error.
         """
-        from raglane.data.records import Columns
+        from raglane.data.records import LISTS, Columns
 
         named = asdict(self.columns)
         # What Python calls a tuple is a list in JSON.
         named["tokens"] = None if self.columns.tokens is None else self.columns.tokens == "yes"
-        named["features"] = tuple(named["features"]) if named["features"] else None
+        named |= {name: tuple(named[name]) if named[name] else None for name in LISTS}
         return Columns(task=task, need_labels=need_labels, **named)
 
     def found_in(self, records: Records | Dataset) -> dict[str, Any]:
@@ -254,15 +269,17 @@ class Source:
         Returns:
             A column or None by the names of :class:`ColumnNames`.
         """
+        from raglane.data.records import LISTS
+
         found = records.columns
-        guessed = {
-            "sequence": found.sequence,
-            "label": found.label,
-            "split": found.split,
-            "features": None if found.features is None else list(found.features),
-        }
+        guessed: dict[str, Any] = {"sequence": found.sequence, "label": found.label, "split": found.split}
+        for name in LISTS:
+            names = getattr(found, name)
+            guessed[name] = None if names is None else list(names)
         given = asdict(self.columns)
-        return {name: guessed.get(name) if named in (None, []) else named for name, named in given.items()}
+        kept = {name: guessed.get(name) if named in (None, []) else named for name, named in given.items()}
+        # Of the named ones and those that were found.
+        return kept | {"categorical": guessed["categorical"] or kept["categorical"]}
 
 
 @dataclass(frozen=True)

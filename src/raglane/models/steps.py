@@ -82,6 +82,8 @@ def divide(
         if len(validation) == 0:
             validation, rule = None, "none: each sequence held out has a label or a tag that no other has"
     what = "tokens" if training.is_tokens else f"elements of {count_of(len(training.channels), 'channel')}"
+    if training.features:
+        what += f" and {', '.join(f'{feature.name} ({feature.kind})' for feature in training.features)}"
     found = f"training: {count_of(len(training), 'sequence')}, {len(training.values):,} {what}, from {where}"
     return training, validation, (found, f"validation: {rule}")
 

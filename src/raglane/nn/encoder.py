@@ -104,7 +104,8 @@ class SequenceEncoder(nn.Module):
         placed: dict[str, Any] = {
             name: value for name, value in (("device", device), ("dtype", dtype)) if value is not None
         }
-        self.embedding = None
+        # Another module may be put in place of the torch.nn.Embedding.
+        self.embedding: Any = None
         if embedding is not None:
             self.embedding = nn.Embedding(width, check_count("embedding", embedding), **placed)
             width = embedding
@@ -170,6 +171,9 @@ class SequenceEncoder(nn.Module):
             )
         if self.embedding is None:
             return batch
+        if not isinstance(self.embedding, nn.Embedding):
+            # Somebody's own, which knows what it reads.
+            return batch.map(self.embedding)
         if batch.dtype not in (torch.int64, torch.int32):
             rule = "tokens, of int64 or int32"
             raise ArgumentTypeError(

@@ -19,6 +19,7 @@ from raglane.nn import SequenceEncoder, carry
 from raglane.nn.arguments import check_count
 from raglane.nn.linear import RowByRow, RowLinear, row_linear
 from raglane.ragged import Ragged
+from raglane.training.embedding import Mixed, with_dropout
 from raglane.training.settings import ALWAYS_PER_ELEMENT, ModelSettings
 from raglane.training.stored import build
 from raglane.training.tasks import TASKS
@@ -33,8 +34,9 @@ class ModelConfig(ModelSettings):
     Args:
         input_size: channels of an element; for token sequences the number of tokens in the vocabulary.
         output_size: classes, or the channels to forecast.
-        embedding: size of a token's embedding; None where elements are float channels.
+        embedding: size of a token's embedding, and the most of a category's; None where there are neither.
         per_element: whether the head answers for each element; None goes by the task.
+        categories: how many categories, or tokens, each of the last channels tells apart; [] where all are numbers.
 
     Raises:
         ArgumentError: a setting breaks its rule, or two do not go together.
@@ -48,6 +50,7 @@ class ModelConfig(ModelSettings):
     output_size: int
     embedding: int | None = None
     per_element: bool | None = None
+    categories: list[int] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -99,10 +102,28 @@ class ModelConfig(ModelSettings):
         sizes = {
             "input_size": preprocessor.input_size,
             "output_size": TASKS[settings.task].output_size(preprocessor),
-            "embedding": chosen["embedding"] if preprocessor.is_tokens else None,
+            "embedding": chosen["embedding"] if preprocessor.is_tokens or preprocessor.categories else None,
             "per_element": preprocessor.per_element,
+            "categories": list(preprocessor.categories),
         }
         return cls(**chosen | sizes)
+
+    @property
+    def embeddings(self) -> list[tuple[int, int]]:
+        """The shape of each embedding of a category: about half as many numbers as there are of it, at most."""
+        return [(count, min(self.embedding or 1, count // 2 + 1)) for count in self.categories]
+
+    @property
+    def has_plain_tokens(self) -> bool:
+        """Whether elements are tokens, with nothing beside them."""
+        return self.embedding is not None and not self.categories
+
+    @property
+    def width(self) -> int:
+        """The numbers that the recurrent layer reads of an element."""
+        if self.has_plain_tokens:
+            return self.embedding or 0
+        return self.input_size - len(self.categories) + sum(size for _, size in self.embeddings)
 
     def encoder(self) -> SequenceEncoder:
         """The encoder of the model: its arguments are called as the settings, but for the two sizes."""
@@ -112,7 +133,12 @@ class ModelConfig(ModelSettings):
         if self.per_element:
             options["pooling"] = None
         sizes = {"hidden_size": options.pop("hidden"), "num_layers": options.pop("layers")}
-        return SequenceEncoder(self.input_size, embedding=self.embedding, **sizes, **options)
+        if self.has_plain_tokens:
+            return SequenceEncoder(self.input_size, embedding=self.embedding, **sizes, **options)
+        encoder = SequenceEncoder(self.width, **sizes, **options)
+        if self.categories:
+            encoder.embedding = Mixed(self.input_size - len(self.categories), self.embeddings)
+        return encoder
 
     def count(self) -> tuple[int, int]:
         """The number of weights, and of the tensors that hold them, without making any.
@@ -127,6 +153,7 @@ class ModelConfig(ModelSettings):
         """
         sizes = ["input_size", "output_size", "hidden", "layers", *(() if self.embedding is None else ("embedding",))]
         smallest: dict[str, Any] = {name: min(1, check_count(name, getattr(self, name))) for name in sizes}
+        smallest["categories"] = []
         with torch.device("meta"):
             cell = SequenceModel(dataclasses.replace(self, **smallest)).encoder.recurrent.cell
         states, directions = cell.state_sizes(self.hidden), 2 if self.bidirectional else 1
@@ -136,9 +163,10 @@ class ModelConfig(ModelSettings):
             answers = self.embedding
         shapes: list[tuple[int, tuple[int, ...]]] = [(1, (answers, width)), (1, (answers,))]
         shapes += [(1, (self.output_size,))] if self.tie_weights else []
-        if self.embedding is not None:
+        if self.embedding is not None and self.has_plain_tokens:
             shapes.append((1, (self.input_size, self.embedding)))
-        for layers, size in ((1, self.embedding or self.input_size), (self.layers - 1, width)):
+        shapes += [(1, shape) for shape in self.embeddings]
+        for layers, size in ((1, self.width), (self.layers - 1, width)):
             shapes += [(layers * directions, shape) for shape in cell.shapes(size, self.hidden).values() if shape]
         if self.initial_state == "learned":
             shapes += [(1, (rows, size)) for size in states]
@@ -159,13 +187,14 @@ class ModelConfig(ModelSettings):
             ValueError: the two are not of one run.
         """
         # An embedding is for tokens only, but of any size.
-        embedding = (self.embedding or 1) if preprocessor.is_tokens else None
+        embedding = (self.embedding or 1) if preprocessor.is_tokens or preprocessor.categories else None
         fitting = {
             "task": preprocessor.task,
             "embedding": embedding,
             "input_size": preprocessor.input_size,
             "output_size": TASKS[self.task].output_size(preprocessor),
             "per_element": preprocessor.per_element,
+            "categories": list(preprocessor.categories),
         }
         for name, value in fitting.items():
             if getattr(self, name) != value:
@@ -193,7 +222,7 @@ class SequenceModel(nn.Module):
         self.config = config
         self.encoder = config.encoder()
         if config.embedding_dropout and self.encoder.embedding is not None:
-            self.encoder.embedding = _DroppedEmbedding(self.encoder.embedding, config.embedding_dropout)
+            self.encoder.embedding = with_dropout(self.encoder.embedding, config.embedding_dropout)
         self.tied_bias: nn.Parameter | None = None
         answers = config.output_size
         if config.tie_weights and config.embedding is not None:
@@ -257,12 +286,13 @@ class SequenceModel(nn.Module):
         """Whether a forecast is the logit of a 1, rather than a change of what was there before."""
         return self.config.task == "forecast" and self.config.loss_name == "bce"
 
-    def forecast(self, inputs: Ragged, horizon: int = 1) -> Tensor:
+    def forecast(self, inputs: Ragged, horizon: int = 1, kept: int = 0) -> Tensor:
         """The elements that follow each sequence, each fed back to forecast the next.
 
         Args:
             inputs: sequences of ``(L, input_size)`` float32.
             horizon: how many elements.
+            kept: how many of the last channels stay as they are, since they are the sequence's own.
 
         Returns:
             ``(B, horizon, output_size)``; NaN for an empty sequence, from which nothing follows. Of what is 0 or 1,
@@ -270,16 +300,19 @@ class SequenceModel(nn.Module):
         """
         size = self.config.output_size
         recurrent: Any = self.encoder.recurrent
-        out, state = recurrent(inputs)
+        out, state = recurrent(self.encoder.embed(inputs))
         known = inputs.last(empty=float("nan"))
         forecast = self._next(known[:, :size], self.head(self.encoder.dropout(out.last())))
         forecasts = [forecast]
         # What stands beyond the forecast channels says "was missing": a forecast is not missing.
-        flags = torch.zeros_like(known[:, size:])
+        flags = torch.zeros_like(known[:, size : known.shape[1] - kept])
+        same = known[:, known.shape[1] - kept :]
         for _ in range(1, horizon):
             # NaN, from which nothing follows, stays.
             told = torch.where(forecast > 0.5, 1.0, 0 * forecast) if self.is_binary else forecast
-            output, state = recurrent.step(torch.cat([told, flags], dim=1), state)
+            element = torch.cat([told, flags, same], dim=1)
+            embedded = element if self.encoder.embedding is None else self.encoder.embedding(element)
+            output, state = recurrent.step(embedded, state)
             forecast = self._next(forecast, self.head(self.encoder.dropout(output)))
             forecasts.append(forecast)
         return torch.stack(forecasts, dim=1)
@@ -287,22 +320,6 @@ class SequenceModel(nn.Module):
     def _next(self, before: Tensor, answer: Tensor) -> Tensor:
         """What the head's answer says of the next element; NaN after NaN."""
         return answer.sigmoid() + 0 * before if self.is_binary else before + answer
-
-
-class _DroppedEmbedding(nn.Embedding):
-    """An embedding that drops tokens of the vocabulary, each everywhere in a batch (Gal and Ghahramani, 2016)."""
-
-    def __init__(self, whole: nn.Embedding, share: float) -> None:
-        super().__init__(whole.num_embeddings, whole.embedding_dim, _weight=whole.weight.data)
-        self.share = share
-
-    def forward(self, input: Tensor) -> Tensor:
-        """The embeddings of tokens, in training with those that are dropped as zeros."""
-        embedded = super().forward(input)
-        if not self.training:
-            return embedded
-        kept = torch.rand(self.num_embeddings, device=embedded.device) >= self.share
-        return embedded * (kept / (1 - self.share))[input].unsqueeze(-1)
 
 
 @contextmanager

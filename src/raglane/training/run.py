@@ -174,6 +174,8 @@ def fingerprint(*parts: Records | Counted | None) -> str:
             digest.update(repr(records.targets.values.tolist()).encode())
         if not records.is_tokens:
             digest.update(np.ascontiguousarray(records.values).tobytes())
+        for feature in records.features:
+            digest.update(repr((feature.name, feature.kind, feature.values.tolist())).encode())
     return digest.hexdigest()[:16]
 
 
