@@ -10,16 +10,17 @@ from raglane.drawing import BLUE, DARK, GREEN, LIGHT, VERMILION, Look
 from raglane.pages import html
 from raglane.pages.html import shown
 
-__all__ = ["page"]
+__all__ = ["COLORS", "page"]
+
+COLORS = {"blue": BLUE, "vermilion": VERMILION, "green": GREEN}
+"""The colours of data by the names of the page, which is dark or light."""
 
 # The colours that pictures have no use for.
 _LIGHT = {
     "ground": "#F6F7F9",
     "link": "#005A8C",
     "mark": "#E6F1F8",
-    "blue": BLUE,
-    "vermilion": VERMILION,
-    "green": GREEN,
+    **COLORS,
 }
 _DARK = {
     "ground": "#0D0F12",
