@@ -24,6 +24,7 @@ ROUNDS = {
     "kill_points": 6,
     "conversions": 12,
     "commands": 40,
+    "cells": 150,
 }
 _LONGEST = 900
 

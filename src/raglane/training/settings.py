@@ -45,14 +45,17 @@ LOSSES = {
     "language": ("cross_entropy",),
 }
 # The names in raglane.nn, which is not imported here: that would import torch.
-LAYERS = ("lstm", "gru", "rnn", "indrnn", "sru", "qrnn", "mingru", "minlstm", "peephole_lstm", "coupled_lstm")
+LAYERS = (
+    *("lstm", "gru", "rnn", "indrnn", "sru", "qrnn", "mingru", "minlstm"),
+    *("peephole_lstm", "coupled_lstm", "slstm", "grud", "cfc"),
+)
 NORMALISED_LAYERS = ("lstm", "gru")
 POOLINGS = ("summary", "last", "first", "mean", "max", "logsumexp", "attention")
 INITIAL_STATES = ("zeros", "learned", "lengths")
 SCHEDULES = ("constant", "cosine", "plateau")
 CLASS_WEIGHTS = ("none", "balanced")
 OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop")
-MISSING = ("error", "zero", "forward")
+MISSING = ("error", "zero", "forward", "elapsed")
 # The words of raglane.data.Limit, which is not imported here either.
 TOO_LONG = ("refuse", "drop", "split", "alone")
 DEVICES = ("auto", "cpu", "cuda")
@@ -162,6 +165,12 @@ class ModelSettings:
         )
         self._refuse_pooling(self.task in ALWAYS_PER_ELEMENT)
         self._refuse(
+            "layer",
+            self.layer == "grud" and self.task in FORWARDS,
+            f"the cell grud reads when each channel was seen, and the task {self.task} foretells what has not been",
+            "choose another cell",
+        )
+        self._refuse(
             "initial_state",
             self.initial_state == "lengths" and self.task in FORWARDS,
             "a forecast must not know how long its sequence will be",
@@ -238,6 +247,7 @@ class Settings(ModelSettings):
         TRAINING,
         choices=TOO_LONG,
     )
+    accumulate: int = option(1, "Batches of which the gradients make one step of the optimizer.", TRAINING, *_COUNT)
     lr: float = option(
         0.003,
         "Learning rate.",
@@ -314,12 +324,14 @@ class Settings(ModelSettings):
     )
     missing: str = option(
         "error",
-        "NaN or infinite features: refuse them, or fill them and add a was-missing channel each.",
+        "NaN or infinite features: refuse them, or fill them and add a was-missing channel each; elapsed: and how long "
+        "ago each was seen, which --cell grud reads.",
         DATA,
         choices=MISSING,
     )
     device: str = option("auto", "Where to run; auto takes a GPU.", RUN, choices=DEVICES)
-    threads: int | None = option(None, "Threads of the CPU.", RUN, *_COUNT, unset="PyTorch's choice")
+    ranks: int = option(1, "Processes that share each batch, on this machine; torchrun starts more.", RUN, *_COUNT)
+    threads: int | None = option(None, "Threads of the CPU, for each rank.", RUN, *_COUNT, unset="PyTorch's choice")
     workers: int = option(
         0,
         "Processes that prepare batches; 0: the training one.",
@@ -335,11 +347,24 @@ class Settings(ModelSettings):
             f"a batch is limited by its sequences, and any fits, unless {argument('batch_elements')} is given",
             f"give {argument('batch_elements')}, or leave it out",
         )
+        self._refuse(
+            "missing",
+            self.layer == "grud" and self.missing != "elapsed",
+            "the cell grud reads when each channel was seen",
+            f"pass {argument('missing', 'elapsed')}, or choose another cell",
+        )
+        self._refuse(
+            "missing",
+            self.missing == "elapsed" and self.task in FORWARDS,
+            f"when a channel was seen is not known of what the task {self.task} foretells",
+            "pass forward or zero",
+        )
         for is_broken, rule in (
             (self.task not in ALWAYS_PER_ELEMENT, f"the task {self.task} has no answer before a sequence's end"),
             (self.bidirectional, "chunks are read forwards: the other direction would begin at the end"),
             (self.initial_state == "lengths", "of a sequence that begins only the first chunk is known"),
             (self.bucket or self.batch_elements is not None, "chunks are of one length anyway"),
+            (self.ranks > 1, "a chunk goes on from the one before, which one rank alone has"),
         ):
             self._refuse("steps", self.steps is not None and is_broken, rule, "leave it out")
 
