@@ -87,7 +87,13 @@ def _held(weights: Any) -> Any:
 
 
 def trace(
-    step: Step, given: list[Tensor], originals: list[Tensor], widths: list[int], sizes: tuple[int, ...], output: int, dtype: torch.dtype
+    step: Step,
+    given: list[Tensor],
+    originals: list[Tensor],
+    widths: list[int],
+    sizes: tuple[int, ...],
+    output: int,
+    dtype: torch.dtype,
 ) -> Trace:
     """Trace a step.
 

@@ -45,23 +45,17 @@ class ProgramBackend:
 
     def refuses(self, traits: Traits, schedule: str) -> str | None:  # noqa: ARG002
         """See :class:`~raglane.kernels.contract.Backend`; a step is traced to answer."""
-        missing = missing_kernels()
-        if missing:
-            return missing
-        if traits.device.type != "cpu":
-            return f"programs do not run on {traits.device}"
-        if traits.dtype not in _DTYPES:
-            return f"programs do not compute in {traits.dtype}"
-        if traits.cell.follows_autocast and torch.is_autocast_enabled("cpu"):
-            return "autocast decides operation by operation what a user's cell computes in"
+        elsewhere = _elsewhere(traits)
+        if elsewhere is not None:
+            return elsewhere
         if torch.compiler.is_compiling():
             return None  # what runs outside of the graphs decides for itself
         reason = self.why_not(traits)
         return f"the cell {traits.cell.name!r} cannot become a program: {reason}" if reason else None
 
     def why_not(self, traits: Traits) -> str:
-        """Why a cell cannot become a program, in a clause; nothing if it can, or where there are no kernels."""
-        return "" if missing_kernels() else self._entry(traits)[1]
+        """Why a step cannot become a program, in a clause; nothing if it can, or where none would run."""
+        return "" if _elsewhere(traits) is not None else self._entry(traits)[1]
 
     def seconds(self, traits: Traits) -> float:
         """How long it took to trace and verify the program that runs this."""
@@ -130,6 +124,20 @@ def warn(cell: CellSpec, reason: str) -> None:
     if kind not in _warned:
         _warned.add(kind)
         warnings.warn(f"The cell {kind!r} runs in plain torch, step by step: {reason}.", stacklevel=2)
+
+
+def _elsewhere(traits: Traits) -> str | None:
+    """Why no program runs here, whatever the step is."""
+    missing = missing_kernels()
+    if missing:
+        return missing
+    if traits.device.type != "cpu":
+        return f"programs do not run on {traits.device}"
+    if traits.dtype not in _DTYPES:
+        return f"programs do not compute in {traits.dtype}"
+    if traits.cell.follows_autocast and torch.is_autocast_enabled("cpu"):
+        return "autocast decides operation by operation what a user's cell computes in"
+    return None
 
 
 def _computed(dtype: torch.dtype) -> torch.dtype:

@@ -286,7 +286,7 @@ class _Seed(torch.autograd.Function):
         return parts[0].new_zeros(())
 
     @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *_: Tensor) -> tuple[Any, ...]:
         return None, *ctx.grads
 
 
@@ -333,7 +333,9 @@ def _reference_gradients(
     """All gradients by way of the reference kernel: where they are to be differentiated, or torch.func is at work."""
     keep = torch.is_grad_enabled()
     # Views, so that a gradient stops here where one of them was computed from another.
-    inputs = tuple([part.view_as(part) if keep else part.detach().requires_grad_(part.requires_grad) for part in tensors])
+    inputs = tuple(
+        [part.view_as(part) if keep else part.detach().requires_grad_(part.requires_grad) for part in tensors]
+    )
     if loop.compiled.trace.reads_itself:
         # A step that reaches its parameters by itself reads no views of them.
         inputs = (*inputs[: -len(loop.parts(tensors)[2])], *loop.parts(tensors)[2])

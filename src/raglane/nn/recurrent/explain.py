@@ -57,7 +57,9 @@ def explain(
         )
     dense = isinstance(batch, Tensor) and lengths is None
     cell = layer.regularisation.cell(layer.cell, layer.training)
-    traits = Traits(cell, layer.input_size, layer.hidden_size, values.dtype, values.device, return_states, layer._weights())
+    traits = Traits(
+        cell, layer.input_size, layer.hidden_size, values.dtype, values.device, return_states, layer._weights()
+    )
     choice = choose(traits, layer.schedule, layer.backend, dense=dense)
     if choice.backend == "program":
         return _with_program(choice, traits, program)

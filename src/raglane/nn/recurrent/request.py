@@ -126,7 +126,12 @@ def plan_of(
 
 
 def _make_plan(
-    layer: RecurrentLayer, facts: tuple[Any, ...], weights: tuple[Any, ...], data: Tensor, need_states: bool, is_dense: bool
+    layer: RecurrentLayer,
+    facts: tuple[Any, ...],
+    weights: tuple[Any, ...],
+    data: Tensor,
+    need_states: bool,
+    is_dense: bool,
 ) -> Plan:
     layer._check_sizes(len(weights))
     cell, rule = layer.cell, layer.regularisation
@@ -153,11 +158,11 @@ def _make_plan(
 
 
 def _warn(layer: RecurrentLayer, traits: Traits) -> None:
-    """Say once of a cell that plain torch runs it, where nobody chose that and a program was what it could have been."""
+    """Say once of a cell that plain torch runs it, where nobody chose that and its step cannot become a program."""
     chosen = dispatch.override()
     if {layer.schedule, layer.backend, *chosen} != {dispatch.AUTO} or are_transforms_active():
         return
-    if not traits.device.type == "cpu" or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
         return
     reason = program.BACKEND.why_not(traits)
     if reason:
