@@ -23,7 +23,8 @@ int32_t elementwise_forward(const ElementwiseCall& call);
 int32_t elementwise_backward(const ElementwiseCall& call);
 int32_t pack(const Call& call);
 int32_t elementwise_pack(const ElementwiseCall& call);
+int32_t program(const ProgramCall& call);
 int32_t backward(const Call& call) { return walk_and_gradients(call, run<BackwardScan, Call>); }
 extern const Kernels kernels = {forward,          backward, elementwise_forward, elementwise_backward, pack,
-                                elementwise_pack, apply};
+                                elementwise_pack, program, apply};
 }  // namespace raglane::RAGLANE_TARGET
