@@ -27,7 +27,7 @@ from attacks.small_shards import small_steps
 from raglane.data import FORMATS, Columns, Dataset, Preprocessor, SequenceDataset, convert, read
 from raglane.data.gathering import KeptParts
 from raglane.data.stores import Shards
-from raglane.errors import ArgumentTypeError, DataError
+from raglane.errors import ArgumentError, ArgumentTypeError, DataError
 from raglane.memory import mapped_bytes
 from small_files import WRITERS, asked, same
 
@@ -207,9 +207,11 @@ def test_what_was_converted_teaches_and_gives_what_memory_does(number: int, tmp_
 def test_targets_that_a_folder_was_not_made_with(tmp_path: Path) -> None:
     pq.write_table(_table(), tmp_path / "a.parquet")
     convert(tmp_path / "a.parquet", tmp_path / "folder", Columns(task="multilabel", sequence="x", label="kinds"))
-    with pytest.raises(DataError, match="no numbers to learn"):
-        Preprocessor.fit(Dataset(tmp_path / "folder", Columns(task="regress")), task="regress")
+    with pytest.raises(ArgumentError, match="converted for the task multilabel"):
+        Dataset(tmp_path / "folder", Columns(task="regress"))
     data = Dataset(tmp_path / "folder")
+    with pytest.raises(DataError, match="no numbers to learn"):
+        Preprocessor.fit(data, task="regress")
     few = Preprocessor.fit(read(tmp_path / "a.parquet", data.columns), task="multilabel")
     few = Preprocessor.from_config({**few.to_config(), "labels": ["a", "b"]})
     with pytest.raises(DataError, match=r"part-00000\.arrow: row 3 \(.*the label 'c'|row 3: got the label 'c'"):

@@ -57,8 +57,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "how-texts-were-cut-is-forgotten": Fault(
         "src/raglane/data/conversion.py",
-        "None if state.columns is None else state.columns.split",
-        "None",
+        '(*LISTS, "split", "tokens", "time_gaps")',
+        '(*LISTS, "tokens", "time_gaps")',
         "cli/test_convert.py::test_texts_that_were_cut_are_cut_again_in_the_same_way",
     ),
     "deviations-within-parts-alone": Fault(
