@@ -14,6 +14,7 @@ The tree::
     │   └── KindError (also AttributeError,      an argument of the wrong kind in :mod:`raglane.packing`
     │       RuntimeError)
     ├── DivergedError                            a training whose loss ran away
+    ├── LostRankError                            a training of which a process died
     └── MissingExtraError (also ImportError)     an optional dependency that is not installed
 
 PyTorch raises ``RuntimeError`` where shapes disagree and ``ValueError`` elsewhere; :class:`ShapeError` is
@@ -43,12 +44,14 @@ __all__ = [
     "DispatchError",
     "DivergedError",
     "KindError",
+    "LostRankError",
     "MissingExtraError",
     "RaggedFunctionError",
     "RaglaneError",
     "ShapeError",
     "argument",
     "count_of",
+    "current_flags",
     "flags",
     "message",
     "nearest",
@@ -195,6 +198,10 @@ class DivergedError(RaglaneError):
         self.what = what
 
 
+class LostRankError(RaglaneError):
+    """A training in several processes of which one died; it can go on from its last checkpoint."""
+
+
 class MissingExtraError(RaglaneError, ImportError):
     """An optional dependency that is not installed."""
 
@@ -217,6 +224,17 @@ def flags(names: Mapping[str, str]) -> Iterator[None]:
         yield
     finally:
         _flags = before
+
+
+def current_flags() -> dict[str, str]:
+    """The flags that messages name now, for another process that is to speak alike.
+
+    Example:
+        >>> with flags({"clip": "--clip"}):
+        ...     current_flags()
+        {'clip': '--clip'}
+    """
+    return dict(_flags)
 
 
 def argument(name: str, value: Any = None, of: str | None = None) -> str:

@@ -89,7 +89,7 @@ FAULTS: dict[str, Fault] = {
         "training/test_run.py::test_every_epoch_has_batches_of_its_own",
     ),
     "a-run-goes-on-at-the-start-of-its-epoch": Fault(
-        "src/raglane/training/run.py",
+        "src/raglane/training/work.py",
         "order.load_state_dict(state.order or order.state_dict(state.batch))",
         "order.state_dict(state.batch)",
         "training/test_run.py::test_going_on_is_never_having_stopped",
@@ -137,9 +137,9 @@ FAULTS: dict[str, Fault] = {
         "training/test_run.py::test_going_on_is_never_having_stopped",
     ),
     "random-numbers-start-anew": Fault(
-        "src/raglane/training/loop.py",
-        'torch.set_rng_state(self.random["cpu"])',
-        "torch.get_rng_state()",
+        "src/raglane/training/bookkeeper.py",
+        "torch.default_generator.manual_seed(seed)",
+        "self.batches += 0",
         "training/test_run.py::test_going_on_is_never_having_stopped",
     ),
     "missing-targets-are-zeros": Fault(

@@ -70,9 +70,9 @@ FAULTS: dict[str, Fault] = {
         "training/test_language.py::test_chunks_give_what_whole_sequences_give",
     ),
     "states-of-chunks-start-anew": Fault(
-        "src/raglane/training/loop.py",
-        "tuple(self.random[name].to(device) for name",
-        "tuple(0 * self.random[name].to(device) for name",
+        "src/raglane/training/bookkeeper.py",
+        "tuple(state.to(device) for",
+        "tuple(0 * state.to(device) for",
         "training/test_run.py::test_going_on_is_never_having_stopped",
     ),
     "a-line-without-its-break": Fault(
@@ -88,9 +88,9 @@ FAULTS: dict[str, Fault] = {
         "training/test_tasks.py::test_rates_by_hand",
     ),
     "the-rate-of-the-last-batch-kept": Fault(
-        "src/raglane/training/loop.py",
-        "self._set_rate(trainer, self.module.settings.lr)",
-        "self._set_rate(trainer, rate_of(self.module.settings, self.state, self.batches))",
+        "src/raglane/training/bookkeeper.py",
+        "self._set_rate(self.settings.lr)",
+        "self._set_rate(rate_of(self.settings, self.state, self.batches))",
         "training/test_run.py::test_going_on_is_never_having_stopped",
     ),
     "validation-weighed-too": Fault(

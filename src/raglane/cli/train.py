@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,14 @@ def train(
 
     raglane train --resume --out runs/vowels
     """
+    if os.environ.get("RANK", "0") != "0":
+        from raglane.training.ranks.elsewhere import follow, found
+
+        others = found()
+        if others is not None:
+            if not show_config:
+                follow(others)
+            return
     source = Source(data, format, ColumnNames(**columns))
     if show_config:
         places = {"data": data, "format": format, "validation": validation, "test": test, "out": out}

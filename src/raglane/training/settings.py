@@ -238,6 +238,7 @@ class Settings(ModelSettings):
         TRAINING,
         choices=TOO_LONG,
     )
+    accumulate: int = option(1, "Batches of which the gradients make one step of the optimizer.", TRAINING, *_COUNT)
     lr: float = option(
         0.003,
         "Learning rate.",
@@ -319,7 +320,8 @@ class Settings(ModelSettings):
         choices=MISSING,
     )
     device: str = option("auto", "Where to run; auto takes a GPU.", RUN, choices=DEVICES)
-    threads: int | None = option(None, "Threads of the CPU.", RUN, *_COUNT, unset="PyTorch's choice")
+    ranks: int = option(1, "Processes that share each batch, on this machine; torchrun starts more.", RUN, *_COUNT)
+    threads: int | None = option(None, "Threads of the CPU, for each rank.", RUN, *_COUNT, unset="PyTorch's choice")
     workers: int = option(
         0,
         "Processes that prepare batches; 0: the training one.",
@@ -340,6 +342,7 @@ class Settings(ModelSettings):
             (self.bidirectional, "chunks are read forwards: the other direction would begin at the end"),
             (self.initial_state == "lengths", "of a sequence that begins only the first chunk is known"),
             (self.bucket or self.batch_elements is not None, "chunks are of one length anyway"),
+            (self.ranks > 1, "a chunk goes on from the one before, which one rank alone has"),
         ):
             self._refuse("steps", self.steps is not None and is_broken, rule, "leave it out")
 
