@@ -36,8 +36,8 @@ def test_package() -> None:
 
 def test_layers() -> None:
     assert set(rl.nn.__all__) == set(
-        """AttentionPooling CRF CoupledLSTM GRU IndRNN LSTM LayerNormGRU LayerNormLSTM MinGRU MinLSTM PeepholeLSTM
-        Pooling QRNN RNN Recurrent SRU SequenceEncoder carry init losses""".split()
+        """AttentionPooling CRF CfC CoupledLSTM GRU GRUD IndRNN LSTM LayerNormGRU LayerNormLSTM MinGRU MinLSTM
+        PeepholeLSTM Pooling QRNN RNN Recurrent SLSTM SRU SequenceEncoder carry init losses""".split()
     )
 
 

@@ -83,7 +83,7 @@ class Inspection:
         )
 
 
-def layer_of(settings: ModelSettings, contents: Contents, embedding: int) -> RecurrentLayer:
+def layer_of(settings: Settings, contents: Contents, embedding: int) -> RecurrentLayer:
     """The recurrent layer that training would build for this data.
 
     Args:
@@ -101,7 +101,7 @@ def layer_of(settings: ModelSettings, contents: Contents, embedding: int) -> Rec
     """
     chosen = {name: getattr(settings, name) for name in ModelSettings.__dataclass_fields__}
     if contents.kind == "features":
-        config = ModelConfig(**chosen, input_size=contents.input_size(embedding), output_size=1)
+        config = ModelConfig(**chosen, input_size=contents.input_size(embedding, settings.missing), output_size=1)
     else:
         # The vocabulary is no part of the recurrent layer: one token stands for all.
         config = ModelConfig(**chosen, input_size=1, output_size=1, embedding=embedding)
