@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from raglane.cells.spec import CellSpec
-from raglane.errors import DispatchError, message
 from raglane.indexing import take_rows
+from raglane.kernels import graph
 from raglane.kernels.checks import check
 from raglane.kernels.contract import DirectionResult, Request, Result, Traits
 from raglane.kernels.layers import run_directions, run_layers
@@ -71,10 +71,6 @@ class ReferenceBackend:
             request: see :class:`~raglane.kernels.contract.Request`.
             schedule: a key of :data:`raglane.schedules.SCHEDULES`.
         """
-        if is_exporting():
-            rule = "a graph has no loop over as many steps as a batch happens to have"
-            fix = "export a layer that the cpu kernels run, see rl.explain(layer, batch)"
-            raise DispatchError(message("torch.export", f"cell {request.cell.name!r} in plain torch", rule, fix))
         if torch.compiler.is_dynamo_compiling():
             # As many steps as the schedule has: traced, the loop would be compiled anew for every batch.
             untraced: Callable[[Request, str], Result] = torch.compiler.disable(_run)
@@ -90,9 +86,13 @@ def _run(request: Request, schedule: str) -> Result:
     """See :meth:`ReferenceBackend.run`."""
     request = check(request)
     device = request.values.device
-    rule = SCHEDULES[schedule]
-    ready = _plan(schedule, request.host_lengths, request.directions, device)
-    run_layer = partial(run_directions, run=partial(_run_direction, ready, rule.holds_state))
+    run_layer: Callable[[Request], Result]
+    if is_exporting():
+        # A graph has no loop over as many steps as a batch happens to have: whatever the schedule, it is an operator.
+        run_layer = partial(graph.run_layer, graph.table_of(request.offsets, request.values.shape[0]))
+    else:
+        ready = _plan(schedule, request.host_lengths, request.directions, device)
+        run_layer = partial(run_directions, run=partial(_run_direction, ready, SCHEDULES[schedule].holds_state))
     if request.cell.follows_autocast:
         return run_layers(request, run_layer)
     # Asking whether it is enabled is an error on a device that has no autocast, such as meta.
