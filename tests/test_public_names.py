@@ -19,6 +19,7 @@ def test_package() -> None:
         "data",
         "errors",
         "explain",
+        "export",
         "fit",
         "freeze",
         "load",
@@ -68,6 +69,10 @@ def test_pictures() -> None:
     assert set(rl.plot.__all__) == set(
         """Picture attention gates histogram lanes norms packed padded roofline schedules theme times waste""".split()
     )
+
+
+def test_export() -> None:
+    assert set(rl.export.__all__) == {"Exported", "Verified", "onnx"}
 
 
 def test_ragged() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from raglane.models.configuration import run_config
 from raglane.models.logs import LoggingWatcher
 from raglane.models.sources import ColumnNames, hold_out
 from raglane.training.folder import DESCRIPTION, LAST, find
+from raglane.training.own_cell import pinned
 from raglane.training.run import TrainingResult, load_description, train
 from raglane.training.settings import Settings
 from raglane.training.state import load_state
@@ -170,6 +171,8 @@ def run_training(
     if settings.logger is not None and folder is not None:
         watcher = LoggingWatcher(settings, folder, watcher)
     try:
+        # With the file's whole path, from wherever the run is repeated.
+        settings = replace(settings, layer=pinned(settings.layer))
         config = run_config(settings, data)
         result = train(settings, training, validation, folder, watcher=watcher, config=config, **more)
     except DivergedError:
