@@ -17,8 +17,8 @@ __all__ = ["times"]
 def times(rows: Tensor, weight: Tensor, start: Tensor | None = None) -> Tensor:
     """``start + rows @ weight.T``, group by group.
 
-    A sum begins with ``start`` and takes the columns of a row one by one, whatever rows are beside it; so a program that
-    goes on from the results has the bits that it would have with this product in itself.
+    A sum begins with ``start`` and takes the columns of a row one by one, whatever rows are beside it. So a program
+    that goes on from the results has the bits that it would have with this product in itself.
 
     Args:
         rows: ``(N, groups * depth)``, float32 or float64; any columns of a wider tensor.
