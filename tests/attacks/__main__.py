@@ -19,6 +19,7 @@ COMMAND = [sys.executable, "-W", "ignore", "-m"]
 ROUNDS = {
     "numbers": 60,
     "memory": 250,
+    "programs": 600,
     "malformed_files": 1000,
     "kill_points": 6,
     "conversions": 12,

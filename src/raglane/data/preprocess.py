@@ -23,7 +23,7 @@ from raglane.data.labels import encode_targets, fit_targets, look_up, places_of,
 from raglane.data.missing import BLOCKS, check_policy, fill_missing, how_to_fill, refuse_missing
 from raglane.data.preprocess_config import OPTIONAL, TUPLES, check_fitted, read_config
 from raglane.data.records import TIME_GAP, Records
-from raglane.data.statistics import Counted, Statistics, check_countable
+from raglane.data.statistics import Counted, Statistics
 from raglane.data.targets import TASKS, check_task
 from raglane.errors import ArgumentError, CheckpointError, DataError, argument, message, quote, quote_all
 from raglane.segments import plain as segments
@@ -141,8 +141,6 @@ class Preprocessor:
         split = records.columns.split if isinstance(records, (Records, Counted)) else None
         if isinstance(records, Counted):
             records = records.statistics
-        if isinstance(records, Statistics):
-            check_countable(task)
         rule = "Records, a Dataset, or Statistics"
         check_kind("records", records, (Records, Statistics), rule, "read them with rl.data.read")
         check_flag("standardize", standardize)
@@ -247,7 +245,6 @@ class Preprocessor:
                 label that training has not seen.
         """
         if isinstance(records, Counted):
-            check_countable(self.task)
             return records.with_preprocessor(self)
         check_kind("records", records, Records, "Records", "read them with rl.data.read")
         check_flag("require_targets", require_targets)

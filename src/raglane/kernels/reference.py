@@ -25,7 +25,7 @@ from raglane.kernels.walk import Moment, Order, Walk, walk
 from raglane.schedules import SCHEDULES
 from raglane.tracing import index_arithmetic, is_exporting
 
-__all__ = ["BACKEND", "ReferenceBackend"]
+__all__ = ["BACKEND", "ReferenceBackend", "run_direction"]
 
 
 class ReferenceBackend:
@@ -112,6 +112,19 @@ def _plan(schedule: str, lengths: Tensor, directions: int, device: torch.device)
 # ---------------------------------------------------------------------------------------------------------------
 # One layer in one direction
 # ---------------------------------------------------------------------------------------------------------------
+
+
+def run_direction(layer: Request, weights: Any, state: tuple[Tensor, ...], reverse: bool) -> DirectionResult:
+    """Run one layer in one direction by itself, in lanes.
+
+    Args:
+        layer: what is read and needed; its weights and state are not looked at.
+        weights: those of this direction.
+        state: its initial states, one ``(B, size)`` per state of the cell.
+        reverse: whether each sequence is read from its end; what comes back is in the order of the values.
+    """
+    ready = _plan("lanes", layer.host_lengths, 2 if reverse else 1, layer.values.device)
+    return _run_direction(ready, SCHEDULES["lanes"].holds_state, layer, weights, state, reverse)
 
 
 def _run_direction(
