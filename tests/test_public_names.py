@@ -72,7 +72,7 @@ def test_pictures() -> None:
 
 
 def test_export() -> None:
-    assert set(rl.export.__all__) == {"Exported", "Layout", "Verified", "onnx"}
+    assert set(rl.export.__all__) == {"Exported", "Verified", "onnx"}
 
 
 def test_ragged() -> None:

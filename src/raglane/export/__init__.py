@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from raglane.export.signature import Layout
 from raglane.export.to_onnx import Exported, onnx
 from raglane.export.verify import Verified
 
-__all__ = ["Exported", "Layout", "Verified", "onnx"]
+__all__ = ["Exported", "Verified", "onnx"]

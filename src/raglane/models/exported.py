@@ -13,6 +13,7 @@ from raglane import export
 from raglane.data.missing import BLOCKS
 from raglane.data.preprocess import END, UNKNOWN, Preprocessor
 from raglane.errors import ArgumentError, ExportError, message
+from raglane.export.signature import Layout
 from raglane.files import check_new_file, write_file
 from raglane.ragged import Ragged
 from raglane.training.model import SequenceModel
@@ -115,7 +116,7 @@ def description_path(path: Path) -> Path:
 
 
 def export_run(
-    model: SequenceModel, preprocessor: Preprocessor, path: Path, *, layout: export.Layout, verify: bool
+    model: SequenceModel, preprocessor: Preprocessor, path: Path, *, layout: Layout, verify: bool
 ) -> export.Exported:
     """Write a run's model with its preprocessing, and a JSON beside it.
 
