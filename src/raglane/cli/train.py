@@ -12,6 +12,7 @@ import typer
 from raglane.cli import console, options
 from raglane.errors import ArgumentError, message, quote
 from raglane.models.sources import DEFAULT_DATA, ColumnNames, SavedSource, Source
+from raglane.training.own_cell import check_stored, label_of
 from raglane.training.settings import Settings
 
 if TYPE_CHECKING:
@@ -84,16 +85,19 @@ def train(
             _train(order)
     else:
         plans_batches = choices.get("batch_size") == "auto"
-        settings = _settings(choices)
+        is_guessed = "task" not in choices and source.path is not None
+        # A loss may say more about the task than the labels do.
+        loss = choices.get("loss") if is_guessed else None
+        settings = _settings({**choices, "loss": None} if loss else choices)
         check_default(source, settings)
         training = None
-        if "task" not in choices and source.path is not None:
+        if is_guessed:
             if out is not None:
                 check_folder(out, overwrite=overwrite)
             check_machine(settings)
-            training, task = source.guess()
-            settings = Settings(**{**settings.to_config(), "task": task})
-        folder = out or Path("runs") / f"{source.name}-{settings.task}-{settings.layer}"
+            training, task = source.guess(loss)
+            settings = Settings(**{**settings.to_config(), "task": task, "loss": loss})
+        folder = out or Path("runs") / f"{source.name}-{settings.task}-{label_of(settings.layer)}"
         order = _Order(settings, source, validation, test, folder, False, overwrite, quiet, plans_batches, training)
         check_folder(folder, overwrite=overwrite)
         with at_work(folder):
@@ -223,6 +227,7 @@ def _resumed(
 
     description = load_description(out)
     refuse_diverged(description, out)
+    check_stored(description.settings.layer, out)
     if not description.data:
         rule = "this run was started from Python, with data in memory"
         fix = f"go on from there: rl.fit(data, out={str(out)!r}, resume=True)"

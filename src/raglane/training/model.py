@@ -21,7 +21,9 @@ from raglane.nn import SequenceEncoder, carry
 from raglane.nn.arguments import check_count
 from raglane.nn.linear import RowByRow, RowLinear, row_linear
 from raglane.ragged import Ragged
+from raglane.training.activity import activity
 from raglane.training.embedding import Mixed, with_dropout
+from raglane.training.own_cell import is_own, load_cell
 from raglane.training.settings import ALWAYS_PER_ELEMENT, ModelSettings
 from raglane.training.stored import build
 from raglane.training.tasks import TASKS
@@ -143,6 +145,8 @@ class ModelConfig(ModelSettings):
             options["pooling"] = None
         if self.gap_column is not None:
             options["gap_column"] = self.gap_column
+        if is_own(self.layer):
+            options["layer"] = load_cell(self.layer)
         sizes = {"hidden_size": options.pop("hidden"), "num_layers": options.pop("layers")}
         if self.has_plain_tokens:
             return SequenceEncoder(self.input_size, embedding=self.embedding, **sizes, **options)
@@ -162,6 +166,10 @@ class ModelConfig(ModelSettings):
             >>> sum(weight.numel() for weight in SequenceModel(config).parameters()), config.count()
             (15561, (15561, 6))
         """
+        if is_own(self.layer):
+            with torch.device("meta"):
+                weights = list(SequenceModel(self).parameters())
+            return sum(weight.numel() for weight in weights), len(weights)
         sizes = ["input_size", "output_size", "hidden", "layers", *(() if self.embedding is None else ("embedding",))]
         smallest: dict[str, Any] = {name: min(1, check_count(name, getattr(self, name))) for name in sizes}
         del smallest["input_size"]  # some cells read their columns in blocks
@@ -251,6 +259,9 @@ class SequenceModel(nn.Module):
             # The head turns a state into the embedding of the token that is to come (Press and Wolf, 2017).
             answers = config.embedding
             self.tied_bias = nn.Parameter(torch.zeros(config.output_size))
+        # What training asks for with a language model: weights of large outputs and of their changes.
+        self.penalties: tuple[float, float] = (0.0, 0.0)
+        self.penalty: Tensor | None = None
         self.head = RowLinear(self.encoder.output_size, answers)
         for name, start in TASKS[config.task].kept.items():
             self.register_buffer(name, torch.full((config.output_size,), start))
@@ -265,6 +276,9 @@ class SequenceModel(nn.Module):
             With an answer per sequence, ``(B, output_size)``; with one per element, a Ragged of ``(L, output_size)``:
             logits of classes or labels, or scaled numbers. To forecast, an element is the forecast of the one after it.
         """
+        if self.training and any(self.penalties):
+            out, _ = self.encoder.recurrent(self.encoder.embed(inputs))
+            return self._changed(inputs, self._dropped(out).map(self.answers))
         encoded: Tensor | Ragged = self.encoder(inputs)
         if isinstance(encoded, Tensor):
             return self.answers(encoded)
@@ -300,8 +314,14 @@ class SequenceModel(nn.Module):
         embedded = self.encoder.embed(inputs)
         recurrent: Any = self.encoder.recurrent
         out, state = recurrent(embedded, carry(recurrent, embedded, state, begins))
-        scores = out.map(self.encoder.dropout).map(self.answers)
-        return self._changed(inputs, scores), state
+        return self._changed(inputs, self._dropped(out).map(self.answers)), state
+
+    def _dropped(self, out: Ragged) -> Ragged:
+        """The layer's outputs after dropout; what they cost in training is kept until the step is done."""
+        dropped = out.map(self.encoder.dropout)
+        if self.training and any(self.penalties):
+            self.penalty = activity(out, dropped, *self.penalties)
+        return dropped
 
     @property
     def is_binary(self) -> bool:
