@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import sys
 
-from programs.random_cells import RandomCell, ask, difference, engine, naive
 from raglane.kernels.dispatch import BACKENDS
+from random_cells import RandomCell, ask, difference, engine, naive
 
 __all__ = ["main", "play"]
 
