@@ -19,6 +19,7 @@ __all__ = [
     "FORWARDS",
     "INITIAL_STATES",
     "LAYERS",
+    "LOGGERS",
     "LOSSES",
     "MISSING",
     "NORMALISED_LAYERS",
@@ -60,6 +61,8 @@ MISSING = ("error", "zero", "forward", "elapsed")
 # The words of raglane.data.Limit, which is not imported here either.
 TOO_LONG = ("refuse", "drop", "split", "alone")
 DEVICES = ("auto", "cpu", "cuda")
+# The names of Lightning's loggers.
+LOGGERS = ("tensorboard", "wandb", "mlflow")
 
 # Anything beyond is a typing mistake, and PyTorch's sizes end at 2**63 - 1.
 _LARGEST = 2**31 - 1
@@ -79,6 +82,9 @@ def _share(example: str) -> Rule:
 
 
 _SHARE = _share("0.2")
+
+
+_WEIGHT = Rule(lambda weight: 0 <= weight <= _HIGHEST, f"a number of at least 0, {_WITHIN}", "pass 2, say")
 
 
 @dataclass(frozen=True)
@@ -291,6 +297,12 @@ class Settings(ModelSettings):
     label_smoothing: float = option(
         0.0, "Share of a class's weight that is given to all classes (classify, tag).", TRAINING, _share("0.1")
     )
+    activation_penalty: float = option(
+        0.0, "Weight of large outputs of the layer in the loss (language).", TRAINING, _WEIGHT
+    )
+    temporal_penalty: float = option(
+        0.0, "Weight of their changes from token to token in the loss (language).", TRAINING, _WEIGHT
+    )
     unknown_rate: float = option(
         0.5,
         "Share of the tokens that occur once in training that are read as unknown, so that the unknown is learned.",
@@ -341,6 +353,14 @@ class Settings(ModelSettings):
         Rule(lambda workers: workers >= 0, "at least 0", "pass 0, or the number of processes"),
     )
 
+    logger: str | None = option(
+        None,
+        "Also log each epoch to TensorBoard, Weights & Biases or MLflow, where that package is installed.",
+        RUN,
+        choices=LOGGERS,
+        unset="curves.csv alone",
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._refuse(
@@ -370,6 +390,9 @@ class Settings(ModelSettings):
         ):
             self._refuse("steps", self.steps is not None and is_broken, rule, "leave it out")
 
+        for name in ("activation_penalty", "temporal_penalty"):
+            rule = "it is for a language model"
+            self._refuse(name, getattr(self, name) > 0 and self.task != "language", rule, "leave it out")
         of_classes = self.task in ("classify", "tag")
         rule = "it is for the tasks that tell classes"
         is_weighted = self.class_weights != "none"
