@@ -6,8 +6,11 @@ Run it from ``tests``: ``python -m attacks.cells ROUNDS SEED``.
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from raglane.kernels.dispatch import BACKENDS
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from random_cells import RandomCell, ask, difference, engine, naive
 
 __all__ = ["main", "play"]
