@@ -28,6 +28,7 @@ from faults import (
     planning,
     programs,
     tasks,
+    traced,
 )
 from faults.fault import Copy, Fault, NoPlaceError
 
@@ -46,6 +47,7 @@ FAULTS: dict[str, Fault] = {
     **order.FAULTS,
     **programs.FAULTS,
     **tasks.FAULTS,
+    **traced.FAULTS,
 }
 # Exit codes of pytest.
 _PASSED, _FAILED = 0, 1

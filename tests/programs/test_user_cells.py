@@ -51,7 +51,8 @@ class Blocks(Sized):
         heads = state.view(-1, 2, 2)
         one = torch.einsum("bhd,hnd->bhn", heads, self.inner).flatten(1)
         other = torch.matmul(heads.unsqueeze(2), self.inner).squeeze(2).reshape(-1, 4)
-        third = self.shared(heads).flatten(1)
+        twice = x_t[:, :2].repeat(1, 2).view(-1, 2, 2)
+        third = self.shared(heads).flatten(1) + torch.einsum("bhd,hnd->bhn", twice, self.inner).flatten(1)
         fourth = torch.bmm(heads.transpose(0, 1), self.inner).transpose(0, 1).reshape(state.shape)
         state = self.norm(one - 0.5 * other + torch.sigmoid(third) * fourth + self.input(x_t))
         return heads.amax(2).repeat_interleave(2, 1) + state, state

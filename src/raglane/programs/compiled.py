@@ -59,12 +59,16 @@ class Forward:
         output: where the output is; None where nobody needs it.
         states: where the states of every step are, where they are needed.
         saved: which outputs the backward program reads as which nodes.
+        before: a program without states that is run first, over all elements at once; None where all is in the loop.
+        prepared: the nodes that its outputs are, which the loop is given.
     """
 
     lowered: Lowered
     output: int | None
     states: tuple[int, ...]
     saved: dict[int, int]
+    before: Lowered | None
+    prepared: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -126,7 +130,7 @@ class Compiled:
             known.append(node)
             if changes:
                 self._new.append(columns)
-        self._forwards: dict[tuple[bool, bool, Wanted | None], Forward] = {}
+        self._forwards: dict[tuple[bool, bool, Wanted | None, bool], Forward] = {}
         self._backwards: dict[Wanted, Backward] = {}
 
     def _kinds(self) -> dict[int, Kind]:
@@ -135,20 +139,24 @@ class Compiled:
         kinds |= dict.fromkeys(self.unchanged, "sequence")
         return kinds | dict.fromkeys(self.vectors, "vector")
 
-    def forward(self, need_output: bool, need_states: bool, wanted: Wanted | None = None) -> Forward:
+    def forward(
+        self, need_output: bool, need_states: bool, wanted: Wanted | None = None, prepares: bool = False
+    ) -> Forward:
         """The program of a forward pass.
 
         Args:
             need_output: whether the outputs are read.
             need_states: whether the states of every step are.
             wanted: what the backward pass that follows is to give; None where none follows.
+            prepares: whether products that no state meets are computed before the loop: the same bits, and faster where
+                few rows would read their weights at every step.
         """
-        key = need_output, need_states, wanted
+        key = need_output, need_states, wanted, prepares
         if key not in self._forwards:
             self._forwards[key] = self._make_forward(*key)
         return self._forwards[key]
 
-    def _make_forward(self, need_output: bool, need_states: bool, wanted: Wanted | None) -> Forward:
+    def _make_forward(self, need_output: bool, need_states: bool, wanted: Wanted | None, prepares: bool) -> Forward:
         result, graph = self.trace.result, self.trace.result.graph
         outputs: list[Columns] = []
 
@@ -162,9 +170,34 @@ class Compiled:
         output = place(result.output) if need_output else None
         states = tuple(place(columns) for columns in self._new) if need_states else ()
         saved = () if wanted is None else self.backward(wanted).saved
-        kept = {node: place(graph.columns(node)) for node in saved if node not in self.elements}
-        lowered = lower(graph, outputs, self._new, self._kinds(), self.states)
-        return Forward(lowered, output, states, kept)
+        first = self._prepared([result.output, *self._new]) if prepares else []
+        kept = {node: place(graph.columns(node)) for node in saved if node not in self.elements and node not in first}
+        kinds = self._kinds()
+        # What is saved of what was prepared is there already.
+        before = lower(graph, [graph.columns(node) for node in first], [], kinds, []) if first else None
+        kinds |= dict.fromkeys(first, "element")
+        return Forward(lower(graph, outputs, self._new, kinds, self.states), output, states, kept, before, tuple(first))
+
+    def _prepared(self, results: list[Columns]) -> list[int]:
+        """The products that hang on elements and vectors alone, without those that only such products read."""
+        graph, given = self.trace.result.graph, {*self.elements, *self.vectors}
+        first: list[int] = []
+        for index in graph.needed(results, list(self._kinds())):
+            node = graph.nodes[index]
+            if node.operation == "number":
+                given.add(index)
+            elif node.operation == "product":
+                begins, reads = (set(graph.places(part).tolist()) for part in node.operands)
+                if begins <= given | set(first) and reads <= set(self.elements):
+                    first.append(index)
+        read = {
+            int(place)
+            for index in graph.needed(results, list(self._kinds()))
+            if index not in first
+            for part in graph.nodes[index].operands
+            for place in graph.places(part)
+        } | {int(place) for part in results for place in graph.places(part)}
+        return [index for index in first if index in read]
 
     def backward(self, wanted: Wanted) -> Backward:
         """The program of a backward pass."""

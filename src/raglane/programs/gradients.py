@@ -152,7 +152,8 @@ class Reverse:
         places = graph.places(operand)
         if not self._needs[places].any():
             return
-        if set(places.tolist()) <= self.elements:
+        lies_in_one = len(set(places.tolist())) == 1 and bool((np.diff(operand) == 1).all())
+        if lies_in_one and int(places[0]) in self.elements:
             self.deferred.append(Deferred(node.weight, gradient, operand))
             return
         zero = np.full(len(operand), self._zero)

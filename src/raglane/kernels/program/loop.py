@@ -7,15 +7,16 @@ autograd, whose inputs are what a step reads and all parameters. A second deriva
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from raglane.kernels import reference
 from raglane.kernels.contract import Request
-from raglane.kernels.cpu.gradients import outer
+from raglane.kernels.cpu.products import times
 from raglane.kernels.cpu.programs import run as run_program
+from raglane.kernels.cpu.sums import outer_products
 from raglane.programs.compiled import Backward, Compiled, Fetch, Wanted
 from raglane.programs.lower import Lowered
 from raglane.programs.step import Step
@@ -23,6 +24,10 @@ from raglane.segments import plain as segments
 from raglane.tracing import are_transformed
 
 __all__ = ["Loop", "gradients", "run_loop"]
+
+
+# With fewer rows than this each step would read the input's weights for little work; measured.
+_FEW = 24
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,12 +97,15 @@ def _forward(
 ) -> tuple[list[Tensor], dict[int, Tensor]]:
     """Output, final states, states of every step; and what was saved, by node."""
     compiled = loop.compiled
-    program = compiled.forward(loop.need_output, loop.need_states, wanted)
+    program = compiled.forward(loop.need_output, loop.need_states, wanted, loop.offsets.shape[0] <= _FEW)
     changing, unchanged = loop.split(states)
     given = dict(zip(compiled.elements, elements, strict=True))
     given |= dict(zip(compiled.states, changing, strict=True))
     given |= dict(zip(compiled.unchanged, unchanged, strict=True))
     given |= dict(zip(compiled.vectors, vectors, strict=True))
+    if program.before is not None:
+        ready, _ = _run(program.before, loop.offsets, loop.ascending, given, weights)
+        given |= dict(zip(program.prepared, ready, strict=True))
     outputs, finals = _run(program.lowered, loop.offsets, loop.ascending, given, weights)
     found = [] if program.output is None else [outputs[program.output]]
     found += loop.join(finals, unchanged)
@@ -105,7 +113,8 @@ def _forward(
         count = elements[0].shape[0]
         spread = [segments.spread(part, loop.offsets, count) for part in unchanged]
         found += loop.join([outputs[place] for place in program.states], spread)
-    return found, {node: outputs[place] for node, place in program.saved.items()}
+    saved = {node: outputs[place] for node, place in program.saved.items()}
+    return found, saved | {node: given[node] for node in program.prepared}
 
 
 def _run(
@@ -247,7 +256,7 @@ class _Backward:
                 continue
             total = self._take(program.elements[place]) if place in program.elements else None
             for weight, fetch, (_, start, width) in deferred:
-                part = _times(self._take(fetch), weights[weight])
+                part = times(self._take(fetch), weights[weight].mT)
                 if total is None and width == element.shape[1]:
                     total = part
                 else:
@@ -262,12 +271,21 @@ class _Backward:
     def _leaves(self, program: Backward) -> list[Tensor | None]:
         """The gradients of the parameters, by way of what was made of them."""
         made: dict[int, Tensor] = {}
+        sums: dict[Fetch, Tensor] = {}
+        due = set(program.vectors.values())
         for weight, result, operand in program.weights:
-            share = _outer(self._take(result), self._take(operand), self.weights[weight])
+            # A bias that was added to a product has the sums of the same rows.
+            is_due, groups = result in due and result not in sums, self.weights[weight].shape[0]
+            share, total = outer_products(self._take(result), self._take(operand), groups=groups, sums=is_due)
+            if total is not None:
+                sums[result] = total
+            share = cast(Tensor, share)
             made[weight] = made[weight] + share if weight in made else share
         pairs = [(self.weights[index], grad) for index, grad in made.items()]
         for place, fetch in program.vectors.items():
-            pairs.append((self.vectors[place], self._take(fetch).sum(0)))
+            if fetch not in sums:
+                sums[fetch] = cast(Tensor, outer_products(self._take(fetch), None, sums=True)[1])
+            pairs.append((self.vectors[place], sums[fetch]))
         wished = [part for part in self.leaves if part.requires_grad]
         grads: list[Tensor | None] = [None] * len(wished)
         if pairs and wished:
@@ -307,24 +325,6 @@ def gradients(pairs: list[tuple[Tensor, Tensor]], wished: list[Tensor], *, keep:
 
 def _filled(part: Tensor | None, like: Tensor, shape: tuple[int, ...]) -> Tensor:
     return like.new_zeros(shape) if part is None else part.contiguous()
-
-
-def _times(rows: Tensor, weight: Tensor) -> Tensor:
-    """``(N, groups * rows)`` times ``(groups, rows, depth)``: ``(N, groups * depth)``."""
-    groups, height, _ = weight.shape
-    if groups == 1:
-        return torch.mm(rows, weight[0])
-    parts = rows.reshape(-1, groups, height).transpose(0, 1)
-    return torch.bmm(parts, weight).transpose(0, 1).reshape(rows.shape[0], -1)
-
-
-def _outer(result: Tensor, operand: Tensor, weight: Tensor) -> Tensor:
-    """The gradient ``(groups, rows, depth)`` of a weight: sums over the elements of the outer products."""
-    groups, height, depth = weight.shape
-    if groups == 1:
-        return outer(result, operand).unsqueeze(0)
-    left = result.reshape(-1, groups, height).permute(1, 2, 0)
-    return torch.bmm(left, operand.reshape(-1, groups, depth).transpose(0, 1))
 
 
 def _reference_gradients(

@@ -1,0 +1,55 @@
+"""Faults in how a step in plain torch becomes a program."""
+
+from __future__ import annotations
+
+from faults.fault import Fault
+
+__all__ = ["FAULTS"]
+
+_REFUSED = "programs/test_user_cells.py::test_what_no_program_can_be_is_refused_with_the_reason"
+_LIBRARY = "programs/test_library_cells.py::test_a_cell_gives_what_the_reference_does"
+
+FAULTS: dict[str, Fault] = {
+    "rows-of-a-batch-meet": Fault(
+        "src/raglane/programs/rows.py",
+        'raise Refused("rows of the batch meet in it")',
+        "pass",
+        _REFUSED,
+    ),
+    "random-numbers-are-baked-in": Fault(
+        "src/raglane/programs/trace.py",
+        "if torch.Tag.nondeterministic_seeded in function.tags:",
+        "if not function.tags:",
+        _REFUSED,
+    ),
+    "a-weight-is-read-as-it-stands-in-a-gradient": Fault(
+        "src/raglane/programs/gradients.py",
+        "not node.is_transposed))",
+        "node.is_transposed))",
+        _LIBRARY,
+    ),
+    "a-local-ends-before-its-last-reader": Fault(
+        "src/raglane/programs/allocate.py",
+        "if last[place.block] == index}",
+        "if last[place.block] <= index + 1}",
+        _LIBRARY,
+    ),
+    "a-program-is-used-as-it-is": Fault(
+        "src/raglane/kernels/program/backend.py",
+        "entry.reason = verify(wish, entry, found)",
+        'entry.reason = ""',
+        "kernels/test_program.py::test_what_cannot_be_a_program_says_why",
+    ),
+    "a-modules-numbers-are-baked-in": Fault(
+        "src/raglane/programs/weights.py",
+        "held = [(name, self.value(item)) for",
+        "held = [(name, None) for",
+        "kernels/test_program.py::test_a_program_holds_for_what_a_module_is_now",
+    ),
+    "hooks-are-overlooked": Fault(
+        "src/raglane/programs/weights.py",
+        "if is_called and not self.by_identity and any(",
+        "if self.by_identity and any(",
+        _REFUSED,
+    ),
+}
