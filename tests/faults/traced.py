@@ -49,7 +49,7 @@ FAULTS: dict[str, Fault] = {
     "hooks-are-overlooked": Fault(
         "src/raglane/programs/weights.py",
         "if is_called and not self.by_identity and any(",
-        "if self.by_identity and any(",
+        "if not own and any(",
         _REFUSED,
     ),
 }
