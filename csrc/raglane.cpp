@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <vector>
 
 #if defined(__linux__)
@@ -16,6 +17,7 @@
 #include "cells/table.h"
 #include "common.h"
 #include "failure.h"
+#include "threads.h"
 #include "tuning.h"
 
 // Python builds and reads these structs number by number: as many of 8 bytes as it counts.
@@ -25,6 +27,7 @@ static_assert(sizeof(raglane_rows) == 15 * 8 && sizeof(raglane_cell_facts) == 24
 namespace {
 
 namespace tuning = raglane::tuning;
+constexpr int64_t most_threads = 4096;  // more are a mistake
 using raglane::Call;
 using raglane::ElementwiseCall;
 using raglane::Group;
@@ -139,7 +142,7 @@ template <class L> void check_common(const L& l) {
   at_least("hidden_size", l.hidden_size, 1);
   // Within these no product below overflows, and beyond them no machine has the memory.
   const int64_t most = int64_t(1) << 40;
-  if (l.threads > 4096 || l.sequences > most || l.elements > most || l.input_size > (1 << 24) ||
+  if (l.threads > most_threads || l.sequences > most || l.elements > most || l.input_size > (1 << 24) ||
       l.hidden_size > (1 << 24))
     fail("sizes: got more than this kernel was written for");
 }
@@ -322,7 +325,7 @@ int32_t run(const L* layer, bool backward, char* message, int64_t size, Body&& b
 
 // A thread is worth its start only for so much work; which thread does the work changes no bit.
 int64_t useful_threads(int64_t threads, double operations) {
-  return std::min(threads, (int64_t)std::min(4096.0, 1 + operations / tuning::thread_operations));
+  return std::min(threads, (int64_t)std::min((double)most_threads, 1 + operations / tuning::thread_operations));
 }
 
 int32_t run_layer(const raglane_layer* layer, bool backward, char* message, int64_t size) {
@@ -435,6 +438,22 @@ int64_t raglane_size_of(int32_t what) {
     case RAGLANE_CELL_FACTS: return sizeof(raglane_cell_facts);
   }
   return 0;
+}
+
+int32_t raglane_multiply_registers(int64_t isa, int64_t dtype, int64_t threads, int64_t rounds, int64_t* operations,
+                                   char* message, int64_t size) {
+  return guarded(message, size, [&] {
+    at_least("threads", threads, 1);
+    at_least("rounds", rounds, 0);
+    present("operations", operations);
+    if (threads > most_threads) fail("threads: got %lld; the rule: at most %lld", (long long)threads, (long long)most_threads);
+    const Kernels& kernels = kernels_of(isa, dtype);
+    std::vector<int64_t> done((size_t)threads);
+    raglane::on_threads((int)threads, [&](int thread, int) { done[thread] = kernels.multiply_registers(dtype, rounds); });
+    if (done[0] < 0) fail("dtype: got %lld; no such dtype", (long long)dtype);
+    *operations = std::accumulate(done.begin(), done.end(), int64_t{0});
+    return RAGLANE_OK;
+  });
 }
 
 int32_t raglane_apply(int64_t isa, int64_t dtype, int64_t function, const void* in, void* out, int64_t count,
