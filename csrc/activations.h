@@ -1,8 +1,9 @@
-// exp, tanh and sigmoid on a vector: in float at most 4 ulp from the true value, over the whole range.
+// exp, expm1, tanh, sigmoid, log, log1p and erf on a vector: in float at most 4 ulp from the true value, over the whole
+// range.
 //
-// The way of all three: x = n * ln 2 + r with |r| <= ln 2 / 2, and exp(r) - 1 by a polynomial. tanh is built on
+// The way of the first four: x = n * ln 2 + r with |r| <= ln 2 / 2, and exp(r) - 1 by a polynomial. tanh is built on
 // exp - 1, which keeps its accuracy near zero; sigmoid on exp(-|x|), which never overflows and reaches down into the
-// denormal numbers. NaN goes through all three.
+// denormal numbers. NaN goes through all.
 #pragma once
 
 #include "simd.h"
@@ -118,6 +119,95 @@ template <class A> RAGLANE_INLINE Vec<A> sigmoid(Vec<A> x) {
 }
 template <class A> RAGLANE_INLINE Vec<A> tanh(Vec<A> x) {
   squash<A, 0, 1>(&x);
+  return x;
+}
+
+// exp(x) - 1
+template <class A, int N> RAGLANE_INLINE void expm1(Vec<A>* x) {
+  using R = Reduction<A>;
+  using V = Vec<A>;
+  RAGLANE_EACH x[i] = at_most<A>(R::highest, at_least<A>((A)-40, x[i]));  // below that it is -1
+  Split<A, N> s = split<A, N>(x);
+  RAGLANE_EACH {
+    V power = power_of_two<A>(s.integer(i));  // no number where n is large, where 1 is nothing beside it
+    x[i] = s.n[i] > (A)60 ? whole(s, i) : fma(power, s.tail[i], power - (A)1);
+  }
+}
+
+// ---- logarithms --------------------------------------------------------------------------------------------------
+
+// x = 2^n * m with m between sqrt(1/2) and sqrt(2).
+template <class A> struct Logarithm;
+template <> struct Logarithm<float> {
+  static constexpr int32_t root = 0x3f3504f3;  // the bits of sqrt(1/2)
+  static constexpr float magic = 0x1.8p23f, smallest = 0x1p-126f, larger = 0x1p25f, by = 25;
+  static constexpr float infinity = __builtin_inff();
+  static constexpr int terms = 6;
+};
+template <> struct Logarithm<double> {
+  static constexpr int64_t root = 0x3fe6a09e667f3bcd;
+  static constexpr double magic = 0x1.8p52, smallest = 0x1p-1022, larger = 0x1p54, by = 54;
+  static constexpr double infinity = __builtin_inf();
+  static constexpr int terms = 12;
+};
+
+template <class A> struct Scaled {
+  Vec<A> n, m;
+};
+template <class A> RAGLANE_INLINE Scaled<A> scaled(Vec<A> x) {
+  using L = Logarithm<A>;
+  using I = typename Lanes<A>::integer;
+  using V = Vec<A>;
+  V is_small = x < L::smallest ? splat<V>((A)1) : V{};
+  x = is_small != (A)0 ? x * L::larger : x;
+  I n = ((I)x - L::root) >> Reduction<A>::mantissa;
+  V whole = (V)(n + (I)splat<V>(L::magic)) - L::magic;
+  return {fma(is_small, splat<V>(-L::by), whole), (V)((I)x - (n << Reduction<A>::mantissa))};
+}
+
+// log(1 + f) for |f| < 0.42: 2 atanh(f / (2 + f)), by Taylor's polynomial; the first term left out is 1e-9 of the sum in
+// float, 1e-18 in double.
+template <class A> RAGLANE_INLINE Vec<A> log_near_one(Vec<A> f) {
+  using V = Vec<A>;
+  constexpr int terms = Logarithm<A>::terms;
+  V twice = f / fma(f, splat<V>((A)0.5), splat<V>((A)1)), square = twice * twice * (A)0.25;
+  V p = splat<V>((A)1 / (2 * terms + 1));
+#pragma GCC unroll 16
+  for (int term = terms - 1; term >= 1; term--) p = fma(p, square, splat<V>((A)1 / (2 * term + 1)));
+  return fma(twice * square, p, twice);
+}
+
+// The same with n * ln 2 + rest added, and what a logarithm of x is at its ends.
+template <class A> RAGLANE_INLINE Vec<A> log_from(Vec<A> x, Vec<A> f, Vec<A> n, Vec<A> rest) {
+  using R = Reduction<A>;
+  using V = Vec<A>;
+  V low = fma(n, splat<V>(R::ln2_low), rest);
+  V log = fma(n, splat<V>(R::ln2_high), log_near_one<A>(f) + low);
+  log = x == (A)0 ? splat<V>(-Logarithm<A>::infinity) : log;
+  log = x < (A)0 ? splat<V>((A)__builtin_nan("")) : log;
+  return (x == Logarithm<A>::infinity) | (x != x) ? x : log;
+}
+
+template <class A> RAGLANE_INLINE Vec<A> log(Vec<A> x) {
+  Scaled<A> s = scaled<A>(x);
+  return log_from<A>(x, s.m - (A)1, s.n, Vec<A>{});
+}
+
+// log(1 + x): near zero x is its own f; elsewhere what was lost in 1 + x, divided by it, is added.
+template <class A> RAGLANE_INLINE Vec<A> log1p(Vec<A> x) {
+  using V = Vec<A>;
+  V sum = x + (A)1, one = sum - x, lost = (x - (sum - one)) + ((A)1 - one);
+  Scaled<A> s = scaled<A>(sum);
+  V f = s.n == (A)0 ? x : s.m - (A)1;
+  return log_from<A>(sum, f, s.n, s.n == (A)0 ? V{} : lost / sum);
+}
+
+// Rare in recurrences: number by number.
+template <class A> RAGLANE_INLINE Vec<A> erf(Vec<A> x) {
+  for (int i = 0; i < Lanes<A>::width; i++) {
+    if constexpr (sizeof(A) == 4) x[i] = __builtin_erff(x[i]);
+    else x[i] = __builtin_erf(x[i]);
+  }
   return x;
 }
 

@@ -14,6 +14,10 @@ template <class A> int32_t apply_to(int64_t function, const A* in, A* out, int64
       case RAGLANE_EXP: exp<A, 1>(&x); break;
       case RAGLANE_TANH: x = tanh<A>(x); break;
       case RAGLANE_SIGMOID: x = sigmoid<A>(x); break;
+      case RAGLANE_EXPM1: expm1<A, 1>(&x); break;
+      case RAGLANE_LOG: x = log<A>(x); break;
+      case RAGLANE_LOG1P: x = log1p<A>(x); break;
+      case RAGLANE_ERF: x = erf<A>(x); break;
       default: return RAGLANE_BAD_ARGUMENT;
     }
     store(out + i, x, here);

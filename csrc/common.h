@@ -20,14 +20,20 @@ struct PackTo {
   int64_t* bytes;
 };
 
-// A checked call, with what depends on the lengths alone.
-struct Call {
+// The sequences of a checked call, and what depends on the lengths alone.
+struct Batch {
+  const int64_t* offsets;
+  int64_t elements;
+  const int64_t* order;  // the sequences that are not empty, longest first
+  int64_t ordered;       // how many
+  int64_t longest;       // the largest length
+  int64_t cache;         // bytes of a core's own cache
+};
+
+// A checked call.
+struct Call : Batch {
   const raglane_layer* layer;
-  const int64_t* order;   // the sequences that are not empty, longest first
-  int64_t ordered;        // how many
-  int64_t longest;        // the largest length
-  int64_t cache;          // bytes of a core's own cache
-  PackTo packing = {};    // of a call that packs
+  PackTo packing = {};  // of a call that packs
 };
 
 // Sequences that follow each other, [begin, end), which one thread at a time walks through.
@@ -47,6 +53,14 @@ struct ElementwiseCall {
   PackTo packing = {};  // of a call that packs
 };
 
+struct Code;
+
+// A checked call of a program.
+struct ProgramCall : Batch {
+  const raglane_program* program;
+  const Code* code;
+};
+
 // What each instruction set provides. They return a raglane_status.
 struct Kernels {
   int32_t (*forward)(const Call&);
@@ -55,6 +69,8 @@ struct Kernels {
   int32_t (*elementwise_backward)(const ElementwiseCall&);
   int32_t (*pack)(const Call&);
   int32_t (*elementwise_pack)(const ElementwiseCall&);
+  int32_t (*program)(const ProgramCall&);
+  int32_t (*outer)(const raglane_outer&);
   int32_t (*apply)(int64_t dtype, int64_t function, const void* in, void* out, int64_t count);
   int64_t (*multiply_registers)(int64_t dtype, int64_t rounds);  // returns operations
 };

@@ -196,8 +196,10 @@ template <class S> struct Panels {
     return (int)(rest < panel_columns() ? rest / width : units);
   }
 
-  // Pack one panel from weights (columns, depth), one matrix per gate: columns of the product are their rows.
-  [[gnu::noinline]] void pack_transposed(const S* const* matrices, int64_t panel) {
+  // Pack one panel from weights (columns, depth), one matrix per gate: columns of the product are their rows, which
+  // begin `row_stride` numbers after each other.
+  void pack_transposed(const S* const* matrices, int64_t panel) { pack_transposed(matrices, panel, depth); }
+  [[gnu::noinline]] void pack_transposed(const S* const* matrices, int64_t panel, int64_t row_stride) {
     int in_panel = units_in(panel);
     int64_t stride = (int64_t)gates * in_panel * width;
     A* to = data + panel * panel_columns() * gates * steps();
@@ -205,13 +207,13 @@ template <class S> struct Panels {
       for (int unit = 0; unit < in_panel; unit++) {
         int64_t first = panel * panel_columns() + unit * width;
         int real = (int)(columns - first < width ? columns - first : width);
-        const S* from = matrices[gate] + first * depth;
+        const S* from = matrices[gate] + first * row_stride;
         A* column = to + (gate * in_panel + unit) * width;
         for (int64_t k = 0; k < steps(); k += width) {
           int count = (int)(steps() - k < width ? steps() - k : width);
           int64_t begin = k * in_word, numbers = depth > begin ? depth - begin : 0;
           Vec<A> square[width] = {};
-          for (int lane = 0; lane < real; lane++) square[lane] = load_words(from + lane * depth + begin, numbers);
+          for (int lane = 0; lane < real; lane++) square[lane] = load_words(from + lane * row_stride + begin, numbers);
           transpose<A>(square);
           for (int i = 0; i < count; i++, column += stride) store(column, square[i]);
         }
@@ -219,7 +221,8 @@ template <class S> struct Panels {
   }
 
   // Pack one panel from a matrix (depth, columns), for one gate.
-  void pack_straight(const S* matrix, int64_t panel) {
+  void pack_straight(const S* matrix, int64_t panel) { pack_straight(matrix, panel, columns); }
+  void pack_straight(const S* matrix, int64_t panel, int64_t row_stride) {
     int in_panel = units_in(panel);
     A* to = data + panel * panel_columns() * steps();
     int64_t first = panel * panel_columns();
@@ -231,7 +234,7 @@ template <class S> struct Panels {
 #pragma GCC unroll 2
         for (int i = 0; i < in_word; i++) {
           int64_t number = k * in_word + i;
-          row[i] = number < depth ? load(matrix + number * columns + column, count) : Vec<A>{};
+          row[i] = number < depth ? load(matrix + number * row_stride + column, count) : Vec<A>{};
         }
         if constexpr (in_word == 2) {  // the wider number has the narrow one's bits in its upper half
           using Word = Lanes<float>::word;

@@ -32,11 +32,11 @@ inline constexpr int even_lanes = tile_rows == 3 ? 6 : tile_rows;  // as many, o
 
 // How many lanes a team should hold: so many that the work is done when the longest sequence is, with some to spare,
 // and no more, so that the rows are used evenly.
-inline int lane_capacity(const Call& call, int64_t teams, int64_t row_bytes) {
-  if (call.ordered == 0) return 1;
-  int64_t needed = (int64_t)(tuning::lane_surplus * (double)call.layer->elements / (double)(teams * call.longest)) + 1;
-  int64_t share = (call.ordered + teams - 1) / teams;
-  int64_t most = call.cache / tuning::lanes_of_cache / row_bytes / even_lanes * even_lanes;
+inline int lane_capacity(const Batch& batch, int64_t teams, int64_t row_bytes) {
+  if (batch.ordered == 0) return 1;
+  int64_t needed = (int64_t)(tuning::lane_surplus * (double)batch.elements / (double)(teams * batch.longest)) + 1;
+  int64_t share = (batch.ordered + teams - 1) / teams;
+  int64_t most = batch.cache / tuning::lanes_of_cache / row_bytes / even_lanes * even_lanes;
   most = most < tuning::least_most ? tuning::least_most : most > most_lanes ? most_lanes : most;
   int64_t lanes = (needed + even_lanes - 1) / even_lanes * even_lanes;
   lanes = lanes < most ? lanes : most;
@@ -51,8 +51,8 @@ class LaneSet {
   int64_t left[most_lanes];     // how many elements of the sequence remain, that one included
 
   // `ascending`: whether elements are computed from a sequence's start to its end.
-  LaneSet(const Call& call, const Team& team, Queue* queue, int capacity, bool ascending)
-      : call_(call), team_(team), queue_(queue), capacity_(capacity), step_(ascending ? 1 : -1) {}
+  LaneSet(const Batch& batch, const Team& team, Queue* queue, int capacity, bool ascending)
+      : batch_(batch), team_(team), queue_(queue), capacity_(capacity), step_(ascending ? 1 : -1) {}
 
   // Take up to `capacity` sequences; begin(lane) is called for each.
   template <class Begin> void fill(Begin&& begin) {
@@ -80,7 +80,7 @@ class LaneSet {
   }
 
  private:
-  const Call& call_;
+  const Batch& batch_;
   const Team& team_;
   Queue* queue_;
   int capacity_;
@@ -89,9 +89,9 @@ class LaneSet {
 
   bool take(int lane) {
     int64_t place = next();
-    if (place >= call_.ordered) return false;
-    const int64_t* offsets = call_.layer->offsets;
-    int64_t taken = call_.order[place];
+    if (place >= batch_.ordered) return false;
+    const int64_t* offsets = batch_.offsets;
+    int64_t taken = batch_.order[place];
     sequence[lane] = taken;
     left[lane] = offsets[taken + 1] - offsets[taken];
     element[lane] = step_ > 0 ? offsets[taken] : offsets[taken + 1] - 1;

@@ -6,19 +6,10 @@
 #include <numeric>
 #include <vector>
 
-#if defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
-#if defined(RAGLANE_X86)
-#include <cpuid.h>
-#endif
-
 #include "cells/table.h"
-#include "common.h"
-#include "failure.h"
+#include "checks.h"
+#include "processor.h"
 #include "threads.h"
-#include "tuning.h"
 
 // Python builds and reads these structs number by number: as many of 8 bytes as it counts.
 static_assert(sizeof(raglane_layer) == 54 * 8 && sizeof(raglane_elementwise) == 44 * 8);
@@ -27,7 +18,6 @@ static_assert(sizeof(raglane_rows) == 15 * 8 && sizeof(raglane_cell_facts) == 24
 namespace {
 
 namespace tuning = raglane::tuning;
-constexpr int64_t most_threads = 4096;  // more are a mistake
 using raglane::Call;
 using raglane::ElementwiseCall;
 using raglane::Group;
@@ -35,92 +25,18 @@ using raglane::Kernels;
 using raglane::PackTo;
 using raglane::PackedHeader;
 using raglane::at_least;
+using raglane::cache_bytes;
 using raglane::cell_count;
 using raglane::cell_table;
+using raglane::checked_offsets;
 using raglane::fail;
 using raglane::guarded;
+using raglane::kernels_of;
+using raglane::most_threads;
+using raglane::order_of;
 using raglane::present;
-
-#if defined(RAGLANE_X86)
-bool has_avx512() {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma");
-}
-#endif
-
-#if defined(RAGLANE_PAIRS)
-bool has_avx512_bfloat16() {
-#if defined(RAGLANE_EMULATE)
-  return has_avx512();
-#else
-  unsigned a, b, c, d;
-  return has_avx512() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
-#endif
-}
-
-// Tile registers are 8 KB per thread, so a process has to ask Linux for them, once.
-bool has_tiles() {
-#if defined(RAGLANE_EMULATE)
-  return has_avx512();
-#elif defined(__linux__)
-  unsigned a, b, c, d;
-  if (!has_avx512_bfloat16() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-  if (!(d >> 22 & 1) || !(d >> 24 & 1)) return false;  // AMX-BF16, AMX-TILE
-  const long request_permission = 0x1023, tile_data = 18;
-  return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
-#else
-  return false;
-#endif
-}
-#endif
-
-bool ask_processor(int64_t isa) {
-  switch (isa) {
-    case RAGLANE_PORTABLE: return true;
-#if defined(RAGLANE_X86)
-    case RAGLANE_AVX2: return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    case RAGLANE_AVX512: return has_avx512();
-#endif
-#if defined(RAGLANE_PAIRS)
-    case RAGLANE_AVX512_BF16: return has_avx512_bfloat16();
-    case RAGLANE_AMX: return has_tiles();
-#endif
-  }
-  return false;
-}
-
-// Asked once: on a virtual machine the instruction that asks is the hypervisor's to answer, which takes microseconds.
-bool processor_has(int64_t isa) {
-  static const uint64_t known = [] {
-    uint64_t sets = 0;
-    for (int64_t i = RAGLANE_PORTABLE; i <= RAGLANE_AMX; i++) sets |= (uint64_t)ask_processor(i) << i;
-    return sets;
-  }();
-  return isa >= RAGLANE_PORTABLE && isa <= RAGLANE_AMX && (known >> isa & 1);
-}
-
-const Kernels& kernels_of(int64_t isa, int64_t dtype) {
-  if (!processor_has(isa)) fail("isa: got %lld; this processor or this build does not have it", (long long)isa);
-#if defined(RAGLANE_PAIRS)
-  if (dtype == RAGLANE_BFLOAT16 && isa == RAGLANE_AVX512_BF16) return raglane::avx512bf16::kernels;
-  if (dtype == RAGLANE_BFLOAT16 && isa == RAGLANE_AMX) return raglane::amx::kernels;
-#else
-  (void)dtype;
-#endif
-#if defined(RAGLANE_X86)
-  if (isa == RAGLANE_AVX2) return raglane::avx2::kernels;
-  if (isa >= RAGLANE_AVX512) return raglane::avx512::kernels;
-#endif
-  return raglane::portable::kernels;
-}
-
-int64_t cache_bytes() {
-#if defined(_SC_LEVEL2_CACHE_SIZE)
-  long bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
-  if (bytes > 0) return bytes;
-#endif
-  return tuning::unknown_cache;
-}
+using raglane::processor_has;
+using raglane::useful_threads;
 
 bool is_elementwise(const raglane_layer&) { return false; }
 bool is_elementwise(const raglane_elementwise&) { return true; }
@@ -156,22 +72,6 @@ void check_sizes(const raglane_layer& l) {
   at_least("gate_stride", l.gate_stride,
            cell.slots * (cell.saved ? (l.hidden_size + 15) / 16 * 16 : l.hidden_size));
   if (l.projection_size > 0 && !cell.projects) fail("projection_size: got one; the rule: %s has none", cell.name);
-}
-
-// The offsets of a call, checked. They are a copy: what another thread writes into the caller's after the check cannot
-// lead a kernel out of its memory.
-template <class L> std::vector<int64_t> checked_offsets(const L& l) {
-  present("offsets", l.offsets);
-  std::vector<int64_t> offsets(l.offsets, l.offsets + l.sequences + 1);
-  if (offsets[0] != 0) fail("offsets[0]: got %lld; the rule: 0", (long long)offsets[0]);
-  for (int64_t b = 0; b < l.sequences; b++)
-    if (offsets[b + 1] < offsets[b])
-      fail("offsets[%lld]: got %lld after %lld; the rule: offsets never fall", (long long)b + 1,
-           (long long)offsets[b + 1], (long long)offsets[b]);
-  if (offsets[l.sequences] != l.elements)
-    fail("offsets[-1]: got %lld; the rule: the number of elements, %lld", (long long)offsets[l.sequences],
-         (long long)l.elements);
-  return offsets;
 }
 
 void check_pointers(const raglane_layer& l, bool backward) {
@@ -241,19 +141,6 @@ void check_pointers(const raglane_elementwise& l, bool backward) {
   }
 }
 
-// The sequences that are not empty, longest first; of equal ones the earlier first, so that the order is always
-// the same.
-std::vector<int64_t> order_of(const raglane_layer& l) {
-  std::vector<int64_t> order;
-  order.reserve(l.sequences);
-  for (int64_t b = 0; b < l.sequences; b++)
-    if (l.offsets[b] < l.offsets[b + 1]) order.push_back(b);
-  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
-    return l.offsets[a + 1] - l.offsets[a] > l.offsets[b + 1] - l.offsets[b];
-  });
-  return order;
-}
-
 // Neighbouring sequences as groups of about as many elements each, the largest first. A sequence is never divided.
 std::vector<Group> groups_of(const raglane_elementwise& l) {
   std::vector<Group> groups;
@@ -316,26 +203,21 @@ int32_t run(const L* layer, bool backward, char* message, int64_t size, Body&& b
     check_sizes(mine);
     check_pointers(mine, backward);
     check_packed(mine, backward);
-    std::vector<int64_t> offsets = checked_offsets(mine);
+    std::vector<int64_t> offsets = checked_offsets(mine.offsets, mine.sequences, mine.elements);
     mine.offsets = offsets.data();
     std::vector<unsigned char> memory = complete(mine, backward);
     return body(mine, kernels_of(mine.isa, mine.dtype));
   });
 }
 
-// A thread is worth its start only for so much work; which thread does the work changes no bit.
-int64_t useful_threads(int64_t threads, double operations) {
-  return std::min(threads, (int64_t)std::min((double)most_threads, 1 + operations / tuning::thread_operations));
-}
-
 int32_t run_layer(const raglane_layer* layer, bool backward, char* message, int64_t size) {
   return run(layer, backward, message, size, [&](raglane_layer& mine, const Kernels& kernels) {
-    std::vector<int64_t> order = order_of(mine);
+    std::vector<int64_t> order = order_of(mine.offsets, mine.sequences);
     int64_t longest = order.empty() ? 0 : mine.offsets[order[0] + 1] - mine.offsets[order[0]];
     double work = 2.0 * facts_of(mine).gates * mine.hidden_size * (mine.input_size + mine.hidden_size) * mine.elements;
     if (mine.flags == 0) mine.threads = useful_threads(mine.threads, work * mine.directions);
     return (backward ? kernels.backward : kernels.forward)(
-        Call{&mine, order.data(), (int64_t)order.size(), longest, cache_bytes()});
+        Call{{mine.offsets, mine.elements, order.data(), (int64_t)order.size(), longest, cache_bytes()}, &mine});
   });
 }
 
@@ -354,7 +236,7 @@ int32_t run_elementwise(const raglane_elementwise* layer, bool backward, char* m
 }
 
 int32_t pack_with(const Kernels& kernels, const raglane_layer& l, PackTo packing) {
-  return kernels.pack(Call{&l, nullptr, 0, 0, 0, packing});
+  return kernels.pack(Call{{}, &l, packing});
 }
 int32_t pack_with(const Kernels& kernels, const raglane_elementwise& l, PackTo packing) {
   return kernels.elementwise_pack(ElementwiseCall{&l, nullptr, 0, 0, 0, packing});
@@ -436,6 +318,8 @@ int64_t raglane_size_of(int32_t what) {
     case RAGLANE_ELEMENTWISE: return sizeof(raglane_elementwise);
     case RAGLANE_ROWS: return sizeof(raglane_rows);
     case RAGLANE_CELL_FACTS: return sizeof(raglane_cell_facts);
+    case RAGLANE_PROGRAM: return sizeof(raglane_program);
+    case RAGLANE_OUTER: return sizeof(raglane_outer);
   }
   return 0;
 }

@@ -37,7 +37,7 @@ extern "C" {
 #endif
 
 /* Raised whenever a struct below changes; Python refuses a library of another version. */
-#define RAGLANE_ABI 8
+#define RAGLANE_ABI 9
 
 enum raglane_status { RAGLANE_OK = 0, RAGLANE_BAD_ARGUMENT = 1, RAGLANE_OUT_OF_MEMORY = 2 };
 enum raglane_dtype { RAGLANE_FLOAT32 = 0, RAGLANE_FLOAT64 = 1, RAGLANE_BFLOAT16 = 2 };
@@ -50,7 +50,15 @@ enum raglane_isa {
   RAGLANE_AVX512_BF16 = 3,
   RAGLANE_AMX = 4
 };
-enum raglane_function { RAGLANE_EXP = 0, RAGLANE_TANH = 1, RAGLANE_SIGMOID = 2 };
+enum raglane_function {
+  RAGLANE_EXP = 0,
+  RAGLANE_TANH = 1,
+  RAGLANE_SIGMOID = 2,
+  RAGLANE_EXPM1 = 3,
+  RAGLANE_LOG = 4,
+  RAGLANE_LOG1P = 5,
+  RAGLANE_ERF = 6
+};
 
 /* How the work is divided. The results are bit-identical either way; 0 lets the kernel choose. For tests. */
 enum raglane_flags {
@@ -216,6 +224,80 @@ RAGLANE_EXPORT int32_t raglane_pack(const raglane_layer* layer, void* to, int64_
 RAGLANE_EXPORT int32_t raglane_elementwise_pack(const raglane_elementwise* layer, void* to, int64_t* bytes,
                                                 char* message, int64_t size);
 
+/* One step of any cell as data: what src/raglane/programs/program.py says, in numbers. A call runs it over all elements
+ * of a batch. A program is integers, one after another:
+ *
+ *   counts        blocks, weights, instructions, outputs, states, columns (of all gathers together)
+ *   each block    raglane_block, width, index: of each kind but locals, the indices are 0, 1, 2 ... in any order
+ *   each weight   groups, rows, depth
+ *   each instruction  raglane_operation, width, segments, epsilon, weight, columns; then places: two results, three
+ *                 operands; those that the operation does not have are not read
+ *   each output   place, width
+ *   each state    place of the next state
+ *   columns       of the gathers, in the order of their instructions
+ *
+ * A place is four integers: block, start, spread, number; block -1 for the number. Epsilons and numbers are doubles,
+ * given by their bits. */
+enum raglane_block { RAGLANE_ELEMENT = 0, RAGLANE_SEQUENCE = 1, RAGLANE_STATE = 2, RAGLANE_VECTOR = 3, RAGLANE_LOCAL = 4 };
+enum raglane_operation {
+  RAGLANE_OF_COPY, RAGLANE_OF_NEG, RAGLANE_OF_ABS, RAGLANE_OF_SIGN, RAGLANE_OF_NOT, RAGLANE_OF_RELU, RAGLANE_OF_EXP,
+  RAGLANE_OF_EXPM1, RAGLANE_OF_LOG, RAGLANE_OF_LOG1P, RAGLANE_OF_SQRT, RAGLANE_OF_RSQRT, RAGLANE_OF_RECIPROCAL,
+  RAGLANE_OF_SIGMOID, RAGLANE_OF_TANH, RAGLANE_OF_ERF, RAGLANE_OF_ADD, RAGLANE_OF_SUB, RAGLANE_OF_MUL, RAGLANE_OF_DIV,
+  RAGLANE_OF_MAX, RAGLANE_OF_MIN, RAGLANE_OF_LT, RAGLANE_OF_LE, RAGLANE_OF_GT, RAGLANE_OF_GE, RAGLANE_OF_EQ,
+  RAGLANE_OF_NE, RAGLANE_OF_AND, RAGLANE_OF_OR, RAGLANE_OF_SIGMOID_BACKWARD, RAGLANE_OF_TANH_BACKWARD, RAGLANE_OF_FMA,
+  RAGLANE_OF_WHERE, RAGLANE_OF_ROW_SUM, RAGLANE_OF_ROW_MAX, RAGLANE_OF_NORM, RAGLANE_OF_NORM_BACKWARD,
+  RAGLANE_OF_GATHER, RAGLANE_OF_PRODUCT, RAGLANE_OPERATIONS
+};
+
+/* A tensor of a program's call. All fields have 8 bytes. */
+typedef struct raglane_tensor {
+  void* data;         /* may be null where there are no numbers */
+  int64_t dtype;      /* the call's; of elements and outputs of a call in float also bfloat16, widened when read and
+                         rounded when written */
+  int64_t strides[3]; /* of a weight from group to group, row to row, and number to number; of others the first alone,
+                         from row to row, whose numbers stand side by side: not below 0, of an output at least its
+                         width */
+} raglane_tensor;
+
+/* A program's call. All fields have 8 bytes. `tensors` are, in this order: elements (N, width), sequences (B, width),
+ * states (B, width), vectors (width), weights (groups, rows, depth), all read alone; then outputs (N, width) and final
+ * states (B, width), written alone. Of each kind as many as the program has, in the order of their indices. No output
+ * may overlap anything. An empty sequence's final states are its initial ones. */
+typedef struct raglane_program {
+  int64_t abi, isa;  /* as above */
+  int64_t dtype;     /* RAGLANE_FLOAT32 or RAGLANE_FLOAT64: what is computed with */
+  int64_t flags;     /* RAGLANE_POISON, RAGLANE_TEAM, RAGLANE_NO_TEAM, or 0 */
+  int64_t threads, sequences, elements; /* as above */
+  int64_t ascending; /* 1: from a sequence's first element to its last; 0: from its last to its first */
+  const int64_t* offsets; /* (B + 1), first 0, last N, never falling */
+  const int64_t* code;    /* the program */
+  int64_t code_size;      /* of how many integers */
+  const raglane_tensor* tensors;
+  int64_t tensor_count;
+} raglane_program;
+
+/* Run a program. The bits of a sequence's outputs and final states depend on that sequence, the parameters and the
+ * instruction set alone. */
+RAGLANE_EXPORT int32_t raglane_run_program(const raglane_program* program, char* message, int64_t size);
+
+/* Sums over all elements, for the gradients of parameters: of outer products, and of rows. All fields have 8 bytes. */
+typedef struct raglane_outer {
+  int64_t abi, isa, dtype; /* as above; bfloat16 too */
+  int64_t flags;           /* RAGLANE_POISON or 0 */
+  int64_t threads, elements;           /* as above */
+  int64_t groups;                      /* at least 1 */
+  int64_t left_columns, right_columns; /* of each group, at least 1 */
+  int64_t left_stride, right_stride;   /* from row to row, in reals: at least 0 */
+  const void* left;  /* real (N, groups * left_columns) */
+  const void* right; /* real (N, groups * right_columns); null where `to` is */
+  void* to;          /* out, real (groups, left_columns, right_columns): for each group the sum of the outer products of
+                        a row of left and the row of right; null where nobody wants it */
+  void* sums;        /* out, real (groups * left_columns): the sum of the rows of left; null where nobody wants it */
+} raglane_outer;
+
+/* A sum's terms come in the order of memory, whatever the threads. */
+RAGLANE_EXPORT int32_t raglane_outer_products(const raglane_outer* outer, char* message, int64_t size);
+
 /* Where the rows of a batch are in another layout: a padded tensor, or the data of a pack. Rows are bytes. */
 typedef struct raglane_rows {
   int64_t abi;       /* RAGLANE_ABI */
@@ -257,7 +339,8 @@ RAGLANE_EXPORT int32_t raglane_has_isa(int64_t isa);
 RAGLANE_EXPORT int32_t raglane_abi(void);
 
 /* The bytes of a struct in the library, for callers that build it by themselves. */
-enum raglane_struct { RAGLANE_LAYER = 0, RAGLANE_ELEMENTWISE = 1, RAGLANE_ROWS = 2, RAGLANE_CELL_FACTS = 3 };
+enum raglane_struct { RAGLANE_LAYER = 0, RAGLANE_ELEMENTWISE = 1, RAGLANE_ROWS = 2, RAGLANE_CELL_FACTS = 3, RAGLANE_PROGRAM = 4,
+                      RAGLANE_OUTER = 5 };
 RAGLANE_EXPORT int64_t raglane_size_of(int32_t what);
 
 /* out[i] = function(in[i]), real (count) both, float or double: what the cells compute with, for tests. They may

@@ -15,6 +15,8 @@ namespace raglane::tuning {
 inline constexpr double thread_operations = 4e6;
 // What a number that comes from memory costs, in operations. Not measured.
 inline constexpr double row_operations = 40;
+// The same for what an instruction of a program does to a number. Not measured.
+inline constexpr double instruction_operations = 6;
 // Gates of an element-wise cell, whichever it is, where its work is estimated. Not measured.
 inline constexpr double counted_gates = 3;
 // Bytes of rows to be moved that are worth the start of a thread. Not measured.
@@ -72,6 +74,11 @@ inline constexpr int64_t streamed_caches = 8;
 inline constexpr int64_t group_elements = 256, most_groups = 128;
 // Threads share a group that is more than one part in this many of a thread's work. Not measured.
 inline constexpr int64_t lopsided = 2;
+
+// ---- programs -------------------------------------------------------------------------------------------------------
+
+// Rows whose instructions follow each other while they are in the nearest cache.
+inline constexpr int program_rows = 6;
 
 // ---- gradients of values and weights --------------------------------------------------------------------------------
 

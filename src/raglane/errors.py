@@ -7,6 +7,7 @@ The tree::
     │   ├── ShapeError (also RuntimeError)       shapes, lengths or dtypes do not fit together
     │   │   └── DimensionError (also IndexError) too few dimensions, or one of the wrong size
     │   ├── DispatchError                        no such (schedule, backend) pair, or it cannot run this
+    │   ├── ExportError                          a model that cannot be exported
     │   └── DataError                            a file, column or record that cannot be used
     │       └── CheckpointError                  a saved model that cannot be read
     ├── ArgumentTypeError (also TypeError)       an argument of the wrong kind
@@ -14,6 +15,7 @@ The tree::
     │   └── KindError (also AttributeError,      an argument of the wrong kind in :mod:`raglane.packing`
     │       RuntimeError)
     ├── DivergedError                            a training whose loss ran away
+    ├── LostRankError                            a training of which a process died
     └── MissingExtraError (also ImportError)     an optional dependency that is not installed
 
 PyTorch raises ``RuntimeError`` where shapes disagree and ``ValueError`` elsewhere; :class:`ShapeError` is
@@ -27,6 +29,7 @@ it short.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -41,15 +44,19 @@ __all__ = [
     "DimensionError",
     "DispatchError",
     "DivergedError",
+    "ExportError",
     "KindError",
+    "LostRankError",
     "MissingExtraError",
     "RaggedFunctionError",
     "RaglaneError",
     "ShapeError",
     "argument",
     "count_of",
+    "current_flags",
     "flags",
     "message",
+    "nearest",
     "printable",
     "quote",
     "quote_all",
@@ -160,6 +167,10 @@ class DispatchError(ArgumentError):
     """No such pair of schedule and backend, or the pair cannot run this layer."""
 
 
+class ExportError(ArgumentError):
+    """A model that cannot be exported: the layer, and the reason."""
+
+
 class DataError(ArgumentError):
     """A file, column or record that cannot be used."""
 
@@ -193,6 +204,10 @@ class DivergedError(RaglaneError):
         self.what = what
 
 
+class LostRankError(RaglaneError):
+    """A training in several processes of which one died; it can go on from its last checkpoint."""
+
+
 class MissingExtraError(RaglaneError, ImportError):
     """An optional dependency that is not installed."""
 
@@ -215,6 +230,17 @@ def flags(names: Mapping[str, str]) -> Iterator[None]:
         yield
     finally:
         _flags = before
+
+
+def current_flags() -> dict[str, str]:
+    """The flags that messages name now, for another process that is to speak alike.
+
+    Example:
+        >>> with flags({"clip": "--clip"}):
+        ...     current_flags()
+        {'clip': '--clip'}
+    """
+    return dict(_flags)
 
 
 def argument(name: str, value: Any = None, of: str | None = None) -> str:
@@ -257,6 +283,20 @@ def message(argument: str, got: str, rule: str, fix: str) -> str:
     argument = _flags.get(argument, argument)
     argument, got, rule, fix = (shorten(printable(part), _PART) for part in (argument, got, rule, fix))
     return f"{argument}: got {got}; the rule: {rule}. Fix: {fix}."
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """What somebody may have meant who wrote a name that there is not.
+
+    Args:
+        name: as it was written.
+        known: the names that there are.
+
+    Example:
+        >>> nearest("hiden", ["hidden", "layers"]), nearest("xyz", ["hidden", "layers"])
+        ('hidden', None)
+    """
+    return next(iter(difflib.get_close_matches(name, list(known), 1)), None)
 
 
 def require(module: str, extra: str) -> ModuleType:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import difflib
 import keyword
 import operator
 from abc import ABC, abstractmethod
@@ -20,7 +19,7 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
-from raglane.errors import ArgumentError, ArgumentTypeError, message
+from raglane.errors import ArgumentError, ArgumentTypeError, message, nearest
 from raglane.ragged import Ragged
 
 __all__ = ["Path", "modify"]
@@ -207,9 +206,9 @@ class _Update:
         key = opened.find(step)
         if key is _Mark.NOWHERE:
             names = [name for name in opened.names if isinstance(name, str)]
-            close = difflib.get_close_matches(step, names, 1) if isinstance(step, str) else []
+            close = nearest(step, names) if isinstance(step, str) else None
             others = "choose one of them" if opened.keys is None else "choose one, or write .each for all of them"
-            raise ArgumentError(message(path, got, opened.rule(), f"write {_step(close[0])}" if close else others))
+            raise ArgumentError(message(path, got, opened.rule(), f"write {_step(close)}" if close else others))
         return opened, key
 
 

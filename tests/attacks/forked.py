@@ -7,4 +7,6 @@ import multiprocessing
 __all__ = ["CONTEXT"]
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["raglane.cli", "raglane.training.run", "raglane.report.figures"])
+CONTEXT.set_forkserver_preload(
+    ["raglane.cli", "raglane.training.run", "raglane.training.loop", "raglane.report.figures"]
+)

@@ -7,6 +7,55 @@ from faults.fault import Fault
 __all__ = ["FAULTS"]
 
 FAULTS: dict[str, Fault] = {
+    # ---- options from a file --------------------------------------------------------------------------------------
+    "what-is-to-be-ignored-holds": Fault(
+        "src/raglane/cli/options.py",
+        "            leave_out(context, context.params.get(IGNORE))\n",
+        "",
+        "cli/test_config.py::test_an_option_goes_before_the_file_and_the_file_before_the_default",
+    ),
+    "a-file-is-a-default": Fault(
+        "src/raglane/cli/configuration.py",
+        '"DEFAULT_MAP": FILE',
+        '"DEFAULT_MAP": DEFAULT',
+        "cli/test_config.py::test_an_option_goes_before_the_file_and_the_file_before_the_default",
+    ),
+    "a-card-of-other-sequences": Fault(
+        "src/raglane/training/each.py",
+        "own = elements if per_element else slice(place, place + 1)",
+        "own = elements if per_element else slice(0, 1)",
+        "models/test_card.py::test_scores_of_sequences_are_those_of_each_alone",
+    ),
+    "the-easiest-sequences": Fault(
+        "src/raglane/training/each.py",
+        'np.argsort(-np.nan_to_num(self.loss, nan=-1.0), kind="stable")',
+        'np.argsort(np.nan_to_num(self.loss, nan=-1.0), kind="stable")',
+        "models/test_card.py::test_a_card_of_every_task",
+    ),
+    "a-study-of-any-data": Fault(
+        "src/raglane/models/tuning.py",
+        'if kept["data"] != wanted["data"]:',
+        'if kept["data"] is None:',
+        "models/test_tuning.py::test_the_best_trial_becomes_a_run_and_the_study_goes_on",
+    ),
+    "a-dead-trial-is-forgotten": Fault(
+        "src/raglane/models/tuning.py",
+        'study.enqueue_trial(dict(trial.params), user_attrs={"folder": place.name})',
+        "pass",
+        "models/test_tuning.py::test_a_killed_trial_goes_on_and_time_ends_a_search",
+    ),
+    "data-by-its-parts": Fault(
+        "src/raglane/training/identity.py",
+        "total += int(",
+        "total = 3 * total + int(",
+        "models/test_comparison.py::test_data_is_the_same_in_any_order_and_parts",
+    ),
+    "a-truth-for-a-number": Fault(
+        "src/raglane/training/stored.py",
+        "isinstance(value, wanted) and (hint is bool or not isinstance(value, bool))",
+        "isinstance(value, wanted)",
+        "cli/test_config.py::test_a_mistake_in_a_file_is_one_line_that_names_it",
+    ),
     # ---- data -----------------------------------------------------------------------------------------------------
     "scaling-seen-by-validation": Fault(
         "src/raglane/training/prepared.py",
@@ -70,7 +119,7 @@ FAULTS: dict[str, Fault] = {
         "training/test_run.py::test_every_epoch_has_batches_of_its_own",
     ),
     "a-run-goes-on-at-the-start-of-its-epoch": Fault(
-        "src/raglane/training/run.py",
+        "src/raglane/training/work.py",
         "order.load_state_dict(state.order or order.state_dict(state.batch))",
         "order.state_dict(state.batch)",
         "training/test_run.py::test_going_on_is_never_having_stopped",
@@ -118,9 +167,9 @@ FAULTS: dict[str, Fault] = {
         "training/test_run.py::test_going_on_is_never_having_stopped",
     ),
     "random-numbers-start-anew": Fault(
-        "src/raglane/training/loop.py",
-        'torch.set_rng_state(self.random["cpu"])',
-        "torch.get_rng_state()",
+        "src/raglane/training/bookkeeper.py",
+        "torch.default_generator.manual_seed(seed)",
+        "self.batches += 0",
         "training/test_run.py::test_going_on_is_never_having_stopped",
     ),
     "missing-targets-are-zeros": Fault(

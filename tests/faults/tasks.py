@@ -9,6 +9,42 @@ __all__ = ["FAULTS"]
 _TASKS = "src/raglane/training/tasks/"
 
 FAULTS: dict[str, Fault] = {
+    "a-sequence-s-feature-of-its-neighbour": Fault(
+        "src/raglane/data/encoders.py",
+        "np.repeat(column, lengths) if feature.per_sequence else column",
+        "np.repeat(np.roll(column, 1), lengths) if feature.per_sequence else column",
+        "data/test_features.py::test_features_become_columns_of_the_inputs_by_hand",
+    ),
+    "a-forecast-forgets-what-a-sequence-has": Fault(
+        "src/raglane/training/model.py",
+        "same = known[:, known.shape[1] - kept :]",
+        "same = torch.zeros_like(known[:, known.shape[1] - kept :])",
+        "training/test_feature_models.py::test_a_forecast_keeps_what_a_sequence_has",
+    ),
+    "changes-between-texts-cost": Fault(
+        "src/raglane/training/activity.py",
+        "changes = values.diff(dim=0).square().mean(1) * (owners[1:] == owners[:-1])",
+        "changes = values.diff(dim=0).square().mean(1) * (owners[1:] == owners[1:])",
+        "documents/test_doctests.py",
+    ),
+    "penalties-are-not-learned": Fault(
+        "src/raglane/training/loop.py",
+        "score.loss if self.model.penalty is None else score.loss + self.model.penalty",
+        "score.loss",
+        "training/test_language.py::test_what_large_outputs_and_changes_cost",
+    ),
+    "a-loss-says-nothing-of-the-task": Fault(
+        "src/raglane/models/sources.py",
+        'if loss is None or loss in LOSSES["classify"]:',
+        "if True:",
+        "cli/test_tasks.py::test_a_loss_says_what_the_task_is",
+    ),
+    "features-in-the-order-of-the-file": Fault(
+        "src/raglane/data/features.py",
+        "values=self.values[rows if self.per_sequence else elements])",
+        "values=self.values[np.sort(rows) if self.per_sequence else elements])",
+        "data/test_features.py::test_every_form_gives_the_same_features",
+    ),
     "a-quantile-from-above": Fault(
         f"{_TASKS}regress.py",
         "torch.maximum((1 - quantile) * errors, -quantile * errors)",
@@ -52,9 +88,9 @@ FAULTS: dict[str, Fault] = {
         "training/test_language.py::test_chunks_give_what_whole_sequences_give",
     ),
     "states-of-chunks-start-anew": Fault(
-        "src/raglane/training/loop.py",
-        "tuple(self.random[name].to(device) for name",
-        "tuple(0 * self.random[name].to(device) for name",
+        "src/raglane/training/bookkeeper.py",
+        "tuple(state.to(device) for",
+        "tuple(0 * state.to(device) for",
         "training/test_run.py::test_going_on_is_never_having_stopped",
     ),
     "a-line-without-its-break": Fault(
@@ -70,9 +106,9 @@ FAULTS: dict[str, Fault] = {
         "training/test_tasks.py::test_rates_by_hand",
     ),
     "the-rate-of-the-last-batch-kept": Fault(
-        "src/raglane/training/loop.py",
-        "self._set_rate(trainer, self.module.settings.lr)",
-        "self._set_rate(trainer, rate_of(self.module.settings, self.state, self.batches))",
+        "src/raglane/training/bookkeeper.py",
+        "self._set_rate(self.settings.lr)",
+        "self._set_rate(rate_of(self.settings, self.state, self.batches))",
         "training/test_run.py::test_going_on_is_never_having_stopped",
     ),
     "validation-weighed-too": Fault(

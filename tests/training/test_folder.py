@@ -15,7 +15,7 @@ from commands import FAST, fails, tree, write_steps
 from raglane import files
 from raglane.cli import main
 from raglane.errors import ArgumentError
-from raglane.training import loop
+from raglane.training import bookkeeper
 from raglane.training.folder import RUN_FILES as ALL_FILES
 from raglane.training.folder import at_work, check_folder, find, repair, tidy
 
@@ -53,7 +53,7 @@ def test_a_run_that_fails_before_its_first_checkpoint_puts_the_old_one_back(
     assert tree(work) == before
     for name, error, code in (("full", full, 2), ("stopped", stopped, 130)):
         with monkeypatch.context() as patched:
-            patched.setattr(loop, "write_folder", error)
+            patched.setattr(bookkeeper, "write_folder", error)
             capsys.readouterr()
             assert main(_overwrite(work)) == code, name
             assert len(capsys.readouterr().err.splitlines()) == (1 if code == 2 else 0)
@@ -71,10 +71,16 @@ def test_the_old_run_waits_for_the_first_checkpoint_of_the_new_one(work: Path, m
             # Who only reads finds the old one, whole, and with its own description.
             assert (find(run, "best") / "weights.safetensors").read_bytes() == old
             assert json.loads(find(run, "run.json").read_text())["settings"]["seed"] == 0
-            assert {path.name for path in run.iterdir()} == {".lock", ".run.previous", "notes.txt", "run.json"}
+            assert {path.name for path in run.iterdir()} == {
+                ".lock",
+                ".run.previous",
+                "notes.txt",
+                "run.json",
+                "run.toml",
+            }
         write(path, files)
 
-    monkeypatch.setattr(loop, "write_folder", watched)
+    monkeypatch.setattr(bookkeeper, "write_folder", watched)
     assert main(_overwrite(work, "--seed", "5")) == 0
     assert seen[:2] == [("last", True), ("best", False)]
     assert not any(waits for _, waits in seen[1:])
@@ -179,7 +185,7 @@ def test_a_run_that_was_killed_after_its_last_epoch_is_completed(
 ) -> None:
     run = work / "run"
     before = tree(run)
-    for gone in (["curves.png"], ["evaluation.json"], [*RUN_FILES[2:]], ["curves.csv", *RUN_FILES[2:]]):
+    for gone in (["curves.png"], ["evaluation.json"], [*RUN_FILES[3:]], ["curves.csv", *RUN_FILES[3:]]):
         for name in gone:
             (run / name).unlink()
         (run / ".evaluation.json.partial").write_text("{")

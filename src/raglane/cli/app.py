@@ -12,14 +12,18 @@ from typing import Annotated
 import typer
 
 from raglane.cli.bench import bench
+from raglane.cli.compare import compare
 from raglane.cli.console import complain, say
 from raglane.cli.convert import convert
 from raglane.cli.evaluate import evaluate
+from raglane.cli.export import export
 from raglane.cli.inspect import inspect
 from raglane.cli.predict import predict
 from raglane.cli.sample import sample
 from raglane.cli.train import train
+from raglane.cli.tune import tune
 from raglane.errors import DivergedError, RaglaneError, message, shorten
+from raglane.training.own_cell import place_of_error
 
 __all__ = ["app", "run"]
 
@@ -35,7 +39,6 @@ app = typer.Typer(
     epilog=_EXIT_CODES,
     help="Recurrent networks on sequences of different lengths: convert, inspect, train, evaluate, predict.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -61,7 +64,7 @@ def _raglane(
     """Recurrent networks on sequences of different lengths: convert, inspect, train, evaluate, predict."""
 
 
-for command in (convert, inspect, train, evaluate, predict, sample, bench):
+for command in (convert, inspect, train, evaluate, predict, sample, compare, tune, export, bench):
     app.command(epilog=_EXIT_CODES)(command)
 
 # The root of the errors that Typer raises for wrong usage. Typer does not export it, and brings its own copy of
@@ -115,6 +118,9 @@ def _explain(error: Exception) -> tuple[str, int]:
         got = "one that died, as where the machine has no memory left"
         fix = "pass fewer; a run goes on from its last checkpoint with --resume"
         return message("--workers", got, "a worker lives until the end", fix), 2
+    place = place_of_error(error)
+    if place is not None:
+        return message("--cell", shorten(place, _LONGEST), "a step that runs", "correct it; --debug shows the trace"), 2
     text = shorten(f"{type(error).__name__}: {error}".splitlines()[0], _LONGEST)
     return f"{text} (a fault of Raglane; --debug shows the trace)", 1
 

@@ -15,15 +15,19 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from raglane.cli.configuration import CONFIG, DEFAULT, FILE, IGNORE, Key, names_of, origin_of, read_config
 from raglane.errors import flags, quote
 from raglane.models.sources import ColumnNames
 from raglane.training.options import DATA, MODEL, RUN, TRAINING, flag_of, options
 from raglane.training.settings import Settings
 
-__all__ = ["Given", "command", "path"]
+__all__ = ["Given", "Origins", "command", "path"]
 
 Given = Mapping[str, Any]
 """What was given of the options of a dataclass, by their names; what was left at its default is not in it."""
+
+Origins = Mapping[str, str]
+"""Where the value of each option of the command comes from, by names: ``option``, ``file`` or ``default``."""
 
 
 def path(text: str | Path) -> Path:
@@ -46,24 +50,47 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         What Typer takes: the options are its parameters.
     """
     parts: dict[str, list[str]] = {}
+    known: dict[str, Key] = {}
     parameters = [inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
     hints = get_type_hints(function, include_extras=True)
+    origins: str | None = None
     for parameter in inspect.signature(function).parameters.values():
         kinds = [kind for kind in getattr(hints[parameter.name], "__metadata__", ()) if is_dataclass(kind)]
         if kinds:
             made = [_parameter(kinds[0], name) for name in options(kinds[0])]
             parts[parameter.name] = [option.name for option in made]
             parameters += made
+            words = {name: option.also for name, option in options(kinds[0]).items()}
+        elif hints[parameter.name] == Origins:
+            origins = parameter.name
+            continue
         else:
             kind = inspect.Parameter.KEYWORD_ONLY
-            parameters.append(parameter.replace(annotation=hints[parameter.name], kind=kind))
+            made, words = [parameter.replace(annotation=hints[parameter.name], kind=kind)], {}
+            parameters += made
+        known |= {option.name: Key.of(option.annotation, option.name, words.get(option.name)) for option in made}
+    if CONFIG in known:
+        for name in (CONFIG, "show_config", "debug"):
+            known.pop(name, None)
+        config, ignore = _config(known, ("search",) if "trials" in known else ())
+        place = next(place for place, option in enumerate(parameters) if option.name == CONFIG)
+        named = parameters[place]
+        parameters[place : place + 1] = [
+            named.replace(annotation=config),
+            named.replace(name=IGNORE, annotation=ignore),
+        ]
 
     @functools.wraps(function)
     def run(context: typer.Context, **values: Any) -> None:
+        values.pop(IGNORE, None)
+        sources = {name: origin_of(context, name) for name in known}
         for part, names in parts.items():
             chosen = {name: values.pop(name) for name in names}
-            values[part] = {name: value for name, value in chosen.items() if _is_given(context, name)}
-        with flags(_flags_of(context)):
+            values[part] = {name: value for name, value in chosen.items() if sources[name] != DEFAULT}
+        if origins is not None:
+            values[origins] = sources
+        from_file = {name: f"{known[name].name} in {values[CONFIG]}" for name in known if sources[name] == FILE}
+        with flags(_flags_of(context) | from_file):
             function(**values)
 
     run.__signature__ = inspect.Signature(sorted(parameters, key=_panel))  # type: ignore[attr-defined]
@@ -78,10 +105,27 @@ def _flags_of(context: typer.Context) -> dict[str, str]:
     return {"folder": "--out"} | trained | own
 
 
-def _is_given(context: typer.Context, name: str) -> bool:
-    """Whether an option was given, rather than left at its default."""
-    source = context.get_parameter_source(name)
-    return source is not None and source.name != "DEFAULT"
+def _config(known: Mapping[str, Key], tables: tuple[str, ...]) -> tuple[Any, Any]:
+    """``--config`` and ``--ignore`` of a command with these options, which are read before the others."""
+
+    def load(context: typer.Context, file: Path | None) -> Path | None:
+        if file is not None and not context.resilient_parsing:
+            context.default_map = read_config(file, known, tables)
+            leave_out(context, context.params.get(IGNORE))
+        return file
+
+    def leave_out(context: typer.Context, keys: list[str] | None) -> list[str] | None:
+        # Typer calls the one of the two first that comes first on the command line.
+        for name in names_of(keys or [], known):
+            (context.default_map or {}).pop(name, None)
+        return keys
+
+    shared: dict[str, Any] = {"is_eager": True, "show_default": "none", "rich_help_panel": RUN}
+    text = "TOML file of options, which those of the command line go before; a run holds its own, run.toml."
+    config = typer.Option("--config", parser=path, callback=load, help=text, **shared)
+    text = "An option that --config is not to set; repeat it for several."
+    ignore = typer.Option("--ignore", metavar="NAME", callback=leave_out, help=text, **shared)
+    return Annotated[Path | None, config], Annotated[list[str] | None, ignore]
 
 
 def _panel(parameter: inspect.Parameter) -> int:
@@ -105,6 +149,10 @@ def _shown(kind: Any, name: str) -> Any:
     """What Typer is to know of an option of a dataclass."""
     option = options(kind)[name]
     number = f"INTEGER|{option.also}" if option.also else None
+
+    def complete(incomplete: str) -> list[str]:
+        return [choice for choice in option.choices if choice.startswith(incomplete)]
+
     return typer.Option(
         flag_of(kind, name),
         parser=functools.partial(_number_or, option.also) if option.also else None,
@@ -112,6 +160,7 @@ def _shown(kind: Any, name: str) -> Any:
         help=option.help,
         show_default=True if option.unset is None else option.unset,
         rich_help_panel=option.panel,
+        autocompletion=complete if option.choices else None,
     )
 
 
@@ -215,6 +264,15 @@ Probabilities = Annotated[
 Horizon = Annotated[int, typer.Option(help="Elements to forecast (forecast, language).", rich_help_panel=RUN)]
 Top = Annotated[int, typer.Option(help="Also tell this many of the likeliest classes.", rich_help_panel=RUN)]
 PredictionBatchSize = Annotated[int, typer.Option("--batch-size", help="Sequences of a batch.", rich_help_panel=RUN)]
+Config = Annotated[Path | None, "made by the command that has it: see _config"]
+ShowConfig = Annotated[
+    bool,
+    typer.Option(
+        "--show-config",
+        help="Print all options as TOML, with where each comes from: option, file or default; and train nothing.",
+        rich_help_panel=RUN,
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.", rich_help_panel=RUN)]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the trace of an error, and warnings.", rich_help_panel=RUN)]
 

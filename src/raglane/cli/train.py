@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import typer
 from raglane.cli import console, options
 from raglane.errors import ArgumentError, message, quote
 from raglane.models.sources import DEFAULT_DATA, ColumnNames, SavedSource, Source
+from raglane.training.own_cell import check_stored, label_of
 from raglane.training.settings import Settings
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from raglane.data.stored_dataset import Dataset
     from raglane.training.run import TrainingResult
 
-__all__ = ["check_default", "train"]
+__all__ = ["check_default", "settings_of", "train"]
 
 
 @options.command
@@ -33,6 +35,9 @@ def train(
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
     choices: options.Choices,
+    config: options.Config = None,  # noqa: ARG001
+    show_config: options.ShowConfig = False,
+    origins: options.Origins,
     quiet: options.Quiet = False,
     debug: options.Debug = False,  # noqa: ARG001
 ) -> None:
@@ -50,12 +55,26 @@ def train(
 
     raglane train meters.csv --task forecast --time-column hour --test later.csv
 
+    raglane train --config runs/vowels/run.toml --seed 1 --out runs/again
+
     raglane train --resume --out runs/vowels
     """
+    if os.environ.get("RANK", "0") != "0":
+        from raglane.training.ranks.elsewhere import follow, found
+
+        others = found()
+        if others is not None:
+            if not show_config:
+                follow(others)
+            return
+    source = Source(data, format, ColumnNames(**columns))
+    if show_config:
+        places = {"data": data, "format": format, "validation": validation, "test": test, "out": out}
+        _show(choices, source.columns, places, {"resume": resume, "overwrite": overwrite, "quiet": quiet}, origins)
+        return
     from raglane.training.folder import at_work, check_folder
     from raglane.training.machine import check_machine
 
-    source = Source(data, format, ColumnNames(**columns))
     if resume:
         folder = _run_to_resume(out, overwrite)
         check_folder(folder, resume=True)
@@ -66,22 +85,69 @@ def train(
             _train(order)
     else:
         plans_batches = choices.get("batch_size") == "auto"
-        settings = Settings(
-            **{name: value for name, value in choices.items() if value != "auto" or name != "batch_size"}
-        )
+        is_guessed = "task" not in choices and source.path is not None
+        # A loss may say more about the task than the labels do.
+        loss = choices.get("loss") if is_guessed else None
+        settings = settings_of({**choices, "loss": None} if loss else choices)
         check_default(source, settings)
         training = None
-        if "task" not in choices and source.path is not None:
+        if is_guessed:
             if out is not None:
                 check_folder(out, overwrite=overwrite)
             check_machine(settings)
-            training, task = source.guess()
-            settings = Settings(**{**settings.to_config(), "task": task})
-        folder = out or Path("runs") / f"{source.name}-{settings.task}-{settings.layer}"
+            training, task = source.guess(loss)
+            settings = Settings(**{**settings.to_config(), "task": task, "loss": loss})
+        folder = out or Path("runs") / f"{source.name}-{settings.task}-{label_of(settings.layer)}"
         order = _Order(settings, source, validation, test, folder, False, overwrite, quiet, plans_batches, training)
         check_folder(folder, overwrite=overwrite)
         with at_work(folder):
             _train(order)
+
+
+def settings_of(choices: options.Given) -> Settings:
+    """The settings that options give, but for batches that are still to be planned.
+
+    Args:
+        choices: what was given.
+
+    Raises:
+        ArgumentError: a value breaks its rule, or two do not go together.
+    """
+    return Settings(**{name: value for name, value in choices.items() if value != "auto" or name != "batch_size"})
+
+
+def _show(
+    choices: options.Given,
+    columns: ColumnNames,
+    places: dict[str, Any],
+    acts: dict[str, bool],
+    origins: options.Origins,
+) -> None:
+    """Print every option with its value and its origin, as a file that --config reads."""
+    from raglane.models.configuration import Entry, as_toml, entries
+    from raglane.training.options import DATA, RUN
+
+    if acts["resume"]:
+        rule = "a run goes on with its own settings, which its run.toml has"
+        raise ArgumentError(message("--show-config", "it beside --resume", rule, "leave one out"))
+    unset = {
+        "data": f"{DEFAULT_DATA}, the embedded default",
+        "format": "by suffix",
+        "validation": "held out",
+        "test": "none",
+        "out": "runs/<data>-<task>-<cell>",
+    }
+    files = [
+        Entry(name, place, unset[name], origins[name], RUN if name == "out" else DATA) for name, place in places.items()
+    ]
+    flags = [Entry(name, value, "", origins[name], RUN) for name, value in acts.items() if name != "resume"]
+    chosen = {entry.key: entry for entry in entries(settings_of(choices), origins)}
+    if "batch_size" in choices:
+        chosen["batch-size"] = replace(chosen["batch-size"], value=choices["batch_size"])
+    if "task" not in choices and places["data"] is not None:
+        chosen["task"] = replace(chosen["task"], value=None, unset="guessed from the labels of the data")
+    listed = [*files, *entries(columns, origins), *chosen.values(), *flags]
+    console.say(*as_toml(listed).splitlines())
 
 
 @dataclass(frozen=True)
@@ -168,6 +234,7 @@ def _resumed(
 
     description = load_description(out)
     refuse_diverged(description, out)
+    check_stored(description.settings.layer, out)
     if not description.data:
         rule = "this run was started from Python, with data in memory"
         fix = f"go on from there: rl.fit(data, out={str(out)!r}, resume=True)"
@@ -194,6 +261,7 @@ def _path(text: str | None) -> Path | None:
 
 def _train(order: _Order) -> None:
     """Read, train, draw, evaluate and say where everything is."""
+    from raglane.models.logs import check_logger
     from raglane.models.progress import pick_watcher
     from raglane.models.steps import planned, run_training
     from raglane.training.machine import check_machine
@@ -202,6 +270,7 @@ def _train(order: _Order) -> None:
     settings = order.settings
     # Before anything is read, which can take a while.
     device = check_machine(settings)
+    check_logger(settings.logger)
     training, validation = _parts(order)
     test = _test_part(order)
     if not order.resume:
@@ -241,7 +310,7 @@ def _train(order: _Order) -> None:
         from raglane.training.checkpoint import load_model
 
         report(order.out, load_model(order.out), test, device=device, say=order.say, name="test", is_short=True)
-    order.say(f"run: {order.out}  (model: best, curves: curves.png and curves.csv)")
+    order.say(f"run: {order.out}  (model: best; card.md and report.html say all of it)")
     if order.settings.task == "language":
         order.say(f"next: raglane sample {order.out}")
     else:

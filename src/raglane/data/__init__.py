@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from raglane.data.chunks import Chunk, Chunks
     from raglane.data.conversion import Conversion, convert
     from raglane.data.dataset import SequenceDataset, split
+    from raglane.data.features import Feature
     from raglane.data.formats import FORMATS, Format, japanese_vowels, read
+    from raglane.data.missing import observations
     from raglane.data.objects import records_from
     from raglane.data.order import Batches, Limit, Order
     from raglane.data.preprocess import Preprocessor
@@ -31,6 +33,7 @@ __all__ = [
     "Columns",
     "Conversion",
     "Dataset",
+    "Feature",
     "Format",
     "Limit",
     "Order",
@@ -41,6 +44,7 @@ __all__ = [
     "collate",
     "convert",
     "japanese_vowels",
+    "observations",
     "read",
     "records_from",
     "split",
@@ -54,6 +58,7 @@ _HOMES = {
     "Columns": "records",
     "Conversion": "conversion",
     "Dataset": "stored_dataset",
+    "Feature": "features",
     "Format": "formats",
     "Limit": "order",
     "Order": "order",
@@ -63,6 +68,7 @@ _HOMES = {
     "Statistics": "statistics",
     "convert": "conversion",
     "japanese_vowels": "formats",
+    "observations": "missing",
     "read": "formats",
     "records_from": "objects",
     "split": "dataset",

@@ -97,8 +97,10 @@ class State:
         self.statistics = self.statistics + Statistics.from_config(entry["statistics"])
         self.skipped += entry["skipped"]
         self.layout = Layout.from_config(entry["layout"])
-        columns = {**entry["columns"], "features": entry["columns"]["features"] and tuple(entry["columns"]["features"])}
-        self.columns = Columns(**columns)
+        # What Python calls a tuple is a list in JSON.
+        named: dict[str, Any] = entry["columns"]
+        lists = {role: tuple(name) for role, name in named.items() if isinstance(name, list)}
+        self.columns = Columns(**{**named, **lists})
         if entry["position"] is not None:
             self.source, *start = entry["position"]
             self.start = tuple(start)

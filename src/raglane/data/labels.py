@@ -64,11 +64,12 @@ def places_of(words: tuple[str, ...]) -> dict[str, int]:
     return {word: place for place, word in enumerate(words)}
 
 
-def fit_targets(records: Records | Statistics, task: str) -> dict[str, Any]:
+def fit_targets(records: Records | None, known: Statistics, task: str) -> dict[str, Any]:
     """What a preprocessor keeps of the targets of the training part, by the names of its attributes.
 
     Args:
-        records: the training part, or what is counted of it, where the task is one of ``COUNTABLE``.
+        records: the training part; None where it is not in memory.
+        known: what is counted of it.
         task: a key of ``TASKS``.
 
     Raises:
@@ -77,41 +78,42 @@ def fit_targets(records: Records | Statistics, task: str) -> dict[str, Any]:
     kind = TASKS[task].label
     if kind is None:
         return {}
-    if isinstance(records, Statistics):
-        return {"labels": tuple(sort_labels(_counted_labels(records, task)))}
+    source = "data" if records is None else str(records.source)
     if kind == "class":
-        return {"labels": tuple(sort_labels(_label_words(records, task).tolist()))}
-    targets = _targets_for(records, task)
+        words = _counted_labels(known, task) if records is None else _label_words(records, task).tolist()
+        return {"labels": tuple(sort_labels(words))}
+    if records is not None:
+        _targets_for(records, task)
+    elif not (known.labels if kind == "set" else known.targets):
+        raise _nothing_to_learn(source, task)
     if kind == "set":
-        labels = tuple(sort_labels(chain.from_iterable(targets.values)))
+        labels = tuple(sort_labels(known.labels))
         if not labels:
             rule = "at least one label to learn"
-            raise DataError(message(f"{records.source}", "no label anywhere", rule, "check the column of labels"))
-        return {"labels": labels, "per_element": targets.per_element}
-    values = targets.values
-    if len(values) == 0:
-        raise DataError(message(f"{records.source}", "no number to learn", "at least one", "check the data"))
-    mean = values.mean(axis=0)
-    std = values.std(axis=0)
-    # A number that never changes has, but for rounding, a deviation of 0.
-    std = np.where(values.max(axis=0) > values.min(axis=0), std, 1.0)
-    _refuse_large(records, mean, std)
+            raise DataError(message(source, "no label anywhere", rule, "check the column of labels"))
+        return {"labels": labels, "per_element": known.per_element}
+    if not sum(channel.count for channel in known.targets.values()):
+        raise DataError(message(source, "no number to learn", "at least one", "check the data"))
+    mean = tuple(channel.mean for channel in known.targets.values())
+    std = tuple(channel.deviation for channel in known.targets.values())
+    _refuse_large(source, mean, std)
     return {
-        "per_element": targets.per_element,
-        "target_names": targets.names,
-        "target_mean": tuple(mean.tolist()),
-        "target_std": tuple(std.tolist()),
+        "per_element": known.per_element,
+        "target_names": tuple(known.targets),
+        "target_mean": mean,
+        "target_std": std,
     }
 
 
-def _refuse_large(records: Records, mean: npt.NDArray[np.float64], std: npt.NDArray[np.float64]) -> None:
+def _refuse_large(source: str, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
     """Raise where numbers are beyond what a network of 32 bits can be scaled to."""
     largest = float(np.finfo(np.float32).max)
     for name, numbers in (("mean", mean), ("deviation", std)):
-        if not (np.abs(numbers) <= largest).all() or (name == "deviation" and not (numbers > 0).all()):
+        fits = all(abs(number) <= largest and (name == "mean" or number > 0) for number in numbers)
+        if not fits:
             rule = "mean and deviation fit 32 bits"
-            got = f"numbers to learn of {name} {numbers.tolist()}"
-            raise DataError(message(f"{records.source}", got, rule, "give them in another unit"))
+            got = f"numbers to learn of {name} {list(numbers)}"
+            raise DataError(message(source, got, rule, "give them in another unit"))
 
 
 def encode_targets(fitted: Preprocessor, records: Records) -> Tensor:
@@ -190,13 +192,18 @@ def _label_words(records: Records, task: str) -> npt.NDArray[np.object_]:
 
 def _targets_for(records: Records, task: str) -> Targets:
     """The numbers or sets of labels that a task needs."""
-    what = "numbers" if TASKS[task].label == "numbers" else "sets of labels"
     targets = records.targets
-    if targets is None or targets.is_numbers != (what == "numbers"):
-        fix = f"name their column with {argument('label', of='Columns')}, and read with {argument('task', task)}"
-        rule = f"the task {task} needs {what}, per sequence or per element"
-        raise DataError(message(f"{records.source}", f"no {what} to learn", rule, fix))
+    if targets is None or targets.is_numbers != (TASKS[task].label == "numbers"):
+        raise _nothing_to_learn(str(records.source), task)
     return targets
+
+
+def _nothing_to_learn(source: str, task: str) -> DataError:
+    """The error of data that has no targets of a task's kind."""
+    what = "numbers" if TASKS[task].label == "numbers" else "sets of labels"
+    fix = f"name their column with {argument('label', of='Columns')}, and read with {argument('task', task)}"
+    rule = f"the task {task} needs {what}, per sequence or per element"
+    return DataError(message(source, f"no {what} to learn", rule, fix))
 
 
 def _fitting(fitted: Preprocessor, records: Records) -> Targets:

@@ -16,29 +16,21 @@ from torch import Tensor
 from raglane import interop
 from raglane.checks import check_flag, check_kind
 from raglane.data.dataset import SequenceDataset
+from raglane.data.encoders import END, UNKNOWN, FeatureEncoder, encode, fit_encoders
 from raglane.data.epochs import check_least
+from raglane.data.features import Feature
 from raglane.data.labels import encode_targets, fit_targets, look_up, places_of, sort_labels
-from raglane.data.missing import check_policy, fill_missing, how_to_fill, refuse_missing
-from raglane.data.records import Records
-from raglane.data.statistics import Counted, Statistics, check_countable
+from raglane.data.missing import BLOCKS, check_policy, fill_missing, how_to_fill, refuse_missing
+from raglane.data.preprocess_config import OPTIONAL, TUPLES, check_fitted, read_config
+from raglane.data.records import TIME_GAP, Records
+from raglane.data.statistics import Counted, Statistics
 from raglane.data.targets import TASKS, check_task
-from raglane.errors import ArgumentError, CheckpointError, DataError, message, quote, quote_all
+from raglane.errors import ArgumentError, CheckpointError, DataError, argument, message, quote, quote_all
 from raglane.segments import plain as segments
 
-__all__ = ["END", "UNKNOWN", "Preprocessor", "sort_labels"]
+__all__ = ["END", "UNKNOWN", "Preprocessor", "between_ends", "sort_labels"]
 
-UNKNOWN = "<unk>"
-# What stands before and after each text of a language model: the second entry of its vocabulary.
-END = "<end>"
-
-# The attributes that are tuples, and those of them that may be None.
-_OPTIONAL = ("mean", "std", "vocabulary", "labels")
-_TUPLES = ("channels", *_OPTIONAL, "target_names", "target_mean", "target_std")
-_NUMBERS = ("mean", "std", "target_mean", "target_std")
 _SCALES_OF_TARGETS = (("target_mean", "target_names"), ("target_std", "target_names"))
-
-# What models of the first format do not have.
-_LATER = ("split", "per_element", "target_names", "target_mean", "target_std")
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -59,12 +51,15 @@ class Preprocessor:
         std: ``C`` numbers above 0 that the features are divided by; 1 for a channel that never changes.
         vocabulary: the tokens, the unknown one first, then from the most frequent; None for features.
         labels: the classes in order, for ``"classify"`` and ``"tag"``, or the labels of ``"multilabel"``; else None.
-        missing: ``"error"``, or ``"zero"`` or ``"forward"``, which append a was-missing channel for each channel.
+        missing: ``"error"``, or ``"zero"`` or ``"forward"``, which append a was-missing channel for each channel, or
+            ``"elapsed"``, which appends to these the time since each channel was seen: in elements, or where there is
+            a channel ``time_gap`` in means of it.
         per_element: whether there is a target per element; None goes by the task, and means per sequence where the task
             takes either.
         target_names: of the ``T`` numbers of ``"regress"``; else ().
         target_mean: ``T`` numbers, subtracted from the targets.
         target_std: ``T`` numbers above 0 that the targets are divided by.
+        features: what was learned of each feature beside ``channels`` or the tokens.
         split: how texts were cut into tokens, as :class:`~raglane.data.Columns` names it; None where they were not.
 
     Example:
@@ -92,14 +87,15 @@ class Preprocessor:
     target_mean: tuple[float, ...] = ()
     target_std: tuple[float, ...] = ()
     split: str | None = None
+    features: tuple[FeatureEncoder, ...] = ()
 
     def __post_init__(self) -> None:
         check_policy(self.missing)
         check_task(self.task)
         if self.per_element is None:
             object.__setattr__(self, "per_element", TASKS[self.task].per == "element")
-        for name in _TUPLES:
-            kinds = (tuple, type(None)) if name in _OPTIONAL else tuple
+        for name in TUPLES:
+            kinds = (tuple, type(None)) if name in OPTIONAL else tuple
             check_kind(name, getattr(self, name), kinds, "a tuple", "convert it with tuple(...)")
         for name, names in (("mean", "channels"), ("std", "channels"), *_SCALES_OF_TARGETS):
             scale, count = getattr(self, name), len(getattr(self, names))
@@ -129,7 +125,7 @@ class Preprocessor:
 
         Args:
             records: the training part, or what is counted of it; at least one element in all.
-            task: a key of ``raglane.data.records.TASKS``; of what is counted, one of ``COUNTABLE``.
+            task: a key of ``raglane.data.records.TASKS``.
             missing: what to do about features that are NaN or infinite.
             standardize: whether to scale each channel to mean 0 and deviation 1.
             max_vocabulary: keep the most frequent tokens only, at most this many with the unknown one; None keeps all.
@@ -145,8 +141,6 @@ class Preprocessor:
         split = records.columns.split if isinstance(records, (Records, Counted)) else None
         if isinstance(records, Counted):
             records = records.statistics
-        if isinstance(records, Statistics):
-            check_countable(task)
         rule = "Records, a Dataset, or Statistics"
         check_kind("records", records, (Records, Statistics), rule, "read them with rl.data.read")
         check_flag("standardize", standardize)
@@ -159,7 +153,14 @@ class Preprocessor:
             source = records.source if isinstance(records, Records) else "data"
             got = f"{known.sequences} sequences without an element"
             raise DataError(message(f"{source}", got, "training needs elements", "check the data"))
-        learned = fit_targets(records, task)
+        learned = fit_targets(records if isinstance(records, Records) else None, known, task)
+        if known.features and task == "language":
+            got = f"the features {quote_all(known.features)} beside the tokens"
+            rule = "a language model reads its own tokens alone"
+            raise DataError(
+                message("features", got, rule, f"leave {argument('features')} and {argument('static')} out")
+            )
+        learned["features"] = fit_encoders(known.features, missing)
         if not known.channels:
             counts = Counter(known.tokens)
             del counts[UNKNOWN]
@@ -188,10 +189,28 @@ class Preprocessor:
 
     @property
     def input_size(self) -> int:
-        """The number of channels of ``"inputs"``, was-missing channels included; for tokens the vocabulary's size."""
-        if self.vocabulary is not None:
+        """The number of channels of ``"inputs"``, was-missing channels included; for tokens the vocabulary's size.
+
+        Tokens with features beside them are a channel of their own.
+        """
+        if self.vocabulary is not None and not self.features:
             return len(self.vocabulary)
-        return len(self.channels) * (1 if self.missing == "error" else 2)
+        own = 1 if self.vocabulary is not None else len(self.channels) * BLOCKS[self.missing]
+        return own + self.features_size
+
+    @property
+    def features_size(self) -> int:
+        """The number of channels of ``"inputs"`` that features beside the main column take; they are the last."""
+        each = BLOCKS[self.missing]
+        return sum(each if encoder.vocabulary is None else 1 for encoder in self.features)
+
+    @property
+    def categories(self) -> tuple[int, ...]:
+        """The sizes of the vocabularies whose places the last channels of ``"inputs"`` are; () for plain tokens."""
+        if not self.features:
+            return ()
+        words = [len(encoder.vocabulary) for encoder in self.features if encoder.vocabulary is not None]
+        return (*words, *(() if self.vocabulary is None else (len(self.vocabulary),)))
 
     @property
     def class_count(self) -> int:
@@ -214,7 +233,9 @@ class Preprocessor:
                 last element of a sequence is an input like the others.
 
         Returns:
-            Its inputs are ``(N, input_size)`` float32, or ``(N,)`` int64 for tokens. Its targets are classes, the
+            Its inputs are ``(N, input_size)`` float32, or ``(N,)`` int64 for tokens alone. Of features beside the main
+            column, numbers follow the channels, then come the places of categories, at last those of tokens; what a
+            sequence has stands in each of its rows. Its targets are classes, the
             places of the labels in ``labels``, int64; for sets of labels ``(M, K)`` float32, 1 for those in the set;
             numbers ``(M, T)`` float32, scaled; those of a forecast are the elements that come next.
 
@@ -224,16 +245,16 @@ class Preprocessor:
                 label that training has not seen.
         """
         if isinstance(records, Counted):
-            check_countable(self.task)
             return records.with_preprocessor(self)
         check_kind("records", records, Records, "Records", "read them with rl.data.read")
         check_flag("require_targets", require_targets)
         values = self._tokens(records) if self.vocabulary is not None else self._features(records)
+        values = self.beside(values, records.features, records.offsets, str(records.source))
         follows = TASKS[self.task].label is None
         targets = encode_targets(self, records) if require_targets and not follows else None
         offsets = torch.from_numpy(records.offsets.copy())
         if self.task == "language":
-            values, offsets = _between_ends(values, offsets, with_last=require_targets)
+            values, offsets = between_ends(values, offsets, with_last=require_targets)
         return SequenceDataset(
             values,
             offsets,
@@ -242,6 +263,29 @@ class Preprocessor:
             forecast=require_targets and follows,
             ids=records.ids,
         )
+
+    def beside(
+        self, values: Tensor, features: Sequence[Feature], offsets: npt.NDArray[np.int64], source: str
+    ) -> Tensor:
+        """Inputs with the features beside their main column.
+
+        Args:
+            values: ``(N, channels)`` float32 or ``(N,)`` int64, of the main column.
+            features: of the data.
+            offsets: ``(B + 1,)`` int64.
+            source: where the data is from, for messages.
+
+        Returns:
+            ``(N, input_size)`` float32; ``values`` themselves where training had no such features.
+
+        Raises:
+            DataError: a feature of training is not there, of another kind, or missing.
+        """
+        if not self.features:
+            return values
+        more = torch.from_numpy(encode(self.features, features, offsets, self.missing, source))
+        # Tokens stand last, where the places of categories are.
+        return torch.cat([values, more] if values.dim() == 2 else [more, values[:, None].float()], dim=1)
 
     def _tokens(self, records: Records) -> Tensor:
         """``(N,)`` int64: each token's place in the vocabulary, 0 for an unknown one."""
@@ -293,15 +337,25 @@ class Preprocessor:
         Returns:
             ``(N, input_size)`` float32; ``values`` themselves where there is nothing to do.
         """
+        gaps = self._gaps(values) if self.missing == "elapsed" else None
         if self.mean is not None and self.std is not None:
             # float64: subtracting a large mean in float32 would lose what is left of the value. Infinities stay.
             values = ((values - np.array(self.mean)) / np.array(self.std)).astype(np.float32)
-        return values if self.missing == "error" else fill_missing(values, offsets, self.missing)
+        return values if self.missing == "error" else fill_missing(values, offsets, self.missing, gaps)
+
+    def _gaps(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float64] | None:
+        """The time since the element before, ``(N,)``, in means of the training part; None where no channel says it."""
+        if TIME_GAP not in self.channels:
+            return None
+        place = self.channels.index(TIME_GAP)
+        gaps = np.nan_to_num(values[:, place].astype(np.float64), posinf=0.0, neginf=0.0)
+        usual = self.mean[place] if self.mean is not None else 1.0
+        return gaps / usual if usual > 0 else gaps
 
     def _features(self, records: Records) -> Tensor:
         """``(N, input_size)`` float32: the channels of the training part, scaled, then filled."""
         if len(records.values) == 0:
-            return torch.zeros(0, self.input_size)
+            return torch.zeros(0, self.input_size - self.features_size)
         self.check_kind(records.channels, records.is_tokens, f"{records.source}")
         values = records.values
         if self.missing == "error":
@@ -312,7 +366,8 @@ class Preprocessor:
 
     def to_config(self) -> dict[str, Any]:
         """Everything as JSON values; :meth:`from_config` gives back an equal object."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        config = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return {**config, "features": [encoder.to_config() for encoder in self.features]}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Preprocessor:
@@ -321,47 +376,12 @@ class Preprocessor:
         Raises:
             CheckpointError: an entry is missing, unknown or of the wrong kind.
         """
-        names = [field.name for field in fields(cls)]
-        given: Any = config
-        if not isinstance(given, Mapping):
-            rule = f"an object with {', '.join(names)}"
-            raise CheckpointError(message("preprocessing", quote(config), rule, "train again"))
-        odd = sorted(map(str, (set(names) - set(_LATER) - set(config)) | (set(config) - set(names))))
-        if odd:
-            got = f"entries {quote_all(odd)} missing or unknown"
-            raise CheckpointError(message("preprocessing", got, f"exactly {', '.join(names)}", "train again"))
-        values: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in config.items()
-        }
-        for name in _TUPLES:
-            kind = (int, float) if name in _NUMBERS else str
-            value = values.setdefault(name, ())
-            # To Python a bool is an int.
-            fits = isinstance(value, tuple) and all(
-                isinstance(entry, kind) and not isinstance(entry, bool) for entry in value
-            )
-            if not fits and (value is not None or name not in _OPTIONAL):
-                got, rule = f"{name} = {quote(value)}", "a list of numbers or strings"
-                raise CheckpointError(message("preprocessing", got, rule, "train again"))
+        values = read_config(config, [field.name for field in fields(cls)])
         try:
             fitted = cls(**values)
         except ArgumentError as error:
             raise CheckpointError(f"preprocessing: {error}") from error
-        if fitted.task == "language" and (fitted.vocabulary is None or fitted.vocabulary[:2] != (UNKNOWN, END)):
-            got, rule = f"vocabulary = {quote(fitted.vocabulary)}"[:80], f"tokens, the first two {UNKNOWN} and {END}"
-            raise CheckpointError(message("preprocessing", got, rule, "train again"))
-        if not isinstance(fitted.split, str | None):
-            raise CheckpointError(message("preprocessing", f"split = {quote(fitted.split)}", "a text", "train again"))
-        if not isinstance(fitted.per_element, bool):
-            got = f"per_element = {quote(fitted.per_element)}"
-            raise CheckpointError(message("preprocessing", got, "true, false or null", "train again"))
-        wanted = TASKS[fitted.task].label
-        for name, is_wanted in (("labels", wanted in ("class", "set")), ("target_names", wanted == "numbers")):
-            value = getattr(fitted, name) or None
-            if (value is not None) != is_wanted:
-                got = f"{name} = {quote(value)} for the task {fitted.task!r}"
-                rule = "labels for classes, names for numbers to learn, and neither for a forecast"
-                raise CheckpointError(message("preprocessing", got, rule, "train again"))
+        check_fitted(fitted)
         return fitted
 
 
@@ -377,7 +397,7 @@ def _refuse_missing(records: Records | Statistics) -> None:
             raise DataError(message("data", got, "features are finite numbers", fix))
 
 
-def _between_ends(values: Tensor, offsets: Tensor, *, with_last: bool) -> tuple[Tensor, Tensor]:
+def between_ends(values: Tensor, offsets: Tensor, *, with_last: bool) -> tuple[Tensor, Tensor]:
     """Tokens with the one of the end before each sequence and, where the end is to be learned, after it."""
     more = 2 if with_last else 1
     lengths = offsets.diff() + more

@@ -13,15 +13,30 @@ import torch
 
 from raglane import interop
 from raglane.checks import check_flag, check_kind, read_index
+from raglane.data.features import Feature, check_features
 from raglane.data.splitting import check_split
 from raglane.data.targets import TASKS, Targets, check_task
 from raglane.errors import DataError, message, quote
 from raglane.segments import plain as segments
 
-__all__ = ["ROLES", "TASKS", "Columns", "Records", "check_task", "note_empty", "offsets_of", "place_of"]
+__all__ = [
+    "LISTS",
+    "ROLES",
+    "TASKS",
+    "TIME_GAP",
+    "Columns",
+    "Records",
+    "check_task",
+    "note_empty",
+    "offsets_of",
+    "place_of",
+]
 
-# What a column can be to a reader: the attributes of Columns that name one.
-ROLES = ("sequence", "label", "id", "time", "features")
+# What a column can be to a reader: the attributes of Columns that name one, and those that name several.
+_ROLES, LISTS = ("sequence", "label", "id", "time"), ("features", "static", "categorical")
+ROLES = (*_ROLES, *LISTS)
+# The channel that a reader adds where it is asked for the time since the element before.
+TIME_GAP = "time_gap"
 
 
 def offsets_of(lengths: npt.ArrayLike) -> npt.NDArray[np.int64]:
@@ -74,7 +89,10 @@ class Columns:
         label: the column of labels.
         id: the column that names a sequence; in a CSV file it says which rows belong together.
         time: the column that orders the rows of a sequence (CSV).
-        features: the feature columns (CSV); None takes every column that is nothing else.
+        features: the columns of features per element; None takes, in a CSV file, every column that is nothing else,
+            and elsewhere the sequence column alone. There each is a list as long as the sequence.
+        static: the columns of features per sequence; in a CSV file their entries are the same in all its rows.
+        categorical: of the features, those whose numbers are categories; words always are.
         split: how texts are cut into tokens: ``"words"``, ``"characters"``, ``"bytes"``, or the path of a tokenizer
             file; None cuts columns of texts into words, and texts in files into characters.
         tokens: whether whole numbers are tokens; None takes them for tokens for a language model, and where their
@@ -84,7 +102,7 @@ class Columns:
 
     Raises:
         ArgumentError: ``task`` is not one of ``TASKS``, or ``split`` no way to cut texts.
-        ArgumentTypeError: a name that is not a str, or ``features`` that are not a tuple of them.
+        ArgumentTypeError: a name that is not a str, or names of several columns that are not a tuple of them.
 
     Example:
         >>> Columns(label="language").task
@@ -98,6 +116,8 @@ class Columns:
     id: str | None = None
     time: str | None = None
     features: tuple[str, ...] | None = None
+    static: tuple[str, ...] | None = None
+    categorical: tuple[str, ...] | None = None
     split: str | None = None
     tokens: bool | None = None
     time_gaps: bool = False
@@ -106,12 +126,13 @@ class Columns:
         check_task(self.task)
         check_flag("need_labels", self.need_labels)
         fix = "pass its name, or None"
-        for role in ROLES[:-1]:
+        for role in _ROLES:
             check_kind(role, getattr(self, role), (str, type(None)), "the name of a column, or None", fix)
-        check_kind("features", self.features, (tuple, type(None)), "a tuple of names, or None", 'pass ("a", "b")')
-        for name in self.features or ():
-            check_kind("features", name, str, "a tuple of names, or None", 'pass ("a", "b")')
-
+        for role in LISTS:
+            names = getattr(self, role)
+            check_kind(role, names, (tuple, type(None)), "a tuple of names, or None", 'pass ("a", "b")')
+            for name in names or ():
+                check_kind(role, name, str, "a tuple of names, or None", 'pass ("a", "b")')
         check_flag("time_gaps", self.time_gaps)
         check_kind("tokens", self.tokens, (bool, type(None)), "a bool, or None", "pass True or False")
         check_kind("split", self.split, (str, type(None)), "a text, or None", "pass characters, say")
@@ -139,6 +160,8 @@ class Records:
         labels: one per sequence, or None.
         tags: ``(N,)`` object: one str per element, or None.
         targets: numbers or sets of labels per sequence or per element, or None.
+        features: what elements or sequences have beside ``values``: categories, numbers beside tokens, and whatever
+            stands once per sequence.
         channels: the names of the ``C`` feature columns (``"x0"``, ... where the format has none); () for tokens.
         source: the file or folder.
         notes: lines to tell the user, such as what was guessed.
@@ -167,6 +190,7 @@ class Records:
     notes: tuple[str, ...] = ()
     columns: Columns = field(default_factory=Columns)
     targets: Targets | None = None
+    features: tuple[Feature, ...] = ()
 
     def __post_init__(self) -> None:
         self._check_kinds()
@@ -197,6 +221,7 @@ class Records:
             if len(self.targets.values) != expected:
                 rule = f"one row per {per}, and there are {expected}"
                 raise DataError(message("targets", f"{len(self.targets.values)} rows", rule, "pass one each"))
+        check_features(self.features, count, total)
         for name, given in (("ids", self.ids), ("labels", self.labels)):
             if given is not None and len(given) != count:
                 got = f"{len(given)} of them"
@@ -268,6 +293,7 @@ class Records:
             labels=None if self.labels is None else tuple(self.labels[row] for row in rows.tolist()),
             tags=None if self.tags is None else self.tags[elements],
             targets=None if self.targets is None else self.targets.select(rows, elements),
+            features=tuple(feature.select(rows, elements) for feature in self.features),
         )
 
 

@@ -5,39 +5,19 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from raglane.data.features import Feature
 from raglane.data.records import Columns, Records
-from raglane.errors import ArgumentError, message
+from raglane.data.targets import Targets
 
-__all__ = ["COUNTABLE", "Channel", "Counted", "Statistics", "check_countable"]
-
-COUNTABLE = ("classify", "tag", "forecast")
-"""The tasks for data that is counted and taken batch by batch; the others need all of it in memory."""
-
-
-def check_countable(task: str) -> None:
-    """Refuse a task whose targets are neither counted nor kept in converted data.
-
-    Args:
-        task: a key of :data:`raglane.data.records.TASKS`.
-
-    Raises:
-        ArgumentError: it is none of ``COUNTABLE``.
-
-    Example:
-        >>> check_countable("tag")
-    """
-    if task not in COUNTABLE:
-        rule = f"data that is converted, or taken batch by batch, is for {', '.join(COUNTABLE)}"
-        fix = "read the file itself, with raglane train or rl.data.read"
-        raise ArgumentError(message("task", repr(task), rule, fix))
-
+__all__ = ["Channel", "Counted", "FeatureCounts", "Statistics"]
 
 # What the variance of zeros and ones may be off, in float64.
 _ROUNDING = 1e-9
@@ -67,8 +47,8 @@ class Channel:
     missing: int = 0
 
     @classmethod
-    def of(cls, values: npt.NDArray[np.float32]) -> Channel:
-        """Count ``(N,)`` float32, in float64."""
+    def of(cls, values: npt.NDArray[Any]) -> Channel:
+        """Count ``(N,)`` float32 or float64, in float64."""
         present = np.isfinite(values)
         count = int(present.sum())
         known = np.where(present, values, 0).astype(np.float64)
@@ -110,6 +90,73 @@ class Channel:
         """
         return math.sqrt(self.squares / max(self.count, 1)) if self.high > self.low else 1.0
 
+    def to_config(self) -> list[Any]:
+        """Everything as JSON values: what is not there has no least and no greatest, and JSON no infinity."""
+        if not self.count:
+            return [0, 0.0, 0.0, None, None, self.missing]
+        return [self.count, self.mean, self.squares, self.low, self.high, self.missing]
+
+    @classmethod
+    def from_config(cls, config: Any) -> Channel:
+        """The object that :meth:`to_config` described.
+
+        Raises:
+            TypeError, ValueError: it is not such a description.
+        """
+        count, mean, squares, low, high, missing = config
+        return cls(count, mean, squares, low, high, missing) if count else cls(missing=missing)
+
+
+@dataclass(frozen=True)
+class FeatureCounts:
+    """What is counted of a feature beside the main column.
+
+    Attributes:
+        per_sequence: whether there is one per sequence, rather than per element.
+        channel: of numbers; None for categories.
+        words: how often each category comes.
+
+    Example:
+        >>> city = Feature("city", np.array(["Rome", "", "Rome"], dtype=object), per_sequence=True)
+        >>> FeatureCounts.of(city).words["Rome"], FeatureCounts.of(city).missing
+        (2, 1)
+    """
+
+    per_sequence: bool
+    channel: Channel | None = None
+    words: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, feature: Feature) -> FeatureCounts:
+        """Count one."""
+        if feature.is_numbers:
+            return cls(feature.per_sequence, Channel.of(feature.values))
+        return cls(feature.per_sequence, words=Counter(feature.values.tolist()))
+
+    def __add__(self, other: FeatureCounts) -> FeatureCounts:
+        channel = self.channel if other.channel is None else other.channel + (self.channel or Channel())
+        return FeatureCounts(self.per_sequence, channel, self.words + other.words)
+
+    @property
+    def missing(self) -> int:
+        """How many are missing."""
+        return self.words[""] if self.channel is None else self.channel.missing
+
+    def to_config(self) -> dict[str, Any]:
+        """Everything as JSON values."""
+        channel = None if self.channel is None else self.channel.to_config()
+        return {"per_sequence": self.per_sequence, "channel": channel, "words": dict(self.words)}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> FeatureCounts:
+        """The object that :meth:`to_config` described.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is not such a description.
+        """
+        channel = None if config["channel"] is None else Channel.from_config(config["channel"])
+        return cls(bool(config["per_sequence"]), channel, Counter(config["words"]))
+
 
 @dataclass(frozen=True)
 class Statistics:
@@ -122,7 +169,10 @@ class Statistics:
         longest: elements of the longest.
         channels: of features, by name.
         tokens: how often each comes.
-        labels: how often each comes, of sequences or of elements.
+        labels: how often each comes, of sequences or of elements, or in the sets of either.
+        targets: numbers to learn, by name.
+        per_element: whether numbers or sets to learn are those of elements.
+        features: beside the main column, by name.
 
     Example:
         >>> from raglane.data.records import offsets_of
@@ -141,13 +191,16 @@ class Statistics:
     channels: Mapping[str, Channel] = field(default_factory=dict)
     tokens: Counter[str] = field(default_factory=Counter)
     labels: Counter[str] = field(default_factory=Counter)
+    targets: Mapping[str, Channel] = field(default_factory=dict)
+    per_element: bool = False
+    features: Mapping[str, FeatureCounts] = field(default_factory=dict)
 
     @classmethod
     def of(cls, records: Records) -> Statistics:
         """Count what a file holds."""
         lengths = records.lengths
         labels: Iterable[str] = records.labels or () if records.tags is None else records.tags.tolist()
-        return cls(
+        known = cls(
             len(records),
             len(records.values),
             int((lengths == 0).sum()),
@@ -156,18 +209,36 @@ class Statistics:
             Counter(records.values.tolist() if records.is_tokens else ()),
             Counter(labels),
         )
+        return known.with_beside(records.targets, records.features)
+
+    def with_beside(self, targets: Targets | None, features: Sequence[Feature]) -> Statistics:
+        """The same with what is counted of numbers or sets to learn, and of features.
+
+        Args:
+            targets: of the same sequences.
+            features: likewise.
+        """
+        counts = {feature.name: FeatureCounts.of(feature) for feature in features}
+        found = replace(self, features=counts, per_element=targets is not None and targets.per_element)
+        if targets is None:
+            return found
+        if not targets.is_numbers:
+            return replace(found, labels=Counter(chain.from_iterable(targets.values)))
+        numbers = {name: Channel.of(targets.values[:, place]) for place, name in enumerate(targets.names)}
+        return replace(found, targets=numbers)
 
     def __add__(self, other: Statistics) -> Statistics:
-        names = dict.fromkeys([*self.channels, *other.channels])
-        nothing = Channel()
         return Statistics(
             self.sequences + other.sequences,
             self.elements + other.elements,
             self.empty + other.empty,
             max(self.longest, other.longest),
-            {name: self.channels.get(name, nothing) + other.channels.get(name, nothing) for name in names},
+            _merged(self.channels, other.channels),
             self.tokens + other.tokens,
             self.labels + other.labels,
+            _merged(self.targets, other.targets),
+            self.per_element or other.per_element,
+            _merged(self.features, other.features),
         )
 
     def to_config(self) -> dict[str, Any]:
@@ -177,15 +248,12 @@ class Statistics:
             "elements": self.elements,
             "empty": self.empty,
             "longest": self.longest,
-            # What is not there has no least and no greatest, and JSON no infinity.
-            "channels": {
-                name: [channel.count, channel.mean, channel.squares, channel.low, channel.high, channel.missing]
-                if channel.count
-                else [0, 0.0, 0.0, None, None, channel.missing]
-                for name, channel in self.channels.items()
-            },
+            "channels": {name: channel.to_config() for name, channel in self.channels.items()},
             "tokens": dict(self.tokens),
             "labels": dict(self.labels),
+            "targets": {name: channel.to_config() for name, channel in self.targets.items()},
+            "per_element": self.per_element,
+            "features": {name: counts.to_config() for name, counts in self.features.items()},
         }
 
     @classmethod
@@ -195,14 +263,24 @@ class Statistics:
         Raises:
             KeyError, TypeError, ValueError: it is not such a description.
         """
-        channels = {}
-        for name, (count, mean, squares, low, high, missing) in config["channels"].items():
-            channels[name] = Channel(count, mean, squares, low, high, missing) if count else Channel(missing=missing)
+        # What was converted before has neither numbers to learn nor features.
+        channels, targets = (
+            {name: Channel.from_config(channel) for name, channel in part.items()}
+            for part in (config["channels"], config.get("targets", {}))
+        )
+        features = {name: FeatureCounts.from_config(counts) for name, counts in config.get("features", {}).items()}
         sequences, elements, empty, longest = (
             int(config[name]) for name in ("sequences", "elements", "empty", "longest")
         )
         tokens, labels = Counter(config["tokens"]), Counter(config["labels"])
-        return cls(sequences, elements, empty, longest, channels, tokens, labels)
+        per_element = bool(config.get("per_element", False))
+        return cls(sequences, elements, empty, longest, channels, tokens, labels, targets, per_element, features)
+
+
+def _merged(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """What is counted by name in two parts, added up."""
+    added = {name: ours[name] + counts if name in ours else counts for name, counts in theirs.items()}
+    return {**ours, **added}
 
 
 class Counted(ABC):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import signal
 import sys
@@ -19,7 +18,8 @@ from raglane.checks import check_flag
 from raglane.data.objects import records_from
 from raglane.data.records import Records
 from raglane.data.stored_dataset import Dataset
-from raglane.errors import ArgumentError, ArgumentTypeError, argument, message, quote, require
+from raglane.errors import ArgumentError, ArgumentTypeError, argument, message, nearest, quote, require
+from raglane.models.logs import check_logger
 from raglane.models.run import Run
 from raglane.models.sources import (
     LABELLED,
@@ -34,9 +34,10 @@ from raglane.reading import as_path
 from raglane.training.checkpoint import load_model, read_model
 from raglane.training.folder import at_work, check_folder
 from raglane.training.machine import check_machine
+from raglane.training.own_cell import check_stored
 from raglane.training.run import TrainingResult, load_description, refuse_diverged
 from raglane.training.settings import Settings
-from raglane.training.stored import build
+from raglane.training.stored import build, rule_of
 from raglane.training.tasks import TASKS, settle
 
 __all__ = ["fit"]
@@ -96,15 +97,19 @@ def fit(
     folder = None if out is None else as_path(out)
     check_flag("resume", resume)
     check_flag("overwrite", overwrite)
+    is_guessed = not resume and "task" not in options
+    # A loss may say more about the task than the labels do.
+    loss = chosen.pop("loss", None) if is_guessed else None
     settings, source, kept = _beginning(folder, chosen, columns, format, resume)
     check_machine(settings)
+    check_logger(settings.logger)
     if folder is not None:
         check_folder(folder, resume=resume, overwrite=overwrite)
-    if resume or "task" in options:
-        records = _open(data, labels, source, settings.task)
+    if is_guessed:
+        records, task = _guessed(data, labels, source, loss)
+        settings = _settings(settings.to_config() | {"task": task, "loss": loss})
     else:
-        records, task = _guessed(data, labels, source)
-        settings = replace(settings, task=task)
+        records = _open(data, labels, source, settings.task)
     given = None if validation is None else _read_part(validation, source, settings.task, "validation")
     tested = None if test is None else _read_part(test, source, settings.task, "test")
     kept = kept or _origin(data, source, validation, test)
@@ -164,8 +169,8 @@ def _sorted(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any],
     settings, columns = [[field.name for field in fields(kind)] for kind in (Settings, ColumnNames)]
     unknown = next((name for name in options if name not in (*settings, *columns)), None)
     if unknown is not None:
-        near = difflib.get_close_matches(unknown, [*settings, *columns], 1)
-        fix = f"pass {near[0]}, perhaps" if near else "see raglane.training.settings.Settings"
+        near = nearest(unknown, [*settings, *columns])
+        fix = f"pass {near}, perhaps" if near else "see raglane.training.settings.Settings"
         rule = "an option of raglane.training.settings.Settings, or a column"
         raise ArgumentTypeError(message("options", quote(unknown), rule, fix))
     chosen = {name: value for name, value in options.items() if name in settings}
@@ -186,6 +191,7 @@ def _beginning(
     check_folder(folder, resume=True)
     description = load_description(folder)
     refuse_diverged(description, folder)
+    check_stored(description.settings.layer, folder)
     names = SavedSource.load(folder, description.data).columns if description.data else ColumnNames(**columns)
     changes = changes_of(folder, description.settings, chosen)
     settings = _settings(description.settings.to_config() | changes)
@@ -202,21 +208,21 @@ def _settings(chosen: Mapping[str, Any]) -> Settings:
         raise
     except ValueError as error:
         # The words for a file that somebody has edited are not those for a program.
-        name, _, rule = str(error).removeprefix("options.").partition(" = ")
-        rule = rule.rpartition("which is not ")[2]
-        raise ArgumentTypeError(message(name, quote(plain.get(name)), rule, "convert it, or leave it out")) from error
+        name = str(error).removeprefix("options.").partition(" = ")[0]
+        fix = "convert it, or leave it out"
+        raise ArgumentTypeError(message(name, quote(plain.get(name)), rule_of(error), fix)) from error
 
 
-def _guessed(data: Any, labels: Any, source: Source) -> tuple[Records | Dataset, str]:
-    """Records, and the task that their labels are for."""
+def _guessed(data: Any, labels: Any, source: Source, loss: Any) -> tuple[Records | Dataset, str]:
+    """Records, and the task that their labels, and a loss, are for."""
     if isinstance(data, Records):
         records = _read(data, labels, source, "classify", "data") if labels is not None else data
         if records.targets is not None:
             return records, "regress" if records.targets.is_numbers else "multilabel"
         return records, "tag" if records.labels is None and records.tags is not None else "classify"
     if isinstance(data, (str, os.PathLike)) and labels is None:
-        return replace(source, path=as_path(data)).guess()
-    return guess_task(lambda task: _read(data, labels, source, task, "data"), LABELLED)
+        return replace(source, path=as_path(data)).guess(loss)
+    return guess_task(lambda task: _read(data, labels, source, task, "data"), LABELLED, loss)
 
 
 def _open(data: Any, labels: Any, source: Source, task: str) -> Records | Dataset:

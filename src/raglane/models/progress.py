@@ -90,8 +90,9 @@ class BarWatcher:
             self._progress.update(self._task, completed=done)
             return
         self._shown = now
-        speed = totals.elements / max(totals.seconds, 1e-9)
-        numbers = f"loss {totals.mean_loss:.4f}  {self._metric} {totals.mean_metric:.3f}  {speed:,.0f} elements/s"
+        numbers = (
+            f"loss {totals.mean_loss:.4f}  {self._metric} {totals.mean_metric:.3f}  {totals.speed:,.0f} elements/s"
+        )
         self._progress.update(self._task, completed=done, epoch=f"{epoch}/{self._epochs}", numbers=numbers)
 
     def epoch_done(self, row: dict[str, float], is_best: bool) -> None:

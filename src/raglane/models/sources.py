@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from raglane.errors import ArgumentTypeError, DataError, message, quote
 from raglane.training.options import DATA, check, option, options
+from raglane.training.settings import LOSSES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,10 +64,24 @@ class ColumnNames:
     )
     features: list[str] | None = option(
         None,
-        "Feature column (CSV); repeat it for several.",
+        "Feature of elements; repeat it for several.",
         DATA,
         flag="--feature-column",
-        unset="all others",
+        unset="CSV: all others; else the sequences alone",
+    )
+    static: list[str] | None = option(
+        None,
+        "Feature of a sequence as a whole; repeat it for several.",
+        DATA,
+        flag="--static-column",
+        unset="none",
+    )
+    categorical: list[str] | None = option(
+        None,
+        "Feature whose numbers are categories; repeat it for several.",
+        DATA,
+        flag="--categorical-column",
+        unset="those of words",
     )
     split: str | None = option(
         None,
@@ -108,6 +123,7 @@ def chosen_columns(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     # Not above: it imports PyTorch, and a help text shows the names of columns.
     from raglane.checks import check_kind
+    from raglane.data.records import LISTS
 
     known = tuple(options(ColumnNames))
     found: dict[str, Any] = {}
@@ -115,7 +131,7 @@ def chosen_columns(given: Mapping[str, Any]) -> dict[str, Any]:
         if name not in known:
             rule = f"what data holds is said by {', '.join(known)}"
             raise ArgumentTypeError(message("options", quote(name), rule, "check the name"))
-        if name == "features" and value is not None:
+        if name in LISTS and value is not None:
             value = [value] if isinstance(value, str) else value
             check_kind(name, value, (list, tuple), "a list of names of columns", 'pass ["a", "b"]')
         if name == "tokens" and isinstance(value, bool):
@@ -126,12 +142,13 @@ def chosen_columns(given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def guess_task(read: Callable[[str], Records], others: tuple[str, ...]) -> tuple[Records, str]:
+def guess_task(read: Callable[[str], Records], others: tuple[str, ...], loss: str | None = None) -> tuple[Records, str]:
     """Read data for the task that its labels are for: to classify, unless that cannot be.
 
     Args:
         read: reads it for a task.
         others: the tasks to try, in this order.
+        loss: that was chosen: then only its tasks are tried, those with labels before those without; or None.
 
     Returns:
         The records, and the task: a label that is a list as long as the sequence is a tag per element, another list
@@ -140,15 +157,23 @@ def guess_task(read: Callable[[str], Records], others: tuple[str, ...]) -> tuple
     Raises:
         DataError: what is wrong for the task classify, where no other can be guessed.
     """
+    first, *rest = _tasks_of(loss) or ("classify", *others)
     try:
-        return read("classify"), "classify"
+        return read(first), first
     except DataError as error:
-        for task in others:
+        for task in rest:
             try:
                 return read(task), task
             except DataError:
                 continue
         raise error
+
+
+def _tasks_of(loss: str | None) -> list[str]:
+    """The tasks that a loss is for, where it says more than that classes are told."""
+    if loss is None or loss in LOSSES["classify"]:
+        return []
+    return [task for task, losses in LOSSES.items() if loss in losses]
 
 
 @dataclass(frozen=True)
@@ -216,8 +241,12 @@ class Source:
 
         return Dataset(self._converted, self.asked(task))
 
-    def guess(self) -> tuple[Records | Dataset, str]:
-        """Open it for the task that its labels are for, see :func:`guess_task`; a folder knows what it was made for."""
+    def guess(self, loss: str | None = None) -> tuple[Records | Dataset, str]:
+        """Open it for the task that its labels are for, see :func:`guess_task`; a folder knows what it was made for.
+
+        Args:
+            loss: that was chosen, or None.
+        """
         if self._converted is not None:
             from raglane.data.formats.ipc import described
 
@@ -226,7 +255,7 @@ class Source:
         suffix = "" if self.path is None else self.path.suffix.lower()
         tables = (".jsonl", ".ndjson", ".parquet", ".pq")
         others = LABELLED if suffix in tables else ("regress",)
-        return guess_task(self.read, ("language",) if suffix == ".txt" else others)
+        return guess_task(self.read, ("language",) if suffix == ".txt" else others, loss)
 
     def asked(self, task: str, *, need_labels: bool = True) -> Columns:
         """What a reader is asked for.
@@ -235,12 +264,12 @@ class Source:
             task: ``classify``, ``tag`` or ``forecast``.
             need_labels: whether a file without labels is an error.
         """
-        from raglane.data.records import Columns
+        from raglane.data.records import LISTS, Columns
 
         named = asdict(self.columns)
         # What Python calls a tuple is a list in JSON.
         named["tokens"] = None if self.columns.tokens is None else self.columns.tokens == "yes"
-        named["features"] = tuple(named["features"]) if named["features"] else None
+        named |= {name: tuple(named[name]) if named[name] else None for name in LISTS}
         return Columns(task=task, need_labels=need_labels, **named)
 
     def found_in(self, records: Records | Dataset) -> dict[str, Any]:
@@ -254,15 +283,26 @@ class Source:
         Returns:
             A column or None by the names of :class:`ColumnNames`.
         """
+        from raglane.data.records import LISTS
+        from raglane.data.statistics import Counted
+
         found = records.columns
-        guessed = {
-            "sequence": found.sequence,
-            "label": found.label,
-            "split": found.split,
-            "features": None if found.features is None else list(found.features),
-        }
+        guessed: dict[str, Any] = {"sequence": found.sequence, "label": found.label, "split": found.split}
+        for name in LISTS:
+            names = getattr(found, name)
+            guessed[name] = None if names is None else list(names)
+        if isinstance(records, Counted):
+            # What a folder was converted with is what other data is to be read with.
+            guessed["tokens"] = None if found.tokens is None else "yes" if found.tokens else "no"
+            guessed |= {"time_gaps": found.time_gaps, "time": found.time}
+            if found.sequence == "sequence":
+                # So a folder calls what had no column of its own; and a column of this name is found without it.
+                guessed["sequence"] = None
         given = asdict(self.columns)
-        return {name: guessed.get(name) if named in (None, []) else named for name, named in given.items()}
+        kept = {name: guessed.get(name) if named in (None, [], False) else named for name, named in given.items()}
+        kept["time_gaps"] = bool(kept["time_gaps"])
+        # Of the named ones and those that were found.
+        return kept | {"categorical": guessed["categorical"] or kept["categorical"]}
 
 
 @dataclass(frozen=True)

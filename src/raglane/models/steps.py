@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +14,20 @@ from raglane.data.missing import refuse_missing
 from raglane.data.records import Records
 from raglane.data.stored_dataset import Dataset
 from raglane.errors import ArgumentError, DivergedError, argument, count_of, message
+from raglane.models.configuration import run_config
+from raglane.models.logs import LoggingWatcher
 from raglane.models.sources import ColumnNames, hold_out
 from raglane.training.folder import DESCRIPTION, LAST, find
+from raglane.training.own_cell import pinned
 from raglane.training.run import TrainingResult, load_description, train
 from raglane.training.settings import Settings
 from raglane.training.state import load_state
 from raglane.training.tasks import TASKS
 
-__all__ = ["changes_of", "divide", "planned", "run_training"]
+__all__ = ["changes_of", "close_run", "divide", "planned", "run_training"]
 
 # What may differ when a run goes on: nothing that would change what the epochs so far have done.
-_CHANGEABLE = ("epochs", "patience", "device", "threads", "workers")
+_CHANGEABLE = ("epochs", "patience", "device", "ranks", "threads", "workers", "logger")
 
 
 def changes_of(folder: Path, before: Settings | ColumnNames, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,6 +84,8 @@ def divide(
         if len(validation) == 0:
             validation, rule = None, "none: each sequence held out has a label or a tag that no other has"
     what = "tokens" if training.is_tokens else f"elements of {count_of(len(training.channels), 'channel')}"
+    if training.features:
+        what += f" and {', '.join(f'{feature.name} ({feature.kind})' for feature in training.features)}"
     found = f"training: {count_of(len(training), 'sequence')}, {len(training.values):,} {what}, from {where}"
     return training, validation, (found, f"validation: {rule}")
 
@@ -120,28 +125,21 @@ def planned(settings: Settings, training: Records | Dataset) -> tuple[Settings, 
     return settings, f"batches: {count_of(settings.batch_size, 'sequence')} {kind}. {found.why}"
 
 
-def _draw_curves(folder: Path, result: TrainingResult) -> None:
+def _draw_curves(folder: Path, result: TrainingResult, title: str) -> None:
     """Draw the history of a run in its folder, if there is any yet."""
     from raglane.files import write_file
     from raglane.report.figures import curves_png
 
     if result.state.history:
-        title = f"Training of {folder.name}"
         png = curves_png(result.state.history, result.metric, title, result.state.best_epoch)
         write_file(folder / "curves.png", png)
 
 
-def _draw_until_divergence(folder: Path, settings: Settings) -> None:
-    """Draw the history of a run that ran away, where it came to a checkpoint.
-
-    Args:
-        folder: of the run.
-        settings: of the run.
-    """
+def _draw_until_divergence(folder: Path, settings: Settings, title: str) -> None:
+    """Draw the history of a run that ran away, where it came to a checkpoint."""
     if find(folder, DESCRIPTION).is_file() and load_description(folder).diverged is not None:
-        _draw_curves(
-            folder, TrainingResult(folder, TASKS[settings.task].terms(settings)[0], load_state(find(folder, LAST))[0])
-        )
+        state = load_state(find(folder, LAST))[0]
+        _draw_curves(folder, TrainingResult(folder, TASKS[settings.task].terms(settings)[0], state), title)
 
 
 def run_training(
@@ -153,7 +151,7 @@ def run_training(
     watcher: Any = None,
     **more: Any,
 ) -> TrainingResult:
-    """Train, and draw the history in the run's folder, however the training ends.
+    """Train, and draw the history in the run's folder, however the training ends; at its end, write the model card.
 
     Args:
         settings: of the run.
@@ -166,15 +164,53 @@ def run_training(
     Raises:
         DivergedError: the training ran away; its history is drawn where it came to a checkpoint.
     """
+    from raglane.models.card import Parts, about
+
+    data = more.get("data") or {}
+    parts = Parts(training, validation, more.get("test"), data.get("path"), in_memory=not data)
+    if settings.logger is not None and folder is not None:
+        watcher = LoggingWatcher(settings, folder, watcher)
     try:
-        result = train(settings, training, validation, folder, watcher=watcher, **more)
+        # With the file's whole path, from wherever the run is repeated.
+        settings = replace(settings, layer=pinned(settings.layer))
+        config = run_config(settings, data)
+        result = train(settings, training, validation, folder, watcher=watcher, config=config, **more)
     except DivergedError:
         if folder is not None:
-            _draw_until_divergence(folder, settings)
+            _draw_until_divergence(folder, settings, about(parts, settings))
         raise
     finally:
         if watcher is not None:
             watcher.close()
-    if folder is not None:
-        _draw_curves(folder, result)
+    if folder is not None and result.stopped_by is None:
+        close_run(folder, settings, result, training, validation, more.get("test"), data)
+    elif folder is not None:
+        _draw_curves(folder, result, about(parts, settings))
     return result
+
+
+def close_run(
+    folder: Path,
+    settings: Settings,
+    result: TrainingResult,
+    training: Records | Dataset,
+    validation: Records | Dataset | None,
+    test: Records | None,
+    data: Mapping[str, Any],
+) -> None:
+    """Draw the history of a run that has come to its end, and write its model card.
+
+    Args:
+        folder: of the run.
+        settings: of the run.
+        result: how training went.
+        training: the sequences to train on.
+        validation: those that decide which epoch is best, or None.
+        test: those that are measured at the end, or None.
+        data: where they come from, as ``run.json`` has it.
+    """
+    from raglane.models.card import Parts, about, write_card
+
+    parts = Parts(training, validation, test, data.get("path"), in_memory=not data)
+    _draw_curves(folder, result, about(parts, settings))
+    write_card(folder, settings, result, parts)

@@ -34,19 +34,27 @@ __all__ = [
     "missing_kernels",
     "packed",
     "preamble",
+    "program_preamble",
 ]
 
-ABI = 8
+ABI = 9
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 """What the kernels compute in, by its number in ``raglane.h``."""
 
 _ISAS = {"amx": 4, "avx512bf16": 3, "avx512": 2, "avx2": 1, "portable": 0}
-_FUNCTIONS = {"exp": 0, "tanh": 1, "sigmoid": 2}
+_FUNCTIONS = {"exp": 0, "tanh": 1, "sigmoid": 2, "expm1": 3, "log": 4, "log1p": 5, "erf": 6}
 _OUT_OF_MEMORY = 2
 _MESSAGE = 256
 
 # The structs in the order of raglane_struct, as Python's struct module builds them.
-_SIZES = {"layer": 54 * 8, "elementwise": 44 * 8, "rows": 15 * 8, "cell_facts": 24 + 9 * 8}
+_SIZES = {
+    "layer": 54 * 8,
+    "elementwise": 44 * 8,
+    "rows": 15 * 8,
+    "cell_facts": 24 + 9 * 8,
+    "program": 13 * 8,
+    "outer": 15 * 8,
+}
 
 
 def leave_lost_threads() -> None:
@@ -103,7 +111,7 @@ class Library:
         return facts.raw if status == 0 else None
 
     def apply(self, function: str, values: Tensor) -> Tensor:
-        """``exp``, ``tanh`` or ``sigmoid`` as the cells compute it, for tests: float32 or float64, contiguous."""
+        """A function of ``raglane_function`` as cells compute it, for tests: float32 or float64, contiguous."""
         if values.dtype not in (torch.float32, torch.float64) or not values.is_contiguous() or not values.is_cpu:
             got = f"{values.dtype} on {values.device}, strides {values.stride()}"
             raise ArgumentError(message("values", got, "contiguous float32 or float64 on the CPU", "convert them"))
@@ -182,7 +190,8 @@ def library() -> Library:
             )
     handle.raglane_has_isa.argtypes = [ctypes.c_int64]
     text, integer, pointer = ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p
-    for name in ("forward", "backward", "elementwise_forward", "elementwise_backward", "flatten", "gather", "scatter"):
+    layers = ("forward", "backward", "elementwise_forward", "elementwise_backward")
+    for name in (*layers, "flatten", "gather", "scatter", "run_program", "outer_products"):
         getattr(handle, f"raglane_{name}").argtypes = [text, text, integer]
     for name in ("pack", "elementwise_pack"):
         getattr(handle, f"raglane_{name}").argtypes = [text, pointer, ctypes.POINTER(integer), text, integer]
@@ -266,6 +275,12 @@ def _raise(status: int, words: ctypes.Array[ctypes.c_char]) -> NoReturn:
 
 
 def preamble(cell: int, dtype: torch.dtype) -> tuple[int, ...]:
-    """The first fields of both structs: ABI, instruction set, cell, dtype, flags, threads."""
+    """The first fields of a layer's struct: ABI, instruction set, cell, dtype, flags, threads."""
+    abi, isa, *rest = program_preamble(dtype)
+    return abi, isa, cell, *rest
+
+
+def program_preamble(dtype: torch.dtype) -> tuple[int, ...]:
+    """The first fields of a program's struct: ABI, instruction set, dtype, flags, threads."""
     kernels = library()
-    return ABI, _ISAS[kernels.isa], cell, DTYPES[dtype], kernels.flags, kernels.threads()
+    return ABI, _ISAS[kernels.isa], DTYPES[dtype], kernels.flags, kernels.threads()

@@ -13,16 +13,15 @@ from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
 from raglane.nn.arguments import check_count, check_dropout, check_dtype, check_signature
 from raglane.nn.pooling import POOLINGS
 from raglane.nn.recurrent.cell_layers import (
-    QRNN,
-    SRU,
+    GRUD,
+    SLSTM,
+    CfC,
     CoupledLSTM,
-    IndRNN,
     LayerNormGRU,
     LayerNormLSTM,
-    MinGRU,
-    MinLSTM,
     PeepholeLSTM,
 )
+from raglane.nn.recurrent.elementwise_layers import QRNN, SRU, IndRNN, MinGRU, MinLSTM
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.nn.recurrent.torch_layers import GRU, LSTM, RNN
 from raglane.ragged import Ragged
@@ -40,6 +39,9 @@ LAYERS: dict[str, Callable[..., RecurrentLayer]] = {
     "minlstm": MinLSTM,
     "peephole_lstm": PeepholeLSTM,
     "coupled_lstm": CoupledLSTM,
+    "slstm": SLSTM,
+    "grud": GRUD,
+    "cfc": CfC,
 }
 """The recurrent layers by name."""
 
@@ -104,7 +106,8 @@ class SequenceEncoder(nn.Module):
         placed: dict[str, Any] = {
             name: value for name, value in (("device", device), ("dtype", dtype)) if value is not None
         }
-        self.embedding = None
+        # Another module may be put in place of the torch.nn.Embedding.
+        self.embedding: Any = None
         if embedding is not None:
             self.embedding = nn.Embedding(width, check_count("embedding", embedding), **placed)
             width = embedding
@@ -170,6 +173,9 @@ class SequenceEncoder(nn.Module):
             )
         if self.embedding is None:
             return batch
+        if not isinstance(self.embedding, nn.Embedding):
+            # Somebody's own, which knows what it reads.
+            return batch.map(self.embedding)
         if batch.dtype not in (torch.int64, torch.int32):
             rule = "tokens, of int64 or int32"
             raise ArgumentTypeError(
@@ -180,7 +186,7 @@ class SequenceEncoder(nn.Module):
                 message("batch", f"elements of shape {tuple(batch.features)}", "one token per element", "reshape it")
             )
         # Only where looking does not wait for a device.
-        if batch.values.is_cpu and batch.values.numel() and not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and batch.values.is_cpu and batch.values.numel():
             lowest, highest = map(int, batch.values.aminmax())
             if lowest < 0 or highest >= self.embedding.num_embeddings:
                 rule = f"tokens from 0 to input_size - 1 = {self.embedding.num_embeddings - 1}"

@@ -114,12 +114,14 @@ def chunked_order(dataset: SequenceDataset, settings: Settings) -> Chunks:
     return Chunks(whole.inputs, settings.batch_size, settings.steps or 1, targets=targets, seed=settings.seed)
 
 
-def training_order(lengths: Tensor, settings: Settings) -> Batches:
+def training_order(lengths: Tensor, settings: Settings, rank: int = 0, ranks: int = 1) -> Batches:
     """The batches of a training, epoch after epoch.
 
     Args:
         lengths: ``(B,)`` int64.
         settings: limit, order and seed.
+        rank: whose share of the batches it is.
+        ranks: how many share them.
 
     Raises:
         ArgumentError: a sequence is longer than a batch may be, and is not to be dropped, split or alone.
@@ -133,7 +135,8 @@ def training_order(lengths: Tensor, settings: Settings) -> Batches:
     if settings.batch_elements is not None:
         limit = Limit(elements=settings.batch_elements, too_long=settings.too_long)
     kind = Order.grouped() if settings.bucket else Order.random()
-    return Batches(lengths, limit, kind, seed=settings.seed, largest_first=settings.largest_first)
+    shared = {"rank": rank, "ranks": ranks}
+    return Batches(lengths, limit, kind, seed=settings.seed, largest_first=settings.largest_first, **shared)
 
 
 class Remaining(Sampler[list[int]]):

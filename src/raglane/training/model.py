@@ -14,11 +14,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raglane.data.preprocess import Preprocessor
+from raglane.data.records import TIME_GAP
+from raglane.errors import ArgumentError, message, quote
 from raglane.native.cells import has_cell
 from raglane.nn import SequenceEncoder, carry
 from raglane.nn.arguments import check_count
 from raglane.nn.linear import RowByRow, RowLinear, row_linear
 from raglane.ragged import Ragged
+from raglane.training.activity import activity
+from raglane.training.embedding import Mixed, with_dropout
+from raglane.training.own_cell import is_own, load_cell
 from raglane.training.settings import ALWAYS_PER_ELEMENT, ModelSettings
 from raglane.training.stored import build
 from raglane.training.tasks import TASKS
@@ -33,8 +38,11 @@ class ModelConfig(ModelSettings):
     Args:
         input_size: channels of an element; for token sequences the number of tokens in the vocabulary.
         output_size: classes, or the channels to forecast.
-        embedding: size of a token's embedding; None where elements are float channels.
+        embedding: size of a token's embedding, and the most of a category's; None where there are neither.
         per_element: whether the head answers for each element; None goes by the task.
+        gap_column: the channel that holds the time since the element before, for a cell that reads times; None where
+            there is none.
+        categories: how many categories, or tokens, each of the last channels tells apart; [] where all are numbers.
 
     Raises:
         ArgumentError: a setting breaks its rule, or two do not go together.
@@ -48,6 +56,8 @@ class ModelConfig(ModelSettings):
     output_size: int
     embedding: int | None = None
     per_element: bool | None = None
+    gap_column: int | None = None
+    categories: list[int] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -99,10 +109,32 @@ class ModelConfig(ModelSettings):
         sizes = {
             "input_size": preprocessor.input_size,
             "output_size": TASKS[settings.task].output_size(preprocessor),
-            "embedding": chosen["embedding"] if preprocessor.is_tokens else None,
+            "embedding": chosen["embedding"] if preprocessor.is_tokens or preprocessor.categories else None,
             "per_element": preprocessor.per_element,
+            "gap_column": _gap_column(settings, preprocessor),
+            "categories": list(preprocessor.categories),
         }
+        if settings.layer == "grud" and (preprocessor.is_tokens or preprocessor.features):
+            rule = "the cell grud reads features of elements, and no tokens, categories or features of whole sequences"
+            raise ArgumentError(message("layer", quote(settings.layer), rule, "choose another cell, or other columns"))
         return cls(**chosen | sizes)
+
+    @property
+    def embeddings(self) -> list[tuple[int, int]]:
+        """The shape of each embedding of a category: about half as many numbers as there are of it, at most."""
+        return [(count, min(self.embedding or 1, count // 2 + 1)) for count in self.categories]
+
+    @property
+    def has_plain_tokens(self) -> bool:
+        """Whether elements are tokens, with nothing beside them."""
+        return self.embedding is not None and not self.categories
+
+    @property
+    def width(self) -> int:
+        """The numbers that the recurrent layer reads of an element."""
+        if self.has_plain_tokens:
+            return self.embedding or 0
+        return self.input_size - len(self.categories) + sum(size for _, size in self.embeddings)
 
     def encoder(self) -> SequenceEncoder:
         """The encoder of the model: its arguments are called as the settings, but for the two sizes."""
@@ -111,8 +143,17 @@ class ModelConfig(ModelSettings):
             del options[name]
         if self.per_element:
             options["pooling"] = None
+        if self.gap_column is not None:
+            options["gap_column"] = self.gap_column
+        if is_own(self.layer):
+            options["layer"] = load_cell(self.layer)
         sizes = {"hidden_size": options.pop("hidden"), "num_layers": options.pop("layers")}
-        return SequenceEncoder(self.input_size, embedding=self.embedding, **sizes, **options)
+        if self.has_plain_tokens:
+            return SequenceEncoder(self.input_size, embedding=self.embedding, **sizes, **options)
+        encoder = SequenceEncoder(self.width, **sizes, **options)
+        if self.categories:
+            encoder.embedding = Mixed(self.input_size - len(self.categories), self.embeddings)
+        return encoder
 
     def count(self) -> tuple[int, int]:
         """The number of weights, and of the tensors that hold them, without making any.
@@ -125,8 +166,15 @@ class ModelConfig(ModelSettings):
             >>> sum(weight.numel() for weight in SequenceModel(config).parameters()), config.count()
             (15561, (15561, 6))
         """
+        if is_own(self.layer):
+            with torch.device("meta"):
+                weights = list(SequenceModel(self).parameters())
+            return sum(weight.numel() for weight in weights), len(weights)
         sizes = ["input_size", "output_size", "hidden", "layers", *(() if self.embedding is None else ("embedding",))]
         smallest: dict[str, Any] = {name: min(1, check_count(name, getattr(self, name))) for name in sizes}
+        del smallest["input_size"]  # some cells read their columns in blocks
+        if self.categories:
+            smallest |= {"categories": [], "embedding": None}
         with torch.device("meta"):
             cell = SequenceModel(dataclasses.replace(self, **smallest)).encoder.recurrent.cell
         states, directions = cell.state_sizes(self.hidden), 2 if self.bidirectional else 1
@@ -136,10 +184,11 @@ class ModelConfig(ModelSettings):
             answers = self.embedding
         shapes: list[tuple[int, tuple[int, ...]]] = [(1, (answers, width)), (1, (answers,))]
         shapes += [(1, (self.output_size,))] if self.tie_weights else []
-        if self.embedding is not None:
+        if self.embedding is not None and self.has_plain_tokens:
             shapes.append((1, (self.input_size, self.embedding)))
-        for layers, size in ((1, self.embedding or self.input_size), (self.layers - 1, width)):
-            shapes += [(layers * directions, shape) for shape in cell.shapes(size, self.hidden).values() if shape]
+        shapes += [(1, shape) for shape in self.embeddings]
+        for layers, spec, size in ((1, cell, self.width), (self.layers - 1, cell.above(), width)):
+            shapes += [(layers * directions, shape) for shape in spec.shapes(size, self.hidden).values() if shape]
         if self.initial_state == "learned":
             shapes += [(1, (rows, size)) for size in states]
         if self.initial_state == "lengths":
@@ -159,17 +208,27 @@ class ModelConfig(ModelSettings):
             ValueError: the two are not of one run.
         """
         # An embedding is for tokens only, but of any size.
-        embedding = (self.embedding or 1) if preprocessor.is_tokens else None
+        embedding = (self.embedding or 1) if preprocessor.is_tokens or preprocessor.categories else None
         fitting = {
             "task": preprocessor.task,
             "embedding": embedding,
             "input_size": preprocessor.input_size,
             "output_size": TASKS[self.task].output_size(preprocessor),
             "per_element": preprocessor.per_element,
+            "gap_column": _gap_column(self, preprocessor),
+            "categories": list(preprocessor.categories),
         }
         for name, value in fitting.items():
             if getattr(self, name) != value:
                 raise ValueError(f"model.{name} = {getattr(self, name)!r} with a preprocessor that gives {value!r}")
+
+
+def _gap_column(settings: ModelSettings, preprocessor: Preprocessor) -> int | None:
+    """The channel that holds the times, for the cell that reads them."""
+    channels = preprocessor.channels
+    # A cell cannot read times alone.
+    is_there = settings.layer == "cfc" and TIME_GAP in channels and preprocessor.input_size > 1
+    return channels.index(TIME_GAP) if is_there else None
 
 
 class SequenceModel(nn.Module):
@@ -193,13 +252,16 @@ class SequenceModel(nn.Module):
         self.config = config
         self.encoder = config.encoder()
         if config.embedding_dropout and self.encoder.embedding is not None:
-            self.encoder.embedding = _DroppedEmbedding(self.encoder.embedding, config.embedding_dropout)
+            self.encoder.embedding = with_dropout(self.encoder.embedding, config.embedding_dropout)
         self.tied_bias: nn.Parameter | None = None
         answers = config.output_size
         if config.tie_weights and config.embedding is not None:
             # The head turns a state into the embedding of the token that is to come (Press and Wolf, 2017).
             answers = config.embedding
             self.tied_bias = nn.Parameter(torch.zeros(config.output_size))
+        # What training asks for with a language model: weights of large outputs and of their changes.
+        self.penalties: tuple[float, float] = (0.0, 0.0)
+        self.penalty: Tensor | None = None
         self.head = RowLinear(self.encoder.output_size, answers)
         for name, start in TASKS[config.task].kept.items():
             self.register_buffer(name, torch.full((config.output_size,), start))
@@ -214,6 +276,9 @@ class SequenceModel(nn.Module):
             With an answer per sequence, ``(B, output_size)``; with one per element, a Ragged of ``(L, output_size)``:
             logits of classes or labels, or scaled numbers. To forecast, an element is the forecast of the one after it.
         """
+        if self.training and any(self.penalties):
+            out, _ = self.encoder.recurrent(self.encoder.embed(inputs))
+            return self._changed(inputs, self._dropped(out).map(self.answers))
         encoded: Tensor | Ragged = self.encoder(inputs)
         if isinstance(encoded, Tensor):
             return self.answers(encoded)
@@ -249,20 +314,27 @@ class SequenceModel(nn.Module):
         embedded = self.encoder.embed(inputs)
         recurrent: Any = self.encoder.recurrent
         out, state = recurrent(embedded, carry(recurrent, embedded, state, begins))
-        scores = out.map(self.encoder.dropout).map(self.answers)
-        return self._changed(inputs, scores), state
+        return self._changed(inputs, self._dropped(out).map(self.answers)), state
+
+    def _dropped(self, out: Ragged) -> Ragged:
+        """The layer's outputs after dropout; what they cost in training is kept until the step is done."""
+        dropped = out.map(self.encoder.dropout)
+        if self.training and any(self.penalties):
+            self.penalty = activity(out, dropped, *self.penalties)
+        return dropped
 
     @property
     def is_binary(self) -> bool:
         """Whether a forecast is the logit of a 1, rather than a change of what was there before."""
         return self.config.task == "forecast" and self.config.loss_name == "bce"
 
-    def forecast(self, inputs: Ragged, horizon: int = 1) -> Tensor:
+    def forecast(self, inputs: Ragged, horizon: int = 1, kept: int = 0) -> Tensor:
         """The elements that follow each sequence, each fed back to forecast the next.
 
         Args:
             inputs: sequences of ``(L, input_size)`` float32.
             horizon: how many elements.
+            kept: how many of the last channels stay as they are, since they are the sequence's own.
 
         Returns:
             ``(B, horizon, output_size)``; NaN for an empty sequence, from which nothing follows. Of what is 0 or 1,
@@ -270,16 +342,19 @@ class SequenceModel(nn.Module):
         """
         size = self.config.output_size
         recurrent: Any = self.encoder.recurrent
-        out, state = recurrent(inputs)
+        out, state = recurrent(self.encoder.embed(inputs))
         known = inputs.last(empty=float("nan"))
         forecast = self._next(known[:, :size], self.head(self.encoder.dropout(out.last())))
         forecasts = [forecast]
         # What stands beyond the forecast channels says "was missing": a forecast is not missing.
-        flags = torch.zeros_like(known[:, size:])
+        flags = torch.zeros_like(known[:, size : known.shape[1] - kept])
+        same = known[:, known.shape[1] - kept :]
         for _ in range(1, horizon):
             # NaN, from which nothing follows, stays.
             told = torch.where(forecast > 0.5, 1.0, 0 * forecast) if self.is_binary else forecast
-            output, state = recurrent.step(torch.cat([told, flags], dim=1), state)
+            element = torch.cat([told, flags, same], dim=1)
+            embedded = element if self.encoder.embedding is None else self.encoder.embedding(element)
+            output, state = recurrent.step(embedded, state)
             forecast = self._next(forecast, self.head(self.encoder.dropout(output)))
             forecasts.append(forecast)
         return torch.stack(forecasts, dim=1)
@@ -287,22 +362,6 @@ class SequenceModel(nn.Module):
     def _next(self, before: Tensor, answer: Tensor) -> Tensor:
         """What the head's answer says of the next element; NaN after NaN."""
         return answer.sigmoid() + 0 * before if self.is_binary else before + answer
-
-
-class _DroppedEmbedding(nn.Embedding):
-    """An embedding that drops tokens of the vocabulary, each everywhere in a batch (Gal and Ghahramani, 2016)."""
-
-    def __init__(self, whole: nn.Embedding, share: float) -> None:
-        super().__init__(whole.num_embeddings, whole.embedding_dim, _weight=whole.weight.data)
-        self.share = share
-
-    def forward(self, input: Tensor) -> Tensor:
-        """The embeddings of tokens, in training with those that are dropped as zeros."""
-        embedded = super().forward(input)
-        if not self.training:
-            return embedded
-        kept = torch.rand(self.num_embeddings, device=embedded.device) >= self.share
-        return embedded * (kept / (1 - self.share))[input].unsqueeze(-1)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from raglane.training.batches import chunked_order, training_order
 from raglane.training.checkpoint import model_files
 from raglane.training.machine import check_machine, check_size
 from raglane.training.model import ModelConfig, SequenceModel
+from raglane.training.ranks.group import ALONE, Ranks
 from raglane.training.settings import Settings
 from raglane.training.tasks import Task, fit, make_task
 
@@ -53,6 +54,7 @@ def prepare(
     validation: Records | Dataset | None,
     test: Records | None,
     columns: Mapping[str, Any],
+    ranks: Ranks = ALONE,
 ) -> Prepared:
     """Fit the preprocessing, and build the model.
 
@@ -62,12 +64,13 @@ def prepare(
         validation: the sequences that decide which epoch is best, or None.
         test: sequences that are only checked.
         columns: which columns of a file hold what, kept with the model.
+        ranks: that train together.
 
     Raises:
         ArgumentError: a setting does not go with the data.
         DataError: the data cannot be used.
     """
-    device = check_machine(settings)
+    device = ranks.device_of(check_machine(settings))
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
@@ -92,7 +95,7 @@ def prepare(
     if settings.batch_elements is not None and settings.too_long == "split" and not isinstance(training_set, Dataset):
         training_set = training_set.cut(settings.batch_elements)
     order: Batches | Chunks = (
-        training_order(training_set.lengths, settings)
+        training_order(training_set.lengths, settings, ranks.rank, ranks.count)
         if settings.steps is None or isinstance(training_set, Dataset)
         else chunked_order(training_set, settings)
     )
@@ -100,7 +103,7 @@ def prepare(
     if isinstance(order, Chunks):
         elements = settings.batch_size * min(int(mean) + 1, settings.steps or 1)
     else:
-        elements = int(mean * min(order.limit.usual(mean), len(training_set)))
+        elements = int(mean * min(order.limit.usual(mean), len(training_set))) // ranks.count
     if isinstance(order, Batches) and len(order) == 0 < len(training_set):
         got, rule = f"{order.too_long:,} sequences, all too long for a batch", "at least one to learn from"
         fix = f"raise {argument('batch_elements')}, or pass {argument('too_long', 'split')}"
@@ -127,10 +130,15 @@ def _refuse_in_memory(settings: Settings) -> None:
     if settings.steps is not None:
         fix = f"leave {argument('steps')} out, or train on the file itself"
         raise ArgumentError(message("steps", f"{settings.steps}", f"sequences are cut into chunks {there}", fix))
-    if settings.class_weights != "none" and settings.task == "tag":
+    if settings.class_weights != "none" and settings.task != "classify":
         fix = f"leave {argument('class_weights')} out, or train on the file itself"
         raise ArgumentError(
-            message("class_weights", repr(settings.class_weights), f"the labels of elements are counted {there}", fix)
+            message(
+                "class_weights",
+                repr(settings.class_weights),
+                f"labels are weighed {there}, but for one per sequence",
+                fix,
+            )
         )
 
 

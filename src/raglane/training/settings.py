@@ -9,6 +9,7 @@ from typing import Any
 
 from raglane.errors import ArgumentError, argument, message, quote
 from raglane.training.options import DATA, MODEL, RUN, TRAINING, Rule, check, option
+from raglane.training.own_cell import is_own
 from raglane.training.stored import build
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "FORWARDS",
     "INITIAL_STATES",
     "LAYERS",
+    "LOGGERS",
     "LOSSES",
     "MISSING",
     "NORMALISED_LAYERS",
@@ -45,17 +47,22 @@ LOSSES = {
     "language": ("cross_entropy",),
 }
 # The names in raglane.nn, which is not imported here: that would import torch.
-LAYERS = ("lstm", "gru", "rnn", "indrnn", "sru", "qrnn", "mingru", "minlstm", "peephole_lstm", "coupled_lstm")
+LAYERS = (
+    *("lstm", "gru", "rnn", "indrnn", "sru", "qrnn", "mingru", "minlstm"),
+    *("peephole_lstm", "coupled_lstm", "slstm", "grud", "cfc"),
+)
 NORMALISED_LAYERS = ("lstm", "gru")
 POOLINGS = ("summary", "last", "first", "mean", "max", "logsumexp", "attention")
 INITIAL_STATES = ("zeros", "learned", "lengths")
 SCHEDULES = ("constant", "cosine", "plateau")
 CLASS_WEIGHTS = ("none", "balanced")
 OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop")
-MISSING = ("error", "zero", "forward")
+MISSING = ("error", "zero", "forward", "elapsed")
 # The words of raglane.data.Limit, which is not imported here either.
 TOO_LONG = ("refuse", "drop", "split", "alone")
 DEVICES = ("auto", "cpu", "cuda")
+# The names of Lightning's loggers.
+LOGGERS = ("tensorboard", "wandb", "mlflow")
 
 # Anything beyond is a typing mistake, and PyTorch's sizes end at 2**63 - 1.
 _LARGEST = 2**31 - 1
@@ -75,6 +82,9 @@ def _share(example: str) -> Rule:
 
 
 _SHARE = _share("0.2")
+
+
+_WEIGHT = Rule(lambda weight: 0 <= weight <= _HIGHEST, f"a number of at least 0, {_WITHIN}", "pass 2, say")
 
 
 @dataclass(frozen=True)
@@ -98,9 +108,10 @@ class ModelSettings:
     )
     layer: str = option(
         "gru",
-        f"The recurrent cell: {', '.join(LAYERS[:-1])} or {LAYERS[-1]}.",
+        f"The recurrent cell: {', '.join(LAYERS)}; or a class of your own, path/to/file.py:MyCell.",
         MODEL,
         choices=LAYERS,
+        or_else=Rule(is_own, "a class in a file, path/to/file.py:MyCell", ""),
         flag="--cell",
         metavar="NAME",
     )
@@ -161,6 +172,12 @@ class ModelSettings:
             "choose another cell, or leave it out",
         )
         self._refuse_pooling(self.task in ALWAYS_PER_ELEMENT)
+        self._refuse(
+            "layer",
+            self.layer == "grud" and self.task in FORWARDS,
+            f"the cell grud reads when each channel was seen, and the task {self.task} foretells what has not been",
+            "choose another cell",
+        )
         self._refuse(
             "initial_state",
             self.initial_state == "lengths" and self.task in FORWARDS,
@@ -238,6 +255,7 @@ class Settings(ModelSettings):
         TRAINING,
         choices=TOO_LONG,
     )
+    accumulate: int = option(1, "Batches of which the gradients make one step of the optimizer.", TRAINING, *_COUNT)
     lr: float = option(
         0.003,
         "Learning rate.",
@@ -279,6 +297,12 @@ class Settings(ModelSettings):
     label_smoothing: float = option(
         0.0, "Share of a class's weight that is given to all classes (classify, tag).", TRAINING, _share("0.1")
     )
+    activation_penalty: float = option(
+        0.0, "Weight of large outputs of the layer in the loss (language).", TRAINING, _WEIGHT
+    )
+    temporal_penalty: float = option(
+        0.0, "Weight of their changes from token to token in the loss (language).", TRAINING, _WEIGHT
+    )
     unknown_rate: float = option(
         0.5,
         "Share of the tokens that occur once in training that are read as unknown, so that the unknown is learned.",
@@ -314,17 +338,27 @@ class Settings(ModelSettings):
     )
     missing: str = option(
         "error",
-        "NaN or infinite features: refuse them, or fill them and add a was-missing channel each.",
+        "NaN or infinite features: refuse them, or fill them and add a was-missing channel each; elapsed: and how long "
+        "ago each was seen, which --cell grud reads.",
         DATA,
         choices=MISSING,
     )
     device: str = option("auto", "Where to run; auto takes a GPU.", RUN, choices=DEVICES)
-    threads: int | None = option(None, "Threads of the CPU.", RUN, *_COUNT, unset="PyTorch's choice")
+    ranks: int = option(1, "Processes that share each batch, on this machine; torchrun starts more.", RUN, *_COUNT)
+    threads: int | None = option(None, "Threads of the CPU, for each rank.", RUN, *_COUNT, unset="PyTorch's choice")
     workers: int = option(
         0,
         "Processes that prepare batches; 0: the training one.",
         RUN,
         Rule(lambda workers: workers >= 0, "at least 0", "pass 0, or the number of processes"),
+    )
+
+    logger: str | None = option(
+        None,
+        "Also log each epoch to TensorBoard, Weights & Biases or MLflow, where that package is installed.",
+        RUN,
+        choices=LOGGERS,
+        unset="curves.csv alone",
     )
 
     def __post_init__(self) -> None:
@@ -335,14 +369,30 @@ class Settings(ModelSettings):
             f"a batch is limited by its sequences, and any fits, unless {argument('batch_elements')} is given",
             f"give {argument('batch_elements')}, or leave it out",
         )
+        self._refuse(
+            "missing",
+            self.layer == "grud" and self.missing != "elapsed",
+            "the cell grud reads when each channel was seen",
+            f"pass {argument('missing', 'elapsed')}, or choose another cell",
+        )
+        self._refuse(
+            "missing",
+            self.missing == "elapsed" and self.task in FORWARDS,
+            f"when a channel was seen is not known of what the task {self.task} foretells",
+            "pass forward or zero",
+        )
         for is_broken, rule in (
             (self.task not in ALWAYS_PER_ELEMENT, f"the task {self.task} has no answer before a sequence's end"),
             (self.bidirectional, "chunks are read forwards: the other direction would begin at the end"),
             (self.initial_state == "lengths", "of a sequence that begins only the first chunk is known"),
             (self.bucket or self.batch_elements is not None, "chunks are of one length anyway"),
+            (self.ranks > 1, "a chunk goes on from the one before, which one rank alone has"),
         ):
             self._refuse("steps", self.steps is not None and is_broken, rule, "leave it out")
 
+        for name in ("activation_penalty", "temporal_penalty"):
+            rule = "it is for a language model"
+            self._refuse(name, getattr(self, name) > 0 and self.task != "language", rule, "leave it out")
         of_classes = self.task in ("classify", "tag")
         rule = "it is for the tasks that tell classes"
         is_weighted = self.class_weights != "none"

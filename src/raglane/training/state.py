@@ -15,7 +15,7 @@ from raglane.training.checkpoint import check_format, read_tensors, to_safetenso
 from raglane.training.stored import build, read_json, reading, to_json
 from raglane.training.tasks import Score
 
-__all__ = ["Totals", "TrainingState", "check_optimizer", "load_state", "state_files"]
+__all__ = ["Totals", "TrainingState", "check_optimizer", "load_progress", "load_state", "state_files"]
 
 FORMAT = "raglane-training"
 FORMAT_VERSION = 1
@@ -47,16 +47,16 @@ class Totals:
     metric: Tensor | float = 0.0
     baseline: Tensor | float = 0.0
     count: Tensor | float = 0.0
-    elements: int = 0
+    elements: Tensor | int = 0
     seconds: float = 0.0
 
-    def add(self, score: Score, elements: int) -> None:
+    def add(self, score: Score, elements: Tensor | int) -> None:
         """Count a batch in."""
         self.loss = self.loss + score.loss.detach().double()
         self.metric = self.metric + score.metric.detach().double()
         self.baseline = self.baseline + score.baseline.detach().double()
         self.count = self.count + score.count.double()
-        self.elements += elements
+        self.elements = self.elements + elements
 
     @property
     def mean_loss(self) -> float:
@@ -73,6 +73,12 @@ class Totals:
         """Waits for the device. NaN where nothing was counted."""
         return self._mean(self.baseline)
 
+    @property
+    def speed(self) -> float:
+        """Elements per second; waits for the device."""
+        # At the least a clock tick, so that a tiny epoch divides by something.
+        return float(self.elements) / max(self.seconds, 1e-9)
+
     def _mean(self, total: Tensor | float) -> float:
         count = float(self.count)
         return float(total) / count if count else float("nan")
@@ -80,7 +86,7 @@ class Totals:
     def to_config(self) -> dict[str, Any]:
         """The sums as numbers that JSON keeps exactly."""
         return {name: float(getattr(self, name)) for name in ("loss", "metric", "baseline", "count", "seconds")} | {
-            "elements": self.elements
+            "elements": int(self.elements)
         }
 
 
@@ -126,11 +132,8 @@ def state_files(state: TrainingState, optimizer: torch.optim.Optimizer, carried:
     Returns:
         The bytes of each file by its name.
     """
-    tensors = {"random.cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        tensors["random.cuda"] = torch.cuda.get_rng_state()
     states = () if carried is None else carried if isinstance(carried, tuple) else (carried,)
-    tensors |= {f"carried.{place}": tensor for place, tensor in enumerate(states)}
+    tensors = {f"carried.{place}": tensor for place, tensor in enumerate(states)}
     numbers: dict[str, dict[str, Any]] = {}
     content = optimizer.state_dict()
     for index, values in content["state"].items():
@@ -148,15 +151,14 @@ def state_files(state: TrainingState, optimizer: torch.optim.Optimizer, carried:
     return {NUMBERS: to_json(config), TENSORS: to_safetensors(tensors)}
 
 
-def load_state(folder: Path) -> tuple[TrainingState, dict[str, Any], dict[str, Tensor]]:
+def load_state(folder: Path) -> tuple[TrainingState, dict[str, Any], tuple[Tensor, ...]]:
     """Read what :func:`state_files` wrote.
 
     Args:
         folder: of the last checkpoint.
 
     Returns:
-        The state; the ``state_dict`` of the optimizer; the states of the random generators by device kind, and under
-        ``carried.0`` and so on those of the layer after the last chunk.
+        The state; the ``state_dict`` of the optimizer; the layer's states after the last chunk, or ().
 
     Raises:
         CheckpointError: a file is missing, damaged or of a newer format.
@@ -171,13 +173,27 @@ def load_state(folder: Path) -> tuple[TrainingState, dict[str, Any], dict[str, T
             "param_groups": config["optimizer"]["param_groups"],
             "state": _optimizer_state(config["optimizer"]["numbers"], tensors),
         }
-        random = {name.removeprefix("random."): value for name, value in tensors.items() if name.startswith("random.")}
-        # Tried here, on generators that nobody draws from: in the run it would be too late for a clear word.
-        for name, value in random.items():
-            if name != "cuda" or torch.cuda.is_available():
-                torch.Generator(name).set_state(value)
         carried = {name: value for name, value in tensors.items() if name.startswith("carried.")}
-    return state, optimizer, random | carried
+    return state, optimizer, tuple(carried[name] for name in sorted(carried))
+
+
+def load_progress(folder: Path) -> TrainingState:
+    """Read where a run stands, without what it would need to go on.
+
+    Args:
+        folder: of the last checkpoint.
+
+    Raises:
+        CheckpointError: a file is missing, damaged or of a newer format; or no epoch is complete.
+    """
+    config = read_json(folder / NUMBERS)
+    check_format(folder / NUMBERS, config, FORMAT, FORMAT_VERSION)
+    with reading(folder / NUMBERS):
+        state = build(TrainingState, config["state"], "state")
+        _check_state(state)
+        if not state.history:
+            raise ValueError("no epoch that is complete")
+    return state
 
 
 def _check_state(state: TrainingState) -> None:

@@ -17,7 +17,18 @@ from raglane.errors import ArgumentError, CheckpointError, flags, message, quote
 from raglane.memory import available_memory
 from raglane.reading import check_file
 
-__all__ = ["build", "damaged", "finite", "parse_json", "read_bytes", "read_json", "reading", "to_json"]
+__all__ = [
+    "build",
+    "checked",
+    "damaged",
+    "finite",
+    "parse_json",
+    "read_bytes",
+    "read_json",
+    "reading",
+    "rule_of",
+    "to_json",
+]
 
 # The most bytes of memory that a byte of JSON can come to: an empty object is two or three characters.
 _JSON_FACTOR = 32
@@ -61,7 +72,7 @@ def build(kind: type[Kind], content: Any, name: str) -> Kind:
     values = {}
     for key, field in fields.items():
         if key in content:
-            values[key] = _value(hints[key], content[key], f"{name}.{key}")
+            values[key] = checked(hints[key], content[key], f"{name}.{key}")
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise ValueError(f"{name} without the entry {key!r}")
     return kind(**values)
@@ -164,20 +175,33 @@ def read_bytes(path: Path, factor: int) -> bytes:
         raise damaged(path, f"{error.strerror or error}") from error
 
 
-def _value(hint: Any, value: Any, name: str) -> Any:
-    """A value of the type that a field has, or a ValueError."""
+def checked(hint: Any, value: Any, name: str) -> Any:
+    """A value of the type that a field has.
+
+    Args:
+        hint: the type: a number, a text, None, a list, a dict or a dataclass of these.
+        value: what JSON or TOML gave.
+        name: of the field, for the message.
+
+    Raises:
+        ValueError: it is of another type.
+
+    Example:
+        >>> checked(float | None, 3, "lr")
+        3
+    """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         if value is None and type(None) in arguments:
             return None
         # Of the types beside None that a field may have, JSON can hold one.
-        return _value(next(argument for argument in arguments if _is_json(argument)), value, name)
+        return checked(next(argument for argument in arguments if _is_json(argument)), value, name)
     if dataclasses.is_dataclass(hint):
         return build(typing.cast(type[Any], hint), value, name)
     if origin is list and isinstance(value, list):
-        return [_value(arguments[0], entry, f"{name}[{place}]") for place, entry in enumerate(value)]
+        return [checked(arguments[0], entry, f"{name}[{place}]") for place, entry in enumerate(value)]
     if origin is dict and isinstance(value, dict):
-        return {key: _value(arguments[1], entry, f"{name}.{key}") for key, entry in value.items()}
+        return {key: checked(arguments[1], entry, f"{name}.{key}") for key, entry in value.items()}
     wanted = (int, float) if hint is float else origin or hint
     # To Python a bool is an int.
     if isinstance(value, wanted) and (hint is bool or not isinstance(value, bool)):
@@ -186,6 +210,20 @@ def _value(hint: Any, value: Any, name: str) -> Any:
         return value
     words = _WORDS.get(hint, {list: "a list", dict: "an object"}.get(origin, "what it should be"))
     raise ValueError(f"{name} = {quote(value)}, which is not {words}")
+
+
+def rule_of(error: ValueError) -> str:
+    """What a value should have been, for those who did not write it into a file of a run.
+
+    Args:
+        error: of :func:`checked` or :func:`build`.
+
+    Example:
+        >>> rule_of(ValueError("lr = 'x', which is not a number"))
+        'a number'
+    """
+    _, _, rule = str(error).rpartition(", which is not ")
+    return rule if rule != str(error) else "a number that 64 bits can hold"
 
 
 def _is_json(hint: Any) -> bool:

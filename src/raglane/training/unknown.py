@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,15 +19,15 @@ __all__ = ["RareTokens"]
 
 @dataclass
 class RareTokens:
-    """The tokens that occur once in training.
+    """The tokens and categories that occur once in training.
 
     Args:
-        rare: ``(V,)`` bool, where each token of the vocabulary is one.
+        rare: for each column of them ``(V,)`` bool, where each word of its vocabulary is one.
         rate: the share of them that is hidden in a batch.
         in_targets: whether they are also told as unknown, as a language model does.
     """
 
-    rare: Tensor
+    rare: list[Tensor]
     rate: float
     in_targets: bool
 
@@ -36,23 +37,48 @@ class RareTokens:
         if config.embedding is None or settings.unknown_rate == 0:
             return None
         if isinstance(training, Dataset):
-            counts = training.statistics.tokens
-            rare = torch.tensor([counts[word] == 1 for word in training.preprocessor.vocabulary or ()])
+            rare = [_once(counts, words) for counts, words in _counted(training)]
+        elif config.categories:
+            columns = training.values[:, -len(config.categories) :].long().unbind(1)
+            pairs = zip(columns, config.categories, strict=True)
+            rare = [torch.bincount(column, minlength=count) == 1 for column, count in pairs]
         else:
-            rare = torch.bincount(training.values, minlength=config.input_size) == 1
-        # The unknown token itself.
-        rare[0] = False
-        return cls(rare, settings.unknown_rate, settings.task == "language") if bool(rare.any()) else None
+            rare = [torch.bincount(training.values, minlength=config.input_size) == 1]
+        for words in rare:
+            # The unknown token itself.
+            words[0] = False
+        is_any = any(bool(words.any()) for words in rare)
+        return cls(rare, settings.unknown_rate, settings.task == "language") if is_any else None
 
     def hidden_in(self, batch: Batch) -> Batch:
         """The batch with some of them, drawn anew, as the unknown token."""
-        inputs = batch.inputs.map(self._hidden)
+        inputs = batch.inputs.map(self._hidden if batch.inputs.values.dim() == 1 else self._hidden_columns)
         targets = batch.targets
         if self.in_targets and targets is not None:
             targets = self._hidden(targets)
         return replace(batch, inputs=inputs, targets=targets)
 
-    def _hidden(self, tokens: Tensor) -> Tensor:
-        self.rare = self.rare.to(tokens.device)
+    def _hidden_columns(self, values: Tensor) -> Tensor:
+        """The same of rows of numbers, whose last columns are places of categories."""
+        first = values.shape[1] - len(self.rare)
+        columns = [self._hidden(values[:, first + place].long(), place) for place in range(len(self.rare))]
+        return torch.cat([values[:, :first], torch.stack(columns, dim=1).to(values.dtype)], dim=1)
+
+    def _hidden(self, tokens: Tensor, column: int = 0) -> Tensor:
+        rare = self.rare[column] = self.rare[column].to(tokens.device)
         drawn = torch.rand(tokens.shape, device=tokens.device) < self.rate
-        return tokens.masked_fill(self.rare[tokens] & drawn, 0)
+        return tokens.masked_fill(rare[tokens] & drawn, 0)
+
+
+def _once(counts: Mapping[str, int], words: Sequence[str]) -> Tensor:
+    return torch.tensor([counts.get(word, 0) == 1 for word in words])
+
+
+def _counted(training: Dataset) -> Iterator[tuple[Mapping[str, int], Sequence[str]]]:
+    """How often the words of each vocabulary come, in the order of the columns of inputs."""
+    known, preprocessor = training.statistics, training.preprocessor
+    for encoder in preprocessor.features:
+        if encoder.vocabulary is not None:
+            yield known.features[encoder.name].words, encoder.vocabulary
+    if preprocessor.vocabulary is not None:
+        yield known.tokens, preprocessor.vocabulary

@@ -11,7 +11,7 @@ from raglane.checks import check_choice, check_kind
 from raglane.data.formats import csv, csv_pieces, folder, ipc, jsonl, parquet, text, ts
 from raglane.data.formats.base import Format, columns_argument, data_error, open_error
 from raglane.data.formats.ts import japanese_vowels
-from raglane.data.records import ROLES, Columns, Records, note_empty
+from raglane.data.records import LISTS, ROLES, Columns, Records, note_empty
 from raglane.errors import printable, quote, shorten
 from raglane.reading import as_path, check_file
 
@@ -19,12 +19,14 @@ __all__ = ["FORMATS", "Format", "japanese_vowels", "pick", "read"]
 
 _ARROW = (".arrow", ".arrows", ".feather", ".ipc")
 
+_TABLE = ("sequence", "label", "id", *LISTS)
+
 FORMATS: dict[str, Format] = {
     "ts": Format("ts", (".ts",), ts.read, pieces=ts.pieces),
-    "parquet": Format("parquet", (".parquet", ".pq"), parquet.read, ("sequence", "label", "id"), parquet.pieces),
-    "arrow": Format("arrow", _ARROW, ipc.read, ("sequence", "label", "id"), ipc.pieces),
-    "jsonl": Format("jsonl", (".jsonl", ".ndjson"), jsonl.read, ("sequence", "label", "id"), jsonl.pieces),
-    "csv": Format("csv", (".csv",), csv.read, ("sequence", "label", "id", "time", "features"), csv_pieces.pieces),
+    "parquet": Format("parquet", (".parquet", ".pq"), parquet.read, _TABLE, parquet.pieces),
+    "arrow": Format("arrow", _ARROW, ipc.read, _TABLE, ipc.pieces),
+    "jsonl": Format("jsonl", (".jsonl", ".ndjson"), jsonl.read, _TABLE, jsonl.pieces),
+    "csv": Format("csv", (".csv",), csv.read, (*_TABLE, "time"), csv_pieces.pieces),
     "text": Format("text", (".txt",), text.read, pieces=text.pieces),
     "folder": Format("folder", (), folder.read, pieces=folder.pieces),
 }

@@ -214,7 +214,7 @@ def takes_tokens(columns: Columns, name: str) -> tuple[bool, str]:
     """
     is_tokens = columns.tokens
     if is_tokens is None:
-        is_tokens = columns.task == "language" or name.lower() in TOKEN_NAMES
+        is_tokens = columns.task == "language" or name.lower() in TOKEN_NAMES or name in (columns.categorical or ())
     one = "tokens" if is_tokens else "numbers"
     return is_tokens, f"the whole numbers of {quote(name)} are {one} ({argument('tokens', of='Columns')} chooses)"
 
@@ -288,7 +288,7 @@ def id_column(
     """
     if columns.id is not None:
         return named_column(path, "id", columns.id, present), ()
-    taken = {columns.sequence, columns.label, columns.time, *(columns.features or ())}
+    taken = {columns.sequence, columns.label, columns.time, *(columns.features or ()), *(columns.static or ())}
     free = [name for name in eligible if name not in taken]
     found = next((name for known in names for name in free if name.lower() == known), None)
     return found, () if found is None else (f"id column: {quote(found)} (by its name)",)

@@ -1,8 +1,9 @@
 """CSV in long form: one row per element, and a column that says to which sequence it belongs.
 
 Sequences come in the order in which their ids first appear, and the rows of one in the order of the time column, or of
-the file where there is none. Feature columns hold numbers (an empty entry, ``NaN`` or ``NA`` is missing), or there is
-one feature column, at least half of it words: tokens.
+the file where there is none. A feature column holds numbers (an empty entry, ``NaN`` or ``NA`` is missing) or, where
+most entries are words, categories. A single one, at least half of it words, holds tokens, and of several without
+numbers the first does.
 
 Where no column is named, the id and the time column go by their names (``id``, ``sequence_id``, ...; ``time``,
 ``step``, ``t``, ..., unless its entries are words), and the label column is the only column of words (of integers, if
@@ -35,7 +36,6 @@ from raglane.data.formats.base import (
     data_error,
     decode,
     id_column,
-    named_column,
     read_bytes,
 )
 from raglane.data.formats.csv_table import (
@@ -46,8 +46,10 @@ from raglane.data.formats.csv_table import (
     labels_of,
     numbers_in,
     numbers_only,
+    static_feature,
     with_gaps,
 )
+from raglane.data.formats.features import beside
 from raglane.data.formats.table import choose, records_of
 from raglane.data.formats.times import choose_time
 from raglane.data.records import Columns, Records
@@ -153,24 +155,33 @@ def records_of_entries(
     time, time_note = choose_time(path, entries, columns, [name for name in present if name != id_name])
     table = group(path, entries, columns, id_name, time, first)
     free = [name for name in present if name not in (id_name, time)]
-    label, notes = choose_label(table, columns, free)
-    if columns.features:
-        features = [named_column(path, "features", name, present) for name in columns.features]
+    named, static = beside(path, columns, present)
+    label, notes = choose_label(table, columns, [name for name in free if name not in static])
+    if named:
+        features = list(named)
     else:
+        free = [name for name in free if name not in static]
         taken = {name for given in (label, columns.label) if given is not None for name in label_columns(table, given)}
         features = [name for name in free if name not in taken]
         if not columns.wants_labels:
             features, left_out = numbers_only(table, features)
             notes = (*notes, *left_out)
-    values, channels, feature_notes = features_of(table, features, columns, is_tokens)
+    values, channels, more, feature_notes = features_of(table, features, columns, is_tokens)
+    more = (*more, *(static_feature(table, name, columns) for name in static))
     if columns.time_gaps:
         values, channels = with_gaps(table, values, channels)
     labels, tags, targets = None, None, None
     if label is not None:
         labels, tags, targets = labels_of(table, columns, label)
     notes = (time_note, *notes, *feature_notes)
-    found = replace(columns, label=label or columns.label, id=id_name, features=tuple(features))
-    return Records(values, table.offsets, table.ids, labels, tags, channels, path, notes, found, targets), time
+    words = tuple(feature.name for feature in more if not feature.is_numbers)
+    if len(features) > 1 and values.dtype == object:
+        words = (features[0], *words)
+    categorical = tuple(dict.fromkeys((*(columns.categorical or ()), *words))) or None
+    found = replace(
+        columns, label=label or columns.label, id=id_name, features=tuple(features), categorical=categorical
+    )
+    return Records(values, table.offsets, table.ids, labels, tags, channels, path, notes, found, targets, more), time
 
 
 def repeats_ids(entries: Mapping[str, Any], columns: Columns) -> bool:
@@ -189,16 +200,25 @@ def repeats_ids(entries: Mapping[str, Any], columns: Columns) -> bool:
 
 
 def _whole_rows(path: Path, entries: dict[str, npt.NDArray[np.object_]], columns: Columns) -> Records:
-    """Rows that are a text each, and its label: as a table of texts."""
+    """Rows that are a text each, its label, and what else it has as a whole: as a table of texts."""
     arrow = require("pyarrow", "data")
     table: dict[str, Any] = {name: arrow.array(entry.tolist(), "string") for name, entry in entries.items()}
-    label = columns.label
-    if label is not None and label in entries and TASKS[columns.task].label == "numbers":
-        numbers, odd = numbers_in(entries[label])
-        if odd.any():
-            got = f"{quote(entries[label][int(odd.argmax())])} in data row {int(odd.argmax())}"
-            raise data_error(path, got, "a number to learn is finite", "correct it, or remove the row")
-        table[label] = arrow.array(numbers)
+    wanted = {columns.label: "a number to learn is finite"} if TASKS[columns.task].label == "numbers" else {}
+    words = list(columns.categorical or ())
+    for name in columns.static or ():
+        # The entries tell whether they are words, as those of a file with a row per element do.
+        if name in words or (name in entries and numbers_in(entries[name])[1].mean() > 0.5):
+            words += [] if name in words else [name]
+        else:
+            wanted[name] = "features are numbers, or words throughout"
+    for column, rule in wanted.items():
+        if column is not None and column in entries:
+            numbers, odd = numbers_in(entries[column])
+            if odd.any():
+                got = f"{quote(entries[column][int(odd.argmax())])} in data row {int(odd.argmax())}"
+                raise data_error(path, f"{got}, column {quote(column)}", rule, "correct it, or remove the row")
+            table[column] = arrow.array(numbers)
+    columns = replace(columns, categorical=tuple(words) or None)
     rows = arrow.table(table)
     chosen = choose(path, rows.schema, columns)
     records = records_of(path, rows.select(chosen.names), chosen, columns)

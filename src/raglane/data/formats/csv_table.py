@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from raglane.data.features import Feature
 from raglane.data.formats.base import choose_column, columns_argument, data_error, named_column
 from raglane.data.formats.labels import labels_in
 from raglane.data.formats.times import gaps_between, read_times, refuse_contradiction
-from raglane.data.records import Columns, offsets_of
+from raglane.data.records import TIME_GAP, Columns, offsets_of
 from raglane.data.targets import TASKS, Targets
 from raglane.errors import argument, quote, quote_all, require
 
@@ -26,6 +27,7 @@ __all__ = [
     "labels_of",
     "numbers_in",
     "numbers_only",
+    "static_feature",
     "with_gaps",
 ]
 
@@ -189,29 +191,87 @@ def numbers_only(table: Table, features: list[str]) -> tuple[list[str], tuple[st
 
 
 def features_of(
-    table: Table, features: list[str], columns: Columns, is_tokens: bool | None
-) -> tuple[npt.NDArray[Any], tuple[str, ...], tuple[str, ...]]:
-    """The values: ``(N, C)`` float32, or ``(N,)`` tokens; their channels; and the notes."""
-    if not features:
+    table: Table, names: list[str], columns: Columns, is_tokens: bool | None
+) -> tuple[npt.NDArray[Any], tuple[str, ...], tuple[Feature, ...], tuple[str, ...]]:
+    """The values, ``(N, C)`` float32 or ``(N,)`` tokens; their channels; categories beside them; and the notes.
+
+    Args:
+        table: the rows.
+        names: of the feature columns.
+        columns: what was asked for.
+        is_tokens: of a file whose first rows were read, whether a single column holds tokens; then which columns are
+            categories is known too. None lets the entries tell.
+    """
+    if not names:
         rule = "a column is left for the features"
         raise data_error(
             table.path, "no feature column", rule, f"add one, or name it with {columns_argument('features')}"
         )
-    result = np.empty((int(table.offsets[-1]), len(features)), dtype=np.float32)
-    for channel, name in enumerate(features):
-        numbers, odd = numbers_in(table.entries[name])
-        # A few words among numbers are mistakes, not tokens.
-        if len(features) == 1 and ((odd.mean() >= 0.5 or columns.tokens) if is_tokens is None else is_tokens):
-            return table.entries[name], (), (f"the entries of {quote(name)} are taken as tokens",)
-        if odd.any():
-            row = int(odd.argmax())
-            got = f"{quote(table.entries[name][row])} in {table.place(row)}, column {quote(name)}"
-            fix = f"correct it, or say which columns are features with {columns_argument('features')}"
-            raise data_error(table.path, got, "features are numbers, or one column of tokens", fix)
-        # A number that float32 cannot hold becomes infinite, and is then reported or filled as missing.
-        with np.errstate(over="ignore"):
-            result[:, channel] = numbers
-    return result, tuple(features), (f"features: {', '.join(features)}",)
+    numbers: dict[str, npt.NDArray[np.float32]] = {}
+    words: list[str] = []
+    for name in names:
+        found, odd = numbers_in(table.entries[name])
+        has_words = _has_words(name, odd, columns, is_tokens is None)
+        if len(names) == 1:
+            has_words = has_words or bool(odd.mean() >= 0.5 or columns.tokens) if is_tokens is None else is_tokens
+        if has_words:
+            words.append(name)
+        else:
+            numbers[name] = _as_features(table, name, found, odd)
+    if not numbers:
+        first, *others = words
+        values, channels = table.entries[first], tuple[str, ...]()
+        notes = [f"the entries of {quote(first)} are taken as tokens"]
+    else:
+        values, channels, others = np.stack(list(numbers.values()), axis=1), tuple(numbers), words
+        notes = [f"features: {', '.join(numbers)}"]
+    if others:
+        notes.append(f"features that are categories: {', '.join(others)}")
+    return values, channels, tuple(Feature(name, table.entries[name]) for name in others), tuple(notes)
+
+
+def _has_words(name: str, odd: npt.NDArray[np.bool_], columns: Columns, guess: bool = True) -> bool:
+    """Whether a column holds words: a few among numbers are mistakes."""
+    return name in (columns.categorical or ()) or (guess and bool(odd.mean() > 0.5))
+
+
+def _as_features(
+    table: Table, name: str, numbers: npt.NDArray[np.float64], odd: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.float32]:
+    """The numbers of a column as float32; raises for the first that is none."""
+    if odd.any():
+        row = int(odd.argmax())
+        got = f"{quote(table.entries[name][row])} in {table.place(row)}, column {quote(name)}"
+        fix = f"correct it, name the features with {columns_argument('features')}"
+        fix += f", or those that are categories with {columns_argument('categorical')}"
+        raise data_error(table.path, got, "features are numbers, or words throughout", fix)
+    # A number that float32 cannot hold becomes infinite, and is then reported or filled as missing.
+    with np.errstate(over="ignore"):
+        return numbers.astype(np.float32)
+
+
+def static_feature(table: Table, name: str, columns: Columns) -> Feature:
+    """What each sequence has as a whole: the entry that is the same in all its rows.
+
+    Args:
+        table: the rows.
+        name: of the column.
+        columns: which are categories.
+
+    Raises:
+        DataError: an entry that changes within a sequence, or is no number among numbers.
+    """
+    same = table.constant(name)
+    if not same.all():
+        row = int((~same).argmax())
+        got = f"{quote(table.entries[name][row])} in {table.place(row)}, column {quote(name)}, after another entry"
+        rule = "what a sequence has as a whole is the same in all its rows"
+        raise data_error(table.path, got, rule, f"correct it, or take the column with {columns_argument('features')}")
+    found, odd = numbers_in(table.entries[name])
+    first = table.offsets[:-1]
+    if _has_words(name, odd, columns):
+        return Feature(name, table.entries[name][first], per_sequence=True)
+    return Feature(name, _as_features(table, name, found, odd)[first], per_sequence=True)
 
 
 def with_gaps(
@@ -227,7 +287,7 @@ def with_gaps(
         raise data_error(table.path, got, rule, "leave it out")
     gaps = gaps_between(table.entries[table.time])
     gaps[table.offsets[:-1]] = 0
-    return np.concatenate([values, gaps[:, None]], axis=1), (*channels, "time_gap")
+    return np.concatenate([values, gaps[:, None]], axis=1), (*channels, TIME_GAP)
 
 
 def labels_of(

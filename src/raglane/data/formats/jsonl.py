@@ -89,7 +89,8 @@ def _table(
             table[name] = arrow.array(values)
         except (arrow.ArrowException, OverflowError, TypeError) as error:
             # Nothing is expected of a column that nobody asks for.
-            asked = (columns.sequence, columns.label, columns.id, *known)
+            named = (*(columns.features or ()), *(columns.static or ()))
+            asked = (columns.sequence, columns.label, columns.id, *named, *known)
             guessing = not known and (columns.sequence is None or (columns.label is None and columns.wants_labels))
             if guessing or name in asked:
                 raise _mixed(path, name, values, lines) from error

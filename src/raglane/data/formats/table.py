@@ -5,6 +5,9 @@ list of strings (tokens), or a text, which is split on white space into tokens. 
 boolean (``"true"``, ``"false"``); for tagging, a list of these as long as the sequence. What a column holds is moved
 as a whole, without a loop over its elements.
 
+Further columns may be features: of elements, lists as long as the sequence; of sequences, numbers or words. Numbers of
+elements beside numbers become channels like these.
+
 Where no column is named, the sequence column is the only list column, or if there is none the only text column; the
 label column is the only other column of labels. A column called ``id`` (or ``sequence_id``, ...) holds the ids.
 """
@@ -19,16 +22,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from raglane.data.features import Feature
 from raglane.data.formats.arrow import (
     Reader,
     arrow_types,
-    explode,
     is_id,
     is_list,
     is_sequence,
     is_text,
-    not_utf8,
-    numbers_of,
     words_of,
 )
 from raglane.data.formats.base import (
@@ -40,11 +41,11 @@ from raglane.data.formats.base import (
     named_column,
     takes_tokens,
 )
+from raglane.data.formats.features import beside, with_features
 from raglane.data.formats.labels import label_kind, read_labels
-from raglane.data.missing import how_to_fill
-from raglane.data.records import Columns, Records, offsets_of, place_of
-from raglane.data.splitting import split_texts
-from raglane.errors import count_of, quote, require
+from raglane.data.formats.sequences import is_whole, sequences_of
+from raglane.data.records import Columns, Records
+from raglane.errors import quote
 
 __all__ = ["Chosen", "choose", "records_of"]
 
@@ -57,11 +58,14 @@ class Chosen:
     label: str | None
     id: str | None
     notes: tuple[str, ...]
+    features: tuple[str, ...] = ()
+    static: tuple[str, ...] = ()
 
     @property
     def names(self) -> list[str]:
         """Each column once, in no special order."""
-        return list({name: None for name in (self.sequence, self.label, self.id) if name is not None})
+        every = (self.sequence, self.label, self.id, *self.features, *self.static)
+        return list({name: None for name in every if name is not None})
 
 
 def choose(path: Path, schema: Any, columns: Columns) -> Chosen:
@@ -89,10 +93,13 @@ def choose(path: Path, schema: Any, columns: Columns) -> Chosen:
         raise data_error(path, got, rule, f"sort the lists before, and leave {columns_argument('time')} out")
     notes: list[str] = []
     id_name, id_notes = id_column(path, columns, present, [name for name in present if is_id(kinds[name])])
+    features, static = beside(path, columns, present)
     if columns.sequence is not None:
         sequence = named_column(path, "sequence", columns.sequence, present)
+    elif features:
+        sequence = features[0]
     else:
-        free = [name for name in present if name not in (id_name, columns.label)]
+        free = [name for name in present if name not in (id_name, columns.label, *static)]
         candidates = [name for name in free if is_sequence(kinds[name])]
         texts = [name for name in free if is_text(kinds[name])]
         if columns.wants_labels and columns.task != "classify":
@@ -106,10 +113,11 @@ def choose(path: Path, schema: Any, columns: Columns) -> Chosen:
     if is_text(kinds[sequence]):
         how = "on white space into tokens" if columns.split in (None, "words") else f"into {columns.split}"
         notes.append(f"the texts of {quote(sequence)} are split {how}")
-    if is_list(kinds[sequence]) and _is_whole(kinds[sequence].value_type):
+    if is_list(kinds[sequence]) and is_whole(kinds[sequence].value_type):
         notes.append(takes_tokens(columns, sequence)[1])
-    label, label_notes = _choose_label(path, kinds, columns, {sequence, id_name})
-    return Chosen(sequence, label, id_name, (*notes, *label_notes, *id_notes))
+    features = tuple(name for name in features if name != sequence)
+    label, label_notes = _choose_label(path, kinds, columns, {sequence, id_name, *features, *static})
+    return Chosen(sequence, label, id_name, (*notes, *label_notes, *id_notes), features, static)
 
 
 def _choose_label(
@@ -124,11 +132,6 @@ def _choose_label(
     candidates = [name for name in kinds if name not in taken and fits(kinds[name])]
     label, note = choose_column(path, "label", candidates, kind, kinds)
     return label, (note,)
-
-
-def _is_whole(kind: Any) -> bool:
-    """Whether a type holds whole numbers, which can be tokens."""
-    return bool(arrow_types().is_integer(kind))
 
 
 def records_of(
@@ -156,16 +159,19 @@ def records_of(
         raise data_error(path, "no rows", "it must hold at least one sequence", "check the file")
     ids = None if chosen.id is None else _ids(Reader(path, None, lines, first), table.column(chosen.id), chosen.id)
     reader = Reader(path, ids, lines, first)
-    values, offsets = _sequences(reader, table.column(chosen.sequence), chosen.sequence, columns)
+    values, offsets = sequences_of(reader, table.column(chosen.sequence), chosen.sequence, columns)
     split = (columns.split or "words") if is_text(table.column(chosen.sequence).type) else None
     labels, tags, targets = None, None, None
     if chosen.label is not None:
         labels, tags, targets = read_labels(reader, table.column(chosen.label), chosen.label, offsets, columns.task)
     width = values.shape[1] if values.ndim == 2 else 0
     channels = tuple(f"x{channel}" for channel in range(width))
+    features: tuple[Feature, ...] = ()
+    if chosen.features or chosen.static:
+        values, channels, features = with_features(reader, table, chosen, columns, values, offsets)
     # A guessed id column is not asked for again: another file may do without ids.
     found = replace(columns, sequence=chosen.sequence, label=chosen.label or columns.label, split=split)
-    return Records(values, offsets, ids, labels, tags, channels, path, chosen.notes, found, targets)
+    return Records(values, offsets, ids, labels, tags, channels, path, chosen.notes, found, targets, features)
 
 
 def _ids(reader: Reader, column: Any, name: str) -> tuple[str | int, ...]:
@@ -174,68 +180,3 @@ def _ids(reader: Reader, column: Any, name: str) -> tuple[str | int, ...]:
     if arrow_types().is_integer(column.type):
         return tuple(column.to_pylist())
     return tuple(words_of(reader, column, name).tolist())
-
-
-def _sequences(
-    reader: Reader, column: Any, name: str, columns: Columns
-) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-    """The flat values of a sequence column, and their offsets."""
-    reader.refuse_nulls(column, name, "sequence")
-    if is_text(column.type):
-        return _split_texts(reader, column, name, columns.split)
-    if not is_sequence(column.type):
-        rule = "lists of numbers, lists of lists of numbers, lists of strings, or texts"
-        raise reader.error(
-            f"{column.type} in column {quote(name)}", rule, f"name another with {columns_argument('sequence')}"
-        )
-    lengths, elements = explode(column)
-    offsets = offsets_of(lengths)
-    reader.refuse_inner_nulls(elements, offsets, name)
-    if is_text(elements.type):
-        return words_of(reader, elements, name, offsets), offsets
-    if _is_whole(elements.type) and takes_tokens(columns, name)[0]:
-        return elements.cast("large_string").to_numpy().astype(object), offsets
-    if not is_list(elements.type):
-        return numbers_of(elements)[:, None], offsets
-    widths, entries = explode(elements)
-    if len(widths) == 0:
-        # Sequences of length 0 alone: how many channels they have does not show, and a model need not be told.
-        return np.zeros((0, 0), dtype=np.float32), offsets
-    if (widths != widths[0]).any():
-        odd = int((widths != widths[0]).argmax())
-        row, step = place_of(offsets, odd)
-        got = f"{count_of(widths[odd], 'channel')} in {reader.row(row)}, step {step}, column {quote(name)}"
-        got += f", after {count_of(widths[0], 'channel')}"
-        raise reader.error(got, "all steps have the same channels", "correct the row, or remove it")
-    if widths[0] == 0:
-        row, step = place_of(offsets, 0)
-        got = f"no channel in {reader.row(row)}, step {step}, column {quote(name)}"
-        raise reader.error(got, "a step has at least one channel", "write the empty sequence as an empty list")
-    if entries.null_count:
-        # The place of an entry is that of its step.
-        first = int(entries.is_null().to_numpy().argmax())
-        row, step = place_of(offsets, first // int(widths[0]))
-        got = f"a null in {reader.row(row)}, step {step}, channel {first % int(widths[0])}, column {quote(name)}"
-        fix = f"fill it, or write NaN and {how_to_fill()}"
-        raise reader.error(got, "the elements of a sequence are not null", fix)
-    return numbers_of(entries).reshape(len(widths), int(widths[0])), offsets
-
-
-def _split_texts(
-    reader: Reader, column: Any, name: str, split: str | None
-) -> tuple[npt.NDArray[np.object_], npt.NDArray[np.int64]]:
-    """Cut texts into tokens, by default at white space: there a text of white space alone has none."""
-    arrow, compute = require("pyarrow", "data"), require("pyarrow.compute", "data")
-    texts = compute.cast(column, "large_string")
-    if split not in (None, "words"):
-        cut, counts = split_texts(words_of(reader, column, name).tolist(), split)
-        return cut, offsets_of(counts)
-    try:
-        lengths, tokens = explode(compute.utf8_split_whitespace(texts))
-        words = tokens.to_numpy().astype(object)
-    except (UnicodeDecodeError, arrow.ArrowException) as error:
-        raise not_utf8(reader, texts, name, None) from error
-    # White space at an end leaves an empty token there.
-    kept = words != ""
-    before = np.concatenate([[0], np.cumsum(kept)])
-    return words[kept], before[offsets_of(lengths)]

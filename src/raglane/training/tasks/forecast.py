@@ -13,7 +13,7 @@ from raglane.data.dataset import SequenceDataset
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
 from raglane.data.stored_dataset import Dataset
-from raglane.errors import DataError, argument, message, quote
+from raglane.errors import DataError, argument, message, quote, quote_all
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch
 from raglane.training.settings import ModelSettings
@@ -91,11 +91,13 @@ class Forecast(Task):
         )
 
     def parts(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """The channels of elements ``(N, C or 2 C)``, and for each number 1, or 0 where it was missing."""
+        """The channels of elements ``(N, C or more)``, and for each number 1, or 0 where it was missing."""
         channels = self.std.shape[0]
         known = values[..., :channels]
-        # All ones where the data has no flags.
-        return known, 1 - values[..., channels:] if values.shape[-1] > channels else torch.ones_like(known)
+        # All ones where the data has no flags. Behind them stands what is no target.
+        if self.preprocessor.missing == "error":
+            return known, torch.ones_like(known)
+        return known, 1 - values[..., channels : 2 * channels]
 
     def meter(self, model: Any, records: Records) -> Meter:  # noqa: ARG002
         """The errors, and those of simple rules."""
@@ -131,8 +133,9 @@ class Forecast(Task):
             known, real = self.parts(torch.stack([sequence[-horizon:] for sequence in sequences]).cpu())
             last = self.parts(heads.last())[0].cpu().unsqueeze(1)
             scale = self.std * real
-            told = model.forecast(heads, horizon).cpu()
-            for place, answer in enumerate((told, last, 0.0 if not self.is_binary else 0.5)):
+            told = self.answer(model, heads, horizon).cpu()
+            rules: tuple[Any, ...] = (told, last, 0.0 if not self.is_binary else 0.5)
+            for place, answer in enumerate(rules):
                 sums[place] += ((answer - known).abs() * scale).sum((0, 2))
             sums[3] += real.sum((0, 2))
         if not sums[3].any():
@@ -144,7 +147,12 @@ class Forecast(Task):
 
     def answer(self, model: Any, inputs: Ragged, horizon: int) -> Tensor:
         """``(B, horizon, C)``, scaled; NaN for an empty sequence."""
-        forecasts: Tensor = model.forecast(inputs, horizon)
+        fed_back = [encoder.name for encoder in self.preprocessor.features if not encoder.per_sequence]
+        if horizon > 1 and fed_back:
+            got = f"{horizon}, and the features {quote_all(fed_back)}"
+            rule = "what elements have beside the channels that are forecast is not known of those to come"
+            raise DataError(message("horizon", got, rule, "forecast one step, or train without these features"))
+        forecasts: Tensor = model.forecast(inputs, horizon, kept=self.preprocessor.features_size)
         return forecasts
 
     def columns(self, output: Tensor, model: Any, *, probabilities: bool) -> dict[str, list[Any]]:  # noqa: ARG002

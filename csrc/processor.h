@@ -1,0 +1,16 @@
+// The instruction sets of this build and of this processor, and its caches.
+#pragma once
+
+#include "common.h"
+
+namespace raglane {
+
+bool processor_has(int64_t isa);
+
+// The kernels for an instruction set and a dtype; a Failure where there are none here.
+const Kernels& kernels_of(int64_t isa, int64_t dtype);
+
+// Bytes of a core's own cache.
+int64_t cache_bytes();
+
+}  // namespace raglane

@@ -1,0 +1,277 @@
+"""Programs on the cpu kernels: a step of any cell, run over all elements of a batch by one time loop in C++."""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import chain
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, quote
+from raglane.kernels.checks import check_offsets
+from raglane.kernels.cpu.tensors import checked_rows
+from raglane.native.library import DTYPES, call, program_preamble
+from raglane.native.memory import NO_MEMORY, plain
+from raglane.programs.program import KINDS, OPERATIONS, Operand, Program
+
+__all__ = ["encode", "run"]
+
+_NUMBERS = {name: number for number, name in enumerate(OPERATIONS)}
+# raglane_program: thirteen numbers.
+_pack = struct.Struct("=13q").pack
+_bits = struct.Struct("=d"), struct.Struct("=q")
+_NOWHERE = Operand(-1)
+
+
+def run(
+    program: Program,
+    *,
+    offsets: Tensor,
+    ascending: bool = True,
+    elements: Sequence[Tensor] = (),
+    sequences: Sequence[Tensor] = (),
+    states: Sequence[Tensor] = (),
+    vectors: Sequence[Tensor] = (),
+    weights: Sequence[Tensor] = (),
+    output_dtypes: Sequence[torch.dtype] | None = None,
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Run a program on a ragged batch.
+
+    Numbers are all float32 or all float64. Of a program in float32, elements and outputs may be bfloat16: they are
+    widened when they are read, and rounded when they are written. What lies well in memory is not copied: rows of
+    elements may be any columns of a wider tensor, and weights may have any strides.
+
+    Args:
+        program: of one step.
+        offsets: ``(B + 1,)`` int64.
+        ascending: whether a sequence is computed from its first element on, or from its last one back.
+        elements: one ``(N, width)`` each, in the order of the program's blocks of that kind, as all that follow.
+        sequences: one ``(B, width)`` each.
+        states: initial ones, ``(B, width)`` each.
+        vectors: one ``(width,)`` each.
+        weights: one ``(groups, rows, depth)`` each.
+        output_dtypes: of each output; float32 or float64, as the numbers are, where nothing is said.
+
+    Returns:
+        The outputs, ``(N, width)`` each, and the final states, ``(B, width)`` each; an empty sequence's are its initial
+        ones. The bits of a sequence's are the same in any batch.
+
+    Raises:
+        ArgumentTypeError: something is not a dense tensor.
+        ShapeError: a tensor has another shape, dtype or device than the program wants, or less memory than its shape.
+        ArgumentError: the offsets or the program are wrong.
+        MemoryError: there is not enough memory.
+
+    Example:
+        >>> from raglane.programs.program import Block, Instruction, Operand, Program
+        >>> blocks = Block("element", 1), Block("state", 1), Block("local", 1)
+        >>> add = Instruction("add", (Operand(2),), (Operand(0), Operand(1)), width=1)
+        >>> sums = Program(blocks, (), (add,), ((Operand(2), 1),), (Operand(2),))
+        >>> x, zeros = torch.tensor([[1.0], [2.0], [3.0]]), torch.zeros(2, 1)
+        >>> outputs, finals = run(sums, offsets=torch.tensor([0, 2, 3]), elements=[x], states=[zeros])
+        >>> outputs[0].T, finals[0].T
+        (tensor([[1., 3., 3.]]), tensor([[3., 3.]]))
+    """
+    encoded = encode(program)
+    given = (elements, sequences, states, vectors, weights)
+    for name, own, shapes in zip(_GIVEN, given, encoded.shapes, strict=True):
+        if len(own) != len(shapes):
+            got, rule = f"{len(own)} tensors", f"{len(shapes)}, from the program"
+            raise ShapeError(message(name, got, rule, "pass as many"))
+    count, batch = _sizes(offsets, elements)
+    dtype = _computed_in(given)
+    narrow = (dtype, torch.bfloat16) if dtype is torch.float32 else (dtype,)
+    rows = ((count,), (batch,), (batch,), (), ())
+    fields = array("q")
+    kept = []  # what was copied lives until the end
+    for name, own, shapes, size in zip(_GIVEN, given, encoded.shapes, rows, strict=True):
+        dtypes = narrow if name == "elements" else (dtype,)
+        for place, (part, shape) in enumerate(zip(own, shapes, strict=True)):
+            kept.append(checked_rows(f"{name}[{place}]", part, (*size, *shape), dtypes))
+            _add(fields, kept[-1])
+    kinds = [dtype] * len(program.outputs) if output_dtypes is None else list(output_dtypes)
+    if len(kinds) != len(program.outputs) or not set(kinds) <= set(narrow):
+        rule = f"{len(program.outputs)} of {', '.join(map(str, narrow))}"
+        raise ArgumentError(message("output_dtypes", quote(kinds), rule, "leave it out"))
+    outputs = [
+        torch.empty(count, width, dtype=kind, device="cpu")
+        for (_, width), kind in zip(program.outputs, kinds, strict=True)
+    ]
+    finals = [torch.empty(batch, *shape, dtype=dtype, device="cpu") for shape in encoded.shapes[2]]
+    for made in chain(outputs, finals):
+        _add(fields, made)
+    offsets = plain(offsets)
+    argument = _pack(
+        *program_preamble(dtype),
+        batch,
+        count,
+        ascending,
+        offsets.data_ptr(),
+        encoded.code.buffer_info()[0],
+        len(encoded.code),
+        fields.buffer_info()[0],
+        len(fields) // 5,
+    )
+    try:
+        call("raglane_run_program", argument)
+    except ArgumentError:
+        check_offsets(offsets, count, torch.device("cpu"))  # in the words of all backends
+        raise
+    return outputs, finals
+
+
+# ---- the program as integers --------------------------------------------------------------------------------------
+
+_GIVEN = ("elements", "sequences", "states", "vectors", "weights")
+
+
+class Encoded(NamedTuple):
+    """A program as C reads it.
+
+    Attributes:
+        code: as ``raglane.h`` says.
+        shapes: of the tensors of a call, without rows of elements and sequences: those of ``elements``, ``sequences``,
+            ``states``, ``vectors`` and ``weights``.
+        program: what it is of, which lives as long.
+    """
+
+    code: array[int]
+    shapes: tuple[tuple[tuple[int, ...], ...], ...]
+    program: Program
+
+
+class _Same:
+    """A program by its identity: to compare all its instructions takes longer than a small batch."""
+
+    __slots__ = ("program",)
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+
+    def __hash__(self) -> int:
+        return id(self.program)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.program is self.program
+
+
+def encode(program: Program) -> Encoded:
+    """A program as C reads it; made once for each object.
+
+    Raises:
+        ArgumentTypeError: not a program.
+        ArgumentError: an operation that there is not, or a number that fits nothing.
+    """
+    if not isinstance(program, Program):
+        raise ArgumentTypeError(message("program", f"a {type(program).__name__}", "a Program", "build one"))
+    return _encode(_Same(program))
+
+
+@lru_cache(maxsize=256)
+def _encode(same: _Same) -> Encoded:
+    program = same.program
+    numbers = [
+        len(program.blocks),
+        len(program.weights),
+        len(program.instructions),
+        len(program.outputs),
+        len(program.next_states),
+        sum(len(instruction.columns) for instruction in program.instructions),
+    ]
+    try:
+        for block in program.blocks:
+            numbers += KINDS.index(block.kind), block.width, block.index
+        for weight in program.weights:
+            numbers += weight.groups, weight.rows, weight.depth
+        for instruction in program.instructions:
+            numbers += (
+                _NUMBERS[instruction.operation],
+                instruction.width,
+                instruction.segments,
+                _as_integer(instruction.epsilon),
+                instruction.weight,
+                len(instruction.columns),
+            )
+            for places, most in ((instruction.results, 2), (instruction.operands, 3)):
+                for place in (*places, *[_NOWHERE] * (most - len(places))):
+                    numbers += _place(place)
+        for output, width in program.outputs:
+            numbers += (*_place(output), width)
+        for state in program.next_states:
+            numbers += _place(state)
+        for instruction in program.instructions:
+            numbers += instruction.columns
+        code = array("q", numbers)
+    except (KeyError, ValueError, OverflowError, TypeError, struct.error) as error:
+        rule = "kinds, operations and numbers as raglane.programs.program has them"
+        raise ArgumentError(message("program", quote(str(error)), rule, "build it anew")) from error
+    _check_counts(program)
+    shapes = tuple([tuple([(width,) for width in program.given(kind)]) for kind in KINDS[:-1]])
+    weights = tuple([(weight.groups, weight.rows, weight.depth) for weight in program.weights])
+    return Encoded(code, (*shapes, weights), program)
+
+
+def _check_counts(program: Program) -> None:
+    """Refuse operands that are too many or too few, which C cannot see."""
+    for number, instruction in enumerate(program.instructions):
+        counts = len(instruction.results), len(instruction.operands)
+        wanted = 2 if instruction.operation == "norm" else 1, OPERATIONS[instruction.operation]
+        if counts != wanted:
+            got = f"{counts[0]} results and {counts[1]} operands of {instruction.operation}"
+            rule = f"{wanted[0]} and {wanted[1]}"
+            raise ArgumentError(message(f"instructions[{number}]", got, rule, "build it anew"))
+
+
+def _place(place: Operand) -> tuple[int, ...]:
+    return place.block, place.start, bool(place.spread), _as_integer(place.number)
+
+
+def _as_integer(number: float) -> int:
+    """The integer of a double's bits."""
+    real, integer = _bits
+    bits: int = integer.unpack(real.pack(number))[0]
+    return bits
+
+
+# ---- tensors ------------------------------------------------------------------------------------------------------
+
+
+def _sizes(offsets: Tensor, elements: Sequence[Tensor]) -> tuple[int, int]:
+    """``N`` and ``B``; the offsets' own numbers are looked at in C."""
+    try:
+        right = (
+            offsets.dim() == 1
+            and offsets.shape[0] > 0
+            and offsets.dtype is torch.int64
+            and offsets.is_cpu
+            and offsets.untyped_storage().nbytes() >= 8 * (offsets.storage_offset() + offsets.shape[0])
+        )
+        count = int(elements[0].shape[0] if elements else offsets[-1])
+    except NO_MEMORY:
+        right, count = False, 0
+    if not right:
+        check_offsets(offsets, count, torch.device("cpu"))
+    return count, offsets.shape[0] - 1
+
+
+def _computed_in(given: Sequence[Sequence[Tensor]]) -> torch.dtype:
+    """What the numbers of a call are: those of the first tensor, float32 where it is bfloat16."""
+    first = next((part for own in given for part in own), None)
+    if first is None:
+        return torch.float32
+    if not isinstance(first, Tensor) or first.dtype not in DTYPES:
+        got = str(first.dtype) if isinstance(first, Tensor) else f"a {type(first).__name__}"
+        rule = f"the cpu kernels compute in {', '.join(map(str, DTYPES))}"
+        raise ShapeError(message("elements", got, rule, "convert it with .to()"))
+    return torch.float64 if first.dtype is torch.float64 else torch.float32
+
+
+def _add(fields: array[int], part: Tensor) -> None:
+    """The fields of ``raglane_tensor``."""
+    strides = part.stride() if part.dim() == 3 else (part.stride(0), 0, 0) if part.dim() == 2 else (0, 0, 0)
+    fields.extend((part.data_ptr(), DTYPES[part.dtype], *strides))

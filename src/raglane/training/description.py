@@ -1,0 +1,100 @@
+"""What a run was started with, as its folder says it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from raglane.errors import DivergedError, argument, message
+from raglane.files import write_file
+from raglane.reading import as_path
+from raglane.training.checkpoint import check_format
+from raglane.training.folder import DESCRIPTION, find
+from raglane.training.settings import Settings
+from raglane.training.stored import read_json, reading, to_json
+
+__all__ = ["RunDescription", "load_description", "refuse_diverged"]
+
+FORMAT = "raglane-run"
+FORMAT_VERSION = 2
+
+
+@dataclass(frozen=True)
+class RunDescription:
+    """What a run was started with, kept in ``run.json`` so that it can go on.
+
+    Args:
+        settings: of the training.
+        data: where the data came from; JSON values, as the caller likes.
+        fingerprint: of the training and validation part.
+        identity: of the data as a whole, whatever was held out; "" of runs before there was one.
+        diverged: what was seen of a run that ran away; None of others.
+
+    Example:
+        >>> RunDescription(Settings()).settings.layer
+        'gru'
+    """
+
+    settings: Settings
+    data: Mapping[str, Any] = field(default_factory=dict)
+    fingerprint: str = ""
+    diverged: str | None = None
+    identity: str = ""
+
+    def write(self, folder: Path) -> None:
+        """Write ``run.json`` in the folder of a run."""
+        content = {
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            "settings": self.settings.to_config(),
+            "data": dict(self.data),
+            "fingerprint": self.fingerprint,
+            "identity": self.identity,
+            "diverged": self.diverged,
+        }
+        write_file(folder / DESCRIPTION, to_json(content))
+
+
+def load_description(folder: str | os.PathLike[str]) -> RunDescription:
+    """Read what a run was started with.
+
+    Args:
+        folder: of the run.
+
+    Raises:
+        CheckpointError: ``run.json`` is missing, damaged or of a newer format.
+    """
+    path = find(as_path(folder), DESCRIPTION)
+    config = read_json(path)
+    check_format(path, config, FORMAT, FORMAT_VERSION)
+    with reading(path):
+        chosen = config["settings"]
+        if config["format_version"] == 1 and isinstance(chosen, dict):
+            # What the first version did, where its settings do not say.
+            chosen = {"unknown_rate": 0.0, **chosen}
+        settings, data, marks = Settings.from_config(chosen), config["data"], config["fingerprint"]
+        diverged, identity = config.get("diverged"), config.get("identity", "")
+        texts = isinstance(marks, str) and isinstance(diverged, str | None) and isinstance(identity, str)
+        if not isinstance(data, dict) or not texts:
+            raise ValueError("data that is not an object, or a fingerprint, identity or diverged that is not a text")
+    return RunDescription(settings, data, marks, diverged, identity)
+
+
+def refuse_diverged(description: RunDescription, folder: Path) -> None:
+    """Refuse to go on with a run that ran away.
+
+    Args:
+        description: of the run.
+        folder: of the run, for the message.
+
+    Raises:
+        DivergedError: the run ran away.
+    """
+    if description.diverged is not None:
+        got = f"{str(folder)!r}, a run that diverged: {description.diverged}"
+        tamer = f"a smaller {argument('lr')} or with {argument('clip', 1)}"
+        fix = f"train anew with {tamer}, and {argument('overwrite', True)}; the best model until then can be used"
+        raise DivergedError(message("resume", got, "to go on would do the same again", fix), description.diverged)

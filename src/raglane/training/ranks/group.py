@@ -1,0 +1,221 @@
+"""What the ranks of a training share: which of them this process is, and sums over all of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raglane.errors import ArgumentError, LostRankError, RaglaneError, argument, count_of, message
+from raglane.files import whole_folder
+from raglane.training.folder import LAST
+from raglane.training.stops import Stops
+from raglane.training.tasks.base import Score
+
+__all__ = ["ALONE", "Ranks", "Stop", "lost"]
+
+# How long a rank waits for the others: one may read data or write a checkpoint meanwhile.
+_PATIENCE = timedelta(hours=2)
+
+# What PyTorch says in a RuntimeError where another rank has gone.
+_LOST = re.compile(r"gloo|nccl|peer|tcpstore|connection|timed out", re.IGNORECASE)
+
+
+class Ranks:
+    """The processes that train together. With one alone, sums are what they are of.
+
+    Args:
+        rank: which of them this is, from 0.
+        count: how many there are.
+        local: the number of this process among those of its machine: which GPU it takes.
+        is_keeper: asked where another rank has gone: whether this one is to save what was done until then.
+
+    Example:
+        >>> ALONE.rank, ALONE.count, ALONE.sums(torch.tensor(2.0), torch.tensor(3))
+        (0, 1, [tensor(2., dtype=torch.float64), tensor(3., dtype=torch.float64)])
+    """
+
+    def __init__(
+        self, rank: int = 0, count: int = 1, local: int = 0, is_keeper: Callable[[], bool] | None = None
+    ) -> None:
+        self.rank, self.count, self.local = rank, count, local
+        self._is_keeper = is_keeper
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank writes files and reports."""
+        return self.rank == 0
+
+    def device_of(self, device: torch.device) -> torch.device:
+        """Where this rank trains, on a device of some kind: each has a GPU of its own.
+
+        Args:
+            device: of the training.
+
+        Raises:
+            ArgumentError: there are fewer GPUs.
+        """
+        if self.count == 1 or device.type != "cuda":
+            return device
+        there = torch.cuda.device_count()
+        if self.local >= there:
+            got = f"{self.local + 1} or more on a machine with {count_of(there, 'GPU')}"
+            fix = f"pass {argument('ranks', there)}, or {argument('device', 'cpu')}"
+            raise ArgumentError(message("ranks", got, "each rank has a GPU of its own", fix))
+        torch.cuda.set_device(self.local)
+        return torch.device("cuda", self.local)
+
+    def join(self, store: Any = None) -> None:
+        """Meet the other ranks; returns when all are there.
+
+        Args:
+            store: of ``torch.distributed``, which all of them know; None for the one that the environment names.
+
+        Raises:
+            RuntimeError: they do not all come, or cannot reach each other.
+        """
+        from torch import distributed
+
+        # What is on a GPU is summed there, if anything is; the same on every rank, whatever it will be told.
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and distributed.is_nccl_available() else "gloo"
+        named = {} if store is None else {"store": store, "rank": self.rank, "world_size": self.count}
+        distributed.init_process_group(backend, timeout=_PATIENCE, **named)
+
+    def leave(self) -> None:
+        """Part from the other ranks."""
+        from torch import distributed
+
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+
+    def sums(self, *numbers: Tensor | float) -> list[Tensor]:
+        """Numbers summed over all ranks, each a 0-d float64 tensor, the same bits on every rank.
+
+        Args:
+            *numbers: 0-d each; the tensors among them on one device.
+
+        Raises:
+            RuntimeError: a rank has gone.
+        """
+        device = next((number.device for number in numbers if isinstance(number, Tensor)), torch.device("cpu"))
+        stacked = torch.stack([torch.as_tensor(number, device=device).detach().double() for number in numbers])
+        if self.count > 1:
+            from torch import distributed
+
+            distributed.all_reduce(stacked)
+        return list(stacked.unbind())
+
+    def whole(self, score: Score, elements: int) -> tuple[Score, Tensor | int]:
+        """The score of the batches of all ranks, and how many elements they have.
+
+        Args:
+            score: of this rank's batch.
+            elements: of this rank's batch.
+        """
+        if self.count == 1:
+            return score, elements
+        loss, metric, count, baseline, total = self.sums(
+            score.loss, score.metric, score.count, score.baseline, elements
+        )
+        return replace(score, loss=loss, metric=metric, count=count, baseline=baseline), total
+
+    def gathered(self, mine: Any) -> list[Any]:
+        """What each rank has, in their order, on every rank.
+
+        Args:
+            mine: can be pickled; tensors on the CPU.
+        """
+        if self.count == 1:
+            return [mine]
+        from torch import distributed
+
+        found: list[Any] = [None] * self.count
+        distributed.all_gather_object(found, mine)
+        return found
+
+    def from_first(self, mine: Any) -> Any:
+        """What the first rank has, on every rank.
+
+        Args:
+            mine: can be pickled; looked at on the first rank only.
+        """
+        from torch import distributed
+
+        found = [mine]
+        distributed.broadcast_object_list(found, src=0)
+        return found[0]
+
+    def is_lost(self, error: BaseException) -> bool:
+        """Whether an error says that another rank has gone.
+
+        Example:
+            >>> ALONE.is_lost(RuntimeError("Connection closed by peer"))
+            False
+            >>> Ranks(0, 2).is_lost(RuntimeError("gloo/transport/tcp/pair.cc: Connection closed by peer"))
+            True
+        """
+        is_torchs = isinstance(error, RuntimeError) and not isinstance(error, RaglaneError)
+        return self.count > 1 and is_torchs and _LOST.search(str(error)) is not None
+
+    def is_keeper(self) -> bool:
+        """Whether this rank is to save what was done until another one went."""
+        return self.is_first if self._is_keeper is None else self._is_keeper()
+
+
+def lost(what: str, folder: Path | None) -> LostRankError:
+    """The error of a training of which a rank has gone.
+
+    Args:
+        what: which, and how.
+        folder: of the run, or None.
+
+    Example:
+        >>> str(lost("rank 1, killed by SIGKILL", None))[:58]
+        'ranks: got rank 1, killed by SIGKILL; the rule: all of the'
+    """
+    fix = "train again"
+    if folder is not None and whole_folder(folder / LAST) is not None:
+        resume = f"{argument('resume', True)} and {argument('out', str(folder))}"
+        fix = f"go on with {resume}, with as many ranks as you like"
+    return LostRankError(message("ranks", what, "all of them live until the end", fix))
+
+
+class Stop:
+    """Whether any rank was asked to stop: they agree on it while a batch is computed, and wait for nobody.
+
+    Args:
+        ranks: that have to agree.
+        stops: the signals that this one gets.
+    """
+
+    def __init__(self, ranks: Ranks, stops: Stops) -> None:
+        self._ranks, self._stops = ranks, stops
+        self._asked = torch.zeros((), dtype=torch.int64)
+        self._work: Any = None
+
+    def ask(self) -> None:
+        """Tell the others what this rank was asked; all do so at the same moment of a training."""
+        if self._ranks.count > 1:
+            from torch import distributed
+
+            self._asked.fill_(self._stops.asked or 0)
+            self._work = distributed.all_reduce(self._asked, distributed.ReduceOp.MAX, async_op=True)
+
+    def answer(self) -> int | None:
+        """The number of the signal that one of the ranks had when they told each other last; None for none."""
+        if self._ranks.count == 1:
+            return self._stops.asked
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+        return int(self._asked) or None
+
+
+ALONE = Ranks()
+"""A training in one process."""

@@ -1,0 +1,264 @@
+"""Ranks on this machine: one process starts them, watches over them, and tells what became of them.
+
+That process trains nothing itself. Over a pipe each rank gets its work, and is told to stop or to save; it tells how
+far the training is, and how it ended. A pipe that ends tells a rank that nobody watches over it any more: it ends, too.
+So whichever process is killed, none is left behind.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, replace
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from typing import Any, Protocol
+
+from raglane.errors import RaglaneError, current_flags
+from raglane.training.bookkeeper import Watcher
+from raglane.training.ranks.group import lost
+from raglane.training.stops import Stops
+from raglane.training.work import TrainingResult, Work
+
+__all__ = ["Place", "Process", "launch", "start_process"]
+
+# Seconds: between two looks at the processes; from an error until it is known whether a process has died; and until
+# those that are left must have noticed that one has.
+_LOOK, _SOON, _GRACE = 0.2, 1.0, 20.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank is among the others.
+
+    Args:
+        rank: its number.
+        count: how many there are.
+        port: where they meet, on this machine.
+        flags: how messages name arguments: as the command does, or as Python.
+        is_watched: whether somebody wants to hear of batches.
+    """
+
+    rank: int
+    count: int
+    port: int
+    flags: dict[str, str]
+    is_watched: bool
+
+
+class Process(Protocol):
+    """A process that was started: what ``subprocess`` and ``multiprocessing`` have in common."""
+
+    pid: int
+
+    def kill(self) -> None:
+        """End it at once."""
+
+
+@dataclass
+class _Rank:
+    """A rank as the process sees it that watches over it.
+
+    Args:
+        process: of the rank.
+        exit_code: gives how it ended, None while it runs: below 0 the signal that killed it.
+        pipe: to it.
+        told: how it ended, in its own words: a result, an error, or None for a rank that lost another one.
+        has_told: whether it has said so.
+        code: how the process ended; None while it runs.
+    """
+
+    process: Process
+    exit_code: Callable[[], int | None]
+    pipe: Connection
+    told: Any = None
+    has_told: bool = False
+    code: int | None = None
+
+    def tell(self, *words: Any) -> None:
+        """Send something; a rank that has gone does not hear it."""
+        try:
+            self.pipe.send(words)
+        except OSError:
+            self.code = self.exit_code()
+
+
+def start_process(pipe: Connection) -> tuple[Process, Callable[[], int | None]]:
+    """Start a process that waits for its work.
+
+    Args:
+        pipe: its end.
+
+    Returns:
+        The process, and what gives its exit code: None while it runs, minus a signal's number where that killed it.
+    """
+    environment = os.environ | _network()
+    command = [sys.executable, "-m", "raglane.training.ranks.child", str(pipe.fileno())]
+    # In a session of its own: Ctrl-C reaches the process that watches over it, which passes it on.
+    process = subprocess.Popen(
+        command,
+        pass_fds=[pipe.fileno()],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    return process, process.poll
+
+
+def _network() -> dict[str, str]:
+    """Where ranks of one machine reach each other: without a network, too, or a name for the machine."""
+    import socket
+
+    names = [name for _, name in socket.if_nameindex()] if hasattr(socket, "if_nameindex") else []
+    loop = next((name for name in ("lo", "lo0") if name in names), None)
+    return {} if loop is None or "GLOO_SOCKET_IFNAME" in os.environ else {"GLOO_SOCKET_IFNAME": loop}
+
+
+def launch(work: Work, watcher: Watcher | None = None) -> TrainingResult:
+    """Do a training in as many processes as its settings say.
+
+    Args:
+        work: checked and settled; its folder is locked by this process.
+        watcher: told of batches and epochs.
+
+    Raises:
+        LostRankError: a process died; the run is saved where there was something to save.
+        RaglaneError: what the ranks raised.
+        KeyboardInterrupt: a second Ctrl-C.
+    """
+    from torch import distributed
+
+    settings = work.settings
+    if settings.threads is None:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        settings = replace(settings, threads=max(cores // settings.ranks, 1))
+    shared = pickle.dumps((work, settings.threads), protocol=pickle.HIGHEST_PROTOCOL)
+    store = distributed.TCPStore(  # type: ignore[attr-defined]
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False
+    )
+    ranks: list[_Rank] = []
+    stops = Stops()
+    try:
+        with closing(stops):
+            stops.listen()
+            for _ in range(settings.ranks):
+                mine, its = Pipe()
+                with its:
+                    process, exit_code = start_process(its)
+                ranks.append(_Rank(process, exit_code, mine))
+            for number, rank in enumerate(ranks):
+                rank.tell(Place(number, settings.ranks, store.port, current_flags(), watcher is not None), shared)
+            return _Watch(work, ranks, watcher, stops).until_the_end()
+    finally:
+        for rank in ranks:
+            # What has ended is not hurt.
+            rank.process.kill()
+        for rank in ranks:
+            _reap(rank)
+            rank.pipe.close()
+
+
+def _reap(rank: _Rank) -> None:
+    end = time.monotonic() + _GRACE
+    while rank.exit_code() is None and time.monotonic() < end:
+        time.sleep(0.01)
+
+
+class _Watch:
+    """Over ranks that train.
+
+    Args:
+        work: that they do.
+        ranks: the processes.
+        watcher: told what the first rank tells of batches and epochs.
+        stops: what this process was asked.
+    """
+
+    def __init__(self, work: Work, ranks: list[_Rank], watcher: Watcher | None, stops: Stops) -> None:
+        self._work, self._ranks, self._watcher, self._stops = work, ranks, watcher, stops
+        self._passed_on = False
+
+    def until_the_end(self) -> TrainingResult:
+        """Watch until the first rank has a result, or no more can come."""
+        since = None
+        while True:
+            self._hear()
+            self._pass_on()
+            if isinstance(self._ranks[0].told, TrainingResult):
+                return self._ranks[0].told
+            if any(isinstance(rank.told, (RaglaneError, OSError)) for rank in self._ranks):
+                raise self._error()
+            if any(rank.code is not None or rank.has_told for rank in self._ranks):
+                since = since or time.monotonic()
+                is_over = all(rank.code is not None or rank.has_told for rank in self._ranks)
+                grace = _SOON if any(isinstance(rank.told, BaseException) for rank in self._ranks) else _GRACE
+                if is_over or time.monotonic() - since > grace:
+                    raise self._error()
+
+    def _hear(self) -> None:
+        """What ranks have to say, or how they ended."""
+        pipes = {rank.pipe: rank for rank in self._ranks if rank.code is None}
+        for pipe in wait(list(pipes), _LOOK):
+            rank = pipes[pipe]  # type: ignore[index]
+            try:
+                what, *said = rank.pipe.recv()
+            except (EOFError, OSError):
+                _reap(rank)
+                rank.code = rank.exit_code()
+                continue
+            if what == "ended":
+                rank.told, rank.has_told = said[0], True
+            elif self._watcher is not None:
+                getattr(self._watcher, what)(*said)
+        for rank in pipes.values():
+            # A rank's own children keep its end of the pipe open for a while.
+            if rank.code is None and not rank.pipe.poll():
+                rank.code = rank.exit_code()
+
+    def _pass_on(self) -> None:
+        """Tell the ranks to stop, where this process was told."""
+        if self._stops.asked is not None and not self._passed_on:
+            self._passed_on = True
+            for rank in self._ranks:
+                rank.tell("stop", self._stops.asked)
+
+    def _error(self) -> BaseException:
+        """Why it ended, and what to do; one of those that are left saves what was done."""
+        told = [rank.told for rank in self._ranks if isinstance(rank.told, BaseException)]
+        dead = [number for number, rank in enumerate(self._ranks) if rank.code is not None and not rank.has_told]
+        # What PyTorch says may come of a rank that died; what Raglane and the system say does not.
+        own = [error for error in told if isinstance(error, (RaglaneError, OSError)) or not dead]
+        if own:
+            return own[0]
+        self._save()
+        got = f"rank {dead[0]}, {_words_for(self._ranks[dead[0]].code)}" if dead else "ranks that lost each other"
+        return lost(got, self._work.folder)
+
+    def _save(self) -> None:
+        """Let one that is left write what all of them had done."""
+        keeper = next((rank for rank in self._ranks if rank.has_told and rank.told is None and rank.code is None), None)
+        if keeper is None:
+            return
+        keeper.tell("save")
+        end = time.monotonic() + 10 * _GRACE
+        while keeper.code is None and time.monotonic() < end:
+            wait([keeper.pipe], _LOOK)
+            keeper.code = keeper.exit_code()
+
+
+def _words_for(code: int | None) -> str:
+    """How a process ended."""
+    if code is not None and code < 0:
+        try:
+            return f"killed by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"killed by signal {-code}"
+    return f"which ended with exit code {code}"

@@ -1,0 +1,157 @@
+"""Options from a file: what goes before what, what a run keeps of itself, and files with mistakes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import raglane as rl
+from commands import FAST, fails, tree, undrawn_pictures, write_steps
+from raglane.cli import main
+from raglane.models.configuration import key_of, run_config
+from raglane.models.sources import ColumnNames
+from raglane.training.options import options
+from raglane.training.settings import LAYERS, Settings
+
+__all__ = ["undrawn_pictures"]
+
+
+def _shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """What --show-config prints: the values, and where each comes from."""
+    capsys.readouterr()
+    assert main(["train", *arguments, "--show-config"]) == 0
+    printed = capsys.readouterr().out
+    lines = [line for line in printed.splitlines() if "  # " in line]
+    origins = {line.removeprefix("# ").replace(":", " ").split()[0]: line.rpartition("  # ")[2] for line in lines}
+    return tomllib.loads(printed), origins
+
+
+def test_an_option_goes_before_the_file_and_the_file_before_the_default(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "my.toml"
+    file.write_text(
+        'data = "a.csv"\ncell = "lstm"\nhidden = 12\nbidirectional = true\nlr = 1\nfeature_column = ["a"]\n'
+    )
+    config = ["--config", str(file)]
+    values, origins = _shown(capsys, *config, "--hidden", "8")
+    expected = {"data": "a.csv", "cell": "lstm", "hidden": 8, "layers": 1, "bidirectional": True, "lr": 1}
+    assert {name: values[name] for name in expected} == expected
+    assert values["feature-column"] == ["a"]
+    found = {name: origins[name] for name in ("data", "cell", "hidden", "layers", "steps", "feature-column", "task")}
+    assert found == {
+        **dict.fromkeys(("data", "cell", "feature-column"), "file"),
+        "hidden": "option",
+        **dict.fromkeys(("layers", "steps", "task"), "default"),
+    }
+    for arguments in ([*config, "--ignore", "bidirectional"], ["--ignore", "bidirectional", *config]):
+        values, origins = _shown(capsys, *arguments)
+        assert (values["bidirectional"], origins["bidirectional"], values["hidden"]) == (False, "default", 12)
+    file.write_text('batch-size = "auto"')
+    assert _shown(capsys, *config)[0]["batch-size"] == "auto"
+    # What is printed says the same again.
+    again = tmp_path / "again.toml"
+    assert main(["train", *config, "--seed", "3", "--show-config"]) == 0
+    again.write_text(capsys.readouterr().out)
+    assert _shown(capsys, "--config", str(again))[0] == _shown(capsys, *config, "--seed", "3")[0]
+
+
+def test_every_option_can_stand_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kinds: tuple[Any, ...] = (Settings, ColumnNames)
+    values, origins = _shown(capsys)
+    known = {key_of(kind, name) for kind in kinds for name in options(kind)}
+    others = {"data", "format", "validation", "test", "out", "overwrite", "quiet"}
+    assert set(origins) == known | others
+    file = tmp_path / "all.toml"
+    for name, value in values.items():
+        file.write_text(f"{name} = {json.dumps(value)}")
+        assert _shown(capsys, "--config", str(file))[1][name] == "file", name
+
+
+def test_a_run_holds_the_file_that_repeats_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_steps(tmp_path / 'odd "ü" \x7f.csv')
+    assert main(["train", 'odd "ü" \x7f.csv', "--out", "one", *FAST, "--cell", "rnn", "--label-column", "label"]) == 0
+    monkeypatch.chdir("/")
+    config = str(tmp_path / "one" / "run.toml")
+    assert main(["train", "--config", config, "--out", str(tmp_path / "two"), "-q"]) == 0
+    one, two = tree(tmp_path / "one"), tree(tmp_path / "two")
+    for name in ("best/weights.safetensors", "best/config.json", "run.json", "run.toml"):
+        assert one[name] == two[name], name
+
+
+def test_of_data_in_memory_the_file_says_that_it_must_be_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    rl.fit([[0.1, 0.9], [0.8, 0.2]], ["a", "b"], epochs=1, hidden=2, validation_fraction=0, out=out)
+    again = ["train", "--config", str(out / "run.toml"), "--out", str(tmp_path / "again")]
+    fails(again, capsys, "an empty path; name a file")
+    assert not (tmp_path / "again").exists()
+    data = str(write_steps(tmp_path / "steps.csv"))
+    assert main([*again, data, "-q"]) == 0
+    half_a_pair = {**json.loads((tmp_path / "again" / "run.json").read_text())["data"], "path": "a\udcff.csv"}
+    assert tomllib.loads(run_config(Settings(), half_a_pair).decode())["data"] == ""
+
+
+def test_a_mistake_in_a_file_is_one_line_that_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, out = tmp_path / "my.toml", tmp_path / "run"
+    for text, *pieces in (
+        ("hiden = 3", "the unknown option 'hiden'", "write hidden, perhaps"),
+        ('layer = "gru"', "write cell, perhaps"),
+        ("xyzzy = 1", "--help lists them"),
+        ('config = "a.toml"', "unknown option 'config'"),
+        ("[hidden]\na = 1", "hidden in", "a whole number"),
+        ("hidden = '8'", "hidden in", "my.toml: got '8'", "a whole number"),
+        ("hidden = true", "hidden in", "a whole number"),
+        ("hidden = 0", "hidden in", "got 0", "at least 1"),
+        ("batch-size = 'fast'", "batch-size in", "a whole number"),
+        ("bidirectional = 1", "bidirectional in", "true or false"),
+        ("feature-column = 'a'", "feature-column in", "a list"),
+        ("lr = nan", "lr in", "a number that 64 bits can hold"),
+        ("cell = 'foo'", "cell in", "one of lstm"),
+        ("test = ''", "an empty path"),
+        ("hidden = ", "my.toml: got Invalid value (at "),
+        ("a = 1\na = 2", "Cannot overwrite a value"),
+    ):
+        file.write_text(text)
+        fails(["train", "--config", str(file), "--out", str(out)], capsys, *pieces)
+    file.write_bytes(b"\xff\xfe")
+    fails(["train", "--config", str(file)], capsys, "my.toml: got", "a file of TOML")
+    file.write_text("#" * 1_000_001)
+    fails(["train", "--config", str(file)], capsys, "of 1,000,001 bytes")
+    for place in (tmp_path / "no.toml", tmp_path, Path("/dev/zero")):
+        fails(["train", "--config", str(place)], capsys, f"--config: got {place}")
+    fails(["train", "--ignore", "hiden"], capsys, "--ignore: got", "write hidden")
+    fails(["train", "--resume", "--out", str(out), "--show-config"], capsys, "leave one out")
+    assert not out.exists()
+
+
+def test_shells_complete_commands_options_and_choices() -> None:
+    ways: dict[str, tuple[str, dict[str, str]]] = {
+        "bash": ("raglane train --cell mi", {"COMP_CWORD": "3"}),
+        "zsh": ("raglane train --cell mi", {}),
+        "fish": ("raglane train --cell mi", {"_TYPER_COMPLETE_FISH_ACTION": "get-args"}),
+    }
+    for shell, (words, more) in ways.items():
+        name = "COMP_WORDS" if shell == "bash" else "_TYPER_COMPLETE_ARGS"
+        environment = {**os.environ, name: words, "_RAGLANE_COMPLETE": f"complete_{shell}", **more}
+        command = [sys.executable, "-c", "import sys; from raglane.cli import main; sys.exit(main([]))"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        words_of_it = re.split(r"[\s\"()]+", done.stdout)
+        assert {choice for choice in LAYERS if choice in words_of_it} == {"mingru", "minlstm"}, (shell, done.stdout)
+
+
+def test_the_classes_of_options_share_no_name() -> None:
+    names = [field.name for kind in (Settings, ColumnNames) for field in dataclasses.fields(kind)]
+    assert len(names) == len(set(names))

@@ -1,0 +1,221 @@
+"""Features beside the main column: read from every form, learned, and put beside the channels."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from raglane.data import Columns, Feature, Preprocessor, Records, read, records_from
+from raglane.data.records import offsets_of
+from raglane.errors import CheckpointError, DataError, RaglaneError
+
+pa = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+# Three sequences; what a reader is to find of them in whatever form.
+_ROWS: list[dict[str, Any]] = [
+    {"id": 1, "load": [0.5, 1.5], "day": ["mon", "tue"], "zone": [7, 7], "town": "Rome", "age": 3.0, "kind": "a"},
+    {"id": 2, "load": [2.5], "day": ["mon"], "zone": [9], "town": "Bonn", "age": None, "kind": "b"},
+    {"id": 3, "load": [3.5, 4.5], "day": ["sun", "mon"], "zone": [9, 7], "town": "Rome", "age": 5.0, "kind": "a"},
+]
+_COLUMNS = Columns(label="kind", features=("load", "day", "zone"), static=("town", "age"), categorical=("zone",))
+
+
+def _written(folder: Path, form: str) -> Any:
+    if form == "table":
+        return pd.DataFrame(_ROWS)
+    path = folder / f"data.{form}"
+    if form == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in _ROWS))
+    elif form == "parquet":
+        parquet.write_table(pa.Table.from_pylist(_ROWS), path)
+    else:
+        lines = [
+            f"{row['id']},{load},{day},{zone},{row['town']},{'' if row['age'] is None else row['age']},{row['kind']}"
+            for row in _ROWS
+            for load, day, zone in zip(row["load"], row["day"], row["zone"], strict=True)
+        ]
+        path.write_text("\n".join(["id,load,day,zone,town,age,kind", *lines]) + "\n")
+    return path
+
+
+def _found(records: Records) -> dict[str, Any]:
+    return {
+        "values": records.values.tolist(),
+        "lengths": records.lengths.tolist(),
+        "labels": records.labels,
+        "features": {
+            feature.name: (feature.kind, [None if entry != entry else entry for entry in feature.values.tolist()])
+            for feature in records.features
+        },
+    }
+
+
+def test_every_form_gives_the_same_features(tmp_path: Path) -> None:
+    wanted = {
+        "values": [[0.5], [1.5], [2.5], [3.5], [4.5]],
+        "lengths": [2, 1, 2],
+        "labels": ("a", "b", "a"),
+        "features": {
+            "day": ("categories per element", ["mon", "tue", "mon", "sun", "mon"]),
+            "zone": ("categories per element", ["7", "7", "9", "9", "7"]),
+            "town": ("categories per sequence", ["Rome", "Bonn", "Rome"]),
+            "age": ("numbers per sequence", [3.0, None, 5.0]),
+        },
+    }
+    for form in ("jsonl", "parquet", "csv", "table"):
+        data = _written(tmp_path, form)
+        records = records_from(data, columns=_COLUMNS) if form == "table" else read(data, _COLUMNS)
+        assert _found(records) == wanted, form
+        # Asked for what was found, another file is read in the same way.
+        if form != "table":
+            assert _found(read(data, records.columns)) == wanted, form
+        part = records.select([2, 1])
+        assert [feature.values.tolist() for feature in part.features[1:3]] == [["9", "7", "9"], ["Rome", "Bonn"]]
+
+
+def test_numbers_beside_numbers_are_channels_and_beside_tokens_features(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"a": [1, 2], "b": [[3, 4], [5, 6]], "w": ["x", "y"], "k": "u"}\n')
+    records = read(path, Columns(label="k", features=("a", "b")))
+    assert records.values.tolist() == [[1, 3, 4], [2, 5, 6]]
+    assert records.channels == ("a", "b0", "b1")
+    assert records.features == ()
+    records = read(path, Columns(label="k", sequence="w", features=("a",)))
+    assert records.values.tolist() == ["x", "y"]
+    assert [(feature.name, feature.kind, feature.values.tolist()) for feature in records.features] == [
+        ("a", "numbers per element", [1.0, 2.0])
+    ]
+
+
+def test_words_of_a_csv_file_are_guessed(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("id,x,day,y\n1,1,mon,a\n1,2,tue,a\n2,3,mon,b\n")
+    records = read(path, Columns(label="y"))
+    assert records.channels == ("x",)
+    assert [feature.name for feature in records.features] == ["day"]
+    assert records.columns.categorical == ("day",)
+    # Of several columns of words alone the first holds the tokens; whoever predicts sees no words.
+    path.write_text("id,w,day,y\n1,u,mon,a\n1,v,tue,a\n2,u,mon,b\n")
+    records = read(path, Columns(label="y"))
+    assert records.is_tokens
+    assert [feature.name for feature in records.features] == ["day"]
+    path.write_text("id,w,day\n1,5,6\n1,5,6\n")
+    again = read(path, records.columns.__class__(need_labels=False, features=("w", "day"), categorical=("w", "day")))
+    assert again.values.tolist() == ["5", "5"]
+    assert again.features[0].values.tolist() == ["6", "6"]
+
+
+def test_features_become_columns_of_the_inputs_by_hand() -> None:
+    features = (
+        Feature("town", np.array(["Rome", "Bonn", "Rome"], dtype=object), per_sequence=True),
+        Feature("age", np.array([2.0, np.nan, 6.0], np.float32), per_sequence=True),
+        Feature("day", np.array(["mon", "", "mon", "tue"], dtype=object)),
+    )
+    values = np.array([[1.0], [3.0], [5.0], [7.0]], np.float32)
+    records = Records(values, offsets_of([1, 1, 2]), labels=("a", "b", "a"), channels=("x",), features=features)
+    fitted = Preprocessor.fit(records, task="classify", missing="zero")
+    # The ages of sequences have mean 4 and deviation 2, each counted once.
+    assert [(encoder.name, encoder.vocabulary) for encoder in fitted.features] == [
+        ("town", ("<unk>", "Rome", "Bonn")),
+        ("age", None),
+        ("day", ("<unk>", "mon", "tue")),
+    ]
+    scale = 5**0.5
+    inputs = fitted.apply(records).values.numpy()
+    # x and whether it was missing, age and whether it was missing, then the places of town and day.
+    wanted = [
+        [-3 / scale, 0, -1, 0, 1, 1],
+        [-1 / scale, 0, 0, 1, 2, 0],
+        [1 / scale, 0, 1, 0, 1, 1],
+        [3 / scale, 0, 1, 0, 1, 2],
+    ]
+    np.testing.assert_allclose(inputs, wanted, rtol=1e-6)
+    assert (fitted.input_size, fitted.features_size, fitted.categories) == (6, 4, (3, 3))
+    assert Preprocessor.from_config(json.loads(json.dumps(fitted.to_config()))) == fitted
+    # A town that training has not seen is unknown.
+    other = Feature("town", np.array(["Oslo"] * 3, dtype=object), per_sequence=True)
+    moved = Records(values, offsets_of([1, 1, 2]), channels=("x",), features=(features[2], other, features[1]))
+    assert fitted.apply(moved, require_targets=False).values[:, 4].tolist() == [0, 0, 0, 0]
+
+
+def test_tokens_with_features_stand_last() -> None:
+    words = np.array(["u", "v", "u"], dtype=object)
+    feature = Feature("age", np.array([1.0, 3.0], np.float32), per_sequence=True)
+    records = Records(words, offsets_of([2, 1]), labels=("a", "b"), features=(feature,))
+    fitted = Preprocessor.fit(records, task="classify")
+    assert fitted.apply(records).values.tolist() == [[-1, 1], [-1, 2], [1, 1]]
+    assert (fitted.input_size, fitted.categories) == (2, (3,))
+    with pytest.raises(DataError, match="a language model reads its own tokens alone"):
+        Preprocessor.fit(Records(words, offsets_of([3]), features=(Feature("n", words),)), task="language")
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "words"),
+    [
+        ('{"x": [1, 2], "y": [1], "k": "a"}\n', {"features": ("x", "y")}, ["1 elements in row 0", "2 in 'x'"]),
+        ('{"x": [1], "y": 1, "k": "a"}\n', {"features": ("x", "y")}, ["column 'y'", "Columns(static=...)"]),
+        ('{"x": [1], "y": [1], "k": "a"}\n', {"sequence": "x", "static": ("y",)}, ["a number or a word"]),
+        ('{"x": [1], "k": "a"}\n', {"features": ("x",), "static": ("z",)}, ["no column 'z'", "Columns(static=...)"]),
+        ('{"x": [1], "k": "a"}\n', {"features": ("x",), "categorical": ("z",)}, ["no column 'z'"]),
+        ('{"x": [1], "k": "a"}\n', {"features": ("x",), "static": ("x",)}, ["one role"]),
+        ('{"x": [1], "k": "a"}\n', {"sequence": "x", "static": ("k",)}, ["one role"]),
+    ],
+)  # fmt: skip
+def test_features_that_are_refused(tmp_path: Path, text: str, columns: dict[str, Any], words: list[str]) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(text)
+    with pytest.raises(DataError) as caught:
+        read(path, Columns(label="k", **columns))
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_features_of_csv_that_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("id,x,town,y\n1,1,Rome,a\n1,2,Bonn,a\n2,3,Rome,b\n")
+    with pytest.raises(DataError, match=r"'Bonn' in data row 1 \(id 1\), column 'town'.*the same in all its rows"):
+        read(path, Columns(label="y", static=("town",)))
+
+
+def test_features_that_are_not_there_or_missing() -> None:
+    def records(*features: Feature) -> Records:
+        return Records(
+            np.ones((2, 1), np.float32), offsets_of([1, 1]), labels=("a", "b"), channels=("x",), features=features
+        )
+
+    town = Feature("town", np.array(["Rome", "Bonn"], dtype=object), per_sequence=True)
+    fitted = Preprocessor.fit(records(town), task="classify")
+    gap = Feature("town", np.array(["Rome", ""], dtype=object), per_sequence=True)
+    per_element = Feature("town", np.array(["Rome", "Bonn"], dtype=object))
+    for other, word in ((None, "no such feature"), (gap, "sequence 1"), (per_element, "categories per element")):
+        with pytest.raises(DataError, match=word):
+            fitted.apply(records(*(() if other is None else (other,))))
+    with pytest.raises(DataError, match="1 missing in the feature 'town'"):
+        Preprocessor.fit(records(gap), task="classify")
+    for values, word in ((np.zeros(3, np.float32), "3 values"), (np.zeros((2, 1), np.float32), "shape")):
+        with pytest.raises(DataError, match=word):
+            records(Feature("age", values, per_sequence=True))
+    with pytest.raises(DataError, match="two of this name"):
+        records(town, town)
+
+
+def test_what_is_stored_of_features_is_checked() -> None:
+    values = np.array(["Rome"], dtype=object)
+    records = Records(np.ones((1, 1), np.float32), offsets_of([1]), labels=("a",), channels=("x",),
+                      features=(Feature("town", values, per_sequence=True),))  # fmt: skip
+    good = Preprocessor.fit(records, task="classify").to_config()
+    [feature] = good["features"]
+    wrong: list[Any] = [
+        5, [5], [{}], [{**feature, "std": 0}], [{**feature, "mean": float("nan")}], [{**feature, "vocabulary": ["a"]}],
+        [{**feature, "vocabulary": ["<unk>", 5]}], [{**feature, "name": 5}], [{**feature, "per_sequence": 1}],
+    ]  # fmt: skip
+    for odd in wrong:
+        with pytest.raises(RaglaneError) as caught:
+            Preprocessor.from_config({**good, "features": odd})
+        assert isinstance(caught.value, CheckpointError), odd

@@ -1,0 +1,212 @@
+"""Random programs for the cpu kernels, and tensors to run them on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from program_interpreter import run_program
+from raglane.kernels.cpu.programs import run
+from raglane.programs.program import OPERATIONS, Block, Instruction, Kind, Operand, Program, Weight
+
+__all__ = ["Case", "draw", "draw_lengths", "tensors_for"]
+
+_WIDTHS = (1, 2, 5, 8, 16, 17, 33, 64, 70, 128)
+# What keeps numbers within reason, so that two interpreters stay together, and what does not.
+_TAME = (
+    "add",
+    "sub",
+    "mul",
+    "tanh",
+    "sigmoid",
+    "fma",
+    "neg",
+    "copy",
+    "relu",
+    "max",
+    "min",
+    "abs",
+    "where",
+    "lt",
+    "norm",
+)
+_ALL = tuple(name for name in OPERATIONS if name != "product")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program and what it is run on."""
+
+    program: Program
+    offsets: Tensor
+    ascending: bool
+    given: dict[str, list[Tensor]]
+
+    def run(self) -> list[Tensor]:
+        """Outputs and final states on the cpu kernels."""
+        given: dict[str, Any] = dict(self.given)
+        outputs, finals = run(self.program, offsets=self.offsets, ascending=self.ascending, **given)
+        return outputs + finals
+
+    def expected(self) -> list[Any]:
+        """The same by NumPy."""
+        given = {name: [part.resolve_neg().numpy() for part in parts] for name, parts in self.given.items()}
+        with np.errstate(all="ignore"):
+            outputs, finals = run_program(self.program, self.offsets.tolist(), ascending=self.ascending, **given)
+        return outputs + finals
+
+    def to(self, dtype: torch.dtype) -> Case:
+        """The same in another dtype."""
+        return replace(self, given={name: [part.to(dtype) for part in parts] for name, parts in self.given.items()})
+
+    def sequence(self, number: int) -> Case:
+        """One sequence of the batch by itself."""
+        begin, end = self.offsets[number : number + 2].tolist()
+        rows = {"elements": slice(begin, end), "sequences": slice(number, number + 1)}
+        rows["states"] = rows["sequences"]
+        given = {name: [part[rows.get(name, slice(None))] for part in parts] for name, parts in self.given.items()}
+        return replace(self, offsets=torch.tensor([0, end - begin]), given=given)
+
+
+def draw_lengths(chance: Random, most: int = 12) -> list[int]:
+    """Lengths of a batch, with empty and single ones among them."""
+    return [chance.choice([0, 1, 1, 2, 3, 5, most]) for _ in range(chance.choice([0, 1, 2, 7, 20]))]
+
+
+def tensors_for(program: Program, lengths: list[int], *, ascending: bool = True, scale: float = 1.0) -> Case:
+    """Random numbers for a program, in float64."""
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    count, batch = int(offsets[-1]), len(lengths)
+
+    def rows(kind: Kind, *size: int) -> list[Tensor]:
+        return [scale * torch.randn(*size, width, dtype=torch.float64) for width in program.given(kind)]
+
+    weights = [
+        torch.randn(each.groups, each.rows, each.depth, dtype=torch.float64) * 0.5 / each.depth**0.5
+        for each in program.weights
+    ]
+    given = {
+        "elements": rows("element", count),
+        "sequences": rows("sequence", batch),
+        "states": rows("state", batch),
+        "vectors": rows("vector"),
+        "weights": weights,
+    }
+    return Case(program, offsets, ascending, given)
+
+
+class _Drawing:
+    """A program while it is drawn: every block, and which columns of it may be read."""
+
+    def __init__(self, chance: Random, names: tuple[str, ...]) -> None:
+        self.chance, self.names = chance, names
+        self.blocks: list[Block] = []
+        self.readable: list[int] = []  # blocks
+        self.weights: list[Weight] = []
+        self.instructions: list[Instruction] = []
+        for kind, most in (("element", 3), ("sequence", 1), ("state", 3), ("vector", 2)):
+            for index in range(chance.randint(1 if kind == "element" else 0, most)):
+                self.readable.append(self.block(kind, chance.choice(_WIDTHS), index))  # type: ignore[arg-type]
+
+    def block(self, kind: Kind, width: int, index: int = 0) -> int:
+        self.blocks.append(Block(kind, width, index))
+        return len(self.blocks) - 1
+
+    def operand(self, width: int, *, whole: bool = False, avoid: int = -1) -> Operand:
+        """Columns that may be read, as many as are wanted; a spread one or a number where there are none."""
+        chance = self.chance
+        fits = [b for b in self.readable if self.blocks[b].width >= width and b != avoid]
+        if fits and (whole or chance.random() < 0.8):
+            block = chance.choice(fits)
+            return Operand(block, chance.choice([0, chance.randint(0, self.blocks[block].width - width)]))
+        others = [b for b in self.readable if b != avoid]
+        if others and chance.random() < 0.6:
+            block = chance.choice(others)
+            return Operand(block, chance.randint(0, self.blocks[block].width - 1), spread=True)
+        return Operand(-1, number=chance.choice([0.0, 1.0, -0.5, 1.5]))
+
+    def result(self, width: int, operands: tuple[Operand, ...] = ()) -> Operand:
+        """Columns of a new local, which may be wider; or the place of an operand."""
+        for place in operands:
+            if place.block >= 0 and self.blocks[place.block].kind == "local" and self.chance.random() < 0.3:
+                clash = any(
+                    other.block == place.block and (other.spread or other.start != place.start) for other in operands
+                )
+                if not place.spread and not clash:
+                    return place
+        wider = self.chance.choice([0, 0, 0, 3])
+        block = self.block("local", width + wider)
+        if not wider:
+            self.readable.append(block)
+        return Operand(block, self.chance.randint(0, wider))
+
+    def add(self, name: str, width: int) -> None:
+        chance = self.chance
+        results: tuple[Operand, ...]
+        segments = chance.choice([s for s in (1, 2, 3, 4) if width % s == 0])
+        if name == "gather":
+            from_ = self.operand(1, whole=True)
+            if from_.block < 0 or from_.spread:
+                return
+            rest = self.blocks[from_.block].width - from_.start
+            columns = tuple(chance.randrange(rest) for _ in range(width))
+            made = Instruction(name, (self.result(width),), (from_,), width, columns=columns)
+        elif name == "product":
+            groups, rows, depth = (
+                chance.choice([1, 1, 2, 3]),
+                chance.choice([1, 5, 16, 33, 70]),
+                chance.choice([1, 4, 17]),
+            )
+            self.weights.append(Weight(groups, rows, depth))
+            operands = self.operand(groups * rows), self.operand(groups * depth)
+            to = (self.result(groups * rows),)
+            made = Instruction(name, to, operands, groups * rows, weight=len(self.weights) - 1)
+        elif name in ("row_sum", "row_max", "norm", "norm_backward"):
+            sizes = (width, width, segments) if name == "norm_backward" else (width,)
+            operands_ = tuple(self.operand(size) for size in sizes)
+            results = (self.result(segments if name in ("row_sum", "row_max") else width),)
+            if name == "norm":
+                results = (*results, self.result(segments))
+            made = Instruction(name, results, operands_, width, segments, 0.1 if name == "norm" else 0.0)
+        else:
+            operands_ = tuple(self.operand(width) for _ in range(OPERATIONS[name]))
+            made = Instruction(name, (self.result(width, operands_),), operands_, width)
+        self.instructions.append(made)
+
+    def program(self) -> Program:
+        chance = self.chance
+        for _ in range(chance.randint(1, 14)):
+            name = "product" if chance.random() < 0.2 else chance.choice(self.names)
+            self.add(name, chance.choice(_WIDTHS))
+        outputs = []
+        for _ in range(chance.randint(0, 3)):
+            width = chance.choice(_WIDTHS)
+            outputs.append((self.operand(width), width))
+        states = [block for block in self.blocks if block.kind == "state"]
+        # Bounded, or it would grow from step to step.
+        next_states = []
+        for state in states:
+            if chance.random() < 0.3:
+                next_states.append(self.operand(state.width))
+                continue
+            to = Operand(self.block("local", state.width))
+            self.instructions.append(Instruction("tanh", (to,), (self.operand(state.width),), state.width))
+            next_states.append(to)
+        return Program(
+            tuple(self.blocks), tuple(self.weights), tuple(self.instructions), tuple(outputs), tuple(next_states)
+        )
+
+
+def draw(chance: Random, *, tame: bool = True) -> Program:
+    """A random program.
+
+    Args:
+        chance: where it comes from.
+        tame: whether all numbers stay small, so that rounding stays small too; else there is every operation.
+    """
+    return _Drawing(chance, _TAME if tame else _ALL).program()

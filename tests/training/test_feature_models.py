@@ -1,0 +1,143 @@
+"""Models of features beside the main column: their weights, what they learn, and what they forecast."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import raglane as rl
+from raglane.data import Feature, Preprocessor, Records
+from raglane.data.records import offsets_of
+from raglane.errors import DataError
+from raglane.ragged import Ragged
+from raglane.training.embedding import Mixed
+from raglane.training.model import ModelConfig, SequenceModel
+from raglane.training.settings import Settings
+from raglane.training.unknown import RareTokens
+
+_QUICK: dict[str, Any] = {"hidden": 8, "threads": 1, "validation_fraction": 0}
+
+
+def _records(count: int = 40, *, tokens: bool = False) -> Records:
+    """Sequences of noise, whose label follows from their town, and whose days say nothing."""
+    random = np.random.default_rng(0)
+    lengths = random.integers(1, 4, count)
+    total = int(lengths.sum())
+    values = random.normal(size=(total, 1)).astype(np.float32)
+    if tokens:
+        values = np.array(["u", "v"], dtype=object)[random.integers(0, 2, total)]
+    towns = np.array(["Rome", "Bonn", "Oslo"], dtype=object)[random.integers(0, 3, count)]
+    days = np.array(["mon", "tue"], dtype=object)[random.integers(0, 2, total)]
+    ages = random.normal(size=count).astype(np.float32)
+    return Records(
+        values,
+        offsets_of(lengths),
+        labels=tuple("south" if town == "Rome" else "north" for town in towns),
+        channels=() if tokens else ("x0",),
+        features=(
+            Feature("town", towns, per_sequence=True),
+            Feature("day", days),
+            Feature("age", ages, per_sequence=True),
+        ),
+    )
+
+
+def test_weights_are_counted_before_any_is_made() -> None:
+    for tokens in (False, True):
+        cases: list[dict[str, Any]] = [{}, {"layers": 2, "bidirectional": True, "pooling": "attention"}]
+        for more in cases:
+            preprocessor = Preprocessor.fit(_records(tokens=tokens), task="classify")
+            config = ModelConfig.of(Settings(hidden=5, embedding=3, **more), preprocessor)
+            weights = list(SequenceModel(config).parameters())
+            assert config.count() == (sum(weight.numel() for weight in weights), len(weights))
+            assert ModelConfig.from_config(config.to_config()) == config
+            config.check_fits(preprocessor)
+            # Four towns with the unknown one, three days: half as many numbers, at most three.
+            assert config.embeddings[:2] == [(4, 3), (3, 2)]
+            with pytest.raises(ValueError, match="categories"):
+                replace(config, categories=[*config.categories[:-1], 9]).check_fits(preprocessor)
+
+
+def test_a_mixed_embedding_by_hand() -> None:
+    mixed = Mixed(1, [(3, 2), (2, 1)])
+    tables: Any = mixed.tables
+    found = mixed(torch.tensor([[0.5, 2.0, 1.0], [0.25, 0.0, 0.0]]))
+    rows = [torch.tensor([0.5]), tables[0].weight[2], tables[1].weight[1]]
+    assert torch.equal(found[0], torch.cat(rows))
+    assert torch.equal(found[1, 1:3], tables[0].weight[0])
+
+
+@pytest.mark.parametrize("tokens", [False, True])
+def test_what_follows_from_a_feature_alone_is_learned(tmp_path: Path, tokens: bool) -> None:
+    data = _records(tokens=tokens)
+    run = rl.fit(data, epochs=12, lr=0.05, out=tmp_path / "run", **_QUICK)
+    assert run.evaluate(data)["accuracy"] == 1
+    again = rl.load(tmp_path / "run")
+    answers = again.predict(data)
+    assert answers["prediction"] == list(data.labels or ())
+    # One sequence by itself has the same bits as in company.
+    alone = [again.predict(data.select([row]))["probability"][0] for row in range(5)]
+    assert alone == answers["probability"][:5]
+    with pytest.raises(DataError, match=r"'town'.*no such feature"):
+        again.predict(replace(data, features=()))
+
+
+def test_categories_that_occur_once_are_read_as_unknown() -> None:
+    towns = np.array(["Rome", "Rome", "Oslo"], dtype=object)
+    values = np.ones((3, 1), np.float32)
+    feature = Feature("town", towns, per_sequence=True)
+    data = Records(values, offsets_of([1, 1, 1]), labels=("a", "b", "a"), channels=("x0",), features=(feature,))
+    settings = Settings(unknown_rate=1.0)
+    preprocessor = Preprocessor.fit(data, task="classify")
+    dataset = preprocessor.apply(data)
+    rare = RareTokens.of(dataset, ModelConfig.of(settings, preprocessor), settings)
+    assert rare is not None
+    assert rare.rare[0].tolist() == [False, False, True]
+    hidden = rare._hidden_columns(dataset.values)
+    assert hidden[:, 1].tolist() == [1, 1, 0]
+    assert torch.equal(hidden[:, 0], dataset.values[:, 0])
+
+
+def test_a_forecast_keeps_what_a_sequence_has() -> None:
+    """Several steps ahead are those of one step each, on sequences that the forecasts were put behind."""
+    data = replace(_records(), labels=None)
+    data = replace(data, features=tuple(feature for feature in data.features if feature.per_sequence))
+    run = rl.fit(data, task="forecast", epochs=2, missing="zero", **_QUICK)
+    ahead = np.array(run.predict(data, horizon=3)["prediction"])
+    known, found = data, []
+    for _ in range(3):
+        step = np.array(run.predict(known)["prediction"])[:, 0]
+        found.append(step)
+        parts = [
+            np.concatenate([known.values[start:end], step[row : row + 1].astype(np.float32)])
+            for row, (start, end) in enumerate(zip(known.offsets[:-1], known.offsets[1:], strict=True))
+        ]
+        known = replace(known, values=np.concatenate(parts), offsets=offsets_of([len(part) for part in parts]))
+    np.testing.assert_allclose(ahead, np.stack(found, axis=1), rtol=1e-4, atol=1e-5)
+    assert run.evaluate(data, horizon=1)["MAE"] > 0
+
+
+def test_features_of_elements_are_not_known_ahead() -> None:
+    data = replace(_records(), labels=None)
+    run = rl.fit(data, task="forecast", epochs=1, **_QUICK)
+    assert len(run.predict(data)) == 40
+    with pytest.raises(DataError, match="horizon: got 2, and the features 'day'"):
+        run.predict(data, horizon=2)
+
+
+def test_a_dropped_category_is_dropped_everywhere() -> None:
+    torch.manual_seed(0)
+    preprocessor = Preprocessor.fit(_records(), task="classify")
+    model = SequenceModel(ModelConfig.of(Settings(embedding_dropout=0.9), preprocessor)).train()
+    columns = preprocessor.apply(_records()).values
+    embedded = model.encoder.embed(Ragged.from_flat(columns, lengths=torch.tensor([len(columns)]))).values
+    towns = embedded[:, 2:5]
+    dropped = (towns == 0).all(1)
+    assert dropped.any()
+    for town in columns[dropped, 2].unique():
+        assert dropped[columns[:, 2] == town].all()

@@ -1,0 +1,171 @@
+"""Several processes train what one does: gradients, weights, sums, stops and deaths."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from raglane.data.records import Records, offsets_of
+from raglane.errors import LostRankError
+from raglane.training.checkpoint import read_tensors
+from raglane.training.ranks import launch as launching
+from raglane.training.run import train
+from raglane.training.settings import Settings
+from raglane.training.state import Totals, TrainingState
+from ranks import fork_ranks, gradients
+
+_QUICK = Settings(epochs=2, hidden=5, batch_size=12, lr=0.05, threads=1, clip=0.1, seed=3)
+
+
+@pytest.fixture(autouse=True)
+def _ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    fork_ranks(monkeypatch)
+
+
+def _records(count: int = 40) -> Records:
+    random = np.random.default_rng(5)
+    lengths = random.integers(0, 9, count)
+    values = random.normal(size=(int(lengths.sum()), 3)).astype(np.float32)
+    offsets = offsets_of(lengths)
+    sums = [values[start:end, 0].sum() for start, end in pairwise(offsets)]
+    labels = tuple("up" if total > 0 else "down" for total in sums)
+    return Records(values, offsets, labels=labels, channels=("x", "y", "z"))
+
+
+def _trained(folder: Path, settings: Settings, **more: Any) -> dict[str, torch.Tensor]:
+    train(settings, _records(), _records(9), folder, **more)
+    return read_tensors(folder / "last" / "weights.safetensors")
+
+
+def _numbers(folder: Path) -> dict[str, Any]:
+    """The state of a run, without the seconds that it took."""
+    found: dict[str, Any] = json.loads((folder / "last" / "training.json").read_text())["state"]
+    for row in found["history"]:
+        del row["seconds"], row["elements_per_second"]
+    return found
+
+
+def _largest(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+def test_weights_and_sums_are_those_of_one_process(tmp_path: Path) -> None:
+    for name, settings in (("plain", _QUICK), ("accumulated", replace(_QUICK, accumulate=3, batch_size=4))):
+        alone = _trained(tmp_path / name, settings)
+        for ranks in (2, 3):
+            folder = tmp_path / f"{name}-{ranks}"
+            shared = _trained(folder, replace(settings, ranks=ranks))
+            assert 0 < _largest(alone, shared) < 1e-5, (name, ranks)
+            mine, theirs = _numbers(tmp_path / name), _numbers(folder)
+            assert mine["order"] == theirs["order"]
+            for one, other in zip(mine["history"], theirs["history"], strict=True):
+                assert one == pytest.approx(other, rel=1e-5)
+
+
+def test_a_gradient_is_that_of_one_process() -> None:
+    once = Settings("tag", epochs=1, optimizer="sgd", lr=1.0, clip=0.0, threads=1, batch_size=12)
+    several = replace(once, batch_size=6, accumulate=2)
+    kinds = [
+        (replace(chosen, layer=layer), dtype)
+        for chosen, layer in ((once, "gru"), (once, "sru"), (several, "gru"), (replace(several, accumulate=3), "lstm"))
+        for dtype in (torch.float32, torch.float64)
+    ]
+    alone = gradients(kinds, 1)[0]
+    for ranks in (2, 3):
+        found = gradients(kinds, ranks)
+        for place, (_, dtype) in enumerate(kinds):
+            error = float((found[0][place] - alone[place]).norm() / alone[place].norm())
+            assert error < (1e-6 if dtype == torch.float32 else 1e-12), (ranks, kinds[place], error)
+            assert all(torch.equal(others[place], found[0][place]) for others in found), (ranks, kinds[place])
+
+
+class _Watcher:
+    """Calls something when a batch is told, and keeps the rows."""
+
+    def __init__(self, act: Any = None) -> None:
+        self.act = act
+        self.rows: list[dict[str, float]] = []
+
+    def started(self, state: TrainingState, epochs: int, batches: int) -> None:
+        """The loop starts."""
+
+    def batch_done(self, epoch: int, batch: int, totals: Totals) -> None:  # noqa: ARG002
+        """A batch is done."""
+        if self.act is not None:
+            self.act, act = None, self.act
+            act()
+
+    def epoch_done(self, row: dict[str, float], is_best: bool) -> None:  # noqa: ARG002
+        """An epoch is done."""
+        self.rows.append(row)
+
+
+_LONG = replace(_QUICK, ranks=2, dropout=0.3, epochs=3, batch_size=4)
+
+
+def _whole(folder: Path) -> dict[str, Any]:
+    """All that a run holds, without the seconds."""
+    return {
+        **{name: (folder / name / "weights.safetensors").read_bytes() for name in ("best", "last")},
+        "optimizer": (folder / "last" / "training.safetensors").read_bytes(),
+        "numbers": _numbers(folder),
+    }
+
+
+def test_a_stop_is_agreed_upon_and_the_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    _trained(tmp_path / "whole", _LONG)
+    asked = threading.Event()
+
+    def stop() -> None:
+        asked.set()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    result = train(_LONG, _records(), _records(9), tmp_path / "stopped", watcher=_Watcher(stop))
+    assert asked.is_set()
+    assert result.stopped_by == signal.SIGINT
+    assert (result.state.epoch, result.state.batch) != (0, 0)
+    watcher = _Watcher()
+    train(_LONG, _records(), _records(9), tmp_path / "stopped", resume=True, watcher=watcher)
+    assert len(watcher.rows) == 3 - result.state.epoch
+    assert _whole(tmp_path / "stopped") == _whole(tmp_path / "whole")
+
+
+def test_a_rank_that_dies_ends_the_run_in_one_line_and_it_goes_on_with_any_number(tmp_path: Path) -> None:
+    _trained(tmp_path / "whole", _LONG)
+    for number in (0, 1):
+        folder = tmp_path / f"died-{number}"
+        started: list[int] = []
+        start = launching.start_process
+
+        def kill(number: int = number, started: list[int] = started) -> None:
+            os.kill(started[number], signal.SIGKILL)
+
+        with pytest.MonkeyPatch.context() as patch:
+
+            def watched(pipe: Any, started: list[int] = started, start: Any = start) -> Any:
+                process, code = start(pipe)
+                started.append(process.pid)
+                return process, code
+
+            patch.setattr(launching, "start_process", watched)
+            with pytest.raises(LostRankError, match=f"rank {number}, killed by SIGKILL") as found:
+                train(_LONG, _records(), _records(9), folder, watcher=_Watcher(kill))
+        state = _numbers(folder)
+        assert "resume=True" in str(found.value)
+        assert (state["epoch"], state["batch"]) != (0, 0)
+        if number == 0:
+            alone = replace(_LONG, ranks=1)
+            assert train(alone, _records(), _records(9), folder, resume=True).state.epoch == 3
+            continue
+        train(_LONG, _records(), _records(9), folder, resume=True)
+        assert _whole(folder) == _whole(tmp_path / "whole")
