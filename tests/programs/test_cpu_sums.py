@@ -1,4 +1,4 @@
-"""Sums over the elements on the cpu kernels: gradients of parameters."""
+"""Products and sums of all elements on the cpu kernels: what stands beside a loop of programs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cpu_networks import LIBRARY, POISON, Use
 from raglane.errors import RaglaneError
+from raglane.kernels.cpu.products import times
 from raglane.kernels.cpu.sums import outer_products
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 1e-2}
@@ -75,3 +76,24 @@ def test_what_does_not_fit() -> None:
     for left, right, groups, words in wrong:
         with pytest.raises(RaglaneError, match=words):
             outer_products(left, right, groups=groups)
+
+
+def test_products_of_rows_by_themselves() -> None:
+    for groups, width, depth in ((1, 70, 17), (3, 5, 16), (1, 1, 1)):
+        rows, weight, start = (
+            torch.randn(300, groups * depth),
+            torch.randn(groups, width, depth),
+            torch.randn(groups * width),
+        )
+        wanted = torch.einsum("ngk,gwk->ngw", rows.double().unflatten(1, (groups, -1)), weight.double()).flatten(1)
+        for given in (weight, weight.mT.contiguous().mT):
+            torch.testing.assert_close(times(rows, given).double(), wanted, rtol=1e-5, atol=1e-5)
+            together = times(rows, given, start)
+            torch.testing.assert_close(together.double(), wanted + start, rtol=1e-5, atol=1e-5)
+            for number in (0, 7, 299):
+                assert torch.equal(times(rows[number : number + 1], given, start), together[number : number + 1])
+    assert times(torch.zeros(0, 2), torch.ones(1, 3, 2)).shape == (0, 3)
+    with pytest.raises(RaglaneError, match="weight: got shape"):
+        times(torch.zeros(2, 2), torch.zeros(3, 2))
+    with pytest.raises(RaglaneError, match=r"elements\[0\]: got shape"):
+        times(torch.zeros(2, 3), torch.zeros(1, 3, 2))
