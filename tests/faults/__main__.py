@@ -19,6 +19,7 @@ from faults import (
     batches,
     commands,
     datasets,
+    exports,
     inspection,
     kernels,
     layers,
@@ -44,6 +45,7 @@ FAULTS: dict[str, Fault] = {
     **pictures.FAULTS,
     **planning.FAULTS,
     **order.FAULTS,
+    **exports.FAULTS,
     **programs.FAULTS,
     **tasks.FAULTS,
 }
