@@ -15,6 +15,7 @@ __all__ = [
     "ALWAYS_PER_ELEMENT",
     "CLASS_WEIGHTS",
     "DEVICES",
+    "ENGINES",
     "FORWARDS",
     "INITIAL_STATES",
     "LAYERS",
@@ -56,6 +57,7 @@ MISSING = ("error", "zero", "forward")
 # The words of raglane.data.Limit, which is not imported here either.
 TOO_LONG = ("refuse", "drop", "split", "alone")
 DEVICES = ("auto", "cpu", "cuda")
+ENGINES = ("processes", "ray")
 
 # Anything beyond is a typing mistake, and PyTorch's sizes end at 2**63 - 1.
 _LARGEST = 2**31 - 1
@@ -321,6 +323,12 @@ class Settings(ModelSettings):
     )
     device: str = option("auto", "Where to run; auto takes a GPU.", RUN, choices=DEVICES)
     ranks: int = option(1, "Processes that share each batch, on this machine; torchrun starts more.", RUN, *_COUNT)
+    engine: str = option(
+        "processes",
+        "Who starts the ranks; ray: a Ray cluster, that of RAY_ADDRESS or of this machine.",
+        RUN,
+        choices=ENGINES,
+    )
     threads: int | None = option(None, "Threads of the CPU, for each rank.", RUN, *_COUNT, unset="PyTorch's choice")
     workers: int = option(
         0,
