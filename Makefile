@@ -25,7 +25,7 @@ help:
 	@echo "make faults  put mistakes into a copy of the source and see that tests notice each; KERNELS=1 builds those in C++"
 	@echo "make sanitize  the CPU kernels under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer"
 	@echo "make emulate   the CPU kernels for AMX and AVX512-BF16, on any processor with AVX-512"
-	@echo "make ulps    every float through the kernels' exp, tanh and sigmoid, on every instruction set here"
+	@echo "make ulps    every float through the kernels' exp, tanh, log and so on, on every instruction set here"
 	@echo "make format  rewrite the files as the formatter wants them"
 	@echo "make bench   time the layers against PyTorch's, and other engines' where they are installed"
 	@echo "make device  what a GPU or many processors can show, in 9 minutes; installs nothing"
@@ -90,9 +90,11 @@ sanitize: $(READY)
 	done
 	$(BIN)/cmake --build $(SANITIZED) --target raglane
 	$(BIN)/cmake --install $(SANITIZED) --prefix $(SANITIZED)/installed
-	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+	for attack in memory programs; do \
+		LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 		ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0 OMP_NUM_THREADS=2 PYTHONPATH=tests \
-		$(BIN)/python -m attacks.memory $(ROUNDS) $(SEED) $(SANITIZED)/installed/raglane/native
+		$(BIN)/python -m attacks.$$attack $(ROUNDS) $(SEED) $(SANITIZED)/installed/raglane/native || exit 1; \
+	done
 
 emulate: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt cmake ninja

@@ -29,11 +29,15 @@ template <class A> class ProgramScan {
     int64_t width;
     int64_t place;  // in_tensor: which tensor; else columns before it
   };
-  // Instructions [begin, end), and then a product, where there is one.
+  // Instructions [begin, end), and then a product, where there is one. While they run, the rows of elements that they
+  // will read in the next step are fetched.
   struct Phase {
-    int64_t begin, end;
+    int64_t begin, end, first_fetch, end_fetch;
     bool multiplies;
     LaneProduct<A> product;
+  };
+  struct Fetch {
+    int64_t slot, next, bytes;  // `next`: from a lane's row to that of the next step
   };
 
  public:
@@ -46,7 +50,7 @@ template <class A> class ProgramScan {
     int64_t numbers = 6 * code_.instructions + code_.outputs + code_.states;
     int64_t most_slots = 2 * code_.blocks + code_.outputs + code_.states + numbers;
     if (!slots_.reserve(most_slots, false) || !operations_.reserve(operation_, false) ||
-        !phases_.reserve(code_.instructions + 1, false) || !weights_.reserve(code_.weights, false) ||
+        !phases_.reserve(code_.instructions + 1, false) || !fetches_.reserve(3 * operation_, false) || !weights_.reserve(code_.weights, false) ||
         !numbers_.reserve(numbers, false) || !barrier_.reserve(1, false))
       return false;
     barrier_.get()[0] = Barrier{};
@@ -82,12 +86,13 @@ template <class A> class ProgramScan {
   const raglane_program& p_;
   const Code& code_;
   int64_t operation_;  // most of them; then how many there are
-  int64_t slot_count_ = 0, phase_count_ = 0, number_count_ = 0;
+  int64_t slot_count_ = 0, phase_count_ = 0, fetch_count_ = 0, number_count_ = 0;
   int64_t lane_size_ = 0, kept_size_ = 0, block_size_ = 0, call_size_ = 0, thread_size_ = 0;
   int capacity_ = 1;
   Scratch<Slot> slots_;
   Scratch<Operation<A>> operations_;
   Scratch<Phase> phases_;
+  Scratch<Fetch> fetches_;
   Scratch<PackedWeight<A>> weights_;
   Scratch<A> numbers_, packed_, shared_, scratch_;
   Scratch<A*> tables_;
@@ -143,13 +148,14 @@ template <class A> class ProgramScan {
     if (place.block < 0) return {add_number(place.number) * most_lanes, 0, 0};
     return {place.block * most_lanes, place.start, place.spread ? 0 : 1};
   }
+  static constexpr At nowhere = {-1, 0, 0};
   static At all_of(int64_t slot) { return {slot * most_lanes, 0, 1}; }
   // Whether whole vectors may be read that begin within the columns of a place.
   bool is_padded(const At& at) const { return at.step == 0 || slots_.get()[at.slot / most_lanes].home != in_tensor; }
 
   Operation<A>& add(Run<A> run, At to, At from, int64_t columns) {
     Operation<A>& operation = operations_.get()[operation_++];
-    operation = {run, {to, {}}, {from, {}, {}}, columns, 1, 0, nullptr};
+    operation = {run, {to, nowhere}, {from, nowhere, nowhere}, columns, 1, 0, nullptr};
     return operation;
   }
 
@@ -186,6 +192,21 @@ template <class A> class ProgramScan {
     finish_step(copies);
     phase->multiplies = false, phase->end = operation_;
     phase_count_ = phase - phases_.get() + 1;
+    for (int64_t p = 0; p < phase_count_; p++) fetch_for(phases_.get()[p]);
+  }
+
+  void fetch_for(Phase& phase) {
+    phase.first_fetch = fetch_count_;
+    for (int64_t i = phase.begin; i < phase.end; i++)
+      for (const At& at : operations_.get()[i].from) {
+        if (at.slot < 0 || next_row(at.slot / most_lanes) == 0) continue;
+        bool known = false;
+        for (int64_t f = phase.first_fetch; f < fetch_count_; f++) known |= fetches_.get()[f].slot == at.slot;
+        const Slot& slot = slots_.get()[at.slot / most_lanes];
+        int64_t bytes = slot.width * (is_narrow(p_.tensors[slot.place]) ? 2 : (int64_t)sizeof(A));
+        if (!known) fetches_.get()[fetch_count_++] = {at.slot, next_row(at.slot / most_lanes), bytes};
+      }
+    phase.end_fetch = fetch_count_;
   }
 
   // Whether an operand is one column of an operation that wants them all.
@@ -197,7 +218,8 @@ template <class A> class ProgramScan {
 
   void translate(const CodeInstruction& i, int64_t& spreads) {
     OperationFacts facts = facts_of_operation(i.operation);
-    Operation<A> operation = {run_of<A>(i.operation), {}, {}, i.width, i.segments, (A)i.epsilon, i.columns};
+    Operation<A> operation = {run_of<A>(i.operation), {nowhere, nowhere}, {nowhere, nowhere, nowhere}, i.width,
+                              i.segments,             (A)i.epsilon,       i.columns};
     // Whole vectors, where what lies beyond the columns is padding.
     bool whole = facts.each;
     for (int r = 0; r < facts.results; r++) {
@@ -219,7 +241,7 @@ template <class A> class ProgramScan {
   LaneProduct<A> product_of(const CodeInstruction& i) {
     At to = at(i.results[0]), start = at(i.operands[0]), from = at(i.operands[1]);
     bool ends = i.results[0].start + i.width == code_.block[i.results[0].block].width;
-    return {to, start, from, weights_.get() + i.weight, ends, is_padded(start)};
+    return {to, start, from, weights_.get() + i.weight, ends, is_padded(start), start.step ? next_row(start.slot / most_lanes) : 0};
   }
 
   // Whether the next value of a state is what another state is now, or its own in other columns.
@@ -234,6 +256,15 @@ template <class A> class ProgramScan {
     const CodeBlock& block = code_.block[next.place.block];
     return block.kind == RAGLANE_STATE && block.index == state && (!next.place.spread || block.width == 1) &&
            next.place.start == 0;
+  }
+
+  // Of a slot that is in a tensor, the bytes from a lane's row to that of the next step; else 0.
+  int64_t next_row(int64_t slot) const {
+    if (slots_.get()[slot].home != in_tensor) return 0;
+    return p_.ascending ? row_bytes(slots_.get()[slot].place) : -row_bytes(slots_.get()[slot].place);
+  }
+  int64_t row_bytes(int64_t tensor) const {
+    return p_.tensors[tensor].strides[0] * (is_narrow(p_.tensors[tensor]) ? 2 : (int64_t)sizeof(A));
   }
 
   // What the end of a step copies.
@@ -302,7 +333,7 @@ template <class A> class ProgramScan {
       const Slot& slot = slots_.get()[s];
       if (slot.home != in_tensor) continue;
       const raglane_tensor& tensor = p_.tensors[slot.place];
-      const int64_t bytes = tensor.strides[0] * (is_narrow(tensor) ? 2 : (int64_t)sizeof(A));
+      const int64_t bytes = row_bytes(slot.place);
       A** rows = rows_of(table, s);
       for (int lane = 0; lane < lanes.active; lane++)
         rows[lane] = (A*)((unsigned char*)tensor.data + lanes.element[lane] * bytes);
@@ -345,6 +376,12 @@ template <class A> class ProgramScan {
   void run(const Phase& phase, A* const* table, int active, bool backwards) {
     for (int first = 0; phase.end > phase.begin && first < active; first += program_rows) {
       int count = active - first < program_rows ? active - first : program_rows;
+      for (int64_t f = phase.first_fetch; f < phase.end_fetch; f++) {
+        const Fetch& fetch = fetches_.get()[f];
+        for (int lane = first; lane < first + count; lane++)
+          for (int64_t byte = 0; byte < fetch.bytes; byte += 64)
+            __builtin_prefetch((const unsigned char*)table[fetch.slot + lane] + fetch.next + byte);
+      }
       for (int64_t i = phase.begin; i < phase.end; i++) {
         const Operation<A>& operation = operations_.get()[i];
         operation.run(operation, table, first, count);

@@ -50,6 +50,7 @@ template <class A> struct LaneProduct {
   const PackedWeight<A>* weight;
   bool to_whole;     // whether the last group's last vectors may be stored whole
   bool start_whole;  // whether vectors of the start may be loaded beyond a group
+  int64_t next;      // where the start is an element's: bytes to the row of the next step; else 0
 };
 
 // The products of lanes [0, active). Back and forth over the panels: what was read last is still in the cache when it is
@@ -77,6 +78,9 @@ void multiply_lanes(const LaneProduct<A>& product, A* const* rows, int active, b
       for (int r = 0; r < size; r++) {
         from[r] = row_of(product.from, rows, first + r) + depth_begin;
         start[r] = row_of(product.start, rows, first + r);
+        if (product.next != 0)
+          for (int v = 0; v < vectors; v++)
+            __builtin_prefetch((const unsigned char*)(start[r] + column + v * width) + product.next);
         to[r] = direct ? row_of(product.to, rows, first + r) + column : memory[r];
         if (product.start.step == 0) {
           store(memory[r], splat_at(start[r]));

@@ -10,7 +10,7 @@ from scripts import Script
 
 ROOT = Path(__file__).parents[1]
 # What is imported under another name than it is installed.
-DISTRIBUTIONS = {"sklearn": "scikit-learn", "vl_convert": "vl-convert-python"}
+DISTRIBUTIONS = {"onnx_ir": "onnx-ir", "sklearn": "scikit-learn", "vl_convert": "vl-convert-python"}
 
 EXTRAS = ["pyarrow", "pandas", "typer", "rich", "lightning", "safetensors", "matplotlib", "sktime", "torch._dynamo"]
 

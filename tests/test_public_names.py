@@ -19,6 +19,7 @@ def test_package() -> None:
         "data",
         "errors",
         "explain",
+        "export",
         "fit",
         "freeze",
         "load",
@@ -36,8 +37,8 @@ def test_package() -> None:
 
 def test_layers() -> None:
     assert set(rl.nn.__all__) == set(
-        """AttentionPooling CRF CoupledLSTM GRU IndRNN LSTM LayerNormGRU LayerNormLSTM MinGRU MinLSTM PeepholeLSTM
-        Pooling QRNN RNN Recurrent SRU SequenceEncoder carry init losses""".split()
+        """AttentionPooling CRF CfC CoupledLSTM GRU GRUD IndRNN LSTM LayerNormGRU LayerNormLSTM MinGRU MinLSTM
+        PeepholeLSTM Pooling QRNN RNN Recurrent SLSTM SRU SequenceEncoder carry init losses""".split()
     )
 
 
@@ -68,6 +69,10 @@ def test_pictures() -> None:
     assert set(rl.plot.__all__) == set(
         """Picture attention gates histogram lanes norms packed padded roofline schedules theme times waste""".split()
     )
+
+
+def test_export() -> None:
+    assert set(rl.export.__all__) == {"Exported", "Verified", "onnx"}
 
 
 def test_ragged() -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import raglane.forks  # noqa: F401 (watches for forks from here on)
 
 if TYPE_CHECKING:
-    from raglane import data, errors, nn, packing, plot, sklearn
+    from raglane import data, errors, export, nn, packing, plot, sklearn
     from raglane.costs import Cost, cost
     from raglane.data.collate import collate
     from raglane.kernels.dispatch import using
@@ -48,6 +48,7 @@ __all__ = [
     "data",
     "errors",
     "explain",
+    "export",
     "fit",
     "freeze",
     "load",
@@ -79,7 +80,7 @@ _HOMES = {
     "restore": "nn.recurrent.accelerate",
     "using": "kernels.dispatch",
 }
-_ROOMS = ("data", "errors", "nn", "packing", "plot", "sklearn")
+_ROOMS = ("data", "errors", "export", "nn", "packing", "plot", "sklearn")
 
 
 def __getattr__(name: str) -> Any:

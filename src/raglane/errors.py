@@ -7,6 +7,7 @@ The tree::
     │   ├── ShapeError (also RuntimeError)       shapes, lengths or dtypes do not fit together
     │   │   └── DimensionError (also IndexError) too few dimensions, or one of the wrong size
     │   ├── DispatchError                        no such (schedule, backend) pair, or it cannot run this
+    │   ├── ExportError                          a model that cannot be exported
     │   └── DataError                            a file, column or record that cannot be used
     │       └── CheckpointError                  a saved model that cannot be read
     ├── ArgumentTypeError (also TypeError)       an argument of the wrong kind
@@ -43,6 +44,7 @@ __all__ = [
     "DimensionError",
     "DispatchError",
     "DivergedError",
+    "ExportError",
     "KindError",
     "LostRankError",
     "MissingExtraError",
@@ -163,6 +165,10 @@ class DimensionError(ShapeError, IndexError):
 
 class DispatchError(ArgumentError):
     """No such pair of schedule and backend, or the pair cannot run this layer."""
+
+
+class ExportError(ArgumentError):
+    """A model that cannot be exported: the layer, and the reason."""
 
 
 class DataError(ArgumentError):

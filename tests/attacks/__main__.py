@@ -16,7 +16,16 @@ from pathlib import Path
 HERE = Path(__file__).parent.parent
 COMMAND = [sys.executable, "-W", "ignore", "-m"]
 # Rounds that take some ten seconds.
-ROUNDS = {"numbers": 60, "memory": 250, "malformed_files": 1000, "kill_points": 6, "conversions": 12, "commands": 40}
+ROUNDS = {
+    "numbers": 60,
+    "memory": 250,
+    "programs": 600,
+    "malformed_files": 1000,
+    "kill_points": 6,
+    "conversions": 12,
+    "commands": 40,
+    "cells": 150,
+}
 _LONGEST = 900
 
 

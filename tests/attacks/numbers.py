@@ -48,6 +48,8 @@ LAYERS: dict[str, Callable[..., Any]] = {
     "layernorm gru": rl.nn.LayerNormGRU,
     "peephole lstm": rl.nn.PeepholeLSTM,
     "coupled lstm": rl.nn.CoupledLSTM,
+    "slstm": rl.nn.SLSTM,
+    "cfc": rl.nn.CfC,
 }
 
 # As shares of the largest number: differences below these are not looked into.
@@ -86,7 +88,12 @@ class Round:
         self.promises_bits = has_cell(self.layer.cell.name)
         rows = self.layer.num_layers * (2 if self.layer.bidirectional else 1), len(lengths)
         given = chance.random() < 0.5
-        self.state = tuple(torch.randn(*rows, n).to(self.dtype) for n in self.layer.state_sizes) if given else ()
+        state = [torch.randn(*rows, n) for n in self.layer.state_sizes] if given else []
+        self.state = tuple(
+            # What an sLSTM divides by is above 0.
+            (part.abs() + 0.5 if name == "n" else part).to(self.dtype)
+            for name, part in zip(self.layer.cell.states, state, strict=False)
+        )
         self.return_states = chance.random() < 0.2
 
     def moved(self) -> Round:

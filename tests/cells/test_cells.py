@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cell_requests import random_weights
+from cell_requests import possible, random_weights
 from looped import looped
 from naive_cells import NAIVE_STEPS, naive_step
 from raglane import cells
@@ -40,7 +40,8 @@ def _randn(*shape: int, device: torch.device) -> Tensor:
 
 
 def _state(cell: CellSpec, device: torch.device, rows: int = R) -> tuple[Tensor, ...]:
-    return tuple(_randn(rows, size, device=device) for size in cell.state_sizes(H))
+    parts = possible(cell, [_randn(rows, size, device=device).detach() for size in cell.state_sizes(H)])
+    return tuple(part.requires_grad_() for part in parts)
 
 
 def _given(weights: Any) -> list[Tensor]:
@@ -199,10 +200,11 @@ def test_sizes_and_names(name: str, bias: bool) -> None:
     assert cell.states[0] == "h"
     assert len(set(cell.gates)) == len(cell.gates)
     shapes = cell.shapes(D, H, bias)
-    assert shapes["weight_ih"] == (len(cell.gates) * H, D)
+    # Of a channel's three columns a GRU-D multiplies two by these weights.
+    assert shapes["weight_ih"] == (len(cell.gates) * H, D - (name == "grud"))
     assert len(shapes) == len(cell.weights_type._fields) - (cell.weights_type is Weights)  # that of a projection
     assert all((shape is None) or bias for name, shape in shapes.items() if name.startswith("bias"))
-    assert list(shapes) == list(cell.shapes(H, H, not bias))  # the names depend on nothing
+    assert list(shapes) == list(cell.above().shapes(H, H, not bias))  # the names depend on nothing
     prepared = cell.prepare(random_weights(cell, D, H, bias), torch.zeros(R, D).double(), torch.tensor([0, R]))
     assert prepared.shape[0] == R
 
@@ -247,7 +249,15 @@ def test_initial_weights(name: str) -> None:
         if name.startswith("layernorm") and not parameter.startswith("weight"):
             assert torch.equal(tensor, torch.full(shape, 1.0 if parameter.startswith("gain") else 0.0))
             continue
+        if parameter in ("bias_dx", "bias_dh") or (name == "slstm" and parameter == "bias_ih"):
+            spread = torch.linspace(3, 6, size) if name == "slstm" else torch.zeros(0)
+            assert torch.equal(tensor[tensor != 0], spread)
+            continue
         low, high = (0.0, 1.0) if name.startswith("indrnn") and parameter == "weight_hh" else (-1 / 8, 1 / 8)
+        low, high = (0.0, high) if parameter == "weight_dh" else (low, high)
+        if parameter == "weight_dx":
+            assert 0 <= float(tensor) <= high
+            continue
         assert low <= float(tensor.min()) < low + 0.2 * (high - low)
         assert high - 0.2 * (high - low) < float(tensor.max()) <= high
 
@@ -305,7 +315,7 @@ def test_every_dtype_stays_itself(name: str, dtype: torch.dtype, device: torch.d
     cell = CELLS[name]
     weights = random_weights(cell, D, H, dtype=dtype, device=device)
     values = torch.randn(R, D, device=device).to(dtype)
-    state = tuple(torch.randn(R, size, device=device).to(dtype) for size in cell.state_sizes(H))
+    state = tuple(part.detach().to(dtype) for part in _state(cell, device))
     output, new = _step(cell, weights, values, state)
     assert {output.dtype, *(part.dtype for part in new)} == {dtype}
     precise = type(weights)(*(None if part is None else part.double() for part in weights))

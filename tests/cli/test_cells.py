@@ -38,7 +38,8 @@ def _train(data: Path, out: Path, *options: str) -> int:
 @pytest.mark.parametrize(
     "options",
     [
-        *(["--cell", cell, "--bidirectional"] for cell in LAYERS),
+        *(["--cell", cell, "--bidirectional"] for cell in LAYERS if cell != "grud"),
+        ["--missing", "elapsed", "--cell", "grud", "--bidirectional", "--layers", "2"],
         *(["--pooling", pooling, "--layers", "2"] for pooling in POOLINGS),
         *(["--initial-state", state, "--cell", "lstm"] for state in INITIAL_STATES),
         ["--layer-norm"],
@@ -66,6 +67,8 @@ def test_a_run_keeps_its_model(data: Path, tmp_path: Path, options: list[str]) -
         (["--initial-state", "ones"], "--initial-state: got 'ones'"),
         (["--layer-norm", "--cell", "sru"], "--layer-norm: got True"),
         (["--zoneout", "1"], "--zoneout: got 1.0"),
+        (["--cell", "grud"], "Fix: pass --missing elapsed"),
+        (["--cell", "grud", "--missing", "elapsed", "--task", "forecast"], "--cell: got 'grud'"),
         (["--cell", "mingru", "--state-dropout", "0.1"], "--state-dropout: got 0.1"),
         (["--task", "forecast", "--initial-state", "lengths"], "--initial-state: got 'lengths'"),
     ],
@@ -86,3 +89,34 @@ def test_japanese_vowels(tmp_path: Path, capsys: pytest.CaptureFixture[str], opt
     assert main(["train", "--out", str(tmp_path / "run"), "--threads", "1", *options]) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("test: accuracy"))
     assert float(line.split()[2].rstrip(",")) >= 0.90
+
+
+def test_times_that_are_not_even(tmp_path: Path) -> None:
+    """The cells that read times are given them: other times, and other gaps, are other answers."""
+    lines = ["id,time,x,kind"]
+    for number in range(12):
+        lines += [
+            f"s{number},{step * (1 + number % 2)},{'' if step == 1 else step},{'ab'[number % 2]}" for step in range(4)
+        ]
+    data = tmp_path / "uneven.csv"
+    data.write_text("\n".join(lines) + "\n")
+    later = tmp_path / "later.csv"
+    moved = {"1": "1.5", "2": "2.5", "3": "7"}
+    cells = [line.split(",") for line in lines[1:]]
+    later.write_text("\n".join([lines[0], *(",".join([c[0], moved.get(c[1], c[1]), *c[2:]]) for c in cells)]) + "\n")
+    for cell in ("grud", "cfc"):
+        run, found = tmp_path / cell, []
+        assert _train(data, run, "--cell", cell, "--missing", "elapsed", "--time-gaps") == 0
+        config = json.loads((run / "best" / "config.json").read_text())["model"]
+        assert (config["input_size"], config["gap_column"]) == (6, 1 if cell == "cfc" else None)
+        for path in (data, later):
+            assert main(["predict", str(run), str(path), "-o", str(tmp_path / "found.csv")]) == 0
+            found.append((tmp_path / "found.csv").read_text())
+        assert found[0] != found[1]
+
+
+def test_a_cell_that_knows_missing_values_wants_features(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "words.csv"
+    data.write_text("id,word,kind\n" + "".join(f"s{n},w{n},{'ab'[n % 2]}\n" for n in range(12)))
+    assert _train(data, tmp_path / "run", "--cell", "grud", "--missing", "elapsed") == 2
+    assert "--cell: got 'grud'; the rule: the cell grud reads features of elements" in capsys.readouterr().err

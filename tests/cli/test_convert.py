@@ -59,7 +59,7 @@ def test_mistakes_leave_nothing(capsys: pytest.CaptureFixture[str]) -> None:
         (["nosuch://a.parquet", "out"], ["nosuch://a.parquet", "no answer that can be used"]),
         (["words.jsonl", "out", "--on-bad-row", "drop"], ["--on-bad-row", "one of fail, skip"]),
         (["words.jsonl", "out", "--task", "sort"], ["--task"]),
-        (["words.jsonl", "out", "--task", "regress"], ["--task", "classify, tag, forecast", "raglane train"]),
+        (["words.jsonl", "out", "--task", "regress"], ["label column", "--label-column"]),
         (["words.jsonl", "words.jsonl"], ["words.jsonl", "a file"]),
         (["words.jsonl", ""], ["an empty path"]),
         (["words.jsonl", "out", "--label-column", "z"], ["no column 'z'"]),
@@ -107,11 +107,52 @@ def test_a_folder_is_trained_for_the_task_that_it_was_made_for(capsys: pytest.Ca
     assert main(["convert", "tags.jsonl", "tags", "--task", "tag", *named, "--quiet"]) == 0
     assert main(["train", "tags", *FAST, "--out", "run"]) == 0
     assert "task: tag" in capsys.readouterr().out
-    for task in ("multilabel", "language"):
-        fails(["train", "tags", "--task", task], capsys, "--task", "classify, tag, forecast")
+    for task in ("multilabel", "regress", "classify"):
+        fails(["train", "tags", "--task", task], capsys, "--task", "converted for the task tag")
     weighed = ["train", "tags", "--task", "tag", "--class-weights", "balanced"]
     fails(weighed, capsys, "--class-weights", "those of a converted folder are not there")
     assert sorted(path.name for path in Path().iterdir()) == ["run", "tags", "tags.jsonl"]
+
+
+def test_converted_data_of_every_task_trains_what_the_data_does() -> None:
+    """Numbers, sets of labels, texts, and features beside them: the same weights from a folder as from the file."""
+    rows = [
+        {
+            "x": [float(step) for step in range(row % 4 + 1)],
+            "ids": [(row + step) % 5 for step in range(row % 4 + 1)],
+            "total": row / 7,
+            "kinds": ["a", "b"][: row % 3],
+            "town": ["Rome", "Bonn"][row % 2],
+        }
+        for row in range(24)
+    ]
+    Path("all.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    beside = ["--feature-column", "ids", "--categorical-column", "ids", "--static-column", "town"]
+    for task, named in (
+        ("regress", ["--sequence-column", "x", "--label-column", "total", *beside]),
+        ("multilabel", ["--sequence-column", "x", "--label-column", "kinds"]),
+        ("language", ["--sequence-column", "ids"]),
+    ):
+        assert main(["convert", "all.jsonl", task, "--task", task, *named, "--quiet"]) == 0
+        options = ["--task", task, "--validation-fraction", "0"]
+        wanted = _run("all.jsonl", f"{task}-wanted", *options, *named)
+        found = _run(task, f"{task}-found", *options)
+        assert found["weights.safetensors"] == wanted["weights.safetensors"], task
+        # The run of the folder knows how to read the file.
+        for run in ("found", "wanted"):
+            predicted = ["predict", f"{task}-{run}", "all.jsonl", "-o", f"{task}-{run}.jsonl", "--quiet"]
+            assert main(predicted) == 0
+        assert Path(f"{task}-found.jsonl").read_bytes() == Path(f"{task}-wanted.jsonl").read_bytes()
+        assert main(["evaluate", f"{task}-found", task, "--quiet"]) == 0
+    # Whole numbers that were read as tokens are read so again.
+    assert (
+        main(
+            ["convert", "all.jsonl", "tokens", "--sequence-column", "ids", "--label-column", "town", "--tokens", "yes"]
+        )
+        == 0
+    )
+    _run("tokens", "tokens-run")
+    assert main(["predict", "tokens-run", "all.jsonl", "-o", "tokens.csv", "--quiet"]) == 0
 
 
 def test_texts_that_were_cut_are_cut_again_in_the_same_way() -> None:

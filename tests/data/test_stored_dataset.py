@@ -29,7 +29,7 @@ from raglane.data.gathering import KeptParts
 from raglane.data.stores import Shards
 from raglane.errors import ArgumentError, ArgumentTypeError, DataError
 from raglane.memory import mapped_bytes
-from small_files import WRITERS, asked
+from small_files import WRITERS, asked, same
 
 _TASKS = [
     Columns(sequence="words", label="kind", id="name"),
@@ -38,6 +38,17 @@ _TASKS = [
     Columns(sequence="x", label="kind"),
     Columns(sequence="x", need_labels=False),
     Columns(sequence="text", label="kind"),
+    Columns(task="language", sequence="words"),
+    Columns(task="language", sequence="text", need_labels=False),
+    Columns(task="regress", sequence="x", label="total"),
+    Columns(task="regress", sequence="words", label="two"),
+    Columns(task="regress", sequence="x", label="each"),
+    Columns(task="multilabel", sequence="x", label="kinds"),
+    Columns(task="multilabel", sequence="words", label="sets"),
+    Columns(sequence="x", label="kind", features=("words", "each"), static=("name", "total")),
+    Columns(task="tag", sequence="words", label="tags", features=("each",), static=("kind",)),
+    Columns(task="regress", sequence="words", label="total", static=("kind",)),
+    Columns(task="forecast", sequence="x", static=("kind",)),
 ]
 
 
@@ -52,6 +63,11 @@ def _table(rows: int = 40) -> pa.Table:
             "text": [" ".join(row) for row in words],
             "kind": ["uvw"[row % 3] for row in range(rows)],
             "name": [f"n{row}" for row in range(rows)],
+            "total": [row / 3 for row in range(rows)],
+            "two": [[row / 7, -float(row)] for row in range(rows)],
+            "each": [[row / 5 + step for step in range(len(words[row]))] for row in range(rows)],
+            "kinds": [["a", "b", "c"][: row % 4] for row in range(rows)],
+            "sets": [[[word, "z"][: step % 3] for step, word in enumerate(row)] for row in words],
         }
     )
 
@@ -127,7 +143,7 @@ def test_large_data_is_read_and_small_data_is_mapped(
     assert (counted.call_count > 0) == (limit == "_MAPPED")
 
 
-@pytest.mark.parametrize("number", range(len(_TASKS)))
+@pytest.mark.parametrize("number", [*range(6), 9, 12, 13])
 def test_every_source_gives_what_memory_gives(number: int, tmp_path: Path) -> None:
     columns, table = _TASKS[number], _table()
     sources = _sources(table, tmp_path)
@@ -157,18 +173,49 @@ def test_every_format_is_opened(name: str, tmp_path: Path) -> None:
     assert data.statistics.labels == Dataset(path, asked(name)).statistics.labels
 
 
-def test_tasks_whose_targets_are_not_counted_are_refused() -> None:
-    counted = Dataset(_table(), Columns(sequence="words", label="kind"))
-    for task in ("regress", "multilabel", "language"):
-        for call in (
-            lambda task=task: Dataset(_table(), Columns(task=task)),
-            lambda task=task: Preprocessor.fit(counted.statistics, task=task),
-            lambda task=task: Preprocessor.fit(counted, task=task),
-        ):
-            with pytest.raises(ArgumentError, match=rf"'{task}'.*classify, tag, forecast"):
-                call()
-    with pytest.raises(ArgumentError, match="'regress'"):
-        Preprocessor("regress").apply(counted)
+@pytest.mark.parametrize("number", range(len(_TASKS)))
+def test_what_was_converted_teaches_and_gives_what_memory_does(number: int, tmp_path: Path) -> None:
+    """Of every task, with features: the preprocessor, the batches, and what is read of the folder in the usual way."""
+    columns, path = _TASKS[number], tmp_path / "a.parquet"
+    pq.write_table(_table(), path, row_group_size=11)
+    records = read(path, columns)
+    with small_steps(9, 400):
+        convert(path, tmp_path / "folder", columns)
+    assert len(list((tmp_path / "folder").glob("*.arrow"))) > 1
+    data = Dataset(tmp_path / "folder", columns)
+    task = columns.task if columns.need_labels else "language" if columns.task == "language" else "forecast"
+    fitted = Preprocessor.fit(records, task=task)
+    counted = Preprocessor.fit(data, task=task)
+    close, wanted = counted.to_config(), fitted.to_config()
+    for name in ("mean", "std", "target_mean", "target_std", "features", "split"):
+        found, known = close.pop(name), wanted.pop(name)
+        if name == "features":
+            found, known = ([float(part[key]) for part in parts for key in ("mean", "std")] for parts in (found, known))
+        assert found == (known if isinstance(known, str) else pytest.approx(known))
+    assert close == wanted
+    _check(data.with_preprocessor(fitted), fitted.apply(records, require_targets=columns.need_labels))
+    again = read(tmp_path / "folder", columns)
+    same(again, records)
+    assert (again.targets is None) == (records.targets is None)
+    if again.targets is not None and records.targets is not None:
+        assert again.targets.values.tolist() == records.targets.values.tolist()
+    assert [(feature.name, feature.kind, feature.values.tolist()) for feature in again.features] == [
+        (feature.name, feature.kind, feature.values.tolist()) for feature in records.features
+    ]
+
+
+def test_targets_that_a_folder_was_not_made_with(tmp_path: Path) -> None:
+    pq.write_table(_table(), tmp_path / "a.parquet")
+    convert(tmp_path / "a.parquet", tmp_path / "folder", Columns(task="multilabel", sequence="x", label="kinds"))
+    with pytest.raises(ArgumentError, match="converted for the task multilabel"):
+        Dataset(tmp_path / "folder", Columns(task="regress"))
+    data = Dataset(tmp_path / "folder")
+    with pytest.raises(DataError, match="no numbers to learn"):
+        Preprocessor.fit(data, task="regress")
+    few = Preprocessor.fit(read(tmp_path / "a.parquet", data.columns), task="multilabel")
+    few = Preprocessor.from_config({**few.to_config(), "labels": ["a", "b"]})
+    with pytest.raises(DataError, match=r"part-00000\.arrow: row 3 \(.*the label 'c'|row 3: got the label 'c'"):
+        data.with_preprocessor(few).take(range(8))
 
 
 def test_without_a_preprocessor_features_are_as_they_are(tmp_path: Path) -> None:

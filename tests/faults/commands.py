@@ -20,6 +20,18 @@ FAULTS: dict[str, Fault] = {
         '"DEFAULT_MAP": DEFAULT',
         "cli/test_config.py::test_an_option_goes_before_the_file_and_the_file_before_the_default",
     ),
+    "a-card-of-other-sequences": Fault(
+        "src/raglane/training/each.py",
+        "own = elements if per_element else slice(place, place + 1)",
+        "own = elements if per_element else slice(0, 1)",
+        "models/test_card.py::test_scores_of_sequences_are_those_of_each_alone",
+    ),
+    "the-easiest-sequences": Fault(
+        "src/raglane/training/each.py",
+        'np.argsort(-np.nan_to_num(self.loss, nan=-1.0), kind="stable")',
+        'np.argsort(np.nan_to_num(self.loss, nan=-1.0), kind="stable")',
+        "models/test_card.py::test_a_card_of_every_task",
+    ),
     "a-truth-for-a-number": Fault(
         "src/raglane/training/stored.py",
         "isinstance(value, wanted) and (hint is bool or not isinstance(value, bool))",

@@ -31,11 +31,23 @@ FAULTS: dict[str, Fault] = {
         "runs += [(start, middle)]",
         "data/test_pieces.py::test_every_bad_row_is_left_out_and_no_other",
     ),
-    "converted-data-is-for-every-task": Fault(
-        "src/raglane/data/statistics.py",
-        "    if task not in COUNTABLE:",
-        "    if task is None:",
-        "data/test_stored_dataset.py::test_tasks_whose_targets_are_not_counted_are_refused",
+    "a-folder-serves-every-task": Fault(
+        "src/raglane/data/opening.py",
+        "if columns.wants_labels and not shards.layout.serves(columns.task):",
+        "if columns.wants_labels and not shards.layout.serves(task):",
+        "cli/test_convert.py::test_a_folder_is_trained_for_the_task_that_it_was_made_for",
+    ),
+    "targets-stay-in-the-order-of-the-parts": Fault(
+        "src/raglane/data/gathering.py",
+        "self.sets_or_numbers = self.sets_or_numbers.select(back, elements)",
+        "self.sets_or_numbers = self.sets_or_numbers",
+        "data/test_stored_dataset.py::test_what_was_converted_teaches_and_gives_what_memory_does",
+    ),
+    "tokens-are-forgotten-in-a-conversion": Fault(
+        "src/raglane/data/conversion.py",
+        '(*LISTS, "split", "tokens", "time_gaps")',
+        '(*LISTS, "split", "time_gaps")',
+        "cli/test_convert.py::test_converted_data_of_every_task_trains_what_the_data_does",
     ),
     "halves-are-binary": Fault(
         "src/raglane/data/statistics.py",
@@ -45,8 +57,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "how-texts-were-cut-is-forgotten": Fault(
         "src/raglane/data/conversion.py",
-        "None if state.columns is None else state.columns.split",
-        "None",
+        '(*LISTS, "split", "tokens", "time_gaps")',
+        '(*LISTS, "tokens", "time_gaps")',
         "cli/test_convert.py::test_texts_that_were_cut_are_cut_again_in_the_same_way",
     ),
     "deviations-within-parts-alone": Fault(

@@ -32,22 +32,22 @@ FAULTS: dict[str, Fault] = {
         "inspection/test_reading.py::test_a_parquet_file_in_pieces_is_what_it_is_as_a_whole",
     ),
     "a-quantile-too-far": Fault(
-        "src/raglane/inspection/lengths.py",
+        "src/raglane/data/lengths.py",
         "np.searchsorted(ends, rank)",
         'np.searchsorted(ends[:-1], rank, side="right")',
-        "inspection/test_lengths.py::test_a_quantile_is_the_least_length_that_so_many_do_not_exceed",
+        "data/test_lengths.py::test_a_quantile_is_the_least_length_that_so_many_do_not_exceed",
     ),
     "a-histogram-without-its-longest": Fault(
-        "src/raglane/inspection/lengths.py",
+        "src/raglane/data/lengths.py",
         "np.geomspace(max(first, 1), last + 1, most + 1)",
         "np.geomspace(max(first, 1), last, most + 1)",
-        "inspection/test_lengths.py::test_a_long_tail_has_bars_of_growing_width",
+        "data/test_lengths.py::test_a_long_tail_has_bars_of_growing_width",
     ),
     "the-last-batch-is-the-worst": Fault(
         "src/raglane/inspection/batches.py",
         "if len(batch) == batch_size and batch.any()]",
         "if batch.any()]",
-        "inspection/test_lengths.py::test_the_examples_are_the_worst_the_median_and_the_best",
+        "data/test_lengths.py::test_the_examples_are_the_worst_the_median_and_the_best",
     ),
     "the-command-forgets-the-groups": Fault(
         "src/raglane/inspection/command.py",
@@ -56,7 +56,7 @@ FAULTS: dict[str, Fault] = {
         "inspection/test_found.py::test_the_command_follows_the_recommendation",
     ),
     "a-chart-ends-its-script": Fault(
-        "src/raglane/inspection/html.py",
+        "src/raglane/pages/html.py",
         '.replace("<", "\\\\u003c")',
         "",
         "inspection/test_found.py::test_a_chart_cannot_end_its_script",

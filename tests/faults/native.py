@@ -74,4 +74,40 @@ FAULTS: dict[str, Fault] = {
         "dc = d;",
         "kernels/test_cpu_matrix.py::test_gradients_by_torchs_products[lstm]",
     ),
+    "a-row-of-a-program-rounded-up-in-the-callers-memory": Fault(
+        "csrc/program.h",
+        "whole &= is_padded(operation.from[o]);",
+        "",
+        "safety/test_threads_and_processes.py::test_attacks_on_programs",
+    ),
+    "a-local-forgotten-across-a-product": Fault(
+        "csrc/programs.cpp",
+        "block.carried |= column[i] != phase;",
+        "",
+        "programs/test_cpu_programs.py::test_random_programs[portable]",
+    ),
+    "a-state-that-another-has-overwritten": Fault(
+        "csrc/program.h",
+        "if (meets_states(s)) add(copy, all_of(to++), at(next(s).place), next(s).width);",
+        "if (meets_states(s)) to++;",
+        "programs/test_cpu_programs.py::test_random_programs[portable]",
+    ),
+    "a-program-that-reads-what-nobody-wrote": Fault(
+        "csrc/programs.cpp",
+        "if (column[i] == 0)",
+        "if (column[i] < 0)",
+        "programs/test_cpu_programs.py::test_programs_that_are_wrong",
+    ),
+    "weights-of-a-program-as-they-lie": Fault(
+        "csrc/program_product.h",
+        "own.pack_straight(matrix, panel, strides[2]);",
+        "own.pack_transposed(&matrix, panel, strides[1]);",
+        "programs/test_cpu_programs.py::test_products_of_any_strides[portable]",
+    ),
+    "rows-of-elements-one-after-another": Fault(
+        "src/raglane/kernels/cpu/programs.py",
+        "(part.stride(0), 0, 0) if part.dim() == 2",
+        "(part.shape[1], 0, 0) if part.dim() == 2",
+        "programs/test_cpu_programs.py::test_columns_of_a_wider_tensor_are_read_where_they_are",
+    ),
 }

@@ -15,12 +15,13 @@ import pytest
 from made_plans import made_plans
 from raglane.data.progress import Progress
 from raglane.errors import ArgumentError
-from raglane.inspection import charts, document, html, page
+from raglane.inspection import charts, document, page
 from raglane.inspection.command import recommended, train_line, words_of
 from raglane.inspection.contents import Contents, Feature, labels_of
 from raglane.inspection.inspect import Inspection, inspect, layer_of
 from raglane.inspection.text import lines
 from raglane.models.sources import ColumnNames
+from raglane.pages import html
 from raglane.training.settings import Settings
 
 __all__ = ["made_plans"]

@@ -132,8 +132,8 @@ def test_the_keyboard_goes_to_the_content_first(browser: Browser, pages: dict[st
 def test_the_command_is_copied(browser: Browser, pages: dict[str, Path]) -> None:
     with visit(browser, pages["features"].as_uri()) as here:
         here.page.get_by_role("button", name="Copy").click()
-        here.page.wait_for_function("document.getElementById('copied').textContent")
-        assert here.page.locator("#copied").text_content() in ("copied", "selected")
+        here.page.wait_for_function("document.querySelector('.copied').textContent")
+        assert here.page.locator(".copied").text_content() in ("copied", "selected")
         assert here.errors == []
 
 

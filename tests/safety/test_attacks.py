@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import attacks.__main__ as turns
-from attacks import commands, malformed_files, numbers
+from attacks import cells, commands, malformed_files, numbers
+from programs.random_cells import ask, naive
 from raglane.data import Columns
 from raglane.errors import DataError
 
@@ -22,6 +23,18 @@ def test_malformed_files(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert commands.main(40, 1) == 0, capsys.readouterr().out
+
+
+def test_cells(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cells.main(3, 1000) == 0, capsys.readouterr().out
+
+    def wrong(seed: int, run: Any) -> Any:
+        answer = ask(seed, run)
+        return answer if run is naive else answer._replace(results=[part * 1.001 for part in answer.results])
+
+    monkeypatch.setattr(cells, "ask", wrong)
+    assert cells.main(2, 1000) == 2
+    assert "python -m attacks.cells 1 1001: reference each: result 0" in capsys.readouterr().out
 
 
 def test_numbers(capsys: pytest.CaptureFixture[str]) -> None:

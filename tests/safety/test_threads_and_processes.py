@@ -24,6 +24,11 @@ def test_attacks_beside_guard_pages(script: Script) -> None:
     assert done.returncode == 0, (done.stdout, done.stderr[-300:])
 
 
+def test_attacks_on_programs(script: Script) -> None:
+    done = script("import sys; from attacks.programs import main; sys.exit(main(rounds=200, seed=1))")
+    assert done.returncode == 0, (done.stdout, done.stderr[-300:])
+
+
 def test_attacks_where_torch_looks_at_one_tensor_at_a_time(script: Script) -> None:
     """Nobody promises the class that looks at all of them at once."""
     done = script(

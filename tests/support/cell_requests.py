@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -13,7 +14,16 @@ from raglane.kernels.contract import Request, Result
 from raglane.schedules import lanes
 from raglane.segments import offsets_from_lengths
 
-__all__ = ["LENGTHS", "few_lanes", "gradients", "largest_error", "leaves_of", "random_request", "random_weights"]
+__all__ = [
+    "LENGTHS",
+    "few_lanes",
+    "gradients",
+    "largest_error",
+    "leaves_of",
+    "possible",
+    "random_request",
+    "random_weights",
+]
 
 LENGTHS: dict[str, list[int]] = {
     "no sequences": [],
@@ -50,6 +60,11 @@ def random_weights(
     )
 
 
+def possible(cell: CellSpec, state: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    """Random states as a cell may have them: what an sLSTM divides by is above 0."""
+    return tuple(part.abs() + 0.5 if name == "n" else part for name, part in zip(cell.states, state, strict=True))
+
+
 def random_request(
     name: str,
     lengths: list[int],
@@ -70,18 +85,23 @@ def random_request(
     if weights is None:
         widths = [input_size, *[directions * states[0]] * (layers - 1)]
         weights = tuple(
-            random_weights(cell, width, hidden_size, bias, dtype, device) for width in widths for _ in range(directions)
+            random_weights(cell.above() if layer else cell, width, hidden_size, bias, dtype, device)
+            for layer, width in enumerate(widths)
+            for _ in range(directions)
         )
 
     def randn(*shape: int) -> Tensor:
-        return torch.randn(*shape, dtype=torch.float64, device="cpu").to(weights[0].input).requires_grad_()
+        return torch.randn(*shape, dtype=torch.float64, device="cpu").to(weights[0].input)
 
     return Request(
         cell,
-        randn(sum(lengths), input_size),
+        randn(sum(lengths), input_size).requires_grad_(),
         offsets_from_lengths(host).to(weights[0].input.device),
         host,
-        tuple(randn(layers * directions, len(lengths), size) for size in states),
+        tuple(
+            part.requires_grad_()
+            for part in possible(cell, [randn(layers * directions, len(lengths), size) for size in states])
+        ),
         weights,
         layers=layers,
         directions=directions,

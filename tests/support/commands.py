@@ -32,6 +32,7 @@ def undrawn_pictures() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("raglane.report.figures.png", numbers_of)
+        patch.setattr("raglane.report.figures.svg", lambda _: b"<svg></svg>")
         yield
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import raglane as rl
+from cell_requests import possible
 from naive_cells import naive_network
 from raglane.cells import CELLS
 from raglane.kernels.contract import Request, Result
@@ -62,6 +63,9 @@ KINDS = [
     Kind("GRU", "gru"),
     Kind("GRU", "gru_reset_before", {"reset_after": False}),
     Kind("LayerNormGRU", "layernorm_gru"),
+    Kind("SLSTM", "slstm"),
+    Kind("GRUD", "grud"),
+    Kind("CfC", "cfc"),
     Kind("IndRNN", "indrnn_relu"),
     Kind("IndRNN", "indrnn_tanh", {"nonlinearity": "tanh"}),
     Kind("SRU", "sru"),
@@ -103,8 +107,8 @@ def a_batch(lengths: Sequence[int] = LENGTHS, dtype: torch.dtype = torch.float64
 def a_state(layer: Any, count: int) -> Any:
     """A random initial state of so many sequences that wants gradients."""
     rows, sizes = layer.num_layers * (2 if layer.bidirectional else 1), layer.state_sizes
-    made = [torch.randn(rows, count, size, dtype=torch.float64, requires_grad=True) for size in sizes]
-    return one_or_tuple(tuple(made))
+    made = [torch.randn(rows, count, size, dtype=torch.float64) for size in sizes]
+    return one_or_tuple(tuple(part.requires_grad_() for part in possible(layer.cell, made)))
 
 
 def parts(state: Any) -> tuple[Any, ...]:

@@ -29,6 +29,8 @@ class _Place(NamedTuple):
     c: Tensor
     mask: Tensor | None
     clip: float | None
+    states: State = ()
+    """All of them, of which the first is ``h``, and the last stands for ``c``."""
 
     def read(self, state: Tensor) -> Tensor:
         """A state as weights read it."""
@@ -158,6 +160,64 @@ def _layernorm_gru(at: _Place) -> State:
     return ((1 - z) * n + z * at.h,)
 
 
+def _slstm(at: _Place) -> State:
+    _, c, n, m = at.states
+    size, width = at.h.shape[0], at.weights.hidden.shape[1]
+    gates = []
+    for gate in range(4):
+        of_state = [
+            sum(
+                at.weights.hidden[gate * size + unit, column] * at.read(at.h)[unit // width * width + column]
+                for column in range(width)
+            )
+            for unit in range(size)
+        ]
+        gates.append(at.from_input_alone(gate) + torch.stack(of_state))
+    i, f, z, o = gates
+    # The states as they are without a stabiliser; exp(m) is what they are divided by.
+    take, keep = torch.exp(i), _sigmoid(f)
+    memory = keep * (c * torch.exp(m)) + take * torch.tanh(z)
+    normaliser = keep * (n * torch.exp(m)) + take
+    level = torch.where((n == 0) | (i > torch.log(keep) + m), i, torch.log(keep) + m)
+    return _sigmoid(o) * memory / normaliser, memory * torch.exp(-level), normaliser * torch.exp(-level), level
+
+
+def _grud(at: _Place) -> State:
+    weights, x, h = at.weights, at.x, at.h
+    if weights.value_decay is None:
+        inputs = x
+    else:
+        channels = len(x) // 3
+        seen = []
+        for channel in range(channels):
+            present, elapsed = 1 - x[channels + channel], x[2 * channels + channel]
+            bias = 0.0 if weights.value_decay_bias is None else weights.value_decay_bias[channel]
+            decay = torch.exp(-_relu(weights.value_decay[channel] * elapsed + bias))
+            seen.append(x[channel] * (decay if present < 1 else 1.0))
+        inputs = torch.cat([torch.stack(seen), 1 - x[channels : 2 * channels]])
+        bias = 0.0 if weights.state_decay_bias is None else weights.state_decay_bias
+        h = h * torch.exp(-_relu(weights.state_decay @ x[2 * channels :] + bias))
+    read = h if at.mask is None else at.mask * h
+
+    def gate(index: int, state: Tensor) -> Tensor:
+        rows = slice(index * len(h), (index + 1) * len(h))
+        argument: Tensor = weights.input[rows] @ inputs + weights.hidden[rows] @ state
+        return argument + at.rows(weights.bias, index)
+
+    r, z = _sigmoid(gate(0, read)), _sigmoid(gate(1, read))
+    return ((1 - z) * torch.tanh(gate(2, r * read)) + z * h,)
+
+
+def _cfc(at: _Place) -> State:
+    weights = at.weights
+    argument = weights.input @ at.x + weights.hidden @ at.read(at.h)
+    backbone = 1.7159 * torch.tanh(0.666 * (argument if weights.bias is None else argument + weights.bias))
+    answers: Tensor = weights.heads @ backbone
+    f, g, a, b = (answers if weights.head_bias is None else answers + weights.head_bias).view(4, -1)
+    s = _sigmoid(a + b)
+    return ((1 - s) * torch.tanh(f) + s * torch.tanh(g),)
+
+
 def _indrnn(at: _Place, activation: Callable[[Tensor], Tensor]) -> State:
     return (activation(at.from_input_alone(0) + at.weights.recurrent * at.read(at.h)),)
 
@@ -200,6 +260,9 @@ NAIVE_STEPS: dict[str, Callable[[_Place], State]] = {
     "gru": _gru,
     "gru_reset_before": _gru_reset_before,
     "layernorm_gru": _layernorm_gru,
+    "slstm": _slstm,
+    "grud": _grud,
+    "cfc": _cfc,
     "indrnn_relu": lambda at: _indrnn(at, _relu),
     "indrnn_tanh": lambda at: _indrnn(at, torch.tanh),
     "sru": _sru,
@@ -217,7 +280,7 @@ def naive_step(
 
     Where a cell has the state ``h`` alone, ``c`` stands for it too: its size is the number of units then.
     """
-    return NAIVE_STEPS[name](_Place(weights, x_t, state[0], state[-1], mask, clip))
+    return NAIVE_STEPS[name](_Place(weights, x_t, state[0], state[-1], mask, clip, state))
 
 
 # -- sequences and networks -------------------------------------------------------------------------------------------

@@ -71,8 +71,9 @@ def test_forecast_runs_forwards_only() -> None:
 @pytest.mark.parametrize(("name", "choices"), _CHOICES.items())
 def test_every_choice_is_accepted_and_kept(name: str, choices: tuple[str, ...]) -> None:
     for choice in choices:
-        needed = {"batch_elements": 64} if name == "too_long" else {}
-        settings = Settings(**needed | {name: choice})  # type: ignore[arg-type]
+        needed: dict[str, Any] = {"batch_elements": 64} if name == "too_long" else {}
+        needed |= {"missing": "elapsed"} if choice == "grud" else {}
+        settings = Settings(**needed | {name: choice})
         assert getattr(Settings.from_config(settings.to_config()), name) == choice
 
 
@@ -95,6 +96,9 @@ def test_the_names_are_those_of_the_library() -> None:
         {"pooling": "mean", "task": "tag"},
         {"initial_state": "lengths", "task": "forecast"},
         {"too_long": "drop", "batch_size": 8},
+        {"missing": "forward", "layer": "grud"},
+        {"layer": "grud", "missing": "elapsed", "task": "language"},
+        {"missing": "elapsed", "task": "forecast"},
     ],
 )
 def test_what_does_not_go_together_is_refused(given: dict[str, Any]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from raglane.cells.cfc import CfC
 from raglane.cells.coupled_lstm import CoupledLSTM
 from raglane.cells.elman import Elman
 from raglane.cells.gru import GRU
+from raglane.cells.grud import GRUD
 from raglane.cells.indrnn import IndRNN
 from raglane.cells.layernorm import LayerNormGRU, LayerNormLSTM
 from raglane.cells.lstm import LSTM
@@ -12,16 +14,20 @@ from raglane.cells.mingru import MinGRU
 from raglane.cells.minlstm import MinLSTM
 from raglane.cells.peephole_lstm import PeepholeLSTM
 from raglane.cells.qrnn import QRNN
+from raglane.cells.slstm import SLSTM
 from raglane.cells.spec import CellSpec, Weights
 from raglane.cells.sru import SRU
 
 __all__ = [
     "CELLS",
     "GRU",
+    "GRUD",
     "LSTM",
     "QRNN",
+    "SLSTM",
     "SRU",
     "CellSpec",
+    "CfC",
     "CoupledLSTM",
     "Elman",
     "IndRNN",
@@ -45,6 +51,9 @@ CELLS: dict[str, CellSpec] = {
         GRU(),
         GRU(reset_after=False),
         LayerNormGRU(),
+        SLSTM(),
+        GRUD(),
+        CfC(),
         IndRNN("relu"),
         IndRNN("tanh"),
         SRU(),

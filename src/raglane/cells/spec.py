@@ -143,6 +143,17 @@ class CellSpec(ABC):
             "bias_hh": biases,
         }
 
+    def above(self) -> CellSpec:
+        """The cell of the layers above the first, for their :meth:`shapes`: the same, unless the first reads columns
+        that only data have, such as times. Its names of parameters are the same.
+
+        Example:
+            >>> from raglane.cells import CELLS
+            >>> CELLS["gru"].above() is CELLS["gru"]
+            True
+        """
+        return self
+
     def state_sizes(self, hidden_size: int, proj_size: int = 0) -> tuple[int, ...]:  # noqa: ARG002
         """The size of each state, in the order of ``states``; the first is also the size of the output.
 

@@ -103,7 +103,9 @@ def inspect(
     """
     from raglane.checks import check_whole
 
-    settings = Settings(**choices)
+    # What this cell wants of the data; the others take it as it is.
+    filled: dict[str, Any] = {"missing": "elapsed"} if choices.get("layer") == "grud" else {}
+    settings = Settings(**choices, **filled)
     check_whole("ranks", ranks, 1, "pass the number of processes")
     place = None if json is None or str(json) == "-" else json
     names = ColumnNames(**columns)

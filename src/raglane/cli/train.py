@@ -296,7 +296,7 @@ def _train(order: _Order) -> None:
         from raglane.training.checkpoint import load_model
 
         report(order.out, load_model(order.out), test, device=device, say=order.say, name="test", is_short=True)
-    order.say(f"run: {order.out}  (model: best, curves: curves.png and curves.csv)")
+    order.say(f"run: {order.out}  (model: best; card.md and report.html say all of it)")
     if order.settings.task == "language":
         order.say(f"next: raglane sample {order.out}")
     else:

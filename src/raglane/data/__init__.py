@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from raglane.data.dataset import SequenceDataset, split
     from raglane.data.features import Feature
     from raglane.data.formats import FORMATS, Format, japanese_vowels, read
+    from raglane.data.missing import observations
     from raglane.data.objects import records_from
     from raglane.data.order import Batches, Limit, Order
     from raglane.data.preprocess import Preprocessor
@@ -43,6 +44,7 @@ __all__ = [
     "collate",
     "convert",
     "japanese_vowels",
+    "observations",
     "read",
     "records_from",
     "split",
@@ -66,6 +68,7 @@ _HOMES = {
     "Statistics": "statistics",
     "convert": "conversion",
     "japanese_vowels": "formats",
+    "observations": "missing",
     "read": "formats",
     "records_from": "objects",
     "split": "dataset",

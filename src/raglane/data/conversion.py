@@ -25,10 +25,11 @@ from raglane.data.formats.pieces import Bad, pieces_of, sift
 from raglane.data.jobs import Job, State, clear, progress_file
 from raglane.data.locations import expand, fingerprint, local, size_of
 from raglane.data.progress import Progress
-from raglane.data.records import Columns, Records
+from raglane.data.records import LISTS, Columns, Records
 from raglane.data.shards import Layout, bounded, bytes_of, write_shard
-from raglane.data.statistics import Statistics, check_countable
+from raglane.data.statistics import Statistics
 from raglane.data.stores import offsets_in
+from raglane.data.targets import Targets
 from raglane.errors import ArgumentError, DataError, argument, message, quote, require
 from raglane.files import check_place, put_folder, settle, whole_file, write_file
 from raglane.lock import locked
@@ -90,8 +91,7 @@ def convert(
         What was written.
 
     Raises:
-        ArgumentError: something else is at ``output``, another process is at work on it, or the task is none of
-            ``COUNTABLE``: its targets would be lost.
+        ArgumentError: something else is at ``output``, or another process is at work on it.
         DataError: the data cannot be used; what was converted until then is kept for the next call.
         OSError: a file cannot be written, such as on a full disk; the same holds.
 
@@ -107,7 +107,6 @@ def convert(
     folder, columns, progress = as_path(output), columns or Columns(), progress or Progress()
     check_choice("on_bad_row", on_bad_row, ON_BAD_ROW)
     check_flag("overwrite", overwrite)
-    check_countable(columns.task)
     locations = expand(inputs)
     _check_output(folder, locations)
     progress.stage("looking at the data")
@@ -232,6 +231,7 @@ class _Writer:
             before, state.layout = state.layout, Layout.of(records)
             if before is not None:
                 replace(before, is_tokens=state.layout.is_tokens, channels=state.layout.channels).check(records)
+        records = _alike(records, state.layout)
         state.layout.check(records)
         return records
 
@@ -262,6 +262,23 @@ class _Writer:
         self._is_loose = position is None
 
 
+def _alike(records: Records, layout: Layout) -> Records:
+    """Records whose targets are of elements or of sequences as those before, where these few may be read as either."""
+    targets = records.targets
+    if targets is None or targets.per_element == layout.targets_per_element:
+        return records
+    if layout.targets_per_element:
+        # No sequence among these has two different ones.
+        values = np.repeat(targets.values, records.lengths, axis=0)
+        return replace(records, targets=replace(targets, values=values, per_element=True))
+    width = len(layout.target_names)
+    if targets.is_numbers and len(targets.names) == 1 and (records.lengths == width).all():
+        # All of these happen to be as long as there are numbers to learn.
+        values = targets.values.reshape(-1, width)
+        return replace(records, targets=Targets(values, names=layout.target_names))
+    return records
+
+
 def _finish(folder: Path, job: Job, state: State) -> None:
     """Write beside the shards what was counted."""
     _write_lengths(folder, state)
@@ -276,7 +293,7 @@ def _finish(folder: Path, job: Job, state: State) -> None:
         "elements": state.statistics.elements,
         "longest": state.statistics.longest,
         "task": job.columns.task,
-        "columns": {**state.names, "split": None if state.columns is None else state.columns.split},
+        "columns": {**state.names, **_read_with(state.columns or job.columns)},
         **({} if state.layout is None else state.layout.to_config()),
         "skipped": len(state.skipped),
         "shards": state.shards,
@@ -284,6 +301,11 @@ def _finish(folder: Path, job: Job, state: State) -> None:
         "key": job.key(),
     }
     _write_json(folder / DESCRIPTION, description)
+
+
+def _read_with(columns: Columns) -> dict[str, Any]:
+    """How the data was read beyond the names of its columns, so that other data is read in the same way."""
+    return {name: getattr(columns, name) for name in (*LISTS, "split", "tokens", "time_gaps")}
 
 
 def _write_lengths(folder: Path, state: State) -> None:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
+from raglane.data.features import Feature, joined
+from raglane.data.labels import encode_targets
 from raglane.data.missing import how_to_fill
 from raglane.data.parts import Part, Store
 from raglane.data.preprocess import Preprocessor
+from raglane.data.records import Records
 from raglane.data.statistics import Statistics
+from raglane.data.targets import TASKS, Targets
 from raglane.errors import DataError, argument, message, quote
 from raglane.memory import mapped_bytes
 
@@ -138,7 +145,7 @@ class KeptParts:
         first = next((known for known in self._parts.values() if len(known.values)), None)
         if first is None or not len(part.values):
             return
-        if first.layout.is_tokens != part.layout.is_tokens or first.layout.channels != part.layout.channels:
+        if first.layout.kind != part.layout.kind:
             got = f"{part.layout.kind}, after {first.layout.kind}"
             raise DataError(message(self.name(number), got, "all files are of one schema", "open them one by one"))
 
@@ -165,6 +172,8 @@ class Gathered:
         values: ``(N, C)`` float32, or ``(N,)`` int64: places in the vocabulary.
         targets: ``(M,)`` or ``(N,)`` int64: places among the classes; None where there are no labels.
         has_tags: whether there is one for each element.
+        sets_or_numbers: to learn, in place of classes; None where there are none.
+        features: beside the values.
     """
 
     def __init__(self, parts: KeptParts, rows: _Integers, places: Callable[[int], Places]) -> None:
@@ -187,21 +196,38 @@ class Gathered:
         elements = _elements(starts, lengths) if len(groups) < 2 else _index(starts, lengths)
         values: list[npt.NDArray[Any]] = []
         targets: list[_Integers] = []
+        beside: list[tuple[Targets | None, tuple[Feature, ...]]] = []
         for number, low, high in groups:
             source = elements if isinstance(elements, slice) else elements[bounds[low] : bounds[high]]
             try:
                 found = parts.get(number).cut(starts[low:high], lengths[low:high], source)
                 self._add(number, local[low:high], source, found, places(number), values, targets)
+                if (there := parts.get(number).beside) is not None:
+                    beside.append(there.cut(local[low:high], source))
             except (IndexError, ValueError) as error:
                 rule, fix = "what raglane convert wrote, whole", "convert the data again"
                 raise DataError(message(parts.name(number), "a damaged file", rule, fix)) from error
         self.values = _joined(values, np.zeros((0, 1), dtype=np.float32))
         self.targets = _joined(targets, np.zeros(0, dtype=np.int64)) if len(targets) == len(groups) > 0 else None
         self.has_tags = self._first is not None and parts.get(self._first).layout.has_tags
+        known = [one for one, _ in beside if one is not None]
+        self.sets_or_numbers = (
+            replace(known[0], values=np.concatenate([one.values for one in known])) if known else None
+        )
+        self.features = joined([features for _, features in beside])
         self.offsets: _Integers = bounds
         if len(groups) > 1:
             self._restore(order, lengths, bounds)
         parts.touch(len(rows))
+
+    def beside(self, preprocessor: Preprocessor, inputs: Tensor) -> Tensor:
+        """Inputs with the features beside them, as a preprocessor has learned to put them there.
+
+        Raises:
+            DataError: a feature of training is not there, of another kind, or missing.
+        """
+        name = "data" if self._first is None else self._parts.name(self._first)
+        return preprocessor.beside(inputs, self.features, self.offsets, name)
 
     def _add(
         self,
@@ -230,6 +256,9 @@ class Gathered:
             self.values = self.values[elements]
         if self.targets is not None:
             self.targets = self.targets[elements if self.has_tags else back]
+        if self.sets_or_numbers is not None:
+            self.sets_or_numbers = self.sets_or_numbers.select(back, elements)
+        self.features = tuple(feature.select(back, elements) for feature in self.features)
 
     def check_targets(self, task: str) -> None:
         """Refuse rows without labels, and labels that no class is for.
@@ -237,7 +266,8 @@ class Gathered:
         Raises:
             DataError: there are such.
         """
-        if self.targets is None and self._first is not None:
+        there = self.targets if TASKS[task].label == "class" else self.sets_or_numbers
+        if there is None and self._first is not None:
             fix = f"name their column with {argument('label', of='Columns')}"
             raise DataError(message(self._parts.name(self._first), "no labels", f"the task {task} needs them", fix))
         if self.targets is not None and (self.targets < 0).any():
@@ -247,6 +277,29 @@ class Gathered:
             rule, fix = "the labels are those of the training part", "train on data that has it, or correct it"
             raise DataError(message("label", got, rule, fix))
 
+    def encoded(self, preprocessor: Preprocessor) -> Tensor | None:
+        """Numbers or sets of labels as a model learns them, ``(M or N, T)`` float32; None where there are none.
+
+        Raises:
+            DataError: they are of another kind than in training, or a label that training has not seen.
+        """
+        if self.sets_or_numbers is None:
+            return None
+        records = self._without_values(self.sets_or_numbers, self.offsets, Path("data"))
+        try:
+            return encode_targets(preprocessor, records)
+        except DataError:
+            # Once more, one by one: which row of which file it is, is not known of all at once.
+            for place, row in enumerate(self._rows.tolist()):
+                start, end = self.offsets[place : place + 2].tolist()
+                one = self.sets_or_numbers.select(np.array([place]), np.arange(start, end))
+                source = Path(self._parts.describe(row))
+                encode_targets(preprocessor, self._without_values(one, np.array([0, end - start]), source))
+            raise
+
+    def _without_values(self, targets: Targets, offsets: _Integers, source: Path) -> Records:
+        return Records(np.zeros((int(offsets[-1]), 0), np.float32), offsets, targets=targets, source=source)
+
     def preprocess(self, preprocessor: Preprocessor) -> None:
         """Scale and fill features, as they were in training.
 
@@ -255,7 +308,8 @@ class Gathered:
         """
         if len(self.values) == 0 or self._first is None:
             kind = np.int64 if preprocessor.is_tokens else np.float32
-            self.values = np.zeros((0,) if preprocessor.is_tokens else (0, preprocessor.input_size), dtype=kind)
+            width = preprocessor.input_size - preprocessor.features_size
+            self.values = np.zeros((0,) if preprocessor.is_tokens else (0, width), dtype=kind)
             return
         layout = self._parts.get(self._first).layout
         preprocessor.check_kind(layout.channels, layout.is_tokens, self._parts.name(self._first))

@@ -1,4 +1,4 @@
-"""Missing features: found and named, or filled, with a channel that says what was missing.
+"""Missing features: found and named, or filled, with channels that say what was missing, and for how long.
 
 A feature is missing where it is NaN or infinite.
 """
@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from raglane.checks import check_choice
+from raglane.checks import check_choice, check_kind
 from raglane.data.records import Records, place_of
-from raglane.errors import DataError, argument, message, quote
+from raglane.errors import DataError, ShapeError, argument, message, quote
+from raglane.ragged import Ragged
 
-__all__ = ["MISSING", "check_policy", "fill_missing", "how_to_fill", "refuse_missing"]
+__all__ = ["BLOCKS", "MISSING", "check_policy", "fill_missing", "how_to_fill", "observations", "refuse_missing"]
 
-MISSING = ("error", "zero", "forward")
+BLOCKS = {"error": 1, "zero": 2, "forward": 2, "elapsed": 3}
+"""How many columns each channel has, by what is done about missing features."""
+
+MISSING = tuple(BLOCKS)
 
 
 def check_policy(missing: str) -> None:
@@ -68,29 +73,38 @@ the rule: features are finite numbers. Fix: correct the data, or train with miss
 
 
 def fill_missing(
-    values: npt.NDArray[np.float32], offsets: npt.NDArray[np.int64], missing: str
+    values: npt.NDArray[np.float32],
+    offsets: npt.NDArray[np.int64],
+    missing: str,
+    gaps: npt.NDArray[np.float64] | None = None,
 ) -> npt.NDArray[np.float32]:
     """Fill what is missing, and append for each channel one that is 1 where it was missing, else 0.
 
     ``"zero"`` fills with 0; ``"forward"`` with the last value before it in the same sequence and channel, and with 0
-    where there is none. Call it on scaled features: there 0 is the mean.
+    where there is none. Call it on scaled features: there 0 is the mean. ``"elapsed"`` fills like ``"forward"``, and
+    appends for each channel the time since it was last present before the element, or since the sequence began.
 
     Args:
         values: ``(N, C)`` float32, NaN or infinite where missing.
         offsets: ``(B + 1,)`` int64.
-        missing: ``"zero"`` or ``"forward"``.
+        missing: ``"zero"``, ``"forward"`` or ``"elapsed"``.
+        gaps: ``(N,)``, the time since the element before, which is not read for the first of a sequence; None where
+            each is 1. For ``"elapsed"``.
 
     Returns:
-        ``(N, 2 C)`` float32: the ``C`` filled channels, then the ``C`` that say what was missing.
+        ``(N, 2 C)`` float32, with ``"elapsed"`` ``(N, 3 C)``: the ``C`` filled channels, then the ``C`` that say what
+        was missing, then the ``C`` times.
 
     Example:
-        >>> gaps = np.array([[1.0], [np.nan], [np.nan], [4.0]], dtype=np.float32)
-        >>> fill_missing(gaps, np.array([0, 2, 4]), "forward").tolist()
+        >>> series = np.array([[1.0], [np.nan], [np.nan], [4.0]], dtype=np.float32)
+        >>> fill_missing(series, np.array([0, 2, 4]), "forward").tolist()
         [[1.0, 0.0], [1.0, 1.0], [0.0, 1.0], [4.0, 0.0]]
+        >>> fill_missing(series, np.array([0, 4]), "elapsed")[:, 2].tolist()
+        [0.0, 1.0, 2.0, 3.0]
     """
     absent = ~np.isfinite(values)
-    result = np.empty((values.shape[0], 2 * values.shape[1]), dtype=np.float32)
-    filled, flags = np.split(result, 2, axis=1)
+    result = np.empty((values.shape[0], BLOCKS[missing] * values.shape[1]), dtype=np.float32)
+    filled, flags, *elapsed = np.split(result, BLOCKS[missing], axis=1)
     flags[:] = absent
     if missing == "zero":
         filled[:] = np.where(absent, np.float32(0), values)
@@ -100,4 +114,51 @@ def fill_missing(
     starts = np.repeat(offsets[:-1], np.diff(offsets))[:, None]
     carried = np.take_along_axis(values, np.maximum(last, 0), axis=0) if len(values) else values
     filled[:] = np.where(last >= starts, carried, np.float32(0))
+    if elapsed and len(values):
+        times = np.arange(len(values), dtype=np.float64) if gaps is None else np.cumsum(gaps, dtype=np.float64)
+        before = np.maximum(np.concatenate([last[:1], last[:-1]]), starts)
+        before[0] = 0
+        elapsed[0][:] = times[:, None] - times[before]
     return result
+
+
+def observations(batch: Ragged, gaps: Ragged | None = None) -> Ragged:
+    """What :class:`raglane.nn.GRUD` reads, of sequences in which values are missing.
+
+    Scale the values first, so that 0 is the mean of each channel.
+
+    Args:
+        batch: values ``(N, C)`` of floating point, NaN or infinite where missing.
+        gaps: values ``(N,)``, the time since the element before, of the same lengths; the first of a sequence is not
+            read. None where each is 1.
+
+    Returns:
+        Values ``(N, 3 C)`` float32 on the device of ``batch``, without gradients, in three blocks: the value, or where
+        it is missing the last one that was seen, or 0; 1 where it is missing, else 0; the time since the channel was
+        last seen before the element, or since the sequence began.
+
+    Raises:
+        ArgumentTypeError: not Ragged.
+        ShapeError: elements of another shape, or gaps of other lengths.
+
+    Example:
+        >>> series = Ragged([torch.tensor([[1.0], [torch.nan], [3.0]])])
+        >>> gaps = Ragged([torch.tensor([0.0, 2.0, 0.5])])
+        >>> observations(series, gaps).values.tolist()
+        [[1.0, 0.0, 0.0], [1.0, 1.0, 2.0], [3.0, 0.0, 2.5]]
+    """
+    check_kind("batch", batch, Ragged, "a Ragged", "wrap it with rl.Ragged(sequences)")
+    if len(batch.features) != 1 or not batch.values.is_floating_point():
+        got = f"{batch.values.dtype} values of shape {tuple(batch.values.shape)}"
+        raise ShapeError(message("batch", got, "floating-point values (N, channels)", "reshape or convert them"))
+    times = None
+    if gaps is not None:
+        check_kind("gaps", gaps, Ragged, "a Ragged", "wrap it with rl.Ragged(sequences)")
+        if gaps.values.dim() != 1 or not torch.equal(gaps.host_lengths, batch.host_lengths):
+            got = f"{len(gaps)} sequences, elements of shape {tuple(gaps.features)}"
+            rule = "one number for each element of batch"
+            raise ShapeError(message("gaps", got, rule, "make both of the same sequences"))
+        times = gaps.values.detach().cpu().double().numpy()
+    values = batch.values.detach().cpu().float().numpy()
+    made = fill_missing(values, batch.offsets.cpu().numpy(), "elapsed", times)
+    return batch.with_values(torch.from_numpy(made).to(batch.values.device))

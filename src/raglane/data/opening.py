@@ -15,9 +15,8 @@ from raglane.data.formats.table import choose
 from raglane.data.locations import expand, is_url, local
 from raglane.data.parts import Memory, Store, Tables
 from raglane.data.records import Columns
-from raglane.data.statistics import check_countable
 from raglane.data.stores import Groups, Shards
-from raglane.errors import ArgumentTypeError, DataError, message, quote, require
+from raglane.errors import ArgumentError, ArgumentTypeError, DataError, argument, message, quote, require
 
 __all__ = ["stores_of"]
 
@@ -31,12 +30,11 @@ def stores_of(source: Any, columns: Columns | None, format: str | None) -> tuple
         format: a key of ``FORMATS``, or None.
 
     Raises:
-        ArgumentError: the task is none of ``COUNTABLE``.
+        ArgumentError: a folder that was converted for a task with other labels.
         ArgumentTypeError: neither a path nor something that speaks Arrow.
         DataError: the data cannot be read.
     """
     require("pyarrow", "data")
-    check_countable((columns or Columns()).task)
     if not _names_files(source):
         asked = columns or Columns()
         store = _of_table(Path(type(source).__name__), _table(source), asked)
@@ -48,6 +46,10 @@ def stores_of(source: Any, columns: Columns | None, format: str | None) -> tuple
         if not is_url(location) and format in (None, "arrow") and is_converted(path):
             shards, task = Shards.of(path)
             columns = columns or Columns(task=task)
+            if columns.wants_labels and not shards.layout.serves(columns.task):
+                rule = f"{quote(str(path))} was converted for the task {task}, and holds no labels of another kind"
+                fix = f"convert the data again, with {argument('task', columns.task)}"
+                raise ArgumentError(message("task", repr(columns.task), rule, fix))
             stores.append(shards)
             found = found or with_names(columns, shards.names)
             continue

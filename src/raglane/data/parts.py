@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from raglane.data.beside import Beside
 from raglane.data.formats.ipc import named, readable
 from raglane.data.formats.table import Chosen, records_of
 from raglane.data.records import Columns, Records
 from raglane.data.shards import Layout
 from raglane.data.statistics import Channel, Statistics
-from raglane.errors import DataError, message, quote_all, require
+from raglane.errors import require
 
 __all__ = ["Memory", "Part", "Store", "Tables", "list_lengths"]
 
@@ -35,6 +36,7 @@ class Part:
         label_words: the different labels.
         layout: of its columns.
         ids: one per sequence, an Arrow array or a tuple; None where there are none.
+        beside: numbers or sets of labels to learn, and features; None where there is nothing of the kind.
 
     Example:
         >>> from raglane.data.records import offsets_of
@@ -51,14 +53,11 @@ class Part:
     label_words: tuple[str, ...]
     layout: Layout
     ids: Any = None
+    beside: Beside | None = None
 
     @classmethod
     def of(cls, records: Records) -> Part:
         """Records with their words taken apart."""
-        if records.features:
-            rule = "data that is converted, or taken batch by batch, has one column of sequences"
-            got = f"the features {quote_all(feature.name for feature in records.features)}"
-            raise DataError(message(str(records.source), got, rule, "read the file itself"))
         values, words = records.values, None
         if records.is_tokens:
             values, words = _places(values)
@@ -67,7 +66,9 @@ class Part:
             labels, label_words = _places(records.tags)
         elif records.labels is not None:
             labels, label_words = _places(np.array(records.labels, dtype=object))
-        return cls(records.offsets, values, words, labels, label_words, Layout.of(records), records.ids)
+        return cls(
+            records.offsets, values, words, labels, label_words, Layout.of(records), records.ids, Beside.of(records)
+        )
 
     def cut(
         self,
@@ -88,15 +89,13 @@ class Part:
         """What is counted of the part."""
         lengths = np.diff(self.offsets)
         channels = {name: Channel.of(self.values[:, place]) for place, name in enumerate(self.layout.channels)}
-        return Statistics(
-            len(lengths),
-            len(self.values),
-            int((lengths == 0).sum()),
-            int(lengths.max(initial=0)),
-            channels,
-            _counted(self.values, self.words or ()),
-            _counted(self.labels, self.label_words),
-        )
+        tokens, labels = _counted(self.values, self.words or ()), _counted(self.labels, self.label_words)
+        empty, longest = int((lengths == 0).sum()), int(lengths.max(initial=0))
+        known = Statistics(len(lengths), len(self.values), empty, longest, channels, tokens, labels)
+        if self.beside is None:
+            return known
+        targets, features = self.beside.cut(np.arange(len(lengths)), slice(0, len(self.values)))
+        return known.with_beside(targets, features)
 
     def id_of(self, row: int) -> str | int | None:
         """The id of a sequence, or None."""

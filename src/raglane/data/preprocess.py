@@ -20,10 +20,10 @@ from raglane.data.encoders import END, UNKNOWN, FeatureEncoder, encode, fit_enco
 from raglane.data.epochs import check_least
 from raglane.data.features import Feature
 from raglane.data.labels import encode_targets, fit_targets, look_up, places_of, sort_labels
-from raglane.data.missing import check_policy, fill_missing, how_to_fill, refuse_missing
+from raglane.data.missing import BLOCKS, check_policy, fill_missing, how_to_fill, refuse_missing
 from raglane.data.preprocess_config import OPTIONAL, TUPLES, check_fitted, read_config
-from raglane.data.records import Records
-from raglane.data.statistics import Counted, Statistics, check_countable
+from raglane.data.records import TIME_GAP, Records
+from raglane.data.statistics import Counted, Statistics
 from raglane.data.targets import TASKS, check_task
 from raglane.errors import ArgumentError, CheckpointError, DataError, argument, message, quote, quote_all
 from raglane.segments import plain as segments
@@ -51,7 +51,9 @@ class Preprocessor:
         std: ``C`` numbers above 0 that the features are divided by; 1 for a channel that never changes.
         vocabulary: the tokens, the unknown one first, then from the most frequent; None for features.
         labels: the classes in order, for ``"classify"`` and ``"tag"``, or the labels of ``"multilabel"``; else None.
-        missing: ``"error"``, or ``"zero"`` or ``"forward"``, which append a was-missing channel for each channel.
+        missing: ``"error"``, or ``"zero"`` or ``"forward"``, which append a was-missing channel for each channel, or
+            ``"elapsed"``, which appends to these the time since each channel was seen: in elements, or where there is
+            a channel ``time_gap`` in means of it.
         per_element: whether there is a target per element; None goes by the task, and means per sequence where the task
             takes either.
         target_names: of the ``T`` numbers of ``"regress"``; else ().
@@ -139,8 +141,6 @@ class Preprocessor:
         split = records.columns.split if isinstance(records, (Records, Counted)) else None
         if isinstance(records, Counted):
             records = records.statistics
-        if isinstance(records, Statistics):
-            check_countable(task)
         rule = "Records, a Dataset, or Statistics"
         check_kind("records", records, (Records, Statistics), rule, "read them with rl.data.read")
         check_flag("standardize", standardize)
@@ -195,13 +195,13 @@ class Preprocessor:
         """
         if self.vocabulary is not None and not self.features:
             return len(self.vocabulary)
-        own = 1 if self.vocabulary is not None else len(self.channels) * (1 if self.missing == "error" else 2)
+        own = 1 if self.vocabulary is not None else len(self.channels) * BLOCKS[self.missing]
         return own + self.features_size
 
     @property
     def features_size(self) -> int:
         """The number of channels of ``"inputs"`` that features beside the main column take; they are the last."""
-        each = 1 if self.missing == "error" else 2
+        each = BLOCKS[self.missing]
         return sum(each if encoder.vocabulary is None else 1 for encoder in self.features)
 
     @property
@@ -245,7 +245,6 @@ class Preprocessor:
                 label that training has not seen.
         """
         if isinstance(records, Counted):
-            check_countable(self.task)
             return records.with_preprocessor(self)
         check_kind("records", records, Records, "Records", "read them with rl.data.read")
         check_flag("require_targets", require_targets)
@@ -338,10 +337,20 @@ class Preprocessor:
         Returns:
             ``(N, input_size)`` float32; ``values`` themselves where there is nothing to do.
         """
+        gaps = self._gaps(values) if self.missing == "elapsed" else None
         if self.mean is not None and self.std is not None:
             # float64: subtracting a large mean in float32 would lose what is left of the value. Infinities stay.
             values = ((values - np.array(self.mean)) / np.array(self.std)).astype(np.float32)
-        return values if self.missing == "error" else fill_missing(values, offsets, self.missing)
+        return values if self.missing == "error" else fill_missing(values, offsets, self.missing, gaps)
+
+    def _gaps(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float64] | None:
+        """The time since the element before, ``(N,)``, in means of the training part; None where no channel says it."""
+        if TIME_GAP not in self.channels:
+            return None
+        place = self.channels.index(TIME_GAP)
+        gaps = np.nan_to_num(values[:, place].astype(np.float64), posinf=0.0, neginf=0.0)
+        usual = self.mean[place] if self.mean is not None else 1.0
+        return gaps / usual if usual > 0 else gaps
 
     def _features(self, records: Records) -> Tensor:
         """``(N, input_size)`` float32: the channels of the training part, scaled, then filled."""

@@ -19,11 +19,24 @@ from raglane.data.targets import TASKS, Targets, check_task
 from raglane.errors import DataError, message, quote
 from raglane.segments import plain as segments
 
-__all__ = ["LISTS", "ROLES", "TASKS", "Columns", "Records", "check_task", "note_empty", "offsets_of", "place_of"]
+__all__ = [
+    "LISTS",
+    "ROLES",
+    "TASKS",
+    "TIME_GAP",
+    "Columns",
+    "Records",
+    "check_task",
+    "note_empty",
+    "offsets_of",
+    "place_of",
+]
 
 # What a column can be to a reader: the attributes of Columns that name one, and those that name several.
 _ROLES, LISTS = ("sequence", "label", "id", "time"), ("features", "static", "categorical")
 ROLES = (*_ROLES, *LISTS)
+# The channel that a reader adds where it is asked for the time since the element before.
+TIME_GAP = "time_gap"
 
 
 def offsets_of(lengths: npt.ArrayLike) -> npt.NDArray[np.int64]:

@@ -7,7 +7,7 @@ labels are dictionaries: 4 bytes for each, and each word once.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -18,10 +18,11 @@ import numpy.typing as npt
 
 from raglane.data.formats.ipc import CHANNELS
 from raglane.data.records import Columns, Records, offsets_of
+from raglane.data.targets import TASKS
 from raglane.errors import DataError, message, quote, quote_all, require
 from raglane.files import whole_file
 
-__all__ = ["SHARD", "Layout", "bounded", "bytes_of", "write_shard"]
+__all__ = ["SHARD", "Layout", "bounded", "bytes_of", "layout_in", "write_shard"]
 
 # Bytes of a shard: large enough that few are open, and small enough to be made in memory.
 SHARD = 1 << 27
@@ -40,6 +41,10 @@ class Layout:
         ids: ``"numbers"``, ``"texts"`` or ``"none"``.
         has_labels: one per sequence.
         has_tags: one label per element.
+        targets: ``"numbers"`` or ``"sets"`` of labels to learn, or ``"none"``.
+        targets_per_element: whether there is one row of them per element.
+        target_names: of the numbers.
+        features: beside the values: the name of each, whether there is one per sequence, and whether it is a number.
     """
 
     is_tokens: bool
@@ -47,6 +52,10 @@ class Layout:
     ids: str
     has_labels: bool
     has_tags: bool
+    targets: str = "none"
+    targets_per_element: bool = False
+    target_names: tuple[str, ...] = ()
+    features: tuple[tuple[str, bool, bool], ...] = ()
 
     @classmethod
     def of(cls, records: Records) -> Layout:
@@ -54,13 +63,37 @@ class Layout:
         ids = "none"
         if records.ids is not None:
             ids = "numbers" if all(isinstance(name, int) for name in records.ids) else "texts"
-        has_tags = records.tags is not None
-        return cls(records.is_tokens, records.channels, ids, records.labels is not None, has_tags)
+        has_tags, targets = records.tags is not None, records.targets
+        kind = "none" if targets is None else "numbers" if targets.is_numbers else "sets"
+        return cls(
+            records.is_tokens,
+            records.channels,
+            ids,
+            records.labels is not None,
+            has_tags,
+            kind,
+            targets is not None and targets.per_element,
+            () if targets is None else targets.names,
+            tuple((feature.name, feature.per_sequence, feature.is_numbers) for feature in records.features),
+        )
 
     @property
     def kind(self) -> str:
         """What the elements are, in words."""
-        return "tokens" if self.is_tokens else f"features ({quote_all(self.channels)})"
+        own = "tokens" if self.is_tokens else f"features ({quote_all(self.channels)})"
+        return own if not self.features else f"{own} beside {quote_all(name for name, _, _ in self.features)}"
+
+    def serves(self, task: str) -> bool:
+        """Whether there are labels of the kind that a task learns.
+
+        Example:
+            >>> Layout(True, (), "none", False, True).serves("tag"), Layout(True, (), "none", True, False).serves("tag")
+            (True, False)
+        """
+        wanted = TASKS[task]
+        if wanted.label == "class":
+            return self.has_tags if wanted.per == "element" else self.has_labels
+        return wanted.label is None or self.targets == ("sets" if wanted.label == "set" else "numbers")
 
     def check(self, records: Records) -> None:
         """Refuse records of another layout; sequences without elements are of every kind.
@@ -78,6 +111,10 @@ class Layout:
             ("ids", found.ids, self.ids),
             ("labels per sequence", found.has_labels, self.has_labels),
             ("labels per element", found.has_tags, self.has_tags),
+            ("targets", found.targets, self.targets),
+            ("targets per element", found.targets_per_element, self.targets_per_element),
+            ("numbers to learn", quote_all(found.target_names), quote_all(self.target_names)),
+            ("features", quote(found.features), quote(self.features)),
         ):
             if here != before:
                 got = f"{name}: {here} from {records.describe_row(0)} on, after {before}"
@@ -92,7 +129,8 @@ class Layout:
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Layout:
         """The object that :meth:`to_config` described."""
-        return cls(**{**config, "channels": tuple(config["channels"])})
+        names = {name: tuple(config.get(name, ())) for name in ("channels", "target_names")}
+        return cls(**{**config, **names, "features": tuple(map(tuple, config.get("features", ())))})
 
     def names(self, columns: Columns) -> dict[str, str]:
         """What the columns of a shard are called, by their roles: as in the source, where that has names.
@@ -102,22 +140,52 @@ class Layout:
             {'label': 'kind', 'id': 'id', 'sequence': 'sequence'}
         """
         wanted = {"label": columns.label, "id": columns.id, "sequence": columns.sequence}
-        if not (self.has_labels or self.has_tags):
+        if not (self.has_labels or self.has_tags or self.targets != "none"):
             del wanted["label"]
         if self.ids == "none":
             del wanted["id"]
         names: dict[str, str] = {}
+        taken = {name for name, _, _ in self.features}
         for role, name in wanted.items():
             # A format without such columns may be told the name of another.
-            free = (one for one in (name, role, f"the {role}") if one is not None and one not in names.values())
-            names[role] = next(free)
+            free = [f"the {role}", role] if name is None else [f"the {role}", role, name]
+            while free[-1] in names.values() or free[-1] in taken:
+                free.pop()
+            names[role] = free[-1]
         return names
+
+
+def layout_in(description: Mapping[str, Any]) -> Layout:
+    """The layout of a folder that was converted.
+
+    Args:
+        description: what stands in its ``dataset.json``.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is damaged.
+    """
+    first = ("is_tokens", "channels", "ids", "has_labels", "has_tags")
+    # What was converted before has none of these.
+    later = ("targets", "targets_per_element", "target_names", "features")
+    return Layout.from_config(
+        {name: description[name] for name in first} | {name: description[name] for name in later if name in description}
+    )
 
 
 def bytes_of(records: Records) -> int:
     """About what records take in a shard."""
-    elements = len(records.values) * 4 * max(len(records.channels), 1)
-    return elements + 4 * len(records.values) * (records.tags is not None) + 12 * len(records)
+    per_element, per_sequence = _widths(records)
+    return per_element * len(records.values) + per_sequence * len(records)
+
+
+def _widths(records: Records) -> tuple[int, int]:
+    """About the bytes of an element, and of a sequence besides."""
+    widths = [4 * max(len(records.channels), 1) + 4 * (records.tags is not None), 12]
+    for feature in records.features:
+        widths[feature.per_sequence] += 4
+    if records.targets is not None:
+        widths[not records.targets.per_element] += 8 * max(len(records.targets.names), 1)
+    return widths[0], widths[1]
 
 
 def bounded(records: Records, most: int) -> Iterator[Records]:
@@ -125,8 +193,8 @@ def bounded(records: Records, most: int) -> Iterator[Records]:
     if bytes_of(records) <= most:
         yield records
         return
-    per_element = 4 * max(len(records.channels), 1) + 4 * (records.tags is not None)
-    ends = records.offsets[1:] * per_element + 12 * np.arange(1, len(records) + 1)
+    per_element, per_sequence = _widths(records)
+    ends = records.offsets[1:] * per_element + per_sequence * np.arange(1, len(records) + 1)
     number = (ends - 1) // most
     edges = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), len(records)]
     for start, end in pairwise(edges):
@@ -174,6 +242,10 @@ def _table(parts: Sequence[Records], layout: Layout, names: dict[str, str]) -> A
         columns[names["label"]] = lists.from_arrays(starts, _words(np.concatenate(tags)))
     elif layout.has_labels:
         columns[names["label"]] = _words([label for records in parts for label in records.labels or ()])
+    # Imported here, since it is made of layouts.
+    from raglane.data.beside import columns_beside
+
+    columns |= columns_beside(parts, layout, names.get("label", ""), lambda entries: lists.from_arrays(starts, entries))
     if layout.ids != "none":
         columns[names["id"]] = _ids([name for records in parts for name in records.ids or ()], layout)
     fields = [

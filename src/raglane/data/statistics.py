@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -15,31 +15,9 @@ import numpy.typing as npt
 
 from raglane.data.features import Feature
 from raglane.data.records import Columns, Records
-from raglane.errors import ArgumentError, message
+from raglane.data.targets import Targets
 
-__all__ = ["COUNTABLE", "Channel", "Counted", "FeatureCounts", "Statistics", "check_countable"]
-
-COUNTABLE = ("classify", "tag", "forecast")
-"""The tasks for data that is counted and taken batch by batch; the others need all of it in memory."""
-
-
-def check_countable(task: str) -> None:
-    """Refuse a task whose targets are neither counted nor kept in converted data.
-
-    Args:
-        task: a key of :data:`raglane.data.records.TASKS`.
-
-    Raises:
-        ArgumentError: it is none of ``COUNTABLE``.
-
-    Example:
-        >>> check_countable("tag")
-    """
-    if task not in COUNTABLE:
-        rule = f"data that is converted, or taken batch by batch, is for {', '.join(COUNTABLE)}"
-        fix = "read the file itself, with raglane train or rl.data.read"
-        raise ArgumentError(message("task", repr(task), rule, fix))
-
+__all__ = ["Channel", "Counted", "FeatureCounts", "Statistics"]
 
 # What the variance of zeros and ones may be off, in float64.
 _ROUNDING = 1e-9
@@ -222,12 +200,7 @@ class Statistics:
         """Count what a file holds."""
         lengths = records.lengths
         labels: Iterable[str] = records.labels or () if records.tags is None else records.tags.tolist()
-        targets, numbers = records.targets, {}
-        if targets is not None and targets.is_numbers:
-            numbers = {name: Channel.of(targets.values[:, place]) for place, name in enumerate(targets.names)}
-        elif targets is not None:
-            labels = chain.from_iterable(targets.values)
-        return cls(
+        known = cls(
             len(records),
             len(records.values),
             int((lengths == 0).sum()),
@@ -235,10 +208,24 @@ class Statistics:
             {name: Channel.of(records.values[:, place]) for place, name in enumerate(records.channels)},
             Counter(records.values.tolist() if records.is_tokens else ()),
             Counter(labels),
-            numbers,
-            targets is not None and targets.per_element,
-            {feature.name: FeatureCounts.of(feature) for feature in records.features},
         )
+        return known.with_beside(records.targets, records.features)
+
+    def with_beside(self, targets: Targets | None, features: Sequence[Feature]) -> Statistics:
+        """The same with what is counted of numbers or sets to learn, and of features.
+
+        Args:
+            targets: of the same sequences.
+            features: likewise.
+        """
+        counts = {feature.name: FeatureCounts.of(feature) for feature in features}
+        found = replace(self, features=counts, per_element=targets is not None and targets.per_element)
+        if targets is None:
+            return found
+        if not targets.is_numbers:
+            return replace(found, labels=Counter(chain.from_iterable(targets.values)))
+        numbers = {name: Channel.of(targets.values[:, place]) for place, name in enumerate(targets.names)}
+        return replace(found, targets=numbers)
 
     def __add__(self, other: Statistics) -> Statistics:
         return Statistics(

@@ -20,9 +20,10 @@ from raglane.data.collate import Samples
 from raglane.data.dataset import SequenceDataset
 from raglane.data.gathering import Gathered, KeptParts, Places
 from raglane.data.opening import stores_of
-from raglane.data.preprocess import Preprocessor
+from raglane.data.preprocess import Preprocessor, between_ends
 from raglane.data.records import Columns
 from raglane.data.statistics import Counted, Statistics
+from raglane.data.targets import TASKS
 from raglane.errors import message
 
 __all__ = ["Dataset"]
@@ -100,7 +101,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Counted):
         if self._learned is None:
             known, task = self.statistics, self.columns.task
             # Without labels nothing is to be learned of them.
-            task = task if self.columns.wants_labels else "forecast"
+            task = task if self.columns.wants_labels or TASKS[task].label is None else "forecast"
             self._learned = Preprocessor.fit(known, task=task, standardize=False, missing="zero")
         return self._learned
 
@@ -131,7 +132,11 @@ class Dataset(TorchDataset[dict[str, Tensor]], Counted):
     @property
     def forecast(self) -> bool:
         """Whether the target of each element is the element after it."""
-        return self.columns.need_labels and (self._preprocessor or self.columns).task == "forecast"
+        return self.columns.need_labels and TASKS[self._task].label is None
+
+    @property
+    def _task(self) -> str:
+        return (self._preprocessor or self.columns).task
 
     @property
     def lengths(self) -> Tensor:
@@ -139,6 +144,9 @@ class Dataset(TorchDataset[dict[str, Tensor]], Counted):
         lengths = self._all_lengths
         if self._rows is not None:
             lengths = lengths[self._rows]
+        if self._task == "language":
+            # An end stands before each text.
+            return interop.as_tensor(lengths + 1)
         return interop.as_tensor(np.maximum(lengths - 1, 0) if self.forecast else lengths)
 
     @property
@@ -207,7 +215,8 @@ class Dataset(TorchDataset[dict[str, Tensor]], Counted):
             index: ``(M,)`` integers (rows from 0; below 0 counts from the end) or ``(B,)`` booleans.
 
         Returns:
-            Its values are ``(N, input_size)`` float32 or ``(N,)`` int64; its targets int64, where there are labels.
+            Its values are ``(N, input_size)`` float32 or ``(N,)`` int64; its targets, where there are labels, as
+            :meth:`Preprocessor.apply` gives them.
 
         Raises:
             ArgumentTypeError: neither integers nor booleans.
@@ -218,17 +227,22 @@ class Dataset(TorchDataset[dict[str, Tensor]], Counted):
         if self._rows is not None:
             rows = self._rows[rows].astype(np.int64)
         found = Gathered(self._parts, rows, self._places)
-        if self.columns.wants_labels and not self.forecast:
+        learns = self.columns.wants_labels and not self.forecast
+        if learns:
             found.check_targets(self.columns.task)
         if self._preprocessor is not None:
             found.preprocess(self._preprocessor)
         targets = None if found.targets is None else torch.from_numpy(found.targets)
+        per_element = found.has_tags
+        if learns and found.sets_or_numbers is not None and TASKS[self._task].label != "class":
+            targets, per_element = found.encoded(self.preprocessor), bool(self.preprocessor.per_element)
+        inputs, offsets = interop.as_tensor(found.values), torch.from_numpy(found.offsets)
+        if found.features:
+            inputs = found.beside(self.preprocessor, inputs)
+        if self._task == "language":
+            inputs, offsets = between_ends(inputs, offsets, with_last=self.forecast)
         return SequenceDataset(
-            interop.as_tensor(found.values),
-            torch.from_numpy(found.offsets),
-            targets,
-            per_element=targets is not None and found.has_tags,
-            forecast=self.forecast,
+            inputs, offsets, targets, per_element=targets is not None and per_element, forecast=self.forecast
         )
 
     def _places(self, number: int) -> Places:

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from raglane.data.beside import lists_of
 from raglane.data.formats.base import check_readable, data_error
 from raglane.data.formats.ipc import LENGTHS, STATISTICS, described, opened, readable
 from raglane.data.formats.table import Chosen, choose, records_of
 from raglane.data.locations import is_url, open_location
 from raglane.data.parts import Part, Store, list_lengths
 from raglane.data.records import Columns
-from raglane.data.shards import Layout
+from raglane.data.shards import Layout, layout_in
 from raglane.data.statistics import Statistics
 from raglane.errors import DataError, require
 
@@ -45,7 +46,7 @@ class Shards(Store):
 
     folder: Path
     shards: list[dict[str, Any]]
-    names: dict[str, str]
+    names: dict[str, Any]
     layout: Layout
     _mapped: dict[int, mmap.mmap] = field(default_factory=dict)
 
@@ -58,8 +59,7 @@ class Shards(Store):
         """
         description = described(folder)
         try:
-            names = ("is_tokens", "channels", "ids", "has_labels", "has_tags")
-            layout = Layout.from_config({name: description[name] for name in names})
+            layout = layout_in(description)
             return cls(folder, description["shards"], description["columns"], layout), description["task"]
         except (KeyError, TypeError, ValueError) as error:
             raise _damaged(folder / "dataset.json") from error
@@ -89,6 +89,7 @@ class Shards(Store):
                 column = column.values if self.layout.has_tags else column
                 labels, label_words = column.indices.to_numpy(), tuple(column.dictionary.to_pylist())
             ids = batch.column(self.names["id"]) if "id" in self.names else None
+            beside = lists_of(batch, self.layout, self.names.get("label"))
         if sum(self.sizes) * 8 <= _COPIED:
             # A row then touches the pages of its values alone: two thirds less to be mapped for it.
             offsets = np.array(offsets)
@@ -97,7 +98,7 @@ class Shards(Store):
         # Else rows would be cut out of other memory.
         if not has_all or offsets[0] != 0 or offsets[-1] != len(values) or (np.diff(offsets) < 0).any():
             raise _damaged(path)
-        part = _ReadPart(offsets, values, words, labels, label_words, self.layout, ids)
+        part = _ReadPart(offsets, values, words, labels, label_words, self.layout, ids, beside)
         if sum(shard["elements"] for shard in self.shards) * values.itemsize * _width(values) > _MAPPED:
             part.read_from(path, self._mapped[number])
         return part

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from raglane.data.lengths import Bin
 from raglane.errors import require
 from raglane.inspection.inspect import Inspection
-from raglane.inspection.lengths import Bin
 from raglane.planner import Row
 
 __all__ = ["ORDER_COLORS", "fills", "lengths", "script", "spreads", "steps"]

@@ -54,7 +54,7 @@ def recommended(settings: Settings, best: Row, contents: Contents) -> Settings:
     """
     chosen = replace(settings, batch_size=best.batch_size or settings.batch_size, threads=best.threads)
     chosen = replace(chosen, bucket=best.grouped)
-    return replace(chosen, missing="zero") if contents.missing else chosen
+    return replace(chosen, missing="zero") if contents.missing and chosen.missing == "error" else chosen
 
 
 def train_line(path: Path | None, kind: str, format: str | None, columns: Any, settings: Settings) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from raglane.data.missing import BLOCKS
 from raglane.data.records import Records
 from raglane.errors import DataError
 
@@ -88,16 +89,17 @@ class Contents:
         """Features that are NaN or infinite, in all columns."""
         return sum(feature.missing for feature in self.features)
 
-    def input_size(self, embedding: int) -> int:
+    def input_size(self, embedding: int, missing: str = "error") -> int:
         """What the first recurrent layer reads of an element.
 
         Args:
             embedding: the size of a token's embedding; a file of lengths is taken for one of tokens.
+            missing: what is to be done about missing features, of ``raglane.data.missing.MISSING``.
         """
         if self.kind != "features":
             return embedding
         # Where something is missing, training adds for each channel one that says so.
-        return len(self.features) * (2 if self.missing else 1)
+        return len(self.features) * (2 if self.missing and missing == "error" else BLOCKS[missing])
 
 
 def data_name(path: Path | None) -> str:

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from raglane.bench.machine import facts
+from raglane.data.lengths import Bin, Bucket, Distribution, Summary, bins, buckets, summary
 from raglane.data.progress import Progress
 from raglane.inspection.batches import Example, Fill, examples, fills
 from raglane.inspection.command import recommended, train_line
 from raglane.inspection.contents import Contents
-from raglane.inspection.lengths import Bin, Bucket, Distribution, Summary, bins, buckets, summary
 from raglane.memory import FLOAT, TRAINED_TENSOR, check_memory
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner import Plan, Row, plan
@@ -83,7 +83,7 @@ class Inspection:
         )
 
 
-def layer_of(settings: ModelSettings, contents: Contents, embedding: int) -> RecurrentLayer:
+def layer_of(settings: Settings, contents: Contents, embedding: int) -> RecurrentLayer:
     """The recurrent layer that training would build for this data.
 
     Args:
@@ -101,7 +101,7 @@ def layer_of(settings: ModelSettings, contents: Contents, embedding: int) -> Rec
     """
     chosen = {name: getattr(settings, name) for name in ModelSettings.__dataclass_fields__}
     if contents.kind == "features":
-        config = ModelConfig(**chosen, input_size=contents.input_size(embedding), output_size=1)
+        config = ModelConfig(**chosen, input_size=contents.input_size(embedding, settings.missing), output_size=1)
     else:
         # The vocabulary is no part of the recurrent layer: one token stands for all.
         config = ModelConfig(**chosen, input_size=1, output_size=1, embedding=embedding)

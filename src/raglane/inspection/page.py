@@ -1,79 +1,18 @@
-"""The page of ``raglane inspect --html``: one file that asks nothing of the network."""
+"""The page of ``raglane inspect --html``."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from importlib.resources import files
-
-from raglane.drawing import BLUE, DARK, GREEN, LIGHT, VERMILION, Look
 from raglane.errors import ArgumentError
-from raglane.inspection import charts, html
+from raglane.inspection import charts
 from raglane.inspection.batches import ORDERS
-from raglane.inspection.html import shown
 from raglane.inspection.inspect import Inspection
 from raglane.inspection.pictures import LAYOUTS, draw
 from raglane.inspection.text import QUANTILES, data_facts, length_facts
+from raglane.pages import html
+from raglane.pages.page import page
 from raglane.planner import words
 
 __all__ = ["as_page"]
-
-# The colours that pictures have no use for.
-_LIGHT = {
-    "ground": "#F6F7F9",
-    "link": "#005A8C",
-    "mark": "#E6F1F8",
-    "blue": BLUE,
-    "vermilion": VERMILION,
-    "green": GREEN,
-}
-_DARK = {
-    "ground": "#0D0F12",
-    "link": "#7CC4F0",
-    "mark": "#1B3344",
-    "blue": "#3D9BD6",
-    "vermilion": "#F08040",
-    "green": "#1DB98F",
-}
-
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="generator" content="raglane {version}">
-<meta name="description" content="{sentence}">
-<link rel="icon" href="data:,">
-<title>{name} - raglane inspect</title>
-<style>
-{style}
-</style>
-</head>
-<body>
-<a class="skip" href="#main">To the content</a>
-<header>
-<p class="kind">raglane inspect</p>
-<h1>{name}</h1>
-<p class="lead">{sentence}</p>
-<nav aria-label="Parts of this page"><ul>
-{links}
-</ul></nav>
-</header>
-<main id="main">
-{facts}
-{sections}
-</main>
-<footer>
-<p>{footer}</p>
-</footer>
-<script>
-{vega}
-</script>
-<script>
-{script}
-</script>
-</body>
-</html>
-"""
 
 
 def as_page(inspection: Inspection) -> bytes:
@@ -97,32 +36,16 @@ def as_page(inspection: Inspection) -> bytes:
     }
     machine = inspection.machine
     made = ", ".join(f"{name} {machine[name]}" for name in ("raglane", "torch", "Python"))
-    page = _PAGE.format(
-        version=shown(machine["raglane"]),
-        name=shown(inspection.contents.name),
-        sentence=shown(inspection.sentence),
-        style=_style(),
-        links="\n".join(f'<li><a href="#{name}">{title}</a></li>' for name, (title, _) in parts.items()),
-        facts=_facts(inspection),
-        sections="\n".join(html.section(name, title, inside) for name, (title, inside) in parts.items()),
-        footer=shown(f"Measured with {made} on {machine['processor']}, {machine['processors']} processors."),
-        vega=charts.script(),
-        script=_asset("page.js"),
+    return page(
+        "raglane inspect",
+        inspection.contents.name,
+        inspection.sentence,
+        _facts(inspection),
+        parts,
+        f"Measured with {made} on {machine['processor']}, {machine['processors']} processors.",
+        machine["raglane"],
+        charts.script(),
     )
-    return page.encode()
-
-
-def _style() -> str:
-    def colors(look: Look, more: dict[str, str]) -> str:
-        return " ".join(f"--{name}: {color};" for name, color in {**asdict(look), **more}.items())
-
-    light, dark = colors(LIGHT, _LIGHT), colors(DARK, _DARK)
-    themes = f":root {{ {light} }}\n@media screen and (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
-    return themes + _asset("page.css")
-
-
-def _asset(name: str) -> str:
-    return files("raglane.inspection").joinpath(name).read_text(encoding="utf-8").strip()
 
 
 def _facts(inspection: Inspection) -> str:
@@ -141,12 +64,7 @@ def _facts(inspection: Inspection) -> str:
 
 def _advice(inspection: Inspection) -> str:
     plan = inspection.plan
-    command = (
-        f'<div class="command"><pre><code id="command">'
-        f'{shown(inspection.command)}</code></pre><button type="button" id="copy">Copy</button></div>'
-        '<p id="copied" role="status"></p>'
-    )
-    parts = [html.paragraphs(f"Best: {plan.best}.", plan.why), command]
+    parts = [html.paragraphs(f"Best: {plan.best}.", plan.why), html.command(inspection.command)]
     if plan.tail:
         parts.append(html.paragraphs(plan.tail))
     if plan.busy:

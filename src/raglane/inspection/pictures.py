@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from raglane import plot
-from raglane.drawing import DARK
+from raglane.pages.svg import inline
 
 __all__ = ["LAYOUTS", "draw"]
 
@@ -39,33 +37,6 @@ def draw(lengths: Sequence[int], layout: str, prefix: str) -> str:
         >>> drawn[:4], "var(--paper)" in drawn, "<?xml" in drawn
         ('<svg', True, False)
     """
-    # No colour of data is one of the dark theme, whose colours the page can so replace by its own.
     with plot.theme("dark"):
         svg = LAYOUTS[layout][1](lengths)._repr_svg_()
-    for name, color in asdict(DARK).items():
-        svg = re.sub(re.escape(color), f"var(--{name})", svg, flags=re.IGNORECASE)
-    return _named(_shortened(svg), prefix)
-
-
-def _shortened(svg: str) -> str:
-    """The element alone, without what no browser needs, to a hundredth of a point."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<style.*?</style>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"\b(\d*[1-9]\d*\.\d\d)\d+", r"\1", svg)
-    size = re.search(r'width="([\d.]+)pt" height="([\d.]+)pt"', svg)
-    if size is not None:
-        svg = svg.replace(size[0], f'style="--wide: {size[1]}pt" aria-hidden="true" focusable="false"', 1)
-    return re.sub(r">\s+<", "><", re.sub(r"\s*\n\s*", " ", svg)).strip()
-
-
-def _named(svg: str, prefix: str) -> str:
-    """With short names that no other picture of the page has, for what is referred to, and none for the rest."""
-    used = dict.fromkeys(re.findall(r'(?:href="|url\()#([^")]+)', svg))
-    short = {name: f"{prefix}{place}" for place, name in enumerate(used)}
-
-    def name(match: re.Match[str]) -> str:
-        return f' id="{short[match[1]]}"' if match[1] in short else ""
-
-    svg = re.sub(r' id="([^"]*)"', name, svg)
-    svg = re.sub(r'href="#([^"]+)"', lambda match: f'href="#{short[match[1]]}"', svg)
-    return re.sub(r"url\(#([^)]+)\)", lambda match: f"url(#{short[match[1]]})", svg).replace("xlink:href", "href")
+    return inline(svg, prefix)

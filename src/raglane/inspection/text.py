@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from raglane.data.lengths import Bin
 from raglane.errors import quote, shorten
 from raglane.inspection.batches import ORDERS
 from raglane.inspection.contents import Contents
 from raglane.inspection.inspect import Inspection
-from raglane.inspection.lengths import Bin
 
 __all__ = ["QUANTILES", "aligned", "data_facts", "histogram", "length_facts", "lines"]
 

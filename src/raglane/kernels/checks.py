@@ -183,7 +183,7 @@ def check_stack(
     for index, part in enumerate(weights):
         layer, direction = divmod(index, directions)
         width = directions * state_sizes[0] if layer else input_size
-        check_weights(cell, part, width, state_sizes, like, (layer, direction))
+        check_weights(cell.above() if layer else cell, part, width, state_sizes, like, (layer, direction))
 
 
 def check(request: Request) -> Request:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from raglane.cells.spec import CellSpec
-from raglane.errors import DispatchError, message
 from raglane.indexing import take_rows
+from raglane.kernels import graph
 from raglane.kernels.checks import check
 from raglane.kernels.contract import DirectionResult, Request, Result, Traits
 from raglane.kernels.layers import run_directions, run_layers
@@ -25,7 +25,7 @@ from raglane.kernels.walk import Moment, Order, Walk, walk
 from raglane.schedules import SCHEDULES
 from raglane.tracing import index_arithmetic, is_exporting
 
-__all__ = ["BACKEND", "ReferenceBackend"]
+__all__ = ["BACKEND", "ReferenceBackend", "run_direction"]
 
 
 class ReferenceBackend:
@@ -71,10 +71,6 @@ class ReferenceBackend:
             request: see :class:`~raglane.kernels.contract.Request`.
             schedule: a key of :data:`raglane.schedules.SCHEDULES`.
         """
-        if is_exporting():
-            rule = "a graph has no loop over as many steps as a batch happens to have"
-            fix = "export a layer that the cpu kernels run, see rl.explain(layer, batch)"
-            raise DispatchError(message("torch.export", f"cell {request.cell.name!r} in plain torch", rule, fix))
         if torch.compiler.is_dynamo_compiling():
             # As many steps as the schedule has: traced, the loop would be compiled anew for every batch.
             untraced: Callable[[Request, str], Result] = torch.compiler.disable(_run)
@@ -90,9 +86,13 @@ def _run(request: Request, schedule: str) -> Result:
     """See :meth:`ReferenceBackend.run`."""
     request = check(request)
     device = request.values.device
-    rule = SCHEDULES[schedule]
-    ready = _plan(schedule, request.host_lengths, request.directions, device)
-    run_layer = partial(run_directions, run=partial(_run_direction, ready, rule.holds_state))
+    run_layer: Callable[[Request], Result]
+    if is_exporting():
+        # A graph has no loop over as many steps as a batch happens to have: whatever the schedule, it is an operator.
+        run_layer = partial(graph.run_layer, graph.table_of(request.offsets, request.values.shape[0]))
+    else:
+        ready = _plan(schedule, request.host_lengths, request.directions, device)
+        run_layer = partial(run_directions, run=partial(_run_direction, ready, SCHEDULES[schedule].holds_state))
     if request.cell.follows_autocast:
         return run_layers(request, run_layer)
     # Asking whether it is enabled is an error on a device that has no autocast, such as meta.
@@ -112,6 +112,19 @@ def _plan(schedule: str, lengths: Tensor, directions: int, device: torch.device)
 # ---------------------------------------------------------------------------------------------------------------
 # One layer in one direction
 # ---------------------------------------------------------------------------------------------------------------
+
+
+def run_direction(layer: Request, weights: Any, state: tuple[Tensor, ...], reverse: bool) -> DirectionResult:
+    """Run one layer in one direction by itself, in lanes.
+
+    Args:
+        layer: what is read and needed; its weights and state are not looked at.
+        weights: those of this direction.
+        state: its initial states, one ``(B, size)`` per state of the cell.
+        reverse: whether each sequence is read from its end; what comes back is in the order of the values.
+    """
+    ready = _plan("lanes", layer.host_lengths, 2 if reverse else 1, layer.values.device)
+    return _run_direction(ready, SCHEDULES["lanes"].holds_state, layer, weights, state, reverse)
 
 
 def _run_direction(

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from raglane.cells.spec import Weights
-from raglane.errors import DispatchError, message
 from raglane.indexing import place_rows, take_rows
 from raglane.kernels import reference
 from raglane.kernels.checks import check, check_stack
@@ -58,9 +57,8 @@ class TorchBackend:
         if request.layout is not None:
             return _run_as_it_came(request, request.layout)
         if is_exporting():
-            rule = "a graph cannot hold the order of a batch that only its lengths say"
-            fix = "export it with a tensor without lengths, or on a machine with the cpu kernels"
-            raise DispatchError(message("torch.export", "torch's kernels on sequences of any length", rule, fix))
+            # A graph cannot hold the order of a batch that only its lengths say.
+            return reference.BACKEND.run(request, schedule)
         request = check(request)
         # Torch's kernels refuse a batch without a single element, and have no rule for some forward-mode derivatives.
         if request.values.shape[0] == 0 or has_tangent(request.tensors()):

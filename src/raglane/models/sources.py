@@ -270,14 +270,20 @@ class Source:
             A column or None by the names of :class:`ColumnNames`.
         """
         from raglane.data.records import LISTS
+        from raglane.data.statistics import Counted
 
         found = records.columns
         guessed: dict[str, Any] = {"sequence": found.sequence, "label": found.label, "split": found.split}
         for name in LISTS:
             names = getattr(found, name)
             guessed[name] = None if names is None else list(names)
+        if isinstance(records, Counted):
+            # What a folder was converted with is what other data is to be read with.
+            guessed["tokens"] = None if found.tokens is None else "yes" if found.tokens else "no"
+            guessed["time_gaps"] = found.time_gaps
         given = asdict(self.columns)
-        kept = {name: guessed.get(name) if named in (None, []) else named for name, named in given.items()}
+        kept = {name: guessed.get(name) if named in (None, [], False) else named for name, named in given.items()}
+        kept["time_gaps"] = bool(kept["time_gaps"])
         # Of the named ones and those that were found.
         return kept | {"categorical": guessed["categorical"] or kept["categorical"]}
 

@@ -123,28 +123,21 @@ def planned(settings: Settings, training: Records | Dataset) -> tuple[Settings, 
     return settings, f"batches: {count_of(settings.batch_size, 'sequence')} {kind}. {found.why}"
 
 
-def _draw_curves(folder: Path, result: TrainingResult) -> None:
+def _draw_curves(folder: Path, result: TrainingResult, title: str) -> None:
     """Draw the history of a run in its folder, if there is any yet."""
     from raglane.files import write_file
     from raglane.report.figures import curves_png
 
     if result.state.history:
-        title = f"Training of {folder.name}"
         png = curves_png(result.state.history, result.metric, title, result.state.best_epoch)
         write_file(folder / "curves.png", png)
 
 
-def _draw_until_divergence(folder: Path, settings: Settings) -> None:
-    """Draw the history of a run that ran away, where it came to a checkpoint.
-
-    Args:
-        folder: of the run.
-        settings: of the run.
-    """
+def _draw_until_divergence(folder: Path, settings: Settings, title: str) -> None:
+    """Draw the history of a run that ran away, where it came to a checkpoint."""
     if find(folder, DESCRIPTION).is_file() and load_description(folder).diverged is not None:
-        _draw_curves(
-            folder, TrainingResult(folder, TASKS[settings.task].terms(settings)[0], load_state(find(folder, LAST))[0])
-        )
+        state = load_state(find(folder, LAST))[0]
+        _draw_curves(folder, TrainingResult(folder, TASKS[settings.task].terms(settings)[0], state), title)
 
 
 def run_training(
@@ -156,7 +149,7 @@ def run_training(
     watcher: Any = None,
     **more: Any,
 ) -> TrainingResult:
-    """Train, and draw the history in the run's folder, however the training ends.
+    """Train, and draw the history in the run's folder, however the training ends; at its end, write the model card.
 
     Args:
         settings: of the run.
@@ -169,16 +162,22 @@ def run_training(
     Raises:
         DivergedError: the training ran away; its history is drawn where it came to a checkpoint.
     """
+    from raglane.models.card import Parts, about, write_card
+
+    data = more.get("data") or {}
+    parts = Parts(training, validation, more.get("test"), data.get("path"), in_memory=not data)
     try:
-        config = run_config(settings, more.get("data") or {})
+        config = run_config(settings, data)
         result = train(settings, training, validation, folder, watcher=watcher, config=config, **more)
     except DivergedError:
         if folder is not None:
-            _draw_until_divergence(folder, settings)
+            _draw_until_divergence(folder, settings, about(parts, settings))
         raise
     finally:
         if watcher is not None:
             watcher.close()
     if folder is not None:
-        _draw_curves(folder, result)
+        _draw_curves(folder, result, about(parts, settings))
+        if result.stopped_by is None:
+            write_card(folder, settings, result, parts)
     return result

@@ -9,26 +9,28 @@ from raglane.nn.pooling import AttentionPooling, Pooling
 from raglane.nn.recurrent.any_cell import Recurrent
 from raglane.nn.recurrent.carry import carry
 from raglane.nn.recurrent.cell_layers import (
-    QRNN,
-    SRU,
+    GRUD,
+    SLSTM,
+    CfC,
     CoupledLSTM,
-    IndRNN,
     LayerNormGRU,
     LayerNormLSTM,
-    MinGRU,
-    MinLSTM,
     PeepholeLSTM,
 )
+from raglane.nn.recurrent.elementwise_layers import QRNN, SRU, IndRNN, MinGRU, MinLSTM
 from raglane.nn.recurrent.torch_layers import GRU, LSTM, RNN
 
 __all__ = [
     "CRF",
     "GRU",
+    "GRUD",
     "LSTM",
     "QRNN",
     "RNN",
+    "SLSTM",
     "SRU",
     "AttentionPooling",
+    "CfC",
     "CoupledLSTM",
     "IndRNN",
     "LayerNormGRU",

@@ -13,16 +13,15 @@ from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
 from raglane.nn.arguments import check_count, check_dropout, check_dtype, check_signature
 from raglane.nn.pooling import POOLINGS
 from raglane.nn.recurrent.cell_layers import (
-    QRNN,
-    SRU,
+    GRUD,
+    SLSTM,
+    CfC,
     CoupledLSTM,
-    IndRNN,
     LayerNormGRU,
     LayerNormLSTM,
-    MinGRU,
-    MinLSTM,
     PeepholeLSTM,
 )
+from raglane.nn.recurrent.elementwise_layers import QRNN, SRU, IndRNN, MinGRU, MinLSTM
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.nn.recurrent.torch_layers import GRU, LSTM, RNN
 from raglane.ragged import Ragged
@@ -40,6 +39,9 @@ LAYERS: dict[str, Callable[..., RecurrentLayer]] = {
     "minlstm": MinLSTM,
     "peephole_lstm": PeepholeLSTM,
     "coupled_lstm": CoupledLSTM,
+    "slstm": SLSTM,
+    "grud": GRUD,
+    "cfc": CfC,
 }
 """The recurrent layers by name."""
 

@@ -66,13 +66,13 @@ def row_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
 def _has_kernel(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether the cpu kernels compute a product; what is wrong with one is for torch to say."""
     return (
-        input.is_cpu
+        not records_operators()  # first: the number of rows may be a symbol
+        and input.is_cpu
         and input.dtype in (torch.float32, torch.float64)
         and all(part.is_cpu and part.dtype is input.dtype for part in (weight, bias) if part is not None)
         and input.numel() > 0
         and input.shape[-1:] == weight.shape[1:]
         and not torch.is_autocast_enabled("cpu")
-        and not records_operators()
         and not is_jit_traced()
         and not is_transformed(input)
         and has_cell(_CELL.name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -107,19 +106,11 @@ class Picture:
             raise ArgumentError(
                 message("path", quote(str(path)), rule, "for other formats call picture.figure.savefig")
             )
-        Path(path).write_bytes(self._svg() if suffix == ".svg" else drawing.png(self.figure, _DPI))
-
-    def _svg(self) -> bytes:
-        from matplotlib import rc_context
-
-        content = io.BytesIO()
-        with rc_context({"svg.hashsalt": "raglane", "svg.fonttype": "path"}):
-            self.figure.savefig(content, format="svg", metadata={"Date": None})
-        return content.getvalue()
+        Path(path).write_bytes(drawing.svg(self.figure) if suffix == ".svg" else drawing.png(self.figure, _DPI))
 
     def _repr_svg_(self) -> str | None:
         """What a notebook shows."""
-        return None if self.is_given else self._svg().decode()
+        return None if self.is_given else drawing.svg(self.figure).decode()
 
 
 class Box(NamedTuple):

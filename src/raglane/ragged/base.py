@@ -72,6 +72,11 @@ class FlatBatch:
 
     def __len__(self) -> int:
         """The number of sequences, B."""
+        return self._count
+
+    @property
+    def _count(self) -> int:
+        """B as it stands in a graph, where Python's ``len`` would make a constant of it."""
         return self._offsets.shape[0] - 1
 
     # -- what it holds ----------------------------------------------------------------------------------------------
@@ -178,7 +183,7 @@ class FlatBatch:
         """
         if self._offsets is other._offsets:
             return
-        if len(self) != len(other):
+        if self._count != other._count:
             got, rule = f"{len(self)} sequences", f"as many as {whose}, {len(other)}"
         elif self._values.shape[0] != other._values.shape[0]:
             got, rule = f"{self._values.shape[0]} elements", f"as many as {whose}, {other._values.shape[0]}"

@@ -1,20 +1,23 @@
-"""Pictures of a training run and of its mistakes, as PNG."""
+"""Pictures of a training run and of its mistakes: as PNG, or as SVG for a page, in the colours of the dark theme."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from raglane.drawing import BLUE, LIGHT, VERMILION, frame, new_figure, png, title_of
+from raglane.drawing import BLUE, DARK, GREEN, LIGHT, VERMILION, Look, frame, new_figure, png, svg, title_of
 from raglane.errors import printable, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-__all__ = ["confusion_png", "curves_png", "points_png"]
+__all__ = ["by_length_svg", "confusion_png", "curves_png", "curves_svg", "lengths_svg", "points_png", "points_svg"]
 
 _DPI = 150
+# Bars of a histogram, at most.
+_BARS = 60
 
 
 def curves_png(history: Sequence[dict[str, float]], metric: str, title: str, best_epoch: int = 0) -> bytes:
@@ -38,14 +41,23 @@ def curves_png(history: Sequence[dict[str, float]], metric: str, title: str, bes
         >>> curves_png([row], "accuracy", "a run")[1:4]
         b'PNG'
     """
-    figure = new_figure(9.0, 3.6, "train")
-    title_of(figure, title)
+    return png(_curves(history, metric, title, best_epoch, LIGHT), _DPI)
+
+
+def curves_svg(history: Sequence[dict[str, float]], metric: str, title: str, best_epoch: int = 0) -> str:
+    """The same as :func:`curves_png`, for a page."""
+    return svg(_curves(history, metric, title, best_epoch, DARK)).decode()
+
+
+def _curves(history: Sequence[dict[str, float]], metric: str, title: str, best_epoch: int, look: Look) -> Figure:
+    figure = new_figure(9.0, 3.6, "train", look)
+    title_of(figure, title, look)
     from matplotlib.ticker import MaxNLocator
 
     epochs = [row["epoch"] for row in history]
     for place, name in enumerate(("loss", metric)):
         axes = figure.add_subplot(1, 2, place + 1)
-        frame(axes)
+        frame(axes, look)
         for part, color in (("train", BLUE), ("validation", VERMILION)):
             if f"{part}_{name}" in history[0]:
                 values = [row[f"{part}_{name}"] for row in history]
@@ -53,18 +65,18 @@ def curves_png(history: Sequence[dict[str, float]], metric: str, title: str, bes
                 axes.plot(epochs, values, color=color, label=label, linewidth=1.8, marker="o", markersize=3)
         baseline = next((key for key in history[0] if key.endswith(f"_{name}") and _is_baseline(key)), None)
         if baseline is not None:
-            axes.axhline(history[-1][baseline], color=LIGHT.faint, linestyle="--", label=baseline.split("_")[0])
+            axes.axhline(history[-1][baseline], color=look.faint, linestyle="--", label=baseline.split("_")[0])
         if best_epoch:
-            axes.axvline(best_epoch, color=LIGHT.ink, linestyle=":", linewidth=1, label=f"best (epoch {best_epoch})")
+            axes.axvline(best_epoch, color=look.ink, linestyle=":", linewidth=1, label=f"best (epoch {best_epoch})")
         axes.set_xlabel("epoch")
         axes.set_title(name, fontsize=11)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.legend(frameon=False, fontsize=9)
+        axes.legend(frameon=False, fontsize=9, labelcolor=look.ink)
         if name == "accuracy":
             axes.set_ylim(None, 1.02)
         else:
             axes.set_ylim(0, None)
-    return png(figure, _DPI)
+    return figure
 
 
 def confusion_png(matrix: Sequence[Sequence[int]], labels: Sequence[str], title: str) -> bytes:
@@ -132,18 +144,82 @@ def points_png(points: Sequence[tuple[float, float]], title: str) -> bytes:
         >>> points_png([(1.0, 1.5), (2.0, 1.8)], "a run")[1:4]
         b'PNG'
     """
-    figure = new_figure(4.8, 4.8, "train")
-    title_of(figure, title)
+    return png(_points(points, title, LIGHT), _DPI)
+
+
+def points_svg(points: Sequence[tuple[float, float]], title: str) -> str:
+    """The same as :func:`points_png`, for a page."""
+    return svg(_points(points, title, DARK)).decode()
+
+
+def _points(points: Sequence[tuple[float, float]], title: str, look: Look) -> Figure:
+    figure = new_figure(4.8, 4.8, "train", look)
+    title_of(figure, title, look)
     axes = figure.add_subplot(1, 1, 1)
-    frame(axes)
+    frame(axes, look)
     true, told = zip(*points, strict=True)
     ends = [min(true), max(true)]
-    axes.plot(ends, ends, color=LIGHT.faint, linestyle="--", linewidth=1, label="as it is")
+    axes.plot(ends, ends, color=look.faint, linestyle="--", linewidth=1, label="as it is")
     axes.plot(true, told, color=BLUE, linestyle="", marker="o", markersize=3, alpha=0.5, label="predicted")
     axes.set_xlabel("true")
     axes.set_ylabel("predicted")
-    axes.legend(frameon=False, fontsize=9)
-    return png(figure, _DPI)
+    axes.legend(frameon=False, fontsize=9, labelcolor=look.ink)
+    return figure
+
+
+def lengths_svg(parts: Mapping[str, Sequence[int]], title: str) -> str:
+    """How many sequences have which length, for a page.
+
+    Args:
+        parts: the lengths of the sequences of each part of the data, by its name; at least one sequence in all.
+        title: above it.
+
+    Example:
+        >>> lengths_svg({"training": [3, 4, 4]}, "a run")[:5]
+        '<?xml'
+    """
+    figure = new_figure(9.0, 3.0, "train", DARK)
+    title_of(figure, title, DARK)
+    axes = figure.add_subplot(1, 1, 1)
+    frame(axes, DARK)
+    longest = max(max(lengths, default=0) for lengths in parts.values())
+    least = min(min(lengths, default=longest) for lengths in parts.values())
+    width = -(-(longest - least + 1) // _BARS)
+    edges = [least - 0.5 + width * place for place in range((longest - least) // width + 2)]
+    colors = (BLUE, VERMILION, GREEN)
+    # One upon the other, as stairs: bars side by side would be too thin.
+    for (name, lengths), color in zip(parts.items(), colors, strict=False):
+        axes.hist(lengths, bins=edges, color=color, label=f"{name}: {len(lengths):,}", histtype="step", linewidth=1.8)
+    axes.set_yscale("symlog", linthresh=10)
+    axes.set_xlabel("steps of a sequence")
+    axes.set_ylabel("sequences")
+    axes.yaxis.set_major_formatter(lambda count, _: f"{count:,.0f}")
+    axes.legend(frameon=False, fontsize=9, labelcolor=DARK.ink)
+    return svg(figure).decode()
+
+
+def by_length_svg(rows: Sequence[Mapping[str, Any]], names: Sequence[str], title: str) -> str:
+    """A metric and the loss, by the length of sequences, for a page.
+
+    Args:
+        rows: one per range of lengths, with ``lengths`` in words, ``sequences`` and the numbers.
+        names: which of the numbers to draw, one picture each.
+        title: above them.
+
+    Example:
+        >>> by_length_svg([{"lengths": "1 to 3", "sequences": 2, "loss": 0.5}], ["loss"], "a run")[:5]
+        '<?xml'
+    """
+    figure = new_figure(9.0, 3.0, "train", DARK)
+    title_of(figure, title, DARK)
+    for place, name in enumerate(names):
+        axes = figure.add_subplot(1, len(names), place + 1)
+        frame(axes, DARK, grid="y")
+        axes.bar([row["lengths"] for row in rows], [row[name] for row in rows], color=BLUE, width=0.7)
+        axes.set_title(name.replace("_", " "), fontsize=11)
+        axes.set_xlabel("steps of a sequence")
+        axes.tick_params(axis="x", labelsize=9)
+    return svg(figure).decode()
 
 
 def _write_counts(axes: Axes, matrix: Sequence[Sequence[int]], shares: Sequence[Sequence[float]], size: float) -> None:

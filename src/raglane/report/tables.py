@@ -8,10 +8,11 @@ from typing import Any
 
 from raglane.errors import printable, shorten
 
-__all__ = ["confusion_table", "rows_table"]
+__all__ = ["class_rows", "confusion_table", "rows_table"]
 
 # Characters of a label.
 _WIDEST = 60
+_SCORES = ("recall", "precision", "F1")
 
 
 def confusion_table(matrix: Sequence[Sequence[int]], labels: Sequence[str]) -> str:
@@ -31,9 +32,9 @@ def confusion_table(matrix: Sequence[Sequence[int]], labels: Sequence[str]) -> s
         a                 3  1   0.750      1.000  0.857
         b                 .  2   1.000      0.667  0.800
     """
-    scores = [_scores(matrix, place) for place in range(len(labels))]
+    scores = [[_score(row[name]) for name in _SCORES] for row in class_rows(matrix, labels)]
     labels = [shorten(printable(label), _WIDEST) for label in labels]
-    header = ["true \\ predicted", *labels, "recall", "precision", "F1"]
+    header = ["true \\ predicted", *labels, *_SCORES]
     rows = [
         [label, *(str(count) if count else "." for count in counts), *score]
         for label, counts, score in zip(labels, matrix, scores, strict=True)
@@ -68,17 +69,36 @@ def rows_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _cell(value: Any) -> str:
     if isinstance(value, float):
-        return "-" if math.isnan(value) else f"{value:.3f}"
+        return _score(value)
     return shorten(printable(str(value)), _WIDEST)
 
 
-def _scores(matrix: Sequence[Sequence[int]], place: int) -> tuple[str, str, str]:
-    """Recall, precision and F1 of one class."""
-    right = matrix[place][place]
-    true = sum(matrix[place])
-    predicted = sum(row[place] for row in matrix)
-    return _share(right, true), _share(right, predicted), _share(2 * right, true + predicted)
+def class_rows(matrix: Sequence[Sequence[int]], labels: Sequence[str]) -> list[dict[str, Any]]:
+    """Of each class how good it is told, and how often it is there.
+
+    Args:
+        matrix: as :func:`confusion_table` takes it.
+        labels: the ``K`` names.
+
+    Returns:
+        A row per class; a score that has nothing to count is NaN.
+
+    Example:
+        >>> class_rows([[3, 1], [0, 2]], ["a", "b"])[0]
+        {'label': 'a', 'recall': 0.75, 'precision': 1.0, 'F1': 0.8571428571428571, 'count': 4}
+    """
+    predicted = [sum(column) for column in zip(*matrix, strict=True)]
+    rows = []
+    for place, label in enumerate(labels):
+        right, true, told = matrix[place][place], sum(matrix[place]), predicted[place]
+        scores = (_share(right, true), _share(right, told), _share(2 * right, true + told))
+        rows.append({"label": label, **dict(zip(_SCORES, scores, strict=True)), "count": true})
+    return rows
 
 
-def _share(part: int, whole: int) -> str:
-    return f"{part / whole:.3f}" if whole else "-"
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else math.nan
+
+
+def _score(share: float) -> str:
+    return "-" if math.isnan(share) else f"{share:.3f}"

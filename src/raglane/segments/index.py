@@ -5,9 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from raglane.tracing import index_arithmetic
+from raglane.tracing import index_arithmetic, is_exporting
 
-__all__ = ["element_index", "lengths_from_offsets", "offsets_from_lengths", "positions", "segment_ids"]
+__all__ = [
+    "element_index",
+    "lengths_from_offsets",
+    "offsets_from_lengths",
+    "owners",
+    "positions",
+    "repeated",
+    "segment_ids",
+]
 
 
 @index_arithmetic
@@ -60,7 +68,7 @@ def segment_ids(offsets: Tensor, total: int) -> Tensor:
     """
     count = offsets.shape[0] - 1
     sequences = torch.arange(count, device=offsets.device)
-    return torch.repeat_interleave(sequences, offsets.diff(), output_size=total)
+    return repeated(sequences, offsets.diff(), total)
 
 
 def positions(offsets: Tensor, total: int) -> Tensor:
@@ -77,7 +85,7 @@ def positions(offsets: Tensor, total: int) -> Tensor:
         >>> positions(torch.tensor([0, 2, 2, 5]), 5).tolist()
         [0, 1, 0, 1, 2]
     """
-    starts = torch.repeat_interleave(offsets[:-1], offsets.diff(), output_size=total)
+    starts = repeated(offsets[:-1], offsets.diff(), total)
     return torch.arange(total, device=offsets.device) - starts
 
 
@@ -97,7 +105,45 @@ def element_index(starts: Tensor, lengths: Tensor, total: int) -> Tensor:
         [7, 8, 0, 1, 2]
     """
     shifts = starts - offsets_from_lengths(lengths)[:-1]
-    return torch.arange(total, device=starts.device) + torch.repeat_interleave(shifts, lengths, output_size=total)
+    return torch.arange(total, device=starts.device) + repeated(shifts, lengths, total)
+
+
+def owners(ends: Tensor, total: int) -> Tensor:
+    """What :func:`segment_ids` gives, by operators that ONNX has: how many sequences have ended before each element.
+
+    Args:
+        ends: ``(B,)`` int64, where each sequence ends.
+        total: ``N``.
+
+    Returns:
+        ``(N,)`` int64.
+
+    Example:
+        >>> owners(torch.tensor([2, 2, 5]), 5).tolist()
+        [0, 0, 2, 2, 2]
+    """
+    ended = torch.zeros(total + 1, dtype=torch.int64, device=ends.device)
+    return ended.index_add(0, ends, torch.ones_like(ends)).cumsum(0)[:total]
+
+
+def repeated(rows: Tensor, repeats: Tensor, total: int) -> Tensor:
+    """Each row as often as is said: what :func:`torch.repeat_interleave` gives, also in a graph that is exported.
+
+    Args:
+        rows: ``(M, *features)``.
+        repeats: ``(M,)`` int64.
+        total: the sum of ``repeats``.
+
+    Returns:
+        ``(total, *features)``.
+
+    Example:
+        >>> repeated(torch.tensor([7, 8, 9]), torch.tensor([2, 0, 1]), 3).tolist()
+        [7, 7, 9]
+    """
+    if is_exporting():
+        return rows.index_select(0, owners(repeats.cumsum(0), total))
+    return torch.repeat_interleave(rows, repeats, output_size=total)
 
 
 # ---------------------------------------------------------------------------------------------------------------

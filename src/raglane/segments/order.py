@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from raglane.indexing import take_rows
-from raglane.segments.index import positions
+from raglane.segments.index import positions, repeated
 from raglane.segments.reductions import scalar, spread
 
 __all__ = ["cumsum", "reverse", "reverse_index", "shift"]
@@ -88,7 +88,7 @@ def reverse_index(offsets: Tensor, total: int) -> Tensor:
         [1, 0, 4, 3, 2]
     """
     ends = offsets[:-1] + offsets[1:] - 1
-    mirrored = torch.repeat_interleave(ends, offsets.diff(), output_size=total)
+    mirrored = repeated(ends, offsets.diff(), total)
     return mirrored - torch.arange(total, device=offsets.device)
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from raglane.segments.index import segment_ids
+from raglane.tracing import is_exporting
 
 __all__ = ["first", "last", "logsumexp", "max", "mean", "min", "scalar", "softmax", "spread", "sum"]
 
@@ -29,6 +30,10 @@ def _where_empty(per_sequence: Tensor, offsets: Tensor, empty: float) -> Tensor:
 
 def _pick(values: Tensor, offsets: Tensor, index: Tensor, empty: float) -> Tensor:
     """Rows of ``values`` at ``index``, one per sequence, and ``empty`` for the sequences that have none."""
+    if is_exporting():
+        # One graph for batches with and without elements: what an empty sequence gives is one row more.
+        rows = torch.cat([values, values.new_full((1, *values.shape[1:]), empty)])
+        return rows.index_select(0, torch.where(offsets.diff() == 0, values.shape[0], index))
     if values.shape[0] == 0:
         # A sum of nothing is zeros that hang on the graph, so that a backward pass goes through.
         return _where_empty(sum(values, offsets).to(values.dtype), offsets, empty)

@@ -19,10 +19,12 @@ from raglane.lock import LOCK, locked
 
 __all__ = [
     "BEST",
+    "CARD",
     "CONFIG",
     "CURVES",
     "DESCRIPTION",
     "LAST",
+    "REPORT",
     "RUN_FILES",
     "RUN_FOLDERS",
     "at_work",
@@ -37,11 +39,12 @@ __all__ = [
 DESCRIPTION = "run.json"
 CONFIG = "run.toml"
 CURVES = "curves.csv"
+CARD, REPORT = "card.md", "report.html"
 LAST, BEST = "last", "best"
 
 # Everything that a run leaves in its folder; --overwrite replaces these and touches nothing else.
 _EVALUATED = ("evaluation.json", "confusion.png", "confusion.txt", "table.txt", "points.png")
-RUN_FILES = (DESCRIPTION, CONFIG, CURVES, "curves.png", *_EVALUATED)
+RUN_FILES = (DESCRIPTION, CONFIG, CURVES, "curves.png", CARD, REPORT, *_EVALUATED)
 RUN_FOLDERS = (BEST, LAST)
 
 # Where a run that is to be replaced waits, and the order in which it moves there.

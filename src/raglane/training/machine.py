@@ -7,6 +7,7 @@ from dataclasses import fields
 
 import torch
 
+from raglane.data.missing import BLOCKS
 from raglane.errors import ArgumentError, argument, message
 from raglane.memory import FLOAT, TRAINED_TENSOR, check_memory
 from raglane.training.inference import pick_device
@@ -40,7 +41,8 @@ def check_machine(settings: Settings) -> torch.device:
             raise ArgumentError(message(name, f"{count}", f"at most {most} on this machine", "pass a smaller number"))
     device = pick_device(settings.device)
     smallest = {part.name: getattr(settings, part.name) for part in fields(ModelConfig) if hasattr(settings, part.name)}
-    check_size(ModelConfig(**smallest | {"input_size": 1, "output_size": 1, "embedding": None}), settings, device)
+    sizes = {"input_size": BLOCKS[settings.missing], "output_size": 1, "embedding": None}
+    check_size(ModelConfig(**smallest | sizes), settings, device)
     return device
 
 

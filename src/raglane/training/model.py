@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raglane.data.preprocess import Preprocessor
+from raglane.data.records import TIME_GAP
+from raglane.errors import ArgumentError, message, quote
 from raglane.native.cells import has_cell
 from raglane.nn import SequenceEncoder, carry
 from raglane.nn.arguments import check_count
@@ -36,6 +38,8 @@ class ModelConfig(ModelSettings):
         output_size: classes, or the channels to forecast.
         embedding: size of a token's embedding, and the most of a category's; None where there are neither.
         per_element: whether the head answers for each element; None goes by the task.
+        gap_column: the channel that holds the time since the element before, for a cell that reads times; None where
+            there is none.
         categories: how many categories, or tokens, each of the last channels tells apart; [] where all are numbers.
 
     Raises:
@@ -50,6 +54,7 @@ class ModelConfig(ModelSettings):
     output_size: int
     embedding: int | None = None
     per_element: bool | None = None
+    gap_column: int | None = None
     categories: list[int] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -104,8 +109,12 @@ class ModelConfig(ModelSettings):
             "output_size": TASKS[settings.task].output_size(preprocessor),
             "embedding": chosen["embedding"] if preprocessor.is_tokens or preprocessor.categories else None,
             "per_element": preprocessor.per_element,
+            "gap_column": _gap_column(settings, preprocessor),
             "categories": list(preprocessor.categories),
         }
+        if settings.layer == "grud" and (preprocessor.is_tokens or preprocessor.features):
+            rule = "the cell grud reads features of elements, and no tokens, categories or features of whole sequences"
+            raise ArgumentError(message("layer", quote(settings.layer), rule, "choose another cell, or other columns"))
         return cls(**chosen | sizes)
 
     @property
@@ -132,6 +141,8 @@ class ModelConfig(ModelSettings):
             del options[name]
         if self.per_element:
             options["pooling"] = None
+        if self.gap_column is not None:
+            options["gap_column"] = self.gap_column
         sizes = {"hidden_size": options.pop("hidden"), "num_layers": options.pop("layers")}
         if self.has_plain_tokens:
             return SequenceEncoder(self.input_size, embedding=self.embedding, **sizes, **options)
@@ -153,7 +164,9 @@ class ModelConfig(ModelSettings):
         """
         sizes = ["input_size", "output_size", "hidden", "layers", *(() if self.embedding is None else ("embedding",))]
         smallest: dict[str, Any] = {name: min(1, check_count(name, getattr(self, name))) for name in sizes}
-        smallest["categories"] = []
+        del smallest["input_size"]  # some cells read their columns in blocks
+        if self.categories:
+            smallest |= {"categories": [], "embedding": None}
         with torch.device("meta"):
             cell = SequenceModel(dataclasses.replace(self, **smallest)).encoder.recurrent.cell
         states, directions = cell.state_sizes(self.hidden), 2 if self.bidirectional else 1
@@ -166,8 +179,8 @@ class ModelConfig(ModelSettings):
         if self.embedding is not None and self.has_plain_tokens:
             shapes.append((1, (self.input_size, self.embedding)))
         shapes += [(1, shape) for shape in self.embeddings]
-        for layers, size in ((1, self.width), (self.layers - 1, width)):
-            shapes += [(layers * directions, shape) for shape in cell.shapes(size, self.hidden).values() if shape]
+        for layers, spec, size in ((1, cell, self.width), (self.layers - 1, cell.above(), width)):
+            shapes += [(layers * directions, shape) for shape in spec.shapes(size, self.hidden).values() if shape]
         if self.initial_state == "learned":
             shapes += [(1, (rows, size)) for size in states]
         if self.initial_state == "lengths":
@@ -194,11 +207,20 @@ class ModelConfig(ModelSettings):
             "input_size": preprocessor.input_size,
             "output_size": TASKS[self.task].output_size(preprocessor),
             "per_element": preprocessor.per_element,
+            "gap_column": _gap_column(self, preprocessor),
             "categories": list(preprocessor.categories),
         }
         for name, value in fitting.items():
             if getattr(self, name) != value:
                 raise ValueError(f"model.{name} = {getattr(self, name)!r} with a preprocessor that gives {value!r}")
+
+
+def _gap_column(settings: ModelSettings, preprocessor: Preprocessor) -> int | None:
+    """The channel that holds the times, for the cell that reads them."""
+    channels = preprocessor.channels
+    # A cell cannot read times alone.
+    is_there = settings.layer == "cfc" and TIME_GAP in channels and preprocessor.input_size > 1
+    return channels.index(TIME_GAP) if is_there else None
 
 
 class SequenceModel(nn.Module):

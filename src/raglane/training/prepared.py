@@ -130,10 +130,15 @@ def _refuse_in_memory(settings: Settings) -> None:
     if settings.steps is not None:
         fix = f"leave {argument('steps')} out, or train on the file itself"
         raise ArgumentError(message("steps", f"{settings.steps}", f"sequences are cut into chunks {there}", fix))
-    if settings.class_weights != "none" and settings.task == "tag":
+    if settings.class_weights != "none" and settings.task != "classify":
         fix = f"leave {argument('class_weights')} out, or train on the file itself"
         raise ArgumentError(
-            message("class_weights", repr(settings.class_weights), f"the labels of elements are counted {there}", fix)
+            message(
+                "class_weights",
+                repr(settings.class_weights),
+                f"labels are weighed {there}, but for one per sequence",
+                fix,
+            )
         )
 
 

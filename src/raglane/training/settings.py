@@ -46,14 +46,17 @@ LOSSES = {
     "language": ("cross_entropy",),
 }
 # The names in raglane.nn, which is not imported here: that would import torch.
-LAYERS = ("lstm", "gru", "rnn", "indrnn", "sru", "qrnn", "mingru", "minlstm", "peephole_lstm", "coupled_lstm")
+LAYERS = (
+    *("lstm", "gru", "rnn", "indrnn", "sru", "qrnn", "mingru", "minlstm"),
+    *("peephole_lstm", "coupled_lstm", "slstm", "grud", "cfc"),
+)
 NORMALISED_LAYERS = ("lstm", "gru")
 POOLINGS = ("summary", "last", "first", "mean", "max", "logsumexp", "attention")
 INITIAL_STATES = ("zeros", "learned", "lengths")
 SCHEDULES = ("constant", "cosine", "plateau")
 CLASS_WEIGHTS = ("none", "balanced")
 OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop")
-MISSING = ("error", "zero", "forward")
+MISSING = ("error", "zero", "forward", "elapsed")
 # The words of raglane.data.Limit, which is not imported here either.
 TOO_LONG = ("refuse", "drop", "split", "alone")
 DEVICES = ("auto", "cpu", "cuda")
@@ -163,6 +166,12 @@ class ModelSettings:
             "choose another cell, or leave it out",
         )
         self._refuse_pooling(self.task in ALWAYS_PER_ELEMENT)
+        self._refuse(
+            "layer",
+            self.layer == "grud" and self.task in FORWARDS,
+            f"the cell grud reads when each channel was seen, and the task {self.task} foretells what has not been",
+            "choose another cell",
+        )
         self._refuse(
             "initial_state",
             self.initial_state == "lengths" and self.task in FORWARDS,
@@ -317,7 +326,8 @@ class Settings(ModelSettings):
     )
     missing: str = option(
         "error",
-        "NaN or infinite features: refuse them, or fill them and add a was-missing channel each.",
+        "NaN or infinite features: refuse them, or fill them and add a was-missing channel each; elapsed: and how long "
+        "ago each was seen, which --cell grud reads.",
         DATA,
         choices=MISSING,
     )
@@ -344,6 +354,18 @@ class Settings(ModelSettings):
             self.too_long != "refuse" and self.batch_elements is None,
             f"a batch is limited by its sequences, and any fits, unless {argument('batch_elements')} is given",
             f"give {argument('batch_elements')}, or leave it out",
+        )
+        self._refuse(
+            "missing",
+            self.layer == "grud" and self.missing != "elapsed",
+            "the cell grud reads when each channel was seen",
+            f"pass {argument('missing', 'elapsed')}, or choose another cell",
+        )
+        self._refuse(
+            "missing",
+            self.missing == "elapsed" and self.task in FORWARDS,
+            f"when a channel was seen is not known of what the task {self.task} foretells",
+            "pass forward or zero",
         )
         for is_broken, rule in (
             (self.task not in ALWAYS_PER_ELEMENT, f"the task {self.task} has no answer before a sequence's end"),

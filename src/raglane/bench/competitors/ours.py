@@ -13,7 +13,7 @@ from raglane.bench.competitors import pytorch
 from raglane.bench.competitors.base import Answer, Forward, Runner, torch_runner
 from raglane.kernels import dispatch
 from raglane.nn.recurrent.accelerate import accelerate
-from raglane.nn.recurrent.cell_layers import QRNN, SRU, IndRNN, MinGRU, MinLSTM
+from raglane.nn.recurrent.elementwise_layers import QRNN, SRU, IndRNN, MinGRU, MinLSTM
 from raglane.nn.recurrent.explain import explain
 from raglane.nn.recurrent.inputs import read
 from raglane.nn.recurrent.request import plan_of, prepare

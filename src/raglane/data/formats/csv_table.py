@@ -13,7 +13,7 @@ from raglane.data.features import Feature
 from raglane.data.formats.base import choose_column, columns_argument, data_error, named_column
 from raglane.data.formats.labels import labels_in
 from raglane.data.formats.times import gaps_between, read_times, refuse_contradiction
-from raglane.data.records import Columns, offsets_of
+from raglane.data.records import TIME_GAP, Columns, offsets_of
 from raglane.data.targets import TASKS, Targets
 from raglane.errors import argument, quote, quote_all, require
 
@@ -287,7 +287,7 @@ def with_gaps(
         raise data_error(table.path, got, rule, "leave it out")
     gaps = gaps_between(table.entries[table.time])
     gaps[table.offsets[:-1]] = 0
-    return np.concatenate([values, gaps[:, None]], axis=1), (*channels, "time_gap")
+    return np.concatenate([values, gaps[:, None]], axis=1), (*channels, TIME_GAP)
 
 
 def labels_of(

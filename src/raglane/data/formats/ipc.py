@@ -82,18 +82,29 @@ def _files(path: Path, columns: Columns) -> tuple[list[Path], Columns]:
     if not path.is_dir():
         return [path], columns
     description = described(path)
-    return [path / shard["file"] for shard in description["shards"]], with_names(columns, description["columns"])
+    columns = with_names(columns, description["columns"])
+    features = description.get("features", [])
+    # The columns of the folder itself: numbers of several columns are channels of one here.
+    beside: dict[str, Any] = {
+        role: tuple(name for name, per_sequence, _ in features if per_sequence == of_sequences) or None
+        for role, of_sequences in (("features", False), ("static", True))
+    }
+    categorical = tuple(name for name, _, is_numbers in features if not is_numbers) or None
+    columns = replace(columns, sequence=description["columns"]["sequence"], categorical=categorical, **beside)
+    return [path / shard["file"] for shard in description["shards"]], columns
 
 
 def with_names(columns: Columns, names: Mapping[str, Any]) -> Columns:
-    """Columns with what nobody has said: names by their roles, and how texts were cut.
+    """Columns with what nobody has said: names by their roles, and how texts and numbers were read.
 
     Example:
         >>> with_names(Columns(label="kind"), {"label": "y", "sequence": "x"}).sequence
         'x'
     """
-    known: dict[str, Any] = {role: name for role, name in names.items() if getattr(columns, role) is None}
-    return replace(columns, **known)
+    known = {role: name for role, name in names.items() if getattr(columns, role) in (None, False)}
+    # What Python calls a tuple is a list in JSON.
+    lists = {role: tuple(name) for role, name in known.items() if isinstance(name, list)}
+    return replace(columns, **known | lists)
 
 
 @contextmanager

@@ -196,7 +196,7 @@ class Recurrent(RecurrentLayer):
     def _own_initial(self, batch: Ragged) -> Any:
         if self.initial_state != "zeros":
             return super()._own_initial(batch)
-        states = [_state_of(module, len(batch)) for module in self.cells]
+        states = [_state_of(module, batch._count) for module in self.cells]
         return one_or_tuple(tuple(torch.stack(parts) for parts in zip(*states, strict=True)))
 
 

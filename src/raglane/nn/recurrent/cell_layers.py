@@ -1,31 +1,27 @@
-"""Layers of the cells that torch does not have. Their arguments are those of torch's layers, see ``CellLayer``."""
+"""Layers of the cells that torch does not have and whose state meets a matrix, and ``CellLayer``, what they share."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar, Literal, Unpack
+from typing import Any, ClassVar, Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from raglane import cells
 from raglane.cells import CELLS, CellSpec
-from raglane.cells.elementwise import ElementwiseWeights
-from raglane.checks import check_flag
-from raglane.errors import ArgumentError, message
+from raglane.checks import check_flag, check_whole
 from raglane.nn.arguments import check_clip, check_count, check_dropout, check_dtype
 from raglane.nn.recurrent.layer import Options, RecurrentLayer
 
 __all__ = [
-    "QRNN",
-    "SRU",
+    "GRUD",
+    "SLSTM",
     "CellLayer",
+    "CfC",
     "CoupledLSTM",
-    "IndRNN",
     "LayerNormGRU",
     "LayerNormLSTM",
-    "MinGRU",
-    "MinLSTM",
     "PeepholeLSTM",
 ]
 
@@ -90,7 +86,7 @@ class CellLayer(RecurrentLayer):
         for index in range(num_layers):
             width = input_size if index == 0 else directions * cell.state_sizes(hidden_size)[0]
             for suffix in ("", "_reverse")[:directions]:
-                shapes = cell.shapes(width, hidden_size, bias)
+                shapes = (cell.above() if index else cell).shapes(width, hidden_size, bias)
                 self._all_weights.append([f"{name}_l{index}{suffix}" for name in shapes])
                 for name, shape in shapes.items():
                     parameter = None if shape is None else nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
@@ -126,96 +122,6 @@ class CellLayer(RecurrentLayer):
         """Read by name: parametrizations and functional_call replace them."""
         kind = self._cell.weights_type
         return tuple([kind(*[getattr(self, name) for name in names]) for names in self._all_weights])
-
-
-class IndRNN(CellLayer):
-    """The independently recurrent network on ragged batches: each unit remembers itself alone.
-
-    The equation and the paper stand in :mod:`raglane.cells.indrnn`. Deep stacks and long sequences are what it is for.
-
-    Args:
-        input_size, hidden_size, num_layers: sizes.
-        nonlinearity: ``"relu"`` or ``"tanh"``.
-        bias, batch_first, dropout, bidirectional, device, dtype: as torch's RNN has them.
-        max_length: the length of the longest sequence to be stable for: recurrent weights are held between
-            ``-2 ** (1 / max_length)`` and that (section 4.1 of the paper), so that a state at most doubles over such
-            a sequence. Without it they are not bounded.
-        **options: those of every layer, :class:`~raglane.nn.recurrent.layer.RecurrentLayer`.
-
-    Raises:
-        ArgumentError: an argument out of its range.
-
-    Example:
-        >>> from raglane import Ragged
-        >>> layer = IndRNN(3, 4, num_layers=2, max_length=1000)
-        >>> out, h = layer(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
-        >>> out.values.shape, h.shape
-        (torch.Size([7, 4]), torch.Size([2, 2, 4]))
-    """
-
-    _own: ClassVar[dict[str, Any]] = {"nonlinearity": "relu", "max_length": None}
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        nonlinearity: Literal["relu", "tanh"] = "relu",
-        bias: bool = True,
-        batch_first: bool = False,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        *,
-        max_length: int | None = None,
-        **options: Unpack[Options],
-    ) -> None:
-        self.nonlinearity, self.max_length = nonlinearity, max_length
-        super().__init__(
-            input_size,
-            hidden_size,
-            num_layers,
-            bias,
-            batch_first,
-            dropout,
-            bidirectional,
-            device,
-            dtype,
-            **options,
-        )
-
-    def _make_cell(self) -> CellSpec:
-        if self.nonlinearity not in ("relu", "tanh"):
-            got, rule = repr(self.nonlinearity), "'relu' or 'tanh'"
-            raise ArgumentError(message("nonlinearity", got, rule, "choose one of them"))
-        if self.max_length is not None:
-            check_count("max_length", self.max_length)
-        return CELLS[f"indrnn_{self.nonlinearity}"]
-
-    def _weights(self) -> tuple[ElementwiseWeights, ...]:
-        if self.max_length is None:
-            return super()._weights()
-        bound = 2 ** (1 / self.max_length)
-        apply: Any = _Bound.apply
-        return tuple([weights._replace(recurrent=apply(weights.recurrent, bound)) for weights in super()._weights()])
-
-
-class _Bound(torch.autograd.Function):
-    """Hold numbers within a bound, and their gradients from pushing them further out; inwards they may go."""
-
-    @staticmethod
-    def forward(ctx: Any, numbers: Tensor, bound: float) -> Tensor:
-        ctx.bound = bound
-        ctx.save_for_backward(numbers)
-        return numbers.clamp(-bound, bound)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (numbers,) = ctx.saved_tensors
-        # A step goes against the gradient.
-        outwards = ((numbers > ctx.bound) & (grad < 0)) | ((numbers < -ctx.bound) & (grad > 0))
-        return grad.masked_fill(outwards, 0.0), None
 
 
 class _ClippedLayer(CellLayer):
@@ -323,69 +229,124 @@ class LayerNormGRU(CellLayer):
         return CELLS["layernorm_gru"]
 
 
-class SRU(CellLayer):
-    """The simple recurrent unit on ragged batches: a gated memory without a matrix in the time loop.
+class SLSTM(CellLayer):
+    """The sLSTM on ragged batches: exponential gates, and a recurrence in heads.
 
-    The equations and the paper stand in :mod:`raglane.cells.sru`, the arguments in
-    :class:`~raglane.nn.recurrent.cell_layers.CellLayer`.
-
-    Example:
-        >>> from raglane import Ragged
-        >>> out, (h, c) = SRU(3, 4, bidirectional=True)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
-        >>> out.values.shape, h.shape
-        (torch.Size([7, 8]), torch.Size([2, 2, 4]))
-    """
-
-    def _make_cell(self) -> CellSpec:
-        return CELLS["sru"]
-
-
-class QRNN(CellLayer):
-    """The pooling of quasi-recurrent networks on ragged batches, with products of width one.
-
-    The equations and the paper stand in :mod:`raglane.cells.qrnn`, the arguments in
-    :class:`~raglane.nn.recurrent.cell_layers.CellLayer`.
+    The equations and the paper stand in :mod:`raglane.cells.slstm`, the arguments in
+    :class:`~raglane.nn.recurrent.cell_layers.CellLayer`; besides, ``heads`` divides the units into as many groups, each
+    of which reads only itself. The state is ``(h, c, n, m)``.
 
     Example:
         >>> from raglane import Ragged
-        >>> out, (h, c) = QRNN(3, 4, bidirectional=True)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
+        >>> out, (h, c, n, m) = SLSTM(3, 4, heads=2)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
+        >>> out.values.shape, n.shape
+        (torch.Size([7, 4]), torch.Size([1, 2, 4]))
+    """
+
+    _own: ClassVar[dict[str, Any]] = {"heads": 1}
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        heads: int = 1,
+        **options: Unpack[Options],
+    ) -> None:
+        self.heads = heads
+        super().__init__(
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            device,
+            dtype,
+            **options,
+        )
+
+    def _make_cell(self) -> CellSpec:
+        return cells.SLSTM(check_count("heads", self.heads))
+
+
+class GRUD(CellLayer):
+    """The GRU with decay on ragged batches: for missing values, and for times that are not evenly spaced.
+
+    An element has three columns for each channel: its value, whether it is missing, and the time since the channel was
+    last seen; :func:`raglane.data.observations` makes them. The equations and the paper stand in
+    :mod:`raglane.cells.grud`, the arguments in :class:`~raglane.nn.recurrent.cell_layers.CellLayer`.
+
+    Example:
+        >>> import raglane as rl
+        >>> series = rl.Ragged([torch.tensor([[1.0], [torch.nan], [3.0]]), torch.tensor([[torch.nan]])])
+        >>> out, h = GRUD(3, 4)(rl.data.observations(series))
         >>> out.values.shape, h.shape
-        (torch.Size([7, 8]), torch.Size([2, 2, 4]))
+        (torch.Size([4, 4]), torch.Size([1, 2, 4]))
     """
 
     def _make_cell(self) -> CellSpec:
-        return CELLS["qrnn"]
+        return CELLS["grud"]
 
 
-class MinGRU(CellLayer):
-    """The minimal GRU on ragged batches: its gate looks at the input alone.
+class CfC(CellLayer):
+    """The closed-form continuous-time network on ragged batches: for times that are not evenly spaced.
 
-    The equations and the paper stand in :mod:`raglane.cells.mingru`, the arguments in
-    :class:`~raglane.nn.recurrent.cell_layers.CellLayer`.
+    The equations and the paper stand in :mod:`raglane.cells.cfc`, the arguments in
+    :class:`~raglane.nn.recurrent.cell_layers.CellLayer`; besides, ``backbone_units`` is the size of the hidden layer
+    within a step (``hidden_size`` by default), and ``gap_column`` the column of the input that holds the time since the
+    element before (each step takes 1 without it). Layers above the first take 1.
 
     Example:
         >>> from raglane import Ragged
-        >>> out, h = MinGRU(3, 4, bidirectional=True)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
+        >>> out, h = CfC(3, 4, gap_column=2)(Ragged([torch.rand(5, 3), torch.rand(2, 3)]))
         >>> out.values.shape, h.shape
-        (torch.Size([7, 8]), torch.Size([2, 2, 4]))
+        (torch.Size([7, 4]), torch.Size([1, 2, 4]))
     """
 
+    _own: ClassVar[dict[str, Any]] = {"backbone_units": None, "gap_column": None}
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        backbone_units: int | None = None,
+        gap_column: int | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        self.backbone_units, self.gap_column = backbone_units, gap_column
+        super().__init__(
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            device,
+            dtype,
+            **options,
+        )
+
     def _make_cell(self) -> CellSpec:
-        return CELLS["mingru"]
-
-
-class MinLSTM(CellLayer):
-    """The minimal LSTM on ragged batches: its gates look at the input alone.
-
-    The equations and the paper stand in :mod:`raglane.cells.minlstm`, the arguments in
-    :class:`~raglane.nn.recurrent.cell_layers.CellLayer`.
-
-    Example:
-        >>> from raglane import Ragged
-        >>> out, h = MinLSTM(3, 4, bidirectional=True)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
-        >>> out.values.shape, h.shape
-        (torch.Size([7, 8]), torch.Size([2, 2, 4]))
-    """
-
-    def _make_cell(self) -> CellSpec:
-        return CELLS["minlstm"]
+        if self.backbone_units is not None:
+            check_count("backbone_units", self.backbone_units)
+        if self.gap_column is not None:
+            check_whole("gap_column", self.gap_column, 0, "count the columns from 0")
+        return cells.CfC(self.backbone_units, self.gap_column)

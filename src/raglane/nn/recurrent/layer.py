@@ -159,7 +159,7 @@ class RecurrentLayer(torch.nn.Module):
         if self.initial_state != "learned":
             return self.initial_module(batch)
         parts = [getattr(self, f"initial_{name}") for name in self.cell.states]
-        return one_or_tuple(tuple(part.unsqueeze(1).expand(-1, len(batch), -1) for part in parts))
+        return one_or_tuple(tuple(part.unsqueeze(1).expand(-1, batch._count, -1) for part in parts))
 
     @overload
     def forward(

@@ -233,7 +233,7 @@ def prepare(
     values, offsets = batch.values, batch.offsets
     state: tuple[Tensor, ...] = ()
     if hx is not None:
-        state = _check_state(plan, hx, len(whole) if inputs.is_batched else None, whole.values)
+        state = _check_state(plan, hx, whole._count if inputs.is_batched else None, whole.values)
         if not inputs.is_batched:
             state = tuple([part.unsqueeze(1) for part in state])
         if pieces is not None:
@@ -339,8 +339,8 @@ def _check_values(layer: RecurrentLayer, weights: tuple[Any, ...], values: Tenso
 def _own_state(layer: RecurrentLayer, plan: Plan, batch: Ragged) -> tuple[Tensor, ...]:
     """The initial states of a batch for which none are given: one ``(L * K, B, size)`` each."""
     if not plan.begins:
-        return zero_state(batch.values, plan.layers * plan.directions, len(batch), plan.state_sizes)
-    return _check_state(plan, layer._own_initial(batch), len(batch), batch.values, "initial_state")
+        return zero_state(batch.values, plan.layers * plan.directions, batch._count, plan.state_sizes)
+    return _check_state(plan, layer._own_initial(batch), batch._count, batch.values, "initial_state")
 
 
 def _check_state(plan: Plan, hx: Any, count: int | None, values: Tensor, argument: str = "hx") -> tuple[Tensor, ...]:

@@ -131,5 +131,5 @@ def split(batch: Ragged, resets: Ragged) -> Pieces:
     # An empty sequence has no first element; the one that stands there is another's.
     anew = torch.isin(starts, marked) & (lengths > 0)
     host_lengths = torch.cat([bounds, offsets[-1:]]).diff()
-    first, last, anew = (part.to(batch.device, non_blocking=True) for part in (first, last[: len(batch)], anew))
+    first, last, anew = (part.to(batch.device, non_blocking=True) for part in (first, last[: batch._count], anew))
     return Pieces(Ragged._build(batch.values, host_lengths), first, last, anew.unsqueeze(1))

@@ -9,7 +9,7 @@ from typing import Any
 
 from raglane.errors import printable
 
-__all__ = ["chart", "facts", "paragraphs", "picker", "section", "shown", "table"]
+__all__ = ["chart", "command", "facts", "matrix", "paragraphs", "picker", "picture", "section", "shown", "table"]
 
 
 def shown(text: object) -> str:
@@ -99,6 +99,20 @@ def table(
     )
 
 
+def command(*lines: str) -> str:
+    """Lines for a shell or for Python, with a button that copies them.
+
+    Example:
+        >>> "raglane train &lt;DATA&gt;" in command("raglane train <DATA>")
+        True
+    """
+    code = "\n".join(map(shown, lines))
+    return (
+        f'<div class="command"><pre><code>{code}</code></pre><button type="button">Copy</button></div>'
+        '<p class="copied" role="status"></p>'
+    )
+
+
 def chart(name: str, spec: dict[str, Any], alternative: str, caption: str, numbers: str) -> str:
     """A chart, what it shows in words, and its numbers as a table.
 
@@ -116,6 +130,47 @@ def chart(name: str, spec: dict[str, Any], alternative: str, caption: str, numbe
         f'<script type="application/json" id="{name}-chart">{content}</script>\n'
         f"<figcaption>{shown(caption)}</figcaption>\n"
         f"<details><summary>The numbers of this chart</summary>\n{numbers}\n</details>\n</figure>"
+    )
+
+
+def matrix(caption: str, names: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
+    """A table of counts, each on a ground that is the darker, the larger its share of the row.
+
+    Args:
+        caption: what it shows.
+        names: of the rows, and of the columns.
+        counts: row by row.
+
+    Example:
+        >>> '<td style="--share: 75%">3</td>' in matrix("Counts", ["a", "b"], [[3, 1], [0, 2]])
+        True
+    """
+    head = "".join(f'<th scope="col">{shown(name)}</th>' for name in names)
+    lines = []
+    for name, row in zip(names, counts, strict=True):
+        total = max(sum(row), 1)
+        cells = "".join(f'<td style="--share: {count / total:.0%}">{count or "."}</td>' for count in row)
+        lines.append(f'<tr><th scope="row" class="word">{shown(name)}</th>{cells}</tr>')
+    body, title = "\n".join(lines), shown(caption)
+    return (
+        f'<p class="caption">{title}</p>\n<div class="wide" tabindex="0" role="region" aria-label="{title}">\n'
+        f'<table class="matrix" aria-label="{title}">\n<thead><tr><td></td>{head}</tr></thead>\n'
+        f"<tbody>\n{body}\n</tbody>\n</table>\n</div>"
+    )
+
+
+def picture(drawing: str, words: str, caption: str) -> str:
+    """A drawing in the page.
+
+    Args:
+        drawing: the element ``svg``.
+        words: what it shows, for who does not see it.
+        caption: below it.
+    """
+    return (
+        '<figure class="picture">\n'
+        f'<div class="wide" tabindex="0" role="img" aria-label="{shown(words)}">{drawing}</div>\n'
+        f"<figcaption>{shown(caption)}</figcaption>\n</figure>"
     )
 
 

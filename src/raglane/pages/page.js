@@ -15,18 +15,20 @@ if (form) {
   form.addEventListener("change", show);
   show();
 }
-// The command, for the clipboard.
-const copy = document.getElementById("copy");
-copy.addEventListener("click", async () => {
-  const command = document.getElementById("command");
-  try {
-    await navigator.clipboard.writeText(command.textContent);
-    document.getElementById("copied").textContent = "copied";
-  } catch {
-    getSelection().selectAllChildren(command);
-    document.getElementById("copied").textContent = "selected";
-  }
-});
+// Commands, for the clipboard.
+for (const place of document.querySelectorAll(".command")) {
+  const command = place.querySelector("code");
+  const told = place.nextElementSibling;
+  place.querySelector("button").addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText(command.textContent);
+      told.textContent = "copied";
+    } catch {
+      getSelection().selectAllChildren(command);
+      told.textContent = "selected";
+    }
+  });
+}
 // On paper nothing can be opened.
 let opened = [];
 addEventListener("beforeprint", () => {

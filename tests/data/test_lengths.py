@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raglane.data.lengths import Distribution, bins, buckets, summary
 from raglane.inspection import batches
-from raglane.inspection.lengths import Distribution, bins, buckets, summary
 
 _LENGTHS = st.lists(st.integers(0, 60) | st.integers(0, 10_000_000), min_size=1, max_size=60)
 

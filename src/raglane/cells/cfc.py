@@ -1,0 +1,122 @@
+"""The closed-form continuous-time cell of Hasani et al. (Nature Machine Intelligence 4, 2022; arXiv:2106.13898)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from raglane.cells.spec import CellSpec, Shapes, masked
+from raglane.errors import ArgumentError, message
+
+__all__ = ["CfC", "CfCWeights"]
+
+
+class CfCWeights(NamedTuple):
+    """The weights of one layer in one direction; ``U`` is the number of the backbone's units.
+
+    Attributes:
+        input: ``(U, D)``; ``D - 1`` columns where one of the input's is the time gap.
+        hidden: ``(U, H)``.
+        bias: ``(U,)``, or None.
+        heads: ``(4 * H, U)``, of f, g, a and b.
+        head_bias: ``(4 * H,)``, or None.
+
+    Example:
+        >>> CfCWeights(torch.zeros(5, 3), torch.zeros(5, 2), None, torch.zeros(8, 5)).head_bias is None
+        True
+    """
+
+    input: Tensor
+    hidden: Tensor
+    bias: Tensor | None
+    heads: Tensor
+    head_bias: Tensor | None = None
+
+
+class CfC(CellSpec):
+    """A state that moves from one value towards another with the time that has passed (the paper's equation 2)::
+
+        u    = 1.7159 * tanh(0.666 * (W_x x + b_x + W_h h))         the backbone
+        f, g = tanh(W_f u + b_f), and alike for g
+        s    = sigmoid((W_a u + b_a) * t + W_b u + b_b)
+        h'   = (1 - s) * f + s * g
+
+    ``t`` is the time since the element before. Each step takes 1 where no column says it.
+
+    Args:
+        backbone_units: ``U``; None for as many as there are units.
+        gap_column: the column of the layer's input that holds ``t``, which is no feature then. The layers above the
+            first have none: their steps take 1.
+
+    Raises:
+        ArgumentError: by :meth:`shapes`, where the input has no such column, or nothing besides.
+
+    Example:
+        >>> weights = CfCWeights(torch.zeros(2, 3), torch.zeros(2, 1), None, torch.zeros(4, 2), torch.zeros(4))
+        >>> output, (h,) = CfC(2).step(weights, torch.zeros(1, 2), (torch.ones(1, 1),))
+        >>> output.tolist()
+        [[0.0]]
+    """
+
+    gates: ClassVar[tuple[str, ...]] = ("u",)
+    states: ClassVar[tuple[str, ...]] = ("h",)
+    weights_type: ClassVar[Any] = CfCWeights
+
+    def __init__(self, backbone_units: int | None = None, gap_column: int | None = None) -> None:
+        of_units = "" if backbone_units is None else f" of {backbone_units} units"
+        self.name = f"cfc{of_units}" + ("" if gap_column is None else f" with times in column {gap_column}")
+        self.backbone_units = backbone_units
+        self.gap_column = gap_column
+        self._above = self if gap_column is None else CfC(backbone_units)
+
+    def above(self) -> CellSpec:
+        """The cell without the column of times."""
+        return self._above
+
+    def shapes(self, input_size: int, hidden_size: int, bias: bool = True, proj_size: int = 0) -> Shapes:  # noqa: ARG002
+        """See :meth:`CellSpec.shapes`.
+
+        Raises:
+            ArgumentError: the input has no such column of times, or nothing besides.
+        """
+        if self.gap_column is not None and not 0 <= self.gap_column < input_size > 1:
+            rule = f"a column of the input, which has {input_size}, and one more at least for what is to be read"
+            raise ArgumentError(message("gap_column", str(self.gap_column), rule, "count the columns from 0"))
+        units = self.backbone_units or hidden_size
+        return {
+            "weight_ih": (units, input_size - (self.gap_column is not None)),
+            "weight_hh": (units, hidden_size),
+            "bias_ih": (units,) if bias else None,
+            "weight_heads": (4 * hidden_size, units),
+            "bias_heads": (4 * hidden_size,) if bias else None,
+        }
+
+    def block(self, parameter: str, gate: str, hidden_size: int) -> slice:  # noqa: ARG002
+        """See :meth:`CellSpec.block`: the backbone is all that reads the input."""
+        return slice(0, self.backbone_units or hidden_size)
+
+    def prepare(self, weights: CfCWeights, values: Tensor, offsets: Tensor) -> Tensor:  # noqa: ARG002
+        """The input products with their bias: ``(N, D)`` to ``(N, U)``, and one column more for the time gaps."""
+        place = self.gap_column
+        if place is None or values.shape[1] == weights.input.shape[1]:
+            return F.linear(values, weights.input, weights.bias)
+        features = torch.cat([values[:, :place], values[:, place + 1 :]], 1)
+        return torch.cat([F.linear(features, weights.input, weights.bias), values[:, place : place + 1]], 1)
+
+    def step(
+        self, weights: CfCWeights, prepared: Tensor, state: tuple[Tensor, ...], mask: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """One step: ``(R, U)`` or ``(R, U + 1)``, and ``((R, H),)``, to the output ``(R, H)``, the new state."""
+        (h,) = state
+        units = weights.hidden.shape[0]
+        arguments = prepared[:, :units] + F.linear(masked(h, mask), weights.hidden)
+        backbone = 1.7159 * torch.tanh(0.666 * arguments)
+        f, g, a, b = F.linear(backbone, weights.heads, weights.head_bias).chunk(4, 1)
+        if prepared.shape[1] > units:
+            a = a * prepared[:, units:]
+        f, g, s = f.tanh(), g.tanh(), torch.sigmoid(a + b)
+        h = f + s * (g - f)
+        return h, (h,)

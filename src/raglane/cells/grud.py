@@ -1,0 +1,151 @@
+"""The GRU with decay for missing values: Che et al. (Scientific Reports 8, 2018; arXiv:1606.01865)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from raglane.cells.spec import CellSpec, Shapes, masked
+from raglane.errors import ArgumentError, message
+
+__all__ = ["GRUD", "GRUDWeights"]
+
+
+class GRUDWeights(NamedTuple):
+    """The weights of one layer in one direction; ``C`` is the number of channels.
+
+    Attributes:
+        input: ``(3 * H, 2 * C)``, of the values and of what is present.
+        hidden: ``(3 * H, H)``.
+        bias: ``(3 * H,)``, or None.
+        value_decay, value_decay_bias: ``(C,)``; the bias may be None.
+        state_decay, state_decay_bias: ``(H, C)`` and ``(H,)``; the bias may be None.
+
+    In the layers above the first, where nothing is missing, ``input`` is ``(3 * H, D)`` and there are no decays.
+
+    Example:
+        >>> GRUDWeights(torch.zeros(6, 3), torch.zeros(6, 2)).value_decay is None
+        True
+    """
+
+    input: Tensor
+    hidden: Tensor
+    bias: Tensor | None = None
+    value_decay: Tensor | None = None
+    value_decay_bias: Tensor | None = None
+    state_decay: Tensor | None = None
+    state_decay_bias: Tensor | None = None
+
+
+class GRUD(CellSpec):
+    """A GRU that trusts an old value, and its own state, the less the longer ago a channel was seen::
+
+        d_x  = exp(-max(0, w_x * t + b_x))
+        d_h  = exp(-max(0, W_h t + b_h))
+        x^   = x where it is present, d_x * x where it is missing
+        h^   = d_h * h
+        r, z = sigmoid(W_rx x^ + V_r m + b_r + W_rh h^), and alike for z
+        n    = tanh(W_nx x^ + V_n m + b_n + W_nh (r * h^))
+        h'   = (1 - z) * n + z * h^
+
+    An element has three columns for each channel, in three blocks: ``x``, the value, or where it is missing the last
+    one that was seen, or 0; ``1 - m``, 1 where it is missing, else 0; and ``t``, the time since the channel was last
+    seen before this element. :func:`raglane.data.observations` makes them. The paper lets a value decay towards the
+    channel's mean, which is 0 here: scale the values first. ``z`` keeps, as in torch's GRU; the paper's takes up.
+
+    The layers above the first read a state, where nothing is missing: they are GRUs, the reset before the product.
+
+    Args:
+        is_first: whether the input has the three blocks.
+
+    Raises:
+        ArgumentError: by :meth:`shapes`, where the columns are not three for each channel.
+
+    Example:
+        >>> decays = (torch.ones(1), None, torch.zeros(2, 1), None)
+        >>> weights = GRUDWeights(torch.zeros(6, 2), torch.zeros(6, 2), None, *decays)
+        >>> prepared = GRUD().prepare(weights, torch.tensor([[5.0, 1.0, 2.0]]), torch.tensor([0, 1]))
+        >>> output, (h,) = GRUD().step(weights, prepared, (torch.ones(1, 2),))
+        >>> output.tolist()
+        [[0.5, 0.5]]
+    """
+
+    name = "grud"
+    gates: ClassVar[tuple[str, ...]] = ("r", "z", "n")
+    states: ClassVar[tuple[str, ...]] = ("h",)
+    weights_type: ClassVar[Any] = GRUDWeights
+
+    def __init__(self, is_first: bool = True) -> None:
+        self._is_first = is_first
+        self._above = GRUD(is_first=False) if is_first else self
+
+    def above(self) -> CellSpec:
+        """The cell without decays."""
+        return self._above
+
+    def shapes(self, input_size: int, hidden_size: int, bias: bool = True, proj_size: int = 0) -> Shapes:  # noqa: ARG002
+        """See :meth:`CellSpec.shapes`.
+
+        Raises:
+            ArgumentError: the columns are not three for each channel.
+        """
+        first = self._is_first
+        if first and input_size % 3:
+            rule = "three columns for each channel: its value, whether it is missing, and the time since it was seen"
+            fix = "make them with rl.data.observations(batch)"
+            raise ArgumentError(message("input_size", str(input_size), rule, fix))
+        channels, rows = input_size // 3, 3 * hidden_size
+        return {
+            "weight_ih": (rows, 2 * channels if first else input_size),
+            "weight_hh": (rows, hidden_size),
+            "bias_ih": (rows,) if bias else None,
+            "weight_dx": (channels,) if first else None,
+            "bias_dx": (channels,) if first and bias else None,
+            "weight_dh": (hidden_size, channels) if first else None,
+            "bias_dh": (hidden_size,) if first and bias else None,
+        }
+
+    def initialise(self, parameter: str, tensor: Tensor, hidden_size: int) -> None:
+        """See :meth:`CellSpec.initialise`. Decays begin from 0 up, and their biases at 0.
+
+        Below 0 there is no decay, and no gradient that could change that.
+        """
+        if parameter in ("weight_dx", "weight_dh"):
+            nn.init.uniform_(tensor, 0.0, hidden_size**-0.5)
+        elif parameter in ("bias_dx", "bias_dh"):
+            nn.init.zeros_(tensor)
+        else:
+            super().initialise(parameter, tensor, hidden_size)
+
+    def prepare(self, weights: GRUDWeights, values: Tensor, offsets: Tensor) -> Tensor:  # noqa: ARG002
+        """The input products, their bias, and the decay of the state: ``(N, 3 * C)`` to ``(N, 4 * H)``.
+
+        In the layers above the first ``(N, D)`` to ``(N, 3 * H)``.
+        """
+        if weights.value_decay is None or weights.state_decay is None:
+            return F.linear(values, weights.input, weights.bias)
+        x, absent, elapsed = values.chunk(3, 1)
+        slope = elapsed * weights.value_decay
+        if weights.value_decay_bias is not None:
+            slope = slope + weights.value_decay_bias
+        seen = torch.where(absent > 0, x * torch.exp(-slope.relu()), x)
+        products = F.linear(torch.cat([seen, 1 - absent], 1), weights.input, weights.bias)
+        decay = F.linear(elapsed, weights.state_decay, weights.state_decay_bias)
+        return torch.cat([products, torch.exp(-decay.relu())], 1)
+
+    def step(
+        self, weights: GRUDWeights, prepared: Tensor, state: tuple[Tensor, ...], mask: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """One step: ``(R, 4 * H)`` or ``(R, 3 * H)``, and ``((R, H),)``, to the output ``(R, H)``, the new state."""
+        (h,) = state
+        size = h.shape[1]
+        if prepared.shape[1] > 3 * size:
+            h = h * prepared[:, 3 * size :]
+        read = masked(h, mask)
+        r, z = torch.sigmoid(prepared[:, : 2 * size] + read @ weights.hidden[: 2 * size].t()).chunk(2, 1)
+        n = torch.tanh(prepared[:, 2 * size : 3 * size] + (r * read) @ weights.hidden[2 * size :].t())
+        h = n + z * (h - n)
+        return h, (h,)

@@ -1,0 +1,126 @@
+"""The sLSTM of Beck et al., "xLSTM: Extended Long Short-Term Memory" (2024, arXiv:2405.04517), section 2.2."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from raglane.cells.spec import CellSpec, Shapes, masked
+from raglane.errors import ArgumentError, message
+
+__all__ = ["SLSTM", "SLSTMWeights"]
+
+
+class SLSTMWeights(NamedTuple):
+    """The weights of one layer in one direction; ``K`` is the number of heads.
+
+    Attributes:
+        input: ``(4 * H, D)``.
+        hidden: ``(4 * H, H / K)``: a row reads the units of its own head alone.
+        bias: ``(4 * H,)``, or None.
+
+    Example:
+        >>> SLSTMWeights(torch.zeros(8, 3), torch.zeros(8, 1)).bias is None
+        True
+    """
+
+    input: Tensor
+    hidden: Tensor
+    bias: Tensor | None = None
+
+
+class SLSTM(CellSpec):
+    """An LSTM with exponential gates, whose memory is divided by what it has taken up (equations 8 to 17)::
+
+        i, f, z, o = W x + b + R h, where R is block-diagonal: a block for each head and gate
+        m' = max(log sigmoid(f) + m, i)         at the beginning of a sequence, m' = i
+        c' = exp(log sigmoid(f) + m - m') * c + exp(i - m') * tanh(z)
+        n' = exp(log sigmoid(f) + m - m') * n + exp(i - m')
+        h' = sigmoid(o) * c' / n'
+
+    The state ``m`` keeps the exponentials within range and cancels from the output. A unit is at the beginning where
+    its ``n`` is 0: afterwards ``n`` is 1 or more. The forget gate is the sigmoid, of the two that the paper names.
+
+    Args:
+        heads: the number of heads; it divides the number of units.
+
+    Raises:
+        ArgumentError: by :meth:`shapes`, where ``heads`` does not divide the number of units.
+
+    Example:
+        >>> zeros, begins = torch.zeros(1, 2), torch.tensor([[5.0, 5.0, 0.0, 0.0, 20.0, -20.0, 0.0, 0.0]])
+        >>> weights = SLSTMWeights(torch.zeros(8, 3), torch.zeros(8, 2))
+        >>> output, (h, c, n, m) = SLSTM().step(weights, begins, (zeros, zeros, zeros, zeros))
+        >>> output.tolist(), m.tolist()
+        ([[0.5, -0.5]], [[5.0, 5.0]])
+    """
+
+    gates: ClassVar[tuple[str, ...]] = ("i", "f", "z", "o")
+    states: ClassVar[tuple[str, ...]] = ("h", "c", "n", "m")
+    weights_type: ClassVar[Any] = SLSTMWeights
+
+    def __init__(self, heads: int = 1) -> None:
+        self.name = "slstm" if heads == 1 else f"slstm of {heads} heads"
+        self.heads = heads
+
+    def shapes(self, input_size: int, hidden_size: int, bias: bool = True, proj_size: int = 0) -> Shapes:  # noqa: ARG002
+        """See :meth:`CellSpec.shapes`.
+
+        Raises:
+            ArgumentError: ``heads`` does not divide the number of units.
+        """
+        if hidden_size % self.heads:
+            rule = f"a number that divides the units, and there are {hidden_size}"
+            raise ArgumentError(message("heads", str(self.heads), rule, "choose another number of one of them"))
+        rows = 4 * hidden_size
+        return {
+            "weight_ih": (rows, input_size),
+            "weight_hh": (rows, hidden_size // self.heads),
+            "bias_ih": (rows,) if bias else None,
+        }
+
+    def initialise(self, parameter: str, tensor: Tensor, hidden_size: int) -> None:
+        """See :meth:`CellSpec.initialise`. Biases are 0, but from 3 to 6 over the forget gates of a head.
+
+        That is one of the two ways in which the authors begin; units forget at different speeds.
+        """
+        if parameter != "bias_ih":
+            super().initialise(parameter, tensor, hidden_size)
+            return
+        with torch.no_grad():
+            tensor.zero_()
+            spread = torch.linspace(3.0, 6.0, hidden_size // self.heads, dtype=tensor.dtype, device=tensor.device)
+            tensor[self.block(parameter, "f", hidden_size)] = spread.repeat(self.heads)
+
+    def prepare(self, weights: SLSTMWeights, values: Tensor, offsets: Tensor) -> Tensor:  # noqa: ARG002
+        """The input products with their bias: ``(N, D)`` to ``(N, 4 * H)``."""
+        return F.linear(values, weights.input, weights.bias)
+
+    def step(
+        self, weights: SLSTMWeights, prepared: Tensor, state: tuple[Tensor, ...], mask: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """One step: ``(R, 4 * H)`` and four ``(R, H)`` to the output ``(R, H)`` and the new states."""
+        h, c, n, m = state
+        i, f, z, o = (prepared + self._recurrent(weights.hidden, masked(h, mask))).chunk(4, 1)
+        kept = F.logsigmoid(f) + m
+        m = torch.where(n == 0, i, torch.maximum(kept, i))
+        # At a beginning, where nothing is kept, m may be far below.
+        keep, take = torch.exp((kept - m).clamp(max=0.0)), torch.exp(i - m)
+        c = keep * c + take * z.tanh()
+        n = keep * n + take
+        h = o.sigmoid() * (c / n)
+        return h, (h, c, n, m)
+
+    def _recurrent(self, hidden: Tensor, h: Tensor) -> Tensor:
+        """What the gates get from the state, ``(R, 4 * H)``: each head's units from the head's own."""
+        if self.heads == 1:
+            return h @ hidden.t()
+        size = hidden.shape[1]
+        # (heads, size of a head, 4 * size): one product for each head.
+        blocks = hidden.view(4, self.heads, size, size).permute(1, 3, 0, 2).reshape(self.heads, size, 4 * size)
+        rows = h.shape[0]
+        found = torch.bmm(h.reshape(rows, self.heads, size).transpose(0, 1), blocks)
+        return found.view(self.heads, rows, 4, size).permute(1, 2, 0, 3).reshape(rows, hidden.shape[0])

@@ -1,0 +1,8 @@
+"""Models as files that run elsewhere."""
+
+from __future__ import annotations
+
+from raglane.export.to_onnx import Exported, onnx
+from raglane.export.verify import Verified
+
+__all__ = ["Exported", "Verified", "onnx"]

@@ -1,0 +1,78 @@
+"""Operators that the exporter of torch does not translate, by others that it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from raglane.segments.index import owners
+
+__all__ = ["decompositions", "elements_of_padded", "padded_of_elements"]
+
+
+def elements_of_padded(padded: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """The elements of a padded tensor ``(B, T, *features)`` and their offsets, by operators that a graph can hold.
+
+    Lengths above ``T`` count as ``T``, and below 0 as 0.
+
+    Example:
+        >>> values, offsets = elements_of_padded(torch.tensor([[1, 2], [3, 0]]), torch.tensor([2, 1]))
+        >>> values.tolist(), offsets.tolist()
+        ([1, 2, 3], [0, 2, 3])
+    """
+    lengths = lengths.to(torch.int64).clamp(0, padded.shape[1])
+    is_real = torch.arange(padded.shape[1], device=padded.device) < lengths.unsqueeze(1)
+    index = is_real.flatten().nonzero().squeeze(1)
+    return padded.flatten(0, 1).index_select(0, index), F.pad(lengths.cumsum(0), (1, 0))
+
+
+def padded_of_elements(values: Tensor, offsets: Tensor, steps: Any) -> Tensor:
+    """``(B, steps, *features)`` with zeros where there is no element, by operators that a graph can hold.
+
+    Example:
+        >>> padded_of_elements(torch.tensor([1, 2, 3]), torch.tensor([0, 2, 3]), 2).tolist()
+        [[1, 2], [3, 0]]
+    """
+    step = torch.arange(steps, device=values.device)
+    is_real = step < offsets.diff().unsqueeze(1)
+    element = torch.where(is_real, step + offsets[:-1].unsqueeze(1), values.shape[0])
+    return torch.cat([values, values.new_zeros(1, *values.shape[1:])])[element]
+
+
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """What stands for each operator, for ``ExportedProgram.run_decompositions``."""
+    import raglane.packing.operators  # noqa: F401 (registers ours)
+
+    return {
+        torch.ops.aten.repeat_interleave.Tensor: _repeat_interleave,
+        torch.ops.aten.repeat_interleave.self_Tensor: _repeat_rows,
+        torch.ops.raglane.padded_to_flat.default: _padded_to_flat,
+        torch.ops.raglane.padded_from_flat.default: _padded_from_flat,
+    }
+
+
+def _repeat_interleave(repeats: Tensor, *, output_size: Any = None) -> Tensor:
+    """Each index as often as ``repeats`` says."""
+    ends = repeats.cumsum(0)
+    total: Any = F.pad(ends, (1, 0))[-1].item() if output_size is None else output_size
+    return owners(ends, total)
+
+
+def _repeat_rows(self: Tensor, repeats: Tensor, dim: int | None = None, *, output_size: Any = None) -> Tensor:
+    rows, along = (self.flatten(), 0) if dim is None else (self, dim)
+    if repeats.dim() == 0 or repeats.shape[0] == 1:
+        repeats = repeats.expand(rows.shape[along])
+    return rows.index_select(along, _repeat_interleave(repeats, output_size=output_size))
+
+
+def _padded_to_flat(padded: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
+    return elements_of_padded(padded if batch_first else padded.transpose(0, 1), lengths)
+
+
+def _padded_from_flat(flat: Tensor, offsets: Tensor, batch_first: bool, steps: Any) -> Tensor:
+    padded = padded_of_elements(flat, offsets, steps)
+    return padded if batch_first else padded.transpose(0, 1)

@@ -1,0 +1,165 @@
+"""The layers of a graph by the operators of ONNX: LSTM, GRU and RNN where they have the cell's equations, else Scan.
+
+NOTE (empty sequences): ONNX does not say what a ``sequence_lens`` of 0 means, and ONNX Runtime's answer differs by
+version and direction. So the operators get a length of at least 1, and the final state of an empty sequence is replaced
+by its initial one; nobody reads its outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from raglane.cells import GRU, LSTM, CoupledLSTM, Elman, PeepholeLSTM
+from raglane.kernels.contract import DirectionResult, Request, Result
+from raglane.kernels.graph import Step, Table
+from raglane.kernels.layers import run_directions
+
+__all__ = ["OPSET", "SCAN", "Loops"]
+
+OPSET = 20
+SCAN = "raglane::Step"
+"""A node that stands for a Scan until :mod:`raglane.export.scans` has made its body."""
+
+
+@dataclass
+class Loops:
+    """Runs the layers of a model while it is traced, and keeps what the bodies of its Scans are made of.
+
+    Attributes:
+        steps: the steps of the Scans, in the order of their nodes' attribute ``step``.
+    """
+
+    steps: list[Step] = field(default_factory=list)
+
+    def run_layer(self, layer: Request, table: Table) -> Result:
+        """See :func:`raglane.kernels.graph.loops_by`."""
+        operator = None if layer.need_states else _operator_of(layer)
+        if operator is None:
+            return run_directions(layer, partial(self._run_direction, table))
+        return _run_operator(operator, layer, table)
+
+    def _run_direction(
+        self, table: Table, layer: Request, weights: Any, state: tuple[Tensor, ...], reverse: bool
+    ) -> DirectionResult:
+        """See :class:`~raglane.kernels.layers.RunDirection`."""
+        step = Step(layer.cell, weights, layer.need_states)
+        rows = table.padded(layer.cell.prepare(weights, layer.values, layer.offsets))
+        sizes = [_output_size(layer), *([part.shape[1] for part in state] if layer.need_states else [])]
+        self.steps.append(step)
+        found = torch.onnx.ops.symbolic_multi_out(
+            SCAN,
+            [*state, rows, table.is_real, *step.weights],
+            {"step": len(self.steps) - 1, "reverse": reverse},
+            dtypes=[rows.dtype] * (step.states + len(sizes)),
+            shapes=[*[part.shape for part in state], *[(*rows.shape[:2], size) for size in sizes]],
+            version=1,
+        )
+        collected = [table.flat(part) for part in found[step.states :]]
+        return DirectionResult(collected[0], tuple(found[: step.states]), tuple(collected[1:]))
+
+
+def _output_size(layer: Request) -> int:
+    return layer.sizes[0] if layer.cell.output_is_state else layer.cell.output_size  # type: ignore[attr-defined]
+
+
+class _Operator(NamedTuple):
+    """How one of ONNX's recurrent operators computes a cell.
+
+    Attributes:
+        name: of the operator.
+        gates: where each of ONNX's gates stands among the cell's.
+        signs: by what each is multiplied; 0 for a gate that nobody looks at.
+        attributes: of the operator.
+    """
+
+    name: str
+    gates: tuple[int, ...]
+    signs: tuple[int, ...]
+    attributes: dict[str, Any]
+
+
+def _operator_of(layer: Request) -> _Operator | None:
+    """The operator that has a layer's equations; None where there is none."""
+    cell = layer.cell
+    make = _OPERATORS.get(type(cell))
+    # A projection is in no operator. ONNX Runtime has the operators for float32 alone.
+    if make is None or layer.sizes[0] != layer.sizes[-1] or layer.values.dtype is not torch.float32:
+        return None
+    operator = make(cell)
+    if operator is not None and cell._clip is not None:  # type: ignore[attr-defined]
+        operator.attributes["clip"] = float(cell._clip)  # type: ignore[attr-defined]
+    return operator
+
+
+# ONNX's LSTM has the gates i, o, f, c; ours i, f, g, o, or with coupled gates f, g, o. There ONNX forgets 1 - i, which
+# is f where i has the opposite arguments of f.
+_OPERATORS: dict[type, Callable[[Any], _Operator | None]] = {
+    LSTM: lambda _: _Operator("LSTM", (0, 3, 1, 2), (1, 1, 1, 1), {}),
+    PeepholeLSTM: lambda _: _Operator("LSTM", (0, 3, 1, 2), (1, 1, 1, 1), {}),
+    CoupledLSTM: lambda _: _Operator("LSTM", (0, 2, 0, 1), (-1, 1, 1, 1), {"input_forget": 1}),
+    GRU: lambda cell: _Operator("GRU", (1, 0, 2), (1, 1, 1), {"linear_before_reset": int(cell._reset_after)}),
+    Elman: lambda cell: _Operator(
+        "RNN", (0,), (1,), {"activations": ["Tanh" if cell._activation is torch.tanh else "Relu"]}
+    ),
+}
+
+
+def _run_operator(operator: _Operator, layer: Request, table: Table) -> Result:
+    """A layer in all its directions as one node."""
+    directions, size = layer.directions, layer.sizes[0]
+    initial = layer.initial()
+    attributes: dict[str, Any] = {"hidden_size": size, "direction": "bidirectional" if directions == 2 else "forward"}
+    for name, value in operator.attributes.items():
+        attributes[name] = value * directions if isinstance(value, list) else value
+    weights = layer.weights
+    inputs: list[Tensor | None] = [
+        table.padded(layer.values),
+        torch.stack([_reorder(operator, part.input) for part in weights]),
+        torch.stack([_reorder(operator, part.hidden) for part in weights]),
+        torch.stack([_biases(operator, part) for part in weights]),
+        table.lengths.clamp(min=1).to(torch.int32),
+        *[part.contiguous() for part in initial],
+    ]
+    if hasattr(weights[0], "peephole"):
+        # ONNX's order of the peepholes is i, o, f.
+        inputs.append(torch.stack([_chosen(part.peephole, 3, (0, 2, 1), (1, 1, 1)) for part in weights]))
+    steps, count = table.element.shape
+    found = torch.onnx.ops.symbolic_multi_out(
+        operator.name,
+        inputs,
+        attributes,
+        dtypes=[layer.values.dtype] * (1 + len(initial)),
+        shapes=[(steps, directions, count, size), *[part.shape for part in initial]],
+        version=OPSET,
+    )
+    # (T, K, B, H), of which the directions of an element are to stand side by side.
+    outputs = found[0].transpose(1, 2).flatten(2)
+    is_empty = (table.lengths == 0).view(1, -1, 1)
+    final = tuple([torch.where(is_empty, before, after) for before, after in zip(initial, found[1:], strict=True)])
+    return Result(table.flat(outputs) if layer.need_output else None, final, None)
+
+
+def _reorder(operator: _Operator, weight: Tensor) -> Tensor:
+    """Rows of the cell's gates as the operator has them."""
+    count = max(operator.gates) + 1
+    return _chosen(weight, count, operator.gates, operator.signs)
+
+
+def _chosen(weight: Tensor, count: int, gates: tuple[int, ...], signs: tuple[int, ...]) -> Tensor:
+    rows = weight.shape[0] // count
+    # Not chunk: of an operator with several outputs no constant is folded.
+    blocks = [weight[gate * rows : (gate + 1) * rows] for gate in range(count)]
+    return torch.cat([blocks[gate] if sign > 0 else -blocks[gate] for gate, sign in zip(gates, signs, strict=True)])
+
+
+def _biases(operator: _Operator, weights: Any) -> Tensor:
+    """Both biases, one behind the other; zeros where there are none."""
+    nothing = weights.input.new_zeros(weights.input.shape[0])
+    both = [nothing if bias is None else bias for bias in (weights.input_bias, weights.hidden_bias)]
+    return torch.cat([_reorder(operator, bias) for bias in both])

@@ -1,0 +1,229 @@
+"""What goes into an exported model and what comes out of it: names, shapes, and fresh batches to try it on."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from raglane.errors import ArgumentError, ArgumentTypeError, message
+from raglane.export.decompositions import elements_of_padded, padded_of_elements
+from raglane.ragged import Ragged
+
+__all__ = ["Layout", "Signature", "Surface"]
+
+Layout = Literal["padded", "flat"]
+_LAYOUTS = ("padded", "flat")
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The arguments of a model, as an example of them says.
+
+    Args:
+        names: of the parameters of ``forward``, one per argument.
+        example: the arguments.
+        layout: how a Ragged is passed: ``padded`` or ``flat``.
+        output_names: of what the model gives, once it has been traced.
+    """
+
+    names: tuple[str, ...]
+    example: tuple[Any, ...]
+    layout: Layout
+    output_names: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, model: nn.Module, example: Any, layout: str) -> Signature:
+        """Read an example.
+
+        Args:
+            model: whose ``forward`` takes it.
+            example: a Ragged, or the tuple of arguments: Ragged, tensors, and tuples of them, or None.
+            layout: of the exported model.
+
+        Raises:
+            ArgumentError: no such layout, or an example from which the dimensions cannot be told.
+            ArgumentTypeError: an example of another kind.
+        """
+        if layout not in _LAYOUTS:
+            raise ArgumentError(message("layout", repr(layout), "'padded' or 'flat'", "choose one of them"))
+        arguments = example if type(example) is tuple else (example,)
+        leaves = pytree.tree_leaves(list(arguments), is_leaf=lambda part: isinstance(part, Ragged))
+        batches = [part for part in leaves if isinstance(part, Ragged)]
+        rule = "a Ragged, or a tuple of arguments of which one at least is a Ragged and the others are tensors"
+        if not batches or not all(part is None or isinstance(part, Tensor | Ragged) for part in leaves):
+            got = type(example).__name__ if type(example) is not tuple else ", ".join(type(p).__name__ for p in leaves)
+            raise ArgumentTypeError(
+                message("example", f"a {got}", rule, "wrap the sequences with rl.Ragged(sequences)")
+            )
+        if any(len(part) != len(batches[0]) for part in batches):
+            got = " and ".join(str(len(part)) for part in batches)
+            raise ArgumentError(message("example", f"{got} sequences", "as many in each batch", "pass one batch"))
+        if sum(part.values.shape[0] for part in batches) == 0:
+            raise ArgumentError(message("example", "no element", "at least one element", "pass a batch that has some"))
+        parameters = list(inspect.signature(model.forward).parameters)
+        names = tuple(parameters[: len(arguments)])
+        signature = cls(names, arguments, layout)  # type: ignore[arg-type]
+        for name, part in signature.leaves():
+            if isinstance(part, Tensor) and sum(size == len(batches[0]) for size in part.shape) > 1:
+                got, rule = f"{name} of shape {tuple(part.shape)}", "one dimension alone is as long as the batch"
+                fix = "pass an example with another number of sequences, so that it can be told which dimension it is"
+                raise ArgumentError(message("example", got, rule, fix))
+        return signature
+
+    def leaves(self) -> Iterator[tuple[str, Ragged | Tensor]]:
+        """Each Ragged and each tensor among the arguments, with its name."""
+        for name, argument in zip(self.names, self.example, strict=True):
+            parts = pytree.tree_leaves(argument, is_leaf=lambda part: isinstance(part, Ragged))
+            for index, part in enumerate(parts):
+                if part is not None:
+                    yield (name if len(parts) == 1 else f"{name}_{index}"), part
+
+    def rebuilt(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
+        """The arguments with other Ragged and tensors in their places."""
+        found = iter(leaves)
+        _, spec = pytree.tree_flatten(list(self.example), is_leaf=lambda part: isinstance(part, Ragged))
+        old = pytree.tree_leaves(list(self.example), is_leaf=lambda part: isinstance(part, Ragged))
+        return tuple(pytree.tree_unflatten([None if part is None else next(found) for part in old], spec))
+
+    @property
+    def input_names(self) -> list[str]:
+        """The names of the exported model's inputs."""
+        one = sum(isinstance(part, Ragged) for _, part in self.leaves()) == 1
+        second = "lengths" if self.layout == "padded" else "offsets"
+        names: list[str] = []
+        for name, part in self.leaves():
+            if isinstance(part, Ragged):
+                names += ["values", second] if one else [f"{name}_values", f"{name}_{second}"]
+            else:
+                names.append(name)
+        return names
+
+    @property
+    def dimensions(self) -> list[dict[int, str]]:
+        """For each input the names of the dimensions that are of any size."""
+        found: list[dict[int, str]] = []
+        count = self.count
+        for _, part in self.leaves():
+            if isinstance(part, Tensor):
+                found.append({place: "sequences" for place, size in enumerate(part.shape) if size == count})
+            elif self.layout == "padded":
+                found += [{0: "sequences", 1: "steps"}, {0: "sequences"}]
+            else:
+                found += [{0: "elements"}, {0: "sequences + 1"}]
+        return found
+
+    def dims(self) -> tuple[dict[int, Any], ...]:
+        """The same dimensions for ``torch.export``: those of one name are of one size, but for elements and steps."""
+        sequences = torch.export.Dim("sequences")
+        found: list[dict[int, Any]] = []
+        for number, names in enumerate(self.dimensions):
+            kinds = {"sequences": sequences, "sequences + 1": sequences + 1}
+            found.append(
+                {place: kinds.get(name) or torch.export.Dim(f"{name}_{number}") for place, name in names.items()}
+            )
+        return tuple(found)
+
+    @property
+    def count(self) -> int:
+        """The number of sequences of the example."""
+        return next(len(part) for _, part in self.leaves() if isinstance(part, Ragged))
+
+    def fresh(self, lengths: list[int], generator: torch.Generator) -> list[Ragged | Tensor]:
+        """Other leaves with these lengths, made of the example's own numbers: elements and rows drawn from it."""
+        wanted, count = torch.tensor(lengths, device="cpu"), self.count
+        made: list[Ragged | Tensor] = []
+        for _, part in self.leaves():
+            if isinstance(part, Ragged):
+                rows = torch.randint(part.values.shape[0], (sum(lengths),), generator=generator)
+                made.append(Ragged.from_flat(part.values.detach()[rows.to(part.device)], lengths=wanted))
+                continue
+            tensor = part.detach()
+            for place, size in enumerate(part.shape):
+                if size == count:
+                    rows = torch.randint(count, (len(lengths),), generator=generator)
+                    tensor = tensor.index_select(place, rows.to(part.device))
+            made.append(tensor)
+        return made
+
+    def inputs(self, leaves: Sequence[Ragged | Tensor]) -> list[Tensor]:
+        """The tensors that the exported model takes for some leaves."""
+        found: list[Tensor] = []
+        for part in leaves:
+            if isinstance(part, Tensor):
+                found.append(part)
+            elif self.layout == "flat":
+                found += [part.values, part.offsets]
+            else:
+                found += part.to_padded()
+        return found
+
+
+class Surface(nn.Module):
+    """A model with tensors alone at its surface: what is traced.
+
+    Args:
+        model: the model.
+        signature: of its arguments.
+    """
+
+    def __init__(self, model: nn.Module, signature: Signature) -> None:
+        super().__init__()
+        self.model = model
+        self._signature = signature
+
+    def forward(self, *tensors: Tensor) -> list[Tensor]:
+        """Values and offsets or lengths for each Ragged, and the other tensors; to the outputs as tensors."""
+        given = iter(tensors)
+        leaves: list[Ragged | Tensor] = []
+        starts: list[tuple[Tensor, Tensor]] = []
+        for _, part in self._signature.leaves():
+            values = next(given)
+            if isinstance(part, Ragged):
+                second = next(given)
+                held = elements_of_padded(values, second) if self._signature.layout == "padded" else (values, second)
+                batch = Ragged._make(*held, None)
+                leaves.append(batch)
+                starts.append((batch.offsets, values))
+            else:
+                leaves.append(values)
+        found = list(self._named(self.model(*self._signature.rebuilt(leaves)), starts))
+        # Kept there and not in this module, whose attributes torch.export puts back as they were.
+        self._signature.output_names[:] = [name for name, _ in found]
+        return [tensor for _, tensor in found]
+
+    def _named(self, output: Any, starts: list[tuple[Tensor, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """The tensors of what the model gave, by their names."""
+        paths, _ = pytree.tree_flatten_with_path(output, is_leaf=lambda part: isinstance(part, Ragged))
+        for path, part in paths:
+            name = "_".join(["output", *[_key(key) for key in path]])
+            if isinstance(part, Tensor):
+                yield name, part
+            elif isinstance(part, Ragged):
+                yield from self._of_ragged(name, part, starts)
+
+    def _of_ragged(self, name: str, batch: Ragged, starts: list[tuple[Tensor, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """A Ragged as tensors: its values alone where it has the lengths of an input."""
+        given = next((values for offsets, values in starts if offsets is batch.offsets), None)
+        if self._signature.layout == "flat":
+            yield name, batch.values
+            if given is None:
+                yield f"{name}_offsets", batch.offsets
+            return
+        steps = F.pad(batch.lengths, (0, 1)).max().item() if given is None else given.shape[1]
+        yield name, padded_of_elements(batch.values, batch.offsets, steps)
+        if given is None:
+            yield f"{name}_lengths", batch.lengths
+
+
+def _key(key: Any) -> str:
+    for name in ("idx", "key", "name"):
+        if hasattr(key, name):
+            return str(getattr(key, name))
+    return str(key)

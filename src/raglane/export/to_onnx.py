@@ -1,0 +1,213 @@
+"""A model as an ONNX file: traced, translated, tried in ONNX Runtime, and only then written."""
+
+from __future__ import annotations
+
+import io
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from raglane.checks import check_flag, check_kind
+from raglane.errors import ExportError, message, require
+from raglane.export.decompositions import decompositions
+from raglane.export.operators import OPSET, Loops
+from raglane.export.place import Place
+from raglane.export.scans import place_scans
+from raglane.export.signature import Layout, Signature, Surface
+from raglane.export.simplify import simplify
+from raglane.export.verify import Verified, check_agrees
+from raglane.files import check_new_file, write_file
+from raglane.kernels.dispatch import using
+from raglane.kernels.graph import loops_by
+
+__all__ = ["Exported", "onnx"]
+
+_TALKATIVE = ("torch.onnx", "torch.export", "torch._export", "torch.fx.experimental", "onnxscript", "onnx_ir")
+_DTYPES = (torch.float32, torch.float64)
+# Lengths of the batch that is traced: none is special, and neither is their number.
+_TRACED = [4, 2, 6, 3, 5]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An exported model.
+
+    Attributes:
+        path: of the file.
+        inputs: the names of its inputs, each with the names of its dimensions; a number where it has one size.
+        outputs: the names of its outputs.
+        operators: how many nodes of each operator it has, those within Scans included.
+        verified: how far it was from the model; None with ``verify=False``.
+    """
+
+    path: Path
+    inputs: dict[str, list[str | int]]
+    outputs: list[str]
+    operators: dict[str, int]
+    verified: Verified | None
+
+
+def onnx(
+    model: nn.Module,
+    path: str | Path,
+    *,
+    example: Any,
+    layout: Layout = "padded",
+    verify: bool = True,
+    metadata: Mapping[str, str] | None = None,
+) -> Exported:
+    """Write a model as an ONNX file that takes batches of any number of sequences of any lengths.
+
+    LSTM, GRU and RNN become ONNX's own operators with ``sequence_lens``; other cells, projections and float64 become a
+    Scan over the cell's equations. The file needs no operator beyond ONNX's. Sequences of length 0 are right.
+
+    Args:
+        model: a layer of ``rl.nn``, or a module made of them; it is exported as it is in evaluation mode.
+        path: of the file; one that is there is replaced once all is done.
+        example: what the model is called with: a Ragged, or a tuple of arguments, each a Ragged, a tensor, a tuple of
+            tensors or None. A dimension of a tensor that is as long as the batch is of any size in the file.
+        layout: how the file takes a Ragged. ``"padded"``: ``values (B, T, *features)`` and ``lengths (B,)`` int64; what
+            it gives per element is padded with zeros to the same ``T``. ``"flat"``: ``values (N, *features)`` and
+            ``offsets (B + 1,)`` int64; what it gives per element has ``N`` rows.
+        verify: whether the file is run by ONNX Runtime on fresh random lengths, and compared with the model, before it
+            is written.
+        metadata: texts by name, for the file's ``metadata_props``.
+
+    Raises:
+        ExportError: a part of the model that cannot be exported, by its name and the reason; or a file that does not
+            agree with the model. Nothing is written.
+        ArgumentError, ArgumentTypeError: an example, a layout or a path that cannot be used.
+        MissingExtraError: onnx, onnxscript or, to verify, onnxruntime is not installed.
+
+    Example:
+        >>> import tempfile, raglane as rl
+        >>> batch = rl.Ragged([torch.randn(4, 3), torch.randn(2, 3)])
+        >>> with tempfile.TemporaryDirectory() as folder:  # doctest: +SKIP
+        ...     exported = onnx(rl.nn.GRU(3, 8), f"{folder}/model.onnx", example=batch)
+        ...     exported.inputs, exported.outputs
+        ({'values': ['sequences', 'steps', 3], 'lengths': ['sequences']}, ['output_0', 'output_1'])
+    """
+    check_kind("model", model, nn.Module, "a torch.nn.Module", "pass a layer or a model")
+    check_flag("verify", verify)
+    target = Path(path)
+    check_new_file("path", target)
+    for module in ("onnx", "onnxscript", *(["onnxruntime"] if verify else [])):
+        require(module, "export")
+    signature = Signature.of(model, example, layout)
+    _check_dtype(model)
+    with _evaluating(model), _quiet():
+        program = _converted(model, signature)
+        program.model.metadata_props.update(metadata or {})
+        content = _bytes_of(program)
+        verified = check_agrees(content, model, signature) if verify else None
+    write_file(target, content)
+    graph = program.model.graph
+    return Exported(
+        target,
+        {value.name: [_size(size) for size in value.shape] for value in graph.inputs},
+        [value.name for value in graph.outputs],
+        _counted(graph),
+        verified,
+    )
+
+
+def _size(size: Any) -> str | int:
+    return size if isinstance(size, int) else str(size.value)
+
+
+def _counted(graph: Any) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for node in graph.all_nodes():
+        counts[node.op_type] = counts.get(node.op_type, 0) + 1
+    return dict(sorted(counts.items()))
+
+
+def _check_dtype(model: nn.Module) -> None:
+    for name, part in model.named_parameters():
+        if part.is_floating_point() and part.dtype not in _DTYPES:
+            fix = "export model.float(); float16 can be had from the exported file, see docs/deploy.md"
+            raise ExportError(message(name, str(part.dtype), "parameters of float32 or float64", fix))
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Within it no part of a model is in training."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch and onnxscript say about their own code."""
+    loggers = [logging.getLogger(name) for name in _TALKATIVE]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        # It prints the graph of a trace that failed.
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _converted(model: nn.Module, signature: Signature) -> Any:
+    """The model as an ``onnx`` program of torch, with Scans in place."""
+    surface, loops = Surface(model, signature).eval(), Loops()
+    leaves = signature.fresh(_TRACED, torch.Generator().manual_seed(0))
+    with Place(model) as place:
+        with using(backend="reference"), loops_by(loops.run_layer):
+            inputs = tuple(signature.inputs(leaves))
+            program = torch.export.export(surface, inputs, dynamic_shapes=(signature.dims(),), strict=False)
+        place.program = program
+        program = _decomposed(program)
+        found: Any = torch.onnx.export(
+            program,
+            dynamo=True,
+            opset_version=OPSET,
+            optimize=False,
+            verbose=False,
+            input_names=signature.input_names,
+            output_names=signature.output_names,
+        )
+        place_scans(found.model, loops.steps)
+    simplify(found.model)
+    _name_dimensions(found.model, signature)
+    return found
+
+
+def _decomposed(program: Any) -> Any:
+    table = decompositions()
+    targets = {node.target for node in program.graph.nodes}
+    return program.run_decompositions(table) if targets & table.keys() else program
+
+
+def _name_dimensions(model: Any, signature: Signature) -> None:
+    for value, names in zip(model.graph.inputs, signature.dimensions, strict=True):
+        for place, name in names.items():
+            value.shape[place] = name
+
+
+def _bytes_of(program: Any) -> bytes:
+    buffer = io.BytesIO()
+    try:
+        program.save(buffer)
+    except ValueError as error:
+        rule, fix = "at most 2 GB, which one file holds", "export a smaller model"
+        raise ExportError(message("model", str(error).splitlines()[0], rule, fix)) from error
+    return buffer.getvalue()

@@ -1,0 +1,138 @@
+"""An exported model against the model itself, on fresh random lengths."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from raglane.errors import ExportError, message, require
+from raglane.export.signature import Signature
+from raglane.ragged import Ragged
+
+__all__ = ["Verified", "check_agrees"]
+
+# Of the largest number of an output.
+_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9}
+_BATCHES, _LONGEST, _MOST = 4, 300, 64
+
+
+@dataclass(frozen=True)
+class Verified:
+    """How an exported file was compared with its model.
+
+    Attributes:
+        batches: on how many batches, of fresh random lengths.
+        sequences, elements: of how many sequences and elements in all.
+        largest_difference: of any number, as a share of the largest number of the same output.
+    """
+
+    batches: int
+    sequences: int
+    elements: int
+    largest_difference: float
+
+
+def check_agrees(content: bytes, model: nn.Module, signature: Signature) -> Verified:
+    """Run a file and its model on fresh random batches.
+
+    Args:
+        content: of the file.
+        model: in evaluation mode.
+        signature: of its arguments.
+
+    Raises:
+        ExportError: ONNX Runtime cannot run the file, or an output is further from the model's than rounding explains.
+    """
+    engine: Any = require("onnxruntime", "export")
+    options = engine.SessionOptions()
+    options.log_severity_level = 4  # its warnings are for those who write the graph
+    try:
+        session = engine.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise _refusal(error) from error
+    names = [output.name for output in session.get_outputs()]
+    source, generator = random.Random(), torch.Generator()
+    generator.seed()
+    worst, sequences, elements = 0.0, 0, 0
+    for lengths in _batches(source):
+        leaves = signature.fresh(lengths, generator)
+        given = dict(zip(signature.input_names, map(_array, signature.inputs(leaves)), strict=True))
+        known = {part.name for part in session.get_inputs()}
+        try:
+            found = session.run(None, {name: array for name, array in given.items() if name in known})
+        except Exception as error:
+            raise _refusal(error) from error
+        wanted = _expected(model(*signature.rebuilt(leaves)), signature, leaves)
+        for name, array, expected in zip(names, found, wanted, strict=True):
+            worst = max(worst, _difference(name, array, expected, lengths))
+        sequences, elements = sequences + len(lengths), elements + sum(lengths)
+    return Verified(_BATCHES, sequences, elements, worst)
+
+
+def _batches(source: random.Random) -> list[list[int]]:
+    """Lengths, some of them 0: one sequence, several, many, and one of none but empty ones."""
+    counts = [1, source.randint(2, 9), source.randint(10, _MOST)]
+    found = [
+        [source.randint(0, _LONGEST) if source.random() < 0.2 else source.randint(0, 20) for _ in range(count)]
+        for count in counts
+    ]
+    found[0] = [source.randint(1, _LONGEST)]
+    return [*found, [0, 0]]
+
+
+def _array(part: Tensor) -> Any:
+    return part.detach().cpu().contiguous().numpy()
+
+
+def _expected(output: Any, signature: Signature, leaves: list[Ragged | Tensor]) -> list[Tensor]:
+    """What the model gave, as the file gives it."""
+    starts = [part for part in leaves if isinstance(part, Ragged)]
+    found: list[Tensor] = []
+    for part in pytree.tree_leaves(output, is_leaf=lambda part: isinstance(part, Ragged)):
+        if isinstance(part, Tensor):
+            found.append(part)
+        elif isinstance(part, Ragged):
+            given = any(start.offsets is part.offsets for start in starts)
+            if signature.layout == "flat":
+                found += [part.values] if given else [part.values, part.offsets]
+            else:
+                steps = starts[0].max_length if given else part.max_length
+                padded, lengths = part.to_padded(total_length=steps)
+                found += [padded] if given else [padded, lengths]
+    return found
+
+
+def _difference(name: str, array: Any, expected: Tensor, lengths: list[int]) -> float:
+    """The largest difference in an output, as a share of its largest number."""
+    wanted = _array(expected)
+    fix = "tell us, with the model; verify=False writes the file all the same"
+    if array.shape != wanted.shape:
+        got = f"shape {array.shape} for lengths {lengths[:9]}"
+        raise ExportError(message(name, got, f"the model's {wanted.shape}", fix))
+    if not wanted.size:
+        return 0.0
+    if not np.issubdtype(wanted.dtype, np.floating):
+        same, share = bool((array == wanted).all()), 0.0
+    else:
+        finite = np.isfinite(wanted)
+        same = bool((array[~finite] == wanted[~finite]).all() or np.isnan(wanted[~finite]).all())
+        largest = float(np.abs(wanted[finite]).max(initial=0.0))
+        gap = float(np.abs(array[finite] - wanted[finite]).max(initial=0.0))
+        share = gap / largest if largest else gap
+        same = same and share <= _TOLERANCE.get(expected.dtype, 1e-5)
+    if not same:
+        got = f"a difference of {share:.1e} of its largest number, for lengths {lengths[:9]}"
+        raise ExportError(message(name, got, "what the model gives, to rounding", fix))
+    return share
+
+
+def _refusal(error: Exception) -> ExportError:
+    said = str(error).strip().splitlines()[-1]
+    fix = "compute it in another way, or export with verify=False for another runtime"
+    return ExportError(message("model", f"a graph that ONNX Runtime refuses: {said}", "one that it runs", fix))

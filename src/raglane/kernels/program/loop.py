@@ -1,0 +1,336 @@
+"""One layer in one direction as a program, as a function that PyTorch can differentiate, twice.
+
+All that is computed from parameters alone is computed by torch, under autograd. The loop is one function to
+autograd, whose inputs are what a step reads and all parameters. A second derivative goes through the reference kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raglane.kernels import reference
+from raglane.kernels.contract import Request
+from raglane.kernels.cpu.gradients import outer
+from raglane.kernels.cpu.programs import run as run_program
+from raglane.programs.compiled import Backward, Compiled, Fetch, Wanted
+from raglane.programs.lower import Lowered
+from raglane.programs.step import Step
+from raglane.segments import plain as segments
+from raglane.tracing import are_transformed
+
+__all__ = ["Loop", "run_loop"]
+
+
+@dataclass(frozen=True, eq=False)
+class Loop:
+    """What one run is of.
+
+    Attributes:
+        compiled: the programs.
+        step: the step that they were made from, with the weights of this call.
+        offsets: ``(B + 1,)``.
+        ascending: whether sequences are read from their first element on.
+        need_output, need_states: what is wanted.
+        widths: how many elements, states and leaves there are among the tensors of a run.
+    """
+
+    compiled: Compiled
+    step: Step
+    offsets: Tensor
+    ascending: bool
+    need_output: bool
+    need_states: bool
+    widths: tuple[int, int, int]
+
+    def parts(self, tensors: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Elements, states and leaves."""
+        elements, states, _ = self.widths
+        return tensors[:elements], tensors[elements : elements + states], tensors[elements + states :]
+
+    def split(self, states: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
+        """What belongs to each state of the cell, as what changes and what does not."""
+        pairs = list(zip(states, self.compiled.order, strict=True))
+        return [part for part, (changes, _) in pairs if changes], [part for part, (changes, _) in pairs if not changes]
+
+    def join(self, changing: list[Any], unchanged: list[Any]) -> list[Any]:
+        """The inverse of :meth:`split`."""
+        return [(changing if changes else unchanged)[place] for changes, place in self.compiled.order]
+
+
+def run_loop(loop: Loop, tensors: tuple[Tensor, ...]) -> tuple[Tensor | None, list[Tensor], list[Tensor]]:
+    """Run it.
+
+    Args:
+        loop: what to run.
+        tensors: elements ``(N, width)``, states ``(B, size)`` and the leaves of the weights.
+
+    Returns:
+        The output where it is needed, the final states, and the states after each element where they are needed.
+    """
+    if torch.is_grad_enabled() and any(part.requires_grad for part in tensors):
+        found = list(_Loop.apply(loop, *tensors))  # type: ignore[no-untyped-call]
+    else:
+        elements, states, leaves = loop.parts(tensors)
+        vectors, weights = loop.compiled.trace.known(leaves)
+        found, _ = _forward(loop, elements, states, vectors, weights, None)
+    output = found.pop(0) if loop.need_output else None
+    count = len(loop.compiled.order)
+    return output, found[:count], found[count:]
+
+
+def _forward(
+    loop: Loop,
+    elements: tuple[Tensor, ...],
+    states: tuple[Tensor, ...],
+    vectors: list[Tensor],
+    weights: list[Tensor],
+    wanted: Wanted | None,
+) -> tuple[list[Tensor], dict[int, Tensor]]:
+    """Output, final states, states of every step; and what was saved, by node."""
+    compiled = loop.compiled
+    program = compiled.forward(loop.need_output, loop.need_states, wanted)
+    changing, unchanged = loop.split(states)
+    given = dict(zip(compiled.elements, elements, strict=True))
+    given |= dict(zip(compiled.states, changing, strict=True))
+    given |= dict(zip(compiled.unchanged, unchanged, strict=True))
+    given |= dict(zip(compiled.vectors, vectors, strict=True))
+    outputs, finals = _run(program.lowered, loop.offsets, loop.ascending, given, weights)
+    found = [] if program.output is None else [outputs[program.output]]
+    found += loop.join(finals, unchanged)
+    if loop.need_states:
+        count = elements[0].shape[0]
+        spread = [segments.spread(part, loop.offsets, count) for part in unchanged]
+        found += loop.join([outputs[place] for place in program.states], spread)
+    return found, {node: outputs[place] for node, place in program.saved.items()}
+
+
+def _run(
+    lowered: Lowered, offsets: Tensor, ascending: bool, given: dict[int, Tensor], weights: list[Tensor]
+) -> tuple[list[Tensor], list[Tensor]]:
+    def tensors(kind: Any) -> list[Tensor]:
+        return [given[node] for node in lowered.given.get(kind, ())]
+
+    return run_program(
+        lowered.program,
+        offsets=offsets,
+        ascending=ascending,
+        elements=tensors("element"),
+        sequences=tensors("sequence"),
+        states=tensors("state"),
+        vectors=tensors("vector"),
+        weights=[weights[index].transpose(1, 2) if turned else weights[index] for index, turned in lowered.weights],
+    )
+
+
+class _Loop(torch.autograd.Function):
+    """Inputs are (loop, *tensors); outputs those of :func:`_forward`."""
+
+    @staticmethod
+    def forward(ctx: Any, loop: Loop, *tensors: Tensor) -> tuple[Tensor, ...]:
+        elements, states, leaves = loop.parts(tensors)
+        wishes = ctx.needs_input_grad[1:]
+        _, _, wished_leaves = loop.parts(wishes)
+        ctx.loop = loop
+        # What is made of the parameters has a graph of its own, which the backward pass ends with.
+        with torch.enable_grad():
+            own = [part.detach().requires_grad_(bool(wish)) for part, wish in zip(leaves, wished_leaves, strict=True)]
+            vectors, weights = loop.compiled.trace.known(own)
+        ctx.known = own, vectors, weights
+        wanted = _wanted(loop, wishes, vectors, weights)
+        found, saved = _forward(
+            loop, elements, states, [part.detach() for part in vectors], [part.detach() for part in weights], wanted
+        )
+        ctx.nodes = list(saved)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, *saved.values())
+        # An output must not be an input.
+        return tuple([part.view_as(part) if any(part is one for one in tensors) else part for part in found])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        loop: Loop = ctx.loop
+        count = sum(loop.widths)
+        tensors, saved = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        if torch.is_grad_enabled() or are_transformed(grads):
+            return None, *_reference_gradients(loop, tensors, grads, ctx.needs_input_grad[1:])
+        back = _Backward(loop, tensors, dict(zip(ctx.nodes, saved, strict=True)), ctx.known, ctx.needs_input_grad[1:])
+        return None, *back.run(list(grads))
+
+
+def _wanted(loop: Loop, wishes: tuple[bool, ...], vectors: list[Tensor], weights: list[Tensor]) -> Wanted:
+    elements, states, _ = loop.parts(wishes)  # type: ignore[arg-type]
+    _, unchanged = loop.split(states)
+    return Wanted(
+        loop.need_output,
+        loop.need_states,
+        tuple(map(bool, elements)),
+        tuple(map(bool, unchanged)),
+        tuple([part.requires_grad for part in vectors]),
+        tuple([part.requires_grad for part in weights]),
+    )
+
+
+class _Backward:
+    """The gradients of one run: those of the loop, and the products and sums after it."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        tensors: tuple[Tensor, ...],
+        saved: dict[int, Tensor],
+        known: tuple[list[Tensor], list[Tensor], list[Tensor]],
+        wishes: tuple[bool, ...],
+    ) -> None:
+        self.loop, self.compiled, self.wishes = loop, loop.compiled, wishes
+        self.elements, self.states, _ = loop.parts(tensors)
+        self.leaves, self.vectors, self.weights = known
+        self.given = saved | dict(zip(self.compiled.elements, self.elements, strict=True))
+        self.count = self.elements[0].shape[0]
+
+    def run(self, grads: list[Tensor | None]) -> list[Tensor | None]:
+        loop, compiled = self.loop, self.compiled
+        wanted = _wanted(loop, self.wishes, self.vectors, self.weights)
+        program = compiled.backward(wanted)
+        like = self.elements[0]
+        grad_output = grads.pop(0) if loop.need_output else None
+        finals, unchanged_finals = loop.split(tuple(grads[: len(compiled.order)]))
+        steps, unchanged_steps = loop.split(tuple(grads[len(compiled.order) :])) if loop.need_states else ([], [])
+        changing, unchanged = loop.split(self.states)
+        given = dict(self.given)
+        given |= dict(zip(compiled.unchanged, unchanged, strict=True))
+        given |= dict(zip(compiled.vectors, [part.detach() for part in self.vectors], strict=True))
+        if program.grad_output >= 0:
+            size = len(compiled.trace.result.output)
+            given[program.grad_output] = _filled(grad_output, like, (self.count, size))
+        for node, state, part in zip(program.grad_states, changing, steps, strict=False):  # none, or one for each
+            given[node] = _filled(part, like, (self.count, state.shape[1]))
+        nodes = program.lowered.given.get("state", ())
+        given |= {
+            node: _filled(part, like, tuple(state.shape))
+            for node, state, part in zip(nodes, changing, finals, strict=True)
+        }
+        self.given = given
+        weights = [part.detach() for part in self.weights]
+        self.outputs, grad_states = _run(program.lowered, loop.offsets, not loop.ascending, given, weights)
+        grad_unchanged = [
+            self._unchanged(program.unchanged.get(place), part, step)
+            for place, (part, step) in enumerate(
+                zip(unchanged_finals, unchanged_steps or [None] * len(unchanged_finals), strict=True)
+            )
+        ]
+        grad_elements = self._elements(program, weights, wanted.elements)
+        grad_leaves = self._leaves(program)
+        found = [*grad_elements, *loop.join(grad_states, grad_unchanged), *grad_leaves]
+        return [part if wish else None for part, wish in zip(found, self.wishes, strict=True)]
+
+    def _take(self, fetch: Fetch) -> Tensor:
+        """Columns ``(N, width)`` that the loop left, or was given."""
+        whole = self.given[fetch.node] if fetch.output < 0 else self.outputs[fetch.output]
+        return whole[:, fetch.start : fetch.start + fetch.width]
+
+    def _unchanged(self, fetch: Fetch | None, final: Tensor | None, steps: Tensor | None) -> Tensor | None:
+        parts = [] if final is None else [final]
+        rows = [part for part in (None if fetch is None else self._take(fetch), steps) if part is not None]
+        parts += [segments.sum(part, self.loop.offsets) for part in rows]
+        return sum(parts[1:], parts[0]) if parts else None
+
+    def _elements(self, program: Backward, weights: list[Tensor], wishes: tuple[bool, ...]) -> list[Tensor | None]:
+        found: list[Tensor | None] = []
+        for place, (node, element, wish) in enumerate(zip(self.compiled.elements, self.elements, wishes, strict=True)):
+            deferred = [part for part in program.deferred if part[2][0] == node] if wish else []
+            if not wish:
+                found.append(None)
+                continue
+            total = self._take(program.elements[place]) if place in program.elements else None
+            for weight, fetch, (_, start, width) in deferred:
+                part = _times(self._take(fetch), weights[weight])
+                if total is None and width == element.shape[1]:
+                    total = part
+                else:
+                    if total is None:
+                        total = torch.zeros_like(element)
+                    elif place in program.elements and part is not total:
+                        total = total.clone()
+                    total[:, start : start + width] += part
+            found.append(torch.zeros_like(element) if total is None else total)
+        return found
+
+    def _leaves(self, program: Backward) -> list[Tensor | None]:
+        """The gradients of the parameters, by way of what was made of them."""
+        made: dict[int, Tensor] = {}
+        for weight, result, operand in program.weights:
+            share = _outer(self._take(result), self._take(operand), self.weights[weight])
+            made[weight] = made[weight] + share if weight in made else share
+        pairs = [(self.weights[index], grad) for index, grad in made.items()]
+        for place, fetch in program.vectors.items():
+            pairs.append((self.vectors[place], self._take(fetch).sum(0)))
+        wished = [part for part in self.leaves if part.requires_grad]
+        grads: list[Tensor | None] = [None] * len(wished)
+        if pairs and wished:
+            grads = list(
+                torch.autograd.grad(
+                    [part for part, _ in pairs],
+                    wished,
+                    [grad for _, grad in pairs],
+                    retain_graph=True,
+                    allow_unused=True,
+                )
+            )
+        rest = iter(grads)
+        # A parameter that the step reads, but on which nothing hangs, has a gradient of zeros as in plain torch.
+        return [next(rest) if part.requires_grad else None for part in self.leaves]
+
+
+def _filled(part: Tensor | None, like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return like.new_zeros(shape) if part is None else part.contiguous()
+
+
+def _times(rows: Tensor, weight: Tensor) -> Tensor:
+    """``(N, groups * rows)`` times ``(groups, rows, depth)``: ``(N, groups * depth)``."""
+    groups, height, _ = weight.shape
+    if groups == 1:
+        return torch.mm(rows, weight[0])
+    parts = rows.reshape(-1, groups, height).transpose(0, 1)
+    return torch.bmm(parts, weight).transpose(0, 1).reshape(rows.shape[0], -1)
+
+
+def _outer(result: Tensor, operand: Tensor, weight: Tensor) -> Tensor:
+    """The gradient ``(groups, rows, depth)`` of a weight: sums over the elements of the outer products."""
+    groups, height, depth = weight.shape
+    if groups == 1:
+        return outer(result, operand).unsqueeze(0)
+    left = result.reshape(-1, groups, height).permute(1, 2, 0)
+    return torch.bmm(left, operand.reshape(-1, groups, depth).transpose(0, 1))
+
+
+def _reference_gradients(
+    loop: Loop, tensors: tuple[Tensor, ...], grads: tuple[Tensor | None, ...], wishes: tuple[bool, ...]
+) -> list[Tensor | None]:
+    """All gradients by way of the reference kernel: where they are to be differentiated, or torch.func is at work."""
+    keep = torch.is_grad_enabled()
+    # Views, so that a gradient stops here where one of them was computed from another.
+    inputs = tuple(
+        [part.view_as(part) if keep else part.detach().requires_grad_(part.requires_grad) for part in tensors]
+    )
+    elements, states, leaves = loop.parts(inputs)
+    weights = loop.step.weights(list(leaves), list(elements))
+    request = Request(loop.step.whole, elements[0], loop.offsets, None, (), (weights,), need_states=loop.need_states)
+    with torch.enable_grad():
+        ran = reference.run_direction(request, weights, states, not loop.ascending)
+    results = [*([ran.output] if loop.need_output else []), *ran.state, *(ran.states or ())]
+    pairs = [
+        (result, grad)
+        for result, grad in zip(results, grads, strict=True)
+        if result is not None and grad is not None and result.requires_grad
+    ]
+    wanted = [part for part, wish in zip(inputs, wishes, strict=True) if wish]
+    found = iter(
+        torch.autograd.grad(
+            [result for result, _ in pairs], wanted, [grad for _, grad in pairs], create_graph=keep, allow_unused=True
+        )
+    )
+    return [next(found) if wish else None for wish in wishes]

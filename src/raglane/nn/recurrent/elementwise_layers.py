@@ -1,0 +1,175 @@
+"""Layers of the element-wise cells. Their arguments are those of torch's layers, see ``CellLayer``."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal, Unpack
+
+import torch
+from torch import Tensor
+
+from raglane.cells import CELLS, CellSpec
+from raglane.cells.elementwise import ElementwiseWeights
+from raglane.errors import ArgumentError, message
+from raglane.nn.arguments import check_count
+from raglane.nn.recurrent.cell_layers import CellLayer
+from raglane.nn.recurrent.layer import Options
+
+__all__ = ["QRNN", "SRU", "IndRNN", "MinGRU", "MinLSTM"]
+
+
+class IndRNN(CellLayer):
+    """The independently recurrent network on ragged batches: each unit remembers itself alone.
+
+    The equation and the paper stand in :mod:`raglane.cells.indrnn`. Deep stacks and long sequences are what it is for.
+
+    Args:
+        input_size, hidden_size, num_layers: sizes.
+        nonlinearity: ``"relu"`` or ``"tanh"``.
+        bias, batch_first, dropout, bidirectional, device, dtype: as torch's RNN has them.
+        max_length: the length of the longest sequence to be stable for: recurrent weights are held between
+            ``-2 ** (1 / max_length)`` and that (section 4.1 of the paper), so that a state at most doubles over such
+            a sequence. Without it they are not bounded.
+        **options: those of every layer, :class:`~raglane.nn.recurrent.layer.RecurrentLayer`.
+
+    Raises:
+        ArgumentError: an argument out of its range.
+
+    Example:
+        >>> from raglane import Ragged
+        >>> layer = IndRNN(3, 4, num_layers=2, max_length=1000)
+        >>> out, h = layer(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
+        >>> out.values.shape, h.shape
+        (torch.Size([7, 4]), torch.Size([2, 2, 4]))
+    """
+
+    _own: ClassVar[dict[str, Any]] = {"nonlinearity": "relu", "max_length": None}
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        nonlinearity: Literal["relu", "tanh"] = "relu",
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        max_length: int | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        self.nonlinearity, self.max_length = nonlinearity, max_length
+        super().__init__(
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            device,
+            dtype,
+            **options,
+        )
+
+    def _make_cell(self) -> CellSpec:
+        if self.nonlinearity not in ("relu", "tanh"):
+            got, rule = repr(self.nonlinearity), "'relu' or 'tanh'"
+            raise ArgumentError(message("nonlinearity", got, rule, "choose one of them"))
+        if self.max_length is not None:
+            check_count("max_length", self.max_length)
+        return CELLS[f"indrnn_{self.nonlinearity}"]
+
+    def _weights(self) -> tuple[ElementwiseWeights, ...]:
+        if self.max_length is None:
+            return super()._weights()
+        bound = 2 ** (1 / self.max_length)
+        apply: Any = _Bound.apply
+        return tuple([weights._replace(recurrent=apply(weights.recurrent, bound)) for weights in super()._weights()])
+
+
+class _Bound(torch.autograd.Function):
+    """Hold numbers within a bound, and their gradients from pushing them further out; inwards they may go."""
+
+    @staticmethod
+    def forward(ctx: Any, numbers: Tensor, bound: float) -> Tensor:
+        ctx.bound = bound
+        ctx.save_for_backward(numbers)
+        return numbers.clamp(-bound, bound)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (numbers,) = ctx.saved_tensors
+        # A step goes against the gradient.
+        outwards = ((numbers > ctx.bound) & (grad < 0)) | ((numbers < -ctx.bound) & (grad > 0))
+        return grad.masked_fill(outwards, 0.0), None
+
+
+class SRU(CellLayer):
+    """The simple recurrent unit on ragged batches: a gated memory without a matrix in the time loop.
+
+    The equations and the paper stand in :mod:`raglane.cells.sru`, the arguments in
+    :class:`~raglane.nn.recurrent.cell_layers.CellLayer`.
+
+    Example:
+        >>> from raglane import Ragged
+        >>> out, (h, c) = SRU(3, 4, bidirectional=True)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
+        >>> out.values.shape, h.shape
+        (torch.Size([7, 8]), torch.Size([2, 2, 4]))
+    """
+
+    def _make_cell(self) -> CellSpec:
+        return CELLS["sru"]
+
+
+class QRNN(CellLayer):
+    """The pooling of quasi-recurrent networks on ragged batches, with products of width one.
+
+    The equations and the paper stand in :mod:`raglane.cells.qrnn`, the arguments in
+    :class:`~raglane.nn.recurrent.cell_layers.CellLayer`.
+
+    Example:
+        >>> from raglane import Ragged
+        >>> out, (h, c) = QRNN(3, 4, bidirectional=True)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
+        >>> out.values.shape, h.shape
+        (torch.Size([7, 8]), torch.Size([2, 2, 4]))
+    """
+
+    def _make_cell(self) -> CellSpec:
+        return CELLS["qrnn"]
+
+
+class MinGRU(CellLayer):
+    """The minimal GRU on ragged batches: its gate looks at the input alone.
+
+    The equations and the paper stand in :mod:`raglane.cells.mingru`, the arguments in
+    :class:`~raglane.nn.recurrent.cell_layers.CellLayer`.
+
+    Example:
+        >>> from raglane import Ragged
+        >>> out, h = MinGRU(3, 4, bidirectional=True)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
+        >>> out.values.shape, h.shape
+        (torch.Size([7, 8]), torch.Size([2, 2, 4]))
+    """
+
+    def _make_cell(self) -> CellSpec:
+        return CELLS["mingru"]
+
+
+class MinLSTM(CellLayer):
+    """The minimal LSTM on ragged batches: its gates look at the input alone.
+
+    The equations and the paper stand in :mod:`raglane.cells.minlstm`, the arguments in
+    :class:`~raglane.nn.recurrent.cell_layers.CellLayer`.
+
+    Example:
+        >>> from raglane import Ragged
+        >>> out, h = MinLSTM(3, 4, bidirectional=True)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
+        >>> out.values.shape, h.shape
+        (torch.Size([7, 8]), torch.Size([2, 2, 4]))
+    """
+
+    def _make_cell(self) -> CellSpec:
+        return CELLS["minlstm"]

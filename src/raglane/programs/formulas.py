@@ -1,0 +1,189 @@
+"""The operations of torch that take one number at a time, in those that programs have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from raglane.programs.graph import Columns, Graph, Refused
+
+__all__ = ["FORMULAS", "TRUTHS", "log_sigmoid"]
+
+Number = Columns | float
+
+
+def _plain(name: str) -> Callable[..., Columns]:
+    def formula(g: Graph, *operands: Number) -> Columns:
+        return g.each(name, *operands)
+
+    return formula
+
+
+def _add(g: Graph, a: Number, b: Number, alpha: float = 1) -> Columns:
+    return g.each("add", a, b if alpha == 1 else _scaled(g, b, alpha))
+
+
+def _sub(g: Graph, a: Number, b: Number, alpha: float = 1) -> Columns:
+    return g.each("sub", a, b if alpha == 1 else _scaled(g, b, alpha))
+
+
+def _scaled(g: Graph, a: Number, factor: float) -> Number:
+    return float(a) * factor if isinstance(a, float | int) else g.each("mul", a, float(factor))
+
+
+def _div(g: Graph, a: Number, b: Number, rounding_mode: str | None = None) -> Columns:
+    if rounding_mode is not None:
+        raise Refused(f"no program divides with rounding_mode={rounding_mode!r}")
+    return g.each("div", a, b)
+
+
+def _pow(g: Graph, a: Number, exponent: Any) -> Columns:
+    if not isinstance(exponent, float | int) or isinstance(a, float | int):
+        raise Refused("no program has a power whose base or exponent is computed")
+    simple = {0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
+    if exponent in simple:
+        return g.each(simple[exponent], a)
+    if exponent != int(exponent) or not 1 <= exponent <= 4:
+        raise Refused(f"no program has the power {exponent}")
+    if exponent == 1:
+        return g.each("copy", a)
+    square = g.each("mul", a, a)
+    return {2: lambda: square, 3: lambda: g.each("mul", square, a), 4: lambda: g.each("mul", square, square)}[
+        int(exponent)
+    ]()
+
+
+def _clamp(g: Graph, a: Columns, min: Any = None, max: Any = None) -> Columns:
+    for bound, name, wins in ((min, "at_least", "lt"), (max, "at_most", "gt")):
+        if isinstance(bound, float | int):
+            a = g.each(name, a, float(bound))
+        elif bound is not None:
+            a = g.each("where", g.each(wins, a, bound), bound, a)
+    return a
+
+
+def _lerp(g: Graph, a: Columns, b: Columns, weight: Number) -> Columns:
+    return g.each("add", a, g.each("mul", g.each("sub", b, a), weight))
+
+
+def _addcmul(g: Graph, a: Columns, b: Columns, c: Columns, value: float = 1) -> Columns:
+    product = g.each("mul", b, c)
+    return g.each("add", a, product if value == 1 else g.each("mul", product, float(value)))
+
+
+def _addcdiv(g: Graph, a: Columns, b: Columns, c: Columns, value: float = 1) -> Columns:
+    share = g.each("div", b, c)
+    return g.each("add", a, share if value == 1 else g.each("mul", share, float(value)))
+
+
+def _gelu(g: Graph, a: Columns, approximate: str = "none") -> Columns:
+    if approximate == "tanh":
+        cube = g.each("mul", g.each("mul", a, a), a)
+        inner = g.each("mul", g.each("add", a, g.each("mul", cube, 0.044715)), math.sqrt(2 / math.pi))
+        share = g.each("tanh", inner)
+    else:
+        share = g.each("erf", g.each("mul", a, math.sqrt(0.5)))
+    return g.each("mul", g.each("mul", a, 0.5), g.each("add", share, 1.0))
+
+
+def _softplus(g: Graph, a: Columns, beta: float = 1, threshold: float = 20) -> Columns:
+    scaled = a if beta == 1 else g.each("mul", a, float(beta))
+    is_large = g.each("gt", scaled, float(threshold))
+    # Held below the threshold, so that what is not chosen does not overflow, nor its gradient.
+    soft = g.each("log1p", g.each("exp", g.each("at_most", scaled, float(threshold))))
+    return g.each("where", is_large, a, soft if beta == 1 else g.each("mul", soft, 1 / beta))
+
+
+def log_sigmoid(g: Graph, a: Columns) -> Columns:
+    """The logarithm of the sigmoid, which overflows nowhere."""
+    return g.each("sub", g.each("at_most", a, 0.0), g.each("log1p", g.each("exp", g.each("neg", g.each("abs", a)))))
+
+
+def _elu(g: Graph, a: Columns, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Columns:
+    below = g.each("expm1", g.each("mul", g.each("at_most", a, 0.0), float(input_scale)))
+    found = g.each("where", g.each("gt", a, 0.0), a, below if alpha == 1 else g.each("mul", below, float(alpha)))
+    return found if scale == 1 else g.each("mul", found, float(scale))
+
+
+def _leaky_relu(g: Graph, a: Columns, slope: float = 0.01) -> Columns:
+    return g.each("where", g.each("gt", a, 0.0), a, g.each("mul", a, float(slope)))
+
+
+def _held(g: Graph, a: Columns, low: float, high: float) -> Columns:
+    """``a`` between two bounds, on which no gradient passes."""
+    above = g.each("where", g.each("ge", a, high), high, a)
+    return g.each("where", g.each("le", a, low), low, above)
+
+
+def _hard_sigmoid(g: Graph, a: Columns) -> Columns:
+    return g.each("mul", _held(g, g.each("add", a, 3.0), 0.0, 6.0), 1 / 6)
+
+
+def _threshold(g: Graph, a: Columns, threshold: float, value: float) -> Columns:
+    return g.each("where", g.each("gt", a, float(threshold)), a, float(value))
+
+
+def _log_add_exp(g: Graph, a: Columns, b: Columns) -> Columns:
+    apart = g.each("neg", g.each("abs", g.each("sub", a, b)))
+    return g.each("add", g.each("max", a, b), g.each("log1p", g.each("exp", apart)))
+
+
+def _tanh_of(g: Graph, a: Columns) -> Columns:
+    return g.each("mul", a, g.each("tanh", _softplus(g, a)))
+
+
+def _exp_of(factor: float) -> Callable[[Graph, Columns], Columns]:
+    return lambda g, a: g.each("exp", g.each("mul", a, factor))
+
+
+def _log_by(factor: float) -> Callable[[Graph, Columns], Columns]:
+    return lambda g, a: g.each("mul", g.each("log", a), factor)
+
+
+_SAME = ("neg", "abs", "sign", "relu", "exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "reciprocal", "sigmoid", "tanh")
+
+FORMULAS: dict[str, Callable[..., Columns]] = {
+    **{name: _plain(name) for name in (*_SAME, "erf", "mul", "where")},
+    "add": _add,
+    "sub": _sub,
+    "rsub": lambda g, a, b, alpha=1: _sub(g, b, a, alpha),
+    "div": _div,
+    "maximum": _plain("max"),
+    "minimum": _plain("min"),
+    "special_erf": _plain("erf"),
+    "sgn": _plain("sign"),
+    "square": lambda g, a: g.each("mul", a, a),
+    "pow": _pow,
+    "clamp": _clamp,
+    "clamp_min": lambda g, a, low: _clamp(g, a, low),
+    "clamp_max": lambda g, a, high: _clamp(g, a, None, high),
+    "lerp": _lerp,
+    "addcmul": _addcmul,
+    "addcdiv": _addcdiv,
+    "gelu": _gelu,
+    "silu": lambda g, a: g.each("mul", a, g.each("sigmoid", a)),
+    "mish": _tanh_of,
+    "softplus": _softplus,
+    "elu": _elu,
+    "leaky_relu": _leaky_relu,
+    "hardtanh": lambda g, a, low=-1.0, high=1.0: _held(g, a, float(low), float(high)),
+    "hardsigmoid": _hard_sigmoid,
+    "hardswish": lambda g, a: g.each("mul", a, _hard_sigmoid(g, a)),
+    "threshold": _threshold,
+    "logaddexp": _log_add_exp,
+    "exp2": _exp_of(math.log(2)),
+    "log2": _log_by(1 / math.log(2)),
+    "log10": _log_by(1 / math.log(10)),
+    "masked_fill": lambda g, a, mask, value: g.each("where", mask, value, a),
+}
+"""By the name of an operation of torch: its columns, of a graph and of operands, each columns or a number."""
+
+TRUTHS: dict[str, Callable[..., Columns]] = {
+    **{name: _plain(name) for name in ("lt", "le", "gt", "ge", "eq", "ne")},
+    **dict.fromkeys(("bitwise_and", "logical_and", "__and__"), _plain("and")),
+    **dict.fromkeys(("bitwise_or", "logical_or", "__or__"), _plain("or")),
+    **dict.fromkeys(("bitwise_not", "logical_not"), _plain("not")),
+    "isnan": lambda g, a: g.each("ne", a, a),
+}
+"""Those whose answer is yes or no."""

@@ -1,0 +1,266 @@
+"""Gradients of a graph: the same graph with more nodes, and which of its columns the gradients are.
+
+Each rule is the operation's derivative as torch has it, down to which operand gets the gradient where two are equal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from raglane.programs.graph import Columns, Graph, Node
+
+__all__ = ["Deferred", "Reverse", "WeightGradient"]
+
+Give = Callable[[int, Columns], None]
+
+
+@dataclass(frozen=True, eq=False)
+class WeightGradient:
+    """A product whose weight has a gradient: the sum over all elements of the outer products of these columns."""
+
+    weight: int
+    result: Columns
+    operand: Columns
+
+
+@dataclass(frozen=True, eq=False)
+class Deferred:
+    """A product's gradient that goes to columns given for each element: it is computed for all elements at once."""
+
+    weight: int
+    result: Columns
+    operand: Columns
+
+
+@dataclass
+class Reverse:
+    """Gradients of a graph's nodes, from the last to the first.
+
+    Args:
+        graph: grows by what the gradients need.
+        wanted: the given nodes whose gradients are wanted.
+        wanted_weights: the weights whose gradients are.
+        elements: the nodes that are given for each element.
+    """
+
+    graph: Graph
+    wanted: set[int]
+    wanted_weights: set[int]
+    elements: set[int]
+    weight_gradients: list[WeightGradient] = field(default_factory=list)
+    deferred: list[Deferred] = field(default_factory=list)
+    _totals: dict[int, Columns] = field(default_factory=dict)
+
+    def run(self, seeds: Iterable[tuple[Columns, Columns]]) -> None:
+        """Go through the graph.
+
+        Args:
+            seeds: columns of results, and their gradients.
+        """
+        graph, count = self.graph, len(self.graph.nodes)
+        self._zero = graph.number(0.0)
+        needs = np.zeros(len(graph.nodes), bool)
+        needs[list(self.wanted)] = True
+        for index in range(count):
+            node = graph.nodes[index]
+            if any(needs[graph.places(part)].any() for part in node.operands):
+                needs[index] = True
+            if node.operation == "product" and node.weight in self.wanted_weights:
+                needs[index] = True
+        self._needs = needs
+        for columns, gradient in seeds:
+            self._give(columns, gradient)
+        for index in range(count - 1, -1, -1):
+            if index in self._totals and graph.nodes[index].operands:
+                self._back(graph.nodes[index], graph.columns(index), self._totals[index])
+
+    def total(self, node: int) -> Columns:
+        """The gradient of a node's columns, zeros where nothing hangs on them."""
+        if node in self._totals:
+            return self._totals[node]
+        return self.graph.full(0.0, self.graph.nodes[node].width)
+
+    # Sums of gradients.
+
+    def _give(self, columns: Columns, gradient: Columns) -> None:
+        """Add a gradient to that of columns, some of which may occur several times."""
+        graph = self.graph
+        places = graph.places(columns)
+        for index in np.unique(places):
+            if index >= len(self._needs) or not self._needs[index]:
+                continue
+            here = np.flatnonzero((places == index) & (gradient != self._zero))
+            if not len(here):
+                continue
+            local: Columns = columns[here] - graph.starts[index]
+            given = gradient[here]
+            share = np.full(graph.nodes[index].width, self._zero)
+            unique, counts = np.unique(local, return_counts=True)
+            if len(unique) < len(local):
+                given = self._summed(local, given, counts)
+                local = unique
+            share[local] = given
+            before = self._totals.get(int(index))
+            self._totals[int(index)] = share if before is None else self._sum(before, share)
+
+    def _summed(self, local: Columns, given: Columns, counts: Columns) -> Columns:
+        """The sums of what goes to the same column, in the order of the columns."""
+        order = np.argsort(local, kind="stable")
+        table: Columns = np.full((len(counts), counts.max()), self._zero)
+        rows = np.repeat(np.arange(len(counts)), counts)
+        table[rows, np.arange(len(local)) - np.repeat(np.cumsum(counts) - counts, counts)] = given[order]
+        return self.graph.sums(table.reshape(-1), len(counts))
+
+    def _sum(self, one: Columns, other: Columns) -> Columns:
+        """The sum of two gradients, computed where both are there."""
+        both = np.flatnonzero((one != self._zero) & (other != self._zero))
+        total: Columns = np.where(one == self._zero, other, one)
+        if len(both):
+            total[both] = self.graph.each("add", one[both], other[both])
+        return total
+
+    # One node.
+
+    def _back(self, node: Node, columns: Columns, gradient: Columns) -> None:
+        graph = self.graph
+        if node.operation == "product":
+            self._product(node, gradient)
+        elif node.operation in ("row_sum", "row_max", "norm"):
+            self._row(node, columns, gradient)
+        elif node.operation in _RULES:
+            # Only where a gradient came.
+            here = np.flatnonzero(gradient != self._zero)
+            operands = [part[here] for part in node.operands]
+            wanted = [bool(self._needs[self._old(part)].any()) for part in operands]
+            for place, found in _RULES[node.operation](graph, gradient[here], columns[here], operands, wanted):
+                self._give(operands[place], found)
+
+    def _old(self, columns: Columns) -> Columns:
+        places = self.graph.places(columns)
+        return places[places < len(self._needs)]
+
+    def _product(self, node: Node, gradient: Columns) -> None:
+        graph = self.graph
+        start, operand = node.operands
+        self._give(start, gradient)
+        if node.weight in self.wanted_weights:
+            self.weight_gradients.append(WeightGradient(node.weight, gradient, operand))
+        places = graph.places(operand)
+        if not self._needs[places].any():
+            return
+        if set(places.tolist()) <= self.elements:
+            self.deferred.append(Deferred(node.weight, gradient, operand))
+            return
+        zero = np.full(len(operand), self._zero)
+        self._give(operand, graph.product(zero, gradient, node.weight, not node.is_transposed))
+
+    def _row(self, node: Node, columns: Columns, gradient: Columns) -> None:
+        graph, (a,) = self.graph, node.operands
+        each = len(a) // node.segments
+        if node.operation == "row_sum":
+            self._give(a, np.repeat(gradient, each))
+        elif node.operation == "row_max":
+            is_top = graph.each("eq", a, np.repeat(columns, each))
+            share = graph.each("div", gradient, graph.sums(is_top, node.segments))
+            self._give(a, graph.each("mul", is_top, np.repeat(share, each)))
+        else:
+            found, scale = columns[: len(a)], columns[len(a) :]
+            operands = (gradient[: len(a)], found, scale)
+            self._give(a, graph.add(Node("norm_backward", operands, len(a), node.segments)))
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# One number at a time: of a graph, the gradient, the results, the operands and which of them want one, the pairs of an
+# operand's place and its gradient
+# ---------------------------------------------------------------------------------------------------------------
+
+_Pairs = list[tuple[int, Columns]]
+_Rule = Callable[[Graph, Columns, Columns, list[Columns], list[bool]], _Pairs]
+
+
+def _one(formula: Callable[[Graph, Columns, Columns, Columns], Columns]) -> _Rule:
+    """Of one operand: the gradient from the graph, the result's gradient, the result and the operand."""
+    return lambda g, d, y, operands, wanted: [(0, formula(g, d, y, operands[0]))]  # noqa: ARG005
+
+
+def _add(g: Graph, d: Columns, y: Columns, operands: list[Columns], wanted: list[bool]) -> _Pairs:  # noqa: ARG001
+    return [(0, d), (1, d)]
+
+
+def _sub(g: Graph, d: Columns, y: Columns, operands: list[Columns], wanted: list[bool]) -> _Pairs:  # noqa: ARG001
+    return [(0, d), *([(1, g.each("neg", d))] if wanted[1] else [])]
+
+
+def _mul(g: Graph, d: Columns, y: Columns, operands: list[Columns], wanted: list[bool]) -> _Pairs:  # noqa: ARG001
+    return [(place, g.each("mul", d, operands[1 - place])) for place in (0, 1) if wanted[place]]
+
+
+def _div(g: Graph, d: Columns, y: Columns, operands: list[Columns], wanted: list[bool]) -> _Pairs:
+    share = g.each("div", d, operands[1])
+    return [(0, share), *([(1, g.each("neg", g.each("mul", share, y)))] if wanted[1] else [])]
+
+
+def _larger(wins: str) -> _Rule:
+    def rule(g: Graph, d: Columns, y: Columns, operands: list[Columns], wanted: list[bool]) -> _Pairs:  # noqa: ARG001
+        half = g.each("mul", d, g.each("mul", g.each("eq", *operands), 0.5))
+        return [
+            (place, g.each("where", g.each(wins, operands[place], operands[1 - place]), d, half))
+            for place in (0, 1)
+            if wanted[place]
+        ]
+
+    return rule
+
+
+def _held(wins: str) -> _Rule:
+    def rule(g: Graph, d: Columns, y: Columns, operands: list[Columns], wanted: list[bool]) -> _Pairs:  # noqa: ARG001
+        return [(0, g.each("where", g.each(wins, *operands), d, 0.0))]
+
+    return rule
+
+
+def _where(g: Graph, d: Columns, y: Columns, operands: list[Columns], wanted: list[bool]) -> _Pairs:  # noqa: ARG001
+    truth = operands[0]
+    pairs = []
+    if wanted[1]:
+        pairs.append((1, g.each("where", truth, d, 0.0)))
+    if wanted[2]:
+        pairs.append((2, g.each("where", truth, 0.0, d)))
+    return pairs
+
+
+def _erf(g: Graph, d: Columns, y: Columns, a: Columns) -> Columns:  # noqa: ARG001
+    bell = g.each("exp", g.each("neg", g.each("mul", a, a)))
+    return g.each("mul", d, g.each("mul", bell, 2 / math.sqrt(math.pi)))
+
+
+_RULES: dict[str, _Rule] = {
+    "copy": _one(lambda g, d, y, a: d),  # noqa: ARG005
+    "neg": _one(lambda g, d, y, a: g.each("neg", d)),  # noqa: ARG005
+    "abs": _one(lambda g, d, y, a: g.each("mul", d, g.each("sign", a))),  # noqa: ARG005
+    "relu": _one(lambda g, d, y, a: g.each("where", g.each("gt", y, 0.0), d, 0.0)),  # noqa: ARG005
+    "exp": _one(lambda g, d, y, a: g.each("mul", d, y)),  # noqa: ARG005
+    "expm1": _one(lambda g, d, y, a: g.each("mul", d, g.each("add", y, 1.0))),  # noqa: ARG005
+    "log": _one(lambda g, d, y, a: g.each("div", d, a)),  # noqa: ARG005
+    "log1p": _one(lambda g, d, y, a: g.each("div", d, g.each("add", a, 1.0))),  # noqa: ARG005
+    "sqrt": _one(lambda g, d, y, a: g.each("div", d, g.each("mul", y, 2.0))),  # noqa: ARG005
+    "rsqrt": _one(lambda g, d, y, a: g.each("mul", g.each("mul", d, -0.5), g.each("mul", y, g.each("mul", y, y)))),  # noqa: ARG005
+    "reciprocal": _one(lambda g, d, y, a: g.each("neg", g.each("mul", d, g.each("mul", y, y)))),  # noqa: ARG005
+    "sigmoid": _one(lambda g, d, y, a: g.each("sigmoid_backward", d, y)),  # noqa: ARG005
+    "tanh": _one(lambda g, d, y, a: g.each("tanh_backward", d, y)),  # noqa: ARG005
+    "erf": _one(_erf),
+    "add": _add,
+    "sub": _sub,
+    "mul": _mul,
+    "div": _div,
+    "max": _larger("gt"),
+    "min": _larger("lt"),
+    "at_least": _held("ge"),
+    "at_most": _held("le"),
+    "where": _where,
+}
+"""Those of operations that have a derivative; the gradient of the others is zero."""

@@ -1,0 +1,304 @@
+"""From a graph to a program: instructions on blocks, with as few copies as there can be.
+
+An operand whose columns lie in several places is read piece by piece where an operation takes one number at a time.
+Elsewhere its pieces are brought together: what is computed for it is written there at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from raglane.programs.allocate import allocate
+from raglane.programs.graph import Columns, Graph, Node
+from raglane.programs.program import Block, Instruction, Kind, Operand, Program, Weight
+
+__all__ = ["Lowered", "lower"]
+
+_SAME = {"at_least": "max", "at_most": "min", "stop": "copy"}
+_WHOLE = ("row_sum", "row_max", "norm", "norm_backward", "product")
+# More pieces than this are moved by one gather.
+_PIECES = 16
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A program, and what it is to be given.
+
+    Attributes:
+        program: the program.
+        given: by kind, the nodes of the graph whose tensors it reads, in their order.
+        weights: the graph's weights that it reads, in their order, and whether the other way round.
+    """
+
+    program: Program
+    given: dict[Kind, tuple[int, ...]]
+    weights: tuple[tuple[int, bool], ...]
+
+
+class _Run(NamedTuple):
+    """Columns of an operand, from ``low`` to before ``high``, that lie side by side, or are one column."""
+
+    low: int
+    high: int
+    is_spread: bool
+
+
+def lower(
+    graph: Graph, outputs: Sequence[Columns], new: Sequence[Columns], given: dict[int, Kind], states: Sequence[int]
+) -> Lowered:
+    """Make a program.
+
+    Args:
+        graph: of the step.
+        outputs: columns to be written for each element.
+        new: columns of the next states.
+        given: the nodes whose numbers are given, and as what; all sources, and what was saved.
+        states: the nodes that are states, in their order: those that ``new`` replaces.
+
+    Example:
+        >>> graph = Graph()
+        >>> state = graph.add(Node("state", (), 4))
+        >>> found = lower(graph, [graph.each("tanh", state)], [state], {0: "state"}, [0])
+        >>> [instruction.operation for instruction in found.program.instructions]
+        ['tanh']
+    """
+    return _Lowering(graph, given, states).run(outputs, new)
+
+
+@dataclass
+class _Lowering:
+    graph: Graph
+    kinds: dict[int, Kind]
+    states: Sequence[int]
+    blocks: list[Block] = field(default_factory=list)
+    instructions: list[Instruction] = field(default_factory=list)
+    homes: dict[int, tuple[int, int]] = field(default_factory=dict)
+    given: dict[Kind, list[int]] = field(default_factory=dict)
+    weights: dict[tuple[int, bool], int] = field(default_factory=dict)
+    _together: dict[bytes, int] = field(default_factory=dict)
+    _done: set[bytes] = field(default_factory=set)
+    _moved: dict[bytes, Operand] = field(default_factory=dict)
+
+    def run(self, outputs: Sequence[Columns], new: Sequence[Columns]) -> Lowered:
+        needed = self.graph.needed([*outputs, *new], list(self.kinds))
+        for index in self.states:
+            self._give(index)
+        nodes = self._fused(needed, [*outputs, *new])
+        for index in needed:
+            if index in self.kinds and index not in self.homes:
+                self._give(index)
+        wholes = [part for node in nodes.values() for part in self._whole_operands(node)]
+        for columns in [*wholes, *outputs, *new]:
+            self._plan(columns, nodes)
+        for index, node in nodes.items():
+            self._emit(index, node)
+        written = [(self._at_once(columns), len(columns)) for columns in outputs]
+        following = [self._next(columns, place) for place, columns in enumerate(new)]
+        shapes = tuple(
+            Weight(shape[0], shape[2], shape[1]) if turned else Weight(*shape)
+            for shape, turned in ((self.graph.weights[index], turned) for index, turned in self.weights)
+        )
+        raw = Program(tuple(self.blocks), shapes, tuple(self.instructions), tuple(written), tuple(following))
+        kinds: dict[Kind, tuple[int, ...]] = {kind: tuple(found) for kind, found in self.given.items()}
+        return Lowered(allocate(raw), kinds, tuple(self.weights))
+
+    # Where things lie.
+
+    def _give(self, index: int) -> None:
+        kind = self.kinds[index]
+        known = self.given.setdefault(kind, [])
+        self.blocks.append(Block(kind, self.graph.nodes[index].width, len(known)))
+        self.homes[index] = (len(self.blocks) - 1, 0)
+        known.append(index)
+
+    def _local(self, width: int) -> int:
+        self.blocks.append(Block("local", width))
+        return len(self.blocks) - 1
+
+    def _fused(self, needed: list[int], results: list[Columns]) -> dict[int, Node]:
+        """The nodes to compute, with products of numbers that only a sum reads as one operation with it."""
+        graph = self.graph
+        nodes = {
+            index: graph.nodes[index]
+            for index in needed
+            if index not in self.kinds and graph.nodes[index].operation != "number"
+        }
+        readers = np.zeros(len(graph.nodes), np.int64)
+        for part in [*results, *(part for node in nodes.values() for part in node.operands)]:
+            readers[np.unique(graph.places(part))] += 1
+        for index, node in list(nodes.items()):
+            if node.operation != "add":
+                continue
+            for place in (0, 1):
+                factor = int(graph.places(node.operands[place][:1])[0])
+                inner = nodes.get(factor)
+                is_all = inner is not None and np.array_equal(node.operands[place], graph.columns(factor))
+                if inner is not None and is_all and inner.operation == "mul" and readers[factor] == 1:
+                    nodes[index] = replace(node, operation="fma", operands=(*inner.operands, node.operands[1 - place]))
+                    del nodes[factor]
+                    break
+        return nodes
+
+    def _whole_operands(self, node: Node) -> list[Columns]:
+        """The operands that must lie in one place."""
+        return list(node.operands) if node.operation in _WHOLE else []
+
+    def _plan(self, columns: Columns, nodes: dict[int, Node]) -> None:
+        """Have what is computed for an operand in several places be written where it will be read."""
+        runs = self._runs(columns)
+        key = columns.tobytes()
+        if len(runs) == 1 or len(runs) > _PIECES or key in self._together:
+            return
+        block = self._together[key] = self._local(len(columns))
+        for run in runs:
+            index = int(self.graph.places(columns[run.low : run.low + 1])[0])
+            node = nodes.get(index)
+            is_all = not run.is_spread and node is not None and run.high - run.low == node.width
+            if node is not None and is_all and index not in self.homes and node.operation != "norm":
+                self.homes[index] = (block, run.low)
+
+    def _runs(self, columns: Columns) -> list[_Run]:
+        """An operand in pieces; the list is cut off where there are too many."""
+        if len(columns) == 1:
+            return [_Run(0, 1, False)]
+        places, steps = self.graph.places(columns), np.diff(columns)
+        kinds = np.where((steps == 1) & (np.diff(places) == 0), 1, np.where(steps == 0, 0, -1))
+        turns = np.append(np.flatnonzero(np.diff(kinds)) + 1, len(kinds))
+        runs: list[_Run] = []
+        low = 0
+        while low < len(columns) and len(runs) <= _PIECES:
+            if low == len(columns) - 1 or kinds[low] < 0:
+                high = low + 1
+            else:
+                high = int(turns[np.searchsorted(turns, low, side="right")]) + 1
+            runs.append(_Run(low, high, high > low + 1 and bool(kinds[low] == 0)))
+            low = high
+        return runs
+
+    def _read(self, columns: Columns, is_spread: bool) -> Operand:
+        """A piece of an operand, where it lies."""
+        index = int(self.graph.places(columns[:1])[0])
+        node = self.graph.nodes[index]
+        if node.operation == "number":
+            return Operand(-1, number=node.number)
+        block, start = self.homes[index]
+        return Operand(block, start + int(columns[0]) - self.graph.starts[index], is_spread)
+
+    def _at_once(self, columns: Columns) -> Operand:
+        """An operand in one place, brought together where it is not."""
+        runs = self._runs(columns)
+        first = self.graph.nodes[int(self.graph.places(columns[:1])[0])]
+        if len(runs) == 1 and not runs[0].is_spread and first.operation != "number":
+            return self._read(columns, False)
+        key = columns.tobytes()
+        if key in self._done:
+            return Operand(self._together[key])
+        self._done.add(key)
+        if len(runs) > _PIECES:
+            return Operand(self._gathered(columns, key))
+        if key not in self._together:
+            self._together[key] = self._local(len(columns))
+        block = self._together[key]
+        for run in runs:
+            source = self._read(columns[run.low : run.high], run.is_spread)
+            if source != Operand(block, run.low):
+                self._add("copy", (Operand(block, run.low),), (source,), run.high - run.low)
+        return Operand(block)
+
+    def _begin(self, columns: Columns) -> Operand:
+        """What a product starts from: it may be one number, too."""
+        runs = self._runs(columns)
+        return self._read(columns, runs[0].is_spread) if len(runs) == 1 else self._at_once(columns)
+
+    def _gathered(self, columns: Columns, key: bytes) -> int:
+        """An operand in many pieces: moved at once, out of one place that holds all of them."""
+        graph = self.graph
+        indexes = np.unique(graph.places(columns))
+        source = np.concatenate([graph.columns(int(index)) for index in indexes])
+        place = self._at_once(source)
+        picked: Columns = np.searchsorted(source, columns)
+        block = self._together[key] = self._local(len(columns))
+        self._add("gather", (Operand(block),), (place,), len(columns), columns=tuple(picked.tolist()))
+        return block
+
+    # Instructions.
+
+    def _add(
+        self,
+        operation: str,
+        results: tuple[Operand, ...],
+        operands: tuple[Operand, ...],
+        width: int,
+        node: Node | None = None,
+        columns: tuple[int, ...] = (),
+    ) -> None:
+        weight = -1
+        if node is not None and node.operation == "product":
+            weight = self.weights.setdefault((node.weight, node.is_transposed), len(self.weights))
+        segments, epsilon = (1, 0.0) if node is None else (node.segments, node.epsilon)
+        self.instructions.append(Instruction(operation, results, operands, width, segments, epsilon, weight, columns))
+
+    def _emit(self, index: int, node: Node) -> None:
+        if index not in self.homes:
+            self.homes[index] = (self._local(node.width), 0)
+        block, start = self.homes[index]
+        if node.operation in _WHOLE:
+            is_product = node.operation == "product"
+            operands = tuple(
+                self._begin(part) if is_product and not place else self._at_once(part)
+                for place, part in enumerate(node.operands)
+            )
+            results = [Operand(block, start)]
+            if node.operation == "norm":
+                results.append(Operand(block, start + node.span))
+            self._add(node.operation, tuple(results), operands, node.span, node)
+            return
+        name = _SAME.get(node.operation, node.operation)
+        parts = [self._pieces(part) for part in node.operands]
+        bounds = sorted({run.high for _, runs in parts for run in runs})
+        if len(bounds) > _PIECES:
+            whole = tuple(self._whole_or_one(columns, runs) for columns, runs in parts)
+            self._add(name, (Operand(block, start),), whole, node.width)
+            return
+        low = 0
+        for high in bounds:
+            operands = tuple(self._piece(columns, runs, low, high) for columns, runs in parts)
+            self._add(name, (Operand(block, start + low),), operands, high - low)
+            low = high
+
+    def _pieces(self, columns: Columns) -> tuple[Columns, list[_Run]]:
+        """An operand in few pieces: many are brought together first."""
+        runs = self._runs(columns)
+        if len(runs) <= _PIECES:
+            return columns, runs
+        place = self._at_once(columns)
+        self._moved[columns.tobytes()] = place
+        return columns, [_Run(0, len(columns), False)]
+
+    def _whole_or_one(self, columns: Columns, runs: list[_Run]) -> Operand:
+        if len(runs) == 1 and columns.tobytes() not in self._moved:
+            return self._read(columns, runs[0].is_spread)
+        return self._moved.get(columns.tobytes()) or self._at_once(columns)
+
+    def _piece(self, columns: Columns, runs: list[_Run], low: int, high: int) -> Operand:
+        run = next(run for run in runs if run.low <= low and high <= run.high)
+        moved = self._moved.get(columns.tobytes())
+        if moved is not None:
+            return replace(moved, start=moved.start + low)
+        if run.is_spread:
+            return self._read(columns[low:high], high - low > 1)
+        return self._read(columns[low:high], False)
+
+    def _next(self, columns: Columns, place: int) -> Operand:
+        """The next value of a state; what another state holds is copied, for that one is replaced too."""
+        found = self._at_once(columns)
+        block = self.blocks[found.block]
+        if block.kind == "state" and (block.index, found.start) != (place, 0):
+            local = self._local(len(columns))
+            self._add("copy", (Operand(local),), (found,), len(columns))
+            return Operand(local)
+        return found

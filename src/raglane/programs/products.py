@@ -1,0 +1,178 @@
+"""Matrix products of rows: with known matrices, and of rows with rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raglane.programs.graph import Columns, Graph, Refused
+from raglane.programs.rows import FREE, align
+from raglane.programs.trace import Tracer
+
+__all__ = ["PRODUCTS"]
+
+# A product of rows with rows has this many numbers at most before they are summed.
+_LARGEST = 1 << 16
+# Columns of an operand that lie in so many places are read where they lie; more are brought together first.
+_PLACES = 4
+
+
+def _batched(tracer: Tracer, start: Tensor | None, a: Any, b: Any) -> Tensor:
+    """``start + a @ b`` for ``(g, m, k)`` and ``(g, k, n)``; ``start``: marks ``(g, m, n)``."""
+    if tracer.is_known(a) and not tracer.is_known(b):
+        turned = None if start is None else start.transpose(1, 2)
+        flipped = _batched(tracer, turned, _turn(tracer, b), _turn(tracer, a))
+        return _turn(tracer, flipped)
+    marks = tracer.marks(a)
+    groups, m, k = marks.shape
+    n = b.shape[2]
+    if not groups * m * n:
+        raise Refused("it multiplies nothing")
+    if start is None:
+        zero = tracer.graph.number(0.0)
+        start = torch.full((groups, m, n), (FREE << 40) | zero)
+    which = torch.arange(groups).repeat_interleave(m)
+    if not tracer.is_known(b):
+        held = tracer.marks(b)
+        if not bool((held >> 40 == FREE).all()):
+            return _rows_with_rows(tracer, start, marks, held)
+        pick: Callable[[Columns], int] = lambda chosen: _copied_weight(tracer, held[which[chosen]])  # noqa: E731
+    else:
+        pick = lambda chosen: _known_weight(tracer, b, which[chosen])  # noqa: E731
+    both = [marks.reshape(-1, k), start.reshape(-1, n)]
+    aligned = align(both, tracer.rows)
+    columns, begin = aligned.columns
+    weight = pick(torch.from_numpy(aligned.chosen))
+    found = _product(tracer, begin.reshape(-1), columns.reshape(-1), weight, len(columns))
+    return tracer.wrap(aligned.marks(found.reshape(-1, n)).reshape(groups, m, n), tracer.dtype)
+
+
+def _turn(tracer: Tracer, part: Any) -> Tensor:
+    if tracer.is_known(part):
+        return tracer.note(torch.ops.aten.transpose.int, part, 1, 2)
+    return tracer.wrap(tracer.marks(part).transpose(1, 2), part.dtype)
+
+
+def _known_weight(tracer: Tracer, b: Any, which: Tensor) -> int:
+    """The weight of which the k-th group is the transpose of ``b[which[k]]``."""
+    order = tuple(which.tolist())
+
+    def make() -> Tensor:
+        turned = tracer.note(torch.ops.aten.transpose.int, b, 1, 2)
+        if order == tuple(range(b.shape[0])):
+            return turned
+        if len(set(order)) == 1 and b.shape[0] == 1:
+            return tracer.note(torch.ops.aten.expand.default, turned, [len(order), -1, -1])
+        return tracer.note(torch.ops.aten.index_select.default, turned, 0, tracer.fixed(which))
+
+    return tracer.weight((tracer.index(b), order), make)
+
+
+def _copied_weight(tracer: Tracer, held: Tensor) -> int:
+    """A weight that was known, and then copied for each row: ``held`` are marks ``(groups, k, n)``."""
+    columns = (held & ((1 << 40) - 1)).numpy()
+    graph = tracer.graph
+    places = np.unique(graph.places(columns.reshape(-1)))
+    if len(places) != 1 or graph.nodes[places[0]].operation != "vector":
+        raise Refused("it multiplies by a matrix that it computes")
+    start = graph.starts[places[0]]
+    known = tracer.vector_known(start)
+    index = torch.from_numpy(columns - start).transpose(1, 2)
+
+    def make() -> Tensor:
+        whole = tracer.note(torch.ops.aten.reshape.default, known, [-1])
+        taken = tracer.note(torch.ops.aten.index_select.default, whole, 0, tracer.fixed(index.reshape(-1)))
+        return tracer.note(torch.ops.aten.reshape.default, taken, list(index.shape))
+
+    return tracer.weight((tracer.index(known), columns.tobytes(), columns.shape), make)
+
+
+def _product(tracer: Tracer, start: Columns, columns: Columns, weight: int, groups: int) -> Columns:
+    """The product; where its operand lies in a few places, one product after the other, each with its columns."""
+    graph = tracer.graph
+    cuts = _cuts(graph, columns) if groups == 1 else []
+    if not 1 <= len(cuts) < _PLACES:
+        return graph.product(start, columns, weight)
+    whole = tracer.weight_known(weight)
+    for low, high in zip([0, *cuts], [*cuts, len(columns)], strict=True):
+        part = tracer.weight(
+            (tracer.index(whole), "columns", low, high),
+            lambda low=low, high=high: tracer.note(  # type: ignore[misc]
+                torch.ops.aten.slice.Tensor, whole, 2, low, high
+            ),
+        )
+        start = graph.product(start, columns[low:high], part)
+    return start
+
+
+def _cuts(graph: Graph, columns: Columns) -> list[int]:
+    """Where an operand goes on in another place."""
+    places = graph.places(columns)
+    goes_on = (np.diff(columns) == 1) & (np.diff(places) == 0)
+    return [int(place) + 1 for place in np.flatnonzero(~goes_on)]
+
+
+def _rows_with_rows(tracer: Tracer, start: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Each row's own matrices: products of numbers, and their sums."""
+    groups, m, k = a.shape
+    n = b.shape[2]
+    if m * n * k * max(1, groups // tracer.rows) > _LARGEST:
+        raise Refused("each row has a product of its own that is too large")
+    shape = (groups, m, n, k)
+    left, right = a.unsqueeze(2).expand(shape), b.transpose(1, 2).unsqueeze(1).expand(shape)
+    count = groups * m * n
+    aligned = align([left.reshape(count, k), right.reshape(count, k), start.reshape(count, 1)], tracer.rows)
+    one, other, begin = aligned.columns
+    sums = tracer.graph.sums(tracer.graph.each("mul", one.reshape(-1), other.reshape(-1)), len(one))
+    found = tracer.graph.each("add", sums, begin.reshape(-1))
+    return tracer.wrap(aligned.marks(found.reshape(-1, 1)).reshape(groups, m, n), tracer.dtype)
+
+
+def _one(part: Any, tracer: Tracer) -> Any:
+    """``(m, k)`` as ``(1, m, k)``."""
+    if tracer.is_known(part):
+        return tracer.note(torch.ops.aten.unsqueeze.default, part, 0)
+    return tracer.wrap(tracer.marks(part).unsqueeze(0), part.dtype)
+
+
+def _start(tracer: Tracer, start: Any, shape: tuple[int, ...], beta: float, alpha: float) -> Tensor:
+    if beta != 1 or alpha != 1:
+        raise Refused("no program has a product with alpha or beta")
+    return tracer.marks(start).expand(shape)
+
+
+def _mm(tracer: Tracer, function: Any, a: Any, b: Any) -> Tensor:  # noqa: ARG001
+    found = _batched(tracer, None, _one(a, tracer), _one(b, tracer))
+    return tracer.wrap(tracer.marks(found)[0], tracer.dtype)
+
+
+def _addmm(tracer: Tracer, function: Any, start: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Tensor:  # noqa: ARG001
+    begin = _start(tracer, start, (a.shape[0], b.shape[1]), beta, alpha).unsqueeze(0)
+    found = _batched(tracer, begin, _one(a, tracer), _one(b, tracer))
+    return tracer.wrap(tracer.marks(found)[0], tracer.dtype)
+
+
+def _bmm(tracer: Tracer, function: Any, a: Any, b: Any) -> Tensor:  # noqa: ARG001
+    return _batched(tracer, None, a, b)
+
+
+def _baddbmm(tracer: Tracer, function: Any, start: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Tensor:  # noqa: ARG001
+    return _batched(tracer, _start(tracer, start, (a.shape[0], a.shape[1], b.shape[2]), beta, alpha), a, b)
+
+
+def _mv(tracer: Tracer, function: Any, a: Any, b: Any) -> Tensor:  # noqa: ARG001
+    column = (
+        tracer.note(torch.ops.aten.unsqueeze.default, b, 1)
+        if tracer.is_known(b)
+        else tracer.wrap(tracer.marks(b).unsqueeze(1), b.dtype)
+    )
+    found = _batched(tracer, None, _one(a, tracer), _one(column, tracer))
+    return tracer.wrap(tracer.marks(found)[0, :, 0], tracer.dtype)
+
+
+PRODUCTS: dict[str, Callable[..., Any]] = {"mm": _mm, "addmm": _addmm, "bmm": _bmm, "baddbmm": _baddbmm, "mv": _mv}
+"""By the name of an operation of torch, as :data:`raglane.programs.rules.RULES`."""

@@ -1,0 +1,389 @@
+"""What the operations of torch make of rows: :data:`RULES`, by their names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raglane.programs.formulas import FORMULAS, TRUTHS, log_sigmoid
+from raglane.programs.graph import Columns, Graph, Refused
+from raglane.programs.products import PRODUCTS
+from raglane.programs.rows import align, free
+from raglane.programs.trace import Tracer
+
+__all__ = ["RULES"]
+
+Rule = Callable[..., Any]
+_MOVES = (
+    *("view", "_unsafe_view", "reshape", "t", "transpose", "permute", "expand", "unsqueeze", "squeeze", "select"),
+    *("slice", "split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "chunk"),
+    *("unbind", "clone", "contiguous", "alias", "repeat", "roll", "flip", "narrow", "diagonal", "unfold"),
+    *("movedim", "expand_as", "view_as", "tile", "flatten", "rot90", "swapaxes", "lift_fresh", "as_strided"),
+)
+
+
+def _move(tracer: Tracer, function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Torch moves the marks of one tensor as it would its numbers."""
+    like = args[0]
+    found = function(tracer.marks(like), *args[1:], **kwargs)
+    if isinstance(found, Tensor):
+        return tracer.wrap(found, like.dtype)
+    return type(found)(tracer.wrap(part, like.dtype) for part in found)
+
+
+def _join(tracer: Tracer, function: Any, parts: Any, *args: Any) -> Tensor:
+    return tracer.wrap(function([tracer.marks(part) for part in parts], *args), _common(tracer, parts))
+
+
+def _pick(tracer: Tracer, function: Any, source: Any, *args: Any, **kwargs: Any) -> Tensor:
+    """Columns by index, of which the numbers are known."""
+    plain = [
+        [None if item is None else tracer.constant(item) for item in part]
+        if isinstance(part, list | tuple)
+        else tracer.constant(part)
+        if isinstance(part, Tensor)
+        else part
+        for part in args
+    ]
+    return tracer.wrap(function(tracer.marks(source), *plain, **kwargs), source.dtype)
+
+
+def _pad(tracer: Tracer, function: Any, source: Any, amounts: list[int], value: float = 0) -> Tensor:
+    fill = int(free(np.asarray([tracer.graph.number(value)]))[0])
+    return tracer.wrap(function(tracer.marks(source), amounts, fill), source.dtype)
+
+
+def _filled(value: float | None) -> Rule:
+    def rule(tracer: Tracer, function: Any, like: Any, *args: Any, **kwargs: Any) -> Tensor:
+        name = function._schema.name
+        shape = args[0] if "new_" in name else like.shape
+        number = value if value is not None else args[1] if "new_" in name else args[0]
+        dtype = kwargs.get("dtype") or like.dtype
+        if isinstance(number, Tensor):
+            raise Refused("it fills a tensor with a number that it computes")
+        mark = free(np.asarray([tracer.graph.number(float(number))]))
+        return tracer.wrap(mark.expand(math.prod(shape)).clone().reshape(tuple(shape)), dtype)
+
+    return rule
+
+
+def _detach(tracer: Tracer, function: Any, source: Any) -> Tensor:  # noqa: ARG001
+    found: Tensor = _pointwise(lambda g, a: g.each("stop", a), source.dtype is torch.bool)(tracer, None, source)
+    return found
+
+
+def _convert(tracer: Tracer, function: Any, source: Any, **kwargs: Any) -> Tensor:  # noqa: ARG001
+    dtype = kwargs.get("dtype") or source.dtype
+    if dtype is source.dtype:
+        return tracer.wrap(tracer.marks(source).clone(), dtype)
+    if source.dtype is torch.bool and (dtype is tracer.dtype or not dtype.is_floating_point):
+        return tracer.wrap(tracer.marks(source).clone(), dtype)
+    if source.dtype is not tracer.dtype and dtype is tracer.dtype:
+        return tracer.wrap(tracer.marks(source).clone(), dtype)
+    if dtype is torch.bool:
+        return _pointwise(lambda g, a: g.each("ne", a, 0.0), True)(tracer, None, source)  # type: ignore[no-any-return]
+    raise Refused(f"it changes {source.dtype} to {dtype}")
+
+
+def _copy(tracer: Tracer, function: Any, target: Any, source: Any, *_: Any) -> Tensor:  # noqa: ARG001
+    marks = tracer.marks(source).expand(target.shape).clone()
+    return tracer.wrap(marks, target.dtype)
+
+
+def _common(tracer: Tracer, parts: Any) -> torch.dtype:
+    """The dtype of numbers that meet."""
+    tensors = [part for part in parts if isinstance(part, Tensor)]
+    dtype = tensors[0].dtype
+    for part in tensors[1:]:
+        dtype = torch.promote_types(dtype, part.dtype)
+    if len({part.dtype for part in tensors}) > 1:
+        shaped = [part for part in tensors if part.dim()]
+        if shaped and all(part.dtype is shaped[0].dtype and part.dtype.is_floating_point for part in shaped):
+            dtype = shaped[0].dtype
+    if not dtype.is_floating_point and any(type(part) is float for part in parts):
+        dtype = tracer.dtype
+    if dtype.is_floating_point and dtype is not tracer.dtype:
+        raise Refused(f"it computes in {dtype}")
+    return dtype
+
+
+def _pointwise(formula: Callable[..., Columns], is_truth: bool = False) -> Rule:
+    """A rule for an operation that takes one number of each operand at a time."""
+
+    def rule(tracer: Tracer, function: Any, *args: Any, **kwargs: Any) -> Tensor:
+        names = [*range(len(args)), *kwargs]
+        given = [*args, *kwargs.values()]
+        tensors = [index for index, part in enumerate(given) if isinstance(part, Tensor)]
+        dtype = torch.bool if is_truth else _common(tracer, given)
+        if function is not None and not dtype.is_floating_point and not is_truth:
+            if function._schema.name == "aten::div":
+                dtype = tracer.dtype
+            elif dtype is torch.bool:
+                raise Refused("it computes with truths as if they were numbers")
+        marks = [tracer.marks(given[index]) for index in tensors]
+        shape = np.broadcast_shapes(*(part.shape for part in marks))
+        aligned = align([part.expand(shape).reshape(-1, 1) for part in marks], tracer.rows)
+        for index, columns in zip(tensors, aligned.columns, strict=True):
+            given[index] = columns[:, 0]
+        split = len(args)
+        named = dict(zip(names[split:], given[split:], strict=True))
+        found = formula(tracer.graph, *given[:split], **named) if math.prod(shape) else np.empty(0, np.int64)
+        return tracer.wrap(aligned.marks(found.reshape(-1, 1)).reshape(shape), dtype)
+
+    return rule
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# A row at a time
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def _dims(dim: Any, count: int) -> list[int]:
+    if dim is None or (isinstance(dim, list | tuple) and not dim):
+        return list(range(count))
+    return [part % count for part in (dim if isinstance(dim, list | tuple) else [dim])]
+
+
+def _along(
+    tracer: Tracer,
+    source: Tensor,
+    dims: list[int],
+    formula: Callable[[Graph, Columns, int], Columns],
+    keeps: bool | None,
+) -> Tensor:
+    """Apply a formula to the parts of rows that lie along some dimensions.
+
+    Args:
+        tracer: the trace.
+        source: of any shape.
+        dims: these dimensions.
+        formula: takes the columns of all parts and their number, and gives one column for each part, or all.
+        keeps: whether the dimensions stay where they were reduced; None where the formula reduces nothing.
+    """
+    marks = tracer.marks(source)
+    kept = [dim for dim in range(marks.dim()) if dim not in dims]
+    order = [*kept, *dims]
+    moved = marks.permute(order)
+    count = math.prod(marks.shape[dim] for dim in kept)
+    if not marks.numel():
+        raise Refused("it reduces nothing")
+    aligned = align([moved.reshape(count, -1)], tracer.rows)
+    columns = aligned.columns[0]
+    found = formula(tracer.graph, columns.reshape(-1), len(columns))
+    if keeps is not None:
+        reduced = aligned.marks(found.reshape(-1, 1)).reshape([marks.shape[dim] for dim in kept])
+        for dim in sorted(dims) if keeps else ():
+            reduced = reduced.unsqueeze(dim)
+        return tracer.wrap(reduced, source.dtype)
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return tracer.wrap(aligned.marks(found.reshape(columns.shape)).reshape(moved.shape).permute(back), source.dtype)
+
+
+def _reduction(formula: Callable[[Graph, Columns, int], Columns]) -> Rule:
+    def rule(
+        tracer: Tracer,
+        function: Any,  # noqa: ARG001
+        source: Any,
+        dim: Any = None,
+        keepdim: bool = False,
+        **kwargs: Any,  # noqa: ARG001
+    ) -> Tensor:
+        if source.dtype is not tracer.dtype:
+            raise Refused(f"it reduces {source.dtype}")
+        return _along(tracer, source, _dims(dim, source.dim()), formula, bool(keepdim))
+
+    return rule
+
+
+def _sum(g: Graph, a: Columns, parts: int) -> Columns:
+    return g.sums(a, parts)
+
+
+def _mean(g: Graph, a: Columns, parts: int) -> Columns:
+    return g.each("mul", g.sums(a, parts), parts / len(a))
+
+
+def _max(g: Graph, a: Columns, parts: int) -> Columns:
+    return g.reduce("row_max", a, parts) if len(a) > parts else a
+
+
+def _min(g: Graph, a: Columns, parts: int) -> Columns:
+    return g.each("neg", _max(g, g.each("neg", a), parts))
+
+
+def _spread(columns: Columns, width: int) -> Columns:
+    return np.repeat(columns, width // len(columns))
+
+
+def _softmax(g: Graph, a: Columns, parts: int) -> Columns:
+    e = g.each("exp", g.each("sub", a, _spread(_max(g, a, parts), len(a))))
+    return g.each("div", e, _spread(g.sums(e, parts), len(a)))
+
+
+def _log_sum(g: Graph, a: Columns, parts: int) -> Columns:
+    top = _max(g, a, parts)
+    e = g.each("exp", g.each("sub", a, _spread(top, len(a))))
+    return g.each("add", g.each("log", g.sums(e, parts)), top)
+
+
+def _log_softmax(g: Graph, a: Columns, parts: int) -> Columns:
+    return g.each("sub", a, _spread(_log_sum(g, a, parts), len(a)))
+
+
+def _variance(correction: float) -> Callable[[Graph, Columns, int], Columns]:
+    def formula(g: Graph, a: Columns, parts: int) -> Columns:
+        centred = g.each("sub", a, _spread(_mean(g, a, parts), len(a)))
+        left = len(a) / parts - correction
+        if left <= 0:
+            raise Refused("it takes the variance of one number")
+        return g.each("mul", g.sums(g.each("mul", centred, centred), parts), 1 / left)
+
+    return formula
+
+
+def _var(tracer: Tracer, function: Any, source: Any, dim: Any = None, **kwargs: Any) -> Any:
+    name, correction = function._schema.name, kwargs.get("correction")
+    if isinstance(dim, bool):
+        raise Refused("no program has this form of the variance")
+    formula, dims = _variance(1.0 if correction is None else float(correction)), _dims(dim, source.dim())
+    found = _along(tracer, source, dims, formula, bool(kwargs.get("keepdim")))
+    if name == "aten::std":
+        return _pointwise(FORMULAS["sqrt"])(tracer, None, found)
+    if name == "aten::var_mean":
+        return found, _along(tracer, source, dims, _mean, bool(kwargs.get("keepdim")))
+    return found
+
+
+def _extreme(formula: Callable[[Graph, Columns, int], Columns]) -> Rule:
+    """Of the largest and the smallest number of a part, and where it stands, only the first is computed."""
+
+    def rule(tracer: Tracer, function: Any, source: Any, dim: Any = None, keepdim: bool = False) -> Any:
+        if isinstance(dim, Tensor):
+            return RULES["maximum" if function._schema.name == "aten::max" else "minimum"](tracer, None, source, dim)
+        found = _along(tracer, source, _dims(dim, source.dim()), formula, keepdim)
+        return found if dim is None else (found, tracer.nothing(*found.shape))
+
+    return rule
+
+
+def _mapping(formula: Callable[[Graph, Columns, int], Columns]) -> Rule:
+    def rule(tracer: Tracer, function: Any, source: Any, dim: int, to: Any) -> Tensor:  # noqa: ARG001
+        if source.shape[dim] == 1:
+            raise Refused("it normalises a single number")
+        return _along(tracer, source, [dim % source.dim()], formula, None)
+
+    return rule
+
+
+def _length(tracer: Tracer, function: Any, source: Any, ord: float = 2, dim: Any = None, keepdim: bool = False) -> Any:  # noqa: ARG001
+    def formula(g: Graph, a: Columns, parts: int) -> Columns:
+        if ord == 1:
+            return g.sums(g.each("abs", a), parts)
+        if ord != 2:
+            raise Refused(f"no program has the norm of order {ord}")
+        return g.each("sqrt", g.sums(g.each("mul", a, a), parts))
+
+    return _along(tracer, source, _dims(dim, source.dim()), formula, keepdim)
+
+
+def _normalised(tracer: Tracer, source: Tensor, parts: tuple[int, ...], epsilon: float) -> Tensor:
+    """``source`` with its last dimensions normalised as one part each."""
+
+    def formula(g: Graph, a: Columns, count: int) -> Columns:
+        return g.norm(a, count, epsilon)[0]
+
+    shape = source.shape
+    wide = tracer.wrap(tracer.marks(source).reshape(parts), source.dtype)
+    if parts[-1] == 1:
+        raise Refused("it normalises a single number")
+    return tracer.wrap(tracer.marks(_along(tracer, wide, [len(parts) - 1], formula, None)).reshape(shape), tracer.dtype)
+
+
+def _scaled(tracer: Tracer, found: Tensor, gain: Any, bias: Any, shape: tuple[int, ...]) -> Tensor:
+    for part, name in ((gain, "mul"), (bias, "add")):
+        if part is not None:
+            fitting = tracer.wrap(tracer.marks(part).reshape(shape), part.dtype)
+            found = RULES[name](tracer, None, found, fitting)
+    return found
+
+
+def _layer_norm(tracer: Tracer, function: Any, source: Any, shape: Any, gain: Any, bias: Any, epsilon: float) -> Any:  # noqa: ARG001
+    kept = source.shape[: source.dim() - len(shape)]
+    found = _normalised(tracer, source, (*kept, math.prod(shape)), epsilon)
+    unread = tracer.nothing(1)
+    return _scaled(tracer, found, gain, bias, tuple(shape)), unread, unread
+
+
+def _group_norm(
+    tracer: Tracer,
+    function: Any,  # noqa: ARG001
+    source: Any,
+    gain: Any,
+    bias: Any,
+    count: int,
+    channels: int,
+    rest: int,
+    groups: int,
+    epsilon: float,
+) -> Any:
+    found = _normalised(tracer, source, (count, groups, channels // groups * rest), epsilon)
+    unread = tracer.nothing(1)
+    return _scaled(tracer, found, gain, bias, (channels, *(1,) * (source.dim() - 2))), unread, unread
+
+
+def _gated(tracer: Tracer, function: Any, source: Any, dim: int = -1) -> Tensor:  # noqa: ARG001
+    one, gate = (tracer.wrap(part, source.dtype) for part in tracer.marks(source).chunk(2, dim))
+    found: Tensor = _pointwise(lambda g, a, b: g.each("mul", a, g.each("sigmoid", b)))(tracer, None, one, gate)
+    return found
+
+
+def _log_sigmoid(tracer: Tracer, function: Any, source: Any) -> Any:  # noqa: ARG001
+    return _pointwise(log_sigmoid)(tracer, None, source), tracer.nothing(1)
+
+
+def _batch_norm(*_: Any, **__: Any) -> Any:
+    raise Refused("batch normalisation mixes the rows of the batch")
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(_MOVES, _move),
+    **dict.fromkeys(("cat", "stack"), _join),
+    **dict.fromkeys(("index", "index_select", "gather", "take_along_dim"), _pick),
+    "constant_pad_nd": _pad,
+    **dict.fromkeys(("zeros_like", "new_zeros", "zero"), _filled(0.0)),
+    **dict.fromkeys(("ones_like", "new_ones"), _filled(1.0)),
+    **dict.fromkeys(("full_like", "new_full", "fill"), _filled(None)),
+    # What is in new memory is not a number that anybody may read.
+    **dict.fromkeys(("empty_like", "new_empty"), _filled(math.nan)),
+    "detach": _detach,
+    "glu": _gated,
+    "log_sigmoid_forward": _log_sigmoid,
+    "_to_copy": _convert,
+    "copy": _copy,
+    **{name: _pointwise(formula) for name, formula in FORMULAS.items()},
+    **{name: _pointwise(formula, True) for name, formula in TRUTHS.items()},
+    "sum": _reduction(_sum),
+    "mean": _reduction(_mean),
+    "amax": _reduction(_max),
+    "amin": _reduction(_min),
+    "logsumexp": _reduction(_log_sum),
+    **dict.fromkeys(("var", "std", "var_mean"), _var),
+    "max": _extreme(_max),
+    "min": _extreme(_min),
+    "_softmax": _mapping(_softmax),
+    "_log_softmax": _mapping(_log_softmax),
+    "linalg_vector_norm": _length,
+    "native_layer_norm": _layer_norm,
+    "native_group_norm": _group_norm,
+    **dict.fromkeys(
+        ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training"), _batch_norm
+    ),
+    **dict.fromkeys(("cudnn_batch_norm", "_batch_norm_with_update", "_batch_norm_no_update"), _batch_norm),
+    **PRODUCTS,
+}
+"""By the name of an operation of torch: what is made of a trace, the operation and its arguments."""

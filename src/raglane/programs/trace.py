@@ -1,0 +1,375 @@
+"""What a step in plain torch computes, found by running it on tensors that stand for rows.
+
+While the step runs, torch hands each of its operations to a :class:`Tracer`. The tensors are on the device ``meta``,
+so that nobody can read numbers that there are not. Of each the tracer knows more. It is either computed from parameters
+alone, for real, and its operations are noted (:class:`Call`), to be run again by torch before each time loop, under
+autograd. Or it has rows: then it has marks (:mod:`raglane.programs.rows`), and its operations become nodes of a graph.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from raglane.programs.graph import Columns, Graph, Node, Refused, Result
+from raglane.programs.rows import align, free, marks_of
+
+__all__ = ["Call", "Known", "Trace", "Tracer", "draws_random_numbers", "rows_for"]
+
+# Numbers of rows that a step is traced with: one that divides no size, so that what comes of it can be told.
+_PRIMES = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53)
+_META = torch.device("meta")
+
+
+@dataclass(frozen=True)
+class Known:
+    """A tensor that is computed from parameters alone: which of :meth:`Trace.known`'s results, leaves first."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """An operation of torch on known tensors.
+
+    Attributes:
+        function: such as ``torch.ops.aten.t.default``; None for a constant.
+        arguments: its arguments, flat, with :class:`Known` for tensors; of a constant, the tensor.
+        spec: how they were nested.
+    """
+
+    function: Any
+    arguments: tuple[Any, ...]
+    spec: Any
+
+    def run(self, known: list[Tensor]) -> None:
+        """Append the results to what is known."""
+        if self.function is None:
+            known.append(self.arguments[0])
+            return
+        flat = [known[part.index] if isinstance(part, Known) else part for part in self.arguments]
+        args, kwargs = tree_unflatten(flat, self.spec)
+        found = self.function(*args, **kwargs)
+        known.extend((found,) if isinstance(found, Tensor) else found)
+
+
+@dataclass
+class Trace:
+    """What tracing found.
+
+    Attributes:
+        result: the graph of a step, and what it gives.
+        calls: what is computed from the parameters.
+        vectors: which known tensor each of ``result.vectors`` is, laid flat.
+        weights: which known tensor each of the graph's weights is, ``(groups, rows, depth)``.
+    """
+
+    result: Result
+    calls: list[Call]
+    vectors: list[int]
+    weights: list[int]
+
+    def known(self, leaves: Iterable[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """The vectors and the weights that a program reads, for the parameters as they are now."""
+        known = list(leaves)
+        for call in self.calls:
+            call.run(known)
+        return [known[index].reshape(-1) for index in self.vectors], [known[index] for index in self.weights]
+
+
+@dataclass(eq=False)
+class _Part:
+    """What stands behind a tensor: marks, or a known tensor; or nothing, if it must not be read."""
+
+    stand_in: Tensor
+    marks: Tensor | None = None
+    known: int = -1
+    value: Tensor | None = None
+    is_constant: bool = False
+
+
+@dataclass
+class Tracer:
+    """One trace: a graph that grows.
+
+    Attributes:
+        dtype: what numbers are computed in.
+        rows: how many rows the step is given.
+        rules: by the name of an operation, what it makes of rows: :data:`raglane.programs.rules.RULES`.
+    """
+
+    dtype: torch.dtype
+    rows: int
+    rules: dict[str, Callable[..., Any]]
+    graph: Graph = field(default_factory=Graph)
+    _calls: list[Call] = field(default_factory=list)
+    _known: list[_Part] = field(default_factory=list)
+    _parts: dict[int, _Part] = field(default_factory=dict)
+    _vectors: dict[int, int] = field(default_factory=dict)
+    _weights: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    _weight_known: list[int] = field(default_factory=list)
+
+    def run(self, step: Callable[[], Any]) -> Any:
+        """Run a function, and follow what it does."""
+        with _Follow(self):
+            return step()
+
+    # What goes in.
+
+    def leaf(self, tensor: Tensor) -> Tensor:
+        """A parameter; whole numbers never change."""
+        return self._add_known(tensor.detach(), not tensor.dtype.is_floating_point)
+
+    def source(self, kind: str, width: int) -> tuple[Tensor, int]:
+        """A tensor ``(rows, width)`` that is given to each step, and its node."""
+        columns = self.graph.add(Node(kind, (), width))
+        return self.wrap(marks_of(columns, self.rows), self.dtype), len(self.graph.nodes) - 1
+
+    def nothing(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """A tensor that no program computes; whoever reads it is refused."""
+        return self._add(_Part(torch.empty(shape, dtype=dtype, device=_META)))
+
+    # What operations make.
+
+    def wrap(self, marks: Tensor, dtype: torch.dtype) -> Tensor:
+        """A tensor of rows."""
+        like = torch.empty_strided(marks.shape, marks.stride(), dtype=dtype, device=_META)
+        return self._add(_Part(like, marks))
+
+    def _add(self, part: _Part) -> Tensor:
+        self._parts[id(part.stand_in)] = part
+        return part.stand_in
+
+    def _add_known(self, value: Tensor, is_constant: bool) -> Tensor:
+        like = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_META)
+        part = _Part(like, None, len(self._known), value, is_constant)
+        self._known.append(part)
+        return self._add(part)
+
+    def part(self, tensor: Tensor) -> _Part:
+        """What stands behind a tensor."""
+        part = self._parts.get(id(tensor))
+        if part is None:
+            raise Refused("it reads a tensor that is no parameter, buffer or attribute of its modules")
+        if part.marks is None and part.value is None:
+            raise Refused("it reads what is not computed row by row, such as offsets")
+        return part
+
+    def is_known(self, tensor: Tensor) -> bool:
+        """Whether a tensor is computed from parameters alone."""
+        return self.part(tensor).marks is None
+
+    def call(self, function: Any, flat: list[Any], spec: Any) -> Any:
+        """Follow one operation of torch."""
+        name = function._schema.name.removeprefix("aten::")
+        if torch.Tag.nondeterministic_seeded in function.tags:
+            raise Refused("it draws random numbers inside the step")
+        tensors = [part for part in flat if isinstance(part, Tensor)]
+        if name == "lift_fresh" and id(tensors[0]) not in self._parts:
+            return self._constant(tensors[0].detach().clone())  # a tensor that was made of numbers just now
+        parts = [self.part(part) for part in tensors]
+        if all(part.is_constant for part in parts):
+            return self._call_constants(function, flat, spec)
+        dynamic = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(function.tags)
+        if (dynamic and name not in self.rules) or name in ("equal", "is_nonzero", "_local_scalar_dense"):
+            raise Refused("what it does depends on the numbers that it computes")
+        has_rows = any(part.marks is not None for part in parts)
+        if not has_rows and not any(type(part) is int and part and part % self.rows == 0 for part in flat):
+            return self._call_known(function, flat, spec)
+        args, kwargs = tree_unflatten(flat, spec)
+        rule = self.rules.get(name)
+        if rule is None and name.endswith("_") and name[:-1] in self.rules:
+            return self._call_in_place(self.rules[name[:-1]], function, args, kwargs)
+        if rule is None or "out" in kwargs:
+            raise Refused(f"no program has the operation {name}")
+        return rule(self, function, *args, **kwargs)
+
+    def _constant(self, value: Tensor) -> Tensor:
+        self._calls.append(Call(None, (value,), None))
+        return self._add_known(value, True)
+
+    def _values(self, flat: list[Any]) -> list[Any]:
+        on_host = [torch.device("cpu") if part == _META else part for part in flat]
+        return [self.part(part).value if isinstance(part, Tensor) else part for part in on_host]
+
+    def _call_constants(self, function: Any, flat: list[Any], spec: Any) -> Any:
+        """What is made of numbers that the step itself has is a constant, too."""
+        if function._schema.is_mutable:
+            raise Refused("it changes a buffer or a constant in place")
+        args, kwargs = tree_unflatten(self._values(flat), spec)
+        found = function(*args, **kwargs)
+        if isinstance(found, Tensor):
+            return self._constant(found.clone())
+        if isinstance(found, tuple | list):
+            return [self._constant(part.clone()) for part in found]
+        return found
+
+    def _call_known(self, function: Any, flat: list[Any], spec: Any) -> Any:
+        if function._schema.is_mutable:
+            raise Refused("it changes a parameter or a buffer in place")
+        args, kwargs = tree_unflatten(self._values(flat), spec)
+        found = function(*args, **kwargs)
+        arguments = tuple(
+            Known(self.part(part).known) if isinstance(part, Tensor) else torch.device("cpu") if part == _META else part
+            for part in flat
+        )
+        self._calls.append(Call(function, arguments, spec))
+        if isinstance(found, Tensor):
+            return self._add_known(found, False)
+        if not all(isinstance(part, Tensor) for part in found):
+            raise Refused(f"what {function._schema.name} gives is not a tensor")
+        return [self._add_known(part, False) for part in found]
+
+    def note(self, function: Any, *args: Any) -> Tensor:
+        """Compute something from known tensors, here and before each run."""
+        flat, spec = tree_flatten((args, {}))
+        made: Tensor = self._call_known(function, flat, spec)
+        return made
+
+    def _call_in_place(self, rule: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        target = self.part(args[0])
+        if target.marks is None:
+            raise Refused("it changes a parameter, a buffer or a constant in place")
+        found = rule(self, function, *args, **kwargs)
+        if found.dtype is not args[0].dtype:
+            raise Refused("it writes numbers of one dtype over those of another")
+        # All views of the target have their marks in the same memory.
+        target.marks.copy_(self.marks(found).expand(target.marks.shape))
+        return args[0]
+
+    def marks(self, tensor: Tensor | float) -> Tensor:
+        """The marks of a tensor, or of a number."""
+        if not isinstance(tensor, Tensor):
+            return free(np.asarray([self.graph.number(float(tensor))])).reshape(())
+        part = self.part(tensor)
+        if part.marks is not None:
+            return part.marks
+        value = cast(Tensor, part.value)
+        if part.is_constant:
+            numbers = [self.graph.number(number) for number in value.reshape(-1).tolist()]
+            return free(np.asarray(numbers, np.int64)).reshape(value.shape)
+        if value.dtype is not self.dtype:
+            raise Refused(f"it mixes {self.dtype} with {value.dtype}")
+        if part.known not in self._vectors:
+            columns = self.graph.add(Node("vector", (), max(1, value.numel())))
+            self._vectors[part.known] = int(columns[0])
+        start = self._vectors[part.known]
+        return free(np.arange(start, start + value.numel())).reshape(value.shape)
+
+    def constant(self, tensor: Tensor) -> Tensor:
+        """The numbers of a tensor of indices."""
+        part = self.part(tensor)
+        if part.value is None or not part.is_constant:
+            raise Refused("it picks columns by numbers that it computes")
+        return part.value
+
+    def fixed(self, value: Tensor) -> Tensor:
+        """A tensor of plain numbers among those that are known."""
+        return self._constant(value)
+
+    def weight(self, key: tuple[Any, ...], make: Callable[[], Tensor]) -> int:
+        """The place of a weight ``(groups, rows, depth)`` among the graph's, made of known tensors where it is new."""
+        if key not in self._weights:
+            part = self.part(make())
+            value = cast(Tensor, part.value)
+            if value.dtype is not self.dtype:
+                raise Refused(f"it mixes {self.dtype} with {value.dtype}")
+            self._weights[key] = len(self.graph.weights)
+            groups, rows, depth = value.shape
+            self.graph.weights.append((groups, rows, depth))
+            self._weight_known.append(part.known)
+        return self._weights[key]
+
+    def weight_known(self, weight: int) -> Tensor:
+        """The known tensor that a weight is."""
+        return self._known[self._weight_known[weight]].stand_in
+
+    def vector_known(self, start: int) -> Tensor:
+        """The known tensor that a vector is, by the vector's first column."""
+        return self._known[next(known for known, first in self._vectors.items() if first == start)].stand_in
+
+    def index(self, tensor: Tensor) -> int:
+        """Which of the known tensors one is."""
+        return self.part(tensor).known
+
+    # What comes out.
+
+    def columns(self, tensor: Any, width: int) -> Columns:
+        """The columns of a result ``(rows, width)``."""
+        if not isinstance(tensor, Tensor) or tuple(tensor.shape) != (self.rows, width):
+            raise Refused("it gives no tensor with one row for each sequence")
+        if tensor.dtype is not self.dtype:
+            raise Refused(f"it gives {tensor.dtype} for {self.dtype}")
+        # Each row must have its own numbers, or what all share.
+        own = marks_of(np.zeros(width, np.int64), self.rows)
+        both = torch.stack([own.reshape(-1), self.marks(tensor).reshape(-1)], 1)
+        return align([both], self.rows).columns[0][:, 1]
+
+    def finish(self, result: Result) -> Trace:
+        """All that was found."""
+        starts = {start: index for index, start in enumerate(self.graph.starts)}
+        result.vectors = [starts[start] for start in self._vectors.values()]
+        return Trace(result, self._calls, list(self._vectors), self._weight_known)
+
+
+class _Follow(TorchDispatchMode):
+    """Hands all operations of torch to a tracer."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._tracer = tracer
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # To keep the compiler from looking in takes the import of all of it, seconds; it is not at work here.
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        flat, spec = tree_flatten((args, kwargs or {}))
+        return self._tracer.call(func, flat, spec)
+
+
+def rows_for(sizes: Iterable[int]) -> int:
+    """A number of rows that divides none of these sizes, so that nothing else can be taken for it.
+
+    Example:
+        >>> rows_for([22, 64])
+        13
+    """
+    found = list(sizes)
+    return next((prime for prime in _PRIMES if all(size % prime for size in found)), 59)
+
+
+def draws_random_numbers(run: Callable[[], Any]) -> tuple[Any, bool]:
+    """Run a function, and say whether it moved a generator of random numbers; it is moved back.
+
+    Example:
+        >>> draws_random_numbers(lambda: random.random() < 2)
+        (True, True)
+    """
+    before = _generators()
+    try:
+        found = run()
+    finally:
+        after = _generators()
+        moved = any(one != other for one, other in zip(before, after, strict=True))
+        if moved:
+            torch.set_rng_state(torch.from_numpy(np.frombuffer(before[0], np.uint8).copy()))
+            name, keys, *rest = before[1]
+            np.random.set_state((name, np.frombuffer(keys, np.uint32), *rest))
+            random.setstate(before[2])
+    return found, moved
+
+
+def _generators() -> tuple[Any, Any, Any]:
+    """Where the generators of random numbers of torch, NumPy and Python stand."""
+    state: Any = np.random.get_state()
+    return torch.get_rng_state().numpy().tobytes(), (state[0], state[1].tobytes(), *state[2:]), random.getstate()

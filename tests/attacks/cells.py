@@ -1,0 +1,45 @@
+"""Random cells through everything that runs them, against their equations, until one differs.
+
+Run it from ``tests``: ``python -m attacks.cells ROUNDS SEED``.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from programs.random_cells import RandomCell, ask, difference, engine, naive
+from raglane.kernels.dispatch import BACKENDS
+
+__all__ = ["main", "play"]
+
+
+def play(seed: int) -> str | None:
+    """Play one round; returns what went wrong, if anything did."""
+    wanted = ask(seed, naive)
+    for name in BACKENDS:
+        if name not in ("reference", "program"):
+            continue  # these know the cells of the library alone
+        for schedule in BACKENDS[name].schedules if name == "reference" else ("auto",):
+            fault = difference(ask(seed, engine(backend=name, schedule=schedule)), wanted)
+            if fault is not None:
+                return f"{name} {schedule}: {fault} in\n{RandomCell(seed)}"
+    return None
+
+
+def main(rounds: int = 1000, seed: int = 1) -> int:
+    """Play rounds from a seed on; prints what went wrong, with the seed that repeats it.
+
+    Returns:
+        How many rounds went wrong.
+    """
+    faults = 0
+    for number in range(seed, seed + rounds):
+        fault = play(number)
+        if fault is not None:
+            faults += 1
+            print(f"python -m attacks.cells 1 {number}: {fault}", flush=True)
+    return faults
+
+
+if __name__ == "__main__":
+    sys.exit(main(*map(int, sys.argv[1:])) > 0)

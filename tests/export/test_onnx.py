@@ -1,0 +1,169 @@
+"""``rl.export.onnx``: files that ONNX Runtime runs as the model runs, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import raglane as rl
+from every_layer import GATED, KINDS
+from exported import FEW, D, a_batch, largest_error, run_file, truth
+from raglane.errors import ArgumentError, ArgumentTypeError, ExportError
+from raglane.export.signature import Signature
+from raglane.export.verify import check_agrees
+
+pytest.importorskip("onnxscript", reason="needs raglane[export]")
+pytest.importorskip("onnxruntime", reason="needs raglane[export]")
+
+
+class Tagger(nn.Module):
+    """An operator of ONNX in both directions, a Scan, and operations on sequences."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = rl.nn.LSTM(D, 8, bidirectional=True, initial_state="learned")
+        self.second = rl.nn.LayerNormGRU(16, 6)
+        self.pool = rl.nn.AttentionPooling(6, heads=2)
+        self.head = nn.Linear(6, 4)
+        for name in ("initial_h", "initial_c"):
+            nn.init.normal_(self.first.get_parameter(name))
+
+    def forward(self, batch: rl.Ragged, h: Tensor) -> dict[str, Any]:
+        features, _ = self.first(batch)
+        out, state = self.second(features, h)
+        return {
+            "class": self.head(self.pool(out)).softmax(-1),
+            "tags": out.map(self.head),
+            "state": state,
+            "last": out.last(),
+        }
+
+
+@pytest.mark.parametrize("layout", ["flat", "padded"])
+def test_a_model_is_the_same_in_the_runtime(layout: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, path = Tagger(), tmp_path / "model.onnx"
+    example = (a_batch([3, 5]), torch.randn(1, 2, 6))
+    exported = rl.export.onnx(model, path, example=example, layout=layout, metadata={"labels": "a b"})
+    assert model.training
+    assert exported.outputs == ["output_class", "output_tags", "output_state", "output_last"]
+    assert exported.operators["LSTM"] == exported.operators["Scan"] == 1
+    assert exported.verified is not None
+    assert exported.verified.largest_difference < 1e-5
+    assert exported.inputs["h"] == [1, "sequences", 6]
+    import onnx
+
+    stored = onnx.load(str(path))
+    assert {prop.key: prop.value for prop in stored.metadata_props} == {"labels": "a b"}
+    assert {part.domain for part in stored.opset_import} == {""}
+    model.eval()
+    for lengths in FEW:
+        batch, h = a_batch(lengths), torch.randn(1, len(lengths), 6)
+        error = largest_error(run_file(path, layout, batch, h=h), truth(model, layout, batch, h))
+        assert error < 1e-5, (lengths, error)
+
+
+class Looks(nn.Module):
+    """Python code that looks at numbers of the batch."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.inner, self.how = nn.Module(), how
+        self.layer = rl.nn.GRU(D, 4)
+
+    def forward(self, batch: rl.Ragged) -> Tensor:
+        out, _ = self.layer(batch)
+        if self.how == "if" and bool(out.values.sum() > 0):
+            return out.last()
+        if self.how == "len":
+            return out.last() * len(batch)
+        return torch.linalg.eigvals(out.last()[:1].T @ out.last()[:1]).real if self.how == "eig" else out.last()
+
+
+def test_what_cannot_be_exported_is_refused_by_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"before")
+    expected = {
+        "if": r"model\.0: got a Looks that cannot be exported; .* looks at numbers of a batch",
+        "len": r"model: got a Sequential that cannot be exported; .* makes a constant of a size.* len\(batch\)",
+        "eig": r"model\.0: got a Looks that cannot be exported; .* none for aten::linalg_eig",
+    }
+    for how, words in expected.items():
+        model = nn.Sequential(Looks(how))
+        with pytest.raises(ExportError, match=words):
+            rl.export.onnx(model, path, example=a_batch([2, 3]))
+    with pytest.raises(ExportError, match=r"weight_ih_l0: got torch.bfloat16; .*float\(\)"):
+        rl.export.onnx(rl.nn.GRU(D, 4).bfloat16(), path, example=a_batch([2, 3]))
+    assert path.read_bytes() == b"before"
+    assert [part.name for part in tmp_path.iterdir()] == ["model.onnx"]
+
+
+def test_examples_that_say_too_little_are_refused(tmp_path: Path) -> None:
+    layer, path = rl.nn.GRU(D, 4), tmp_path / "model.onnx"
+    batch, none = a_batch([2, 3]), rl.Ragged.from_flat(torch.zeros(0, D), lengths=[0, 0])
+    refused: list[tuple[Any, Any, str]] = [
+        (layer, torch.randn(2, 3, D), r"example: got a Tensor; .*rl\.Ragged"),
+        (layer, (batch, 3), "example: got a Ragged, int"),
+        (layer, none, "example: got no element"),
+        (layer, (batch, torch.zeros(2, 2, 4)), r"example: got hx of shape \(2, 2, 4\)"),
+        ("layer", batch, "model: got "),
+    ]
+    for model, example, words in refused:
+        with pytest.raises((ArgumentError, ArgumentTypeError), match=words):
+            rl.export.onnx(model, path, example=example)
+    with pytest.raises(ArgumentError, match="layout: got 'packed'"):
+        rl.export.onnx(layer, path, example=batch, layout="packed")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="path: got"):
+        rl.export.onnx(layer, tmp_path / "no" / "model.onnx", example=batch)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_differs_from_its_model_is_not_written(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    layer, path = rl.nn.MinGRU(D, 4), tmp_path / "model.onnx"
+    rl.export.onnx(layer, path, example=a_batch([2, 3]), verify=False)
+    signature = Signature.of(layer, a_batch([2, 3]), "padded")
+    with torch.no_grad():
+        check_agrees(path.read_bytes(), layer, signature)
+        layer.get_parameter("weight_ih_l0")[0, 0] += 0.01
+        with pytest.raises(ExportError, match=r"output_\d: got a difference of \S+ of its largest number"):
+            check_agrees(path.read_bytes(), layer, signature)
+    with pytest.raises(ExportError, match="that ONNX Runtime refuses"):
+        check_agrees(b"no model", layer, signature)
+
+
+# ---- every cell ------------------------------------------------------------------------------------------------------
+
+VARIANTS: list[tuple[Any, dict[str, Any]]] = [
+    *[(kind, {"num_layers": 2, "bidirectional": True}) for kind in KINDS],
+    *[(kind, {"bidirectional": True, "clip": 0.5}) for kind in GATED],
+    *[(kind, {"bias": False, "initial_state": "lengths"}) for kind in KINDS],
+    (KINDS[2], {"proj_size": 5, "num_layers": 2, "bidirectional": True, "initial_state": "learned"}),
+    (KINDS[2], {"dtype": torch.float64}),
+    (KINDS[6], {"zoneout": 0.3}),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["flat", "padded"])
+def test_every_cell_in_every_variant(layout: Any, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    for kind, options in VARIANTS:
+        torch.manual_seed(0)
+        layer = getattr(rl.nn, kind.layer)(D, 16, **{**kind.options, **options})
+        for parameter in layer.parameters():
+            nn.init.normal_(parameter, std=0.4)
+        dtype = layer.weight_ih_l0.dtype
+        example = a_batch([3, 5]).to(dtype)
+        given = options.get("initial_state") is None and "proj_size" not in options
+        rows = layer.num_layers * (2 if layer.bidirectional else 1)
+        states = tuple(torch.randn(rows, 3, size, dtype=dtype) for size in layer.state_sizes)
+        example = rl.Ragged([*example.to_list(), example[0]])
+        hx = states if len(states) > 1 else states[0]
+        exported = rl.export.onnx(layer, path, example=(example, hx) if given else example, layout=layout)
+        assert exported.verified is not None
+        assert exported.verified.largest_difference < 1e-5, (str(kind), options)

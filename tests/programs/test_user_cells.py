@@ -1,0 +1,235 @@
+"""Cells as users write them, as programs: each gives what plain torch does, or is refused with the reason."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from own_cells import Fixed, Halved, Moved, Whole
+from raglane.programs.graph import Refused
+from traced_cells import Sized, agree, compiled_of, module_cell
+
+Step = Callable[[Any, Tensor, Any], Any]
+
+
+def _double(module: nn.Module) -> Any:
+    return module.double()
+
+
+class Mlp(Sized):
+    """Several linear layers in a row, with a layer norm, and an activation that is held as a value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(9, 7), nn.Linear(7, 6), nn.Linear(6, 4)
+        self.norm, self.act = nn.LayerNorm(7), F.gelu
+
+    def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.act(self.norm(self.first(torch.cat([x_t, state], 1))))
+        state = state + self.third(torch.tanh(self.second(hidden)))
+        return torch.softmax(state, 1), state
+
+
+class Blocks(Sized):
+    """Block-diagonal products, written in three ways, a group norm and a matrix that is shared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Parameter(0.5 * torch.randn(2, 2, 2))
+        self.shared = nn.Linear(2, 2)
+        self.norm = nn.GroupNorm(2, 4)
+        self.input = nn.Linear(5, 4)
+
+    def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        heads = state.view(-1, 2, 2)
+        one = torch.einsum("bhd,hnd->bhn", heads, self.inner).flatten(1)
+        other = torch.matmul(heads.unsqueeze(2), self.inner).squeeze(2).reshape(-1, 4)
+        third = self.shared(heads).flatten(1)
+        fourth = torch.bmm(heads.transpose(0, 1), self.inner).transpose(0, 1).reshape(state.shape)
+        state = self.norm(one - 0.5 * other + torch.sigmoid(third) * fourth + self.input(x_t))
+        return heads.amax(2).repeat_interleave(2, 1) + state, state
+
+
+class Several(Sized):
+    """Three states of different sizes, one of them never changed; parameters shared between gates; buffers."""
+
+    output_size = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(5, 4)
+        self.register_buffer("rates", torch.tensor([0.1, 0.5, 0.9, 0.99]))
+        self.register_buffer("order", torch.tensor([3, 1, 0, 2]))
+        self.plain = torch.tensor([2.0], dtype=torch.float64)
+        self.scale, self.taps = 0.25, [torch.ones(4, dtype=torch.float64)]
+        self.mixing = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+
+    def initial_state(self, batch_size: int) -> tuple[Tensor, ...]:
+        return tuple(torch.zeros(batch_size, size, dtype=torch.float64) for size in (4, 2, 3))
+
+    def step(self, x_t: Tensor, state: Any) -> Any:
+        h, pair, fixed = state
+        gate = torch.sigmoid(self.gate(x_t) + F.linear(h[:, self.order], self.gate.weight[:, :4]))
+        h = self.rates * h + (1 - gate) * self.mixing(h).tanh() * self.plain + self.taps[0] * self.scale
+        first, second = pair.chunk(2, 1)
+        pair = torch.cat([second + h[:, :1], F.softplus(first)], 1)
+        return F.pad(pair, (0, 1), value=0.5) * fixed, (h, pair, fixed)
+
+
+class Places(Sized):
+    """Operations in place, on views too, and what holds constants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(5, 8)
+
+    def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        gates = self.linear(x_t)
+        gates[:, 4:].mul_(2.0)[:, :2].add_(1.0)
+        one, two = gates.sigmoid().split(4, 1)
+        new = torch.zeros_like(state)
+        new[:, :2] = state[:, 2:]
+        new += one * two + torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64) / torch.arange(1, 5)
+        new = torch.where(new > 0, new, 0.3 * new).clamp(-2, 2)
+        return new.flip(1).roll(1, 1), new
+
+
+class Fast(Sized):
+    """Each row has a matrix of its own, as fast weights do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.input = nn.Linear(5, 6)
+
+    def initial_state(self, batch_size: int) -> Tensor:
+        return torch.zeros(batch_size, 4, dtype=torch.float64)
+
+    def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        key, value, query = self.input(x_t).chunk(3, 1)
+        matrix = 0.9 * state.view(-1, 2, 2) + value.unsqueeze(2) * key.unsqueeze(1)
+        read = torch.bmm(matrix, query.unsqueeze(2)).squeeze(2)
+        return torch.cat([read, F.normalize(read, dim=1)], 1), matrix.flatten(1)
+
+
+class Functions(Sized):
+    """Every function of one number, and every reduction."""
+
+    def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        a = 0.3 * state + x_t[:, :4]
+        b = a.abs() + 0.1
+        new = a.exp() + a.expm1() + b.log() + b.log1p() + b.sqrt() + b.rsqrt() + b.reciprocal() + a.erf() + a.relu()
+        new = new + a.sign() + F.silu(a) + F.mish(a) + F.elu(a) + F.selu(a) + F.leaky_relu(a) + F.hardtanh(a)
+        # Not hardsigmoid: torch's own gradient has a sixth of float32 in it.
+        new = new + F.hardswish(a) + F.logsigmoid(a) + F.softsign(a) + F.threshold(a, 0.1, 0.2)
+        new = new + F.gelu(a, approximate="tanh") + F.relu6(a) + a**2 + a**3 + a**4 + b**0.5 + b**-1 + torch.exp2(a)
+        new = (
+            new + torch.lerp(a, b, 0.3) + torch.lerp(a, b, b) + torch.addcmul(a, a, b, value=2) + torch.addcdiv(a, a, b)
+        )
+        new = new + torch.maximum(a, b) - torch.minimum(a, 0.5 * b) + a.clamp(min=-0.1) + a.clamp(max=0.2) + 1 / b
+        new = new + torch.logaddexp(a, b) + (2 - a) + torch.where((a > 0) & ~(a > 1) | (a < -1), a, b) + a.lt(b) * b
+        new = (
+            new + a.masked_fill(a > 0.5, 0.25) + F.layer_norm(a, (4,)) + F.rms_norm(a, (4,)) + F.glu(a.repeat(1, 2), 1)
+        )
+        kept = new.sum(1, keepdim=True) + new.mean(1, keepdim=True) + a.amax(1, True) + a.amin(1, True)
+        kept = (
+            kept + a.std(1, keepdim=True) + a.var(1, keepdim=True) + a.max(1, keepdim=True)[0] + a.norm(dim=1)[:, None]
+        )
+        kept = kept + torch.logsumexp(a, 1, True) + F.log_softmax(a, 1)[:, :1] + F.softmin(a, 1)[:, 1:2]
+        new = 0.01 * (new + kept)
+        return new.tanh(), new
+
+
+@pytest.mark.parametrize("make", [Mlp, Blocks, Several, Places, Fast, Functions, Whole, Moved, Halved, Fixed])
+def test_a_program_gives_what_plain_torch_does(make: Any) -> None:
+    module = _double(make() if make in (Mlp, Blocks, Several, Places, Fast, Functions, Fixed) else make(5, 4))
+    cell = module_cell(module)
+    sizes = (4, 4) if make is Moved else cell.state_sizes(0)
+    if make is Moved:
+        cell.is_tuple, cell._sizes = True, sizes
+    if make is Fixed:
+        with pytest.raises(Refused, match="operation sin"):
+            compiled_of(cell, module, sizes, cell.output_size, 3)
+        return
+    agree(
+        cell,
+        module,
+        sizes,
+        cell.output_size,
+        need_states=True,
+        width=4 if make is Whole else 5,
+        prepares=make is not Whole,
+    )
+
+
+def _cell(step: Step, **parts: Any) -> Any:
+    """A module with such a step."""
+    made = type("Own", (Sized,), {"step": step})()
+    made.linear = nn.Linear(5, 4).double()
+    for name, part in parts.items():
+        setattr(made, name, part)
+    return made
+
+
+def _hooked() -> nn.Module:
+    module = nn.Linear(5, 4).double()
+    module.register_forward_hook(lambda *_: None)
+    return module
+
+
+OUTSIDE = torch.ones(4, dtype=torch.float64)
+
+
+def _counts(module: Any, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    module.t += 1
+    return state, state + module.t
+
+
+# ruff: noqa: ARG005 (a step has its arguments, whether it reads them or not)
+REFUSED: list[tuple[str, Step, dict[str, Any]]] = [
+    ("depends on the numbers", lambda m, x, h: (h, h + x.flatten()[:1].item()), {}),
+    ("alike", lambda m, x, h: (h, h if x.flatten()[0] > 0 else -h), {}),
+    ("depends on the numbers", lambda m, x, h: (h, h * float(m.linear.bias[0])), {}),
+    ("random numbers", lambda m, x, h: (h, F.dropout(h)), {}),
+    ("random numbers", lambda m, x, h: (h, h + torch.randn(4, dtype=torch.float64)), {}),
+    ("random numbers", lambda m, x, h: (h, h + random.random()), {}),
+    ("random numbers", lambda m, x, h: (h, h + float(np.random.rand())), {}),
+    ("rows of the batch meet", lambda m, x, h: (h, h - h.mean(0)), {}),
+    ("rows of the batch meet", lambda m, x, h: (h, h @ h.T @ h), {}),
+    ("rows of the batch meet", lambda m, x, h: (h, h + h.flip(0)), {}),
+    ("rows of the batch", lambda m, x, h: (h, h.t().reshape(h.shape)), {}),
+    ("alike", lambda m, x, h: (h, torch.cat([h[:1], 2 * h[1:]])), {}),
+    (
+        "batch normalisation",
+        lambda m, x, h: (h, m.norm(h)),
+        {"norm": nn.BatchNorm1d(4, track_running_stats=False).double()},
+    ),
+    ("has hooks", lambda m, x, h: (h, m.inner(x)), {"inner": _hooked()}),
+    ("operation sin", lambda m, x, h: (h, h.sin()), {}),
+    ("operation cumsum", lambda m, x, h: (h, h.cumsum(1)), {}),
+    ("no parameter, buffer or attribute", lambda m, x, h: (h, h + OUTSIDE), {}),
+    ("own attributes", _counts, {"t": 0}),
+    ("in place", lambda m, x, h: (h, h + m.linear.bias.add_(1.0)), {}),
+    ("changes torch.float64 to torch.float32", lambda m, x, h: (h, h.float().double()), {}),
+    ("raised TypeError", lambda m, x, h: (h, h + np.asarray(h)), {}),
+]
+
+
+@pytest.mark.parametrize("index", range(len(REFUSED)))
+def test_what_no_program_can_be_is_refused_with_the_reason(index: int) -> None:
+    reason, step, parts = REFUSED[index]
+    module = _cell(step, **parts)
+    before = torch.get_rng_state(), module.linear.bias.clone()
+    with pytest.raises(Refused) as refused:
+        compiled_of(module_cell(module), module, (4,), 4)
+    assert reason in refused.value.reason
+    # And nothing was touched.
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert torch.equal(before[1], module.linear.bias)
+    assert getattr(module, "t", 0) == 0

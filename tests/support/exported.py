@@ -1,0 +1,68 @@
+"""Models that are exported, and what an exported file gives for a batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import raglane as rl
+
+__all__ = ["FEW", "D", "a_batch", "largest_error", "run_file", "truth"]
+
+D = 3
+FEW = [[3, 0, 1, 5], [1], [0, 7], [0, 0, 2], [0, 0], [300, 2, 10], [0]]
+"""Lengths of batches, many of them 0."""
+
+
+def a_batch(lengths: list[int], features: int = D) -> rl.Ragged:
+    """Random values."""
+    return rl.Ragged.from_flat(torch.randn(sum(lengths), features), lengths=lengths)
+
+
+def run_file(path: Path, layout: str, batch: rl.Ragged, **others: Tensor) -> list[Any]:
+    """What ONNX Runtime makes of a file and a batch."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path))
+    padded, lengths = batch.to_padded()
+    held = (
+        {"values": batch.values, "offsets": batch.offsets}
+        if layout == "flat"
+        else {"values": padded, "lengths": lengths}
+    )
+    found: list[Any] = session.run(None, {name: part.numpy() for name, part in (held | others).items()})
+    return found
+
+
+def truth(model: nn.Module, layout: str, *arguments: Any) -> list[Tensor]:
+    """What the model gives, in the layout of the file."""
+    with torch.no_grad():
+        output = model(*arguments)
+    found: list[Tensor] = []
+
+    def take(part: Any) -> None:
+        if isinstance(part, rl.Ragged):
+            found.append(part.values if layout == "flat" else part.to_padded()[0])
+        elif isinstance(part, Tensor):
+            found.append(part)
+        else:
+            for inner in part.values() if isinstance(part, dict) else part:
+                take(inner)
+
+    take(output)
+    return found
+
+
+def largest_error(found: list[Any], wanted: list[Tensor]) -> float:
+    """The largest difference of any number, as a share of the largest number of its tensor."""
+    worst = 0.0
+    for array, tensor in zip(found, wanted, strict=True):
+        assert array.shape == tuple(tensor.shape), (array.shape, tensor.shape)
+        if array.size:
+            expected = tensor.numpy()
+            worst = max(worst, float(np.abs(array - expected).max()) / max(float(np.abs(expected).max()), 1e-3))
+    return worst

@@ -1,0 +1,99 @@
+"""Cells as programs, compared with the reference kernel: values and all gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from raglane.cells import CellSpec
+from raglane.cells.module import ModuleCell
+from raglane.kernels import reference
+from raglane.kernels.contract import Request
+from raglane.kernels.program.loop import Loop, run_loop
+from raglane.programs.compiled import Compiled
+from raglane.programs.step import Step, trace
+from raglane.programs.weights import survey
+
+__all__ = ["agree", "compiled_of", "module_cell", "weights_of"]
+
+OFFSETS = torch.tensor([0, 3, 3, 4, 9])  # lengths 3, 0, 1, 5
+N, B = 9, 4
+
+
+def weights_of(
+    cell: CellSpec, input_size: int = 6, hidden_size: int = 4, projection: int = 0, bias: bool = True
+) -> Any:
+    """Random weights of a cell of the library, float64."""
+    shapes = cell.shapes(input_size, hidden_size, bias, projection)
+    tensors = [None if part is None else 0.5 * torch.randn(part, dtype=torch.float64) for part in shapes.values()]
+    return cell.weights_type(*tensors, *[None] * (len(cell.weights_type._fields) - len(tensors)))
+
+
+def module_cell(module: Any) -> ModuleCell:
+    """A user's module as a cell."""
+    sizes, is_tuple = (module.hidden_size,), False
+    if hasattr(module, "initial_state"):
+        own = module.initial_state(1)
+        is_tuple = not isinstance(own, Tensor)
+        sizes = tuple(part.shape[1] for part in (own if is_tuple else (own,)))
+    size = getattr(module, "output_size", module.hidden_size)
+    return ModuleCell(module, output_size=size, state_sizes=sizes, is_tuple=is_tuple)
+
+
+def compiled_of(
+    cell: CellSpec, weights: Any, sizes: tuple[int, ...], output: int, width: int = 5, prepares: bool = True
+) -> tuple[Compiled, Step, list[Tensor], list[Tensor]]:
+    """A cell's programs, its step, and the leaves and the elements that its weights hold."""
+    found = survey(weights)
+    step = Step(cell, weights, found, prepares)
+    widths = [width, *(part.shape[1] for part in found.elements)]
+    traced = trace(step, found.leaves, widths, sizes, output, torch.float64)
+    return Compiled(traced), step, found.leaves, found.elements
+
+
+def agree(
+    cell: CellSpec,
+    weights: Any,
+    sizes: tuple[int, ...],
+    output: int,
+    *,
+    width: int = 5,
+    need_states: bool = False,
+    prepares: bool = True,
+) -> Compiled:
+    """Assert that a program gives what the reference does, in both directions, lengths 0 and 1 included."""
+    compiled, step, leaves, more = compiled_of(cell, weights, sizes, output, width, prepares)
+    x = torch.randn(N, width, dtype=torch.float64, requires_grad=True)
+    states = [torch.randn(B, size, dtype=torch.float64, requires_grad=True) for size in sizes]
+    for part in leaves:
+        if part.is_leaf and part.dtype.is_floating_point:
+            part.requires_grad_()
+    tensors = (x, *more, *states, *leaves)
+    for ascending in (True, False):
+        loop = Loop(compiled, step, OFFSETS, ascending, True, need_states, (1 + len(more), len(states), len(leaves)))
+        mine, finals, steps = run_loop(loop, tensors)
+        request = Request(step.whole, x, OFFSETS, None, (), (weights,), need_states=need_states)
+        theirs = reference.run_direction(request, weights, tuple(states), not ascending)
+        got: list[Any] = [mine, *finals, *steps]
+        want: list[Any] = [theirs.output, *theirs.state, *(theirs.states or ())]
+        for one, other in zip(got, want, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+        grads = [torch.randn_like(part) for part in want]
+        wished = [part for part in tensors if part.requires_grad]
+        for one, other in zip(_gradients(got, wished, grads), _gradients(want, wished, grads), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
+    return compiled
+
+
+def _gradients(results: list[Any], wished: list[Any], grads: list[Tensor]) -> list[Tensor]:
+    pairs = [(part, grad) for part, grad in zip(results, grads, strict=True) if part.requires_grad]
+    found = torch.autograd.grad([part for part, _ in pairs], wished, [grad for _, grad in pairs], allow_unused=True)
+    return [torch.zeros_like(part) if grad is None else grad for part, grad in zip(wished, found, strict=True)]
+
+
+class Sized(nn.Module):
+    """What a user's cell begins with."""
+
+    input_size, hidden_size = 5, 4
