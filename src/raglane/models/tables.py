@@ -131,5 +131,5 @@ def _like(given: Any, answers: Any) -> Any:
     if hasattr(given, "iloc"):
         return answers.to_pandas().set_index(given.index)
     if type(given).__module__.split(".")[0] == "polars":
-        return require("polars", "data").from_arrow(answers)
+        return type(given)(answers)
     return answers
