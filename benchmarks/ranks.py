@@ -123,9 +123,8 @@ def main() -> None:
     found = pipes[0].recv()
     for process in processes:
         process.join()
-    print(
-        f"# Two processes that train together\n\n`python benchmarks/ranks.py`: {processor()}, torch {torch.__version__}."
-    )
+    print("# Two processes that train together\n")
+    print(f"`python benchmarks/ranks.py`: {processor()}, torch {torch.__version__}.")
     print("\n## Sums over both\n\n| float32 numbers | time, ms | MB per second |\n| --- | --- | --- |")
     for count, seconds in found["sums"]:
         print(f"| {count:,} | {1e3 * seconds:.2f} | {4e-6 * count / seconds:,.0f} |")
