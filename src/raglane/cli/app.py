@@ -20,6 +20,7 @@ from raglane.cli.predict import predict
 from raglane.cli.sample import sample
 from raglane.cli.train import train
 from raglane.errors import DivergedError, RaglaneError, message, shorten
+from raglane.training.own_cell import place_of_error
 
 __all__ = ["app", "run"]
 
@@ -114,6 +115,9 @@ def _explain(error: Exception) -> tuple[str, int]:
         got = "one that died, as where the machine has no memory left"
         fix = "pass fewer; a run goes on from its last checkpoint with --resume"
         return message("--workers", got, "a worker lives until the end", fix), 2
+    place = place_of_error(error)
+    if place is not None:
+        return message("--cell", shorten(place, _LONGEST), "a step that runs", "correct it; --debug shows the trace"), 2
     text = shorten(f"{type(error).__name__}: {error}".splitlines()[0], _LONGEST)
     return f"{text} (a fault of Raglane; --debug shows the trace)", 1
 

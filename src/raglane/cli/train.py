@@ -12,6 +12,7 @@ import typer
 from raglane.cli import console, options
 from raglane.errors import ArgumentError, message, quote
 from raglane.models.sources import DEFAULT_DATA, ColumnNames, SavedSource, Source
+from raglane.training.own_cell import check_stored, label_of
 from raglane.training.settings import Settings
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def train(
             check_machine(settings)
             training, task = source.guess()
             settings = Settings(**{**settings.to_config(), "task": task})
-        folder = out or Path("runs") / f"{source.name}-{settings.task}-{settings.layer}"
+        folder = out or Path("runs") / f"{source.name}-{settings.task}-{label_of(settings.layer)}"
         order = _Order(settings, source, validation, test, folder, False, overwrite, quiet, plans_batches, training)
         check_folder(folder, overwrite=overwrite)
         with at_work(folder):
@@ -223,6 +224,7 @@ def _resumed(
 
     description = load_description(out)
     refuse_diverged(description, out)
+    check_stored(description.settings.layer, out)
     if not description.data:
         rule = "this run was started from Python, with data in memory"
         fix = f"go on from there: rl.fit(data, out={str(out)!r}, resume=True)"

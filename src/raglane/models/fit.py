@@ -33,6 +33,7 @@ from raglane.reading import as_path
 from raglane.training.checkpoint import load_model, read_model
 from raglane.training.folder import at_work, check_folder
 from raglane.training.machine import check_machine
+from raglane.training.own_cell import check_stored
 from raglane.training.run import TrainingResult, load_description, refuse_diverged
 from raglane.training.settings import Settings
 from raglane.training.stored import build, rule_of
@@ -185,6 +186,7 @@ def _beginning(
     check_folder(folder, resume=True)
     description = load_description(folder)
     refuse_diverged(description, folder)
+    check_stored(description.settings.layer, folder)
     names = SavedSource.load(folder, description.data).columns if description.data else ColumnNames(**columns)
     changes = changes_of(folder, description.settings, chosen)
     settings = _settings(description.settings.to_config() | changes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from raglane.errors import ArgumentError, DivergedError, argument, count_of, mes
 from raglane.models.configuration import run_config
 from raglane.models.sources import ColumnNames, hold_out
 from raglane.training.folder import DESCRIPTION, LAST, find
+from raglane.training.own_cell import pinned
 from raglane.training.run import TrainingResult, load_description, train
 from raglane.training.settings import Settings
 from raglane.training.state import load_state
@@ -167,6 +168,8 @@ def run_training(
     data = more.get("data") or {}
     parts = Parts(training, validation, more.get("test"), data.get("path"), in_memory=not data)
     try:
+        # With the file's whole path, from wherever the run is repeated.
+        settings = replace(settings, layer=pinned(settings.layer))
         config = run_config(settings, data)
         result = train(settings, training, validation, folder, watcher=watcher, config=config, **more)
     except DivergedError:

@@ -17,6 +17,7 @@ from raglane.memory import FLOAT, TENSOR, check_memory
 from raglane.reading import as_path
 from raglane.training.folder import BEST, find
 from raglane.training.model import ModelConfig, SequenceModel
+from raglane.training.own_cell import check_stored, is_own, label_of
 from raglane.training.stored import damaged, parse_json, read_bytes, read_json, reading, to_json
 
 __all__ = [
@@ -132,6 +133,7 @@ def _made(config: dict[str, Any], read_weights: Callable[[], dict[str, Tensor]],
     check_format(folder / CONFIG, config, FORMAT, FORMAT_VERSION)
     with reading(folder / CONFIG):
         sizes = ModelConfig.from_config(config["model"])
+        check_stored(sizes.layer, folder)
         preprocessor = Preprocessor.from_config(config["preprocessor"])
         sizes.check_fits(preprocessor)
         weights, tensors = sizes.count()
@@ -306,5 +308,6 @@ def describe(model: SequenceModel) -> str:
     weights = sum(parameter.numel() for parameter in model.parameters())
     directions = ", bidirectional" if config.bidirectional else ""
     layers = f"{config.layers} layer" + ("" if config.layers == 1 else "s")
-    name = config.layer.upper().replace("_", " ") + (" with layer normalisation" if config.layer_norm else "")
+    name = label_of(config.layer) if is_own(config.layer) else config.layer.upper().replace("_", " ")
+    name += " with layer normalisation" if config.layer_norm else ""
     return f"{name}, {config.hidden} units, {layers}{directions}, {weights:,} weights"

@@ -22,6 +22,7 @@ from raglane.nn.arguments import check_count
 from raglane.nn.linear import RowByRow, RowLinear, row_linear
 from raglane.ragged import Ragged
 from raglane.training.embedding import Mixed, with_dropout
+from raglane.training.own_cell import is_own, load_cell
 from raglane.training.settings import ALWAYS_PER_ELEMENT, ModelSettings
 from raglane.training.stored import build
 from raglane.training.tasks import TASKS
@@ -143,6 +144,8 @@ class ModelConfig(ModelSettings):
             options["pooling"] = None
         if self.gap_column is not None:
             options["gap_column"] = self.gap_column
+        if is_own(self.layer):
+            options["layer"] = load_cell(self.layer)
         sizes = {"hidden_size": options.pop("hidden"), "num_layers": options.pop("layers")}
         if self.has_plain_tokens:
             return SequenceEncoder(self.input_size, embedding=self.embedding, **sizes, **options)
@@ -162,6 +165,10 @@ class ModelConfig(ModelSettings):
             >>> sum(weight.numel() for weight in SequenceModel(config).parameters()), config.count()
             (15561, (15561, 6))
         """
+        if is_own(self.layer):
+            with torch.device("meta"):
+                weights = list(SequenceModel(self).parameters())
+            return sum(weight.numel() for weight in weights), len(weights)
         sizes = ["input_size", "output_size", "hidden", "layers", *(() if self.embedding is None else ("embedding",))]
         smallest: dict[str, Any] = {name: min(1, check_count(name, getattr(self, name))) for name in sizes}
         del smallest["input_size"]  # some cells read their columns in blocks

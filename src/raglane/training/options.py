@@ -47,6 +47,7 @@ class Option:
         flag: on the command line; None for the name with two dashes.
         metavar: what stands for the value on the help page; None for the choices, or for the type.
         unset: what None means, for the help page.
+        or_else: what a value may be besides the choices.
         also: a word that the command line takes in place of a number, and acts upon before it makes an object.
     """
 
@@ -58,6 +59,7 @@ class Option:
     metavar: str | None = None
     unset: str | None = None
     also: str | None = None
+    or_else: Rule | None = None
 
 
 def option(default: Any, help: str, panel: str, *rules: Rule, **details: Any) -> Any:
@@ -119,8 +121,10 @@ def check(chosen: Any) -> None:
     """
     for name, described in options(chosen).items():
         value = getattr(chosen, name)
-        if described.choices and value is not None and value not in described.choices:
-            listed = "one of " + ", ".join(described.choices)
+        other = described.or_else
+        is_other = other is not None and value is not None and other.holds(value)
+        if described.choices and value is not None and value not in described.choices and not is_other:
+            listed = "one of " + ", ".join(described.choices) + ("" if other is None else f"; or {other.rule}")
             raise ArgumentError(message(name, quote(value), listed, f"pass {described.choices[0]}"))
         for rule in described.rules:
             if value is not None and not rule.holds(value):

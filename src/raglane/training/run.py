@@ -18,6 +18,7 @@ from raglane.errors import ArgumentError, DataError, argument, message, require
 from raglane.reading import as_path
 from raglane.training.description import RunDescription, load_description, refuse_diverged
 from raglane.training.folder import at_work, check_folder, replacing
+from raglane.training.own_cell import check_place, pinned
 from raglane.training.ranks.spread import spread
 from raglane.training.settings import Settings
 from raglane.training.tasks import settle
@@ -115,6 +116,7 @@ def train(
     """
     require("lightning.pytorch", "train")
     require("safetensors", "train")
+    settings = replace(settings, layer=pinned(settings.layer))
     if folder is None:
         if resume:
             fix = f"give {argument('folder')}"
@@ -122,6 +124,7 @@ def train(
         return spread(Work(RunDescription(settings), training, validation, test, columns or {}, None), watcher)
     folder, rules = as_path(folder), {"resume": resume, "overwrite": overwrite}
     check_folder(folder, **rules)
+    check_place(settings.layer, folder)
     with at_work(folder):
         # Again, now that nobody else can change it.
         check_folder(folder, **rules)

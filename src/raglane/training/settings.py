@@ -9,6 +9,7 @@ from typing import Any
 
 from raglane.errors import ArgumentError, argument, message, quote
 from raglane.training.options import DATA, MODEL, RUN, TRAINING, Rule, check, option
+from raglane.training.own_cell import is_own
 from raglane.training.stored import build
 
 __all__ = [
@@ -103,9 +104,10 @@ class ModelSettings:
     )
     layer: str = option(
         "gru",
-        f"The recurrent cell: {', '.join(LAYERS[:-1])} or {LAYERS[-1]}.",
+        f"The recurrent cell: {', '.join(LAYERS)}; or a class of your own, path/to/file.py:MyCell.",
         MODEL,
         choices=LAYERS,
+        or_else=Rule(is_own, "a class in a file, path/to/file.py:MyCell", ""),
         flag="--cell",
         metavar="NAME",
     )
