@@ -272,3 +272,25 @@ def test_times_between_elements_go_with_the_model(tmp_path: Path, capsys: pytest
     capsys.readouterr()
     data.write_text("\n".join(line.replace(",t,", ",position,") for line in lines) + "\n")
     fails(["predict", str(run), str(data), "-o", str(tmp_path / "p.csv")], capsys, "no time column for --time-gaps")
+
+
+def test_a_loss_says_what_the_task_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a label that could be a class, the loss makes a set or a number; and without labels a forecast."""
+    rows = [{"values": wave, "y": f"{'ab'[number % 2]}", "n": number} for number, wave in enumerate(_waves())]
+    data = _lines(tmp_path / "waves.jsonl", rows)
+    values = ["--sequence-column", "values"]
+    for number, (loss, label, task) in enumerate(
+        (("bce", "y", "multilabel"), ("mae", "n", "regress"), ("quantile", "n", "regress"), ("cross_entropy", "y", ""))
+    ):
+        told = ["--loss", loss, "--label-column", label, *values, "--out", str(tmp_path / f"{number}"), *FAST]
+        assert main(["train", str(data), *told]) == 0
+        printed = capsys.readouterr().out
+        assert (f"task: {task} (guessed; --task chooses)" in printed) == bool(task)
+        assert json.loads((tmp_path / f"{number}" / "run.json").read_text())["settings"]["loss"] == loss
+    rolls = _lines(tmp_path / "rolls.jsonl", [{"values": [step % 2 for step in range(5)]} for _ in range(8)])
+    for loss in ("bce", "mse"):
+        assert main(["train", str(rolls), "--loss", loss, "--out", str(tmp_path / loss), *FAST]) == 0
+        assert "task: forecast (guessed; --task chooses)" in capsys.readouterr().out
+    fails(["train", str(data), "--loss", "quantile", "--label-column", "y", *values], capsys, "'y'")
+    fails(["train", str(data), "--loss", "cross", *values], capsys, "--loss")
+    fails(["train", "--loss", "bce"], capsys, "--loss", "classify")

@@ -21,6 +21,24 @@ FAULTS: dict[str, Fault] = {
         "same = torch.zeros_like(known[:, known.shape[1] - kept :])",
         "training/test_feature_models.py::test_a_forecast_keeps_what_a_sequence_has",
     ),
+    "changes-between-texts-cost": Fault(
+        "src/raglane/training/activity.py",
+        "changes = values.diff(dim=0).square().mean(1) * (owners[1:] == owners[:-1])",
+        "changes = values.diff(dim=0).square().mean(1) * (owners[1:] == owners[1:])",
+        "documents/test_doctests.py",
+    ),
+    "penalties-are-not-learned": Fault(
+        "src/raglane/training/loop.py",
+        "score.loss if self.model.penalty is None else score.loss + self.model.penalty",
+        "score.loss",
+        "training/test_language.py::test_what_large_outputs_and_changes_cost",
+    ),
+    "a-loss-says-nothing-of-the-task": Fault(
+        "src/raglane/models/sources.py",
+        'if loss is None or loss in LOSSES["classify"]:',
+        "if True:",
+        "cli/test_tasks.py::test_a_loss_says_what_the_task_is",
+    ),
     "features-in-the-order-of-the-file": Fault(
         "src/raglane/data/features.py",
         "values=self.values[rows if self.per_sequence else elements])",

@@ -155,3 +155,29 @@ def test_drawn_texts(tmp_path: Path) -> None:
     for wrong in ({"task": "classify"}, {"task": "tag", "bidirectional": True}, {"task": "language", "bucket": True}):
         with pytest.raises(ArgumentError, match="steps"):
             Settings(steps=3, **wrong)
+
+
+def test_what_large_outputs_and_changes_cost(tmp_path: Path) -> None:
+    """Each penalty makes smaller what it weighs, of whole texts and of chunks."""
+    text = "abcabdabeabc" * 4
+    words = np.array(list(text), dtype=object)
+    data = Records(words, offsets_of([24, 24]), columns=Columns(task="language", split="characters"))
+    for steps in (None, 6):
+        sizes = {}
+        for name, large, change in (("none", 0.0, 0.0), ("large", 30.0, 0.0), ("change", 0.0, 30.0)):
+            settings = Settings("language", epochs=8, hidden=8, lr=0.02, steps=steps, batch_size=2, threads=1)
+            settings = replace(settings, activation_penalty=large, temporal_penalty=change)
+            train(settings, data, None, tmp_path, overwrite=True)
+            model = load_model(tmp_path / "last").model
+            inputs = load_model(tmp_path).preprocessor.apply(data).batch()["inputs"]
+            assert isinstance(inputs, Ragged)
+            out, _ = model.encoder.recurrent(model.encoder.embed(inputs))
+            changes = torch.cat([sequence.diff(dim=0) for sequence in out])
+            sizes[name] = (float(out.values.square().mean().detach()), float(changes.square().mean().detach()))
+            assert model.penalty is None
+        assert sizes["large"][0] < 0.5 * sizes["none"][0]
+        assert sizes["change"][1] < 0.5 * sizes["none"][1]
+    with pytest.raises(ArgumentError, match=r"activation_penalty: got 1\.0; the rule: it is for a language model"):
+        Settings("tag", activation_penalty=1.0)
+    with pytest.raises(ArgumentError, match="temporal_penalty: got -1"):
+        Settings("language", temporal_penalty=-1.0)

@@ -85,15 +85,18 @@ def train(
             _train(order)
     else:
         plans_batches = choices.get("batch_size") == "auto"
-        settings = _settings(choices)
+        is_guessed = "task" not in choices and source.path is not None
+        # A loss may say more about the task than the labels do.
+        loss = choices.get("loss") if is_guessed else None
+        settings = _settings({**choices, "loss": None} if loss else choices)
         check_default(source, settings)
         training = None
-        if "task" not in choices and source.path is not None:
+        if is_guessed:
             if out is not None:
                 check_folder(out, overwrite=overwrite)
             check_machine(settings)
-            training, task = source.guess()
-            settings = Settings(**{**settings.to_config(), "task": task})
+            training, task = source.guess(loss)
+            settings = Settings(**{**settings.to_config(), "task": task, "loss": loss})
         folder = out or Path("runs") / f"{source.name}-{settings.task}-{label_of(settings.layer)}"
         order = _Order(settings, source, validation, test, folder, False, overwrite, quiet, plans_batches, training)
         check_folder(folder, overwrite=overwrite)

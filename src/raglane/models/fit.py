@@ -96,15 +96,18 @@ def fit(
     folder = None if out is None else as_path(out)
     check_flag("resume", resume)
     check_flag("overwrite", overwrite)
+    is_guessed = not resume and "task" not in options
+    # A loss may say more about the task than the labels do.
+    loss = chosen.pop("loss", None) if is_guessed else None
     settings, source, kept = _beginning(folder, chosen, columns, format, resume)
     check_machine(settings)
     if folder is not None:
         check_folder(folder, resume=resume, overwrite=overwrite)
-    if resume or "task" in options:
-        records = _open(data, labels, source, settings.task)
+    if is_guessed:
+        records, task = _guessed(data, labels, source, loss)
+        settings = _settings(settings.to_config() | {"task": task, "loss": loss})
     else:
-        records, task = _guessed(data, labels, source)
-        settings = replace(settings, task=task)
+        records = _open(data, labels, source, settings.task)
     given = None if validation is None else _read_part(validation, source, settings.task, "validation")
     tested = None if test is None else _read_part(test, source, settings.task, "test")
     kept = kept or _origin(data, source, validation, test)
@@ -208,16 +211,16 @@ def _settings(chosen: Mapping[str, Any]) -> Settings:
         raise ArgumentTypeError(message(name, quote(plain.get(name)), rule_of(error), fix)) from error
 
 
-def _guessed(data: Any, labels: Any, source: Source) -> tuple[Records | Dataset, str]:
-    """Records, and the task that their labels are for."""
+def _guessed(data: Any, labels: Any, source: Source, loss: Any) -> tuple[Records | Dataset, str]:
+    """Records, and the task that their labels, and a loss, are for."""
     if isinstance(data, Records):
         records = _read(data, labels, source, "classify", "data") if labels is not None else data
         if records.targets is not None:
             return records, "regress" if records.targets.is_numbers else "multilabel"
         return records, "tag" if records.labels is None and records.tags is not None else "classify"
     if isinstance(data, (str, os.PathLike)) and labels is None:
-        return replace(source, path=as_path(data)).guess()
-    return guess_task(lambda task: _read(data, labels, source, task, "data"), LABELLED)
+        return replace(source, path=as_path(data)).guess(loss)
+    return guess_task(lambda task: _read(data, labels, source, task, "data"), LABELLED, loss)
 
 
 def _open(data: Any, labels: Any, source: Source, task: str) -> Records | Dataset:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from raglane.errors import ArgumentTypeError, DataError, message, quote
 from raglane.training.options import DATA, check, option, options
+from raglane.training.settings import LOSSES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -141,12 +142,13 @@ def chosen_columns(given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def guess_task(read: Callable[[str], Records], others: tuple[str, ...]) -> tuple[Records, str]:
+def guess_task(read: Callable[[str], Records], others: tuple[str, ...], loss: str | None = None) -> tuple[Records, str]:
     """Read data for the task that its labels are for: to classify, unless that cannot be.
 
     Args:
         read: reads it for a task.
         others: the tasks to try, in this order.
+        loss: that was chosen: then only its tasks are tried, those with labels before those without; or None.
 
     Returns:
         The records, and the task: a label that is a list as long as the sequence is a tag per element, another list
@@ -155,15 +157,23 @@ def guess_task(read: Callable[[str], Records], others: tuple[str, ...]) -> tuple
     Raises:
         DataError: what is wrong for the task classify, where no other can be guessed.
     """
+    first, *rest = _tasks_of(loss) or ("classify", *others)
     try:
-        return read("classify"), "classify"
+        return read(first), first
     except DataError as error:
-        for task in others:
+        for task in rest:
             try:
                 return read(task), task
             except DataError:
                 continue
         raise error
+
+
+def _tasks_of(loss: str | None) -> list[str]:
+    """The tasks that a loss is for, where it says more than that classes are told."""
+    if loss is None or loss in LOSSES["classify"]:
+        return []
+    return [task for task, losses in LOSSES.items() if loss in losses]
 
 
 @dataclass(frozen=True)
@@ -231,8 +241,12 @@ class Source:
 
         return Dataset(self._converted, self.asked(task))
 
-    def guess(self) -> tuple[Records | Dataset, str]:
-        """Open it for the task that its labels are for, see :func:`guess_task`; a folder knows what it was made for."""
+    def guess(self, loss: str | None = None) -> tuple[Records | Dataset, str]:
+        """Open it for the task that its labels are for, see :func:`guess_task`; a folder knows what it was made for.
+
+        Args:
+            loss: that was chosen, or None.
+        """
         if self._converted is not None:
             from raglane.data.formats.ipc import described
 
@@ -241,7 +255,7 @@ class Source:
         suffix = "" if self.path is None else self.path.suffix.lower()
         tables = (".jsonl", ".ndjson", ".parquet", ".pq")
         others = LABELLED if suffix in tables else ("regress",)
-        return guess_task(self.read, ("language",) if suffix == ".txt" else others)
+        return guess_task(self.read, ("language",) if suffix == ".txt" else others, loss)
 
     def asked(self, task: str, *, need_labels: bool = True) -> Columns:
         """What a reader is asked for.

@@ -52,6 +52,7 @@ class _Module(pl.LightningModule):
         self.model = book.model
         self.task = book.task
         self.settings = book.settings
+        self.model.penalties = (book.settings.activation_penalty, book.settings.temporal_penalty)
         self.ranks = book.ranks
         self.book = book
         self.optimizer_state: dict[str, Any] | None = None
@@ -78,13 +79,14 @@ class _Module(pl.LightningModule):
         score = self.task.score(output, batch, training=True)
         whole, elements = self.ranks.whole(score, batch.inputs.values.shape[0])
         running.whole = whole, elements
+        loss, self.model.penalty = score.loss if self.model.penalty is None else score.loss + self.model.penalty, None
         # The ranks' gradients are averaged, and Lightning divides by the batches of a step: both are undone, so that
         # each element counts the same on whatever rank, in whatever batch it is.
         if self.settings.accumulate > 1:
             self.counted = self.counted + whole.count
-            return score.loss * (self.ranks.count * self.settings.accumulate)
+            return loss * (self.ranks.count * self.settings.accumulate)
         count = whole.count.clamp(min=1).to(score.loss.dtype)
-        return score.loss * self.ranks.count / count
+        return loss * self.ranks.count / count
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Sums become means, where several batches make a step; the gradient is clipped after this."""

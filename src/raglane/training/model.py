@@ -21,6 +21,7 @@ from raglane.nn import SequenceEncoder, carry
 from raglane.nn.arguments import check_count
 from raglane.nn.linear import RowByRow, RowLinear, row_linear
 from raglane.ragged import Ragged
+from raglane.training.activity import activity
 from raglane.training.embedding import Mixed, with_dropout
 from raglane.training.own_cell import is_own, load_cell
 from raglane.training.settings import ALWAYS_PER_ELEMENT, ModelSettings
@@ -258,6 +259,9 @@ class SequenceModel(nn.Module):
             # The head turns a state into the embedding of the token that is to come (Press and Wolf, 2017).
             answers = config.embedding
             self.tied_bias = nn.Parameter(torch.zeros(config.output_size))
+        # What training asks for with a language model: weights of large outputs and of their changes.
+        self.penalties: tuple[float, float] = (0.0, 0.0)
+        self.penalty: Tensor | None = None
         self.head = RowLinear(self.encoder.output_size, answers)
         for name, start in TASKS[config.task].kept.items():
             self.register_buffer(name, torch.full((config.output_size,), start))
@@ -272,6 +276,9 @@ class SequenceModel(nn.Module):
             With an answer per sequence, ``(B, output_size)``; with one per element, a Ragged of ``(L, output_size)``:
             logits of classes or labels, or scaled numbers. To forecast, an element is the forecast of the one after it.
         """
+        if self.training and any(self.penalties):
+            out, _ = self.encoder.recurrent(self.encoder.embed(inputs))
+            return self._changed(inputs, self._dropped(out).map(self.answers))
         encoded: Tensor | Ragged = self.encoder(inputs)
         if isinstance(encoded, Tensor):
             return self.answers(encoded)
@@ -307,8 +314,14 @@ class SequenceModel(nn.Module):
         embedded = self.encoder.embed(inputs)
         recurrent: Any = self.encoder.recurrent
         out, state = recurrent(embedded, carry(recurrent, embedded, state, begins))
-        scores = out.map(self.encoder.dropout).map(self.answers)
-        return self._changed(inputs, scores), state
+        return self._changed(inputs, self._dropped(out).map(self.answers)), state
+
+    def _dropped(self, out: Ragged) -> Ragged:
+        """The layer's outputs after dropout; what they cost in training is kept until the step is done."""
+        dropped = out.map(self.encoder.dropout)
+        if self.training and any(self.penalties):
+            self.penalty = activity(out, dropped, *self.penalties)
+        return dropped
 
     @property
     def is_binary(self) -> bool:

@@ -83,6 +83,9 @@ def _share(example: str) -> Rule:
 _SHARE = _share("0.2")
 
 
+_WEIGHT = Rule(lambda weight: 0 <= weight <= _HIGHEST, f"a number of at least 0, {_WITHIN}", "pass 2, say")
+
+
 @dataclass(frozen=True)
 class ModelSettings:
     """The choices that shape a model. Each field states its default, its rule and, as its help, what it is.
@@ -293,6 +296,12 @@ class Settings(ModelSettings):
     label_smoothing: float = option(
         0.0, "Share of a class's weight that is given to all classes (classify, tag).", TRAINING, _share("0.1")
     )
+    activation_penalty: float = option(
+        0.0, "Weight of large outputs of the layer in the loss (language).", TRAINING, _WEIGHT
+    )
+    temporal_penalty: float = option(
+        0.0, "Weight of their changes from token to token in the loss (language).", TRAINING, _WEIGHT
+    )
     unknown_rate: float = option(
         0.5,
         "Share of the tokens that occur once in training that are read as unknown, so that the unknown is learned.",
@@ -378,6 +387,9 @@ class Settings(ModelSettings):
         ):
             self._refuse("steps", self.steps is not None and is_broken, rule, "leave it out")
 
+        for name in ("activation_penalty", "temporal_penalty"):
+            rule = "it is for a language model"
+            self._refuse(name, getattr(self, name) > 0 and self.task != "language", rule, "leave it out")
         of_classes = self.task in ("classify", "tag")
         rule = "it is for the tasks that tell classes"
         is_weighted = self.class_weights != "none"

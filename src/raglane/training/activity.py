@@ -1,0 +1,32 @@
+"""What large outputs of a recurrent layer, and large changes of them, cost in training."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from raglane.ragged import Ragged
+
+__all__ = ["activity"]
+
+
+def activity(outputs: Ragged, dropped: Ragged, large: float, changing: float) -> Tensor:
+    """Activation regularisation, and the temporal one (Merity, McCann and Socher, 2017), summed over elements.
+
+    Args:
+        outputs: of the layer, ``(N, H)``.
+        dropped: the same after dropout.
+        large: the weight of the mean square of ``dropped``.
+        changing: the weight of the mean square of the change of ``outputs`` from an element to the next one.
+
+    Returns:
+        A 0-d tensor with a gradient.
+
+    Example:
+        >>> import torch
+        >>> outputs = Ragged([torch.tensor([[1.0], [3.0]]), torch.tensor([[2.0]])])
+        >>> float(activity(outputs, outputs, 1.0, 0.0)), float(activity(outputs, outputs, 0.0, 1.0))
+        (14.0, 4.0)
+    """
+    values, owners = outputs.values, outputs.segment_ids
+    changes = values.diff(dim=0).square().mean(1) * (owners[1:] == owners[:-1])
+    return large * dropped.values.square().mean(1).sum() + changing * changes.sum()
