@@ -27,6 +27,7 @@ from faults import (
     pictures,
     planning,
     programs,
+    ranks,
     tasks,
 )
 from faults.fault import Copy, Fault, NoPlaceError
@@ -45,6 +46,7 @@ FAULTS: dict[str, Fault] = {
     **planning.FAULTS,
     **order.FAULTS,
     **programs.FAULTS,
+    **ranks.FAULTS,
     **tasks.FAULTS,
 }
 # Exit codes of pytest.
