@@ -60,6 +60,8 @@ def _start_rank(pipe: Connection) -> tuple[_Forked, Callable[[], int | None]]:
         mine = os.dup2(pipe.fileno(), 100)
         os.closerange(3, 100)
         os.closerange(101, 4096)
+        for number in (1, 2):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
         child.run(Connection(mine))
         os._exit(0)
     process = _Forked(pid)
