@@ -9,13 +9,16 @@
 #if RAGLANE_LEVEL >= 4
 namespace raglane::avx512 {
 int32_t walk_and_gradients(const Call& call, int32_t (*walk)(const Call&));
+int32_t outer(const raglane_outer& outer);
 }
 #endif
 
 namespace raglane::RAGLANE_TARGET {
 #if RAGLANE_LEVEL >= 4
+using avx512::outer;
 using avx512::walk_and_gradients;
 #else
+int32_t outer(const raglane_outer& outer) { return outer_products(outer); }
 int32_t walk_and_gradients(const Call& call, int32_t (*walk)(const Call&)) { return with_gradients(call, walk); }
 #endif
 int32_t forward(const Call& call);
@@ -26,5 +29,5 @@ int32_t elementwise_pack(const ElementwiseCall& call);
 int32_t program(const ProgramCall& call);
 int32_t backward(const Call& call) { return walk_and_gradients(call, run<BackwardScan, Call>); }
 extern const Kernels kernels = {forward,          backward, elementwise_forward, elementwise_backward, pack,
-                                elementwise_pack, program, apply};
+                                elementwise_pack, program, outer, apply};
 }  // namespace raglane::RAGLANE_TARGET

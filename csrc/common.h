@@ -70,6 +70,7 @@ struct Kernels {
   int32_t (*pack)(const Call&);
   int32_t (*elementwise_pack)(const ElementwiseCall&);
   int32_t (*program)(const ProgramCall&);
+  int32_t (*outer)(const raglane_outer&);
   int32_t (*apply)(int64_t dtype, int64_t function, const void* in, void* out, int64_t count);
 };
 namespace portable { extern const Kernels kernels; }

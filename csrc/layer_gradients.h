@@ -92,18 +92,18 @@ template <class S> class LayerGradients {
     int64_t unit = 0;
     // Work is dealt out piece by piece, so that each thread gets its part of every matrix.
     auto mine = [&] { return unit++ % threads == thread; };
-    auto pack = [&](const Panels<S>& panels, const S* from) {
+    auto pack = [&](const Panels<S>& panels, const S* from, int64_t stride) {
       for (int64_t panel = 0; panel < panels.count(); panel++)
-        if (mine()) Panels<S>(panels).pack_straight(from, panel);
+        if (mine()) Panels<S>(panels).pack_straight(from, panel, stride);
     };
     for (int d = 0; d < count_; d++)
-      for (int i = 0; i < most_terms; i++) pack(terms_[d][i], of_[d].terms[i].weights);
+      for (int i = 0; i < most_terms; i++) pack(terms_[d][i], of_[d].terms[i].weights, D_);
     int64_t begin = 0;
     do {
       Block block = block_at(begin);
       for (int d = 0; d < count_; d++) {
         for (int i = d > 0; i < most_factors; i++)
-          pack(block.factors[d][i], of_[d].factors[i].data + begin * of_[d].factors[i].columns);
+          pack(block.factors[d][i], of_[d].factors[i].data + begin * of_[d].factors[i].stride, of_[d].factors[i].stride);
         if constexpr (widens)
           for (int i = 0; i < 2; i++)
             for (int64_t n = begin; of_[d].rows[i].columns && n < block.end; n++)
@@ -347,5 +347,32 @@ template <class C> int32_t with_gradients(const C& call, int32_t (*walk)(const C
   }
   return RAGLANE_BAD_ARGUMENT;
 }
+
+#if RAGLANE_LEVEL <= 3  // what follows adds to AVX-512 has no pairs to multiply here
+// Outer products and sums alone, group by group.
+template <class S> int32_t outer_products_of(const raglane_outer& o) {
+  for (int64_t g = 0; g < o.groups; g++) {
+    DirectionGradients<S> of = {};
+    of.rows[0] = {(const S*)o.left + g * o.left_columns, o.left_stride, o.left_columns};
+    of.factors[0] = {(const S*)o.right + g * o.right_columns, o.right_stride, o.to ? o.right_columns : 0};
+    if (o.to) of.outers[0] = {(S*)o.to + g * o.left_columns * o.right_columns, 0, 0, o.left_columns, 0};
+    if (o.sums) of.input_bias = (S*)o.sums + g * o.left_columns;
+    of.biased = of.shared = o.left_columns;
+    LayerGradients<S> gradients(&of, 1, o.elements, o.right_columns, nullptr);
+    if (!gradients.reserve(o.flags & RAGLANE_POISON)) return RAGLANE_OUT_OF_MEMORY;
+    on_threads((int)o.threads, [&](int thread, int threads) { gradients.work(thread, threads); });
+  }
+  return RAGLANE_OK;
+}
+
+inline int32_t outer_products(const raglane_outer& o) {
+  switch (o.dtype) {
+    case RAGLANE_FLOAT32: return outer_products_of<float>(o);
+    case RAGLANE_FLOAT64: return outer_products_of<double>(o);
+    case RAGLANE_BFLOAT16: return outer_products_of<bfloat16>(o);
+  }
+  return RAGLANE_BAD_ARGUMENT;
+}
+#endif
 
 }  // namespace raglane::RAGLANE_TARGET

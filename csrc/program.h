@@ -1,14 +1,12 @@
 // The time loop of programs: one for all of them.
 //
-// Lanes as in the other loops. What rows read and write lies in slots: those of the program's blocks, of its outputs, of
+// Lanes and teams as in the other loops. A team divides the columns of products, and the lanes for all else. What rows read and write lies in slots: those of the program's blocks, of its outputs, of
 // numbers, and of what is added here, such as an element's row that is widened. A table has, for each slot and lane,
 // where the lane's row of it is; instructions look up nothing else.
 #pragma once
 
-#include "lanes.h"
-#include "products.h"
 #include "program_product.h"
-#include "threads.h"
+#include "scan.h"
 
 namespace raglane::RAGLANE_TARGET {
 
@@ -51,9 +49,9 @@ template <class A> class ProgramScan {
     int64_t most_slots = 2 * code_.blocks + code_.outputs + code_.states + numbers;
     if (!slots_.reserve(most_slots, false) || !operations_.reserve(operation_, false) ||
         !phases_.reserve(code_.instructions + 1, false) || !fetches_.reserve(3 * operation_, false) || !weights_.reserve(code_.weights, false) ||
-        !numbers_.reserve(numbers, false) || !barrier_.reserve(1, false))
+        !numbers_.reserve(numbers, false) || !barriers_.reserve(p_.threads + 1, false))
       return false;
-    barrier_.get()[0] = Barrier{};
+    for (int64_t i = 0; i <= p_.threads; i++) barriers_.get()[i] = Barrier{};
     lay_out();
     translate();
     int64_t packed = 0;
@@ -61,15 +59,18 @@ template <class A> class ProgramScan {
       weights_.get()[w].place(code_.weight[w], tensor(RAGLANE_LOCAL, w));
       packed += weights_.get()[w].size();
     }
-    lane_size_ = row_stride<A>(lane_size_), block_size_ = row_stride<A>(block_size_);
-    capacity_ = lane_capacity(call_, p_.threads, (lane_size_ + 1) * (int64_t)sizeof(A));
+    lane_size_ = row_stride<A>(lane_size_);
+    members_ = wanted_members(call_, p_.flags, packed * (int64_t)sizeof(A), p_.threads);
+    Division division((int)p_.threads, 1, members_);
+    capacity_ = lane_capacity(call_, division.teams(0), lane_size_ * (int64_t)sizeof(A));
     if (!packed_.reserve(packed, poison) || !shared_.reserve(call_size_, poison)) return false;
     for (int64_t w = 0, at = 0; w < code_.weights; w++) {
       weights_.get()[w].panels.data = packed_.get() + at;
       at += weights_.get()[w].size();
     }
-    thread_size_ = row_stride<A>(capacity_ * lane_size_ + program_rows * block_size_);
-    return scratch_.reserve(p_.threads * thread_size_, poison) &&
+    lanes_size_ = row_stride<A>(capacity_ * lane_size_), block_size_ = row_stride<A>(block_size_);
+    return lanes_.reserve(division.teams(0) * lanes_size_, poison) &&
+           blocks_.reserve(p_.threads * program_rows * block_size_, poison) &&
            tables_.reserve(p_.threads * slot_count_ * most_lanes, false);
   }
 
@@ -77,8 +78,9 @@ template <class A> class ProgramScan {
     for (int64_t w = 0; w < code_.weights; w++)
       for (int64_t panel = thread; panel < weights_.get()[w].count(); panel += threads) weights_.get()[w].pack(panel);
     if (thread == threads - 1) share(), keep_empty();
-    barrier_.get()->wait(threads);
-    scan(thread, threads);
+    barriers_.get()[p_.threads].wait(threads);
+    Division division(threads, 1, members_);
+    if (!division.idle(thread)) scan(thread, division);
   }
 
  private:
@@ -87,16 +89,17 @@ template <class A> class ProgramScan {
   const Code& code_;
   int64_t operation_;  // most of them; then how many there are
   int64_t slot_count_ = 0, phase_count_ = 0, fetch_count_ = 0, number_count_ = 0;
-  int64_t lane_size_ = 0, kept_size_ = 0, block_size_ = 0, call_size_ = 0, thread_size_ = 0;
-  int capacity_ = 1;
+  int64_t lane_size_ = 0, kept_size_ = 0, block_size_ = 0, call_size_ = 0, lanes_size_ = 0;
+  int members_ = 1, capacity_ = 1;
   Scratch<Slot> slots_;
   Scratch<Operation<A>> operations_;
   Scratch<Phase> phases_;
   Scratch<Fetch> fetches_;
   Scratch<PackedWeight<A>> weights_;
-  Scratch<A> numbers_, packed_, shared_, scratch_;
+  Scratch<A> numbers_, packed_, shared_;
+  Scratch<A> lanes_, blocks_;  // of teams, and of threads
   Scratch<A*> tables_;
-  Scratch<Barrier> barrier_;
+  Scratch<Barrier> barriers_;
   Queue queue_;
 
   const raglane_tensor& tensor(int64_t kind, int64_t index) const {
@@ -316,8 +319,7 @@ template <class A> class ProgramScan {
   static A** rows_of(A** table, int64_t slot) { return table + slot * most_lanes; }
 
   // The table of a thread, but for rows of tensors, which change from step to step.
-  void fill(A** table, A* scratch) {
-    A* blocks = scratch + capacity_ * lane_size_;
+  void fill(A** table, A* scratch, A* blocks) {
     for (int64_t s = 0; s < slot_count_; s++)
       for (int lane = 0; lane < capacity_; lane++) {
         const Slot& slot = slots_.get()[s];
@@ -340,13 +342,15 @@ template <class A> class ProgramScan {
     }
   }
 
-  void scan(int thread, int threads) {
-    A* scratch = scratch_.get() + thread * thread_size_;
+  void scan(int thread, const Division& division) {
+    Team team = division.team(thread, 0, barriers_.get());
+    A* scratch = lanes_.get() + division.slot(thread) * lanes_size_;
     A** table = tables_.get() + thread * slot_count_ * most_lanes;
-    fill(table, scratch);
-    Team team{thread, threads, 0, 1, true, barrier_.get()};
+    fill(table, scratch, blocks_.get() + thread * program_rows * block_size_);
     LaneSet lanes(call_, team, &queue_, capacity_, p_.ascending);
+    // All members go through the lanes alike, and the first one copies.
     auto start = [&](int lane) {
+      if (team.member > 0) return;
       for (int64_t b = 0; b < code_.blocks; b++) {
         const CodeBlock& block = code_.block[b];
         if (block.kind != RAGLANE_STATE && block.kind != RAGLANE_SEQUENCE) continue;
@@ -355,6 +359,7 @@ template <class A> class ProgramScan {
       }
     };
     auto finish = [&](int lane) {
+      if (team.member > 0) return;
       for (int64_t b = 0; b < code_.blocks; b++) {
         const CodeBlock& block = code_.block[b];
         if (block.kind != RAGLANE_STATE) continue;
@@ -363,31 +368,42 @@ template <class A> class ProgramScan {
       }
     };
     auto move = [&](int from, int to) {
-      memcpy(scratch + to * lane_size_, scratch + from * lane_size_, kept_size_ * sizeof(A));
+      if (team.member == 0) memcpy(scratch + to * lane_size_, scratch + from * lane_size_, kept_size_ * sizeof(A));
     };
     lanes.fill(start);
+    team.barrier->wait(team.members);
     for (bool backwards = false; lanes.active > 0; backwards = !backwards) {
       find_elements(table, lanes);
-      for (int64_t p = 0; p < phase_count_; p++) run(phases_.get()[p], table, lanes.active, backwards);
+      for (int64_t p = 0; p < phase_count_; p++) run(phases_.get()[p], table, lanes.active, team, backwards);
+      team.barrier->wait(team.members);
       lanes.advance(finish, start, move);
+      team.barrier->wait(team.members);
     }
   }
 
-  void run(const Phase& phase, A* const* table, int active, bool backwards) {
-    for (int first = 0; phase.end > phase.begin && first < active; first += program_rows) {
-      int count = active - first < program_rows ? active - first : program_rows;
-      for (int64_t f = phase.first_fetch; f < phase.end_fetch; f++) {
-        const Fetch& fetch = fetches_.get()[f];
-        for (int lane = first; lane < first + count; lane++)
-          for (int64_t byte = 0; byte < fetch.bytes; byte += 64)
-            __builtin_prefetch((const unsigned char*)table[fetch.slot + lane] + fetch.next + byte);
-      }
-      for (int64_t i = phase.begin; i < phase.end; i++) {
-        const Operation<A>& operation = operations_.get()[i];
-        operation.run(operation, table, first, count);
-      }
+  // A member's lanes, then its part of the product's columns, for which it needs what all have written.
+  void run(const Phase& phase, A* const* table, int active, const Team& team, bool backwards) {
+    const int begin = active * team.member / team.members, end = active * (team.member + 1) / team.members;
+    if (phase.end > phase.begin)
+      for (int first = begin; first < end; first += program_rows)
+        run(phase, table, first, end - first < program_rows ? end - first : program_rows);
+    if (!phase.multiplies) return;
+    team.barrier->wait(team.members);
+    multiply_lanes(phase.product, table, active, team, backwards);
+    team.barrier->wait(team.members);
+  }
+
+  void run(const Phase& phase, A* const* table, int first, int count) {
+    for (int64_t f = phase.first_fetch; f < phase.end_fetch; f++) {
+      const Fetch& fetch = fetches_.get()[f];
+      for (int lane = first; lane < first + count; lane++)
+        for (int64_t byte = 0; byte < fetch.bytes; byte += 64)
+          __builtin_prefetch((const unsigned char*)table[fetch.slot + lane] + fetch.next + byte);
     }
-    if (phase.multiplies) multiply_lanes(phase.product, table, active, backwards);
+    for (int64_t i = phase.begin; i < phase.end; i++) {
+      const Operation<A>& operation = operations_.get()[i];
+      operation.run(operation, table, first, count);
+    }
   }
 };
 

@@ -1,6 +1,7 @@
 // The products of a program: all lanes of a thread with weights that are packed once per call.
 #pragma once
 
+#include "lanes.h"
 #include "program_operations.h"
 #include "scratch.h"
 
@@ -53,17 +54,18 @@ template <class A> struct LaneProduct {
   int64_t next;      // where the start is an element's: bytes to the row of the next step; else 0
 };
 
-// The products of lanes [0, active). Back and forth over the panels: what was read last is still in the cache when it is
-// read next.
+// A member's part of the products of lanes [0, active). Back and forth over the panels: what was read last is still in
+// the cache when it is read next.
 template <class A>
-void multiply_lanes(const LaneProduct<A>& product, A* const* rows, int active, bool backwards) {
+void multiply_lanes(const LaneProduct<A>& product, A* const* rows, int active, const Team& team, bool backwards) {
   constexpr int width = Lanes<A>::width;
   const PackedWeight<A>& weight = *product.weight;
   const Panels<A>& panels = weight.panels;
-  const int64_t total = weight.count();
+  const int64_t first_panel = weight.count() * team.member / team.members;
+  const int64_t end_panel = weight.count() * (team.member + 1) / team.members;
   static constexpr int64_t beside[panel_vectors] = {0, width, 2 * width, 3 * width}, same[panel_vectors] = {};
-  for (int64_t i = 0; i < total; i++) {
-    const int64_t at = backwards ? total - 1 - i : i, group = at / panels.count(), panel = at % panels.count();
+  for (int64_t i = first_panel; i < end_panel; i++) {
+    const int64_t at = backwards ? first_panel + end_panel - 1 - i : i, group = at / panels.count(), panel = at % panels.count();
     const int vectors = panels.units_in(panel);
     const int64_t begin = panel * panels.panel_columns(), rest = panels.columns - begin;
     const int64_t column = group * panels.columns + begin;

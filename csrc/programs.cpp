@@ -7,6 +7,7 @@
 
 // Python builds these structs number by number.
 static_assert(sizeof(raglane_program) == 13 * 8 && sizeof(raglane_tensor) == 5 * 8);
+static_assert(sizeof(raglane_outer) == 15 * 8);
 
 namespace {
 
@@ -353,5 +354,28 @@ extern "C" int32_t raglane_run_program(const raglane_program* program, char* mes
     ProgramCall call{{mine.offsets, mine.elements, order.data(), (int64_t)order.size(), longest, cache_bytes()},
                      &mine, &decoded.code};
     return kernels.program(call);
+  });
+}
+
+extern "C" int32_t raglane_outer_products(const raglane_outer* outer, char* message, int64_t size) {
+  return guarded(message, size, [&] {
+    present("outer", outer);
+    raglane_outer mine = *outer;
+    if (mine.abi != RAGLANE_ABI) fail("abi: got %lld; the rule: %d", (long long)mine.abi, RAGLANE_ABI);
+    if (mine.dtype < RAGLANE_FLOAT32 || mine.dtype > RAGLANE_BFLOAT16)
+      fail("dtype: got %lld; no such dtype", (long long)mine.dtype);
+    at_least("threads", mine.threads, 1);
+    at_least("elements", mine.elements, 0);
+    for (int64_t count : {mine.groups, mine.left_columns, mine.right_columns}) at_least("groups and columns", count, 1);
+    for (int64_t stride : {mine.left_stride, mine.right_stride}) at_least("stride", stride, 0);
+    if (mine.threads > 4096 || mine.elements > most_rows || mine.groups > most_width || mine.left_columns > most_width ||
+        mine.right_columns > most_width || mine.left_stride > most_rows || mine.right_stride > most_rows)
+      fail("sizes: got more than this kernel was written for");
+    if (mine.elements > 0) present("left", mine.left);
+    if (mine.elements > 0 && mine.to) present("right", mine.right);
+    double columns = mine.to ? (double)mine.right_columns : 1;
+    double work = 2.0 * (double)mine.elements * (double)mine.left_columns * columns;
+    if (mine.flags == 0) mine.threads = useful_threads(mine.threads, work);
+    return kernels_of(mine.isa, RAGLANE_FLOAT32).outer(mine);
   });
 }

@@ -316,6 +316,7 @@ int64_t raglane_size_of(int32_t what) {
     case RAGLANE_ROWS: return sizeof(raglane_rows);
     case RAGLANE_CELL_FACTS: return sizeof(raglane_cell_facts);
     case RAGLANE_PROGRAM: return sizeof(raglane_program);
+    case RAGLANE_OUTER: return sizeof(raglane_outer);
   }
   return 0;
 }

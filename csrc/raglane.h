@@ -266,7 +266,7 @@ typedef struct raglane_tensor {
 typedef struct raglane_program {
   int64_t abi, isa;  /* as above */
   int64_t dtype;     /* RAGLANE_FLOAT32 or RAGLANE_FLOAT64: what is computed with */
-  int64_t flags;     /* RAGLANE_POISON, RAGLANE_NO_TEAM, or 0 */
+  int64_t flags;     /* RAGLANE_POISON, RAGLANE_TEAM, RAGLANE_NO_TEAM, or 0 */
   int64_t threads, sequences, elements; /* as above */
   int64_t ascending; /* 1: from a sequence's first element to its last; 0: from its last to its first */
   const int64_t* offsets; /* (B + 1), first 0, last N, never falling */
@@ -279,6 +279,24 @@ typedef struct raglane_program {
 /* Run a program. The bits of a sequence's outputs and final states depend on that sequence, the parameters and the
  * instruction set alone. */
 RAGLANE_EXPORT int32_t raglane_run_program(const raglane_program* program, char* message, int64_t size);
+
+/* Sums over all elements, for the gradients of parameters: of outer products, and of rows. All fields have 8 bytes. */
+typedef struct raglane_outer {
+  int64_t abi, isa, dtype; /* as above; bfloat16 too */
+  int64_t flags;           /* RAGLANE_POISON or 0 */
+  int64_t threads, elements;           /* as above */
+  int64_t groups;                      /* at least 1 */
+  int64_t left_columns, right_columns; /* of each group, at least 1 */
+  int64_t left_stride, right_stride;   /* from row to row, in reals: at least 0 */
+  const void* left;  /* real (N, groups * left_columns) */
+  const void* right; /* real (N, groups * right_columns); null where `to` is */
+  void* to;          /* out, real (groups, left_columns, right_columns): for each group the sum of the outer products of
+                        a row of left and the row of right; null where nobody wants it */
+  void* sums;        /* out, real (groups * left_columns): the sum of the rows of left; null where nobody wants it */
+} raglane_outer;
+
+/* A sum's terms come in the order of memory, whatever the threads. */
+RAGLANE_EXPORT int32_t raglane_outer_products(const raglane_outer* outer, char* message, int64_t size);
 
 /* Where the rows of a batch are in another layout: a padded tensor, or the data of a pack. Rows are bytes. */
 typedef struct raglane_rows {
@@ -321,7 +339,8 @@ RAGLANE_EXPORT int32_t raglane_has_isa(int64_t isa);
 RAGLANE_EXPORT int32_t raglane_abi(void);
 
 /* The bytes of a struct in the library, for callers that build it by themselves. */
-enum raglane_struct { RAGLANE_LAYER = 0, RAGLANE_ELEMENTWISE = 1, RAGLANE_ROWS = 2, RAGLANE_CELL_FACTS = 3, RAGLANE_PROGRAM = 4 };
+enum raglane_struct { RAGLANE_LAYER = 0, RAGLANE_ELEMENTWISE = 1, RAGLANE_ROWS = 2, RAGLANE_CELL_FACTS = 3, RAGLANE_PROGRAM = 4,
+                      RAGLANE_OUTER = 5 };
 RAGLANE_EXPORT int64_t raglane_size_of(int32_t what);
 
 /* out[i] = function(in[i]), real (count) both, float or double: what the cells compute with, for tests. They may

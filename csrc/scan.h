@@ -31,23 +31,28 @@ struct Division {
 };
 
 // How many rows are alive at a time, on average, where `teams` share the sequences.
-inline double average_rows(const Call& call, int64_t teams) {
-  return call.longest == 0 ? 0 : (double)call.layer->elements / ((double)call.longest * (double)teams);
+inline double average_rows(const Batch& batch, int64_t teams) {
+  return batch.longest == 0 ? 0 : (double)batch.elements / ((double)batch.longest * (double)teams);
 }
 
-// How many threads a team needs. Lanes of its own are the best that a thread can have, as long as it has some: with a
-// row or two it waits for weights, and others may have none. `bytes` of weights are read per step; a wait must be worth
-// it.
-inline int wanted_members(const Call& call, int64_t bytes, int64_t panels) {
-  const raglane_layer& layer = *call.layer;
-  int64_t most = layer.threads / layer.directions;
-  most = most < panels ? most : panels;
-  if (layer.projection_size > 0 || most < 2 || (layer.flags & RAGLANE_NO_TEAM)) return 1;
-  if (layer.flags & RAGLANE_TEAM) return (int)most;
-  double rows = average_rows(call, layer.threads / layer.directions);
+// How many threads a team needs, of `most`. Lanes of its own are the best that a thread can have, as long as it has
+// some: with a row or two it waits for weights, and others may have none. `bytes` of weights are read per step; a wait
+// must be worth it.
+inline int wanted_members(const Batch& batch, int64_t flags, int64_t bytes, int64_t most) {
+  if (most < 2 || (flags & RAGLANE_NO_TEAM)) return 1;
+  if (flags & RAGLANE_TEAM) return (int)most;
+  double rows = average_rows(batch, most);
   if (rows >= tuning::own_rows || bytes < tuning::team_weights) return 1;
   int64_t wanted = (int64_t)(tuning::team_rows / (rows > tuning::fewest_rows ? rows : tuning::fewest_rows));
   return (int)(wanted < 1 ? 1 : wanted < most ? wanted : most);
+}
+
+// The same for a layer whose weights are so many panels.
+inline int wanted_members(const Call& call, int64_t bytes, int64_t panels) {
+  const raglane_layer& layer = *call.layer;
+  if (layer.projection_size > 0) return 1;
+  int members = wanted_members(call, layer.flags, bytes, layer.threads / layer.directions);
+  return (int)(members < panels ? members : panels);
 }
 
 // One thread's part of a call.

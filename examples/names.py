@@ -6,7 +6,7 @@ once; then 80 % of the pairs, drawn at random, are for training and the others f
 
     python examples/names.py PATH
 
-Test accuracy: 0.809. Macro accuracy, the mean over languages of the share of their names found: 0.409.
+Test accuracy: 0.814. Macro accuracy, the mean over languages of the share of their names found: 0.422.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ capitalised. A form that training has less than twice is the unknown word, numbe
 
     python examples/tag_words.py PATH
 
-Test accuracy per word after 3 epochs: 0.938.
+Test accuracy per word after 3 epochs: 0.937.
 """
 
 from __future__ import annotations

@@ -353,14 +353,15 @@ struct DrawnProgram {
   }
 };
 
-// A program has the same bits on any number of threads.
+// A program has the same bits on any number of threads, with lanes of their own or as a team.
 void check_program(std::mt19937& random, int round, unsigned seed) {
   DrawnProgram drawn(random);
   drawn.draw();
   std::vector<Bytes> wanted;
   char message[256] = "";
-  for (int64_t threads : {1, 2, 3}) {
-    drawn.call.flags = RAGLANE_POISON | RAGLANE_NO_TEAM, drawn.call.threads = threads;
+  for (int64_t threads : {1, 2, 3, -2, -3}) {
+    drawn.call.flags = RAGLANE_POISON | (threads < 0 ? RAGLANE_TEAM : RAGLANE_NO_TEAM);
+    drawn.call.threads = std::abs(threads);
     for (Bytes& bytes : drawn.results)
       if (!bytes.empty()) std::memset(bytes.data(), 0xff, bytes.size());
     if (raglane_run_program(&drawn.call, message, sizeof message) != RAGLANE_OK)

@@ -94,7 +94,7 @@ def play(seed: int) -> str | None:
     chance = random.Random(seed)
     torch.manual_seed(seed)
     kernels = library()
-    chosen = replace(kernels.with_isa(chance.choice(kernels.isas)), flags=chance.choice([0, 1, 16, 17]))
+    chosen = replace(kernels.with_isa(chance.choice(kernels.isas)), flags=chance.choice([0, 1, 1 | 8, 1 | 16]))
     torch.set_num_threads(chance.choice([1, 2]))
     is_right = chance.random() < 0.4
     program = draw(chance, tame=is_right)

@@ -187,3 +187,10 @@ def test_what_is_no_data(data: Any, labels: Any, error: type[Exception], words: 
 def test_channels_of_other_lengths_are_refused() -> None:
     with pytest.raises(ShapeError, match=r"row 0.*2, 1 steps"):
         records_from(pd.DataFrame({"a": [pd.Series([1.0, 2.0])], "b": [pd.Series([1.0])]}), columns=_NONE)
+
+
+def test_texts_of_a_list_are_cut_as_asked() -> None:
+    for split, tokens in ((None, ["to", "be"]), ("characters", ["t", "o", " ", "b", "e"])):
+        records = records_from(["to be"], columns=Columns(need_labels=False, split=split))
+        assert records.values.tolist() == tokens
+        assert records.columns.split == (split or "words")

@@ -20,7 +20,18 @@ from raglane.data.records import offsets_of
 from scripts import Script
 
 _EXAMPLES = Path(__file__).parents[2] / "examples"
-_SCRIPTS = {"japanese_vowels": "accuracy", "names": "accuracy", "tag_words": "accuracy", "recurrent_ppo": "mean return"}
+_SCRIPTS = {
+    "japanese_vowels": "accuracy",
+    "names": "accuracy",
+    "tag_words": "accuracy",
+    "recurrent_ppo": "mean return",
+    "fat_of_meat": "r2",
+    "languages_of_names": "micro f1",
+    "piano_rolls": "nats per frame",
+    "write_names": "bits per character",
+    "same_language": "accuracy",
+    "say_numbers": "numbers written right",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -191,7 +202,54 @@ def test_advantages_stop_at_the_end_of_an_episode() -> None:
     assert found.tolist()[0] == pytest.approx([0.2475 - 0.5 + 0.99 * 0.95 * 0.75, 0.75, 0.49])
 
 
-@pytest.mark.parametrize("name", ["names", "tag_words"])
+def _write_spectra(folder: Path) -> Path:
+    """Bumps, as high as their fat says."""
+    folder.mkdir()
+    random_numbers = np.random.default_rng(0)
+    for part, count in (("TRAIN", 60), ("TEST", 20)):
+        lines = ["@problemName Meat", "@timeStamps false", "@univariate true", "@targetLabel true", "@data"]
+        for _ in range(count):
+            fat = float(random_numbers.random())
+            steps = np.linspace(0, 3, 20)
+            spectrum = steps + fat * np.sin(4 * steps)
+            lines.append(",".join(f"{value:.4f}" for value in spectrum) + f":{fat:.4f}")
+        (folder / f"Tecator_{part}.ts").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def test_scripts_of_other_tasks_on_data_made_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each learns what a test can make in a second, and says its figure at the end."""
+    names = str(_write_names(tmp_path / "names"))
+    assert _load("fat_of_meat").main([str(_write_spectra(tmp_path / "meat")), "--epochs", "40"]) > 0.8
+    assert _load("languages_of_names").main([names, "--epochs", "15"]) > 0.8
+    # 20 letters by chance take 4.3 bits; those of a language 2, and less with the ends.
+    assert _load("write_names").main([names, "--epochs", "30", "--hidden", "24"]) < 3
+    assert _load("same_language").main([names, "--steps", "60"]) > 0.8
+    # Whoever knows nothing of 24 notes needs 16.6 nats.
+    nats, persistence = _load("piano_rolls").main(["--rolls", "60", "--epochs", "4"])
+    assert nats < 10
+    assert 3 < persistence < 6
+    printed = capsys.readouterr().out
+    for figure in ("test R2", "test micro F1", "bits per character", "test accuracy", "test nats"):
+        assert figure in printed
+
+
+def test_numbers_in_words() -> None:
+    script = _load("say_numbers")
+    for number, words in (
+        (7, "seven"),
+        (40, "forty"),
+        (305, "three hundred and five"),
+        (17_001, "seventeen thousand and one"),
+    ):
+        assert " ".join(script.words_of(number)) == words
+    assert " ".join(script.words_of(712_345)) == "seven hundred and twelve thousand three hundred and forty five"
+    assert script.main(["--steps", "3"]) < 0.5
+
+
+@pytest.mark.parametrize(
+    "name", ["names", "tag_words", "fat_of_meat", "languages_of_names", "write_names", "same_language"]
+)
 def test_a_missing_path_is_one_line(tmp_path: Path, name: str, script: Script) -> None:
     absent, path = tmp_path / "absent", str(_EXAMPLES / f"{name}.py")
     arguments = [path, str(absent)]

@@ -154,9 +154,13 @@ def test_every_cell_in_every_variant(layout: Any, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     for kind, options in VARIANTS:
         torch.manual_seed(0)
+        if kind.layer.startswith("LayerNorm"):
+            # Normalised, differences of rounding grow from step to step; a Scan is the same for both dtypes.
+            options = options | {"dtype": torch.float64}
         layer = getattr(rl.nn, kind.layer)(D, 16, **{**kind.options, **options})
-        for parameter in layer.parameters():
-            nn.init.normal_(parameter, std=0.4)
+        if layer.initial_state == "learned":
+            for name in ("initial_h", "initial_c"):
+                nn.init.normal_(layer.get_parameter(name))
         dtype = layer.weight_ih_l0.dtype
         example = a_batch([3, 5]).to(dtype)
         given = options.get("initial_state") is None and "proj_size" not in options

@@ -25,7 +25,7 @@ def a_batch() -> rl.Ragged:
 
 
 def test_every_pair_is_of_known_schedules() -> None:
-    assert set(BACKENDS) == {"torch", "reference", "cpu"}
+    assert set(BACKENDS) == {"torch", "reference", "cpu", "program"}
     assert tuple(BACKENDS["reference"].schedules) == tuple(SCHEDULES)
     for backend in BACKENDS.values():
         assert set(backend.schedules) <= set(SCHEDULES)

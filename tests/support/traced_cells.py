@@ -49,7 +49,7 @@ def compiled_of(
     found = survey(weights)
     step = Step(cell, weights, found, prepares)
     widths = [width, *(part.shape[1] for part in found.elements)]
-    traced = trace(step, found.leaves, widths, sizes, output, torch.float64)
+    traced = trace(step, found.leaves, found.leaves, widths, sizes, output, torch.float64)
     return Compiled(traced), step, found.leaves, found.elements
 
 

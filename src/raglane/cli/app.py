@@ -12,9 +12,11 @@ from typing import Annotated
 import typer
 
 from raglane.cli.bench import bench
+from raglane.cli.compare import compare
 from raglane.cli.console import complain, say
 from raglane.cli.convert import convert
 from raglane.cli.evaluate import evaluate
+from raglane.cli.export import export
 from raglane.cli.inspect import inspect
 from raglane.cli.predict import predict
 from raglane.cli.sample import sample
@@ -61,7 +63,7 @@ def _raglane(
     """Recurrent networks on sequences of different lengths: convert, inspect, train, evaluate, predict."""
 
 
-for command in (convert, inspect, train, evaluate, predict, sample, bench):
+for command in (convert, inspect, train, evaluate, predict, sample, compare, export, bench):
     app.command(epilog=_EXIT_CODES)(command)
 
 # The root of the errors that Typer raises for wrong usage. Typer does not export it, and brings its own copy of

@@ -254,6 +254,7 @@ def _path(text: str | None) -> Path | None:
 
 def _train(order: _Order) -> None:
     """Read, train, draw, evaluate and say where everything is."""
+    from raglane.models.logs import check_logger
     from raglane.models.progress import pick_watcher
     from raglane.models.steps import planned, run_training
     from raglane.training.machine import check_machine
@@ -262,6 +263,7 @@ def _train(order: _Order) -> None:
     settings = order.settings
     # Before anything is read, which can take a while.
     device = check_machine(settings)
+    check_logger(settings.logger)
     training, validation = _parts(order)
     test = _test_part(order)
     if not order.resume:

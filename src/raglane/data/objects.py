@@ -103,7 +103,7 @@ def _read(data: Any, columns: Columns) -> Records:
         raise ArgumentTypeError(message("data", _kind(data), _FORMS, "pass one of these"))
     if not data:
         return _flat(np.zeros((0, 1)), [0])
-    return _tokens(data) if is_text(data) else _numbers(data)
+    return _tokens(data, columns.split) if is_text(data) else _numbers(data)
 
 
 def _kind(data: Any) -> str:
@@ -207,11 +207,11 @@ def _arrow(values: Any, name: str, rule: str) -> Any:
         raise ArgumentTypeError(message(name, got, rule, "give all of one kind")) from error
 
 
-def _tokens(sequences: Sequence[Any]) -> Records:
-    """Texts, or lists of texts."""
+def _tokens(sequences: Sequence[Any], split: str | None) -> Records:
+    """Texts, or lists of texts; ``split`` says how texts are cut."""
     column = _arrow(sequences, "data", "sequences are all texts, or all lists of texts, or all of numbers")
     table = require("pyarrow", "data").table({"data": column})
-    return _of_table(table, Columns(need_labels=False, sequence="data"))
+    return _of_table(table, Columns(need_labels=False, sequence="data", split=split))
 
 
 def _with_labels(records: Records, labels: Any, task: str) -> Records:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from raglane.segments.index import owners
 
-__all__ = ["decompositions", "elements_of_padded", "padded_of_elements"]
+__all__ = ["decompositions", "elements_of_padded", "exact_decompositions", "padded_of_elements"]
 
 
 def elements_of_padded(padded: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -53,6 +53,26 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         torch.ops.raglane.padded_to_flat.default: _padded_to_flat,
         torch.ops.raglane.padded_from_flat.default: _padded_from_flat,
     }
+
+
+def exact_decompositions() -> dict[Any, Callable[..., Any]]:
+    """What stands for operators that ONNX computes in float32 in part, whatever the dtype."""
+    return {torch.ops.aten.layer_norm.default: _layer_norm}
+
+
+def _layer_norm(
+    input: Tensor,
+    normalized_shape: list[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,  # noqa: ARG001
+) -> Tensor:
+    axes = list(range(-len(normalized_shape), 0))
+    centred = input - input.mean(axes, keepdim=True)
+    scaled = centred / (centred.square().mean(axes, keepdim=True) + eps).sqrt()
+    scaled = scaled if weight is None else scaled * weight
+    return scaled if bias is None else scaled + bias
 
 
 def _repeat_interleave(repeats: Tensor, *, output_size: Any = None) -> Tensor:

@@ -35,6 +35,8 @@ class Traits:
         dtype: of the values.
         device: of the values.
         need_states: whether every layer's states at every step are wanted.
+        weights: what the cell reads, one for each layer and direction; nothing where nobody knows. A user's module says
+            only so what it computes.
     """
 
     cell: CellSpec
@@ -43,6 +45,7 @@ class Traits:
     dtype: torch.dtype
     device: torch.device
     need_states: bool = False
+    weights: tuple[Any, ...] = ()
 
 
 class Packed(NamedTuple):

@@ -8,18 +8,19 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 from raglane.errors import DispatchError, message
-from raglane.kernels import cpu, reference
+from raglane.kernels import cpu, program, reference
 from raglane.kernels import torch as torch_kernels
 from raglane.kernels.contract import Backend, Traits
 from raglane.schedules import SCHEDULES
 from raglane.tracing import are_transforms_active, constant_when_traced
 
-__all__ = ["BACKENDS", "Choice", "check_names", "choose", "override", "pick", "using"]
+__all__ = ["AUTO", "BACKENDS", "Choice", "check_names", "choose", "override", "pick", "using"]
 
 AUTO = "auto"
 
 BACKENDS: dict[str, Backend] = {
     "cpu": cpu.BACKEND,
+    "program": program.BACKEND,
     "torch": torch_kernels.BACKEND,
     "reference": reference.BACKEND,
 }
@@ -36,6 +37,7 @@ class Choice:
         backend: a key of ``BACKENDS``.
         schedule: a key of ``SCHEDULES``.
         reason: why these two, in words.
+        program: what the backend ``program`` runs, to be read, where it was asked for.
 
     Example:
         >>> print(Choice("torch", "packed", "the first backend that runs this"))
@@ -45,9 +47,11 @@ class Choice:
     backend: str
     schedule: str
     reason: str
+    program: str = ""
 
     def __str__(self) -> str:
-        return f"backend {self.backend}, schedule {self.schedule}: {self.reason}"
+        said = f"backend {self.backend}, schedule {self.schedule}: {self.reason}"
+        return f"{said}\n{self.program}" if self.program else said
 
 
 _override: ContextVar[tuple[str, str]] = ContextVar("raglane_override", default=(AUTO, AUTO))

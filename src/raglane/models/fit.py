@@ -19,6 +19,7 @@ from raglane.data.objects import records_from
 from raglane.data.records import Records
 from raglane.data.stored_dataset import Dataset
 from raglane.errors import ArgumentError, ArgumentTypeError, argument, message, nearest, quote, require
+from raglane.models.logs import check_logger
 from raglane.models.run import Run
 from raglane.models.sources import (
     LABELLED,
@@ -105,6 +106,7 @@ def fit(
     loss = chosen.pop("loss", None) if is_guessed else None
     settings, source, kept = _beginning(folder, chosen, columns, format, resume)
     check_machine(settings)
+    check_logger(settings.logger)
     if folder is not None:
         check_folder(folder, resume=resume, overwrite=overwrite)
     if is_guessed:

@@ -7,7 +7,7 @@ import threading
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -26,6 +26,9 @@ from raglane.training.inference import Evaluation, Predictions
 from raglane.training.model import SequenceModel
 from raglane.training.run import TrainingResult, load_description
 from raglane.training.stored import build, reading
+
+if TYPE_CHECKING:
+    from raglane.export import Exported
 
 __all__ = ["Run", "load"]
 
@@ -308,6 +311,26 @@ class Run:
         check_place("folder", path)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_folder(path, model_files(self.model, self.preprocess, self.saved.columns))
+
+    def export(
+        self, path: str | os.PathLike[str], *, layout: Literal["padded", "flat"] = "padded", verify: bool = True
+    ) -> Exported:
+        """Write the model with its preprocessing as an ONNX file, as ``raglane export`` does.
+
+        Args:
+            path: of the file, ``.onnx``; what a program must know to use it is written beside it as ``.json``, and is
+                in the file's metadata.
+            layout: as :func:`raglane.export.onnx` takes it.
+            verify: alike.
+
+        Raises:
+            ArgumentError: another suffix, or a place that nothing can be written to.
+            ExportError: a part that cannot be exported; nothing is written.
+            MissingExtraError: onnx, onnxscript or, to verify, onnxruntime is not installed.
+        """
+        from raglane.models.exported import export_run
+
+        return export_run(self.model, self.preprocess, as_path(path), layout=layout, verify=verify)
 
     def _on(self, device: torch.device) -> SavedModel:
         """The model on a device: on another than the CPU a copy, so that no thread moves what another uses."""

@@ -15,6 +15,7 @@ from raglane.data.records import Records
 from raglane.data.stored_dataset import Dataset
 from raglane.errors import ArgumentError, DivergedError, argument, count_of, message
 from raglane.models.configuration import run_config
+from raglane.models.logs import LoggingWatcher
 from raglane.models.sources import ColumnNames, hold_out
 from raglane.training.folder import DESCRIPTION, LAST, find
 from raglane.training.own_cell import pinned
@@ -26,7 +27,7 @@ from raglane.training.tasks import TASKS
 __all__ = ["changes_of", "divide", "planned", "run_training"]
 
 # What may differ when a run goes on: nothing that would change what the epochs so far have done.
-_CHANGEABLE = ("epochs", "patience", "device", "ranks", "engine", "threads", "workers")
+_CHANGEABLE = ("epochs", "patience", "device", "ranks", "engine", "threads", "workers", "logger")
 
 
 def changes_of(folder: Path, before: Settings | ColumnNames, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -167,6 +168,8 @@ def run_training(
 
     data = more.get("data") or {}
     parts = Parts(training, validation, more.get("test"), data.get("path"), in_memory=not data)
+    if settings.logger is not None and folder is not None:
+        watcher = LoggingWatcher(settings, folder, watcher)
     try:
         # With the file's whole path, from wherever the run is repeated.
         settings = replace(settings, layer=pinned(settings.layer))

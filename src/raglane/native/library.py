@@ -47,7 +47,14 @@ _OUT_OF_MEMORY = 2
 _MESSAGE = 256
 
 # The structs in the order of raglane_struct, as Python's struct module builds them.
-_SIZES = {"layer": 54 * 8, "elementwise": 44 * 8, "rows": 15 * 8, "cell_facts": 24 + 9 * 8, "program": 13 * 8}
+_SIZES = {
+    "layer": 54 * 8,
+    "elementwise": 44 * 8,
+    "rows": 15 * 8,
+    "cell_facts": 24 + 9 * 8,
+    "program": 13 * 8,
+    "outer": 15 * 8,
+}
 
 
 def leave_lost_threads() -> None:
@@ -162,7 +169,7 @@ def library() -> Library:
     handle.raglane_has_isa.argtypes = [ctypes.c_int64]
     text, integer, pointer = ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p
     layers = ("forward", "backward", "elementwise_forward", "elementwise_backward")
-    for name in (*layers, "flatten", "gather", "scatter", "run_program"):
+    for name in (*layers, "flatten", "gather", "scatter", "run_program", "outer_products"):
         getattr(handle, f"raglane_{name}").argtypes = [text, text, integer]
     for name in ("pack", "elementwise_pack"):
         getattr(handle, f"raglane_{name}").argtypes = [text, pointer, ctypes.POINTER(integer), text, integer]

@@ -186,7 +186,7 @@ class SequenceEncoder(nn.Module):
                 message("batch", f"elements of shape {tuple(batch.features)}", "one token per element", "reshape it")
             )
         # Only where looking does not wait for a device.
-        if batch.values.is_cpu and batch.values.numel() and not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and batch.values.is_cpu and batch.values.numel():
             lowest, highest = map(int, batch.values.aminmax())
             if lowest < 0 or highest >= self.embedding.num_embeddings:
                 rule = f"tokens from 0 to input_size - 1 = {self.embedding.num_embeddings - 1}"

@@ -253,7 +253,7 @@ def _shared_profiles() -> Callable[[Way, Tensor], Profile]:
     found: dict[tuple[str, int, int], Profile] = {}
 
     def profile(way: Way, lengths: Tensor) -> Profile:
-        key = way.schedule, way.threads if way.backend == "cpu" else 0, id(lengths)
+        key = way.schedule, way.threads if way.backend in ("cpu", "program") else 0, id(lengths)
         if key not in found:
             found[key] = Profile.of(way, lengths)
         return found[key]

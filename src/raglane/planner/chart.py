@@ -16,6 +16,7 @@ _SIZE, _BOX = (8.4, 4.2), Box(0.95, 0.6, 5.0, 3.1)
 # A colour and a marker for each pair, so that grey tells them apart too.
 _STYLES = {
     ("cpu", "lanes"): (BLUE, "o"),
+    ("program", "lanes"): ("#333333", "P"),
     ("torch", "packed"): (VERMILION, "s"),
     ("torch", "padded"): (ORANGE, "D"),
     ("reference", "packed"): (GREEN, "^"),

@@ -62,7 +62,7 @@ class Profile(NamedTuple):
             way: of the call.
             lengths: ``(B,)`` int64 on the CPU.
         """
-        lanes = lanes_of(lengths, way.threads) if way.backend == "cpu" else None
+        lanes = lanes_of(lengths, way.threads) if way.backend in ("cpu", "program") else None
         rows, steps = SCHEDULES[way.schedule].phases(lengths, lanes)
         return cls(rows.numpy(), steps.numpy(), lengths.shape[0], int(lengths.sum()))
 

@@ -273,8 +273,6 @@ def _extreme(formula: Callable[[Graph, Columns, int], Columns]) -> Rule:
 
 def _mapping(formula: Callable[[Graph, Columns, int], Columns]) -> Rule:
     def rule(tracer: Tracer, function: Any, source: Any, dim: int, to: Any) -> Tensor:  # noqa: ARG001
-        if source.shape[dim] == 1:
-            raise Refused("it normalises a single number")
         return _along(tracer, source, [dim % source.dim()], formula, None)
 
     return rule
@@ -299,8 +297,6 @@ def _normalised(tracer: Tracer, source: Tensor, parts: tuple[int, ...], epsilon:
 
     shape = source.shape
     wide = tracer.wrap(tracer.marks(source).reshape(parts), source.dtype)
-    if parts[-1] == 1:
-        raise Refused("it normalises a single number")
     return tracer.wrap(tracer.marks(_along(tracer, wide, [len(parts) - 1], formula, None)).reshape(shape), tracer.dtype)
 
 

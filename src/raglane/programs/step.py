@@ -87,13 +87,20 @@ def _held(weights: Any) -> Any:
 
 
 def trace(
-    step: Step, given: list[Tensor], widths: list[int], sizes: tuple[int, ...], output: int, dtype: torch.dtype
+    step: Step,
+    given: list[Tensor],
+    originals: list[Tensor],
+    widths: list[int],
+    sizes: tuple[int, ...],
+    output: int,
+    dtype: torch.dtype,
 ) -> Trace:
     """Trace a step.
 
     Args:
         step: the step.
-        given: the leaves of its weights.
+        given: the leaves of its weights, in the dtype of all numbers.
+        originals: the same as the weights have them.
         widths: columns of the elements it is given.
         sizes: of the states.
         output: columns of the output.
@@ -104,7 +111,7 @@ def trace(
     """
     dims = [size for part in given for size in part.shape]
     tracer = Tracer(dtype, rows_for([*widths, *sizes, output, *dims, math.prod(sizes)]), RULES)
-    leaves: list[Tensor] = [tracer.leaf(part) for part in given]
+    leaves: list[Tensor] = [tracer.leaf(*pair) for pair in zip(given, originals, strict=True)]
     offsets = tracer.nothing(tracer.rows + 1, dtype=torch.int64)
     elements = [tracer.source("element", width) for width in widths]
     states = [tracer.source("state", size) for size in sizes]

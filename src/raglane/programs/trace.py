@@ -70,12 +70,14 @@ class Trace:
         calls: what is computed from the parameters.
         vectors: which known tensor each of ``result.vectors`` is, laid flat.
         weights: which known tensor each of the graph's weights is, ``(groups, rows, depth)``.
+        reads_itself: whether the step reached a parameter by another way than its module, such as a closure.
     """
 
     result: Result
     calls: list[Call]
     vectors: list[int]
     weights: list[int]
+    reads_itself: bool
 
     def known(self, leaves: Iterable[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """The vectors and the weights that a program reads, for the parameters as they are now."""
@@ -110,6 +112,8 @@ class Tracer:
     rows: int
     rules: dict[str, Callable[..., Any]]
     graph: Graph = field(default_factory=Graph)
+    reads_itself: bool = False
+    _originals: dict[int, _Part] = field(default_factory=dict)
     _calls: list[Call] = field(default_factory=list)
     _known: list[_Part] = field(default_factory=list)
     _parts: dict[int, _Part] = field(default_factory=dict)
@@ -124,9 +128,11 @@ class Tracer:
 
     # What goes in.
 
-    def leaf(self, tensor: Tensor) -> Tensor:
-        """A parameter; whole numbers never change."""
-        return self._add_known(tensor.detach(), not tensor.dtype.is_floating_point)
+    def leaf(self, tensor: Tensor, original: Tensor) -> Tensor:
+        """A parameter, in the dtype that is computed in, and as its module has it; whole numbers never change."""
+        made = self._add_known(tensor.detach(), not tensor.dtype.is_floating_point)
+        self._originals[id(original)] = self._parts[id(made)]
+        return made
 
     def source(self, kind: str, width: int) -> tuple[Tensor, int]:
         """A tensor ``(rows, width)`` that is given to each step, and its node."""
@@ -157,6 +163,8 @@ class Tracer:
     def part(self, tensor: Tensor) -> _Part:
         """What stands behind a tensor."""
         part = self._parts.get(id(tensor))
+        if part is None and id(tensor) in self._originals:
+            self.reads_itself, part = True, self._originals[id(tensor)]
         if part is None:
             raise Refused("it reads a tensor that is no parameter, buffer or attribute of its modules")
         if part.marks is None and part.value is None:
@@ -317,7 +325,7 @@ class Tracer:
         """All that was found."""
         starts = {start: index for index, start in enumerate(self.graph.starts)}
         result.vectors = [starts[start] for start in self._vectors.values()]
-        return Trace(result, self._calls, list(self._vectors), self._weight_known)
+        return Trace(result, self._calls, list(self._vectors), self._weight_known, self.reads_itself)
 
 
 class _Follow(TorchDispatchMode):

@@ -195,7 +195,7 @@ def cell_key(cell: CellSpec) -> tuple[Any, ...]:
         return (ModuleCell, cell.output_size, cell.is_tuple, cell.state_sizes(0))
     held: list[Any] = [type(cell)]
     for name, part in vars(cell).items():
-        held.append((name, cell_key(part) if isinstance(part, CellSpec) else part))
+        held.append((name, "itself" if part is cell else cell_key(part) if isinstance(part, CellSpec) else part))
     key = tuple(held)
     try:
         hash(key)

@@ -13,7 +13,7 @@ from raglane.pages.page import COLORS, page
 from raglane.pages.svg import inline
 from raglane.report.figures import by_length_svg, curves_svg, lengths_svg, points_svg
 
-__all__ = ["Card", "Table", "as_markdown", "as_page", "table_of"]
+__all__ = ["Card", "Table", "as_markdown", "as_page", "as_table", "table_of"]
 
 # Classes of a matrix that is drawn.
 _WIDEST = 30
@@ -111,7 +111,7 @@ def as_markdown(card: Card) -> str:
             parts += ["```python\n" + "\n".join(map(printable, card.python)) + "\n```"]
         if title == "Curves":
             parts.append(f"![loss and {_escaped(card.metric.replace('_', ' '))} by epoch](curves.png)")
-        parts += [f"{_escaped(table.caption)}:\n\n{_markdown(table)}" for table in tables]
+        parts += [as_table(table) for table in tables]
     return "\n\n".join(parts) + "\n"
 
 
@@ -144,6 +144,20 @@ def as_page(card: Card) -> bytes:
         f"Written by raglane {card.version} at the end of the training.",
         card.version,
     )
+
+
+def as_table(table: Table) -> str:
+    """A table as Markdown, below its caption.
+
+    Example:
+        >>> print(as_table(Table("Numbers", ("name", "number"), (("a", 2),))))
+        Numbers:
+        <BLANKLINE>
+        | name | number |
+        | :-- | --: |
+        | a | 2 |
+    """
+    return f"{_escaped(table.caption)}:\n\n{_markdown(table)}"
 
 
 def _parts(card: Card) -> dict[str, list[Table]]:

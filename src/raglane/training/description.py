@@ -30,6 +30,7 @@ class RunDescription:
         settings: of the training.
         data: where the data came from; JSON values, as the caller likes.
         fingerprint: of the training and validation part.
+        identity: of the data as a whole, whatever was held out; "" of runs before there was one.
         diverged: what was seen of a run that ran away; None of others.
 
     Example:
@@ -41,6 +42,7 @@ class RunDescription:
     data: Mapping[str, Any] = field(default_factory=dict)
     fingerprint: str = ""
     diverged: str | None = None
+    identity: str = ""
 
     def write(self, folder: Path) -> None:
         """Write ``run.json`` in the folder of a run."""
@@ -50,6 +52,7 @@ class RunDescription:
             "settings": self.settings.to_config(),
             "data": dict(self.data),
             "fingerprint": self.fingerprint,
+            "identity": self.identity,
             "diverged": self.diverged,
         }
         write_file(folder / DESCRIPTION, to_json(content))
@@ -73,10 +76,11 @@ def load_description(folder: str | os.PathLike[str]) -> RunDescription:
             # What the first version did, where its settings do not say.
             chosen = {"unknown_rate": 0.0, **chosen}
         settings, data, marks = Settings.from_config(chosen), config["data"], config["fingerprint"]
-        diverged = config.get("diverged")
-        if not isinstance(data, dict) or not isinstance(marks, str) or not isinstance(diverged, str | None):
-            raise ValueError("data that is not an object, or a fingerprint or diverged that is not a text")
-    return RunDescription(settings, data, marks, diverged)
+        diverged, identity = config.get("diverged"), config.get("identity", "")
+        texts = isinstance(marks, str) and isinstance(diverged, str | None) and isinstance(identity, str)
+        if not isinstance(data, dict) or not texts:
+            raise ValueError("data that is not an object, or a fingerprint, identity or diverged that is not a text")
+    return RunDescription(settings, data, marks, diverged, identity)
 
 
 def refuse_diverged(description: RunDescription, folder: Path) -> None:

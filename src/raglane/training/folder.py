@@ -23,7 +23,9 @@ __all__ = [
     "CONFIG",
     "CURVES",
     "DESCRIPTION",
+    "EVALUATION",
     "LAST",
+    "LOGS",
     "REPORT",
     "RUN_FILES",
     "RUN_FOLDERS",
@@ -39,17 +41,20 @@ __all__ = [
 DESCRIPTION = "run.json"
 CONFIG = "run.toml"
 CURVES = "curves.csv"
+EVALUATION = "evaluation.json"
 CARD, REPORT = "card.md", "report.html"
 LAST, BEST = "last", "best"
+# Where a logger keeps its files.
+LOGS = "logs"
 
 # Everything that a run leaves in its folder; --overwrite replaces these and touches nothing else.
-_EVALUATED = ("evaluation.json", "confusion.png", "confusion.txt", "table.txt", "points.png")
+_EVALUATED = (EVALUATION, "confusion.png", "confusion.txt", "table.txt", "points.png")
 RUN_FILES = (DESCRIPTION, CONFIG, CURVES, "curves.png", CARD, REPORT, *_EVALUATED)
-RUN_FOLDERS = (BEST, LAST)
+RUN_FOLDERS = (BEST, LAST, LOGS)
 
 # Where a run that is to be replaced waits, and the order in which it moves there.
 _REPLACED = ".run.previous"
-_MOVED = (LAST, BEST, *reversed(RUN_FILES))
+_MOVED = (LAST, BEST, LOGS, *reversed(RUN_FILES))
 
 
 def check_folder(folder: Path, *, resume: bool = False, overwrite: bool = False) -> None:

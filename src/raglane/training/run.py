@@ -18,6 +18,7 @@ from raglane.errors import ArgumentError, DataError, argument, message, require
 from raglane.reading import as_path
 from raglane.training.description import RunDescription, load_description, refuse_diverged
 from raglane.training.folder import at_work, check_folder, replacing
+from raglane.training.identity import identity
 from raglane.training.own_cell import check_place, pinned
 from raglane.training.ranks.spread import spread
 from raglane.training.settings import Settings
@@ -133,6 +134,7 @@ def train(
         else:
             settings, _ = settle(settings, training)
         description = RunDescription(settings, dict(data or {}), fingerprint(training, validation))
+        description = replace(description, identity=identity(training, validation))
         work = Work(description, training, validation, test, columns or {}, folder, resume, config)
         if resume:
             refuse_diverged(load_description(folder), folder)

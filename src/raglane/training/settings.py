@@ -20,6 +20,7 @@ __all__ = [
     "FORWARDS",
     "INITIAL_STATES",
     "LAYERS",
+    "LOGGERS",
     "LOSSES",
     "MISSING",
     "NORMALISED_LAYERS",
@@ -62,6 +63,8 @@ MISSING = ("error", "zero", "forward", "elapsed")
 TOO_LONG = ("refuse", "drop", "split", "alone")
 DEVICES = ("auto", "cpu", "cuda")
 ENGINES = ("processes", "ray")
+# The names of Lightning's loggers.
+LOGGERS = ("tensorboard", "wandb", "mlflow")
 
 # Anything beyond is a typing mistake, and PyTorch's sizes end at 2**63 - 1.
 _LARGEST = 2**31 - 1
@@ -356,6 +359,14 @@ class Settings(ModelSettings):
         "Processes that prepare batches; 0: the training one.",
         RUN,
         Rule(lambda workers: workers >= 0, "at least 0", "pass 0, or the number of processes"),
+    )
+
+    logger: str | None = option(
+        None,
+        "Also log each epoch to TensorBoard, Weights & Biases or MLflow, where that package is installed.",
+        RUN,
+        choices=LOGGERS,
+        unset="curves.csv alone",
     )
 
     def __post_init__(self) -> None:

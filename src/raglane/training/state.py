@@ -15,7 +15,7 @@ from raglane.training.checkpoint import check_format, read_tensors, to_safetenso
 from raglane.training.stored import build, read_json, reading, to_json
 from raglane.training.tasks import Score
 
-__all__ = ["Totals", "TrainingState", "check_optimizer", "load_state", "state_files"]
+__all__ = ["Totals", "TrainingState", "check_optimizer", "load_progress", "load_state", "state_files"]
 
 FORMAT = "raglane-training"
 FORMAT_VERSION = 1
@@ -175,6 +175,25 @@ def load_state(folder: Path) -> tuple[TrainingState, dict[str, Any], tuple[Tenso
         }
         carried = {name: value for name, value in tensors.items() if name.startswith("carried.")}
     return state, optimizer, tuple(carried[name] for name in sorted(carried))
+
+
+def load_progress(folder: Path) -> TrainingState:
+    """Read where a run stands, without what it would need to go on.
+
+    Args:
+        folder: of the last checkpoint.
+
+    Raises:
+        CheckpointError: a file is missing, damaged or of a newer format; or no epoch is complete.
+    """
+    config = read_json(folder / NUMBERS)
+    check_format(folder / NUMBERS, config, FORMAT, FORMAT_VERSION)
+    with reading(folder / NUMBERS):
+        state = build(TrainingState, config["state"], "state")
+        _check_state(state)
+        if not state.history:
+            raise ValueError("no epoch that is complete")
+    return state
 
 
 def _check_state(state: TrainingState) -> None:

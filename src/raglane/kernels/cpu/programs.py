@@ -7,14 +7,14 @@ from array import array
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from raglane.checks import check_dense, check_storage
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, quote
 from raglane.kernels.checks import check_offsets
+from raglane.kernels.cpu.tensors import checked_rows
 from raglane.native.library import DTYPES, call, program_preamble
 from raglane.native.memory import NO_MEMORY, plain
 from raglane.programs.program import KINDS, OPERATIONS, Operand, Program
@@ -92,7 +92,7 @@ def run(
     for name, own, shapes, size in zip(_GIVEN, given, encoded.shapes, rows, strict=True):
         dtypes = narrow if name == "elements" else (dtype,)
         for place, (part, shape) in enumerate(zip(own, shapes, strict=True)):
-            kept.append(_checked(f"{name}[{place}]", part, (*size, *shape), dtypes))
+            kept.append(checked_rows(f"{name}[{place}]", part, (*size, *shape), dtypes))
             _add(fields, kept[-1])
     kinds = [dtype] * len(program.outputs) if output_dtypes is None else list(output_dtypes)
     if len(kinds) != len(program.outputs) or not set(kinds) <= set(narrow):
@@ -269,38 +269,6 @@ def _computed_in(given: Sequence[Sequence[Tensor]]) -> torch.dtype:
         rule = f"the cpu kernels compute in {', '.join(map(str, DTYPES))}"
         raise ShapeError(message("elements", got, rule, "convert it with .to()"))
     return torch.float64 if first.dtype is torch.float64 else torch.float32
-
-
-def _checked(name: str, part: Any, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...]) -> Tensor:
-    """A tensor that C can read, with rows in which numbers stand side by side; a weight may have any strides."""
-    try:
-        if part.shape == shape and part.dtype in dtypes and part.is_cpu and not part.is_neg() and _lies_in_memory(part):
-            return part  # type: ignore[no-any-return]
-    except NO_MEMORY:
-        pass  # the words follow
-    if not isinstance(part, Tensor):
-        raise ArgumentTypeError(message(name, f"a {type(part).__name__}", f"a tensor {shape}", "pass one"))
-    check_dense(name, part)
-    if tuple(part.shape) != shape or part.dtype not in dtypes or not part.is_cpu:
-        got = f"shape {tuple(part.shape)}, {part.dtype}, on {part.device}"
-        rule = f"{shape}, {' or '.join(map(str, dtypes))}, on cpu"
-        raise ShapeError(message(name, got, rule, "pass what the program was made for"))
-    check_storage(name, part)
-    copied = plain(part).clone(memory_format=torch.contiguous_format)
-    if not _lies_in_memory(copied):
-        raise ShapeError(message(name, "a tensor without memory", "numbers in memory", "compute it first"))
-    return copied
-
-
-def _lies_in_memory(part: Tensor) -> bool:
-    """Whether all of a tensor is in its storage, and the numbers of a row of it stand side by side."""
-    strides, sizes = part.stride(), part.shape
-    if len(sizes) < 3 and sizes[-1] > 1 and strides[-1] != 1:
-        return False
-    if part.numel() == 0:
-        return True
-    last = sum([(size - 1) * stride for size, stride in zip(sizes, strides, strict=True)])
-    return part.untyped_storage().nbytes() >= (part.storage_offset() + last + 1) * part.element_size()
 
 
 def _add(fields: array[int], part: Tensor) -> None:

@@ -1,1 +1,5 @@
 """Any cell on the cpu kernels, as a program made of its equations in plain torch."""
+
+from raglane.kernels.program.backend import BACKEND, warn
+
+__all__ = ["BACKEND", "warn"]

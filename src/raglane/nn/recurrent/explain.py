@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from raglane import errors
+from raglane.kernels import program as programs
 from raglane.kernels.contract import Traits
 from raglane.kernels.dispatch import Choice, choose
 from raglane.nn.recurrent.kept import kept_of
@@ -19,7 +20,9 @@ from raglane.ragged import Ragged
 __all__ = ["explain"]
 
 
-def explain(layer: torch.nn.Module, batch: Any, *, lengths: Any = None, return_states: bool = False) -> Choice:
+def explain(
+    layer: torch.nn.Module, batch: Any, *, lengths: Any = None, return_states: bool = False, program: bool = False
+) -> Choice:
     """Say which backend and schedule would run a layer on a batch, and why, without running it.
 
     Args:
@@ -27,6 +30,7 @@ def explain(layer: torch.nn.Module, batch: Any, *, lengths: Any = None, return_s
         batch: what the layer would be called with: a Ragged, a PackedSequence or a tensor.
         lengths: as in the call.
         return_states: as in the call.
+        program: whether to show the program of the layer's step, if one runs it: what is printed with the answer.
 
     Raises:
         ArgumentTypeError: not a recurrent layer, or not a batch.
@@ -53,11 +57,22 @@ def explain(layer: torch.nn.Module, batch: Any, *, lengths: Any = None, return_s
         )
     dense = isinstance(batch, Tensor) and lengths is None
     cell = layer.regularisation.cell(layer.cell, layer.training)
-    traits = Traits(cell, layer.input_size, layer.hidden_size, values.dtype, values.device, return_states)
+    traits = Traits(
+        cell, layer.input_size, layer.hidden_size, values.dtype, values.device, return_states, layer._weights()
+    )
     choice = choose(traits, layer.schedule, layer.backend, dense=dense)
+    if choice.backend == "program":
+        return _with_program(choice, traits, program)
     kept = kept_of(layer)
     if kept is None or choice.backend != "cpu":
         return choice
     is_current = bool(kept.packed_for(layer._weights()))
     said = "frozen: its weights are packed already" if is_current else "no longer frozen: its weights have changed"
     return replace(choice, reason=f"{choice.reason}; {said}")
+
+
+def _with_program(choice: Choice, traits: Traits, shows: bool) -> Choice:
+    """The choice of a program: how long it took to trace, and what it is."""
+    said = f"traced and verified in {1e3 * programs.BACKEND.seconds(traits):.0f} ms"
+    shown = programs.BACKEND.printed(traits) if shows else ""
+    return replace(choice, reason=f"{choice.reason}; {said}", program=shown)

@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 from raglane.cells.spec import CellSpec
 from raglane.checks import check_fits, check_storage
 from raglane.errors import ArgumentTypeError, DispatchError, ShapeError, message
-from raglane.kernels import dispatch
+from raglane.kernels import dispatch, program
 from raglane.kernels.contract import Backend, Packed, Request, Traits, zero_state
 from raglane.nn.recurrent.inputs import Inputs, flatten_marks, read
 from raglane.nn.recurrent.kept import Kept, kept_of
@@ -117,22 +117,29 @@ def plan_of(
         are_transforms_active(),
     )
     if torch.compiler.is_compiling():
-        return _make_plan(layer, facts, len(weights), data, need_states, is_dense)
+        return _make_plan(layer, facts, weights, data, need_states, is_dense)
     plan = _plans.get(layer)
     # 7.0 is equal to 7, and no size.
     if plan is None or plan.facts != facts or not (type(width) is type(size) is type(layers) is int):
-        plan = _plans[layer] = _make_plan(layer, facts, len(weights), data, need_states, is_dense)
+        plan = _plans[layer] = _make_plan(layer, facts, weights, data, need_states, is_dense)
     return plan
 
 
 def _make_plan(
-    layer: RecurrentLayer, facts: tuple[Any, ...], count: int, data: Tensor, need_states: bool, is_dense: bool
+    layer: RecurrentLayer,
+    facts: tuple[Any, ...],
+    weights: tuple[Any, ...],
+    data: Tensor,
+    need_states: bool,
+    is_dense: bool,
 ) -> Plan:
-    layer._check_sizes(count)
+    layer._check_sizes(len(weights))
     cell, rule = layer.cell, layer.regularisation
     run_cell = rule.cell(cell, layer.training)
-    traits = Traits(run_cell, layer.input_size, layer.hidden_size, data.dtype, data.device, need_states)
+    traits = Traits(run_cell, layer.input_size, layer.hidden_size, data.dtype, data.device, need_states, weights)
     backend, schedule = dispatch.pick(traits, layer.schedule, layer.backend, dense=is_dense)
+    if backend == "reference":
+        _warn(layer, traits)
     return Plan(
         facts,
         cell,
@@ -148,6 +155,18 @@ def _make_plan(
         # What is compiled is never looked at again.
         kept_of(layer) if backend == "cpu" and not torch.compiler.is_compiling() else None,
     )
+
+
+def _warn(layer: RecurrentLayer, traits: Traits) -> None:
+    """Say once of a cell that plain torch runs it, where nobody chose that and its step cannot become a program."""
+    chosen = dispatch.override()
+    if {layer.schedule, layer.backend, *chosen} != {dispatch.AUTO} or are_transforms_active():
+        return
+    if torch.compiler.is_compiling():
+        return
+    reason = program.BACKEND.why_not(traits)
+    if reason:
+        program.warn(traits.cell, reason)
 
 
 def forget_plan(layer: RecurrentLayer) -> None:

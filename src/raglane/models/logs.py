@@ -1,0 +1,86 @@
+"""The epochs of a run, logged elsewhere too: by Lightning's own loggers, where their packages are installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raglane.errors import MissingExtraError, require
+from raglane.training.folder import LOGS
+
+if TYPE_CHECKING:
+    from raglane.training.settings import Settings
+
+__all__ = ["LoggingWatcher", "check_logger"]
+
+# The modules of which one must be there, by what is to be installed.
+_PACKAGES = {"tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",), "mlflow": ("mlflow",)}
+
+
+def check_logger(name: str | None) -> None:
+    """Refuse a logger whose package is not installed, before anything is read.
+
+    Args:
+        name: one of :data:`raglane.training.settings.LOGGERS`, or None.
+
+    Raises:
+        MissingExtraError: the package is missing.
+    """
+    if name is not None and not any(importlib.util.find_spec(module) is not None for module in _PACKAGES[name]):
+        raise MissingExtraError(f"{name} is not installed, which --logger {name} needs. Fix: pip install {name}.")
+
+
+class LoggingWatcher:
+    """Tells a logger of each epoch, and another watcher of everything.
+
+    Args:
+        settings: of the run, with a logger.
+        folder: of the run.
+        watcher: that is told, too; or None.
+
+    Raises:
+        MissingExtraError: the package of the logger is not installed.
+    """
+
+    def __init__(self, settings: Settings, folder: Path, watcher: Any = None) -> None:
+        check_logger(settings.logger)
+        self._settings, self._folder, self._watcher = settings, folder, watcher
+        self._logger: Any = None
+
+    def started(self, state: Any, epochs: int, batches: int) -> None:
+        """The logger begins, with the settings of the run."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            loggers = require("lightning.pytorch.loggers", "train")
+        place, name = str(self._folder / LOGS), self._folder.name
+        if self._settings.logger == "tensorboard":
+            self._logger = loggers.TensorBoardLogger(place, name="", version="")
+        elif self._settings.logger == "wandb":
+            self._folder.joinpath(LOGS).mkdir(exist_ok=True)
+            self._logger = loggers.WandbLogger(name=name, save_dir=place, project="raglane")
+        else:
+            self._logger = loggers.MLFlowLogger(experiment_name="raglane", run_name=name, save_dir=place)
+        self._logger.log_hyperparams(self._settings.to_config())
+        if self._watcher is not None:
+            self._watcher.started(state, epochs, batches)
+
+    def batch_done(self, epoch: int, batch: int, totals: Any) -> None:
+        """Told to the other watcher alone."""
+        if self._watcher is not None:
+            self._watcher.batch_done(epoch, batch, totals)
+
+    def epoch_done(self, row: dict[str, float], is_best: bool) -> None:
+        """The numbers of the epoch are logged."""
+        self._logger.log_metrics({name: value for name, value in row.items() if name != "epoch"}, int(row["epoch"]))
+        self._logger.save()
+        if self._watcher is not None:
+            self._watcher.epoch_done(row, is_best)
+
+    def close(self) -> None:
+        """The logger writes what it has."""
+        if self._logger is not None:
+            self._logger.finalize("success")
+        if self._watcher is not None:
+            self._watcher.close()

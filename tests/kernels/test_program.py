@@ -1,0 +1,202 @@
+"""The backend ``program``: any cell at the speed of the kernels, or in plain torch with the reason."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import raglane as rl
+from raglane.errors import DispatchError
+from raglane.kernels.program import backend
+from raglane.programs import cache
+from raglane.programs.step import trace
+
+pytestmark = pytest.mark.skipif(bool(rl.native.missing_kernels()), reason="programs run on the cpu kernels")
+
+
+class Scaled(nn.Module):
+    """A unit with a plain attribute, a norm, and a state that decays."""
+
+    def __init__(self, input_size: int = 5, hidden_size: int = 4) -> None:
+        super().__init__()
+        self.input_size, self.hidden_size, self.scale = input_size, hidden_size, 0.5
+        self.linear, self.norm = nn.Linear(input_size + hidden_size, hidden_size), nn.LayerNorm(hidden_size)
+
+    def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        state = self.scale * state + self.norm(self.linear(torch.cat([x_t, state], 1))).tanh()
+        return (state if self.training else -state), state
+
+
+class Sine(Scaled):
+    def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        return state.sin(), 0.5 * state + x_t[:, :4]
+
+
+class Through(torch.autograd.Function):
+    """The sign, with the gradient of nothing: nobody can see this in a trace."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor) -> Tensor:  # noqa: ARG004
+        return a.sign()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # noqa: ARG004
+        return grad
+
+
+class Straight(Scaled):
+    def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        state = Through.apply(state + x_t[:, :4])  # type: ignore[no-untyped-call]
+        return state, state
+
+
+def a_batch(dtype: torch.dtype = torch.float32, lengths: tuple[int, ...] = (3, 0, 1, 7)) -> rl.Ragged:
+    return rl.Ragged([torch.randn(length, 5, dtype=dtype) for length in lengths])
+
+
+def reference(layer: Any, batch: rl.Ragged) -> Any:
+    with rl.using(backend="reference"):
+        return layer(batch)
+
+
+LAYERS = [
+    lambda **options: rl.nn.LayerNormLSTM(5, 4, num_layers=2, bidirectional=True, **options),
+    lambda **options: rl.nn.GRU(5, 4, reset_after=False, initial_state="learned", **options),
+    lambda **options: rl.nn.LSTM(5, 4, backend="program", proj_size=3, **options),
+    lambda **options: rl.nn.Recurrent(lambda *sizes: Scaled(*sizes).to(**options), 5, 4, bidirectional=True),
+]
+
+
+@pytest.mark.parametrize("make", LAYERS)
+def test_a_program_runs_with_gradients_of_both_orders(make: Any) -> None:
+    layer, batch = make(dtype=torch.float64), a_batch(torch.float64, (3, 0, 2))
+    assert rl.explain(layer, batch).backend == "program"
+    wished = [batch.values.requires_grad_(), *layer.parameters()]
+
+    def run(*_: Tensor) -> tuple[Tensor, ...]:
+        out, state = layer(batch)
+        return (out.values, *(state if isinstance(state, tuple) else (state,)))
+
+    assert torch.autograd.gradcheck(run, wished, fast_mode=True)
+    assert torch.autograd.gradgradcheck(run, wished, fast_mode=True)
+
+
+@pytest.mark.parametrize("make", LAYERS)
+def test_bits_are_those_of_a_sequence_alone(make: Any) -> None:
+    layer, batch = make(), a_batch(lengths=(30, 0, 1, 70, 9, 33, 64, 2))
+    for training in (True, False):
+        layer.train(training)
+        out, state = layer(batch)
+        for index in range(len(batch)):
+            alone, last = layer(batch[index : index + 1])
+            assert torch.equal(alone.values, out[index])
+            for one, other in zip(
+                *(part if isinstance(part, tuple) else (part,) for part in (last, state)), strict=True
+            ):
+                assert torch.equal(one[:, 0], other[:, index])
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            assert torch.equal(layer(batch)[0].values, out.values)
+        finally:
+            torch.set_num_threads(threads)
+
+
+def test_numbers_of_sixteen_bits() -> None:
+    layer: Any = rl.nn.LayerNormGRU(5, 4)
+    batch = a_batch()
+    expected, _ = layer(batch)
+    narrow, state = layer.bfloat16()(batch.to(torch.bfloat16))
+    assert narrow.values.dtype is state.dtype is torch.bfloat16
+    torch.testing.assert_close(narrow.values.float(), expected.values, rtol=0.05, atol=0.05)
+    narrow.values.sum().backward()
+    assert layer.weight_hh_l0.grad.dtype is torch.bfloat16
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer.float()(batch)[0].values.dtype is torch.bfloat16
+
+
+def test_what_cannot_be_a_program_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "_warned", set())
+    batch = a_batch()
+    for kind, reason in ((Sine, "no program has the operation sin"), (Straight, "the gradients of its program differ")):
+        layer = rl.nn.Recurrent(kind, 5, 4)
+        with pytest.warns(UserWarning, match=f"The cell 'module {kind.__name__}' runs in plain torch.*{reason}"):
+            out, _ = layer(batch)
+        torch.testing.assert_close(out.values, reference(layer, batch)[0].values)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # once for each kind
+            rl.nn.Recurrent(kind, 5, 4)(batch)
+        choice = rl.explain(layer, batch)
+        assert choice.backend == "reference"
+        assert reason in choice.reason
+        with pytest.raises(DispatchError, match=reason):
+            rl.nn.Recurrent(kind, 5, 4, backend="program")(batch)
+
+
+def test_the_explanation_holds_the_program() -> None:
+    layer, batch = rl.nn.Recurrent(Scaled, 5, 4), a_batch()
+    choice = rl.explain(layer, batch, program=True)
+    assert "traced and verified in" in choice.reason
+    assert "given W1: weight, 4 x 4" in choice.program
+    assert "norm(" in choice.program
+    assert "next state0" in str(choice)
+    assert not rl.explain(layer, batch).program
+
+
+def test_a_program_holds_for_what_a_module_is_now() -> None:
+    layer, batch = rl.nn.Recurrent(Scaled, 5, 4), a_batch()
+
+    def agrees() -> None:
+        torch.testing.assert_close(layer(batch)[0].values, reference(layer, batch)[0].values)
+
+    agrees()
+    cell: Any = layer.cells[0]
+    before = layer(batch)[0].values
+    cell.scale = -0.25
+    agrees()
+    assert not torch.equal(layer(batch)[0].values, before)
+    layer.eval()
+    agrees()
+    with torch.no_grad():
+        cell.linear.weight.mul_(0.5)
+    agrees()
+    cell.linear = nn.Sequential(nn.Linear(9, 6), nn.Linear(6, 4))
+    agrees()
+    handle = cell.linear[0].register_forward_hook(lambda *given: 2 * given[2])
+    agrees()
+    handle.remove()
+    agrees()
+    cell.norm.eps = 0.5
+    agrees()
+
+
+def test_one_trace_for_all_layers_of_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.forget()
+    traced: list[Any] = []
+
+    def counted(*given: Any) -> Any:
+        traced.append(given)
+        return trace(*given)
+
+    monkeypatch.setattr("raglane.programs.cache.trace", counted)
+    batch = a_batch()
+    rl.nn.LayerNormLSTM(5, 5, num_layers=4)(batch)
+    rl.nn.LayerNormLSTM(5, 5)(batch)
+    assert len(traced) == 1
+    rl.nn.LayerNormLSTM(5, 6)(batch)
+    assert len(traced) == 2
+
+
+@pytest.mark.parametrize("make", LAYERS)
+def test_copies_and_pickles(make: Any) -> None:
+    layer, batch = make(), a_batch()
+    expected = layer(batch)[0].values
+    assert torch.equal(copy.deepcopy(layer)(batch)[0].values, expected)
+    if not isinstance(layer, rl.nn.Recurrent):  # a lambda made its modules
+        assert torch.equal(pickle.loads(pickle.dumps(layer))(batch)[0].values, expected)

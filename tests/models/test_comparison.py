@@ -1,0 +1,146 @@
+"""Runs beside each other: what differs, what is apart, and the files of it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import raglane as rl
+from commands import FAST, fails, tree, undrawn_pictures, write_steps
+from raglane.cli import main
+from raglane.data.records import Records, offsets_of
+from raglane.data.targets import Targets
+from raglane.models.comparison import compare
+from raglane.training.identity import identity
+
+__all__ = ["undrawn_pictures"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with runs on one file, held out in several ways, and one on another."""
+    folder = tmp_path_factory.mktemp("runs")
+    one, other = write_steps(folder / "one.csv"), write_steps(folder / "other.csv", 8)
+    for name, data, more in (
+        ("a", one, ["--cell", "gru", "--seed", "1"]),
+        ("b", one, ["--cell", "lstm", "--seed", "2", "--validation-fraction", "0.3"]),
+        ("c", other, ["--cell", "rnn"]),
+    ):
+        assert main(["train", str(data), "--out", str(folder / name), *FAST, *more, "--test", str(one), "-q"]) == 0
+    return folder
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_what_differs_and_nothing_else(runs: Path) -> None:
+    first, second = compare([runs / "a", runs / "b", runs / "c", runs / "a"])
+    assert first.title == "one.csv: classify, 2 runs"
+    assert second.title == "other.csv: classify, 1 run"
+    assert first.columns[:4] == ("run", "cell", "seed", "validation-fraction")
+    assert second.columns[1] == "validation loss"
+    rows = [dict(zip(first.columns, row, strict=True)) for row in first.rows]
+    assert [row["validation loss"] for row in rows] == sorted(row["validation loss"] for row in rows)
+    for row in rows:
+        run = rl.load(row["run"])
+        assert row["weights"] == sum(weight.numel() for weight in run.model.parameters())
+        assert row["test accuracy"] == run.evaluate()["accuracy"]
+        history = _rows(Path(row["run"]) / "curves.csv")
+        assert row["seconds"] == pytest.approx(sum(float(epoch["seconds"]) for epoch in history))
+        assert row["validation loss"] == min(float(epoch["validation_loss"]) for epoch in history)
+
+
+def test_tables_and_pictures_are_written_whole(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [str(runs / name) for name in "abc"]
+    places = [str(tmp_path / f"table.{suffix}") for suffix in ("md", "csv", "png", "svg")]
+    assert main(["compare", *folders, *(word for place in places for word in ("-o", place))]) == 0
+    printed = capsys.readouterr().out
+    assert printed.index("one.csv: classify") < printed.index("other.csv: classify")
+    rows = _rows(Path(places[1]))
+    assert [row["cell"] for row in rows if row["run"] == folders[1]] == ["lstm"]
+    assert float(rows[0]["validation loss"]) <= float(rows[1]["validation loss"])
+    assert Path(places[0]).read_text().count("| run | ") == 2
+    assert Path(places[2]).read_bytes()[1:4] == b"PNG"
+    assert Path(places[3]).read_bytes().startswith((b"<svg", b"<?xml"))
+
+
+def test_mistakes_end_in_one_line(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken, out = tmp_path / "broken", tmp_path / "table.md"
+    run = str(runs / "a")
+    fails(["compare", run, str(tmp_path / "no"), "-o", str(out)], capsys, "no/run.json: got No such file")
+    fails(["compare", run, "-o", str(tmp_path / "table.txt")], capsys, "--output: got", ".md, .csv, .png, .svg")
+    fails(["compare", run, "-o", str(tmp_path / "no" / "table.md")], capsys, "--output: got")
+    for name in ("run.json", "last/training.json", "best/config.json", "best/weights.safetensors", "evaluation.json"):
+        shutil.rmtree(broken, ignore_errors=True)
+        shutil.copytree(run, broken)
+        content = (broken / name).read_bytes()
+        (broken / name).write_bytes(content[: len(content) // 2])
+        fails(["compare", run, str(broken), "-o", str(out)], capsys, name)
+    description = json.loads((runs / "a" / "run.json").read_text())
+    shutil.copy(runs / "a" / "evaluation.json", broken)
+    (broken / "run.json").write_text(json.dumps(description | {"identity": 3}))
+    fails(["compare", str(broken)], capsys, "identity")
+    assert not out.exists()
+    assert {path.split("/")[0] for path in tree(tmp_path)} == {"broken"}
+
+
+def test_data_is_the_same_in_any_order_and_parts() -> None:
+    random = np.random.default_rng(0)
+    lengths = [3, 0, 2, 5]
+    values = random.normal(size=(10, 2)).astype(np.float32)
+    kinds: dict[str, dict[str, Any]] = {
+        "labels": {"labels": ("a", "b", "a", "c")},
+        "tags": {"tags": np.array(list("abcabcabca"), dtype=object)},
+        "numbers": {"targets": Targets(random.normal(size=(4, 2)), names=("x", "y"))},
+        "nothing": {},
+    }
+    found = set()
+    for kind, more in kinds.items():
+        records = Records(values, offsets_of(lengths), channels=("x0", "x1"), **more)
+        whole = identity(records)
+        assert identity(records.select([3, 1, 0, 2])) == whole, kind
+        assert identity(records.select([3, 0]), records.select([2, 1]), None) == whole, kind
+        assert identity(records.select([0, 1, 2])) != whole, kind
+        other = values.copy()
+        other[4, 1] += 1e-6
+        assert identity(Records(other, offsets_of(lengths), channels=("x0", "x1"), **more)) != whole, kind
+        assert identity(Records(values[::-1].copy(), offsets_of(lengths), channels=("x0", "x1"), **more)) != whole, kind
+        assert identity(Records(values, offsets_of([3, 1, 1, 5]), channels=("x0", "x1"), **more)) != whole, kind
+        found.add(whole)
+    assert len(found) == len(kinds)
+    assert re.fullmatch(r"4-[0-9a-f]{16}", whole)
+
+
+def test_a_logger_gets_every_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = str(write_steps(tmp_path / "steps.csv"))
+    out = tmp_path / "run"
+    pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    assert main(["train", data, "--out", str(out), *FAST, "--logger", "tensorboard", "-q"]) == 0
+    events = reader.EventAccumulator(str(out / "logs"))
+    events.Reload()
+    history = _rows(out / "curves.csv")
+    told = {event.step: event.value for event in events.Scalars("train_loss")}
+    assert told == pytest.approx({int(row["epoch"]): float(row["train_loss"]) for row in history})
+
+
+def test_a_logger_that_is_not_installed_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "raglane.models.logs._PACKAGES", dict.fromkeys(("tensorboard", "wandb", "mlflow"), ("no_such",))
+    )
+    data = str(write_steps(tmp_path / "steps.csv"))
+    for name in ("tensorboard", "wandb", "mlflow"):
+        out = tmp_path / name
+        fails(["train", data, "--out", str(out), "--logger", name], capsys, f"{name} is not installed", "pip install")
+        assert not out.exists()
