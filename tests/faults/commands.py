@@ -32,6 +32,24 @@ FAULTS: dict[str, Fault] = {
         'np.argsort(np.nan_to_num(self.loss, nan=-1.0), kind="stable")',
         "models/test_card.py::test_a_card_of_every_task",
     ),
+    "a-study-of-any-data": Fault(
+        "src/raglane/models/tuning.py",
+        'if kept["data"] != wanted["data"]:',
+        'if kept["data"] is None:',
+        "models/test_tuning.py::test_the_best_trial_becomes_a_run_and_the_study_goes_on",
+    ),
+    "a-dead-trial-is-forgotten": Fault(
+        "src/raglane/models/tuning.py",
+        'study.enqueue_trial(dict(trial.params), user_attrs={"folder": place.name})',
+        "pass",
+        "models/test_tuning.py::test_a_killed_trial_goes_on_and_time_ends_a_search",
+    ),
+    "data-by-its-parts": Fault(
+        "src/raglane/training/identity.py",
+        "total += int(",
+        "total = 3 * total + int(",
+        "models/test_comparison.py::test_data_is_the_same_in_any_order_and_parts",
+    ),
     "a-truth-for-a-number": Fault(
         "src/raglane/training/stored.py",
         "isinstance(value, wanted) and (hint is bool or not isinstance(value, bool))",

@@ -21,6 +21,7 @@ from raglane.cli.inspect import inspect
 from raglane.cli.predict import predict
 from raglane.cli.sample import sample
 from raglane.cli.train import train
+from raglane.cli.tune import tune
 from raglane.errors import DivergedError, RaglaneError, message, shorten
 from raglane.training.own_cell import place_of_error
 
@@ -63,7 +64,7 @@ def _raglane(
     """Recurrent networks on sequences of different lengths: convert, inspect, train, evaluate, predict."""
 
 
-for command in (convert, inspect, train, evaluate, predict, sample, compare, export, bench):
+for command in (convert, inspect, train, evaluate, predict, sample, compare, tune, export, bench):
     app.command(epilog=_EXIT_CODES)(command)
 
 # The root of the errors that Typer raises for wrong usage. Typer does not export it, and brings its own copy of

@@ -71,8 +71,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         known |= {option.name: Key.of(option.annotation, option.name, words.get(option.name)) for option in made}
     if CONFIG in known:
         for name in (CONFIG, "show_config", "debug"):
-            del known[name]
-        config, ignore = _config(known)
+            known.pop(name, None)
+        config, ignore = _config(known, ("search",) if "trials" in known else ())
         place = next(place for place, option in enumerate(parameters) if option.name == CONFIG)
         named = parameters[place]
         parameters[place : place + 1] = [
@@ -105,12 +105,12 @@ def _flags_of(context: typer.Context) -> dict[str, str]:
     return {"folder": "--out"} | trained | own
 
 
-def _config(known: Mapping[str, Key]) -> tuple[Any, Any]:
+def _config(known: Mapping[str, Key], tables: tuple[str, ...]) -> tuple[Any, Any]:
     """``--config`` and ``--ignore`` of a command with these options, which are read before the others."""
 
     def load(context: typer.Context, file: Path | None) -> Path | None:
         if file is not None and not context.resilient_parsing:
-            context.default_map = read_config(file, known)
+            context.default_map = read_config(file, known, tables)
             leave_out(context, context.params.get(IGNORE))
         return file
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from raglane.data.stored_dataset import Dataset
     from raglane.training.run import TrainingResult
 
-__all__ = ["check_default", "train"]
+__all__ = ["check_default", "settings_of", "train"]
 
 
 @options.command
@@ -88,7 +88,7 @@ def train(
         is_guessed = "task" not in choices and source.path is not None
         # A loss may say more about the task than the labels do.
         loss = choices.get("loss") if is_guessed else None
-        settings = _settings({**choices, "loss": None} if loss else choices)
+        settings = settings_of({**choices, "loss": None} if loss else choices)
         check_default(source, settings)
         training = None
         if is_guessed:
@@ -104,8 +104,15 @@ def train(
             _train(order)
 
 
-def _settings(choices: options.Given) -> Settings:
-    """The settings that options give, but for batches that are still to be planned."""
+def settings_of(choices: options.Given) -> Settings:
+    """The settings that options give, but for batches that are still to be planned.
+
+    Args:
+        choices: what was given.
+
+    Raises:
+        ArgumentError: a value breaks its rule, or two do not go together.
+    """
     return Settings(**{name: value for name, value in choices.items() if value != "auto" or name != "batch_size"})
 
 
@@ -134,7 +141,7 @@ def _show(
         Entry(name, place, unset[name], origins[name], RUN if name == "out" else DATA) for name, place in places.items()
     ]
     flags = [Entry(name, value, "", origins[name], RUN) for name, value in acts.items() if name != "resume"]
-    chosen = {entry.key: entry for entry in entries(_settings(choices), origins)}
+    chosen = {entry.key: entry for entry in entries(settings_of(choices), origins)}
     if "batch_size" in choices:
         chosen["batch-size"] = replace(chosen["batch-size"], value=choices["batch_size"])
     if "task" not in choices and places["data"] is not None:

@@ -24,7 +24,7 @@ from raglane.training.settings import Settings
 from raglane.training.state import load_state
 from raglane.training.tasks import TASKS
 
-__all__ = ["changes_of", "divide", "planned", "run_training"]
+__all__ = ["changes_of", "close_run", "divide", "planned", "run_training"]
 
 # What may differ when a run goes on: nothing that would change what the epochs so far have done.
 _CHANGEABLE = ("epochs", "patience", "device", "ranks", "engine", "threads", "workers", "logger")
@@ -164,7 +164,7 @@ def run_training(
     Raises:
         DivergedError: the training ran away; its history is drawn where it came to a checkpoint.
     """
-    from raglane.models.card import Parts, about, write_card
+    from raglane.models.card import Parts, about
 
     data = more.get("data") or {}
     parts = Parts(training, validation, more.get("test"), data.get("path"), in_memory=not data)
@@ -182,8 +182,35 @@ def run_training(
     finally:
         if watcher is not None:
             watcher.close()
-    if folder is not None:
+    if folder is not None and result.stopped_by is None:
+        close_run(folder, settings, result, training, validation, more.get("test"), data)
+    elif folder is not None:
         _draw_curves(folder, result, about(parts, settings))
-        if result.stopped_by is None:
-            write_card(folder, settings, result, parts)
     return result
+
+
+def close_run(
+    folder: Path,
+    settings: Settings,
+    result: TrainingResult,
+    training: Records | Dataset,
+    validation: Records | Dataset | None,
+    test: Records | None,
+    data: Mapping[str, Any],
+) -> None:
+    """Draw the history of a run that has come to its end, and write its model card.
+
+    Args:
+        folder: of the run.
+        settings: of the run.
+        result: how training went.
+        training: the sequences to train on.
+        validation: those that decide which epoch is best, or None.
+        test: those that are measured at the end, or None.
+        data: where they come from, as ``run.json`` has it.
+    """
+    from raglane.models.card import Parts, about, write_card
+
+    parts = Parts(training, validation, test, data.get("path"), in_memory=not data)
+    _draw_curves(folder, result, about(parts, settings))
+    write_card(folder, settings, result, parts)

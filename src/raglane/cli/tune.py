@@ -1,0 +1,174 @@
+"""``raglane tune``: a search for good settings."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from raglane.cli import console, options
+from raglane.cli.configuration import read_toml
+from raglane.cli.train import check_default, settings_of
+from raglane.errors import ArgumentError, message
+from raglane.models.sources import ColumnNames, Source
+from raglane.training.options import RUN, TRAINING
+
+__all__ = ["tune"]
+
+Trials = Annotated[
+    int,
+    typer.Option(help="Trials in all, with those of earlier calls and other processes.", rich_help_panel=TRAINING),
+]
+Minutes = Annotated[
+    float | None,
+    typer.Option(help="After which no trial goes on.", show_default="no end", rich_help_panel=TRAINING),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        parser=options.path, help="Folder of the study.", show_default="runs/tune-<data>-<task>", rich_help_panel=RUN
+    ),
+]
+
+
+@options.command
+def tune(
+    data: options.Data = None,
+    *,
+    columns: options.Columns,
+    format: options.Format = None,
+    test: options.Test = None,
+    validation: options.Validation = None,
+    trials: Trials = 30,
+    minutes: Minutes = None,
+    out: Out = None,
+    choices: options.Choices,
+    config: options.Config = None,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,  # noqa: ARG001
+) -> None:
+    """Search for the settings with the lowest validation loss, and keep the best run.
+
+    What is given is fixed; of the rest, cell, sizes, direction, pooling, dropout, batch size and learning rate are
+    searched, or what the table [search] of --config says. The same command goes on with a study that was stopped, and
+    several processes may work on one. The test part is not measured before the end.
+
+    For example:
+
+    raglane tune names.csv --trials 30 --minutes 20 --out runs/names
+
+    raglane tune meters.csv --task forecast --cell lstm --config search.toml
+    """
+    from raglane.checks import check_whole
+    from raglane.errors import require
+    from raglane.models.search import default_space, read_space
+    from raglane.models.tuning import Order
+    from raglane.training.machine import check_machine
+
+    check_whole("trials", trials, 1, "pass 30, say")
+    if minutes is not None and not 0 < minutes < 1e6:
+        raise ArgumentError(message("minutes", f"{minutes}", "a number above 0, and below a million", "pass 20, say"))
+    if choices.get("batch_size") == "auto":
+        fix = "leave it out to search it, or give a number"
+        raise ArgumentError(message("batch_size", "'auto'", "batches are searched, or fixed", fix))
+    settings, source = settings_of(choices), Source(data, format, ColumnNames(**columns))
+    table = {} if config is None else read_toml(config).get("search", {})
+    said = read_space(table, f"[search] in {config}")
+    require("optuna", "tune")
+    check_default(source, settings)
+    check_machine(settings)
+
+    def say(line: str) -> None:
+        if not quiet:
+            console.say(line)
+
+    records, settings = _opened(source, settings, "task" in choices, say)
+    # What is said of an option in the table goes before what is fixed.
+    space = default_space(settings, {*choices, *said}) | said
+    parts, tested = _parts(records, source, settings, validation, test, say)
+    folder = out or Path("runs") / f"tune-{source.name}-{settings.task}"
+    kept = _origin(source, validation, test)
+    seconds = None if minutes is None else 60 * minutes
+    order = Order(settings, space, *parts, kept, source.found_in(parts[0]), trials, seconds)
+    _search(order, folder, tested, say)
+
+
+def _opened(source: Source, settings: Any, is_told: bool, say: Any) -> tuple[Any, Any]:
+    """The records, and the settings with the task that their labels are for."""
+    from raglane.training.settings import Settings
+
+    if is_told or source.path is None:
+        return source.open(settings.task), settings
+    records, task = source.guess(settings.loss)
+    if task != "classify":
+        say(f"task: {task} (guessed; --task chooses)")
+    return records, Settings(**{**settings.to_config(), "task": task})
+
+
+def _parts(
+    records: Any, source: Source, settings: Any, validation: Path | None, test: Path | None, say: Any
+) -> tuple[tuple[Any, Any], Any]:
+    """The training and the validation part, and the test part, which is only read."""
+    from dataclasses import replace
+
+    from raglane.models.sources import DEFAULT_DATA
+    from raglane.models.steps import divide
+
+    def read(path: Path) -> Any:
+        return replace(source, path=path).read(settings.task)
+
+    where = DEFAULT_DATA if source.path is None else str(source.path)
+    given = None if validation is None else read(validation)
+    training, held_out, notes = divide(records, given, settings, where, str(validation))
+    for note in notes:
+        say(note)
+    if held_out is None:
+        rule, fix = "a search compares validation losses", "hold a part out, or give --validation"
+        raise ArgumentError(message("validation", "no validation part", rule, fix))
+    if test is not None:
+        return (training, held_out), read(test)
+    return (training, held_out), source.read(settings.task, part="test") if source.path is None else None
+
+
+def _origin(source: Source, validation: Path | None, test: Path | None) -> dict[str, Any]:
+    """Where the data comes from, as run.json keeps it."""
+    paths = {"path": source.path, "validation": validation, "test": test}
+    texts = {name: None if path is None else str(path.absolute()) for name, path in paths.items()}
+    return {**texts, "format": source.format, "columns": asdict(source.columns)}
+
+
+def _search(order: Any, folder: Path, tested: Any, say: Any) -> None:
+    """Search, and make a run of the best trial."""
+    from raglane.cli.evaluate import report
+    from raglane.models.steps import close_run
+    from raglane.models.tuning import BEST_RUN, STUDY, TRIALS, publish, tune
+    from raglane.training.checkpoint import load_model
+    from raglane.training.folder import LAST, at_work
+    from raglane.training.inference import pick_device
+    from raglane.training.run import TrainingResult
+    from raglane.training.state import load_progress
+    from raglane.training.tasks import TASKS
+
+    tuned = tune(order, folder, say)
+    say(f"study: {folder / STUDY}, {tuned.done} of {order.trials} trials; compare: raglane compare {folder / TRIALS}/*")
+    if tuned.stopped_by is not None:
+        say("stopped, and saved; the same command goes on")
+        raise typer.Exit(128 + tuned.stopped_by)
+    if tuned.others:
+        say(f"{tuned.others} more at work: who ends last makes the best run")
+        return
+    if tuned.best is None:
+        say("no trial has come to its end; the same command goes on")
+        return
+    place = publish(tuned, folder)
+    with at_work(place):
+        state = load_progress(place / LAST)
+        result = TrainingResult(place, TASKS[order.settings.task].terms(tuned.settings)[0], state)
+        close_run(place, tuned.settings, result, order.training, order.validation, tested, order.data)
+        say(f"best: trial {int(tuned.best.name)}, validation loss {tuned.value:.4f}")
+        if tested is not None:
+            device = pick_device(tuned.settings.device)
+            report(place, load_model(place), tested, device=device, say=say, name="test", is_short=True)
+    say(f"run: {folder / BEST_RUN}  (model: best; card.md and report.html say all of it)")
