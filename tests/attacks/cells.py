@@ -6,9 +6,13 @@ Run it from ``tests``: ``python -m attacks.cells ROUNDS SEED``.
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
-from programs.random_cells import RandomCell, ask, difference, engine, naive
+from raglane.errors import RaglaneError
 from raglane.kernels.dispatch import BACKENDS
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+from random_cells import RandomCell, ask, difference, engine, naive
 
 __all__ = ["main", "play"]
 
@@ -20,7 +24,10 @@ def play(seed: int) -> str | None:
         if name not in ("reference", "program"):
             continue  # these know the cells of the library alone
         for schedule in BACKENDS[name].schedules if name == "reference" else ("auto",):
-            fault = difference(ask(seed, engine(backend=name, schedule=schedule)), wanted)
+            try:
+                fault = difference(ask(seed, engine(backend=name, schedule=schedule)), wanted)
+            except RaglaneError as error:  # a cell of this grammar that no program can be made of
+                fault = str(error)
             if fault is not None:
                 return f"{name} {schedule}: {fault} in\n{RandomCell(seed)}"
     return None

@@ -155,6 +155,22 @@ def test_converted_data_of_every_task_trains_what_the_data_does() -> None:
     assert main(["predict", "tokens-run", "all.jsonl", "-o", "tokens.csv", "--quiet"]) == 0
 
 
+def test_a_run_of_a_folder_that_was_a_csv_file_reads_such_files() -> None:
+    """Its id, time and feature columns are those of the conversion, and times are sorted and told as they were."""
+    rows = [f"{row % 6},{9 - row // 6},{row},{'uv'[row % 2]},{'ab'[row % 6 % 2]}" for row in range(24)]
+    Path("long.csv").write_text("\n".join(["id,hour,load,day,kind", *rows]) + "\n")
+    named = ["--time-column", "hour", "--label-column", "kind", "--time-gaps", "--feature-column", "load"]
+    named += ["--feature-column", "day"]
+    assert main(["convert", "long.csv", "long", *named, "--quiet"]) == 0
+    wanted = _run("long.csv", "wanted", *named, "--validation-fraction", "0")
+    found = _run("long", "found", "--validation-fraction", "0")
+    assert found["weights.safetensors"] == wanted["weights.safetensors"]
+    for run in ("found", "wanted"):
+        assert main(["predict", run, "long.csv", "-o", f"{run}.jsonl", "--quiet"]) == 0
+    assert Path("found.jsonl").read_bytes() == Path("wanted.jsonl").read_bytes()
+    assert main(["evaluate", "found", "long", "--quiet"]) == 0
+
+
 def test_texts_that_were_cut_are_cut_again_in_the_same_way() -> None:
     rows = [{"text": ["ab c", "c b", "aab"][row % 3], "kind": "uv"[row % 2]} for row in range(24)]
     Path("texts.jsonl").write_text("\n".join(map(json.dumps, rows)))

@@ -7,6 +7,25 @@ from faults.fault import Fault
 __all__ = ["FAULTS"]
 
 FAULTS: dict[str, Fault] = {
+    # ---- cells in files -------------------------------------------------------------------------------------------
+    "a-changed-cell-is-run": Fault(
+        "src/raglane/training/own_cell.py",
+        "if wanted not in (None, digest):",
+        "if False:",
+        "training/test_own_cell.py::test_a_file_that_is_not_what_it_was",
+    ),
+    "code-of-a-run-is-run": Fault(
+        "src/raglane/training/own_cell.py",
+        "    check_place(layer, folder)\n    try:",
+        "    try:",
+        "training/test_own_cell.py::test_no_code_of_a_runs_folder_is_run",
+    ),
+    "a-channel-seen-in-the-sequence-before": Fault(
+        "src/raglane/data/missing.py",
+        "before = np.maximum(np.concatenate([last[:1], last[:-1]]), starts)",
+        "before = np.maximum(np.concatenate([last[:1], last[:-1]]), 0)",
+        "cells/test_grud.py::test_observations_are_the_papers",
+    ),
     # ---- options from a file --------------------------------------------------------------------------------------
     "what-is-to-be-ignored-holds": Fault(
         "src/raglane/cli/options.py",

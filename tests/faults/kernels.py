@@ -50,6 +50,30 @@ FAULTS: dict[str, Fault] = {
         "f.sigmoid() / (f.sigmoid() + i.sigmoid())",
         "cells/test_cells.py::test_minlstm_with_extreme_gates",
     ),
+    "an-slstm-that-never-begins": Fault(
+        "src/raglane/cells/slstm.py",
+        "torch.where(n == 0, i, torch.maximum(kept, i))",
+        "torch.maximum(kept, i)",
+        "cells/test_slstm.py::test_it_is_its_authors",
+    ),
+    "heads-that-meet": Fault(
+        "src/raglane/cells/slstm.py",
+        "hidden.view(4, self.heads, size, size).permute(1, 3, 0, 2)",
+        "hidden.view(4, self.heads, size, size).permute(1, 2, 0, 3)",
+        "cells/test_slstm.py::test_heads_read_their_own_units",
+    ),
+    "a-present-value-that-decays": Fault(
+        "src/raglane/cells/grud.py",
+        "torch.where(absent > 0, x * torch.exp(-slope.relu()), x)",
+        "x * torch.exp(-slope.relu())",
+        "cells/test_grud.py::test_a_state_and_a_value_are_trusted_less_with_time",
+    ),
+    "a-time-gap-above": Fault(
+        "src/raglane/cells/cfc.py",
+        "if place is None or values.shape[1] == weights.input.shape[1]:",
+        "if place is None:",
+        "cells/test_cfc.py::test_layers_above_take_one_for_each_step",
+    ),
     # ---- schedules ------------------------------------------------------------------------------------------------
     "the-highest-free-lane": Fault(
         "src/raglane/schedules/lanes.py",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import raglane as rl
-from raglane.errors import DispatchError
+from raglane.errors import ArgumentError, DispatchError
 from raglane.kernels.program import backend
 from raglane.programs import cache
 from raglane.programs.step import trace
@@ -200,3 +200,26 @@ def test_copies_and_pickles(make: Any) -> None:
     assert torch.equal(copy.deepcopy(layer)(batch)[0].values, expected)
     if not isinstance(layer, rl.nn.Recurrent):  # a lambda made its modules
         assert torch.equal(pickle.loads(pickle.dumps(layer))(batch)[0].values, expected)
+
+
+class Padded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = rl.nn.LayerNormGRU(5, 4, batch_first=True, bidirectional=True)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        out: Tensor = self.layer(x, lengths=lengths)[0]
+        return out
+
+
+def test_a_graph_holds_cells_of_the_library_and_leaves_others_out() -> None:
+    x, lengths, model = torch.randn(3, 6, 5), torch.tensor([6, 2, 0]), Padded()
+    exported: Any = torch.export.export(model, (x, lengths))
+    assert "raglane.program" in exported.graph_module.code
+    torch.testing.assert_close(exported.module()(x, lengths), model(x, lengths))
+    layer, batch = rl.nn.Recurrent(Scaled, 5, 4), a_batch()
+    compiled = torch.compile(layer, backend="eager")
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(batch)[0].values, layer(batch)[0].values)
+    with pytest.raises(ArgumentError, match="cell: got 'none'"):
+        torch.ops.raglane.program("none", [], batch.values, batch.offsets, [batch.values], [], False, True, False)

@@ -52,7 +52,7 @@ class Reader(nn.Module):
         return self.head(self.recurrent.summary(out, state)), self.head(out).values
 
 
-@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN", "LayerNormLSTM", "PeepholeLSTM"])
 def test_a_recurrent_model_is_one_graph(kind: str) -> None:
     """Without a break, for any number of sequences of any lengths, forward and backward."""
     model = Reader(kind)

@@ -13,8 +13,10 @@ from raglane.planner.ways import Way, as_layer, at, cast, thread_counts, ways_of
 
 def test_every_pair_that_can_run_the_layer() -> None:
     pairs = {(way.backend, way.schedule) for way in ways_of(rl.nn.LSTM(3, 4), [torch.float32], [1])}
-    assert pairs == {(name, schedule) for name, backend in BACKENDS.items() for schedule in backend.schedules}
-    assert {way.backend for way in ways_of(rl.nn.PeepholeLSTM(3, 4), [torch.float32], [1])} == {"reference"}
+    assert pairs == {(name, schedule) for name, backend in BACKENDS.items() for schedule in backend.schedules} - {
+        ("program", "lanes")
+    }
+    assert {way.backend for way in ways_of(rl.nn.PeepholeLSTM(3, 4), [torch.float32], [1])} == {"program", "reference"}
 
 
 def test_what_a_layer_chose_for_itself_is_not_asked() -> None:

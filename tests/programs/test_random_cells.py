@@ -7,8 +7,8 @@ import copy
 import pytest
 import torch
 
-from programs.random_cells import Engine, RandomCell, ask, difference, engine, naive
 from raglane.kernels.dispatch import BACKENDS
+from random_cells import Engine, RandomCell, ask, difference, engine, naive
 
 CELLS = range(100)
 # The reference with another order of computing than the naive loop's, and whatever runs programs here.

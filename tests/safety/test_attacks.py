@@ -12,9 +12,9 @@ import torch
 
 import attacks.__main__ as turns
 from attacks import cells, commands, malformed_files, numbers
-from programs.random_cells import ask, naive
 from raglane.data import Columns
 from raglane.errors import DataError
+from random_cells import ask, naive
 
 
 def test_malformed_files(capsys: pytest.CaptureFixture[str]) -> None:

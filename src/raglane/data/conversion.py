@@ -293,7 +293,8 @@ def _finish(folder: Path, job: Job, state: State) -> None:
         "elements": state.statistics.elements,
         "longest": state.statistics.longest,
         "task": job.columns.task,
-        "columns": {**state.names, **_read_with(state.columns or job.columns)},
+        # A time column that was guessed is guessed again: other data may do without.
+        "columns": {**state.names, **_read_with(state.columns or job.columns), "time": job.columns.time},
         **({} if state.layout is None else state.layout.to_config()),
         "skipped": len(state.skipped),
         "shards": state.shards,

@@ -26,6 +26,7 @@ from raglane.training.checkpoint import SavedModel, describe, load_model
 from raglane.training.each import Each, measure_each
 from raglane.training.folder import CARD, REPORT
 from raglane.training.inference import Evaluation, evaluate, pick_device
+from raglane.training.own_cell import is_own, label_of
 from raglane.training.run import TrainingResult
 from raglane.training.settings import Settings
 
@@ -76,7 +77,7 @@ class Parts:
 def about(parts: Parts, settings: Settings) -> str:
     """The data, the cell and the counts in a line, for the titles of pictures."""
     counts = ", ".join(f"{len(part):,} {name}" for name, part in parts.known.items())
-    cell = settings.layer.upper().replace("_", " ")
+    cell = label_of(settings.layer) if is_own(settings.layer) else settings.layer.upper().replace("_", " ")
     return f"{parts.name}: {cell}, {settings.task}\n{counts} sequences"
 
 

@@ -294,7 +294,10 @@ class Source:
         if isinstance(records, Counted):
             # What a folder was converted with is what other data is to be read with.
             guessed["tokens"] = None if found.tokens is None else "yes" if found.tokens else "no"
-            guessed["time_gaps"] = found.time_gaps
+            guessed |= {"time_gaps": found.time_gaps, "time": found.time}
+            if found.sequence == "sequence":
+                # So a folder calls what had no column of its own; and a column of this name is found without it.
+                guessed["sequence"] = None
         given = asdict(self.columns)
         kept = {name: guessed.get(name) if named in (None, [], False) else named for name, named in given.items()}
         kept["time_gaps"] = bool(kept["time_gaps"])

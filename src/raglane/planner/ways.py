@@ -65,7 +65,7 @@ def as_layer(layer: object) -> RecurrentLayer:
 
 
 def ways_of(layer: RecurrentLayer, dtypes: Sequence[torch.dtype], threads: Sequence[int]) -> list[Way]:
-    """Every way that can run the layer, the fastest backends first.
+    """Every way that can run the layer, the fastest backends first; no program where a kernel made by hand runs it.
 
     Args:
         layer: any; what it chose for itself is not asked.
@@ -73,10 +73,12 @@ def ways_of(layer: RecurrentLayer, dtypes: Sequence[torch.dtype], threads: Seque
         threads: numbers of threads; the reference kernel, a loop in Python, is run with the largest alone.
     """
     like = next(layer.parameters(), torch.empty(0))
-    found = []
+    found: list[Way] = []
     for dtype in dtypes:
         batch = Ragged.from_flat(torch.zeros(1, layer.input_size, dtype=dtype, device=like.device), lengths=[1])
         for name, backend in BACKENDS.items():
+            if name == "program" and any(way.backend == "cpu" for way in found):
+                continue  # the same work by hand is no slower
             counts = (max(threads),) if name == "reference" else threads
             for schedule in backend.schedules:
                 try:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from raglane.cells import CELLS
 from raglane.cells.module import ModuleCell
 from raglane.cells.regularised import Regularised
 from raglane.cells.spec import CellSpec
@@ -27,7 +29,7 @@ from raglane.programs.step import Step
 from raglane.programs.weights import Survey
 from raglane.tracing import has_tangent, is_exporting, records_operators
 
-__all__ = ["BACKEND", "ProgramBackend"]
+__all__ = ["BACKEND", "ProgramBackend", "ready", "run_direction", "warn"]
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
@@ -71,6 +73,10 @@ class ProgramBackend:
 
     def run(self, request: Request, schedule: str) -> Result:
         """See :class:`~raglane.kernels.contract.Backend`."""
+        if records_operators() and request.cell.name in CELLS and not torch.is_autocast_enabled("cpu"):
+            from raglane.kernels.program import operators
+
+            return run_layers(request, partial(run_directions, run=operators.run_direction))
         if is_exporting():
             return reference.BACKEND.run(request, schedule)  # which says that it cannot
         if torch.compiler.is_dynamo_compiling():
@@ -163,10 +169,10 @@ def _run(request: Request, schedule: str) -> Result:
 
 
 def _run_layer(layer: Request) -> Result:
-    return run_directions(layer, _run_direction)
+    return run_directions(layer, run_direction)
 
 
-def _run_direction(layer: Request, weights: Any, state: tuple[Tensor, ...], reverse: bool) -> DirectionResult:
+def run_direction(layer: Request, weights: Any, state: tuple[Tensor, ...], reverse: bool) -> DirectionResult:
     """See :class:`~raglane.kernels.layers.RunDirection`."""
     cell, values = layer.cell, layer.values
     sizes = tuple([part.shape[1] for part in state])

@@ -1,0 +1,304 @@
+"""Cells in plain torch as programs of the kernels, against the loop of plain torch that ran them before.
+
+    python benchmarks/programs.py > benchmarks/results/programs.md
+
+Each row has a layer as ``auto`` runs it against the same layer with ``backend="reference", schedule="packed"``, taking
+turns in one run: medians. The bars are what was asked for. sLSTM is also measured against the package
+``xlstm``, its backend of plain torch, where it is installed. The last table has what the first call costs, in a
+process of its own with an empty cache on disk and then with a full one, and after how many batches of a training that
+is earned back. ``--tiny`` runs a part of it once, on small sizes, and measures nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import importlib
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+import raglane as rl
+from raglane.bench.lengths import LENGTHS
+from raglane.bench.timing import interleave
+from raglane.kernels.dispatch import BACKENDS
+from safety import processor
+
+__all__ = ["LAYERS", "main"]
+
+TODAY = {"backend": "reference", "schedule": "packed"}
+
+
+class Sizes(NamedTuple):
+    """How much is measured."""
+
+    hidden: tuple[int, ...] = (128, 256)
+    sequences: int = 64
+    rounds: int = 9
+    seconds: float = 1.5
+    layers: int | None = None
+    xlstm: tuple[int, int, int, int] = (64, 512, 8, 64)
+    """Sequences, steps, heads, and units of a head."""
+
+
+TINY = Sizes((8,), 3, 1, 0.0, 1, (2, 3, 2, 4))
+
+
+class Leaky(nn.Module):
+    """The cell of the README."""
+
+    def __init__(self, input_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self.input_size, self.hidden_size = input_size, hidden_size
+        self.linear = nn.Linear(input_size, hidden_size)
+        self.decay = nn.Parameter(torch.full((hidden_size,), 2.0))
+
+    def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """One step."""
+        state = torch.lerp(self.linear(x_t), state, self.decay.sigmoid())
+        return state.tanh(), state
+
+
+class Perceptron(nn.Module):
+    """A state that goes through two linear layers and a layer norm."""
+
+    def __init__(self, input_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self.input_size, self.hidden_size = input_size, hidden_size
+        self.inner = nn.Linear(input_size + hidden_size, hidden_size)
+        self.norm = nn.LayerNorm(hidden_size)
+        self.outer = nn.Linear(hidden_size, hidden_size)
+
+    def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """One step."""
+        state = state + self.outer(torch.relu(self.norm(self.inner(torch.cat([x_t, state], 1))))).tanh()
+        return state, state
+
+
+LAYERS: dict[str, tuple[Callable[..., Any], tuple[float, float]]] = {
+    "LayerNormLSTM": (rl.nn.LayerNormLSTM, (4, 3)),
+    "LayerNormGRU": (rl.nn.LayerNormGRU, (4, 3)),
+    "PeepholeLSTM": (rl.nn.PeepholeLSTM, (4, 3)),
+    "CoupledLSTM": (rl.nn.CoupledLSTM, (4, 3)),
+    "GRU, reset before": (partial(rl.nn.GRU, reset_after=False), (4, 3)),
+    "LSTM, zoneout": (partial(rl.nn.LSTM, zoneout=0.1), (4, 3)),
+    "GRU, zoneout": (partial(rl.nn.GRU, zoneout=0.1), (4, 3)),
+    "LSTM, state dropout": (partial(rl.nn.LSTM, state_dropout=0.2), (4, 3)),
+    "GRU, state dropout": (partial(rl.nn.GRU, state_dropout=0.2), (4, 3)),
+    "Leaky": (partial(rl.nn.Recurrent, Leaky), (4, 0)),
+    "MLP with layer norm": (partial(rl.nn.Recurrent, Perceptron), (4, 0)),
+    "SLSTM": (rl.nn.SLSTM, (4, 0)),
+}
+"""What makes a layer from its sizes, and the times as fast that were asked for: with 128 units and with 256."""
+
+
+def _infer(layer: Any, batch: rl.Ragged) -> None:
+    with torch.inference_mode():
+        layer(batch)
+
+
+def _train(layer: Any, batch: rl.Ragged, leaves: Sequence[Tensor], slope: Tensor) -> None:
+    torch.autograd.grad(layer(batch)[0].values, leaves, slope, allow_unused=True)
+
+
+def _call(layer: Any, batch: rl.Ragged, mode: str) -> Callable[[], None]:
+    """A call that does what an epoch does with a batch."""
+    layer.train(mode == "training")
+    if mode == "inference":
+        return partial(_infer, layer, batch)
+    values = batch.values.clone().requires_grad_()
+    wanted = batch.with_values(values)
+    return partial(_train, layer, wanted, [values, *layer.parameters()], torch.randn(len(values), layer.output_size))
+
+
+def _medians(calls: Mapping[str, Callable[[], object]], sizes: Sizes) -> dict[str, float]:
+    """Milliseconds of each call."""
+    for call in calls.values():
+        call()
+    taken = interleave(calls, sizes.rounds, most_seconds=sizes.seconds)
+    return {name: 1e3 * statistics.median(times) for name, times in taken.items()}
+
+
+def _with(layer: Any, **options: str) -> Any:
+    """The same layer, told who is to run it."""
+    twin = copy.deepcopy(layer)
+    for name, value in options.items():
+        setattr(twin, name, value)
+    return twin
+
+
+def _batch(rule: str, hidden: int, sizes: Sizes) -> rl.Ragged:
+    lengths = LENGTHS[rule].draw(sizes.sequences)
+    return rl.Ragged.from_flat(torch.randn(sum(lengths), hidden), lengths=lengths)
+
+
+def reach(sizes: Sizes) -> None:
+    """The table of all layers."""
+    print("| layer | lengths | H | mode | run by | now, ms | plain torch, ms | times as fast | asked for |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    for name, (make, bars) in list(LAYERS.items())[: sizes.layers]:
+        for place, hidden in enumerate(sizes.hidden):
+            layer = make(hidden, hidden)
+            for rule in ("lognormal", "ewt"):
+                batch = _batch(rule, hidden, sizes)
+                for mode in ("training", "inference"):
+                    calls = {
+                        "now": _call(_with(layer), batch, mode),
+                        "before": _call(_with(layer, **TODAY), batch, mode),
+                    }
+                    found = _medians(calls, sizes)
+                    who = rl.explain(layer.train(mode == "training"), batch).backend
+                    bar = (
+                        bars[place]
+                        if mode == "training" or name not in ("Leaky", "MLP with layer norm", "SLSTM")
+                        else 0
+                    )
+                    times = f"{found['now']:.2f} | {found['before']:.2f} | {found['before'] / found['now']:.2f}"
+                    print(f"| {name} | {rule} | {hidden} | {mode} | {who} | {times} | {bar or ''} |", flush=True)
+
+
+def by_hand(sizes: Sizes) -> None:
+    """The LSTM as a program against the LSTM that was written by hand."""
+    print("\n## The LSTM as a program and by hand\n")
+    if "program" not in BACKENDS:
+        print("There is no backend that runs programs.")
+        return
+    print("| lengths | H | mode | program, ms | by hand, ms | program / by hand | asked for |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for hidden in sizes.hidden:
+        layer = rl.nn.LSTM(hidden, hidden)
+        for rule in ("lognormal", "ewt"):
+            batch = _batch(rule, hidden, sizes)
+            for mode in ("training", "inference"):
+                ways = {name: _call(_with(layer, backend=name), batch, mode) for name in ("program", "cpu")}
+                found = _medians(ways, sizes)
+                times = f"{found['program']:.2f} | {found['cpu']:.2f} | {found['program'] / found['cpu']:.2f}"
+                print(f"| {rule} | {hidden} | {mode} | {times} | 1.15 |", flush=True)
+
+
+def against_authors(sizes: Sizes) -> None:
+    """The sLSTM against the package of its authors, inference."""
+    count, steps, heads, units = sizes.xlstm
+    print("\n## The sLSTM against its authors' package\n")
+    print(f"{count} sequences of {steps}, {heads} heads of {units}, inference:\n")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is imported is not ours
+            package = importlib.import_module("xlstm.blocks.slstm.cell")
+    except ImportError:
+        print("The package xlstm is not installed.")
+        return
+    hidden = heads * units
+    options = {"hidden_size": hidden, "num_heads": heads, "backend": "vanilla", "dtype": "float32"}
+    theirs = package.sLSTMCell(package.sLSTMCellConfig(**options)).eval()
+    ours = rl.nn.SLSTM(hidden, hidden, heads=heads).eval()
+    inputs = nn.Linear(hidden, 4 * hidden)
+    values = torch.randn(count, steps, hidden)
+    batch = rl.Ragged(list(values))
+
+    def run(cell: Any) -> None:
+        with torch.inference_mode():
+            cell(inputs(values))
+
+    ways: dict[str, Callable[[], object]] = {"ours": partial(_infer, ours, batch), "eager": partial(run, theirs)}
+    compiled = copy.deepcopy(theirs)
+    try:
+        if sizes.layers is not None:
+            raise NotImplementedError  # compiling takes longer than all of the rest
+        # What can be compiled in reasonable time: one step. Their loop would be one graph of all of its steps.
+        compiled.pointwise = torch.compile(compiled.pointwise)
+        run(compiled)
+        ways["torch.compile"] = partial(run, compiled)
+    except Exception as error:  # a compiler that is not there has many names
+        print(f"torch.compile does not run here: {type(error).__name__}.\n")
+    found = _medians(ways, sizes._replace(seconds=4 * sizes.seconds))
+    print("| | ms | theirs / ours | asked for |\n| --- | --- | --- | --- |")
+    for name, taken in found.items():
+        bar = "" if name == "ours" else "5"
+        print(f"| {name} | {taken:.1f} | {taken / found['ours']:.2f} | {bar} |", flush=True)
+
+
+def first_call(name: str, hidden: int, sequences: int) -> float:
+    """Seconds that the first training step of a layer takes, beyond what one takes later."""
+    batch = _batch("lognormal", hidden, Sizes(sequences=sequences))
+    _call(rl.nn.LSTM(hidden, hidden), batch, "training")()  # what the first call of anything costs
+    step = _call(LAYERS[name][0](hidden, hidden), batch, "training")
+    begun = time.perf_counter()
+    step()
+    first = time.perf_counter() - begun
+    begun = time.perf_counter()
+    step()
+    return max(0.0, first - (time.perf_counter() - begun))
+
+
+def break_even(sizes: Sizes) -> None:
+    """What the first call costs, and after how many batches of 32 it is earned back."""
+    hidden, sequences = sizes.hidden[0], min(32, sizes.sequences)
+    print(f"\n## The first call\n\nTraining, {sequences} sequences of lognormal lengths, {hidden} units:\n")
+    print("| layer | first call, ms | from disk, ms | now, ms | plain torch, ms | batches to break even | from disk |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for name in list(LAYERS)[: sizes.layers]:
+        with tempfile.TemporaryDirectory() as cache:
+            cold, warm = (_in_process(name, hidden, sequences, cache) for _ in range(2))
+        batch = _batch("lognormal", hidden, sizes._replace(sequences=sequences))
+        layer = LAYERS[name][0](hidden, hidden)
+        ways = {
+            "now": _call(_with(layer), batch, "training"),
+            "before": _call(_with(layer, **TODAY), batch, "training"),
+        }
+        found = _medians(ways, sizes)
+        gain = found["before"] - found["now"]
+        earned = " | ".join(f"{1e3 * spent / gain:.0f}" if gain > 0 else "never" for spent in (cold, warm))
+        times = f"{1e3 * cold:.0f} | {1e3 * warm:.0f} | {found['now']:.2f} | {found['before']:.2f}"
+        print(f"| {name} | {times} | {earned} |", flush=True)
+    print("\nAsked for: 60 batches, and 20 from the cache on disk.")
+
+
+def _in_process(name: str, hidden: int, sequences: int, cache: str) -> float:
+    """The first call in a process of its own."""
+    command = [sys.executable, __file__, "--first", name, str(hidden), str(sequences)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env=os.environ | {"XDG_CACHE_HOME": cache}
+    )
+    return float(done.stdout)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure everything, and print it."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tiny", action="store_true", help="small sizes, once")
+    parser.add_argument("--first", nargs=3, metavar=("LAYER", "H", "B"), help="the first call of a layer alone")
+    parser.add_argument("--threads", type=int, default=2, help="of the processor")
+    chosen = parser.parse_args(arguments)
+    torch.manual_seed(0)
+    if chosen.first:
+        torch.set_num_threads(chosen.threads)
+        print(first_call(chosen.first[0], int(chosen.first[1]), int(chosen.first[2])))
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(chosen.threads)
+    sizes = TINY if chosen.tiny else Sizes()
+    print("# Programs\n")
+    print(f"`python benchmarks/programs.py`: {processor()}, {chosen.threads} threads, torch {torch.__version__}.\n")
+    print(f"{sizes.sequences} sequences, D = H, float32, medians of calls that take turns:\n")
+    try:
+        reach(sizes)
+        by_hand(sizes)
+        against_authors(sizes)
+        break_even(sizes)
+    finally:
+        torch.set_num_threads(before)
+
+
+if __name__ == "__main__":
+    main()

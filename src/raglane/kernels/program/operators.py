@@ -1,0 +1,184 @@
+"""One layer in one direction as an operator, for ``torch.compile`` and ``torch.export``.
+
+Apart from the rest, because to register operators with torch takes longer than to import the rest of Raglane. A graph
+holds a cell by its name, so it takes the cells of the library; others are left out of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raglane.cells import CELLS
+from raglane.errors import ArgumentError, message
+from raglane.kernels.checks import check
+from raglane.kernels.contract import DirectionResult, Request
+from raglane.kernels.program.loop import gradients
+
+__all__ = ["program", "run_direction"]
+
+
+@torch.library.custom_op(
+    "raglane::program",
+    mutates_args=(),
+    schema="(str cell, bool[] present, Tensor values, Tensor offsets, Tensor[] states, Tensor[] weights, bool reverse,"
+    " bool need_output, bool need_states) -> Tensor[]",
+)
+def program(
+    cell: str,
+    present: list[bool],
+    values: Tensor,
+    offsets: Tensor,
+    states: list[Tensor],
+    weights: list[Tensor],
+    *wishes: bool,
+) -> list[Tensor]:
+    """The output where it is needed, the final states, and the states after each element where they are needed."""
+    found = _run(cell, present, values, offsets, states, weights, *wishes)
+    # What an operator gives is memory of its own.
+    return [part.detach().clone() for part in found]
+
+
+def _run(
+    cell: str,
+    present: list[bool],
+    values: Tensor,
+    offsets: Tensor,
+    states: list[Tensor],
+    weights: list[Tensor],
+    reverse: bool,
+    need_output: bool,
+    need_states: bool,
+) -> list[Tensor]:
+    from raglane.kernels.program.backend import run_direction as run
+
+    if cell not in CELLS:
+        raise ArgumentError(message("cell", repr(cell), f"one of {', '.join(CELLS)}", "choose one of them"))
+    spec, rest = CELLS[cell], iter(weights)
+    own = spec.weights_type(*[next(rest) if is_there else None for is_there in present])
+    layer = Request(
+        spec,
+        values,
+        offsets,
+        None,
+        tuple([part.unsqueeze(0) for part in states]),
+        (own,),
+        need_output=need_output,
+        need_states=need_states,
+    )
+    ran = run(check(layer), own, tuple(states), reverse)
+    return [*([] if ran.output is None else [ran.output]), *ran.state, *(ran.states or ())]
+
+
+@program.register_fake
+def _(
+    cell: str,  # noqa: ARG001
+    present: list[bool],  # noqa: ARG001
+    values: Tensor,
+    offsets: Tensor,  # noqa: ARG001
+    states: list[Tensor],
+    weights: list[Tensor],  # noqa: ARG001
+    reverse: bool,  # noqa: ARG001
+    need_output: bool,
+    need_states: bool,
+) -> list[Tensor]:
+    count = values.shape[0]
+    found = [values.new_empty(count, states[0].shape[1])] if need_output else []
+    found += [torch.empty_like(part) for part in states]
+    return found + [values.new_empty(count, part.shape[1]) for part in states if need_states]
+
+
+@torch.library.custom_op(
+    "raglane::program_backward",
+    mutates_args=(),
+    schema="(str cell, bool[] present, Tensor values, Tensor offsets, Tensor[] states, Tensor[] weights, bool reverse,"
+    " bool need_output, bool need_states, Tensor?[] grads, bool[] wanted) -> Tensor[]",
+)
+def _backward(
+    cell: str,
+    present: list[bool],
+    values: Tensor,
+    offsets: Tensor,
+    states: list[Tensor],
+    weights: list[Tensor],
+    reverse: bool,
+    need_output: bool,
+    need_states: bool,
+    grads: list[Tensor | None],
+    wanted: list[bool],
+) -> list[Tensor]:
+    """The gradients of (values, states, weights), empty where they are not wanted; the loop is run again for them."""
+    given = [part.detach().requires_grad_(wish) for part, wish in zip((values, *states, *weights), wanted, strict=True)]
+    own = given[1 : 1 + len(states)], given[1 + len(states) :]
+    with torch.enable_grad(), _recorded():
+        found = _run(cell, present, given[0], offsets, *own, reverse, need_output, need_states)
+        pairs = [
+            (part, grad) for part, grad in zip(found, grads, strict=True) if grad is not None and part.requires_grad
+        ]
+        wished = [part for part in given if part.requires_grad]
+        parts = iter(gradients(pairs, wished) if pairs else [None] * len(wished))
+    answers = [next(parts) if part.requires_grad else values.new_empty(0) for part in given]
+    # Each with memory of its own: two biases that are added have the same gradient.
+    return [
+        torch.zeros_like(part) if grad is None else grad.detach().clone()
+        for part, grad in zip(given, answers, strict=True)
+    ]
+
+
+def _recorded() -> Any:
+    """Within it autograd sees what is computed, which torch keeps it from within an operator."""
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for key in (torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView):
+        excluded = excluded.remove(key)
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
+
+
+@_backward.register_fake
+def _(*given: Any) -> list[Tensor]:
+    values, _, states, weights = given[2:6]
+    parts = (values, *states, *weights)
+    return [
+        torch.empty_like(part) if wish else values.new_empty(0) for part, wish in zip(parts, given[-1], strict=True)
+    ]
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:  # noqa: ARG001
+    cell, present, values, offsets, states, weights, *wishes = inputs
+    ctx.cell, ctx.present, ctx.wishes, ctx.counts = cell, present, wishes, (len(states), len(weights))
+    ctx.wanted = [part.requires_grad for part in (values, *states, *weights)]
+    ctx.save_for_backward(values, offsets, *states, *weights)
+
+
+def _op_backward(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
+    values, offsets, *rest = ctx.saved_tensors
+    count = ctx.counts[0]
+    found = _backward(
+        ctx.cell, ctx.present, values, offsets, rest[:count], rest[count:], *ctx.wishes, list(grads), ctx.wanted
+    )
+    given = [part if wish else None for part, wish in zip(found, ctx.wanted, strict=True)]
+    return None, None, given[0], None, given[1 : 1 + count], given[1 + count :], None, None, None
+
+
+program.register_autograd(_op_backward, setup_context=_setup_context)
+
+
+def run_direction(layer: Request, weights: Any, state: tuple[Tensor, ...], reverse: bool) -> DirectionResult:
+    """See :class:`~raglane.kernels.layers.RunDirection`."""
+    found = list(
+        program(
+            layer.cell.name,
+            [part is not None for part in weights],
+            layer.values,
+            layer.offsets,
+            list(state),
+            [part for part in weights if part is not None],
+            reverse,
+            layer.need_output,
+            layer.need_states,
+        )
+    )
+    output = found.pop(0) if layer.need_output else None
+    count = len(state)
+    return DirectionResult(output, tuple(found[:count]), tuple(found[count:]) if layer.need_states else None)
