@@ -28,6 +28,7 @@ from faults import (
     pictures,
     planning,
     programs,
+    ranks,
     tasks,
 )
 from faults.fault import Copy, Fault, NoPlaceError
@@ -47,6 +48,7 @@ FAULTS: dict[str, Fault] = {
     **order.FAULTS,
     **exports.FAULTS,
     **programs.FAULTS,
+    **ranks.FAULTS,
     **tasks.FAULTS,
 }
 # Exit codes of pytest.
