@@ -54,7 +54,7 @@ FAULTS: dict[str, Fault] = {
         "src/raglane/cells/slstm.py",
         "torch.where(n == 0, i, torch.maximum(kept, i))",
         "torch.maximum(kept, i)",
-        "cells/test_slstm.py::test_it_is_its_authors",
+        "cells/test_slstm.py::test_a_sequence_begins_with_any_input_gate",
     ),
     "heads-that-meet": Fault(
         "src/raglane/cells/slstm.py",
