@@ -12,7 +12,7 @@ SECONDS ?= 60
 SEED ?= 1
 CMAKE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
 
-.PHONY: help setup demo test check docs pages fuzz attack faults device sanitize emulate ulps format bench clean
+.PHONY: help setup demo test check docs pages fuzz attack faults device sanitize emulate ulps rates format bench clean
 
 help:
 	@echo "make demo    train on the bundled recordings, evaluate, predict"
@@ -26,6 +26,7 @@ help:
 	@echo "make sanitize  the CPU kernels under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer"
 	@echo "make emulate   the CPU kernels for AMX and AVX512-BF16, on any processor with AVX-512"
 	@echo "make ulps    every float through the kernels' exp, tanh, log and so on, on every instruction set here"
+	@echo "make rates   the micro-kernels by themselves: their share of the peak, by shape and instruction set"
 	@echo "make format  rewrite the files as the formatter wants them"
 	@echo "make bench   time the layers against PyTorch's, and other engines' where they are installed"
 	@echo "make device  what a GPU or many processors can show, in 9 minutes; installs nothing"
@@ -109,6 +110,12 @@ ulps: $(READY)
 	$(CMAKE) -B build/ulps
 	$(BIN)/cmake --build build/ulps --target ulps
 	build/ulps/ulps
+
+rates: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt cmake ninja
+	$(CMAKE) -B build/rates
+	$(BIN)/cmake --build build/rates --target rates
+	build/rates/rates
 
 format: $(READY)
 	$(BIN)/ruff format .

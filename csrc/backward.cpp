@@ -3,6 +3,7 @@
 #include "apply.h"
 #include "kernels.h"
 #include "layer_gradients.h"
+#include "peak.h"
 #include "scan_backward.h"
 
 // What follows a loop that goes back has no pairs to multiply.
@@ -29,5 +30,5 @@ int32_t elementwise_pack(const ElementwiseCall& call);
 int32_t program(const ProgramCall& call);
 int32_t backward(const Call& call) { return walk_and_gradients(call, run<BackwardScan, Call>); }
 extern const Kernels kernels = {forward,          backward, elementwise_forward, elementwise_backward, pack,
-                                elementwise_pack, program, outer, apply};
+                                elementwise_pack, program, outer, apply, multiply_registers};
 }  // namespace raglane::RAGLANE_TARGET

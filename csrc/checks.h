@@ -9,6 +9,8 @@
 
 namespace raglane {
 
+inline constexpr int64_t most_threads = 4096;  // more are a mistake
+
 // The offsets of a call, checked. They are a copy: what another thread writes into the caller's after the check cannot
 // lead a kernel out of its memory.
 inline std::vector<int64_t> checked_offsets(const int64_t* given, int64_t sequences, int64_t elements) {
@@ -40,7 +42,7 @@ inline std::vector<int64_t> order_of(const int64_t* offsets, int64_t sequences) 
 
 // A thread is worth its start only for so much work; which thread does the work changes no bit.
 inline int64_t useful_threads(int64_t threads, double operations) {
-  return std::min(threads, (int64_t)std::min(4096.0, 1 + operations / tuning::thread_operations));
+  return std::min(threads, (int64_t)std::min((double)most_threads, 1 + operations / tuning::thread_operations));
 }
 
 }  // namespace raglane

@@ -72,6 +72,7 @@ struct Kernels {
   int32_t (*program)(const ProgramCall&);
   int32_t (*outer)(const raglane_outer&);
   int32_t (*apply)(int64_t dtype, int64_t function, const void* in, void* out, int64_t count);
+  int64_t (*multiply_registers)(int64_t dtype, int64_t rounds);  // returns operations
 };
 namespace portable { extern const Kernels kernels; }
 namespace avx2 { extern const Kernels kernels; }

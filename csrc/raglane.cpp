@@ -3,11 +3,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <vector>
 
 #include "cells/table.h"
 #include "checks.h"
 #include "processor.h"
+#include "threads.h"
 
 // Python builds and reads these structs number by number: as many of 8 bytes as it counts.
 static_assert(sizeof(raglane_layer) == 54 * 8 && sizeof(raglane_elementwise) == 44 * 8);
@@ -30,6 +32,7 @@ using raglane::checked_offsets;
 using raglane::fail;
 using raglane::guarded;
 using raglane::kernels_of;
+using raglane::most_threads;
 using raglane::order_of;
 using raglane::present;
 using raglane::processor_has;
@@ -55,7 +58,7 @@ template <class L> void check_common(const L& l) {
   at_least("hidden_size", l.hidden_size, 1);
   // Within these no product below overflows, and beyond them no machine has the memory.
   const int64_t most = int64_t(1) << 40;
-  if (l.threads > 4096 || l.sequences > most || l.elements > most || l.input_size > (1 << 24) ||
+  if (l.threads > most_threads || l.sequences > most || l.elements > most || l.input_size > (1 << 24) ||
       l.hidden_size > (1 << 24))
     fail("sizes: got more than this kernel was written for");
 }
@@ -319,6 +322,22 @@ int64_t raglane_size_of(int32_t what) {
     case RAGLANE_OUTER: return sizeof(raglane_outer);
   }
   return 0;
+}
+
+int32_t raglane_multiply_registers(int64_t isa, int64_t dtype, int64_t threads, int64_t rounds, int64_t* operations,
+                                   char* message, int64_t size) {
+  return guarded(message, size, [&] {
+    at_least("threads", threads, 1);
+    at_least("rounds", rounds, 0);
+    present("operations", operations);
+    if (threads > most_threads) fail("threads: got %lld; the rule: at most %lld", (long long)threads, (long long)most_threads);
+    const Kernels& kernels = kernels_of(isa, dtype);
+    std::vector<int64_t> done((size_t)threads);
+    raglane::on_threads((int)threads, [&](int thread, int) { done[thread] = kernels.multiply_registers(dtype, rounds); });
+    if (done[0] < 0) fail("dtype: got %lld; no such dtype", (long long)dtype);
+    *operations = std::accumulate(done.begin(), done.end(), int64_t{0});
+    return RAGLANE_OK;
+  });
 }
 
 int32_t raglane_apply(int64_t isa, int64_t dtype, int64_t function, const void* in, void* out, int64_t count,

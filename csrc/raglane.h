@@ -348,6 +348,12 @@ RAGLANE_EXPORT int64_t raglane_size_of(int32_t what);
 RAGLANE_EXPORT int32_t raglane_apply(int64_t isa, int64_t dtype, int64_t function, const void* in, void* out,
                                      int64_t count, char* message, int64_t size);
 
+/* The most that products can reach: on each of `threads` threads `rounds` times as many independent fused multiply-adds,
+ * in registers alone, as keep a core busy; of bfloat16, the instruction that the products of `isa` use. `operations`,
+ * written, is how many additions and multiplications that were on all threads. For benchmarks, which time the call. */
+RAGLANE_EXPORT int32_t raglane_multiply_registers(int64_t isa, int64_t dtype, int64_t threads, int64_t rounds,
+                                                  int64_t* operations, char* message, int64_t size);
+
 #ifdef __cplusplus
 }
 #endif

@@ -22,6 +22,7 @@ ROUNDS = {
     "programs": 600,
     "malformed_files": 1000,
     "kill_points": 6,
+    "killed_ranks": 4,
     "conversions": 12,
     "commands": 40,
     "cells": 150,

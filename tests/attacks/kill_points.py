@@ -47,6 +47,8 @@ __all__ = ["STORIES", "WAYS", "Story", "Workshop", "attack", "count_calls", "mai
 WAYS = ("die", "die twice", "fail", "kill")
 _SMALL = ["--hidden", "3", "--batch-size", "5", "--epochs", "3", "--dropout", "0.2", "--threads", "1", "--quiet"]
 _TIMES = ("seconds", "elements_per_second")
+# Pages that say how long something took.
+_WITH_TIMES = ("card.md", "report.html")
 # The calls by which files.py, lock.py and shutil.rmtree change a folder.
 _CALLS = ("open", "replace", "rename", "mkdir", "unlink", "rmdir", "fsync", "ftruncate", "write")
 
@@ -144,6 +146,8 @@ def contents(run: Path) -> dict[str, Any]:
             rows = [line.split(",") for line in path.read_text().splitlines()]
             kept = [place for place, column in enumerate(rows[0]) if column not in _TIMES]
             found[name] = [[row[place] for place in kept] for row in rows]
+        if name in _WITH_TIMES:
+            found[name] = "a page"
         if name == "last/training.json":
             found[name] = _without_times(json.loads(path.read_bytes()))
     return found

@@ -26,7 +26,7 @@ def report() -> Report:
     """Cases that are won, lost, faulty, busy and of memory."""
     packed, padded = Row("torch-packed", 4.0, 1.0, 0.5, 0.2), Row("torch-padded", 8.0, 0.5, 0.25, 0.1)
     jax = Row("jax", 1.0, 4.0, 2.0, 0.8)
-    won = CaseResult(_case(), 100, 20, 0.5, (Row("ours", 2.0, 2.0, 1.0, 0.4), packed, padded), 2e11, 7, 0.5)
+    won = CaseResult(_case(), 100, 20, 0.5, (Row("ours", 2.0, 2.0, 1.0, 0.4), packed, padded), 2e11, 7, 0.5, peak=4e11)
     lost = CaseResult(
         _case(place=1), 100, 20, 0.5, (Row("ours", 2.0, 2.0, 1.0, 0.4), packed, padded, jax), 2e11, 7, 9.5, True
     )
@@ -47,6 +47,8 @@ def test_csv_has_a_row_for_everybody_on_every_case(report: Report) -> None:
     found = [(f"{r['cell']} {r['batch']}x{r['hidden']}x{r['input']} {r['lengths']}", r["competitor"]) for r in rows]
     assert found == expected
     assert (rows[0]["milliseconds"], rows[0]["ratio"], rows[0]["share"]) == ("2", "2", "0.4")
+    # Two fifths of what torch.mm reaches, which is half of the peak.
+    assert (rows[0]["of_peak"], rows[3]["of_peak"]) == ("0.2", "")
     assert (rows[0]["ahead"], rows[3]["ahead"]) == ("", "jax")
     faulty = next(row for row in rows if row["mode"] == "infer" and row["competitor"] == "ours")
     assert (faulty["milliseconds"], faulty["note"]) == ("", "wrong output | off")
@@ -65,6 +67,7 @@ def test_markdown_leaves_nothing_out_and_marks_what_is_bad(report: Report) -> No
     assert sum("wrong output / off" in line for line in table) == 1
     assert sum("timed once" in line for line in table) == 1
     assert "- jax takes no part" in lines
+    assert any("200 GF/s meanwhile (200 to 200), 0.50 of the peak: fused multiply-adds in" in line for line in lines)
     assert "| grid | train | float32 | 1 | lstm | 2 | 2.00 | 2.00 | lstm 32x128x128 ewt | **in 1** |" in lines
     # Twice as fast on four times the threads.
     assert any("2 (1.00) | 1 (0.50)" in line for line in lines)

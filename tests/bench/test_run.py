@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from raglane.bench import machine, memory, run
+from raglane.bench import machine, memory, run, timing
 from raglane.bench.batch import Batch
 from raglane.bench.cases import CELLS, DTYPES, MODES, Case, Size
 from raglane.bench.check import find_fault
@@ -179,6 +179,21 @@ def test_a_yardstick_does_the_work_that_it_is_said_to() -> None:
     assert isinstance(copy, torch.Tensor)
     assert YARDSTICKS["gemm"].rate(1.0) == 2 * 256 * product.numel()
     assert YARDSTICKS["copy"].rate(1.0) == 2 * 4 * copy.numel()
+
+
+def test_the_peak_counts_the_operations_of_all_threads() -> None:
+    single, double = timing.peak(torch.float32), timing.peak(torch.float64)
+    assert single is not None
+    assert double is not None
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = single()
+        assert 2 * double() == alone  # a vector has half as many numbers
+        torch.set_num_threads(3)
+        assert single() == 3 * alone
+    finally:
+        torch.set_num_threads(threads)
 
 
 # -- results ----------------------------------------------------------------------------------------------------------

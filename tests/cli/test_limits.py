@@ -190,6 +190,7 @@ def test_a_forecast_for_which_there_is_no_memory(work: Path, capsys: pytest.Capt
         ("patience", ["0", str(10**30)]),
         ("threads", ["0", "5000", str(10**30)]),
         ("workers", ["-1", "5000", str(10**30)]),
+        ("ranks", ["0", "5000", str(10**30)]),
         ("seed", ["-1", str(2**63), str(10**400), "9" * 5000]),
         *((name, ["nan", "inf", "-0.1", "1", "1e400"]) for name in ("dropout", "zoneout", "validation-fraction")),
     ],

@@ -19,6 +19,7 @@ from faults import (
     batches,
     commands,
     datasets,
+    exports,
     inspection,
     kernels,
     layers,
@@ -27,6 +28,7 @@ from faults import (
     pictures,
     planning,
     programs,
+    ranks,
     tasks,
     traced,
 )
@@ -45,7 +47,9 @@ FAULTS: dict[str, Fault] = {
     **pictures.FAULTS,
     **planning.FAULTS,
     **order.FAULTS,
+    **exports.FAULTS,
     **programs.FAULTS,
+    **ranks.FAULTS,
     **tasks.FAULTS,
     **traced.FAULTS,
 }

@@ -79,7 +79,7 @@ FAULTS: dict[str, Fault] = {
         "src/raglane/layouts.py",
         'order: IntArray = (-host).argsort(kind="stable")',
         'order: IntArray = host.argsort(kind="stable")[::-1].copy()',
-        "ragged/test_ragged.py::test_sequences_of_one_length_keep_their_order_in_a_pack",
+        "ragged/test_travelling.py::test_sequences_of_one_length_keep_their_order_in_a_pack",
     ),
     "ties-of-a-pack-in-reverse": Fault(
         "src/raglane/packing/functions.py",
@@ -103,7 +103,7 @@ FAULTS: dict[str, Fault] = {
         "src/raglane/packing/flat.py",
         "_on(host.copy(), padded.device)",
         "_on(host, padded.device)",
-        "ragged/test_ragged.py::test_lengths_that_their_owner_changes_are_not_the_batchs",
+        "ragged/test_travelling.py::test_lengths_that_their_owner_changes_are_not_the_batchs",
     ),
     "padding-is-zero-where-gradients-flow": Fault(
         "src/raglane/indexing.py",
@@ -122,7 +122,7 @@ FAULTS: dict[str, Fault] = {
         "src/raglane/interop/sequences.py",
         "to(torch.int64, copy=True)",
         "to(torch.int64)",
-        "ragged/test_ragged.py::test_lengths_that_their_owner_changes_are_not_the_batchs",
+        "ragged/test_travelling.py::test_lengths_that_their_owner_changes_are_not_the_batchs",
     ),
     "holes-are-values": Fault(
         "src/raglane/interop/sequences.py",

@@ -39,7 +39,7 @@ FAULTS: dict[str, Fault] = {
         "src/raglane/nn/recurrent/carry.py",
         "torch.where(is_fresh, new, old.detach())",
         "torch.where(is_fresh, new, old)",
-        "data/test_chunks.py::test_carrying_detaches",
+        "data/test_carried_state.py::test_carrying_detaches",
     ),
     "a-state-in-the-packs-order": Fault(
         "src/raglane/kernels/torch.py",

@@ -29,7 +29,7 @@ FAULTS: dict[str, Fault] = {
         "            and part.is_contiguous()\n",
         "",
         "native/test_rows.py::test_tensors_with_gaps"
-        " ragged/test_ragged.py::test_lengths_wherever_they_lie"
+        " ragged/test_travelling.py::test_lengths_wherever_they_lie"
         " kernels/test_cpu_elementwise.py::test_tensors_with_gaps",
     ),
     "padded-rows-and-steps-swapped": Fault(

@@ -29,7 +29,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     one, other = write_steps(folder / "one.csv"), write_steps(folder / "other.csv", 8)
     for name, data, more in (
-        ("a", one, ["--cell", "gru", "--seed", "1"]),
+        ("a", one, ["--cell", "gru", "--seed", "1", "--lr", "0.00012345"]),
         ("b", one, ["--cell", "lstm", "--seed", "2", "--validation-fraction", "0.3"]),
         ("c", other, ["--cell", "rnn"]),
     ):
@@ -46,10 +46,11 @@ def test_what_differs_and_nothing_else(runs: Path) -> None:
     first, second = compare([runs / "a", runs / "b", runs / "c", runs / "a"])
     assert first.title == "one.csv: classify, 2 runs"
     assert second.title == "other.csv: classify, 1 run"
-    assert first.columns[:4] == ("run", "cell", "seed", "validation-fraction")
+    assert first.columns[:5] == ("run", "cell", "lr", "seed", "validation-fraction")
     assert second.columns[1] == "validation loss"
     rows = [dict(zip(first.columns, row, strict=True)) for row in first.rows]
     assert [row["validation loss"] for row in rows] == sorted(row["validation loss"] for row in rows)
+    assert {row["lr"] for row in rows} == {"0.0001235", "0.003"}
     for row in rows:
         run = rl.load(row["run"])
         assert row["weights"] == sum(weight.numel() for weight in run.model.parameters())

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from raglane.data.records import Records, offsets_of
-from raglane.errors import LostRankError
+from raglane.errors import ArgumentError, LostRankError
 from raglane.training.checkpoint import read_tensors
 from raglane.training.ranks import launch as launching
 from raglane.training.run import train
@@ -138,6 +138,16 @@ def test_a_stop_is_agreed_upon_and_the_run_goes_on_to_the_same_bits(tmp_path: Pa
     train(_LONG, _records(), _records(9), tmp_path / "stopped", resume=True, watcher=watcher)
     assert len(watcher.rows) == 3 - result.state.epoch
     assert _whole(tmp_path / "stopped") == _whole(tmp_path / "whole")
+
+
+def test_files_say_what_was_chosen_and_not_what_was_found(tmp_path: Path) -> None:
+    chosen = replace(_QUICK, ranks=2, threads=None, epochs=1)
+    train(chosen, _records(), None, tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["settings"] == chosen.to_config()
+    for wrong, words in (({"batch_size": 2}, "2 sequences"), ({"steps": 2, "task": "forecast"}, "one rank alone")):
+        with pytest.raises(ArgumentError, match=words):
+            train(replace(chosen, ranks=3, **wrong), _records(), None, tmp_path / "other")
+        assert not (tmp_path / "other").exists()
 
 
 def test_a_rank_that_dies_ends_the_run_in_one_line_and_it_goes_on_with_any_number(tmp_path: Path) -> None:

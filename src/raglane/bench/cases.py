@@ -205,6 +205,14 @@ SUITES: dict[str, Suite] = {
         sizes=(Size(64, 128, 128),),
         competitors=("own-each", "own-packed", "own-lanes"),
     ),
+    "export": Suite(
+        "what does a layer cost as an ONNX file: exported-padded and exported-flat are what rl.export.onnx writes, in "
+        "ONNX Runtime",
+        cells=(*TORCH_CELLS, *ELEMENTWISE),
+        sizes=(Size(8, 64, 64), Size(64, 256, 256)),
+        competitors=("exported-padded", "exported-flat"),
+        modes=("infer",),
+    ),
     "memory": Suite(
         "how much memory does a training step hold at its peak, beyond inputs and parameters, in floats of N * H",
         lengths=("lognormal",),

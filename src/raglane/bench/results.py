@@ -53,6 +53,8 @@ class CaseResult:
         rounds: how many were timed.
         load: the machine's average over the last minute, after the case; NaN where the system does not tell.
         is_busy: whether that was above the number of processors: the times then say more about what else ran.
+        peak: operations per second of fused multiply-adds that read no memory, in the same rounds: what no product can
+            exceed. None where the yardstick is no product, or the kernels are not built.
     """
 
     case: Case
@@ -64,6 +66,7 @@ class CaseResult:
     rounds: int = 0
     load: float = math.nan
     is_busy: bool = False
+    peak: float | None = None
 
     @property
     def yardstick(self) -> Yardstick:
@@ -73,6 +76,12 @@ class CaseResult:
     def row(self, competitor: str) -> Row | None:
         """The row of a competitor, if it was asked."""
         return next((row for row in self.rows if row.competitor == competitor), None)
+
+    def of_peak(self, row: Row) -> float | None:
+        """The share of :attr:`peak` that a row reaches, counting the elements that exist."""
+        if row.share is None or self.rate is None or self.peak is None:
+            return None
+        return row.share * self.rate / self.peak
 
     @property
     def ratio(self) -> float | None:

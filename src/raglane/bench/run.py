@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,11 +18,12 @@ from raglane.bench.check import find_fault
 from raglane.bench.competitors import COMPETITORS, RIVALS, ours
 from raglane.bench.competitors.base import Answer, Competitor, Runner
 from raglane.bench.results import OURS, CaseResult, Row, rows_of
-from raglane.bench.timing import YARDSTICKS, interleave
+from raglane.bench.timing import YARDSTICKS, interleave, peak
 
 __all__ = ["Report", "Truths", "installed", "measure", "measure_case"]
 
 _YARDSTICK = "yardstick"
+_PEAK = "peak"
 # What a fault is cut to, so that a row stays a row.
 _LONGEST_FAULT = 160
 # A competitor that takes longer is timed once, warm, rather than in every round.
@@ -136,13 +137,13 @@ def measure_case(case: Case, competitors: Sequence[str], rounds: int, truths: Tr
         A row for each competitor that can run such a case, with the reason where one failed.
     """
     batch = Batch.of(case)
-    rate, taken = None, 0
+    timed: dict[str, Any] = {}
     if SUITES[case.suite].measures_memory:
         rows = _memory_rows(case, competitors)
     else:
         names = [OURS, *SUITES[case.suite].competitors, *competitors]
         able = [COMPETITORS[name] for name in names if COMPETITORS[name].runs(case)]
-        rows, rate, taken = _timed_rows(case, batch, able, rounds, Truths() if truths is None else truths)
+        rows, timed = _timed_rows(case, batch, able, rounds, Truths() if truths is None else truths)
     average = machine.load()
     return CaseResult(
         case,
@@ -150,10 +151,9 @@ def measure_case(case: Case, competitors: Sequence[str], rounds: int, truths: Tr
         batch.longest,
         batch.fill,
         tuple(rows),
-        rate=rate,
-        rounds=taken,
         load=average,
         is_busy=machine.is_busy(average),
+        **timed,
     )
 
 
@@ -181,8 +181,8 @@ class Truths:
 
 def _timed_rows(
     case: Case, batch: Batch, competitors: Sequence[Competitor], rounds: int, truths: Truths
-) -> tuple[list[Row], float, int]:
-    """Everybody's row, the rate of the yardstick in the same rounds, and how many there were."""
+) -> tuple[list[Row], dict[str, Any]]:
+    """Everybody's row, and what else a :class:`CaseResult` says of the rounds."""
     yardstick = YARDSTICKS[SUITES[case.suite].yardstick]
     rows: dict[str, Row] = {}
     ready: dict[str, Runner] = {}
@@ -209,14 +209,19 @@ def _timed_rows(
     # Right after ours, so that both meet the same machine: some engines' threads are slow to come to rest.
     first = next(iter(calls), None)
     turns = {name: call for name, call in calls.items() if name == first}
-    turns |= {_YARDSTICK: yardstick.prepare(batch.dtype), **calls}
+    turns |= {_YARDSTICK: yardstick.prepare(batch.dtype)}
+    most = peak(batch.dtype) if yardstick.unit == "F" else None
+    turns |= {_PEAK: most} if most is not None else {}
+    turns |= calls
     samples = interleave(turns, rounds, most_seconds=rounds * _ROUND_SECONDS)
     lasted = samples.pop(_YARDSTICK)
-    rate = yardstick.rate(statistics.median(lasted))
+    timed: dict[str, Any] = {"rate": yardstick.rate(statistics.median(lasted)), "rounds": len(lasted)}
+    if most is not None:
+        timed["peak"] = most() / statistics.median(samples.pop(_PEAK))
     samples |= {name: [seconds] * len(lasted) for name, seconds in once.items()}
-    for row in rows_of(samples, work, rate):
+    for row in rows_of(samples, work, timed["rate"]):
         rows[row.competitor] = replace(row, is_once=row.competitor in once)
-    return list(rows.values()), rate, len(lasted)
+    return list(rows.values()), timed
 
 
 def _work(case: Case, view: Batch, name: str) -> int | None:

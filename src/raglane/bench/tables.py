@@ -26,7 +26,7 @@ __all__ = ["COLUMNS", "case_line", "csv_text", "heading_line", "markdown", "summ
 
 COLUMNS = (
     "suite cell batch hidden input lengths elements longest fill mode dtype threads competitor milliseconds ratio "
-    "ours_over_this share floats_per_unit giga_a_second rounds load ahead note"
+    "ours_over_this share of_peak floats_per_unit giga_a_second rounds load ahead note"
 ).split()
 """The columns of the CSV file; a row is one competitor on one case."""
 
@@ -49,7 +49,7 @@ def csv_text(report: Report) -> str:
         rate = "" if result.rate is None else f"{result.rate / 1e9:.1f}"
         load = "" if math.isnan(result.load) else f"{result.load:.2f}"
         for row in result.rows:
-            numbers = [row.milliseconds, row.ratio, row.of_ours, row.share, row.memory]
+            numbers = [row.milliseconds, row.ratio, row.of_ours, row.share, result.of_peak(row), row.memory]
             shown = ["" if number is None else f"{number:.5g}" for number in numbers]
             ahead = (result.ahead or "") if row.competitor == OURS else ""
             writer.writerow(
@@ -174,7 +174,14 @@ def _rate_part(results: Sequence[CaseResult]) -> list[str]:
     middle = statistics.median(rates)
     name, unit = results[0].yardstick.name, results[0].yardstick.unit
     name = name[0].upper() + name[1:] if name[0] == "a" else name
-    return [f"{name} ran at {middle:,.0f} G{unit}/s meanwhile ({min(rates):,.0f} to {max(rates):,.0f}).", ""]
+    said = f"{name} ran at {middle:,.0f} G{unit}/s meanwhile ({min(rates):,.0f} to {max(rates):,.0f})"
+    shares = [result.rate / result.peak for result in results if result.rate is not None and result.peak is not None]
+    if shares:
+        most = statistics.median(result.peak for result in results if result.peak is not None) / 1e9
+        said += (
+            f", {statistics.median(shares):.2f} of the peak: fused multiply-adds in registers, {most:,.0f} G{unit}/s"
+        )
+    return [f"{said}.", ""]
 
 
 def _cases_part(results: Sequence[CaseResult]) -> list[str]:
@@ -200,13 +207,13 @@ def _cases_part(results: Sequence[CaseResult]) -> list[str]:
                     _number(row.memory if is_memory else row.milliseconds),
                     _number(row.ratio),
                     _number(row.of_ours),
-                    *([] if is_memory else [_number(row.share), str(result.rounds)]),
+                    *([] if is_memory else [_number(row.share), _number(result.of_peak(row)), str(result.rounds)]),
                     " ".join(filter(None, marks)),
                 ]
             )
     amount = "floats of N*H" if is_memory else "ms"
     names = ["cell BxHxD", "lengths (N; fill)", "who", amount, "ratio", "ours over this"]
-    return _table([*names, *([] if is_memory else ["share", "rounds"]), ""], rows)
+    return _table([*names, *([] if is_memory else ["share", "of peak", "rounds"]), ""], rows)
 
 
 def _efficiency_part(found: Sequence[Efficiency]) -> list[str]:
@@ -244,6 +251,8 @@ def _method(report: Report) -> list[str]:
         "- share: operations of the elements that exist in matrix products (for an LSTM 2 N 4 H (D + H) forward, "
         "three times that for training) per second, over the rate of torch.mm on 1024 x 256 x 1024 of the same dtype "
         "in the same rounds. In the suite loop: bytes read and written, over the rate of a copy of 64 MiB.",
+        "- of peak: the same operations per second, over those of fused multiply-adds in registers alone, on as many "
+        "threads and in the same rounds, which no product can exceed.",
         "- Before it was timed, every competitor's output, final states and gradients were compared with the kernel "
         "`reference` in float64, on the real elements; allowed, as a share of the largest number: "
         f"{', '.join(tolerances) or '-'}. A wrong answer is not timed. The final states of torch on padding are not "

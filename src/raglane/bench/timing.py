@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["YARDSTICKS", "Yardstick", "interleave"]
+from raglane.native.library import library, missing_kernels
+
+__all__ = ["YARDSTICKS", "Yardstick", "interleave", "peak"]
 
 # A sample lasts at least this long: shorter calls are repeated.
 _SAMPLE_SECONDS = 0.01
@@ -23,6 +25,7 @@ _LONG_SECONDS = 1.0
 _FEWEST_ROUNDS = 3
 _GEMM = (1024, 256, 1024)
 _COPY_BYTES = 64 << 20
+_PEAK_ROUNDS = 100_000
 
 
 def interleave(
@@ -118,6 +121,26 @@ YARDSTICKS = {
     "copy": Yardstick("a copy of 64 MiB", 2 * _COPY_BYTES, "B", _copy),
 }
 """What the rates of calls are compared with, by name."""
+
+
+def peak(dtype: torch.dtype) -> Callable[[], int] | None:
+    """The most operations per second that products can reach: fused multiply-adds that read no memory.
+
+    Args:
+        dtype: of the products.
+
+    Returns:
+        A call that gives the number of its operations, on as many threads as torch has; None without the kernels.
+
+    Example:
+        >>> call = peak(torch.float32)
+        >>> call is None or call() > 0
+        True
+    """
+    if missing_kernels() is not None:
+        return None
+    kernels = library()
+    return lambda: kernels.multiply_registers(dtype, _PEAK_ROUNDS)
 
 
 def _warm_up(call: Callable[[], object], clock: Callable[[], float]) -> float:

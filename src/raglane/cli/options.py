@@ -177,6 +177,14 @@ def _number_or(word: str, text: str | int) -> int | str:
 Choices = Annotated[Given, Settings]
 Columns = Annotated[Given, ColumnNames]
 Device = Annotated[str, _shown(Settings, "device")]
+Engine = Annotated[
+    str,
+    typer.Option(
+        metavar="processes|ray",
+        help="ray: on a Ray cluster, for Parquet files, to a folder of such.",
+        rich_help_panel=RUN,
+    ),
+]
 
 Data = Annotated[
     Path | None,

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 from raglane.cli import console, options
 from raglane.cli.evaluate import tell_empty
+from raglane.errors import ArgumentError, message, quote
+from raglane.training.settings import ENGINES
 
 __all__ = ["predict"]
 
@@ -21,6 +26,7 @@ def predict(
     format: options.Format = None,
     batch_size: options.PredictionBatchSize = 256,
     device: options.Device = "auto",
+    engine: options.Engine = "processes",
     quiet: options.Quiet = False,
     debug: options.Debug = False,  # noqa: ARG001
 ) -> None:
@@ -38,7 +44,19 @@ def predict(
     raglane predict runs/names names.csv -o predictions.csv --probabilities
 
     raglane predict runs/meters today.csv -o tomorrow.jsonl --horizon 24
+
+    raglane predict runs/names 'names/*.parquet' -o predictions --engine ray
     """
+    asked: dict[str, Any] = {
+        "probabilities": probabilities,
+        "top": top,
+        "horizon": horizon,
+        "batch_size": batch_size,
+        "device": device,
+    }
+    if engine != "processes":
+        _on_ray(run, output, data, {**columns, **({} if format is None else {"format": format})}, engine, asked, quiet)
+        return
     from raglane.models.run import load
     from raglane.training.inference import pick_device
     from raglane.training.predictions import check_apart, check_output, write_predictions
@@ -51,14 +69,28 @@ def predict(
     check_apart(output, records.source, run)
     if not quiet:
         tell_empty(records, model.task, console.say)
-    predictions = model.predict(
-        records,
-        batch_size=batch_size,
-        probabilities=probabilities,
-        top=top,
-        horizon=horizon,
-        device=device,
-    )
+    predictions = model.predict(records, **asked)
     write_predictions(output, predictions)
     if not quiet:
         console.say(f"predictions: {len(predictions):,} sequences, {output}")
+
+
+def _on_ray(
+    run: Path, output: Path, data: Path | None, named: options.Given, engine: str, asked: dict[str, Any], quiet: bool
+) -> None:
+    """Predict on a cluster, for Parquet files."""
+    if engine not in ENGINES:
+        raise ArgumentError(message("engine", quote(engine), f"one of {', '.join(ENGINES)}", "leave it out"))
+    if data is None:
+        raise ArgumentError(message("data", "nothing", "a cluster predicts for Parquet files", "give DATA"))
+    if named:
+        name = next(iter(named))
+        raise ArgumentError(
+            message(name, quote(named[name]), "a cluster takes the columns of the training data", "leave it out")
+        )
+    from raglane.models.on_ray import predict_on_ray
+    from raglane.models.run import load
+
+    count = predict_on_ray(load(run), str(data), output, **asked)
+    if not quiet:
+        console.say(f"predictions: {count:,} sequences, {output}")

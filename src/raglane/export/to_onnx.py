@@ -204,10 +204,13 @@ def _name_dimensions(model: Any, signature: Signature) -> None:
 
 
 def _bytes_of(program: Any) -> bytes:
-    buffer = io.BytesIO()
+    ir: Any = require("onnx_ir", "export")
     try:
-        program.save(buffer)
+        proto = ir.to_proto(program.model)
+        # A reader infers the shapes in between, and tools that rewrite a file do not keep them true.
+        del proto.graph.value_info[:]
+        content: bytes = proto.SerializeToString()
     except ValueError as error:
         rule, fix = "at most 2 GB, which one file holds", "export a smaller model"
         raise ExportError(message("model", str(error).splitlines()[0], rule, fix)) from error
-    return buffer.getvalue()
+    return content

@@ -115,7 +115,7 @@ def _group(task: str, runs: Sequence[Reached]) -> Group:
         row: dict[str, Any] = {"run": str(run.folder)}
         for key in differing:
             value, unset = settings[key].value, settings[key].unset
-            row[key] = unset if value is None else str(value).lower() if isinstance(value, bool) else value
+            row[key] = unset if value is None else _said(value)
         part = "validation" if "validation_loss" in best else "train"
         row |= {name.replace("_", " "): value for name, value in best.items() if name.startswith(f"{part}_")}
         # Numbers of one test part stand in one column, and those of several in columns of their own.
@@ -130,6 +130,13 @@ def _group(task: str, runs: Sequence[Reached]) -> Group:
     told = metric.replace("_", " ")
     drawn = next((name for name in (f"validation {told}", f"train {told}") if name in columns), "seconds")
     return Group(title, tuple(columns), tuple(tuple(row.get(name) for name in columns) for row in rows), drawn)
+
+
+def _said(value: Any) -> Any:
+    """A setting as a table shows it: a small one, such as a learning rate, with its digits."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.4g}" if isinstance(value, float) else value
 
 
 def _differing(settings: Sequence[Settings]) -> list[str]:

@@ -93,6 +93,10 @@ def fit(
         >>> run.evaluate([[0.2, 0.3, 0.8]], ["up"])["accuracy"]
         1.0
     """
+    if os.environ.get("RANK", "0") != "0":
+        followed = _followed()
+        if followed is not None:
+            return followed
     chosen, columns, plans = _sorted(options)
     folder = None if out is None else as_path(out)
     check_flag("resume", resume)
@@ -127,8 +131,30 @@ def fit(
     if result.stopped_by is not None:
         # What is saved is saved: from here on the signal does what it does everywhere.
         signal.raise_signal(result.stopped_by)
+    return _run_of(result, (*(records.notes if isinstance(records, Records) else ()), *notes), tested)
+
+
+def _followed() -> Run | None:
+    """The run that another process leads, where torchrun has started this one beside it: it reads no data."""
+    from raglane.training.ranks.elsewhere import follow, found
+
+    ranks = found()
+    if ranks is None or ranks.is_first:
+        return None
+    threads = torch.get_num_threads()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            result = follow(ranks)
+    finally:
+        torch.set_num_threads(threads)
+    return _run_of(result, (), None)
+
+
+def _run_of(result: TrainingResult, notes: tuple[str, ...], test: Records | None) -> Run:
+    """The run that a training has made."""
+    folder = result.folder
     saved = load_model(folder) if folder is not None else read_model(result.best, Path("a run in memory"))
-    return Run(saved, folder, result, (*(records.notes if isinstance(records, Records) else ()), *notes), tested)
+    return Run(saved, folder, result, notes, test)
 
 
 def _train(

@@ -17,6 +17,7 @@ from raglane.data.records import Records
 from raglane.errors import ArgumentError, ArgumentTypeError, DataError, message, quote, quote_all
 from raglane.files import check_place, write_folder
 from raglane.models.sources import ColumnNames, SavedSource, Source, chosen_columns
+from raglane.models.tables import TablePredictor
 from raglane.reading import as_path
 from raglane.training import inference
 from raglane.training.checkpoint import SavedModel, describe, load_model, model_files, read_model
@@ -187,6 +188,20 @@ class Run:
             horizon=horizon,
             device=where,
         )
+
+    def predictor(self, **options: Any) -> TablePredictor:
+        """A function from a table to a table of predictions, for the processes of Spark, Dask or Ray.
+
+        Args:
+            **options: of :meth:`predict`, such as ``probabilities``.
+
+        Example:
+            >>> import raglane as rl
+            >>> run = rl.fit([[0.1, 0.9], [0.8, 0.2]] * 4, ["up", "down"] * 4, epochs=60, hidden=8)
+            >>> run.predictor()({"walk": [[0.2, 0.7]]})["prediction"]
+            ['up']
+        """
+        return TablePredictor(self, **options)
 
     def evaluate(
         self,

@@ -27,7 +27,7 @@ from raglane.training.tasks import TASKS
 __all__ = ["changes_of", "close_run", "divide", "planned", "run_training"]
 
 # What may differ when a run goes on: nothing that would change what the epochs so far have done.
-_CHANGEABLE = ("epochs", "patience", "device", "ranks", "threads", "workers", "logger")
+_CHANGEABLE = ("epochs", "patience", "device", "ranks", "engine", "threads", "workers", "logger")
 
 
 def changes_of(folder: Path, before: Settings | ColumnNames, given: Mapping[str, Any]) -> dict[str, Any]:

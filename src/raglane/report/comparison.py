@@ -18,6 +18,8 @@ __all__ = ["Group", "as_csv", "as_markdown", "as_picture", "as_text"]
 _DPI = 150
 # Characters of a run's name in a picture.
 _LONGEST = 24
+# So many times the least make an axis logarithmic.
+_WIDE = 20
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,12 @@ def as_picture(groups: Sequence[Group], is_svg: bool) -> bytes:
                 marker = "os^Dv*XP"[number // len(PALETTE) % 8]
                 color = PALETTE[number % len(PALETTE)]
                 axes.plot([named[against]], [named[group.drawn]], marker, color=color, markersize=7, label=name)
-            axes.set_xscale("log")
+            taken = [row[group.columns.index(against)] for row in group.rows]
+            if max(taken) > _WIDE * max(min(taken), 1e-9):
+                axes.set_xscale("log")
+            else:
+                axes.set_xlim(0, 1.05 * max(taken))
+                axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
             axes.set_xlabel("seconds of training" if against == "seconds" else "weights")
             axes.set_ylabel(group.drawn.replace("_", " "))
             if place == 1 and len(group.rows) <= 16:

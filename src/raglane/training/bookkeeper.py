@@ -92,7 +92,7 @@ class Bookkeeper:
         carried: the layer's states after the last chunk of a run that goes on.
         watcher: told of batches and epochs.
         stops: what this process was asked.
-        ranks: that train together: the first one writes and watches.
+        ranks: that train together: the first one writes.
 
     Attributes:
         running: what changes from batch to batch.
@@ -123,7 +123,7 @@ class Bookkeeper:
         self.batches = len(order)
         self.best: dict[str, bytes] = {}
         self._folder, self._model_files, self._carried = folder, model_files, carried
-        self._watcher = watcher if ranks.is_first else None
+        self._watcher = watcher
         self._stop = Stop(ranks, stops)
         self._since = 0.0
         self._saved = time.monotonic()

@@ -16,6 +16,7 @@ __all__ = [
     "ALWAYS_PER_ELEMENT",
     "CLASS_WEIGHTS",
     "DEVICES",
+    "ENGINES",
     "FORWARDS",
     "INITIAL_STATES",
     "LAYERS",
@@ -61,6 +62,7 @@ MISSING = ("error", "zero", "forward", "elapsed")
 # The words of raglane.data.Limit, which is not imported here either.
 TOO_LONG = ("refuse", "drop", "split", "alone")
 DEVICES = ("auto", "cpu", "cuda")
+ENGINES = ("processes", "ray")
 # The names of Lightning's loggers.
 LOGGERS = ("tensorboard", "wandb", "mlflow")
 
@@ -345,6 +347,12 @@ class Settings(ModelSettings):
     )
     device: str = option("auto", "Where to run; auto takes a GPU.", RUN, choices=DEVICES)
     ranks: int = option(1, "Processes that share each batch, on this machine; torchrun starts more.", RUN, *_COUNT)
+    engine: str = option(
+        "processes",
+        "Who starts the ranks; ray: a Ray cluster, that of RAY_ADDRESS or of this machine.",
+        RUN,
+        choices=ENGINES,
+    )
     threads: int | None = option(None, "Threads of the CPU, for each rank.", RUN, *_COUNT, unset="PyTorch's choice")
     workers: int = option(
         0,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from raglane.bench.cases import ELEMENTWISE, TORCH_CELLS
-from raglane.bench.competitors import jax_scan, onnx_engines, ours, plain_cells, pytorch
+from raglane.bench.competitors import exported, jax_scan, onnx_engines, ours, plain_cells, pytorch
 from raglane.bench.competitors.base import Competitor
 
 __all__ = ["COMPETITORS", "RIVALS", "TORCH"]
 
 _FLOAT32 = ("float32",)
+_LAYOUTS: tuple[Literal["padded", "flat"], ...] = ("padded", "flat")
 
 COMPETITORS: dict[str, Competitor] = {
     competitor.name: competitor
@@ -46,6 +49,18 @@ COMPETITORS: dict[str, Competitor] = {
             modes=("train",),
         ),
         Competitor("ours-lstm", "our LSTM of the same sizes on the same input", ours.ragged, "ours", view=ours.lstm),
+        *(
+            Competitor(
+                f"exported-{layout}",
+                f"the layer as rl.export.onnx writes it, layout {layout}, in ONNX Runtime; inference in float32",
+                exported.exported(layout),
+                "ours",
+                modules=("onnxscript", "onnxruntime"),
+                modes=("infer",),
+                dtypes=_FLOAT32,
+            )
+            for layout in _LAYOUTS
+        ),
         *(
             Competitor(
                 f"own-{schedule}",

@@ -18,7 +18,7 @@ from raglane.bench.competitors import pytorch
 from raglane.bench.competitors.base import Answer, Runner, rows_of
 from raglane.errors import require
 
-__all__ = ["model_of", "onnxruntime", "openvino"]
+__all__ = ["bound", "model_of", "onnxruntime", "openvino", "session_of"]
 
 _OPERATORS = {"lstm": "LSTM", "gru": "GRU", "rnn_tanh": "RNN"}
 # Where each of ONNX's gates stands among torch's: i, o, f, c of i, f, g, o; z, r, h of r, z, n.
@@ -69,13 +69,28 @@ def model_of(batch: Batch) -> bytes:
 
 def onnxruntime(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
     """ONNX Runtime, its inputs bound before; every call gives outputs of its own."""
+    given = _inputs(batch)
+    call, outputs = bound(session_of(model_of(batch), threads), given)
+    return Runner(call, _answer(batch, outputs), given)
+
+
+def session_of(model: bytes, threads: int) -> Any:
+    """A session of ONNX Runtime on so many threads.
+
+    Raises:
+        MissingExtraError: onnxruntime is not installed.
+    """
     engine: Any = require("onnxruntime", "bench")
     options = engine.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     # Its threads may spin while it runs, but not into the next competitor's turn.
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    session = engine.InferenceSession(model_of(batch), options, providers=["CPUExecutionProvider"])
-    binding, given = session.io_binding(), _inputs(batch)
+    return engine.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def bound(session: Any, given: dict[str, Any]) -> tuple[Callable[[], None], Callable[[], list[Any]]]:
+    """What runs a session on inputs that are bound once, and what runs it and gives its outputs."""
+    binding = session.io_binding()
     for name, array in given.items():
         binding.bind_cpu_input(name, array)
     for output in session.get_outputs():
@@ -89,7 +104,7 @@ def onnxruntime(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG00
         found: list[Any] = binding.copy_outputs_to_cpu()
         return found
 
-    return Runner(call, _answer(batch, outputs), given)
+    return call, outputs
 
 
 def openvino(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001

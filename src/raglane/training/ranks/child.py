@@ -9,17 +9,18 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
+
+import torch
 
 from raglane.errors import RaglaneError, flags
 from raglane.training.ranks.group import Ranks
 from raglane.training.ranks.launch import Place
 from raglane.training.state import Totals, TrainingState
 from raglane.training.stops import Stops
-from raglane.training.work import Work, perform
+from raglane.training.work import perform
 
 __all__ = ["run"]
 
@@ -87,7 +88,8 @@ def _work(pipe: Connection, place: Place, content: bytes, stops: Stops, words: S
     ranks = Ranks(place.rank, place.count, place.rank, is_keeper)
     try:
         work, threads = pickle.loads(content)
-        work = _settled(work, threads)
+        if threads is not None:
+            torch.set_num_threads(threads)
         store = distributed.TCPStore("127.0.0.1", place.port, is_master=False)  # type: ignore[attr-defined]
         ranks.join(store)
         watcher = _Teller(pipe) if place.is_watched and ranks.is_first else None
@@ -99,11 +101,6 @@ def _work(pipe: Connection, place: Place, content: bytes, stops: Stops, words: S
         if not isinstance(error, RaglaneError):
             error.add_note("".join(traceback.format_exception(error)))
         return None if ranks.is_lost(error) else _portable(error)
-
-
-def _settled(work: Work, threads: int) -> Work:
-    description = work.description
-    return replace(work, description=replace(description, settings=replace(description.settings, threads=threads)))
 
 
 def _portable(error: Exception) -> Exception:

@@ -63,7 +63,9 @@ def lead(work: Work, watcher: Watcher | None, ranks: Ranks) -> TrainingResult:
     ranks.join()
     try:
         ranks.from_first((work, current_flags()))
-        return perform(work, ranks=ranks, watcher=watcher)
+        result = perform(work, ranks=ranks, watcher=watcher)
+        ranks.from_first(result)
+        return result
     except (RuntimeError, LostRankError) as error:
         if not isinstance(error, LostRankError) and not ranks.is_lost(error):
             raise
@@ -72,11 +74,14 @@ def lead(work: Work, watcher: Watcher | None, ranks: Ranks) -> TrainingResult:
         ranks.leave()
 
 
-def follow(ranks: Ranks) -> None:
+def follow(ranks: Ranks) -> TrainingResult:
     """Do this rank's part of a training that the first one leads.
 
     Args:
         ranks: of which this is not the first.
+
+    Returns:
+        What the first rank has of it.
 
     Raises:
         SystemExit: the first rank has gone, or the training failed; that one tells why.
@@ -85,7 +90,8 @@ def follow(ranks: Ranks) -> None:
     try:
         work, names = ranks.from_first(None)
         with flags(names):
-            result = perform(work, ranks=ranks)
+            perform(work, ranks=ranks)
+        result: TrainingResult = ranks.from_first(None)
     except LostRankError:
         raise SystemExit(2) from None
     except RuntimeError as error:
@@ -97,3 +103,4 @@ def follow(ranks: Ranks) -> None:
             ranks.leave()
     if result.stopped_by is not None:
         raise SystemExit(128 + signal.Signals(result.stopped_by))
+    return result

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
@@ -136,11 +136,12 @@ def launch(work: Work, watcher: Watcher | None = None) -> TrainingResult:
     """
     from torch import distributed
 
-    settings = work.settings
+    settings, threads = work.settings, None
     if settings.threads is None:
+        # Not a choice of the run, which may go on with other ranks elsewhere.
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        settings = replace(settings, threads=max(cores // settings.ranks, 1))
-    shared = pickle.dumps((work, settings.threads), protocol=pickle.HIGHEST_PROTOCOL)
+        threads = max(cores // settings.ranks, 1)
+    shared = pickle.dumps((work, threads), protocol=pickle.HIGHEST_PROTOCOL)
     store = distributed.TCPStore(  # type: ignore[attr-defined]
         "127.0.0.1", 0, is_master=True, wait_for_workers=False
     )

@@ -27,6 +27,10 @@ def spread(work: Work, watcher: Watcher | None = None) -> TrainingResult:
         # For what does not go with several ranks; how many there are is not a choice of the run.
         replace(work.settings, ranks=others.count)
         return lead(work, watcher, others)
+    if work.settings.engine == "ray":
+        from raglane.training.ranks.on_ray import launch_on_ray
+
+        return launch_on_ray(work, watcher)
     if work.settings.ranks == 1:
         return perform(work, watcher=watcher)
     from raglane.training.ranks.launch import launch

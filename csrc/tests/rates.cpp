@@ -1,0 +1,100 @@
+// How fast the micro-kernels multiply, by shape and instruction set, as a share of the peak: the fused multiply-adds of
+// the same instruction set in registers alone, measured beside them. One thread; everything in a core's own caches.
+//
+//   rates [seconds per figure]
+#include "rates.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <vector>
+
+#include "../raglane.h"
+
+namespace {
+
+using raglane::Rates;
+using raglane::Shape;
+
+double seconds = 0.02;
+
+double now() {
+  using namespace std::chrono;
+  return duration<double>(steady_clock::now().time_since_epoch()).count();
+}
+
+// Operations per second of run(rounds), which returns how many it did: the best of five, since others share the core.
+double rate(const std::function<int64_t(int64_t)>& run) {
+  int64_t rounds = 1;
+  double best = 0;
+  for (int taken = 0; taken < 5;) {
+    double begun = now();
+    double operations = (double)run(rounds), lasted = now() - begun;
+    if (lasted < seconds) {
+      rounds = lasted > 0.1 * seconds ? (int64_t)(rounds * seconds / lasted * 1.2) + 1 : rounds * 8;
+      continue;
+    }
+    best = std::max(best, operations / lasted);
+    taken++;
+  }
+  return best;
+}
+
+void print(const char* set, const char* dtype, int64_t number, const Rates& rates) {
+  double peak = rate([&](int64_t rounds) { return rates.peak(number, rounds); });
+  std::printf("%s, %s: peak %.1f GF/s per core\n", set, dtype, peak / 1e9);
+  const int64_t depths[] = {32, 128, 512};
+  std::printf("  %-16s", "rows x vectors");
+  for (int64_t depth : depths) std::printf("  %8s %3lld", "depth", (long long)depth);
+  std::printf("\n");
+  const int most = rates.most_rows;
+  for (int rows : most == 3 ? std::vector{1, 2, 3} : std::vector{1, most / 3, 2 * most / 3, most}) {
+    for (int vectors = 1; vectors <= rates.most_vectors; vectors++) {
+      std::printf("  %3d x %-10d", rows, vectors);
+      for (int64_t depth : depths) {
+        // Panels of 256 KB: a core's second cache holds them, its first does not, as in a layer of some hundred units.
+        int64_t panels = std::max<int64_t>(1, (1 << 16) / (depth * vectors * rates.width));
+        Shape shape{rows, vectors, depth};
+        double here = rate([&](int64_t rounds) { return rates.multiply(number, shape, panels, rounds); });
+        std::printf("  %5.0f (%.2f)", here / 1e9, here / peak);
+      }
+      std::printf("\n");
+      std::fflush(stdout);
+    }
+  }
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+  if (count > 1) seconds = std::atof(words[1]);
+  if (!(seconds > 0)) return std::fprintf(stderr, "rates: seconds per figure: a number above 0\n"), 2;
+  struct Set {
+    int64_t isa;
+    const char* name;
+    const Rates* rates;
+    bool is_for_pairs;
+  };
+  const Set sets[] = {
+      {RAGLANE_PORTABLE, "portable", &raglane::portable::rates, false},
+#if defined(RAGLANE_X86)
+      {RAGLANE_AVX2, "avx2", &raglane::avx2::rates, false},
+      {RAGLANE_AVX512, "avx512", &raglane::avx512::rates, false},
+#endif
+#if defined(RAGLANE_PAIRS)
+      {RAGLANE_AVX512_BF16, "avx512bf16", &raglane::avx512bf16::rates, true},
+      {RAGLANE_AMX, "amx", &raglane::amx::rates, true},
+#endif
+  };
+  for (const Set& set : sets) {
+    if (!raglane_has_isa(set.isa)) continue;
+    if (!set.is_for_pairs) {
+      print(set.name, "float32", RAGLANE_FLOAT32, *set.rates);
+      print(set.name, "float64", RAGLANE_FLOAT64, *set.rates);
+    } else {
+      print(set.name, "bfloat16", RAGLANE_BFLOAT16, *set.rates);
+    }
+  }
+}

@@ -1,0 +1,27 @@
+// What csrc/tests/rates.cpp has of each instruction set.
+#pragma once
+
+#include <stdint.h>
+
+namespace raglane {
+
+// A product of `rows` rows with one panel of `vectors` vectors, `depth` numbers deep.
+struct Shape {
+  int rows, vectors;
+  int64_t depth;
+};
+
+struct Rates {
+  int most_rows, most_vectors, width;  // of a tile; numbers in a vector of sums
+  // Fused multiply-adds in registers; returns the operations.
+  int64_t (*peak)(int64_t dtype, int64_t rounds);
+  // The micro-kernel over `panels` panels, `rounds` times; returns the operations, or 0 where there is no memory.
+  int64_t (*multiply)(int64_t dtype, const Shape& shape, int64_t panels, int64_t rounds);
+};
+namespace portable { extern const Rates rates; }
+namespace avx2 { extern const Rates rates; }
+namespace avx512 { extern const Rates rates; }
+namespace avx512bf16 { extern const Rates rates; }
+namespace amx { extern const Rates rates; }
+
+}  // namespace raglane

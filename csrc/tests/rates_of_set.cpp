@@ -1,0 +1,48 @@
+// The micro-kernels by themselves, for the instruction set that the build names; see rates.cpp.
+#include "../peak.h"
+#include "../scratch.h"
+#include "rates.h"
+
+namespace raglane::RAGLANE_TARGET {
+namespace {
+
+template <class S> int64_t multiply_panels(const Shape& shape, int64_t panels, int64_t rounds) {
+  using A = typename Arithmetic<S>::type;
+  constexpr int width = Lanes<A>::width;
+#if RAGLANE_LEVEL == 5
+  TileRegisters registers;
+#endif
+  const int64_t depth = words<S>(shape.depth), panel = depth * shape.vectors * width;
+  const int64_t row = (depth + width - 1) / width * width, sums = (int64_t)shape.vectors * width;
+  Scratch<A> memory;
+  if (!memory.reserve(panels * panel + tile_rows * (row + panels * sums), false)) return 0;
+  memset((void*)memory.get(), 0, (panels * panel + tile_rows * (row + panels * sums)) * sizeof(A));
+  A* rows[tile_rows];
+  A* to[tile_rows];
+  for (int r = 0; r < tile_rows; r++) rows[r] = memory.get() + panels * panel + r * row;
+  int64_t at[panel_vectors];
+  for (int v = 0; v < panel_vectors; v++) at[v] = v * width;
+  for (int64_t i = 0; i < rounds; i++)
+    for (int64_t p = 0; p < panels; p++) {
+      for (int r = 0; r < tile_rows; r++) to[r] = memory.get() + panels * panel + tile_rows * row + (p * tile_rows + r) * sums;
+      multiply<typename Operand<S>::type>(
+          shape.rows, shape.vectors, {rows, memory.get() + p * panel, depth, (const A* const*)to, at, to, at});
+    }
+  return rounds * panels * 2 * shape.rows * sums * shape.depth;
+}
+
+int64_t multiply_dtype(int64_t dtype, const Shape& shape, int64_t panels, int64_t rounds) {
+  switch (dtype) {
+#if RAGLANE_LEVEL <= 3
+    case RAGLANE_FLOAT32: return multiply_panels<float>(shape, panels, rounds);
+    case RAGLANE_FLOAT64: return multiply_panels<double>(shape, panels, rounds);
+#endif
+    case RAGLANE_BFLOAT16: return multiply_panels<bfloat16>(shape, panels, rounds);
+  }
+  return 0;
+}
+
+}  // namespace
+
+extern const Rates rates = {tile_rows, panel_vectors, Lanes<float>::width, multiply_registers, multiply_dtype};
+}  // namespace raglane::RAGLANE_TARGET

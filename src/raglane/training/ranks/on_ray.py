@@ -1,0 +1,233 @@
+"""Ranks on a Ray cluster: Ray Train starts them, and starts them again where one is lost.
+
+The files of the run are those of any other: the first rank writes them, so the folder is on a disk that all machines
+see, and what went on before a loss goes on from ``last``.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from raglane.errors import ArgumentError, RaglaneError, argument, current_flags, flags, message, require
+from raglane.training.bookkeeper import Watcher
+from raglane.training.folder import LAST, repair
+from raglane.training.ranks.group import Ranks, lost
+from raglane.training.state import Totals, TrainingState, load_state
+from raglane.training.tasks import TASKS
+from raglane.training.work import TrainingResult, Work, perform
+
+__all__ = ["connected", "launch_on_ray"]
+
+# How often workers are started again, and seconds between two looks at how far they are.
+_ATTEMPTS, _LOOK = 4, 0.2
+# Where Ray keeps what it wants to, in the folder of the run: all machines see that.
+_OWN = ".ray"
+
+
+def connected() -> Any:
+    """Ray, connected to the cluster that the environment or this machine has, or to one that is started here.
+
+    Raises:
+        MissingExtraError: Ray is not installed.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
+    ray = require("ray", "ray")
+    if not ray.is_initialized():
+        quiet = {"log_to_driver": False, "logging_level": "ERROR", "include_dashboard": False}
+        try:
+            ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
+        except ConnectionError:
+            ray.init(**quiet)
+    return ray
+
+
+class _Messages:
+    """What workers tell: kept by an actor of its own, until the process that waits for them asks."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[Any, ...]] = []
+        self.error: BaseException | None = None
+
+    def tell(self, *words: Any) -> None:
+        """Keep something."""
+        self._kept.append(words)
+
+    def fail(self, error: BaseException) -> None:
+        """Keep the first error."""
+        self.error = self.error or error
+
+    def failed(self) -> BaseException | None:
+        """The first error."""
+        return self.error
+
+    def take(self) -> list[tuple[Any, ...]]:
+        """What was told since this was asked last."""
+        kept, self._kept = self._kept, []
+        return kept
+
+
+class _Reporter:
+    """Tells Ray how far a rank is, which each of them does at the same moments, and the waiting process besides.
+
+    Args:
+        ranks: of which this is one.
+        messages: the actor.
+        folder: of the run.
+    """
+
+    def __init__(self, ranks: Ranks, messages: Any, folder: Path) -> None:
+        self._ranks, self._messages, self._folder = ranks, messages, folder
+        self._batches = 0
+
+    def _tell(self, *words: Any) -> None:
+        if self._ranks.is_first:
+            self._messages.tell.remote(*words)
+
+    def started(self, state: TrainingState, epochs: int, batches: int) -> None:
+        """The loop starts."""
+        self._batches = batches
+        self._tell("started", state, epochs, batches)
+
+    def batch_done(self, epoch: int, batch: int, totals: Totals) -> None:
+        """A batch is done; in the middle of an epoch all ranks report."""
+        if batch == (self._batches + 1) // 2:
+            from ray import train
+
+            train.report({"epoch": epoch, "batch": batch, "train_loss": totals.mean_loss})
+            self._tell("batch_done", epoch, batch, Totals(**totals.to_config()))
+
+    def epoch_done(self, row: dict[str, float], is_best: bool) -> None:
+        """An epoch is complete."""
+        from ray import train
+
+        train.report(dict(row))
+        self._tell("epoch_done", row, is_best)
+
+
+def _worker(config: dict[str, Any]) -> None:
+    """What each worker does."""
+    import ray
+    from ray import train
+
+    context = train.get_context()
+    # Of the GPUs Ray shows each worker its own.
+    ranks = Ranks(context.get_world_rank(), context.get_world_size())
+    messages = config["messages"]
+    work: Work = ray.get(config["work"][0])
+    if work.folder is None:
+        raise ValueError("a run without a folder")
+    with flags(config["flags"]):
+        try:
+            if ranks.is_first:
+                # A worker before this one may have been killed while it wrote.
+                repair(work.folder)
+            ranks.from_first(None)
+            resume = work.resume or (work.folder / LAST).exists()
+            perform(replace(work, resume=resume), ranks=ranks, watcher=_Reporter(ranks, messages, work.folder))
+        except (RaglaneError, OSError) as error:
+            if not ranks.is_lost(error) and "LostRank" not in type(error).__name__:
+                ray.get(messages.fail.remote(error))
+            raise
+
+
+def launch_on_ray(work: Work, watcher: Watcher | None = None) -> TrainingResult:
+    """Do a training in workers of a Ray cluster.
+
+    Args:
+        work: checked and settled; its folder is locked by this process.
+        watcher: told of batches and epochs.
+
+    Raises:
+        ArgumentError: the run has no folder.
+        LostRankError: workers were lost again and again.
+        MissingExtraError: Ray is not installed.
+        RaglaneError: what the workers raised.
+    """
+    folder = work.folder
+    if folder is None:
+        rule = "workers of a cluster write to a folder that all of them see"
+        raise ArgumentError(message("out", "None", rule, f"give {argument('out')}"))
+    ray = connected()
+    require("ray.train.torch", "ray")
+    messages = ray.remote(num_cpus=0)(_Messages).remote()
+    own = folder / _OWN
+    try:
+        given = {"messages": messages, "flags": current_flags(), "work": [ray.put(_absolute(work))]}
+        with _heard(ray, messages, watcher):
+            for _ in range(_ATTEMPTS):
+                error = _fit(work, given, own.absolute())
+                told = ray.get(messages.failed.remote())
+                if told is not None:
+                    raise told
+                if error is None:
+                    break
+            else:
+                raise lost("workers that were lost again and again", folder) from error
+    finally:
+        shutil.rmtree(own, ignore_errors=True)
+        ray.kill(messages)
+    state = load_state(folder / LAST)[0]
+    return TrainingResult(folder, TASKS[work.settings.task].terms(work.settings)[0], state)
+
+
+def _absolute(work: Work) -> Work:
+    return replace(work, folder=None if work.folder is None else work.folder.absolute())
+
+
+def _fit(work: Work, given: dict[str, Any], own: Path) -> BaseException | None:
+    """Let Ray train once; gives the error with which that ended."""
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    from raglane.training.inference import pick_device
+
+    settings = work.settings
+    on_gpus = settings.device == "cuda" or pick_device(settings.device).type == "cuda"
+    trainer = TorchTrainer(
+        _worker,
+        train_loop_config=given,
+        torch_config=TorchConfig(backend="cpu:gloo,cuda:nccl" if on_gpus else "gloo"),
+        scaling_config=ScalingConfig(
+            num_workers=settings.ranks,
+            use_gpu=on_gpus,
+            resources_per_worker={"CPU": settings.threads or 1} | ({"GPU": 1} if on_gpus else {}),
+        ),
+        run_config=RunConfig(name="run", storage_path=str(own)),
+    )
+    try:
+        trainer.fit()
+    except Exception as error:
+        return error
+    return None
+
+
+@contextmanager
+def _heard(ray: Any, messages: Any, watcher: Watcher | None) -> Any:
+    """Within it a watcher hears what the workers tell."""
+    ended = threading.Event()
+
+    def hear() -> None:
+        while True:
+            last = ended.wait(_LOOK)
+            with suppress(Exception):
+                for what, *said in ray.get(messages.take.remote()):
+                    getattr(watcher, what)(*said)
+            if last:
+                return
+
+    listener = threading.Thread(target=hear, daemon=True)
+    if watcher is not None:
+        listener.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if watcher is not None:
+            listener.join(10)

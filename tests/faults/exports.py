@@ -1,0 +1,34 @@
+"""Faults in what is exported: files that run elsewhere, and the loop of a graph."""
+
+from __future__ import annotations
+
+from faults.fault import Fault
+
+__all__ = ["FAULTS"]
+
+FAULTS: dict[str, Fault] = {
+    "a-length-of-0-for-the-runtime": Fault(
+        "src/raglane/export/operators.py",
+        "is_empty = (table.lengths == 0).view(1, -1, 1)",
+        "is_empty = (table.lengths < 0).view(1, -1, 1)",
+        "export/test_onnx.py::test_a_model_is_the_same_in_the_runtime",
+    ),
+    "a-file-that-differs-is-written": Fault(
+        "src/raglane/export/verify.py",
+        "if not share <= max(limit, 4 * own):",
+        "if share != share:",
+        "export/test_onnx.py::test_a_file_that_differs_from_its_model_is_not_written",
+    ),
+    "a-file-knows-no-scale": Fault(
+        "src/raglane/models/exported.py",
+        "(values.double() * self.std + self.mean).float()",
+        "(values.double() * self.std).float()",
+        "export/test_runs.py::test_a_regression_answers_in_the_units_of_the_data",
+    ),
+    "a-model-stays-in-evaluation": Fault(
+        "src/raglane/export/to_onnx.py",
+        "module.training = True",
+        "module.training = False",
+        "export/test_onnx.py::test_a_model_is_the_same_in_the_runtime",
+    ),
+}

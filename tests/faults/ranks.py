@@ -1,0 +1,48 @@
+"""Faults in what several processes train, and in tables that come in parts."""
+
+from __future__ import annotations
+
+from faults.fault import Fault
+
+__all__ = ["FAULTS"]
+
+_RANKS = "training/test_ranks.py::"
+
+FAULTS: dict[str, Fault] = {
+    "a-mean-of-the-means-of-ranks": Fault(
+        "src/raglane/training/loop.py",
+        "count = whole.count.clamp(min=1)",
+        "count = score.count.clamp(min=1) * self.ranks.count",
+        f"{_RANKS}test_a_gradient_is_that_of_one_process",
+    ),
+    "batches-of-a-step-count-the-same": Fault(
+        "src/raglane/training/loop.py",
+        "max(float(self.counted), 1.0)",
+        "float(self.settings.accumulate)",
+        f"{_RANKS}test_a_gradient_is_that_of_one_process",
+    ),
+    "the-validation-of-one-rank": Fault(
+        "src/raglane/training/bookkeeper.py",
+        "self.running.validation = Totals(loss, metric, baseline, count)",
+        "self.running.validation = totals",
+        f"{_RANKS}test_weights_and_sums_are_those_of_one_process",
+    ),
+    "a-rank-stops-for-itself": Fault(
+        "src/raglane/training/ranks/launch.py",
+        'rank.tell("stop", self._stops.asked)',
+        "rank.tell('go on')",
+        f"{_RANKS}test_a_stop_is_agreed_upon_and_the_run_goes_on_to_the_same_bits",
+    ),
+    "nothing-is-saved-when-a-rank-dies": Fault(
+        "src/raglane/training/ranks/launch.py",
+        'keeper.tell("save")',
+        "return",
+        f"{_RANKS}test_a_rank_that_dies_ends_the_run_in_one_line_and_it_goes_on_with_any_number",
+    ),
+    "a-table-without-its-index": Fault(
+        "src/raglane/models/tables.py",
+        "answers.to_pandas().set_index(given.index)",
+        "answers.to_pandas()",
+        "models/test_tables.py::test_tables_of_all_kinds_and_in_any_parts",
+    ),
+}
