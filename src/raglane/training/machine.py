@@ -34,7 +34,12 @@ def check_machine(settings: Settings) -> torch.device:
         >>> check_machine(Settings(device="cpu"))
         device(type='cpu')
     """
-    most = max(64, 4 * (os.cpu_count() or 1))
+    cores = os.cpu_count() or 1
+    # Each rank is a process with all of PyTorch, which a processor is busy with; a cluster knows what it has.
+    if settings.engine == "processes" and settings.ranks > max(4, cores):
+        fix = f"pass {argument('ranks', cores)}, or start ranks on several machines with torchrun"
+        raise ArgumentError(message("ranks", f"{settings.ranks}", f"at most {max(4, cores)} on this machine", fix))
+    most = max(64, 4 * cores)
     for name in ("threads", "workers"):
         count = getattr(settings, name)
         if count is not None and count > most:
