@@ -18,6 +18,7 @@ import torch
 from raglane.data.records import Records, offsets_of
 from raglane.errors import ArgumentError, LostRankError
 from raglane.training.checkpoint import read_tensors
+from raglane.training.machine import check_machine
 from raglane.training.ranks import launch as launching
 from raglane.training.run import train
 from raglane.training.settings import Settings
@@ -144,6 +145,9 @@ def test_files_say_what_was_chosen_and_not_what_was_found(tmp_path: Path) -> Non
     chosen = replace(_QUICK, ranks=2, threads=None, epochs=1)
     train(chosen, _records(), None, tmp_path / "run")
     assert json.loads((tmp_path / "run" / "run.json").read_text())["settings"] == chosen.to_config()
+    with pytest.raises(ArgumentError, match="got 600; the rule: at most"):
+        check_machine(replace(chosen, ranks=600))
+    assert check_machine(replace(chosen, ranks=600, engine="ray", device="cpu")).type == "cpu"
     for wrong, words in (({"batch_size": 2}, "2 sequences"), ({"steps": 2, "task": "forecast"}, "one rank alone")):
         with pytest.raises(ArgumentError, match=words):
             train(replace(chosen, ranks=3, **wrong), _records(), None, tmp_path / "other")

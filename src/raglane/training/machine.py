@@ -34,16 +34,16 @@ def check_machine(settings: Settings) -> torch.device:
         >>> check_machine(Settings(device="cpu"))
         device(type='cpu')
     """
-    most = max(64, 4 * (os.cpu_count() or 1))
+    cores = os.cpu_count() or 1
+    # Each rank is a process with all of PyTorch, which a processor is busy with; a cluster knows what it has.
+    if settings.engine == "processes" and settings.ranks > max(4, cores):
+        fix = f"pass {argument('ranks', cores)}, or start ranks on several machines with torchrun"
+        raise ArgumentError(message("ranks", f"{settings.ranks}", f"at most {max(4, cores)} on this machine", fix))
+    most = max(64, 4 * cores)
     for name in ("threads", "workers"):
         count = getattr(settings, name)
         if count is not None and count > most:
             raise ArgumentError(message(name, f"{count}", f"at most {most} on this machine", "pass a smaller number"))
-    # Each rank is a process with a library of its own in memory, and computes all the time.
-    most = max(8, os.cpu_count() or 1)
-    if settings.engine == "processes" and "TORCHELASTIC_RUN_ID" not in os.environ and settings.ranks > most:
-        rule = f"at most {most} on this machine, and as many as it has processors are best"
-        raise ArgumentError(message("ranks", f"{settings.ranks}", rule, "pass a smaller number, or start torchrun"))
     device = pick_device(settings.device)
     smallest = {part.name: getattr(settings, part.name) for part in fields(ModelConfig) if hasattr(settings, part.name)}
     sizes = {"input_size": BLOCKS[settings.missing], "output_size": 1, "embedding": None}
