@@ -27,6 +27,7 @@ _SCRIPTS = {
     "recurrent_ppo": "mean return",
     "fat_of_meat": "r2",
     "languages_of_names": "micro f1",
+    "power_demand": "mean absolute error",
     "piano_rolls": "nats per frame",
     "write_names": "bits per character",
     "same_language": "accuracy",
@@ -217,6 +218,19 @@ def _write_spectra(folder: Path) -> Path:
     return folder
 
 
+def _write_days(folder: Path) -> Path:
+    """Waves that begin anywhere."""
+    folder.mkdir()
+    random_numbers = np.random.default_rng(0)
+    for part, count in (("TRAIN", 60), ("TEST", 20)):
+        lines = ["@problemName Days", "@timeStamps false", "@univariate true", "@classLabel true 1 2", "@data"]
+        for _ in range(count):
+            hours = np.sin(np.arange(24) + 7 * random_numbers.random())
+            lines.append(",".join(f"{value:.4f}" for value in hours) + ":1")
+        (folder / f"ItalyPowerDemand_{part}.ts").write_text("\n".join(lines) + "\n")
+    return folder
+
+
 def test_scripts_of_other_tasks_on_data_made_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each learns what a test can make in a second, and says its figure at the end."""
     names = str(_write_names(tmp_path / "names"))
@@ -226,11 +240,20 @@ def test_scripts_of_other_tasks_on_data_made_here(tmp_path: Path, capsys: pytest
     assert _load("write_names").main([names, "--epochs", "30", "--hidden", "24"]) < 3
     assert _load("same_language").main([names, "--steps", "60"]) > 0.8
     # Whoever knows nothing of 24 notes needs 16.6 nats.
+    error, persistence = _load("power_demand").main([str(_write_days(tmp_path / "days")), "--epochs", "20"])
+    assert error < 0.5 * persistence
     nats, persistence = _load("piano_rolls").main(["--rolls", "60", "--epochs", "4"])
     assert nats < 10
     assert 3 < persistence < 6
     printed = capsys.readouterr().out
-    for figure in ("test R2", "test micro F1", "bits per character", "test accuracy", "test nats"):
+    for figure in (
+        "test R2",
+        "test mean absolute error 0",
+        "test micro F1",
+        "bits per character",
+        "test accuracy",
+        "test nats",
+    ):
         assert figure in printed
 
 
@@ -248,7 +271,7 @@ def test_numbers_in_words() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["names", "tag_words", "fat_of_meat", "languages_of_names", "write_names", "same_language"]
+    "name", ["names", "tag_words", "fat_of_meat", "power_demand", "languages_of_names", "write_names", "same_language"]
 )
 def test_a_missing_path_is_one_line(tmp_path: Path, name: str, script: Script) -> None:
     absent, path = tmp_path / "absent", str(_EXAMPLES / f"{name}.py")
