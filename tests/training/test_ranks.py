@@ -82,6 +82,8 @@ def test_a_gradient_is_that_of_one_process() -> None:
         for dtype in (torch.float32, torch.float64)
     ]
     alone = gradients(kinds, 1)[0]
+    for one, several_of_it, limit in ((alone[0], alone[4], 1e-6), (alone[1], alone[5], 1e-12)):
+        assert float((one - several_of_it).norm() / one.norm()) < limit
     for ranks in (2, 3):
         found = gradients(kinds, ranks)
         for place, (_, dtype) in enumerate(kinds):
