@@ -26,7 +26,7 @@ class Tagger(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first = rl.nn.LSTM(D, 8, bidirectional=True, initial_state="learned")
-        self.second = rl.nn.LayerNormGRU(16, 6)
+        self.second = rl.nn.MinGRU(16, 6)
         self.pool = rl.nn.AttentionPooling(6, heads=2)
         self.head = nn.Linear(6, 4)
         for name in ("initial_h", "initial_c"):

@@ -29,7 +29,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     one, other = write_steps(folder / "one.csv"), write_steps(folder / "other.csv", 8)
     for name, data, more in (
-        ("a", one, ["--cell", "gru", "--seed", "1", "--lr", "0.00012345"]),
+        ("a", one, ["--cell", "gru", "--seed", "1", "--lr", "0.00012349"]),
         ("b", one, ["--cell", "lstm", "--seed", "2", "--validation-fraction", "0.3"]),
         ("c", other, ["--cell", "rnn"]),
     ):

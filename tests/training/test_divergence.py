@@ -64,7 +64,7 @@ def test_the_best_model_until_then_is_kept(data: str, tmp_path: Path, capsys: py
     assert 0 < state.epoch < 10
     losses = [row["train_loss"] for row in state.history]
     assert losses[-1] > 10 * losses[0]
-    assert {path.name for path in run.iterdir()} == {"best", "last", "run.json", "curves.csv", "curves.png"}
+    assert {path.name for path in run.iterdir()} == {"best", "last", "run.json", "run.toml", "curves.csv", "curves.png"}
     assert load_model(run).task == "classify"
     before = tree(tmp_path)
     # To go on would do the same again, with whatever may change.

@@ -35,7 +35,7 @@ class TablePredictor:
         >>> import raglane as rl
         >>> import pandas as pd
         >>> walks = pd.DataFrame({"walk": [[0.1, 0.5, 0.9], [0.9, 0.4], [0.2, 0.7]], "kind": ["up", "down", "up"]})
-        >>> run = rl.fit(walks, epochs=60, hidden=8, validation_fraction=0)
+        >>> run = rl.fit(walks, epochs=60, hidden=8, lr=0.05, validation_fraction=0)
         >>> predict_batch = run.predictor()
         >>> predict_batch(walks[1:]).prediction.tolist()
         ['down', 'up']
