@@ -196,6 +196,25 @@ def test_sequences_of_length_0_are_of_every_kind(work: Path, tmp_path: Path) -> 
         assert {row["prediction"] for row in rows} <= {"x", "y"}
 
 
+def test_a_sequence_column_takes_the_place_of_features(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Columns of a CSV file are asked for in a file of lists, too, unless another column is named in their place."""
+    path, output = tmp_path / "data.csv", tmp_path / "p.jsonl"
+    rows = [f"s{n // 2},{'ab'[n % 2]},{n % 3},{'xy'[n // 2 % 2]}\n" for n in range(24)]
+    path.write_text("id,word,code,label\n" + "".join(rows))
+    named = ["--feature-column", "word", "--categorical-column", "word"]
+    assert main(["train", str(path), *named, "--out", str(tmp_path / "run"), *FAST, "--quiet"]) == 0
+    lists = tmp_path / "lists.jsonl"
+    lists.write_text('{"seq": ["a", "b"], "word": ["b"]}\n{"seq": ["b"], "word": ["a"]}\n')
+    for named in ([], ["--sequence-column", "seq"], ["--sequence-column", "word"]):
+        assert main(["predict", str(tmp_path / "run"), str(lists), *named, "-o", str(output), "-q"]) == 0
+    lists.write_text('{"seq": ["a", "b"]}\n')
+    capsys.readouterr()
+    fails(["predict", str(tmp_path / "run"), str(lists), "-o", str(output)], capsys, "no column 'word'")
+    assert (
+        main(["predict", str(tmp_path / "run"), str(lists), "--sequence-column", "seq", "-o", str(output), "-q"]) == 0
+    )
+
+
 def test_labels_that_stand_once_stay_in_the_training_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "many.csv"
     path.write_text("id,x,label\n" + "".join(f"s{n},{n % 7}.5,c{n}\n" for n in range(40)))

@@ -232,6 +232,21 @@ def test_without_a_preprocessor_features_are_as_they_are(tmp_path: Path) -> None
     assert words.preprocessor.vocabulary[:2] == ("<unk>", best)
 
 
+def test_a_language_model_reads_no_numbers(tmp_path: Path) -> None:
+    """They may be converted for it, since a folder serves every task; sequences of length 0 are of every kind."""
+    for kind, entry in (("numbers", [[0.5, 1.0]]), ("words", ["a"])):
+        source = pa.table({"x": [entry, [], entry * 2]})
+        pq.write_table(source, tmp_path / f"{kind}.parquet")
+        columns = Columns(task="language")
+        data = Dataset(convert(tmp_path / f"{kind}.parquet", tmp_path / kind, columns).folder, columns)
+        assert data.take([1]).lengths.tolist() == [1]
+        if kind == "words":
+            assert data.take([0, 1, 2]).lengths.tolist() == [2, 1, 3]
+        else:
+            with pytest.raises(DataError, match="a language model reads tokens"):
+                data.take([0, 1])
+
+
 def test_a_converted_folder_opens_without_its_shards(tmp_path: Path) -> None:
     table = _table()
     pq.write_table(table, tmp_path / "a.parquet")

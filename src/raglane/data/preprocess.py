@@ -174,8 +174,7 @@ class Preprocessor:
                 kept = kept[: max_vocabulary - len(special)]
             return cls(task=task, vocabulary=(*special, *kept), missing=missing, split=split, **learned)
         if task == "language":
-            rule = "a language model reads tokens"
-            raise DataError(message("task", "'language' and sequences of numbers", rule, "use forecast"))
+            raise _no_tokens()
         if missing == "error":
             _refuse_missing(records)
         mean = tuple(channel.mean for channel in known.channels.values()) if standardize else None
@@ -397,12 +396,23 @@ def _refuse_missing(records: Records | Statistics) -> None:
             raise DataError(message("data", got, "features are finite numbers", fix))
 
 
+def _no_tokens() -> DataError:
+    rule = "a language model reads tokens"
+    return DataError(message("task", "'language' and sequences of numbers", rule, "use forecast"))
+
+
 def between_ends(values: Tensor, offsets: Tensor, *, with_last: bool) -> tuple[Tensor, Tensor]:
-    """Tokens with the one of the end before each sequence and, where the end is to be learned, after it."""
+    """Tokens with the one of the end before each sequence and, where the end is to be learned, after it.
+
+    Raises:
+        DataError: the values are numbers, ``(N, C)``, rather than tokens; sequences of length 0 are of every kind.
+    """
+    if len(values) and values.dim() > 1:
+        raise _no_tokens()
     more = 2 if with_last else 1
     lengths = offsets.diff() + more
     wrapped = segments.offsets_from_lengths(lengths)
     result = torch.ones(int(wrapped[-1]), dtype=torch.int64)
     before = torch.repeat_interleave(torch.arange(len(lengths)), offsets.diff()) * more + 1
-    result[torch.arange(len(values)) + before] = values
+    result[torch.arange(len(values)) + before] = values.reshape(len(values)).long()
     return result, wrapped

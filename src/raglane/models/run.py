@@ -16,7 +16,7 @@ from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
 from raglane.errors import ArgumentError, ArgumentTypeError, DataError, message, quote, quote_all
 from raglane.files import check_place, write_folder
-from raglane.models.sources import ColumnNames, SavedSource, Source, chosen_columns
+from raglane.models.sources import ColumnNames, SavedSource, Source, chosen_columns, renamed
 from raglane.models.tables import TablePredictor
 from raglane.reading import as_path
 from raglane.training import inference
@@ -256,7 +256,7 @@ class Run:
         """
         with reading(self.folder or _PICKLE):
             trained = build(ColumnNames, self.saved.columns, "columns")
-        source = Source(None, format, replace(trained, **chosen_columns(columns)))
+        source = Source(None, format, renamed(trained, chosen_columns(columns)))
         if isinstance(data, (str, os.PathLike)):
             if labels is not None:
                 rule = "a file has its labels in a column"

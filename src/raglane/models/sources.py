@@ -28,6 +28,7 @@ __all__ = [
     "chosen_columns",
     "guess_task",
     "hold_out",
+    "renamed",
 ]
 
 DEFAULT_DATA = "Japanese vowels"
@@ -140,6 +141,22 @@ def chosen_columns(given: Mapping[str, Any]) -> dict[str, Any]:
             check_kind(name, part, (str, type(None)), "a text, or None", "pass the name of a column")
         found[name] = list(value) if isinstance(value, tuple) else value
     return found
+
+
+def renamed(trained: ColumnNames, given: Mapping[str, Any]) -> ColumnNames:
+    """The columns of other data: those of training, but for what was named, see :func:`chosen_columns`.
+
+    Example:
+        >>> names = renamed(ColumnNames(label="kind", features=["a", "b"]), {"sequence": "steps"})
+        >>> names.sequence, names.label, names.features
+        ('steps', 'kind', None)
+    """
+    if given.get("sequence") is not None and trained.sequence is None:
+        # The columns of features were the sequences; now another column is, and these stand beside none.
+        gone = {*(trained.features or ())} - {*(given.get("features") or ())}
+        categorical = [name for name in trained.categorical or () if name not in gone]
+        trained = replace(trained, features=None, categorical=categorical or None)
+    return replace(trained, **given)
 
 
 def guess_task(read: Callable[[str], Records], others: tuple[str, ...], loss: str | None = None) -> tuple[Records, str]:
