@@ -138,10 +138,12 @@ def test_weights_are_counted_without_a_model() -> None:
     for (layer, norm, initial, pooling, layers), bidirectional, embedding in itertools.product(
         kinds, (False, True), (None, 7)
     ):
+        if layer == "grud" and embedding is not None:
+            continue  # it reads three columns for each channel, which an embedding does not have
         config = ModelConfig(
             "classify",
             layer,
-            input_size=5,
+            input_size=6,
             output_size=4,
             hidden=6,
             layers=layers,

@@ -290,7 +290,7 @@ def test_nothing_is_left_of_it_in_evaluation(name: str) -> None:
 def test_evaluation_takes_the_mean_of_zoneout(name: str) -> None:
     """Each new state is the share held times the old one, and the rest times what the cell gives."""
     count = len(build(name).cell.states)
-    shares = (0.25, 0.6)[:count]
+    shares = (0.25, 0.6, 0.1, 0.4)[:count]
     layer = build(name, **options_of(name, zoneout=shares)).eval()
     sequences = sequences_of([3, 0, 2])
     weights = layer._weights()[0]

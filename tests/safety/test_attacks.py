@@ -34,7 +34,7 @@ def test_cells(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(cells, "ask", wrong)
     assert cells.main(2, 1000) == 2
-    assert "python -m attacks.cells 1 1001: reference each: result 0" in capsys.readouterr().out
+    assert "python -m attacks.cells 1 1001: program auto: result 0" in capsys.readouterr().out
 
 
 def test_numbers(capsys: pytest.CaptureFixture[str]) -> None:

@@ -163,7 +163,8 @@ class _Loop(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         loop: Loop = ctx.loop
         count = sum(loop.widths)
-        tensors, saved = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        kept = ctx.saved_tensors  # read once: a checkpoint gives them no second time
+        tensors, saved = kept[:count], kept[count:]
         if torch.is_grad_enabled() or are_transformed(grads):
             return None, *_reference_gradients(loop, tensors, grads, ctx.needs_input_grad[1:])
         back = _Backward(loop, tensors, dict(zip(ctx.nodes, saved, strict=True)), ctx.known, ctx.needs_input_grad[1:])
