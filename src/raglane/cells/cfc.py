@@ -52,7 +52,7 @@ class CfC(CellSpec):
             first have none: their steps take 1.
 
     Raises:
-        ArgumentError: by :meth:`shapes`, where the input has no such column, or nothing besides.
+        ArgumentError: by :meth:`CellSpec.shapes`, where the input has no such column, or nothing besides.
 
     Example:
         >>> weights = CfCWeights(torch.zeros(2, 3), torch.zeros(2, 1), None, torch.zeros(4, 2), torch.zeros(4))

@@ -62,7 +62,7 @@ class GRUD(CellSpec):
         is_first: whether the input has the three blocks.
 
     Raises:
-        ArgumentError: by :meth:`shapes`, where the columns are not three for each channel.
+        ArgumentError: by :meth:`CellSpec.shapes`, where the columns are not three for each channel.
 
     Example:
         >>> decays = (torch.ones(1), None, torch.zeros(2, 1), None)

@@ -48,7 +48,7 @@ class SLSTM(CellSpec):
         heads: the number of heads; it divides the number of units.
 
     Raises:
-        ArgumentError: by :meth:`shapes`, where ``heads`` does not divide the number of units.
+        ArgumentError: by :meth:`CellSpec.shapes`, where ``heads`` does not divide the number of units.
 
     Example:
         >>> zeros, begins = torch.zeros(1, 2), torch.tensor([[5.0, 5.0, 0.0, 0.0, 20.0, -20.0, 0.0, 0.0]])

@@ -30,7 +30,8 @@ class Verified:
 
     Attributes:
         batches: on how many batches, of fresh random lengths.
-        sequences, elements: of how many sequences and elements in all.
+        sequences: how many in all.
+        elements: how many in all.
         largest_difference: of any number, as a share of the largest number of the same output.
     """
 

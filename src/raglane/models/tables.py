@@ -29,7 +29,7 @@ class TablePredictor:
 
     Args:
         run: that predicts.
-        options: of :meth:`Run.predict`.
+        options: of :meth:`raglane.Run.predict`.
 
     Example:
         >>> import raglane as rl
@@ -53,7 +53,7 @@ class TablePredictor:
 
     @property
     def run(self) -> Run:
-        """What predicts: read at the first call in a process.
+        """What predicts, read at the first call in a process.
 
         Raises:
             CheckpointError: the folder of the run is not there, or damaged.
@@ -72,8 +72,8 @@ class TablePredictor:
             table: of pandas, polars or Arrow (a table or a record batch), a row per sequence; or a dict of columns.
 
         Returns:
-            A table of the same kind, with a row for each of its rows, in their order, and of pandas with their index:
-            the columns of :meth:`Run.predict`; the column ``id`` only where the table names its sequences.
+            A table of the same kind, with a row for each of its rows, in their order, and of pandas with their index.
+            It has the columns of :meth:`raglane.Run.predict`; the column ``id`` only where the table names its sequences.
 
         Raises:
             ArgumentTypeError: not a table.

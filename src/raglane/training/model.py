@@ -121,7 +121,7 @@ class ModelConfig(ModelSettings):
 
     @property
     def embeddings(self) -> list[tuple[int, int]]:
-        """The shape of each embedding of a category: about half as many numbers as there are of it, at most."""
+        """The shape of each embedding of a category, of about half as many numbers as there are of it, at most."""
         return [(count, min(self.embedding or 1, count // 2 + 1)) for count in self.categories]
 
     @property
