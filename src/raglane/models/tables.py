@@ -73,7 +73,7 @@ class TablePredictor:
 
         Returns:
             A table of the same kind, with a row for each of its rows, in their order, and of pandas with their index.
-            It has the columns of :meth:`raglane.Run.predict`; the column ``id`` only where the table names its sequences.
+            It has the columns of :meth:`raglane.Run.predict`; ``id`` only where the table names its sequences.
 
         Raises:
             ArgumentTypeError: not a table.
