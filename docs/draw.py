@@ -5,11 +5,13 @@ They lie in docs/pictures. A test draws them again and compares.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import raglane as rl
 
 FOLDER = Path(__file__).parent / "pictures"
+MEASURED = FOLDER.parents[1] / "benchmarks" / "results" / "measured.json"
 
 CODE = {
     "padded": "rl.plot.padded([9, 8, 6, 4, 3, 2])",
@@ -19,14 +21,21 @@ CODE = {
 }
 """Each picture by its name: what draws it, as the documents show it."""
 
+OF_MEASUREMENTS = {
+    "times": 'rl.plot.times(measured["times"])',
+    "roofline": 'rl.plot.roofline(**measured["roofline"])',
+}
+"""The same for pictures of what ``benchmarks/measured.py`` found, which the documents show without the code."""
+
 
 def draw(folder: Path) -> None:
     """Write every picture to a folder, for both themes."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, code in CODE.items():
+    names = {"rl": rl, "measured": json.loads(MEASURED.read_text(encoding="utf-8"))}
+    for name, code in (CODE | OF_MEASUREMENTS).items():
         for theme, ending in (("light", ""), ("dark", "-dark")):
             with rl.plot.theme(theme):
-                eval(code, {"rl": rl}).save(folder / f"{name}{ending}.svg")
+                eval(code, names).save(folder / f"{name}{ending}.svg")
 
 
 if __name__ == "__main__":

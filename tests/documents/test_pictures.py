@@ -43,14 +43,16 @@ def test_drawing_them_again_gives_the_same(tmp_path: Path) -> None:
 def test_documents_show_each_picture_and_its_code() -> None:
     script = _script()
     text = (_DOCS / "methods.md").read_text(encoding="utf-8")
+    picture = re.compile(r'<picture>\n.*dark\)" srcset="(.*)">\n  <img alt="(.{80,})" src="(.*)">\n</picture>')
     for name, code in script.CODE.items():
-        before, after = text.split(f">>> picture = {code}\n")
-        shown = re.match(
-            r'\n```\n\n<picture>\n.*dark\)" srcset="(.*)">\n  <img alt="(.{80,})" src="(.*)">\n</picture>', after
-        )
+        before, after = text.split(f">>> picture = {code}\n\n```\n\n")
+        shown = picture.match(after)
         assert shown is not None, name
         assert (shown[1], shown[3]) == (f"pictures/{name}-dark.svg", f"pictures/{name}.svg")
         assert before
+    shown_at_all = {(dark, light) for dark, _, light in picture.findall(text)}
+    for name in script.OF_MEASUREMENTS:
+        assert (f"pictures/{name}-dark.svg", f"pictures/{name}.svg") in shown_at_all, name
 
 
 def test_every_picture_that_a_document_names_is_there() -> None:

@@ -29,7 +29,7 @@ from torch import Tensor
 from raglane.errors import DataError, message, printable, quote, shorten
 from raglane.reading import read_file
 
-__all__ = ["LENGTHS", "QUANTILES", "Lengths", "draw_like", "lengths_of_file"]
+__all__ = ["LENGTHS", "QUANTILES", "Lengths", "draw_like", "filled", "lengths_of_file"]
 
 _LOG_MEAN, _LOG_DEVIATION, _LONGEST = 3.3, 0.7, 400
 _MEAN = 30
@@ -146,8 +146,20 @@ def _one_long(count: int) -> list[int]:
     return [50] * (count - 1) + [10_000]
 
 
-def _filled(fill: float) -> Callable[[int], list[int]]:
-    """As many elements as sequences of 30 each, of which a padded batch is filled to this share."""
+def filled(fill: float) -> Callable[[int], list[int]]:
+    """As many elements as sequences of 30 each, of which a padded batch is filled to this share.
+
+    Args:
+        fill: the share, above 0 and at most 1; there are at least ``1 / fill`` sequences.
+
+    Returns:
+        From a number of sequences to their lengths, the same in every run.
+
+    Example:
+        >>> lengths = filled(0.25)(16)
+        >>> max(lengths), sum(lengths)
+        (120, 480)
+    """
 
     def draw(count: int) -> list[int]:
         total, longest = _MEAN * count, round(_MEAN / fill)
@@ -242,7 +254,7 @@ LENGTHS: dict[str, Lengths] = {
         Lengths("ewt", "like the sentences of English-EWT in words", _real("ewt")),
         Lengths("trec", "like the questions of TREC in words", _real("trec")),
         Lengths("vowels", "like the recordings of Japanese vowels in steps", _real("vowels")),
-        Lengths("fill-0.1", f"{_MEAN} on average, the longest {10 * _MEAN}: fill 0.1", _filled(0.1), fewest=32),
+        Lengths("fill-0.1", f"{_MEAN} on average, the longest {10 * _MEAN}: fill 0.1", filled(0.1), fewest=32),
         Lengths("one-long", "50 each, and one of 10,000", _one_long, fewest=2),
         Lengths("tens", "10 each", _equal(10)),
     )

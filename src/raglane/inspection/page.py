@@ -65,6 +65,7 @@ def _facts(inspection: Inspection) -> str:
 def _advice(inspection: Inspection) -> str:
     plan = inspection.plan
     parts = [html.paragraphs(f"Best: {plan.best}.", plan.why), html.command(inspection.command)]
+    parts.append(html.paragraphs(f"A training step fits into memory up to {plan.most_elements:,} elements."))
     if plan.tail:
         parts.append(html.paragraphs(plan.tail))
     if plan.busy:
