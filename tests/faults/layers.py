@@ -195,8 +195,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "crf-without-its-end": Fault(
         "src/raglane/nn/crf/recursions.py",
-        "return taken.index_add_(0, steps.sequence, _log_sum_exp(final).to(_SUMS))",
-        "return taken.index_add_(0, steps.sequence, _log_sum_exp(final - scores.end).to(_SUMS))",
+        "return taken.index_add_(0, steps.sequence, _log_sum_exp(final).to(SUMS))",
+        "return taken.index_add_(0, steps.sequence, _log_sum_exp(final - scores.end).to(SUMS))",
         "nn/test_crf.py::test_equals_the_sum_over_all_paths",
     ),
     "crf-transitions-turned-around": Fault(
