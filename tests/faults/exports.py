@@ -26,7 +26,7 @@ FAULTS: dict[str, Fault] = {
         "export/test_runs.py::test_a_regression_answers_in_the_units_of_the_data",
     ),
     "a-model-stays-in-evaluation": Fault(
-        "src/raglane/export/to_onnx.py",
+        "src/raglane/export/tracing.py",
         "module.training = True",
         "module.training = False",
         "export/test_onnx.py::test_a_model_is_the_same_in_the_runtime",
