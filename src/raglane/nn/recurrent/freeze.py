@@ -89,6 +89,8 @@ def freeze(model: M, *, dtype: torch.dtype | None = None) -> M:
         got = f"{name or type(model).__name__}, of which no layer can be frozen: {reason}"
         rule = "one layer at least that the cpu kernels run, with weights that stay from call to call"
         fix = "call rl.accelerate(model) first for torch's own layers, or leave the model as it is"
+        if dtype is not None:
+            rule = f"{rule}, as an RNN, LSTM or GRU in float32"
         raise DispatchError(message("model", got, rule, fix))
     left = "; ".join(f"{name}: {reason}" for name, reason in reasons.items() if reason)
     if left and dtype is not None:
