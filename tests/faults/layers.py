@@ -187,6 +187,12 @@ FAULTS: dict[str, Fault] = {
         "weights=convert(self.weights)",
         "nn/test_freeze.py::test_what_casts_or_compiles_reads_the_weights_themselves",
     ),
+    "int8-while-training": Fault(
+        "src/raglane/nn/recurrent/request.py",
+        "kept.of_int8 and layer.training else kept",
+        "kept.ended else kept",
+        "nn/test_freeze_int8.py::test_other_calls_read_the_float32_weights",
+    ),
     "nothing-is-frozen": Fault(
         "src/raglane/nn/recurrent/request.py",
         "        request.packed = plan.kept.packed_for(weights)\n",

@@ -212,7 +212,7 @@ def _written(folder: Path, settings: Settings, result: TrainingResult, parts: Pa
         result.metric, measured.row.get(f"{on}_{result.metric}", measured.row[f"train_{result.metric}"])
     )
     weights = sum(parameter.numel() for parameter in saved.model.parameters())
-    versions = machine.facts(("lightning", "numpy"))
+    versions = machine.facts(("numpy",))
     points = evaluation.measured.points if evaluation is not None else ()
     matrix = evaluation.confusion.tolist() if evaluation is not None and evaluation.confusion is not None else ()
     by_length = measured.by_length()

@@ -82,7 +82,7 @@ def fit(
         ArgumentError: an option or the folder breaks a rule.
         DataError: the data cannot be used.
         DivergedError: the loss ran away; in ``out`` the best model until then is kept.
-        MissingExtraError: Lightning or safetensors is not installed.
+        MissingExtraError: safetensors is not installed.
         OSError: a file cannot be written.
 
     Example:

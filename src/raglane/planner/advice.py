@@ -46,8 +46,8 @@ class Plan:
     Attributes:
         rows: every way with every kind of batch, the fastest epoch of training first.
         best: the recommendation for training: of all that are within 3 % of the fastest, random batches rather than
-            grouped ones, then the fewest threads, then the smallest batch. Limits by elements and other dtypes than
-            the layer's are shown, and not recommended.
+            grouped ones, then the fewest threads, then the smallest batch. Other dtypes than the
+            layer's are shown, and not recommended.
         best_by_elements: the same of the batches that are limited by their elements.
         why: the reason, in a sentence.
         others: how long other cells of the same width take to train, in proportion to the layer.
