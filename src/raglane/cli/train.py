@@ -11,6 +11,7 @@ import typer
 
 from raglane.cli import console, options
 from raglane.errors import ArgumentError, message, quote
+from raglane.models.configuration import as_toml, entries, other_entries
 from raglane.models.sources import DEFAULT_DATA, ColumnNames, SavedSource, Source
 from raglane.training.auto import PLANNED, left_to_plan
 from raglane.training.own_cell import check_stored, label_of
@@ -63,15 +64,18 @@ def train(
     if os.environ.get("RANK", "0") != "0":
         from raglane.training.ranks.elsewhere import follow, found
 
-        others = found()
-        if others is not None:
+        ranks = found()
+        if ranks is not None:
             if not show_config:
-                follow(others)
+                follow(ranks)
             return
     source = Source(data, format, ColumnNames(**columns))
     if show_config:
-        places = {"data": data, "format": format, "validation": validation, "test": test, "out": out}
-        _show(choices, source.columns, places, {"resume": resume, "overwrite": overwrite, "quiet": quiet}, origins)
+        if resume:
+            rule = "a run goes on with its own settings, which its run.toml has"
+            raise ArgumentError(message("--show-config", "it beside --resume", rule, "leave one out"))
+        others = {"data": data, "format": format, "validation": validation, "test": test, "out": out}
+        _show(choices, source.columns, others | {"overwrite": overwrite, "quiet": quiet}, origins)
         return
     from raglane.training.folder import at_work, check_folder
     from raglane.training.machine import check_machine
@@ -121,36 +125,19 @@ def settings_of(choices: options.Given) -> Settings:
 def _show(
     choices: options.Given,
     columns: ColumnNames,
-    places: dict[str, Any],
-    acts: dict[str, bool],
+    others: dict[str, Any],
     origins: options.Origins,
 ) -> None:
     """Print every option with its value and its origin, as a file that --config reads."""
-    from raglane.models.configuration import Entry, as_toml, entries
-    from raglane.training.options import DATA, RUN
-
-    if acts["resume"]:
-        rule = "a run goes on with its own settings, which its run.toml has"
-        raise ArgumentError(message("--show-config", "it beside --resume", rule, "leave one out"))
-    unset = {
-        "data": f"{DEFAULT_DATA}, the embedded default",
-        "format": "by suffix",
-        "validation": "held out",
-        "test": "none",
-        "out": "runs/<data>-<task>-<cell>",
-    }
-    files = [
-        Entry(name, place, unset[name], origins[name], RUN if name == "out" else DATA) for name, place in places.items()
-    ]
-    flags = [Entry(name, value, "", origins[name], RUN) for name, value in acts.items() if name != "resume"]
     chosen = {entry.key: entry for entry in entries(settings_of(choices), origins)}
     for name in PLANNED:
         if name in choices:
             key = name.replace("_", "-")
             chosen[key] = replace(chosen[key], value=choices[name])
-    if "task" not in choices and places["data"] is not None:
+    if "task" not in choices and others["data"] is not None:
         chosen["task"] = replace(chosen["task"], value=None, unset="guessed from the labels of the data")
-    listed = [*files, *entries(columns, origins), *chosen.values(), *flags]
+    rest = other_entries(others, origins, out="runs/<data>-<task>-<cell>")
+    listed = [*rest, *entries(columns, origins), *chosen.values()]
     console.say(*as_toml(listed).splitlines())
 
 
