@@ -20,12 +20,13 @@ template <class A> class ProgramScan {
     in_tensor,  // the caller's, by element
     in_lane,    // in the lane's scratch
     in_block,   // in scratch that the lanes of other blocks of rows use as well
-    in_call     // one row for all lanes
+    in_call,    // one row for all lanes
+    prepared    // a product of an element's row that was made before the loop
   };
   struct Slot {
     Home home;
     int64_t width;
-    int64_t place;  // in_tensor: which tensor; else columns before it
+    int64_t place;  // in_tensor: which tensor; else numbers before it
   };
   // Instructions [begin, end), and then a product, where there is one. While they run, the rows of elements that they
   // will read in the next step are fetched.
@@ -47,8 +48,10 @@ template <class A> class ProgramScan {
     bool poison = p_.flags & RAGLANE_POISON;
     int64_t numbers = 6 * code_.instructions + code_.outputs + code_.states;
     int64_t most_slots = 2 * code_.blocks + code_.outputs + code_.states + numbers;
+    decide();
     if (!slots_.reserve(most_slots, false) || !operations_.reserve(operation_, false) ||
-        !phases_.reserve(code_.instructions + 1, false) || !fetches_.reserve(3 * operation_, false) || !weights_.reserve(code_.weights, false) ||
+        !phases_.reserve(code_.instructions + 1, false) || !fetches_.reserve(3 * operation_, false) ||
+        !products_.reserve(code_.instructions, false) || !weights_.reserve(code_.weights, false) ||
         !numbers_.reserve(numbers, false) || !barriers_.reserve(p_.threads + 1, false))
       return false;
     for (int64_t i = 0; i <= p_.threads; i++) barriers_.get()[i] = Barrier{};
@@ -60,7 +63,6 @@ template <class A> class ProgramScan {
       packed += weights_.get()[w].size();
     }
     lane_size_ = row_stride<A>(lane_size_);
-    members_ = wanted_members(call_, p_.flags, packed * (int64_t)sizeof(A), p_.threads);
     Division division((int)p_.threads, 1, members_);
     capacity_ = lane_capacity(call_, division.teams(0), lane_size_ * (int64_t)sizeof(A));
     if (!packed_.reserve(packed, poison) || !shared_.reserve(call_size_, poison)) return false;
@@ -71,7 +73,7 @@ template <class A> class ProgramScan {
     lanes_size_ = row_stride<A>(capacity_ * lane_size_), block_size_ = row_stride<A>(block_size_);
     return lanes_.reserve(division.teams(0) * lanes_size_, poison) &&
            blocks_.reserve(p_.threads * program_rows * block_size_, poison) &&
-           tables_.reserve(p_.threads * slot_count_ * most_lanes, false);
+           prepared_.reserve(prepared_size_, poison) && tables_.reserve(p_.threads * slot_count_ * most_lanes, false);
   }
 
   void work(int thread, int threads) {
@@ -79,6 +81,10 @@ template <class A> class ProgramScan {
       for (int64_t panel = thread; panel < weights_.get()[w].count(); panel += threads) weights_.get()[w].pack(panel);
     if (thread == threads - 1) share(), keep_empty();
     barriers_.get()[p_.threads].wait(threads);
+    if (product_count_ > 0) {
+      prepare(thread, threads);
+      barriers_.get()[p_.threads].wait(threads);
+    }
     Division division(threads, 1, members_);
     if (!division.idle(thread)) scan(thread, division);
   }
@@ -88,15 +94,17 @@ template <class A> class ProgramScan {
   const raglane_program& p_;
   const Code& code_;
   int64_t operation_;  // most of them; then how many there are
-  int64_t slot_count_ = 0, phase_count_ = 0, fetch_count_ = 0, number_count_ = 0;
-  int64_t lane_size_ = 0, kept_size_ = 0, block_size_ = 0, call_size_ = 0, lanes_size_ = 0;
+  int64_t slot_count_ = 0, phase_count_ = 0, fetch_count_ = 0, number_count_ = 0, product_count_ = 0;
+  int64_t lane_size_ = 0, kept_size_ = 0, block_size_ = 0, call_size_ = 0, lanes_size_ = 0, prepared_size_ = 0;
   int members_ = 1, capacity_ = 1;
+  bool prepares_ = false;
+  Scratch<LaneProduct<A>> products_;  // those that are made before the loop
   Scratch<Slot> slots_;
   Scratch<Operation<A>> operations_;
   Scratch<Phase> phases_;
   Scratch<Fetch> fetches_;
   Scratch<PackedWeight<A>> weights_;
-  Scratch<A> numbers_, packed_, shared_;
+  Scratch<A> numbers_, packed_, shared_, prepared_;
   Scratch<A> lanes_, blocks_;  // of teams, and of threads
   Scratch<A*> tables_;
   Scratch<Barrier> barriers_;
@@ -109,10 +117,50 @@ template <class A> class ProgramScan {
 
   // ---- before the loop -------------------------------------------------------------------------------------------
 
+  // Teams, and whether products of elements alone are made before the loop: as for layers, see prepared.h.
+  void decide() {
+    int64_t bytes = 0, results = 0;
+    for (int64_t w = 0; w < code_.weights; w++)
+      bytes += code_.weight[w].groups * code_.weight[w].rows * code_.weight[w].depth * (int64_t)sizeof(A);
+    members_ = wanted_members(call_, p_.flags, bytes, p_.threads);
+    bool cached = bytes <= call_.cache / tuning::weights_of_cache;
+    double rows = average_rows(call_, Division((int)p_.threads, 1, members_).teams(0));
+    for (int64_t i = 0; i < code_.instructions; i++)
+      if (can_prepare(code_.instruction[i])) results += row_stride<A>(code_.instruction[i].width);
+    prepares_ = rows < (cached ? tuning::fold_rows_cached : tuning::fold_rows);
+    if ((double)p_.elements * (double)results * sizeof(A) > (double)tuning::most_products) prepares_ = false;
+    if (p_.flags & RAGLANE_FOLD) prepares_ = false;
+    if (p_.flags & RAGLANE_PREPARE) prepares_ = true;
+  }
+
+  // Whether a product depends on the element alone, and nothing else writes to where its result is.
+  bool can_prepare(const CodeInstruction& i) const {
+    if (i.operation != RAGLANE_OF_PRODUCT || i.width != code_.block[i.results[0].block].width) return false;
+    for (int o = 0; o < 2; o++) {
+      if (i.operands[o].block < 0) continue;
+      const CodeBlock& block = code_.block[i.operands[o].block];
+      bool is_element = block.kind == RAGLANE_ELEMENT && !is_narrow(tensor(RAGLANE_ELEMENT, block.index));
+      if (!is_element && block.kind != RAGLANE_VECTOR) return false;
+    }
+    int writers = 0;
+    for (int64_t other = 0; other < code_.instructions; other++)
+      for (int r = 0; r < facts_of_operation(code_.instruction[other].operation).results; r++)
+        writers += code_.instruction[other].results[r].block == i.results[0].block;
+    return writers == 1;
+  }
+  bool is_prepared(int64_t block) const {
+    for (int64_t i = 0; prepares_ && i < code_.instructions; i++)
+      if (code_.instruction[i].results[0].block == block && can_prepare(code_.instruction[i])) return true;
+    return false;
+  }
+
   int64_t add_slot(Home home, int64_t columns, int64_t tensor = 0) {
-    int64_t& size = home == in_lane ? lane_size_ : home == in_block ? block_size_ : call_size_;
+    int64_t& size = home == in_lane    ? lane_size_
+                    : home == in_block ? block_size_
+                    : home == prepared ? prepared_size_
+                                       : call_size_;
     slots_.get()[slot_count_] = {home, columns, home == in_tensor ? tensor : size};
-    if (home != in_tensor) size += row_stride<A>(columns);
+    if (home != in_tensor) size += row_stride<A>(columns) * (home == prepared ? p_.elements : 1);
     return slot_count_++;
   }
   // A slot of one number.
@@ -139,6 +187,7 @@ template <class A> class ProgramScan {
         if (block.kind == RAGLANE_VECTOR) add_slot(in_call, block.width);
         else if (block.kind == RAGLANE_ELEMENT && !is_narrow(tensor(RAGLANE_ELEMENT, block.index)))
           add_slot(in_tensor, block.width, code_.first_tensor[RAGLANE_ELEMENT] + block.index);
+        else if (block.kind == RAGLANE_LOCAL && is_prepared(b)) add_slot(prepared, block.width);
         else add_slot(block.kind == RAGLANE_LOCAL && !block.carried ? in_block : in_lane, block.width);
         slot_count_ = after;
         if (pass == 0) kept_size_ = lane_size_;
@@ -184,7 +233,9 @@ template <class A> class ProgramScan {
     phase->begin = 0;
     for (int64_t i = 0; i < code_.instructions; i++) {
       const CodeInstruction& instruction = code_.instruction[i];
-      if (instruction.operation == RAGLANE_OF_PRODUCT) {
+      if (prepares_ && can_prepare(instruction)) {
+        products_.get()[product_count_++] = product_of(instruction);
+      } else if (instruction.operation == RAGLANE_OF_PRODUCT) {
         phase->product = product_of(instruction);
         phase->multiplies = true, phase->end = operation_;
         (++phase)->begin = operation_;
@@ -206,7 +257,8 @@ template <class A> class ProgramScan {
         bool known = false;
         for (int64_t f = phase.first_fetch; f < fetch_count_; f++) known |= fetches_.get()[f].slot == at.slot;
         const Slot& slot = slots_.get()[at.slot / most_lanes];
-        int64_t bytes = slot.width * (is_narrow(p_.tensors[slot.place]) ? 2 : (int64_t)sizeof(A));
+        bool narrow = slot.home == in_tensor && is_narrow(p_.tensors[slot.place]);
+        int64_t bytes = slot.width * (narrow ? 2 : (int64_t)sizeof(A));
         if (!known) fetches_.get()[fetch_count_++] = {at.slot, next_row(at.slot / most_lanes), bytes};
       }
     phase.end_fetch = fetch_count_;
@@ -261,13 +313,17 @@ template <class A> class ProgramScan {
            next.place.start == 0;
   }
 
-  // Of a slot that is in a tensor, the bytes from a lane's row to that of the next step; else 0.
-  int64_t next_row(int64_t slot) const {
-    if (slots_.get()[slot].home != in_tensor) return 0;
-    return p_.ascending ? row_bytes(slots_.get()[slot].place) : -row_bytes(slots_.get()[slot].place);
+  // Of a slot that has a row for each element, the bytes from one to the next; else 0.
+  int64_t row_bytes(const Slot& slot) const {
+    if (slot.home == prepared) return row_stride<A>(slot.width) * (int64_t)sizeof(A);
+    if (slot.home != in_tensor) return 0;
+    const raglane_tensor& tensor = p_.tensors[slot.place];
+    return tensor.strides[0] * (is_narrow(tensor) ? 2 : (int64_t)sizeof(A));
   }
-  int64_t row_bytes(int64_t tensor) const {
-    return p_.tensors[tensor].strides[0] * (is_narrow(p_.tensors[tensor]) ? 2 : (int64_t)sizeof(A));
+  // The same from a lane's row to that of the next step.
+  int64_t next_row(int64_t slot) const {
+    int64_t bytes = row_bytes(slots_.get()[slot]);
+    return p_.ascending ? bytes : -bytes;
   }
 
   // What the end of a step copies.
@@ -318,34 +374,49 @@ template <class A> class ProgramScan {
 
   static A** rows_of(A** table, int64_t slot) { return table + slot * most_lanes; }
 
-  // The table of a thread, but for rows of tensors, which change from step to step.
+  // The table of a thread, but for rows of elements, which change from step to step.
   void fill(A** table, A* scratch, A* blocks) {
     for (int64_t s = 0; s < slot_count_; s++)
-      for (int lane = 0; lane < capacity_; lane++) {
+      for (int lane = 0; lane < most_lanes; lane++) {
         const Slot& slot = slots_.get()[s];
         A* row = slot.home == in_lane    ? scratch + lane * lane_size_
                  : slot.home == in_block ? blocks + lane % program_rows * block_size_
                                          : shared_.get();
-        rows_of(table, s)[lane] = slot.home == in_tensor ? nullptr : row + slot.place;
+        rows_of(table, s)[lane] = row_bytes(slot) != 0 ? nullptr : row + slot.place;
       }
   }
 
-  void find_elements(A** table, const LaneSet& lanes) {
+  void find_elements(A** table, const int64_t* element, int count) {
     for (int64_t s = 0; s < slot_count_; s++) {
       const Slot& slot = slots_.get()[s];
-      if (slot.home != in_tensor) continue;
-      const raglane_tensor& tensor = p_.tensors[slot.place];
-      const int64_t bytes = row_bytes(slot.place);
+      if (slot.home != in_tensor && slot.home != prepared) continue;
+      void* first = slot.home == prepared ? prepared_.get() + slot.place : p_.tensors[slot.place].data;
+      const int64_t bytes = row_bytes(slot);
       A** rows = rows_of(table, s);
-      for (int lane = 0; lane < lanes.active; lane++)
-        rows[lane] = (A*)((unsigned char*)tensor.data + lanes.element[lane] * bytes);
+      for (int lane = 0; lane < count; lane++) rows[lane] = (A*)((unsigned char*)first + element[lane] * bytes);
+    }
+  }
+
+  A** table_of(int thread) const { return tables_.get() + thread * slot_count_ * most_lanes; }
+
+  // A thread's part of what is made before the loop, in as many rows as there may be lanes.
+  void prepare(int thread, int threads) {
+    A** table = table_of(thread);
+    fill(table, lanes_.get(), blocks_.get());
+    const Team alone{0, 1, 0, 1, true, nullptr};
+    for (int64_t begin = (int64_t)thread * most_lanes; begin < p_.elements; begin += (int64_t)threads * most_lanes) {
+      int count = (int)(p_.elements - begin < most_lanes ? p_.elements - begin : most_lanes);
+      int64_t element[most_lanes];
+      for (int i = 0; i < count; i++) element[i] = begin + i;
+      find_elements(table, element, count);
+      for (int64_t i = 0; i < product_count_; i++) multiply_lanes(products_.get()[i], table, count, alone, false);
     }
   }
 
   void scan(int thread, const Division& division) {
     Team team = division.team(thread, 0, barriers_.get());
     A* scratch = lanes_.get() + division.slot(thread) * lanes_size_;
-    A** table = tables_.get() + thread * slot_count_ * most_lanes;
+    A** table = table_of(thread);
     fill(table, scratch, blocks_.get() + thread * program_rows * block_size_);
     LaneSet lanes(call_, team, &queue_, capacity_, p_.ascending);
     // All members go through the lanes alike, and the first one copies.
@@ -373,7 +444,7 @@ template <class A> class ProgramScan {
     lanes.fill(start);
     team.barrier->wait(team.members);
     for (bool backwards = false; lanes.active > 0; backwards = !backwards) {
-      find_elements(table, lanes);
+      find_elements(table, lanes.element, lanes.active);
       for (int64_t p = 0; p < phase_count_; p++) run(phases_.get()[p], table, lanes.active, team, backwards);
       team.barrier->wait(team.members);
       lanes.advance(finish, start, move);

@@ -266,7 +266,7 @@ typedef struct raglane_tensor {
 typedef struct raglane_program {
   int64_t abi, isa;  /* as above */
   int64_t dtype;     /* RAGLANE_FLOAT32 or RAGLANE_FLOAT64: what is computed with */
-  int64_t flags;     /* RAGLANE_POISON, RAGLANE_TEAM, RAGLANE_NO_TEAM, or 0 */
+  int64_t flags;     /* raglane_flags, or 0; input products are those of elements and vectors alone */
   int64_t threads, sequences, elements; /* as above */
   int64_t ascending; /* 1: from a sequence's first element to its last; 0: from its last to its first */
   const int64_t* offsets; /* (B + 1), first 0, last N, never falling */

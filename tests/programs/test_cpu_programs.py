@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from cpu_networks import LIBRARY, NO_TEAM, POISON, TEAM, Use
+from cpu_networks import DIVISIONS, LIBRARY, NO_TEAM, POISON, Use
 from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
 from raglane.kernels.cpu.programs import run
 from raglane.programs.program import OPERATIONS, Block, Instruction, Operand, Program, Weight
@@ -115,7 +115,7 @@ def test_products_of_any_strides(isa: str, use: Use) -> None:
 def test_random_programs(isa: str, use: Use) -> None:
     for seed in range(80):
         chance = Random(seed)
-        use(isa, chance.choice([NO_TEAM | POISON, TEAM | POISON, 0]))
+        use(isa, chance.choice([*[flags | POISON for flags in DIVISIONS.values()], 0]))
         case = tensors_for(draw(chance), draw_lengths(chance), ascending=chance.random() < 0.5)
         for dtype, tolerance in TOLERANCE.items():
             assert_agrees(case.to(dtype), 10 * tolerance)
@@ -129,7 +129,7 @@ def test_a_sequence_has_the_same_bits_alone(dtype: torch.dtype, isa: str, use: U
         chance = Random(seed)
         lengths = [chance.choice([0, 1, 2, 7, 11]) for _ in range(chance.choice([1, 5, 130]))]
         case = tensors_for(draw(chance, tame=False), lengths, ascending=chance.random() < 0.5).to(dtype)
-        use(isa, chance.choice([NO_TEAM, TEAM]) | POISON)
+        use(isa, chance.choice(list(DIVISIONS.values())) | POISON)
         together = case.run()
         torch.set_num_threads(1)
         count = len(case.program.outputs)
