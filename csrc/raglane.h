@@ -261,8 +261,10 @@ typedef struct raglane_tensor {
 
 /* A program's call. All fields have 8 bytes. `tensors` are, in this order: elements (N, width), sequences (B, width),
  * states (B, width), vectors (width), weights (groups, rows, depth), all read alone; then outputs (N, width) and final
- * states (B, width), written alone. Of each kind as many as the program has, in the order of their indices. No output
- * may overlap anything. An empty sequence's final states are its initial ones. */
+ * states (B, width), written alone. Of each kind as many as the program has, in the order of their indices. An output
+ * may be in the memory of an element's tensor, where no other output and no next state is a place of that element: a row
+ * is written once nothing of it is still to be read. Otherwise nothing that is written may overlap anything. An empty
+ * sequence's final states are its initial ones. */
 typedef struct raglane_program {
   int64_t abi, isa;  /* as above */
   int64_t dtype;     /* RAGLANE_FLOAT32 or RAGLANE_FLOAT64: what is computed with */

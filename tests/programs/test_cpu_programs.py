@@ -150,6 +150,29 @@ def test_columns_of_a_wider_tensor_are_read_where_they_are(use: Use) -> None:
         assert_agrees(replace(case, given={**case.given, "elements": [element]}), 1e-12)
 
 
+def test_an_output_in_the_memory_of_what_it_was_computed_from(use: Use) -> None:
+    """What is still to be read is not overwritten, whether a local is read, written or both before it is an output."""
+    early = Instruction("tanh", (Operand(2),), (Operand(0),), 21)
+    blocks = (Block("element", 21), Block("state", 21), Block("local", 21), Block("local", 21))
+    for second in (
+        Instruction("fma", (Operand(3),), (Operand(2), Operand(0), Operand(1)), 21),
+        Instruction("gather", (Operand(3),), (Operand(0),), 21, columns=(*range(1, 21), 0)),
+        Instruction("sub", (Operand(3),), (Operand(2), Operand(0, 4, spread=True)), 21),
+        Instruction("add", (Operand(3),), (Operand(2), Operand(1)), 21),
+    ):
+        for output, state in ((2, 3), (3, 2)):
+            program = Program(blocks, (), (early, second), ((Operand(output), 21),), (Operand(state),))
+            case = tensors_for(program, LENGTHS)
+            for flags in DIVISIONS.values():
+                use(flags=flags | POISON)
+                given: dict[str, Any] = {**case.given, "elements": [case.given["elements"][0].clone()]}
+                own = given["elements"][0]
+                outputs, finals = run(program, offsets=case.offsets, ascending=case.ascending, over={0: own}, **given)
+                assert outputs[0] is own
+                for got, expected in zip((*outputs, *finals), case.expected(), strict=True):
+                    np.testing.assert_allclose(got.numpy(), expected, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("isa", ISAS)
 def test_bfloat16_at_the_ends_alone(isa: str, use: Use) -> None:
     """Elements are widened, outputs rounded; states stay float32 from step to step."""
