@@ -26,12 +26,25 @@ template <class S> inline constexpr bool in_pairs = RAGLANE_LEVEL >= 4 && sizeof
 template <class S, bool PAIRS = in_pairs<S>> struct Operand { using type = typename Arithmetic<S>::type; };
 template <class S> struct Operand<S, true> { using type = S; };
 
-// Words of an operand of so many numbers.
+// Whether products of a storage type are of int8. Then a word of an operand holds four numbers, and the row's scale is the
+// word after its last: see bytes.h.
+template <class S> inline constexpr bool in_bytes = false;
+template <> inline constexpr bool in_bytes<quantised> = true;
+template <> struct Operand<quantised, false> { using type = quantised; };
+
+// Whether numbers of a storage type are operands as they stand in memory.
+template <class S> inline constexpr bool is_operand = sizeof(S) == sizeof(typename Arithmetic<S>::type) && !in_bytes<S>;
+
+// Words that so many numbers of an operand take.
 template <class S> inline int64_t words(int64_t numbers) {
+  if (in_bytes<S>) return (numbers + 3) / 4;
   if (!in_pairs<S>) return numbers;
   constexpr int64_t filled = RAGLANE_LEVEL == 5 ? 16 : 1;
   return (numbers + 2 * filled - 1) / (2 * filled) * filled;
 }
+
+// The same of the whole operand.
+template <class S> inline int64_t operand_words(int64_t numbers) { return words<S>(numbers) + (in_bytes<S> ? 1 : 0); }
 
 // A product of a few rows: to[r][to_at[v] ...] = start[r][start_at[v] ...] + the sum over k < depth of
 // rows[r][k * step] * panel[k][v], all in words. `start` may be `to`; the sums are read before the first k and written
@@ -50,6 +63,7 @@ template <class A> struct Product {
 
 }  // namespace raglane::RAGLANE_TARGET
 
+#include "bytes.h"
 #if RAGLANE_LEVEL == 5
 #include "tiles.h"
 #endif
@@ -64,6 +78,7 @@ template <class S, class V> RAGLANE_INLINE V multiply_add(V a, V b, V c) {
 }
 
 template <int ROWS, int VECTORS, class S> void multiply_tile(const Product<typename Arithmetic<S>::type>& product) {
+  if constexpr (in_bytes<S>) return multiply_bytes<ROWS, VECTORS>(product);
   using A = typename Arithmetic<S>::type;
   using V = Vec<A>;
   constexpr int width = Lanes<A>::width;
@@ -175,7 +190,7 @@ template <class S> RAGLANE_INLINE Vec<typename Arithmetic<S>::type> load_words(c
 }
 
 // A matrix cut into panels of up to `units` vectors of columns, each with all gates of those columns; S is what the
-// matrix is stored as, and a panel is made of words.
+// matrix is stored as, and a panel is made of words. Of int8 two rows stand before them, see bytes.h.
 template <class S> struct Panels {
   using A = typename Arithmetic<S>::type;
   A* data = nullptr;
@@ -183,13 +198,13 @@ template <class S> struct Panels {
   int gates = 1, units = panel_vectors;
 
   static constexpr int width = Lanes<A>::width;
-  static constexpr int in_word = in_pairs<S> ? 2 : 1;
+  static constexpr int in_word = in_pairs<S> ? 2 : 1, heading = in_bytes<S> ? heading_rows : 0;
   int64_t panel_columns() const { return (int64_t)units * width; }
   int64_t count() const { return (columns + panel_columns() - 1) / panel_columns(); }
   int64_t padded_columns() const { return (columns + width - 1) / width * width; }
   int64_t steps() const { return words<S>(depth); }
-  int64_t size() const { return padded_columns() * gates * steps(); }
-  const A* at(int64_t panel) const { return data + panel * panel_columns() * gates * steps(); }
+  int64_t size() const { return padded_columns() * gates * (heading + steps()); }
+  const A* at(int64_t panel) const { return data + panel * panel_columns() * gates * (heading + steps()); }
   // Vectors of columns in a panel: fewer in the last.
   int units_in(int64_t panel) const {
     int64_t rest = padded_columns() - panel * panel_columns();
@@ -202,13 +217,17 @@ template <class S> struct Panels {
   [[gnu::noinline]] void pack_transposed(const S* const* matrices, int64_t panel, int64_t row_stride) {
     int in_panel = units_in(panel);
     int64_t stride = (int64_t)gates * in_panel * width;
-    A* to = data + panel * panel_columns() * gates * steps();
+    A* to = (A*)at(panel);
     for (int gate = 0; gate < gates; gate++)
       for (int unit = 0; unit < in_panel; unit++) {
         int64_t first = panel * panel_columns() + unit * width;
         int real = (int)(columns - first < width ? columns - first : width);
         const S* from = matrices[gate] + first * row_stride;
         A* column = to + (gate * in_panel + unit) * width;
+        if constexpr (in_bytes<S>) {
+          pack_bytes((const float*)from, real, depth, row_stride, column, stride);
+          continue;
+        }
         for (int64_t k = 0; k < steps(); k += width) {
           int count = (int)(steps() - k < width ? steps() - k : width);
           int64_t begin = k * in_word, numbers = depth > begin ? depth - begin : 0;

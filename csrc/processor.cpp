@@ -22,6 +22,18 @@ bool has_avx512() {
 }
 #endif
 
+#if defined(RAGLANE_VNNI)
+// The bits of CPUID's leaf 7: of AVX512-VNNI, and of its form for AVX2, AVX-VNNI.
+bool has_avx512_vnni() {
+  unsigned a, b, c, d;
+  return has_avx512() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c >> 11 & 1);
+}
+bool has_avx2_vnni() {
+  unsigned a, b, c, d;
+  return __builtin_cpu_supports("avx2") && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+}
+#endif
+
 #if defined(RAGLANE_PAIRS)
 bool has_avx512_bfloat16() {
 #if defined(RAGLANE_EMULATE)
@@ -88,6 +100,21 @@ const Kernels& kernels_of(int64_t isa, int64_t dtype) {
   if (isa >= RAGLANE_AVX512) return avx512::kernels;
 #endif
   return portable::kernels;
+}
+
+const ByteKernels& byte_kernels_of(int64_t isa) {
+#if defined(RAGLANE_VNNI)
+  static const bool of_avx512 = has_avx512_vnni(), of_avx2 = has_avx2_vnni();
+  if (isa >= RAGLANE_AVX512 && of_avx512) return avx512vnni::byte_kernels;
+  if (isa == RAGLANE_AVX2 && of_avx2) return avx2vnni::byte_kernels;
+#endif
+#if defined(RAGLANE_X86)
+  if (isa == RAGLANE_AVX2) return avx2::byte_kernels;
+  if (isa >= RAGLANE_AVX512) return avx512::byte_kernels;
+#else
+  (void)isa;
+#endif
+  return portable::byte_kernels;
 }
 
 int64_t cache_bytes() {

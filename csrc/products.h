@@ -69,7 +69,7 @@ template <class Cell, class S> class InputProducts {
 
   InputProducts(const void* values, int64_t hidden_size, int64_t input_size)
       : values_((const S*)values), hidden_size_(hidden_size), input_size_(input_size),
-        x_stride_(row_stride<A>(words<S>(input_size))) {
+        x_stride_(row_stride<A>(operand_words<S>(input_size))) {
     for (Panels<S>& panels : panels_) panels = {nullptr, hidden_size, input_size, Cell::gates, Cell::unit_vectors};
   }
 
@@ -81,7 +81,7 @@ template <class Cell, class S> class InputProducts {
   }
   // Room for rows in words, where the values cannot be read as they are.
   bool reserve(int64_t threads, bool poison) {
-    return sizeof(S) == sizeof(A) || copies_.reserve(threads * block_rows * x_stride_, poison);
+    return is_operand<S> || copies_.reserve(threads * block_rows * x_stride_, poison);
   }
 
   const Panels<S>& panels(int d) const { return panels_[d]; }
@@ -111,11 +111,15 @@ template <class Cell, class S> class InputProducts {
   // An element's input in words: the values themselves, or a copy in the `place`-th row of the thread's room.
   const A* row(int64_t element, int thread, int place) const {
     const S* row = values_ + element * input_size_;
-    if constexpr (sizeof(S) == sizeof(A)) return row;
+    if constexpr (is_operand<S>) return row;
     else {
       A* room = copies_.get() + (thread * block_rows + place) * x_stride_;
-      copy_columns((typename Operand<S>::type*)room, row, 0, input_size_);
-      clear_rest<S>(room, input_size_);
+      if constexpr (in_bytes<S>) {
+        to_bytes((const float*)row, input_size_, room);
+      } else {
+        copy_columns((typename Operand<S>::type*)room, row, 0, input_size_);
+        clear_rest<S>(room, input_size_);
+      }
       return room;
     }
   }

@@ -25,6 +25,7 @@ using raglane::Kernels;
 using raglane::PackTo;
 using raglane::PackedHeader;
 using raglane::at_least;
+using raglane::byte_kernels_of;
 using raglane::cache_bytes;
 using raglane::cell_count;
 using raglane::cell_table;
@@ -49,7 +50,7 @@ template <class L> void check_common(const L& l) {
   if (l.abi != RAGLANE_ABI) fail("abi: got %lld; the rule: %d", (long long)l.abi, RAGLANE_ABI);
   if (l.cell < 0 || l.cell >= cell_count || facts_of(l).is_elementwise != is_elementwise(l))
     fail("cell: got %lld; this function has no such cell", (long long)l.cell);
-  if (l.dtype < RAGLANE_FLOAT32 || l.dtype > RAGLANE_BFLOAT16) fail("dtype: got %lld; no such dtype", (long long)l.dtype);
+  if (l.dtype < RAGLANE_FLOAT32 || l.dtype > RAGLANE_INT8) fail("dtype: got %lld; no such dtype", (long long)l.dtype);
   if (l.directions != 1 && l.directions != 2) fail("directions: got %lld; the rule: 1 or 2", (long long)l.directions);
   at_least("threads", l.threads, 1);
   at_least("sequences", l.sequences, 0);
@@ -72,10 +73,16 @@ void check_sizes(const raglane_layer& l) {
   at_least("gate_stride", l.gate_stride,
            cell.slots * (cell.saved ? (l.hidden_size + 15) / 16 * 16 : l.hidden_size));
   if (l.projection_size > 0 && !cell.projects) fail("projection_size: got one; the rule: %s has none", cell.name);
+  // So many products of bytes have a sum of 32 bits.
+  const int64_t most = 1 << 16;
+  if (l.dtype == RAGLANE_INT8 && (l.input_size > most || l.hidden_size > most || l.projection_size > most))
+    fail("sizes: got more than %lld; the rule: weights of int8 have sums of at most so many products", (long long)most);
 }
 
 void check_pointers(const raglane_layer& l, bool backward) {
   const raglane_cell_facts& cell = facts_of(l);
+  if (l.dtype == RAGLANE_INT8 && (backward || l.gates))
+    fail("dtype: got int8 where gradients are wanted; the rule: weights of int8 are for inference");
   for (int64_t d = 0; d < l.directions; d++) {
     if (!backward) present("weights.input", l.weights[d].input);
     present("weights.hidden", l.weights[d].hidden);
@@ -104,7 +111,10 @@ void check_pointers(const raglane_layer& l, bool backward) {
   }
 }
 
-void check_sizes(const raglane_elementwise& l) { check_common(l); }
+void check_sizes(const raglane_elementwise& l) {
+  check_common(l);
+  if (l.dtype == RAGLANE_INT8) fail("dtype: got int8; the rule: cells whose weights meet the state as a matrix have it");
+}
 
 void check_pointers(const raglane_elementwise& l, bool backward) {
   const raglane_cell_facts& cell = facts_of(l);
@@ -162,7 +172,7 @@ int64_t size_of_h(const raglane_elementwise& l) { return l.hidden_size; }
 // Give the kernels what a call leaves out: initial states that are zeros, and room for gradients of them that nobody
 // wants. Returns the memory that they are in.
 template <class L> std::vector<unsigned char> complete(L& l, bool backward) {
-  int64_t rows = l.directions * l.sequences * (l.dtype == RAGLANE_FLOAT64 ? 8 : l.dtype == RAGLANE_FLOAT32 ? 4 : 2);
+  int64_t rows = l.directions * l.sequences * (l.dtype == RAGLANE_FLOAT64 ? 8 : l.dtype == RAGLANE_BFLOAT16 ? 2 : 4);
   int64_t h = rows * size_of_h(l), c = facts_of(l).has_c ? rows * l.hidden_size : 0;
   bool reads = !l.initial_h || (c > 0 && !l.initial_c);
   bool writes = backward && (!l.grad_initial_h || (c > 0 && !l.grad_initial_c));
@@ -216,7 +226,9 @@ int32_t run_layer(const raglane_layer* layer, bool backward, char* message, int6
     int64_t longest = order.empty() ? 0 : mine.offsets[order[0] + 1] - mine.offsets[order[0]];
     double work = 2.0 * facts_of(mine).gates * mine.hidden_size * (mine.input_size + mine.hidden_size) * mine.elements;
     if (mine.flags == 0) mine.threads = useful_threads(mine.threads, work * mine.directions);
-    return (backward ? kernels.backward : kernels.forward)(
+    auto kernel = backward ? kernels.backward : kernels.forward;
+    if (mine.dtype == RAGLANE_INT8) kernel = byte_kernels_of(mine.isa).forward;
+    return kernel(
         Call{{mine.offsets, mine.elements, order.data(), (int64_t)order.size(), longest, cache_bytes()}, &mine});
   });
 }
@@ -236,7 +248,7 @@ int32_t run_elementwise(const raglane_elementwise* layer, bool backward, char* m
 }
 
 int32_t pack_with(const Kernels& kernels, const raglane_layer& l, PackTo packing) {
-  return kernels.pack(Call{{}, &l, packing});
+  return (l.dtype == RAGLANE_INT8 ? byte_kernels_of(l.isa).pack : kernels.pack)(Call{{}, &l, packing});
 }
 int32_t pack_with(const Kernels& kernels, const raglane_elementwise& l, PackTo packing) {
   return kernels.elementwise_pack(ElementwiseCall{&l, nullptr, 0, 0, 0, packing});

@@ -12,15 +12,16 @@ template <class Cell, class S> class ForwardScan {
   using V = Vec<A>;
   using X = typename Operand<S>::type;  // what products read
   static constexpr int width = Lanes<A>::width;
+  static constexpr bool has_operands = in_pairs<S> || in_bytes<S>;  // beside the states
   static constexpr int finished_rows = tile_rows < 6 ? tile_rows : 6;  // whose arithmetic is done together
 
  public:
   explicit ForwardScan(const Call& call)
       : call_(call), l_(*call.layer), H_(l_.hidden_size), P_(l_.projection_size ? l_.projection_size : H_),
         h_stride_(row_stride<A>(P_)), c_stride_(row_stride<A>(H_)),
-        operand_stride_(in_pairs<S> ? row_stride<A>(words<S>(P_)) : h_stride_),
+        operand_stride_(has_operands ? row_stride<A>(operand_words<S>(P_)) : h_stride_),
         state_size_(2 * h_stride_ + (Cell::has_c ? c_stride_ : 0) + (l_.projection_size ? c_stride_ : 0)),
-        operand_size_(in_pairs<S> ? 2 * operand_stride_ + (l_.projection_size ? c_stride_ : 0) : 0),
+        operand_size_(has_operands ? 2 * operand_stride_ + (l_.projection_size ? c_stride_ : 0) : 0),
         weights_(l_), input_(weights_.input), prepared_(l_, input_) {}
 
   bool reserve() {
@@ -135,9 +136,11 @@ template <class Cell, class S> class ForwardScan {
     A* after = before + capacity_ * h_stride_;
     A* c = after + capacity_ * h_stride_;
     A* unprojected = c + (Cell::has_c ? capacity_ * c_stride_ : 0);
-    A* operand = in_pairs<S> ? operands_.get() + division.slot(thread) * capacity_ * operand_size_ : before;
-    A* next_operand = in_pairs<S> ? operand + capacity_ * operand_stride_ : after;
-    A* projected = in_pairs<S> ? next_operand + capacity_ * operand_stride_ : unprojected;
+    // Bytes are made of whole rows, which no member has by itself before the wait: so each makes all of them.
+    int64_t slot = in_bytes<S> ? thread : division.slot(thread);
+    A* operand = has_operands ? operands_.get() + slot * capacity_ * operand_size_ : before;
+    A* next_operand = has_operands ? operand + capacity_ * operand_stride_ : after;
+    A* projected = has_operands ? next_operand + capacity_ * operand_stride_ : unprojected;
     // This member's share of the panels, and their columns.
     int64_t first_panel = weights_.hidden[d].count() * team.member / team.members;
     int64_t end_panel = weights_.hidden[d].count() * (team.member + 1) / team.members;
@@ -177,6 +180,7 @@ template <class Cell, class S> class ForwardScan {
       step.operand = operand, step.next_operand = projects ? projected : next_operand;
       for (int lane = 0; lane < lanes.active; lane++) {
         if (!prepared_.wanted()) step.x[lane] = input_.row(lanes.element[lane], thread, lane);
+        if constexpr (in_bytes<S>) to_bytes(before + lane * h_stride_, P_, operand + lane * operand_stride_);
         step.operands[lane] = operand + lane * operand_stride_;
       }
       // Back and forth over the panels: what was read last is still in the cache when it is read next.
@@ -317,7 +321,9 @@ template <class Cell, class S> class ForwardScan {
     A *to[most_lanes], *from[most_lanes];
     for (int lane = 0; lane < active; lane++) {
       to[lane] = after + lane * h_stride_;
-      from[lane] = in_pairs<S> ? step.next_operand + lane * step.next_stride : step.after + lane * step.after_stride;
+      A* unprojected = step.after + lane * step.after_stride;
+      from[lane] = has_operands ? step.next_operand + lane * step.next_stride : unprojected;
+      if constexpr (in_bytes<S>) to_bytes(unprojected, H_, from[lane]);
       memset((void*)to[lane], 0, h_stride_ * sizeof(A));
     }
     const Panels<S>& projection = weights_.projection[step.d];

@@ -12,7 +12,9 @@
 #define RAGLANE_TARGET_amx 5
 #define RAGLANE_TARGET_avx512bf16 4
 #define RAGLANE_TARGET_avx512 3
+#define RAGLANE_TARGET_avx512vnni 3
 #define RAGLANE_TARGET_avx2 2
+#define RAGLANE_TARGET_avx2vnni 2
 #define RAGLANE_TARGET_portable 1
 #define RAGLANE_JOIN_(a, b) a##b
 #define RAGLANE_JOIN(a, b) RAGLANE_JOIN_(a, b)
@@ -50,10 +52,15 @@ inline constexpr int registers = RAGLANE_REGISTERS;
 struct bfloat16 {
   uint16_t bits;
 };
+// A float whose products with weights are of int8; see bytes.h.
+struct quantised {
+  float number;
+};
 
 // What a storage type is computed with.
 template <class S> struct Arithmetic { using type = S; };
 template <> struct Arithmetic<bfloat16> { using type = float; };
+template <> struct Arithmetic<quantised> { using type = float; };
 
 template <class A> struct Lanes;
 template <> struct Lanes<float> {
@@ -62,6 +69,7 @@ template <> struct Lanes<float> {
   typedef int32_t integer __attribute__((vector_size(vector_bytes)));
   typedef uint32_t word __attribute__((vector_size(vector_bytes)));
   typedef uint16_t half __attribute__((vector_size(vector_bytes / 2)));
+  typedef uint8_t byte __attribute__((vector_size(vector_bytes / 4)));
 };
 template <> struct Lanes<double> {
   static constexpr int width = vector_bytes / 8;
@@ -84,7 +92,9 @@ RAGLANE_INLINE F load(const bfloat16* from) {
   memcpy(&bits, from, sizeof bits);
   return (F)(__builtin_convertvector(bits, Lanes<float>::word) << 16);
 }
+RAGLANE_INLINE F load(const quantised* from) { return load((const float*)from); }
 template <class A> RAGLANE_INLINE void store(A* to, Vec<A> v) { memcpy(to, &v, sizeof v); }
+RAGLANE_INLINE void store(quantised* to, F v) { store((float*)to, v); }
 RAGLANE_INLINE Lanes<float>::half narrow(F v) {
   using Word = Lanes<float>::word;
   Word bits = (Word)v;
@@ -186,6 +196,33 @@ RAGLANE_INLINE F dot(F a, F b, F c) {
 #endif
 }
 #endif
+
+// c plus the products of four unsigned bytes of a and four signed ones of b, in each entry. Exact, so that all ways give
+// the same.
+using I = Lanes<float>::integer;
+RAGLANE_INLINE I dot_bytes(I a, I b, I c) {
+#if defined(__AVX512VNNI__)
+  return (I)_mm512_dpbusd_epi32((__m512i)c, (__m512i)a, (__m512i)b);
+#elif defined(__AVXVNNI__) && RAGLANE_LEVEL == 2
+  return (I)_mm256_dpbusd_avx_epi32((__m256i)c, (__m256i)a, (__m256i)b);
+#elif RAGLANE_LEVEL >= 2
+  // The first and third byte, then the others, as numbers of 16 bits: the instruction for bytes would saturate.
+  typedef int16_t Half __attribute__((vector_size(vector_bytes)));
+  Half signs = (Half)b, even = signs << 8 >> 8, odd = signs >> 8;
+  I a_even = a & 0x00ff00ff, a_odd = (a >> 8) & 0x00ff00ff;
+#if RAGLANE_LEVEL >= 3
+  c += (I)_mm512_madd_epi16((__m512i)a_even, (__m512i)even);
+  return c + (I)_mm512_madd_epi16((__m512i)a_odd, (__m512i)odd);
+#else
+  c += (I)_mm256_madd_epi16((__m256i)a_even, (__m256i)even);
+  return c + (I)_mm256_madd_epi16((__m256i)a_odd, (__m256i)odd);
+#endif
+#else
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; i++) c += ((a >> 8 * i) & 0xff) * (b << (24 - 8 * i) >> 24);
+  return c;
+#endif
+}
 
 // The larger of a bound and x, the smaller; a NaN in x stays.
 template <class A> RAGLANE_INLINE Vec<A> at_least(A bound, Vec<A> x) {

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from attacks.rounds import play_rounds
 from raglane.errors import RaglaneError
 from raglane.kernels.dispatch import BACKENDS
 
@@ -34,18 +35,8 @@ def play(seed: int) -> str | None:
 
 
 def main(rounds: int = 1000, seed: int = 1) -> int:
-    """Play rounds from a seed on; prints what went wrong, with the seed that repeats it.
-
-    Returns:
-        How many rounds went wrong.
-    """
-    faults = 0
-    for number in range(seed, seed + rounds):
-        fault = play(number)
-        if fault is not None:
-            faults += 1
-            print(f"python -m attacks.cells 1 {number}: {fault}", flush=True)
-    return faults
+    """Play so many rounds from a seed on, and count those that went wrong."""
+    return play_rounds("cells", play, rounds, seed)
 
 
 if __name__ == "__main__":

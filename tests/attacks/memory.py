@@ -24,7 +24,8 @@ from torch.nn.utils.rnn import PackedSequence
 
 import raglane as rl
 import raglane.native
-from attacks.guarded import chosen_library, guarded, guarded_allocations, release
+from attacks.guarded import chosen_library, guarded, guarded_allocations
+from attacks.rounds import play_rounds
 from raglane.errors import RaglaneError
 from raglane.native.library import library
 
@@ -325,21 +326,8 @@ def _functional(this: Round, target: str, change: Change) -> list[Tensor] | None
 
 
 def main(rounds: int = 1000, seed: int = 1) -> int:
-    """Play rounds from a seed on; prints what went wrong, with the seed that repeats it.
-
-    Returns:
-        How many rounds went wrong.
-    """
-    faults = 0
-    for number in range(seed, seed + rounds):
-        print(f"\rround {number}", end="", file=sys.stderr, flush=True)  # what a signal would leave as the last word
-        fault = play(number)
-        release()
-        if fault is not None:
-            faults += 1
-            print(f"\npython -m attacks.memory 1 {number}: {fault}", flush=True)
-    print(file=sys.stderr)
-    return faults
+    """Play so many rounds from a seed on, and count those that went wrong."""
+    return play_rounds("memory", play, rounds, seed)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from torch import Tensor
 
 import raglane as rl
 from attacks.guarded import chosen_library
+from attacks.rounds import play_rounds
 from raglane.native.cells import has_cell
 from raglane.native.library import library
 
@@ -248,18 +249,8 @@ def play(seed: int) -> str | None:
 
 
 def main(rounds: int = 1000, seed: int = 1) -> int:
-    """Play rounds from a seed on; prints what went wrong, with the seed that repeats it.
-
-    Returns:
-        How many rounds went wrong.
-    """
-    faults = 0
-    for number in range(seed, seed + rounds):
-        fault = play(number)
-        if fault is not None:
-            faults += 1
-            print(f"python -m attacks.numbers 1 {number}: {fault}", flush=True)
-    return faults
+    """Play so many rounds from a seed on, and count those that went wrong."""
+    return play_rounds("numbers", play, rounds, seed)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 import raglane.native
-from attacks.guarded import chosen_library, guarded, guarded_allocations, release
+from attacks.guarded import chosen_library, guarded, guarded_allocations
+from attacks.rounds import play_rounds
 from raglane.errors import ArgumentError
 from raglane.kernels.cpu import programs
 from raglane.native.library import library
@@ -122,21 +123,8 @@ def play(seed: int) -> str | None:
 
 
 def main(rounds: int = 1000, seed: int = 1) -> int:
-    """Play rounds from a seed on; prints what went wrong, with the seed that repeats it.
-
-    Returns:
-        How many rounds went wrong.
-    """
-    faults = 0
-    for number in range(seed, seed + rounds):
-        print(f"\rround {number}", end="", file=sys.stderr, flush=True)  # what a signal would leave as the last word
-        fault = play(number)
-        release()
-        if fault is not None:
-            faults += 1
-            print(f"\npython -m attacks.programs 1 {number}: {fault}", flush=True)
-    print(file=sys.stderr)
-    return faults
+    """Play so many rounds from a seed on, and count those that went wrong."""
+    return play_rounds("programs", play, rounds, seed)
 
 
 if __name__ == "__main__":

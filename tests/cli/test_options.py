@@ -40,7 +40,7 @@ def test_every_setting_is_an_option(
 def test_every_role_of_a_column_is_an_option(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert tuple(options(ColumnNames)) == (*ROLES, "split", "tokens", "time_gaps")
+    assert tuple(options(ColumnNames)) == (*ROLES, "split", "tokens", "time_gaps", "on_bad_row")
     page = _page(capsys, monkeypatch, command)
     assert f" --format {'|'.join(FORMATS)} " in page
     for option in options(ColumnNames).values():

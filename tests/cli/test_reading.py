@@ -11,7 +11,7 @@ import pytest
 from raglane.cli import main
 from raglane.data import read
 from raglane.errors import ArgumentTypeError, RaglaneError
-from raglane.models.sources import hold_out
+from raglane.models.holding_out import hold_out
 from raglane.training.checkpoint import load_model
 from raglane.training.inference import Predictions, predict
 from raglane.training.predictions import write_predictions

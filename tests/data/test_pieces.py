@@ -11,7 +11,8 @@ import pytest
 
 from raglane.data import FORMATS, Columns, read
 from raglane.data.formats import csv_pieces, ipc, parquet, pick, pieces
-from raglane.data.formats.pieces import Bad, pieces_of, sift
+from raglane.data.formats.pieces import pieces_of, sift
+from raglane.data.records import Skipped
 from raglane.errors import DataError
 from small_files import ROWS, WRITERS, asked, joined, same
 
@@ -75,7 +76,7 @@ def test_what_is_wrong_in_a_later_piece_has_its_place(tmp_path: Path) -> None:
         [list(sift(piece, None)) for piece in pieces_of(pick(path), path, Columns(), ())]
     lines = tmp_path / "a.jsonl"
     lines.write_text("\n".join(json.dumps(row) for row in rows))
-    with pytest.raises(DataError, match=r"row 7 \(line 8\)"):
+    with pytest.raises(DataError, match=r"a null in line 8, step 0"):
         [list(sift(piece, None)) for piece in pieces_of(pick(lines), lines, Columns(), ())]
 
 
@@ -85,7 +86,7 @@ def test_every_bad_row_is_left_out_and_no_other(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(lines))
     (piece,) = pieces_of(pick(path), path, Columns(), ())
-    found: list[Bad] = []
+    found: list[Skipped] = []
     parts = list(sift(piece, found))
     assert [row.place for row in found] == [f"line {row + 1}" for row in sorted(bad)]
     assert all("bad JSON" in row.error for row in found)

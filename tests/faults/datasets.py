@@ -15,8 +15,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "what-is-left-out-is-not-listed": Fault(
         "src/raglane/data/conversion.py",
-        "for row in bad or ()]",
-        "for row in ()]",
+        "map(asdict, bad or ())",
+        "map(asdict, ())",
         "data/test_conversion.py::test_bad_rows_are_left_out_and_listed",
     ),
     "what-is-half-done-goes-on-with-other-data": Fault(
@@ -30,6 +30,18 @@ FAULTS: dict[str, Fault] = {
         "runs += [(middle, end), (start, middle)]",
         "runs += [(start, middle)]",
         "data/test_pieces.py::test_every_bad_row_is_left_out_and_no_other",
+    ),
+    "rows-are-counted-anew-where-one-is-left-out": Fault(
+        "src/raglane/data/skipping.py",
+        "ids=tuple(range(before + low, before + high))",
+        "ids=tuple(range(low, high))",
+        "data/test_bad_rows.py::test_a_bad_row_is_left_out_in_every_format",
+    ),
+    "a-model-leaves-rows-out-unasked": Fault(
+        "src/raglane/models/sources.py",
+        'kept["on_bad_row"] = "fail"',
+        'kept["on_bad_row"] = self.columns.on_bad_row',
+        "cli/test_bad_rows.py::test_bad_rows_are_left_out_counted_and_listed",
     ),
     "a-folder-serves-every-task": Fault(
         "src/raglane/data/opening.py",

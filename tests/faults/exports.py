@@ -15,14 +15,14 @@ FAULTS: dict[str, Fault] = {
     ),
     "a-file-that-differs-is-written": Fault(
         "src/raglane/export/verify.py",
-        "if not share <= max(limit, 4 * own):",
+        "if not share <= limit:",
         "if share != share:",
         "export/test_onnx.py::test_a_file_that_differs_from_its_model_is_not_written",
     ),
     "a-file-knows-no-scale": Fault(
         "src/raglane/models/exported.py",
-        "(values.double() * self.std + self.mean).float()",
-        "(values.double() * self.std).float()",
+        "(values.double() * self.std + self.mean).to(values.dtype)",
+        "(values.double() * self.std).to(values.dtype)",
         "export/test_runs.py::test_a_regression_answers_in_the_units_of_the_data",
     ),
     "a-model-stays-in-evaluation": Fault(
@@ -30,5 +30,11 @@ FAULTS: dict[str, Fault] = {
         "module.training = True",
         "module.training = False",
         "export/test_onnx.py::test_a_model_is_the_same_in_the_runtime",
+    ),
+    "a-chain-that-ends-anywhere": Fault(
+        "src/raglane/nn/crf/loops.py",
+        "chain = _Chain(scores.transitions.t(), scores.end)",
+        "chain = _Chain(scores.transitions.t(), scores.start)",
+        "export/test_crf.py::test_a_chain_is_decoded_in_the_runtime",
     ),
 }

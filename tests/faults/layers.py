@@ -187,6 +187,12 @@ FAULTS: dict[str, Fault] = {
         "weights=convert(self.weights)",
         "nn/test_freeze.py::test_what_casts_or_compiles_reads_the_weights_themselves",
     ),
+    "int8-while-training": Fault(
+        "src/raglane/nn/recurrent/request.py",
+        "kept.of_int8 and layer.training else kept",
+        "kept.ended else kept",
+        "nn/test_freeze_int8.py::test_other_calls_read_the_float32_weights",
+    ),
     "nothing-is-frozen": Fault(
         "src/raglane/nn/recurrent/request.py",
         "        request.packed = plan.kept.packed_for(weights)\n",
@@ -195,8 +201,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "crf-without-its-end": Fault(
         "src/raglane/nn/crf/recursions.py",
-        "return taken.index_add_(0, steps.sequence, _log_sum_exp(final).to(_SUMS))",
-        "return taken.index_add_(0, steps.sequence, _log_sum_exp(final - scores.end).to(_SUMS))",
+        "return taken.index_add_(0, steps.sequence, _log_sum_exp(final).to(SUMS))",
+        "return taken.index_add_(0, steps.sequence, _log_sum_exp(final - scores.end).to(SUMS))",
         "nn/test_crf.py::test_equals_the_sum_over_all_paths",
     ),
     "crf-transitions-turned-around": Fault(

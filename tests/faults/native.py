@@ -38,6 +38,24 @@ FAULTS: dict[str, Fault] = {
         "strides = stride[1 - batch_dim] * size, stride[batch_dim] * size",
         "native/test_rows.py::test_a_padded_tensor_there_and_back",
     ),
+    "int8-with-an-infinite-scale": Fault(
+        "csrc/bytes.h",
+        "if (most >= 0x7f800000)",
+        "if (most > 0x7f800000)",
+        "kernels/test_cpu_int8.py::test_what_is_not_finite_stays_in_its_sequence",
+    ),
+    "int8-without-its-offset": Fault(
+        "csrc/bytes.h",
+        "sum *= -128;",
+        "sum *= -127;",
+        "kernels/test_cpu_int8.py::test_the_largest_products",
+    ),
+    "int8-beside-any-dtype": Fault(
+        "src/raglane/kernels/cpu/layer.py",
+        "if self.dtype is not torch.float32:",
+        "if self.dtype is torch.int8:",
+        "kernels/test_cpu_int8.py::test_what_is_refused",
+    ),
     "packed-for-any-layer": Fault(
         "csrc/raglane.cpp",
         "if (std::memcmp(l.packed, &wanted, sizeof wanted) != 0)",

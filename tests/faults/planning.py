@@ -37,6 +37,12 @@ FAULTS: dict[str, Fault] = {
         "",
         "planner/test_calibration.py::test_what_takes_long_is_left_out",
     ),
+    "the-smallest-batches-are-cut-too": Fault(
+        "src/raglane/planner/calibration.py",
+        "math.inf if group is groups[0] else look.longest",
+        "look.longest",
+        "planner/test_calibration.py::test_no_way_costs_nothing_on_a_machine_without_time",
+    ),
     "batches-in-the-wrong-order": Fault(
         "src/raglane/planner/batches.py",
         "Order.grouped() if grouped else Order.random()",

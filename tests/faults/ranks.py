@@ -12,13 +12,13 @@ FAULTS: dict[str, Fault] = {
     "a-mean-of-the-means-of-ranks": Fault(
         "src/raglane/training/loop.py",
         "count = whole.count.clamp(min=1)",
-        "count = score.count.clamp(min=1) * self.ranks.count",
+        "count = score.count.clamp(min=1) * ranks.count",
         f"{_RANKS}test_a_gradient_is_that_of_one_process",
     ),
     "batches-of-a-step-count-the-same": Fault(
         "src/raglane/training/loop.py",
         "max(float(self.counted), 1.0)",
-        "float(self.settings.accumulate)",
+        "float(self.book.settings.accumulate)",
         f"{_RANKS}test_a_gradient_is_that_of_one_process",
     ),
     "the-validation-of-one-rank": Fault(

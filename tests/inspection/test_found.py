@@ -13,15 +13,19 @@ import numpy as np
 import pytest
 
 from made_plans import made_plans
+from raglane.data import features
+from raglane.data.preprocess import Preprocessor
 from raglane.data.progress import Progress
+from raglane.data.records import Records, offsets_of
 from raglane.errors import ArgumentError
 from raglane.inspection import charts, document, page
 from raglane.inspection.command import recommended, train_line, words_of
-from raglane.inspection.contents import Contents, Feature, labels_of
+from raglane.inspection.contents import Contents, Feature, contents_of, labels_of
 from raglane.inspection.inspect import Inspection, inspect, layer_of
-from raglane.inspection.text import lines
+from raglane.inspection.text import data_facts, lines
 from raglane.models.sources import ColumnNames
 from raglane.pages import html
+from raglane.training.model import ModelConfig
 from raglane.training.settings import Settings
 
 __all__ = ["made_plans"]
@@ -67,6 +71,32 @@ def test_the_layer_is_what_training_builds() -> None:
     assert type(layer_of(Settings(layer_norm=True), tokens, 16)).__name__ == "LayerNormGRU"
     # Training adds a channel for each where something is missing.
     assert layer_of(Settings(), _contents(), 16).input_size == 4
+
+
+def test_features_with_columns_of_their_own_are_counted_and_part_of_the_layer() -> None:
+    lengths, words = np.array([2, 1]), np.array(["red", "", "blue"], dtype=object)
+    beside = (
+        features.Feature("age", np.array([31, 58], np.float32), per_sequence=True),
+        features.Feature("colour", words),
+    )
+    numbers = Records(np.ones((3, 2), np.float32), offsets_of(lengths), channels=("a", "b"), features=beside)
+    tokens = Records(np.array(["x", "y", "x"], dtype=object), offsets_of(lengths), features=beside)
+    for records in (numbers, tokens):
+        contents = contents_of(records, None)
+        for missing in ("zero", "elapsed"):
+            fitted = Preprocessor.fit(replace(records, labels=("p", "q")), task="classify", missing=missing)
+            built = ModelConfig.of(Settings(missing=missing), fitted).encoder().recurrent
+            assert layer_of(Settings(missing=missing), contents, Settings().embedding).input_size == built.input_size
+        told = dict(data_facts(contents))
+        assert (
+            told["besides"] == "'age' (numbers per sequence), 'colour' (categories per element, 2 different, 1 missing)"
+        )
+    found = json.loads(document.as_json(_inspect(contents)))["data"]["beside"]
+    assert found == [
+        {"name": "age", "per": "sequence", "categories": None, "missing": 0},
+        {"name": "colour", "per": "element", "categories": 2, "missing": 1},
+    ]
+    assert "categories per element, 2 different" in page.as_page(_inspect(contents)).decode()
 
 
 def test_what_no_memory_holds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

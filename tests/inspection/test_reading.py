@@ -195,7 +195,7 @@ def test_what_is_missing_is_counted_by_column(tmp_path: Path) -> None:
     missing = {feature.name: feature.missing for feature in found.features}
     assert missing == {"a": 0, "b": 1}
     assert found.missing == 1
-    assert found.input_size(32) == 4
+    assert found.inputs() == (4, [])
 
 
 def test_nothing_to_compute_is_refused(tmp_path: Path) -> None:

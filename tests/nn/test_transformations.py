@@ -413,7 +413,7 @@ def test_what_knows_torchs_layers_knows_turned_ones() -> None:
     assert largest_error(traced(other), model(other)) < 1e-6
     with pytest.raises(RaglaneError, match=r"call rl\.restore\(model\) before torch\.jit\.script\(model\)"):
         torch.jit.script(model)
-    with pytest.warns(UserWarning, match=r"call rl\.restore\(model\) first"):
+    with pytest.warns(UserWarning, match=r"rl\.freeze\(model, dtype=torch\.int8\), or call rl\.restore"):
         partly = torch.ao.quantization.quantize_dynamic(model, {nn.LSTM, nn.Linear}, dtype=torch.qint8)
     assert isinstance(partly.encoder, rl.nn.LSTM)
     scripted = torch.jit.script(rl.restore(model))

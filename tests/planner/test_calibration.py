@@ -92,9 +92,21 @@ def test_what_takes_long_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     calibrate(rl.nn.GRU(3, 4), [SLOW, FAST], say_nothing)
     largest = max(int(call.lengths.sum()) for call in measured if call.way == SLOW)
     assert largest < 1000 < max(int(call.lengths.sum()) for call in measured if call.way == FAST)
-    # Where one had to be left out, nothing larger is tried.
-    long = [call for call in measured if call.way == SLOW and call.mode == "train"]
-    assert 0 < len(long) < len(PROBES[0])
+    # The smallest are all measured; where one after them had to be left out, nothing larger is tried.
+    long = {tuple(call.lengths.tolist()) for call in measured if call.way == SLOW and call.mode == "train"}
+    assert {tuple(lengths) for lengths in PROBES[0]} <= long
+    assert len(long) < len(PROBES[0]) + len(PROBES[1])
+
+
+def test_no_way_costs_nothing_on_a_machine_without_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = rl.nn.GRU(3, 4)
+    ways = ways_of(layer, [torch.float32], [1])
+    make_up(monkeypatch, lambda way, mode: costs(way, mode) * 1e4)
+    found = calibrate(layer, ways, say_nothing)
+    for way in ways:
+        for lengths in ([2, 3, 1], [4, 4]):
+            seconds = found.features(way, Profile.of(way, torch.tensor(lengths))) @ found.seconds[way, "train"]
+            assert seconds > 0, (way, lengths)
 
 
 def test_what_can_win_is_measured_twice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,8 +31,8 @@ Suites = Annotated[
     str,
     typer.Option(
         metavar="NAME,...|all",
-        help="Suites of cases: grid, and elementwise, loop, own-cell, fill, one-long, tiny, drop-in and memory, which "
-        "ask one question each.",
+        help="Suites of cases: grid, and elementwise, loop, own-cell, fill, one-long, tiny, drop-in, export and "
+        "memory, which ask one question each.",
         rich_help_panel=_CASES,
     ),
 ]

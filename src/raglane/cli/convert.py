@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raglane.cli import console, options
+from raglane.cli.evaluate import tell_skipped
 from raglane.cli.inspect import as_trained
 from raglane.errors import ArgumentError, message
 from raglane.models.progress import shown
 from raglane.models.sources import ColumnNames, Source
-from raglane.training.options import DATA, RUN
+from raglane.training.options import RUN
 
 if TYPE_CHECKING:
     from raglane.data import Conversion
@@ -35,15 +36,6 @@ Places = Annotated[
         show_default=False,
     ),
 ]
-OnBadRow = Annotated[
-    str,
-    typer.Option(
-        "--on-bad-row",
-        metavar="fail|skip",
-        help="Stop at a row that breaks a rule, or leave it out and list it in skipped.jsonl.",
-        rich_help_panel=DATA,
-    ),
-]
 Overwrite = Annotated[
     bool,
     typer.Option(
@@ -61,7 +53,6 @@ def convert(
     choices: Annotated[options.Given, _Choices],
     columns: options.Columns,
     format: options.Format = None,
-    on_bad_row: OnBadRow = "fail",
     overwrite: Overwrite = False,
     quiet: options.Quiet = False,
     debug: options.Debug = False,  # noqa: ARG001
@@ -78,8 +69,8 @@ def convert(
 
     raglane convert tagged.jsonl tagged --task tag --on-bad-row skip
     """
-    from raglane.data.conversion import SKIPPED
     from raglane.data.conversion import convert as convert_all
+    from raglane.data.skipping import SKIPPED
 
     for place in places:
         options.path(place)
@@ -88,17 +79,17 @@ def convert(
     if not inputs:
         rule = "files to read, and a folder to write"
         raise ArgumentError(message("IN... OUT", f"{output} alone", rule, f"give both: raglane convert {output} OUT"))
-    asked = Source(None, format, ColumnNames(**columns)).asked(choices.get("task", "classify"))
+    names = ColumnNames(**columns)
+    asked = Source(None, format, names).asked(choices.get("task", "classify"))
     with shown(quiet) as progress:
         done = convert_all(
-            inputs, output, asked, format=format, on_bad_row=on_bad_row, overwrite=overwrite, progress=progress
+            inputs, output, asked, format=format, on_bad_row=names.on_bad_row, overwrite=overwrite, progress=progress
         )
     if quiet:
         return
     _tell(done)
-    if on_bad_row == "skip":
-        where = f"; {done.folder / SKIPPED} says which, and why" if done.skipped else ""
-        console.say(f"rows left out: {done.skipped:,}{where}")
+    if names.on_bad_row == "skip":
+        tell_skipped(done.skipped, done.folder / SKIPPED, console.say)
     console.say(f"next: raglane train {output}, or raglane inspect {output}")
 
 

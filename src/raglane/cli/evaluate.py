@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from raglane.training.checkpoint import SavedModel
     from raglane.training.inference import Evaluation
 
-__all__ = ["evaluate", "report", "tell_empty"]
+__all__ = ["evaluate", "report", "tell_empty", "tell_skipped"]
 
 # Above this many classes a table is wider than a terminal: it goes to its file only.
 _WIDEST_TABLE = 20
@@ -53,7 +54,7 @@ def evaluate(
     """
     from raglane.models.run import load
     from raglane.training.checkpoint import model_folder
-    from raglane.training.folder import at_work
+    from raglane.training.folder import EVALUATION, at_work
     from raglane.training.inference import pick_device
 
     def say(line: str) -> None:
@@ -71,6 +72,19 @@ def evaluate(
         tell_empty(records, model.task, say)
         asked = {"batch_size": batch_size, "top": top, "horizon": horizon}
         report(run, model.saved, records, device=where, say=say, name="evaluation", asked=asked)
+        if columns.get("on_bad_row") == "skip":
+            tell_skipped(len(records.skipped), run / EVALUATION, say)
+
+
+def tell_skipped(count: int, where: Path, say: Callable[[str], None]) -> None:
+    """Say how many rows were left out.
+
+    Args:
+        count: of the rows.
+        where: the file that lists them, if there are any.
+        say: prints a line.
+    """
+    say(f"rows left out: {count:,}" + (f"; {where} says which, and why" if count else ""))
 
 
 def tell_empty(records: Records, task: str, say: Callable[[str], None]) -> None:
@@ -112,14 +126,18 @@ def report(
     """
     from raglane.files import write_file
     from raglane.training import inference
+    from raglane.training.folder import EVALUATION
     from raglane.training.stored import to_json
 
     evaluation = inference.evaluate(saved, records, device=device, **(asked or {}))
     say(f"{name}: {_numbers(evaluation)} ({evaluation.sequences:,} sequences of {records.source.name})")
     written = _write_details(folder, evaluation, say=None if is_short else say)
-    write_file(folder / "evaluation.json", to_json({"data": str(records.source), **evaluation.to_config()}))
+    content = {"data": str(records.source), **evaluation.to_config()}
+    if records.skipped:
+        content["skipped"] = [asdict(row) for row in records.skipped]
+    write_file(folder / EVALUATION, to_json(content))
     if not is_short:
-        say(f"written: {', '.join([str(folder / 'evaluation.json'), *written])}")
+        say(f"written: {', '.join([str(folder / EVALUATION), *written])}")
 
 
 def _write_details(folder: Path, evaluation: Evaluation, say: Callable[[str], None] | None) -> list[str]:

@@ -118,7 +118,7 @@ def inspect(
 
     with shown(quiet) as progress:
         progress.stage("reading")
-        contents = reading.read(data, source.asked(settings.task), format, progress)
+        contents = reading.read(data, source.asked(settings.task), format, progress, names.on_bad_row)
         found = find_out(contents, settings, columns=names, format=format, ranks=ranks, fresh=fresh, progress=progress)
         files = {} if place is None else {place: as_json(found)}
         if html is not None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from raglane.cli import console, options
-from raglane.cli.evaluate import tell_empty
+from raglane.cli.evaluate import tell_empty, tell_skipped
 from raglane.errors import ArgumentError, message, quote
 from raglane.training.settings import ENGINES
 
@@ -33,7 +33,8 @@ def predict(
     """Predict with the best model of a run: one row per sequence, in the order of the data.
 
     The columns are id (the data's, else the row number from 0), prediction and its probability. For the task tag,
-    they hold one list per sequence; a forecast is a list of steps, each a list of channels.
+    they hold one list per sequence; a forecast is a list of steps, each a list of channels. With --on-bad-row skip,
+    predictions.skipped.jsonl lists the rows that were left out of predictions.csv.
 
     For example:
 
@@ -57,6 +58,8 @@ def predict(
     if engine != "processes":
         _on_ray(run, output, data, {**columns, **({} if format is None else {"format": format})}, engine, asked, quiet)
         return
+    from raglane.data.skipping import skipped_lines
+    from raglane.files import write_file
     from raglane.models.run import load
     from raglane.training.inference import pick_device
     from raglane.training.predictions import check_apart, check_output, write_predictions
@@ -67,11 +70,18 @@ def predict(
     model = load(run)
     records = model.test_part() if data is None else model.read(data, need_labels=False, format=format, **columns)
     check_apart(output, records.source, run)
+    skips, listed = columns.get("on_bad_row") == "skip", output.with_suffix(".skipped.jsonl")
+    if skips:
+        check_apart(listed, records.source, run)
     if not quiet:
         tell_empty(records, model.task, console.say)
     predictions = model.predict(records, **asked)
     write_predictions(output, predictions)
+    if skips:
+        write_file(listed, skipped_lines(records.skipped))
     if not quiet:
+        if skips:
+            tell_skipped(len(records.skipped), listed, console.say)
         console.say(f"predictions: {len(predictions):,} sequences, {output}")
 
 

@@ -261,10 +261,13 @@ def _path(text: str | None) -> Path | None:
 
 def _train(order: _Order) -> None:
     """Read, train, draw, evaluate and say where everything is."""
+    from raglane.cli.evaluate import tell_skipped
     from raglane.models.logs import check_logger
     from raglane.models.progress import pick_watcher
     from raglane.models.steps import planned, run_training
+    from raglane.training.folder import SKIPPED
     from raglane.training.machine import check_machine
+    from raglane.training.run import left_out
     from raglane.training.tasks import TASKS, settle
 
     settings = order.settings
@@ -310,6 +313,8 @@ def _train(order: _Order) -> None:
         from raglane.training.checkpoint import load_model
 
         report(order.out, load_model(order.out), test, device=device, say=order.say, name="test", is_short=True)
+    if order.source.columns.on_bad_row == "skip":
+        tell_skipped(len(left_out(training, validation, test)), order.out / SKIPPED, order.say)
     order.say(f"run: {order.out}  (model: best; card.md and report.html say all of it)")
     if order.settings.task == "language":
         order.say(f"next: raglane sample {order.out}")

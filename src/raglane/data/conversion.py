@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +21,22 @@ from raglane.checks import check_choice, check_flag
 from raglane.data import shards
 from raglane.data.formats import pick
 from raglane.data.formats.ipc import DESCRIPTION, FORMAT_VERSION, LENGTHS, STATISTICS, is_converted
-from raglane.data.formats.pieces import Bad, pieces_of, sift
+from raglane.data.formats.pieces import pieces_of, sift
 from raglane.data.jobs import Job, State, clear, progress_file
 from raglane.data.locations import expand, fingerprint, local, size_of
 from raglane.data.progress import Progress
-from raglane.data.records import LISTS, Columns, Records
+from raglane.data.records import LISTS, Columns, Records, Skipped
 from raglane.data.shards import Layout, bounded, bytes_of, write_shard
+from raglane.data.skipping import ON_BAD_ROW, SKIPPED, Alike, skipped_lines
 from raglane.data.statistics import Statistics
 from raglane.data.stores import offsets_in
-from raglane.data.targets import Targets
 from raglane.errors import ArgumentError, DataError, argument, message, quote, require
 from raglane.files import check_place, put_folder, settle, whole_file, write_file
 from raglane.lock import locked
 from raglane.reading import as_path
 
-__all__ = ["ON_BAD_ROW", "SKIPPED", "Conversion", "convert"]
+__all__ = ["Conversion", "convert"]
 
-ON_BAD_ROW = ("fail", "skip")
-SKIPPED = "skipped.jsonl"
 FORMAT = "raglane-dataset"
 
 
@@ -201,9 +199,9 @@ class _Writer:
         columns = self._state.columns or job.columns
         done, size = 0, max(size_of(location), 1)
         for piece in pieces_of(pick(path, job.format), path, columns, start):
-            bad: list[Bad] | None = [] if job.on_bad_row == "skip" else None
+            bad: list[Skipped] | None = [] if job.on_bad_row == "skip" else None
             read = 0
-            for records in sift(piece, bad, self._checked):
+            for records in sift(piece, bad, self._checked, location):
                 read += 1
                 for part in bounded(records, shards.SHARD):
                     if self._held_bytes >= 2 * shards.SHARD:
@@ -214,26 +212,19 @@ class _Writer:
                 # Not the rows are bad, but how they are read.
                 raise DataError(bad[0].error)
             start = piece.end
-            self._skipped += [{"location": location, **asdict(row)} for row in bad or ()]
+            self._skipped += map(asdict, bad or ())
             if self._held_bytes >= shards.SHARD or (self._is_loose and self._held):
                 self._write((number, *piece.end))
             self._progress.done(min(done / size, 1.0))
 
     def _checked(self, records: Records) -> Records:
-        """Records that are like those before; without ids, where those had none."""
+        """Records that are like those before."""
         state = self._state
-        if state.layout is not None and state.layout.ids == "none" and records.ids is not None:
-            records = replace(records, ids=None)
-        if state.columns is None:
-            state.columns = records.columns
-        if state.layout is None or (not state.layout.channels and not state.layout.is_tokens and len(records.values)):
-            # Sequences without an element do not say of what kind they are.
-            before, state.layout = state.layout, Layout.of(records)
-            if before is not None:
-                replace(before, is_tokens=state.layout.is_tokens, channels=state.layout.channels).check(records)
-        records = _alike(records, state.layout)
-        state.layout.check(records)
-        return records
+        alike = Alike(state.layout, state.columns)
+        try:
+            return alike.checked(records)
+        finally:
+            state.layout, state.columns = alike.layout, alike.columns
 
     def _hold(self, records: Records) -> None:
         """Keep records for the next shard."""
@@ -262,30 +253,12 @@ class _Writer:
         self._is_loose = position is None
 
 
-def _alike(records: Records, layout: Layout) -> Records:
-    """Records whose targets are of elements or of sequences as those before, where these few may be read as either."""
-    targets = records.targets
-    if targets is None or targets.per_element == layout.targets_per_element:
-        return records
-    if layout.targets_per_element:
-        # No sequence among these has two different ones.
-        values = np.repeat(targets.values, records.lengths, axis=0)
-        return replace(records, targets=replace(targets, values=values, per_element=True))
-    width = len(layout.target_names)
-    if targets.is_numbers and len(targets.names) == 1 and (records.lengths == width).all():
-        # All of these happen to be as long as there are numbers to learn.
-        values = targets.values.reshape(-1, width)
-        return replace(records, targets=Targets(values, names=layout.target_names))
-    return records
-
-
 def _finish(folder: Path, job: Job, state: State) -> None:
     """Write beside the shards what was counted."""
     _write_lengths(folder, state)
     _write_json(folder / STATISTICS, state.statistics.to_config())
     if job.on_bad_row == "skip":
-        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in state.skipped]
-        write_file(folder / SKIPPED, "".join(lines).encode(errors="backslashreplace"))
+        write_file(folder / SKIPPED, skipped_lines(state.skipped))
     description = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,

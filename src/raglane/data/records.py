@@ -26,6 +26,7 @@ __all__ = [
     "TIME_GAP",
     "Columns",
     "Records",
+    "Skipped",
     "check_task",
     "note_empty",
     "offsets_of",
@@ -149,6 +150,21 @@ class Columns:
         return self.need_labels and TASKS[self.task].label is not None
 
 
+@dataclass(frozen=True)
+class Skipped:
+    """A row that was left out.
+
+    Attributes:
+        location: the file that it stands in.
+        place: where: ``"row 3"``, ``"line 7"``.
+        error: what is wrong with it.
+    """
+
+    location: str
+    place: str
+    error: str
+
+
 @dataclass(frozen=True, eq=False)
 class Records:
     """The sequences of a file, flat, as they were written.
@@ -167,6 +183,7 @@ class Records:
         notes: lines to tell the user, such as what was guessed.
         columns: what the reader was asked for, with the columns that it found: asking for these again reads another
             file in the same way, whatever else that file holds.
+        skipped: rows of the source that were left out, where that was asked for.
 
     Raises:
         ArgumentTypeError: an attribute of the wrong class.
@@ -191,6 +208,7 @@ class Records:
     columns: Columns = field(default_factory=Columns)
     targets: Targets | None = None
     features: tuple[Feature, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
 
     def __post_init__(self) -> None:
         self._check_kinds()

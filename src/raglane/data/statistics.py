@@ -118,8 +118,9 @@ class FeatureCounts:
 
     Example:
         >>> city = Feature("city", np.array(["Rome", "", "Rome"], dtype=object), per_sequence=True)
-        >>> FeatureCounts.of(city).words["Rome"], FeatureCounts.of(city).missing
-        (2, 1)
+        >>> counts = FeatureCounts.of(city)
+        >>> counts.words["Rome"], counts.missing, counts.categories
+        (2, 1, 1)
     """
 
     per_sequence: bool
@@ -141,6 +142,11 @@ class FeatureCounts:
     def missing(self) -> int:
         """How many are missing."""
         return self.words[""] if self.channel is None else self.channel.missing
+
+    @property
+    def categories(self) -> int | None:
+        """How many different categories there are; None for numbers."""
+        return len(self.words.keys() - {""}) if self.channel is None else None
 
     def to_config(self) -> dict[str, Any]:
         """Everything as JSON values."""

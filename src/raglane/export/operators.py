@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from raglane.cells import GRU, LSTM, CoupledLSTM, Elman, PeepholeLSTM
-from raglane.kernels.contract import DirectionResult, Request, Result
+from raglane.kernels.contract import Request, Result
 from raglane.kernels.graph import Step, Table
-from raglane.kernels.layers import run_directions
 
 __all__ = ["OPSET", "SCAN", "Loops"]
 
@@ -37,35 +35,26 @@ class Loops:
 
     steps: list[Step] = field(default_factory=list)
 
-    def run_layer(self, layer: Request, table: Table) -> Result:
-        """See :func:`raglane.kernels.graph.loops_by`."""
+    def run_layer(self, layer: Request, table: Table) -> Result | None:
+        """See :class:`raglane.kernels.graph.Loops`."""
         operator = None if layer.need_states else _operator_of(layer)
-        if operator is None:
-            return run_directions(layer, partial(self._run_direction, table))
-        return _run_operator(operator, layer, table)
+        return None if operator is None else _run_operator(operator, layer, table)
 
-    def _run_direction(
-        self, table: Table, layer: Request, weights: Any, state: tuple[Tensor, ...], reverse: bool
-    ) -> DirectionResult:
-        """See :class:`~raglane.kernels.layers.RunDirection`."""
-        step = Step(layer.cell, weights, layer.need_states)
-        rows = table.padded(layer.cell.prepare(weights, layer.values, layer.offsets))
-        sizes = [_output_size(layer), *([part.shape[1] for part in state] if layer.need_states else [])]
+    def run_loop(
+        self, step: Step, rows: Tensor, is_real: Tensor, state: tuple[Tensor, ...], sizes: list[int], reverse: bool
+    ) -> list[Tensor]:
+        """See :class:`raglane.kernels.graph.Loops`."""
         self.steps.append(step)
-        found = torch.onnx.ops.symbolic_multi_out(
-            SCAN,
-            [*state, rows, table.is_real, *step.weights],
-            {"step": len(self.steps) - 1, "reverse": reverse},
-            dtypes=[rows.dtype] * (step.states + len(sizes)),
-            shapes=[*[part.shape for part in state], *[(*rows.shape[:2], size) for size in sizes]],
-            version=1,
+        return list(
+            torch.onnx.ops.symbolic_multi_out(
+                SCAN,
+                [*state, rows, is_real, *step.weights],
+                {"step": len(self.steps) - 1, "reverse": reverse},
+                dtypes=[rows.dtype] * (step.states + len(sizes)),
+                shapes=[*[part.shape for part in state], *[(*rows.shape[:2], size) for size in sizes]],
+                version=1,
+            )
         )
-        collected = [table.flat(part) for part in found[step.states :]]
-        return DirectionResult(collected[0], tuple(found[: step.states]), tuple(collected[1:]))
-
-
-def _output_size(layer: Request) -> int:
-    return layer.sizes[0] if layer.cell.output_is_state else layer.cell.output_size  # type: ignore[attr-defined]
 
 
 class _Operator(NamedTuple):

@@ -171,7 +171,7 @@ def _converted(model: nn.Module, signature: Signature) -> Any:
     surface, loops = Surface(model, signature).eval(), Loops()
     leaves = signature.fresh(_TRACED, torch.Generator().manual_seed(0))
     with Place(model) as place:
-        with using(backend="reference"), loops_by(loops.run_layer):
+        with using(backend="reference"), loops_by(loops):
             inputs = tuple(signature.inputs(leaves))
             program = torch.export.export(surface, inputs, dynamic_shapes=(signature.dims(),), strict=False)
         place.program = program

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from raglane.data.missing import BLOCKS
 from raglane.data.records import Records
+from raglane.data.statistics import FeatureCounts
 from raglane.errors import DataError
 
 __all__ = [
@@ -68,11 +70,12 @@ class Contents:
         vocabulary: different tokens, where ``kind`` is ``"tokens"``; else None.
         labels: None where none were read.
         notes: lines to tell the user.
+        beside: what is counted of the features beside these, which have columns of their own, by name.
 
     Example:
-        >>> contents = Contents("a", None, np.array([3, 0, 2]), "lengths")
-        >>> contents.missing, contents.input_size(32)
-        (0, 32)
+        >>> features = Feature("x", 0), Feature("y", 1)
+        >>> Contents("a", None, np.array([3, 0, 2]), "features", features).missing
+        1
     """
 
     name: str
@@ -83,23 +86,35 @@ class Contents:
     vocabulary: int | None = None
     labels: Labels | None = None
     notes: tuple[str, ...] = ()
+    beside: Mapping[str, FeatureCounts] = field(default_factory=dict)
 
     @property
     def missing(self) -> int:
-        """Features that are NaN or infinite, in all columns."""
-        return sum(feature.missing for feature in self.features)
+        """Features that are NaN or infinite, in all columns of numbers."""
+        counted = sum(counts.missing for counts in self.beside.values() if counts.channel is not None)
+        return counted + sum(feature.missing for feature in self.features)
 
-    def input_size(self, embedding: int, missing: str = "error") -> int:
-        """What the first recurrent layer reads of an element.
+    def inputs(self, missing: str = "error") -> tuple[int, list[int]]:
+        """What a model reads of an element.
 
         Args:
-            embedding: the size of a token's embedding; a file of lengths is taken for one of tokens.
             missing: what is to be done about missing features, of ``raglane.data.missing.MISSING``.
+
+        Returns:
+            How many numbers; and of each category besides, tokens that have features beside them among these, how many
+            there are to tell apart, the unknown one included.
+
+        Example:
+            >>> city = FeatureCounts(per_sequence=True, words=Counter(["Rome", "Bonn"]))
+            >>> Contents("a", None, np.array([1, 4]), "features", (Feature("x", 0),), beside={"city": city}).inputs()
+            (1, [3])
         """
-        if self.kind != "features":
-            return embedding
         # Where something is missing, training adds for each channel one that says so.
-        return len(self.features) * (2 if self.missing and missing == "error" else BLOCKS[missing])
+        each = 2 if self.missing and missing == "error" else BLOCKS[missing]
+        words = [counts.categories + 1 for counts in self.beside.values() if counts.categories is not None]
+        numbers = len(self.beside) - len(words) + len(self.features)
+        tokens = [self.vocabulary or 1] if self.kind != "features" and self.beside else []
+        return each * numbers, words + tokens
 
 
 def data_name(path: Path | None) -> str:
@@ -145,12 +160,14 @@ def contents_of(records: Records, path: Path | None) -> Contents:
     elif records.targets is not None and not records.targets.is_numbers:
         of = "element" if records.targets.per_element else "sequence"
         labels = labels_of(of, Counter(chain.from_iterable(records.targets.values)))
-    found = Contents(data_name(path), path, records.lengths, "tokens", labels=labels, notes=records.notes)
+    beside = {feature.name: FeatureCounts.of(feature) for feature in records.features}
+    known: dict[str, Any] = {"labels": labels, "notes": records.notes, "beside": beside}
+    found = Contents(data_name(path), path, records.lengths, "tokens", **known)
     if records.is_tokens:
         return replace(found, vocabulary=len(set(records.values.tolist())))
     counts = (~np.isfinite(records.values)).sum(axis=0).tolist()
-    features = tuple(Feature(name, count) for name, count in zip(records.channels, counts, strict=True))
-    return replace(found, kind="features", features=features)
+    columns = tuple(Feature(name, count) for name, count in zip(records.channels, counts, strict=True))
+    return replace(found, kind="features", features=columns)
 
 
 def contents_of_folder(path: Path) -> Contents:
@@ -170,11 +187,11 @@ def contents_of_folder(path: Path) -> Contents:
     if layout.has_labels or layout.has_tags:
         labels = labels_of("element" if layout.has_tags else "sequence", counted.labels)
     lengths = store.lengths_of_all().astype(np.int64, copy=False)
-    found = Contents(data_name(path), path, lengths, "tokens", labels=labels)
+    found = Contents(data_name(path), path, lengths, "tokens", labels=labels, beside=counted.features)
     if layout.is_tokens:
         return replace(found, vocabulary=len(counted.tokens))
-    features = tuple(Feature(name, channel.missing) for name, channel in counted.channels.items())
-    return replace(found, kind="features", features=features)
+    columns = tuple(Feature(name, channel.missing) for name, channel in counted.channels.items())
+    return replace(found, kind="features", features=columns)
 
 
 def refuse_empty(contents: Contents) -> None:

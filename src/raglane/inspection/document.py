@@ -68,6 +68,15 @@ def _data(inspection: Inspection) -> dict[str, Any]:
         "path": None if contents.path is None else str(contents.path.absolute()),
         "kind": contents.kind,
         "features": [asdict(feature) for feature in contents.features],
+        "beside": [
+            {
+                "name": name,
+                "per": "sequence" if counts.per_sequence else "element",
+                "categories": counts.categories,
+                "missing": counts.missing,
+            }
+            for name, counts in contents.beside.items()
+        ],
         "vocabulary": contents.vocabulary,
         "labels": labels,
         "notes": list(contents.notes),

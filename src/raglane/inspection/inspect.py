@@ -100,8 +100,10 @@ def layer_of(settings: Settings, contents: Contents, embedding: int) -> Recurren
         GRU(4, 8)
     """
     chosen = {name: getattr(settings, name) for name in ModelSettings.__dataclass_fields__}
-    if contents.kind == "features":
-        config = ModelConfig(**chosen, input_size=contents.input_size(embedding, settings.missing), output_size=1)
+    numbers, categories = contents.inputs(settings.missing)
+    if numbers or categories:
+        sizes = {"input_size": numbers + len(categories), "embedding": embedding if categories else None}
+        config = ModelConfig(**{**chosen, **sizes}, categories=categories, output_size=1)
     else:
         # The vocabulary is no part of the recurrent layer: one token stands for all.
         config = ModelConfig(**chosen, input_size=1, output_size=1, embedding=embedding)

@@ -63,6 +63,8 @@ def read(path: Path, columns: Columns, progress: Progress) -> Contents:
     """
     arrow, parquet = require("pyarrow", "data"), require("pyarrow.parquet", "data")
     check_readable(path)
+    if columns.features or columns.static:
+        return contents_of(whole.read(path, columns), path)
     try:
         # Read in small pieces: otherwise whole columns, of all row groups, are in memory at once.
         pieces = {"pre_buffer": False, "buffer_size": 1 << 20}

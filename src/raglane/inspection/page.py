@@ -7,7 +7,7 @@ from raglane.inspection import charts
 from raglane.inspection.batches import ORDERS
 from raglane.inspection.inspect import Inspection
 from raglane.inspection.pictures import LAYOUTS, draw
-from raglane.inspection.text import QUANTILES, data_facts, length_facts
+from raglane.inspection.text import QUANTILES, data_facts, length_facts, what_beside
 from raglane.pages import html
 from raglane.pages.page import page
 from raglane.planner import words
@@ -232,6 +232,13 @@ def _data(inspection: Inspection) -> str:
         ]
         what = _some("Features, and where they are NaN or infinite", len(contents.features))
         parts += ["<h3>Features</h3>", html.table(what, ["feature", "missing", "share"], rows)]
+    if contents.beside:
+        others = [
+            (name, what_beside(counted), f"{counted.missing:,}")
+            for name, counted in list(contents.beside.items())[:_LISTED]
+        ]
+        what = _some("Features in columns of their own", len(contents.beside))
+        parts += ["<h3>Features beside them</h3>", html.table(what, ["feature", "what", "missing"], others, words=2)]
     if contents.labels is not None:
         counts = contents.labels.counts
         all_of_them = sum(counts.values())

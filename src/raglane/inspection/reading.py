@@ -18,7 +18,9 @@ from raglane.inspection.contents import Contents, contents_of, contents_of_folde
 __all__ = ["read"]
 
 
-def read(path: Path | None, columns: Columns, format: str | None, progress: Progress) -> Contents:
+def read(
+    path: Path | None, columns: Columns, format: str | None, progress: Progress, on_bad_row: str = "fail"
+) -> Contents:
     """Read what is to be inspected; labels only where there are some.
 
     Args:
@@ -28,6 +30,7 @@ def read(path: Path | None, columns: Columns, format: str | None, progress: Prog
         columns: which columns hold what, and the task.
         format: as :func:`raglane.data.read` takes it; None goes by the suffix.
         progress: told how much is read, where the format allows it.
+        on_bad_row: as :func:`raglane.data.read` takes it.
 
     Raises:
         DataError: as :func:`raglane.data.read`; or no sequence has an element.
@@ -39,10 +42,12 @@ def read(path: Path | None, columns: Columns, format: str | None, progress: Prog
         contents = lengths_of_text.read(path, progress)
     elif format in (None, "arrow") and is_converted(path):
         contents = contents_of_folder(path)
-    elif _is_parquet(path, format):
+    elif _is_parquet(path, format) and on_bad_row == "fail":
         contents = _with_labels(lambda asked: lengths_of_parquet.read(path, asked, progress), columns)
     else:
-        contents = _with_labels(lambda asked: contents_of(read_records(path, asked, format), path), columns)
+        contents = _with_labels(
+            lambda asked: contents_of(read_records(path, asked, format, on_bad_row=on_bad_row), path), columns
+        )
     refuse_empty(contents)
     return contents
 

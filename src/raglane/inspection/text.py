@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from raglane.data.lengths import Bin
+from raglane.data.statistics import FeatureCounts
 from raglane.errors import quote, shorten
 from raglane.inspection.batches import ORDERS
 from raglane.inspection.contents import Contents
 from raglane.inspection.inspect import Inspection
 
-__all__ = ["QUANTILES", "aligned", "data_facts", "histogram", "length_facts", "lines"]
+__all__ = ["QUANTILES", "aligned", "data_facts", "histogram", "length_facts", "lines", "what_beside"]
 
 QUANTILES = {
     "minimum": "minimum",
@@ -79,6 +80,11 @@ def data_facts(contents: Contents) -> list[tuple[str, str]]:
         found.append(("features", _first(listed) or "none, since no sequence has an element"))
     elif contents.kind == "tokens":
         found.append(("tokens", f"{contents.vocabulary:,} different"))
+    beside = [
+        f"{_quoted(name)} ({what_beside(counts)}{f', {counts.missing:,} missing' if counts.missing else ''})"
+        for name, counts in contents.beside.items()
+    ]
+    found += [("besides", _first(beside))] if beside else []
     if contents.labels is not None:
         counts = contents.labels.counts
         often = _first([f"{_quoted(label)} {count:,}" for label, count in counts.items()])
@@ -137,6 +143,20 @@ def _fills(inspection: Inspection) -> list[str]:
 
 def _quoted(name: str) -> str:
     return shorten(quote(name), _NAME)
+
+
+def what_beside(counts: FeatureCounts) -> str:
+    """What a feature is that has a column of its own.
+
+    Example:
+        >>> from collections import Counter
+        >>> what_beside(FeatureCounts(per_sequence=True, words=Counter(["Rome", "Bonn", "Rome"])))
+        'categories per sequence, 2 different'
+    """
+    per = "sequence" if counts.per_sequence else "element"
+    return (
+        f"numbers per {per}" if counts.categories is None else f"categories per {per}, {counts.categories:,} different"
+    )
 
 
 def _first(listed: Sequence[str]) -> str:

@@ -10,23 +10,34 @@ depends on the lengths is index arithmetic in the graph, which so takes batches 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from raglane.cells.spec import CellSpec
 from raglane.kernels.contract import DirectionResult, Request, Result
 from raglane.kernels.layers import run_directions
 from raglane.segments import plain as segments
+from raglane.tracing import constant_when_traced
 
-__all__ = ["Step", "Table", "loops_by", "run_layer", "table_of"]
+__all__ = [
+    "Loops",
+    "Scans",
+    "Step",
+    "StepEquations",
+    "Table",
+    "has_loops",
+    "loops_by",
+    "run_layer",
+    "run_steps",
+    "table_of",
+]
 
 
 @dataclass(frozen=True)
@@ -78,23 +89,44 @@ def table_of(offsets: Tensor, total: int) -> Table:
     return Table(element, is_real, position * lengths.shape[0] + owner, lengths)
 
 
-RunLayer = Callable[[Request, Table], Result]
+class Loops(Protocol):
+    """What runs the loops of a graph: torch's ``scan``, or what stands for it in another runtime."""
 
-_loops: ContextVar[RunLayer | None] = ContextVar("raglane_loops", default=None)
+    def run_layer(self, layer: Request, table: Table) -> Result | None:
+        """A request of one layer, where the runtime has an operator for all of it; else None."""
+
+    def run_loop(
+        self, step: Step, rows: Tensor, is_real: Tensor, state: tuple[Tensor, ...], sizes: list[int], reverse: bool
+    ) -> list[Tensor]:
+        """See :func:`run_steps`; what is collected has ``sizes`` columns, and ``(T, B)`` rows."""
+
+
+_loops: ContextVar[Loops | None] = ContextVar("raglane_loops", default=None)
 
 
 @contextmanager
-def loops_by(run: RunLayer) -> Iterator[None]:
-    """Have the layers of a graph run by something else than torch's ``scan``.
+def loops_by(loops: Loops) -> Iterator[None]:
+    """Have all that loops over steps within the block be loops of a graph, run by these.
 
     Args:
-        run: from a request of one layer, and the table of its batch, to the layer's result.
+        loops: what runs them.
     """
-    token = _loops.set(run)
+    token = _loops.set(loops)
     try:
         yield
     finally:
         _loops.reset(token)
+
+
+@constant_when_traced
+def has_loops() -> bool:
+    """Whether :func:`loops_by` is at work: then whatever loops should be a loop of the graph.
+
+    Example:
+        >>> has_loops()
+        False
+    """
+    return _loops.get() is not None
 
 
 def run_layer(table: Table, layer: Request) -> Result:
@@ -104,8 +136,66 @@ def run_layer(table: Table, layer: Request) -> Result:
         table: of the request's batch.
         layer: a request of one layer.
     """
-    run = _loops.get()
-    return run_directions(layer, partial(_run_direction, table)) if run is None else run(layer, table)
+    loops = _loops.get()
+    whole = None if loops is None else loops.run_layer(layer, table)
+    return run_directions(layer, partial(_run_direction, table)) if whole is None else whole
+
+
+def run_steps(
+    table: Table, step: Step, prepared: Tensor, state: tuple[Tensor, ...], sizes: list[int], *, reverse: bool = False
+) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+    """Run a step over the elements of each sequence.
+
+    Args:
+        table: of the batch.
+        step: what is computed in each.
+        prepared: ``(N, G)``, what it reads of each element.
+        state: ``(B, size)`` each, before the first.
+        sizes: the columns of the output, and of the states where the step gives them once more.
+        reverse: whether the last element of a sequence comes first.
+
+    Returns:
+        The final states; and what is collected of each element, ``(N, size)`` each.
+    """
+    loops = _loops.get() or Scans()
+    found = loops.run_loop(step, table.padded(prepared), table.is_real, state, sizes, reverse)
+    return tuple(found[: step.states]), [table.flat(part) for part in found[step.states :]]
+
+
+class Scans:
+    """The :class:`Loops` of torch: ``scan``."""
+
+    def run_layer(self, layer: Request, table: Table) -> Result | None:  # noqa: ARG002
+        """None: torch has no operator of a layer that knows lengths."""
+        return None
+
+    def run_loop(
+        self,
+        step: Step,
+        rows: Tensor,
+        is_real: Tensor,
+        state: tuple[Tensor, ...],
+        sizes: list[int],  # noqa: ARG002
+        reverse: bool,
+    ) -> list[Tensor]:
+        """See :class:`Loops`."""
+        if reverse:
+            rows, is_real = rows.flip(0), is_real.flip(0)
+        scan: Any = torch.ops.higher_order.scan
+        found = list(scan(step, [part.clone() for part in state], [rows, is_real], tuple(step.weights)))
+        collected = [part.flip(0) if reverse else part for part in found[step.states :]]
+        return [*found[: step.states], *collected]
+
+
+class StepEquations(Protocol):
+    """What a :class:`Step` asks of a cell."""
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """Their names."""
+
+    def step(self, weights: Any, prepared: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """See :class:`~raglane.cells.spec.CellSpec`."""
 
 
 class Step(nn.Module):
@@ -117,7 +207,7 @@ class Step(nn.Module):
         need_states: whether the new states are given once more, as what a loop collects.
     """
 
-    def __init__(self, cell: CellSpec, weights: Any, need_states: bool = False) -> None:
+    def __init__(self, cell: StepEquations, weights: Any, need_states: bool = False) -> None:
         super().__init__()
         self.cell, self.need_states = cell, need_states
         self.states = len(cell.states)
@@ -198,11 +288,11 @@ def _run_direction(
 ) -> DirectionResult:
     """See :class:`~raglane.kernels.layers.RunDirection`."""
     step = Step(layer.cell, weights, layer.need_states)
-    rows = table.padded(layer.cell.prepare(weights, layer.values, layer.offsets))
-    is_real = table.is_real
-    if reverse:
-        rows, is_real = rows.flip(0), is_real.flip(0)
-    scan: Any = torch.ops.higher_order.scan
-    found = list(scan(step, [part.clone() for part in state], [rows, is_real], tuple(step.weights)))
-    collected = [table.flat(part.flip(0) if reverse else part) for part in found[step.states :]]
-    return DirectionResult(collected[0], tuple(found[: step.states]), tuple(collected[1:]))
+    prepared = layer.cell.prepare(weights, layer.values, layer.offsets)
+    sizes = [_output_size(layer), *([part.shape[1] for part in state] if layer.need_states else [])]
+    final, collected = run_steps(table, step, prepared, state, sizes, reverse=reverse)
+    return DirectionResult(collected[0], final, tuple(collected[1:]))
+
+
+def _output_size(layer: Request) -> int:
+    return layer.sizes[0] if layer.cell.output_is_state else layer.cell.output_size  # type: ignore[attr-defined]

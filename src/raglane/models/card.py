@@ -24,10 +24,10 @@ from raglane.report.card import Card, Table, as_markdown, as_page, table_of
 from raglane.report.tables import class_rows
 from raglane.training.checkpoint import SavedModel, describe, load_model
 from raglane.training.each import Each, measure_each
-from raglane.training.folder import CARD, REPORT
+from raglane.training.folder import CARD, REPORT, SKIPPED
 from raglane.training.inference import Evaluation, evaluate, pick_device
 from raglane.training.own_cell import is_own, label_of
-from raglane.training.run import TrainingResult
+from raglane.training.run import TrainingResult, left_out
 from raglane.training.settings import Settings
 
 __all__ = ["Parts", "about", "make_card", "write_card"]
@@ -119,6 +119,9 @@ def make_card(folder: Path, settings: Settings, result: TrainingResult, parts: P
     if on == "training":
         notes.append("Nothing was held out: these numbers are those of the sequences that the model has seen.")
     measured = Measured(saved, result, evaluation, each, on)
+    skipped = left_out(*parts.known.values())
+    if skipped:
+        notes.append(f"Rows left out, because they break a rule: {len(skipped):,}; {SKIPPED} lists them.")
     card = _written(folder, settings, result, parts, measured)
     return replace(card, notes=(*notes, *card.notes), hardest=measured.hardest(device))
 
@@ -209,7 +212,7 @@ def _written(folder: Path, settings: Settings, result: TrainingResult, parts: Pa
         result.metric, measured.row.get(f"{on}_{result.metric}", measured.row[f"train_{result.metric}"])
     )
     weights = sum(parameter.numel() for parameter in saved.model.parameters())
-    versions = machine.facts(("lightning", "numpy"))
+    versions = machine.facts(("numpy",))
     points = evaluation.measured.points if evaluation is not None else ()
     matrix = evaluation.confusion.tolist() if evaluation is not None and evaluation.confusion is not None else ()
     by_length = measured.by_length()

@@ -89,10 +89,10 @@ class _Scale(nn.Module):
         self.register_buffer("std", torch.tensor(std or (1.0,) * size, dtype=torch.float64))
 
     def apply(self, values: Tensor) -> Tensor:  # type: ignore[override]
-        return ((values.double() - self.mean) / self.std).float() if self.acts else values
+        return ((values.double() - self.mean) / self.std).to(values.dtype) if self.acts else values
 
     def invert(self, values: Tensor) -> Tensor:
-        return (values.double() * self.std + self.mean).float() if self.acts else values
+        return (values.double() * self.std + self.mean).to(values.dtype) if self.acts else values
 
 
 def _check(preprocessor: Preprocessor) -> None:

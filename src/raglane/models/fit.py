@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from raglane.checks import check_flag
-from raglane.data.objects import records_from
 from raglane.data.records import Records
 from raglane.data.stored_dataset import Dataset
 from raglane.errors import ArgumentError, ArgumentTypeError, argument, message, nearest, quote, require
@@ -82,7 +81,7 @@ def fit(
         ArgumentError: an option or the folder breaks a rule.
         DataError: the data cannot be used.
         DivergedError: the loss ran away; in ``out`` the best model until then is kept.
-        MissingExtraError: Lightning or safetensors is not installed.
+        MissingExtraError: safetensors is not installed.
         OSError: a file cannot be written.
 
     Example:
@@ -261,7 +260,7 @@ def _open(data: Any, labels: Any, source: Source, task: str) -> Records | Datase
 def _read(data: Any, labels: Any, source: Source, task: str, name: str) -> Records:
     """Records of what was given."""
     if not isinstance(data, (str, os.PathLike)):
-        return records_from(data, labels, source.asked(task))
+        return source.take(data, labels, task)
     if labels is not None:
         rule = "a file has its labels in a column"
         raise ArgumentTypeError(message("labels", f"labels beside a file as {name}", rule, "name it, as label='kind'"))

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from raglane.data.objects import records_from
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
 from raglane.errors import ArgumentError, ArgumentTypeError, DataError, message, quote, quote_all
@@ -262,7 +261,7 @@ class Run:
                 rule = "a file has its labels in a column"
                 raise ArgumentTypeError(message("labels", quote(labels), rule, "name the column, as label='kind'"))
             return replace(source, path=as_path(data)).read(self.task, need_labels=need_labels)
-        records = records_from(data, labels, source.asked(self.task, need_labels=need_labels))
+        records = source.take(data, labels, self.task, need_labels=need_labels)
         if records is data or records.channels != tuple(f"x{place}" for place in range(len(records.channels))):
             return records
         # Channels without names are those of training, in their order: as many as there were.

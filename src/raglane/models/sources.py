@@ -1,21 +1,18 @@
-"""Where data comes from: a file with its columns, or the embedded default; and how a part of it is held out."""
+"""Where data comes from: a file with its columns, or the embedded default."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raglane.errors import ArgumentTypeError, DataError, message, quote
+from raglane.errors import ArgumentError, ArgumentTypeError, DataError, message, quote
 from raglane.training.options import DATA, check, option, options
 from raglane.training.settings import LOSSES
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from raglane.data.records import Columns, Records
     from raglane.data.stored_dataset import Dataset
 
@@ -27,7 +24,6 @@ __all__ = [
     "Source",
     "chosen_columns",
     "guess_task",
-    "hold_out",
     "renamed",
 ]
 
@@ -39,7 +35,10 @@ LABELLED = ("tag", "regress", "multilabel")
 
 @dataclass(frozen=True)
 class ColumnNames:
-    """The columns that were named, called as :class:`~raglane.data.Columns` calls them; config.json keeps them too."""
+    """The columns that were named, called as :class:`~raglane.data.Columns` calls them, and how files are read.
+
+    config.json keeps them too.
+    """
 
     sequence: str | None = option(
         None,
@@ -103,6 +102,13 @@ class ColumnNames:
 
     time_gaps: bool = option(
         False, "Take the time since the element before as a feature too (CSV).", DATA, flag="--time-gaps"
+    )
+    on_bad_row: str = option(
+        "fail",
+        "Stop at a row that breaks a rule, or leave it out and list it in skipped.jsonl.",
+        DATA,
+        choices=("fail", "skip"),
+        flag="--on-bad-row",
     )
 
     def __post_init__(self) -> None:
@@ -239,7 +245,28 @@ class Source:
 
         if self.path is None:
             return japanese_vowels()[0 if part == "train" else 1]
-        return read(self.path, self.asked(task, need_labels=need_labels), self.format)
+        asked = self.asked(task, need_labels=need_labels)
+        return read(self.path, asked, self.format, on_bad_row=self.columns.on_bad_row)
+
+    def take(self, data: Any, labels: Any, task: str, *, need_labels: bool = True) -> Records:
+        """Records of what a program holds.
+
+        Args:
+            data: as :func:`raglane.data.records_from` takes it.
+            labels: one entry per sequence, where ``data`` does not have them.
+            task: a key of :data:`raglane.data.records.TASKS`.
+            need_labels: whether data without labels is an error.
+
+        Raises:
+            ArgumentError: rows are to be left out, which files have.
+            DataError: the data cannot be used.
+        """
+        from raglane.data.objects import records_from
+
+        if self.columns.on_bad_row != "fail":
+            rule = "the rows of a file may be left out; what a program holds it can leave out itself"
+            raise ArgumentError(message("on_bad_row", quote(self.columns.on_bad_row), rule, "pass a file"))
+        return records_from(data, labels, self.asked(task, need_labels=need_labels))
 
     def open(self, task: str) -> Records | Dataset:
         """Read it, unless it is a folder that ``raglane convert`` wrote: such a one is only opened.
@@ -272,7 +299,24 @@ class Source:
         suffix = "" if self.path is None else self.path.suffix.lower()
         tables = (".jsonl", ".ndjson", ".parquet", ".pq")
         others = LABELLED if suffix in tables else ("regress",)
-        return guess_task(self.read, ("language",) if suffix == ".txt" else others, loss)
+        others = ("language",) if suffix == ".txt" else others
+        if self.columns.on_bad_row == "fail":
+            return guess_task(self.read, others, loss)
+        return self._guess_of_most(others, loss)
+
+    def _guess_of_most(self, others: tuple[str, ...], loss: str | None) -> tuple[Records, str]:
+        """The same where rows may be left out: the task that all rows are for, or else most of them."""
+        strict = replace(self, columns=replace(self.columns, on_bad_row="fail"))
+        try:
+            return guess_task(strict.read, others, loss)
+        except DataError as error:
+            found: list[tuple[Records, str]] = []
+            for task in _tasks_of(loss) or ("classify", *others):
+                with suppress(DataError):
+                    found.append((self.read(task), task))
+            if not found:
+                raise error
+        return min(found, key=lambda pair: len(pair[0].skipped))
 
     def asked(self, task: str, *, need_labels: bool = True) -> Columns:
         """What a reader is asked for.
@@ -284,6 +328,7 @@ class Source:
         from raglane.data.records import LISTS, Columns
 
         named = asdict(self.columns)
+        del named["on_bad_row"]
         # What Python calls a tuple is a list in JSON.
         named["tokens"] = None if self.columns.tokens is None else self.columns.tokens == "yes"
         named |= {name: tuple(named[name]) if named[name] else None for name in LISTS}
@@ -318,6 +363,8 @@ class Source:
         given = asdict(self.columns)
         kept = {name: guessed.get(name) if named in (None, [], False) else named for name, named in given.items()}
         kept["time_gaps"] = bool(kept["time_gaps"])
+        # What becomes of bad rows of other data is for whoever predicts to say.
+        kept["on_bad_row"] = "fail"
         # Of the named ones and those that were found.
         return kept | {"categorical": guessed["categorical"] or kept["categorical"]}
 
@@ -352,55 +399,3 @@ class SavedSource:
     def source(self, path: str | None) -> Source:
         """A file with the run's format and columns."""
         return Source(None if path is None else Path(path), self.format, self.columns)
-
-
-def hold_out(records: Records, fraction: float, seed: int) -> tuple[Records, Records]:
-    """Split off a validation part that holds no label and no tag which the training part lacks.
-
-    A sequence with a label or a tag that only the held-out part has goes back to the training part: a model can
-    neither learn nor be measured on what it has never seen.
-
-    Args:
-        records: at least 2 sequences.
-        fraction: above 0 and below 1.
-        seed: of the choice.
-
-    Returns:
-        The training part and the validation part, which can be empty where every sequence has a label or a tag of
-        its own.
-    """
-    import numpy as np
-
-    from raglane.data.dataset import split
-
-    numbered = replace(records, ids=tuple(range(len(records))))
-    kept, held_out = split(numbered, fraction, seed)
-    rows = np.array(held_out.ids, dtype=np.int64)
-    if held_out.labels is not None and kept.labels is not None:
-        rows = rows[_known(held_out.labels, kept.labels)]
-    elif held_out.tags is not None and kept.tags is not None:
-        rows = rows[_all_in_each(_known(held_out.tags.tolist(), kept.tags.tolist()), held_out.offsets)]
-    elif held_out.targets is not None and kept.targets is not None and not kept.targets.is_numbers:
-        seen = set(chain.from_iterable(kept.targets.values))
-        known = np.array([seen.issuperset(labels) for labels in held_out.targets.values], dtype=np.bool_)
-        rows = rows[_all_in_each(known, held_out.offsets) if held_out.targets.per_element else known]
-    mask = np.zeros(len(records), dtype=np.bool_)
-    mask[rows] = True
-    return records.select(~mask), records.select(mask)
-
-
-def _all_in_each(holds: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """For each sequence, whether something holds of all its elements."""
-    import numpy as np
-
-    broken = np.add.accumulate(np.concatenate([[0], ~holds]))
-    all_hold: NDArray[np.bool_] = broken[offsets[1:]] == broken[offsets[:-1]]
-    return all_hold
-
-
-def _known(words: Iterable[str], there: Iterable[str]) -> NDArray[np.bool_]:
-    """For each word, whether it is there too; as objects, since NumPy makes room in each for the longest."""
-    import numpy as np
-
-    known = set(there)
-    return np.array([word in known for word in words], dtype=np.bool_)

@@ -15,8 +15,9 @@ from raglane.data.records import Records
 from raglane.data.stored_dataset import Dataset
 from raglane.errors import ArgumentError, DivergedError, argument, count_of, message
 from raglane.models.configuration import run_config
+from raglane.models.holding_out import hold_out
 from raglane.models.logs import LoggingWatcher
-from raglane.models.sources import ColumnNames, hold_out
+from raglane.models.sources import ColumnNames
 from raglane.training.folder import DESCRIPTION, LAST, find
 from raglane.training.own_cell import pinned
 from raglane.training.run import TrainingResult, load_description, train

@@ -37,10 +37,12 @@ __all__ = [
     "program_preamble",
 ]
 
-ABI = 9
+ABI = 10
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 """What the kernels compute in, by its number in ``raglane.h``."""
 
+# Weights of int8 and all else float32: a number too, but no dtype that a call's tensors may have.
+_NUMBERS = {**DTYPES, torch.int8: 3}
 _ISAS = {"amx": 4, "avx512bf16": 3, "avx512": 2, "avx2": 1, "portable": 0}
 _FUNCTIONS = {"exp": 0, "tanh": 1, "sigmoid": 2, "expm1": 3, "log": 4, "log1p": 5, "erf": 6}
 _OUT_OF_MEMORY = 2
@@ -242,15 +244,16 @@ def call(name: str, fields: bytes) -> None:
         _raise(status, words)
 
 
-def packed(name: str, fields: bytes) -> Tensor:
+def packed(name: str, fields: bytes, dtype: torch.dtype = torch.uint8) -> Tensor:
     """Weights packed by one of the functions for that.
 
     Args:
         name: ``"raglane_pack"`` or ``"raglane_elementwise_pack"``.
         fields: of the layer's struct.
+        dtype: what to call the bytes: uint8 or int8.
 
     Returns:
-        What the field ``packed`` of forward may point to: bytes, uint8.
+        What the field ``packed`` of forward may point to: bytes.
 
     Raises:
         ArgumentError: the kernel refused its arguments.
@@ -258,7 +261,7 @@ def packed(name: str, fields: bytes) -> Tensor:
     function, words, count = getattr(library().handle, name), _messages.buffer, ctypes.c_int64()
     status = function(fields, None, ctypes.byref(count), words, _MESSAGE)
     # Torch's allocator gives memory that is aligned as vectors want it.
-    memory = torch.empty(count.value, dtype=torch.uint8, device="cpu")
+    memory = torch.empty(count.value, dtype=dtype, device="cpu")
     if status == 0:
         status = function(fields, memory.data_ptr(), ctypes.byref(count), words, _MESSAGE)
     if status != 0:
@@ -275,7 +278,10 @@ def _raise(status: int, words: ctypes.Array[ctypes.c_char]) -> NoReturn:
 
 
 def preamble(cell: int, dtype: torch.dtype) -> tuple[int, ...]:
-    """The first fields of a layer's struct: ABI, instruction set, cell, dtype, flags, threads."""
+    """The first fields of a layer's struct: ABI, instruction set, cell, dtype, flags, threads.
+
+    A dtype of int8 stands for weights of int8, and float32 for all else.
+    """
     abi, isa, *rest = program_preamble(dtype)
     return abi, isa, cell, *rest
 
@@ -283,4 +289,4 @@ def preamble(cell: int, dtype: torch.dtype) -> tuple[int, ...]:
 def program_preamble(dtype: torch.dtype) -> tuple[int, ...]:
     """The first fields of a program's struct: ABI, instruction set, dtype, flags, threads."""
     kernels = library()
-    return ABI, _ISAS[kernels.isa], DTYPES[dtype], kernels.flags, kernels.threads()
+    return ABI, _ISAS[kernels.isa], _NUMBERS[dtype], kernels.flags, kernels.threads()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -59,8 +60,8 @@ class _Look(NamedTuple):
     """How thoroughly ways are measured.
 
     Attributes:
-        longest: seconds for the first round of a group's probes. The slower ones are left out, and so are the groups
-            after them, which are larger: what lies beyond is extrapolated.
+        longest: seconds for the first round of a group's probes, from the second group on. The slower ones are left
+            out, and so are the groups after them, which are larger: what lies beyond is extrapolated.
         rounds: how often each probe is timed, at most.
         share: about how much of the whole measurement this is, for the progress that is shown.
     """
@@ -180,7 +181,9 @@ def _measure(
         # The quick ones first: the others have to wait and see what time is left.
         order = sorted(range(len(group)), key=lambda place: one.expects(profiles[place]))
         calls = [probe.step_of(layer, probe.make_batch(layer, group[place]), one.mode) for place in order]
-        times = probe.time_in_turns(calls, probe.device_of(layer), look.rounds, look.longest)
+        # The smallest are all measured, however slow the machine: a kind of batch that nobody saw would cost nothing.
+        longest = math.inf if group is groups[0] else look.longest
+        times = probe.time_in_turns(calls, probe.device_of(layer), look.rounds, longest)
         said.append(yardstick.look())
         for place, seconds in zip(order, times, strict=False):
             one.add(group[place], profiles[place], 2 * seconds / (said[-1] + said[-2]))

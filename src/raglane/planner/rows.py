@@ -14,10 +14,12 @@ from raglane.planner.calibration import Calibration
 from raglane.planner.model import Floats, Profile
 from raglane.planner.ways import Way
 
-__all__ = ["Row", "row_of"]
+__all__ = ["LEAST", "Row", "row_of"]
 
 # Steps of several processes that are drawn to see how long the slowest of them takes.
 _DRAWN = 512
+# Seconds that any call takes: on a busy machine a line through measured times can reach 0.
+LEAST = 1e-7
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ def row_of(
     """
     found = [profiles(way, lengths) for lengths in epoch.batches]
     seen = np.array([calibration.features(way, profile) for profile in found])
-    train, infer = (seen @ calibration.seconds[way, mode] for mode in ("train", "infer"))
+    train, infer = (np.maximum(seen @ calibration.seconds[way, mode], LEAST) for mode in ("train", "infer"))
     computed = epoch.padded if way.schedule in ("padded", "masked") else epoch.elements
     return Row(
         way.backend,

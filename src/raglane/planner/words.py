@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +14,7 @@ from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner.batches import epoch_of, thin_out
 from raglane.planner.calibration import Calibration
 from raglane.planner.model import Profile
-from raglane.planner.rows import Row
+from raglane.planner.rows import LEAST, Row
 
 if TYPE_CHECKING:
     from raglane.planner.advice import Plan
@@ -173,4 +174,4 @@ def _seconds(lengths: Tensor, row: Row, calibration: Calibration) -> float:
     epoch = epoch_of(lengths, row.limit, grouped=row.grouped)
     coefficients = calibration.seconds[row.way, "train"]
     times = [calibration.features(row.way, Profile.of(row.way, batch)) @ coefficients for batch in epoch.batches]
-    return float(epoch.weights @ times)
+    return float(epoch.weights @ np.maximum(times, LEAST))

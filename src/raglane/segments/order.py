@@ -10,6 +10,7 @@ from torch import Tensor
 from raglane.indexing import take_rows
 from raglane.segments.index import positions, repeated
 from raglane.segments.reductions import scalar, spread
+from raglane.tracing import is_exporting
 
 __all__ = ["cumsum", "reverse", "reverse_index", "shift"]
 
@@ -129,6 +130,17 @@ def shift(values: Tensor, offsets: Tensor, steps: int, fill: float = 0.0) -> Ten
     position = positions(offsets, total)
     remaining = position if steps >= 0 else spread(offsets.diff(), offsets, total) - 1 - position
     kept = remaining >= abs(steps)
-    moved = values.roll(steps, 0)
+    moved = _moved(values, steps)
     shape = (-1,) + (1,) * (values.dim() - 1)
     return torch.where(kept.view(shape), moved, scalar(fill, values.dtype))
+
+
+def _moved(values: Tensor, steps: int) -> Tensor:
+    """The rows by so many places further on; what moves in at the end is anything."""
+    if not is_exporting():
+        return values.roll(steps, 0)
+    # The graph of roll divides by the number of rows, and asks whether there are any.
+    total, more = values.shape[0], values.new_zeros(abs(steps), *values.shape[1:])
+    if steps >= 0:
+        return torch.cat((more, values)).narrow(0, 0, total)
+    return torch.cat((values, more)).narrow(0, -steps, total)

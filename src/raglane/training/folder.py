@@ -29,6 +29,7 @@ __all__ = [
     "REPORT",
     "RUN_FILES",
     "RUN_FOLDERS",
+    "SKIPPED",
     "at_work",
     "check_folder",
     "drop_replaced",
@@ -41,6 +42,8 @@ __all__ = [
 DESCRIPTION = "run.json"
 CONFIG = "run.toml"
 CURVES = "curves.csv"
+# The rows of the data that were left out.
+SKIPPED = "skipped.jsonl"
 EVALUATION = "evaluation.json"
 CARD, REPORT = "card.md", "report.html"
 LAST, BEST = "last", "best"
@@ -49,7 +52,7 @@ LOGS = "logs"
 
 # Everything that a run leaves in its folder; --overwrite replaces these and touches nothing else.
 _EVALUATED = (EVALUATION, "confusion.png", "confusion.txt", "table.txt", "points.png")
-RUN_FILES = (DESCRIPTION, CONFIG, CURVES, "curves.png", CARD, REPORT, *_EVALUATED)
+RUN_FILES = (DESCRIPTION, CONFIG, SKIPPED, CURVES, "curves.png", CARD, REPORT, *_EVALUATED)
 RUN_FOLDERS = (BEST, LAST, LOGS)
 
 # Where a run that is to be replaced waits, and the order in which it moves there.

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from raglane.data.records import Records
+from raglane.data.records import Records, Skipped
+from raglane.data.skipping import skipped_lines
 from raglane.data.statistics import Counted
 from raglane.data.stored_dataset import Dataset
 from raglane.errors import ArgumentError, DataError, argument, message, require
 from raglane.reading import as_path
 from raglane.training.description import RunDescription, load_description, refuse_diverged
-from raglane.training.folder import at_work, check_folder, replacing
+from raglane.training.folder import CONFIG, SKIPPED, at_work, check_folder, replacing
 from raglane.training.identity import identity
 from raglane.training.own_cell import check_place, pinned
 from raglane.training.ranks.spread import spread
@@ -32,6 +33,7 @@ __all__ = [
     "RunDescription",
     "TrainingResult",
     "fingerprint",
+    "left_out",
     "load_description",
     "refuse_diverged",
     "train",
@@ -112,10 +114,9 @@ def train(
         DataError: the data cannot be used, or is not what the run was started with.
         LostRankError: one of several processes died; the run can go on from its last checkpoint.
         CheckpointError: the run cannot be read.
-        MissingExtraError: Lightning or safetensors is not installed.
+        MissingExtraError: safetensors is not installed.
         OSError: a file cannot be written.
     """
-    require("lightning.pytorch", "train")
     require("safetensors", "train")
     settings = replace(settings, layer=pinned(settings.layer))
     if folder is None:
@@ -135,13 +136,24 @@ def train(
             settings, _ = settle(settings, training)
         description = RunDescription(settings, dict(data or {}), fingerprint(training, validation))
         description = replace(description, identity=identity(training, validation))
-        work = Work(description, training, validation, test, columns or {}, folder, resume, config)
+        files = {CONFIG: config, SKIPPED: skipped_lines(left_out(training, validation, test))}
+        files = {name: content for name, content in files.items() if content}
+        work = Work(description, training, validation, test, columns or {}, folder, resume, files)
         if resume:
             refuse_diverged(load_description(folder), folder)
             _check_same_data(folder, description.fingerprint)
             return spread(work, watcher)
         with replacing(folder):
             return spread(work, watcher)
+
+
+def left_out(*parts: Records | Dataset | None) -> list[Skipped]:
+    """The rows of all files that were left out, each once: what was held out comes from the file of the rest.
+
+    Args:
+        parts: of the data.
+    """
+    return list(dict.fromkeys(row for part in parts if isinstance(part, Records) for row in part.skipped))
 
 
 def _check_same_data(folder: Path, marks: str) -> None:

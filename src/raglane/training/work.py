@@ -16,7 +16,7 @@ from raglane.files import write_file, write_folder
 from raglane.training.bookkeeper import Interrupted, Watcher
 from raglane.training.checkpoint import load_weights
 from raglane.training.description import RunDescription
-from raglane.training.folder import BEST, CONFIG, CURVES, LAST
+from raglane.training.folder import BEST, CURVES, LAST
 from raglane.training.history import curves_csv
 from raglane.training.optimizers import make_optimizer
 from raglane.training.prepared import Prepared, prepare
@@ -69,7 +69,7 @@ class Work:
         columns: which columns of a file hold what, kept with the model.
         folder: of the run, which is locked; None keeps the best model in memory.
         resume: whether it goes on from ``folder/last``.
-        config: the file that repeats the run, for its folder; none where it is empty.
+        files: further files of its folder, by their names; written before the first step.
     """
 
     description: RunDescription
@@ -79,7 +79,7 @@ class Work:
     columns: Mapping[str, Any]
     folder: Path | None
     resume: bool = False
-    config: bytes = b""
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def settings(self) -> Settings:
@@ -123,8 +123,8 @@ def perform(
     state, stopped_by, best = start.state, None, {}
     if folder is not None and ranks.is_first:
         work.description.write(folder)
-        if work.config:
-            write_file(folder / CONFIG, work.config)
+        for name, content in work.files.items():
+            write_file(folder / name, content)
     was_complete = _is_complete(state, settings)
     if was_complete and folder is not None:
         if ranks.is_first:

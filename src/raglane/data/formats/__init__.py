@@ -35,7 +35,13 @@ FORMATS: dict[str, Format] = {
 _NOTE = 400
 
 
-def read(path: str | os.PathLike[str], columns: Columns | None = None, format: str | None = None) -> Records:
+def read(
+    path: str | os.PathLike[str],
+    columns: Columns | None = None,
+    format: str | None = None,
+    *,
+    on_bad_row: str = "fail",
+) -> Records:
     r"""Read sequences from a file or a folder.
 
     Args:
@@ -43,6 +49,7 @@ def read(path: str | os.PathLike[str], columns: Columns | None = None, format: s
             files, one per class.
         columns: which columns hold what; None guesses, for the task ``"classify"``.
         format: a key of ``FORMATS``; None goes by the suffix, and by whether ``path`` is a folder.
+        on_bad_row: ``"fail"``, or ``"skip"`` to leave out rows that break a rule; ``skipped`` lists them.
 
     Returns:
         What the file holds, as it was written; ``notes`` says what was guessed, what was left out, which named column
@@ -51,7 +58,7 @@ def read(path: str | os.PathLike[str], columns: Columns | None = None, format: s
     Raises:
         DataError: the path is missing, unreadable, empty or of an unknown suffix; it is neither a file nor a folder but
             a FIFO, a socket or a device, which might never end; or its content breaks a rule.
-        ArgumentError: ``format`` is not one of ``FORMATS``.
+        ArgumentError: ``format`` is not one of ``FORMATS``, or ``on_bad_row`` neither of the two.
         ArgumentTypeError: ``path`` is not a path, or ``columns`` not a :class:`~raglane.data.Columns`.
         MissingExtraError: the format needs the ``data`` extra.
 
@@ -65,8 +72,12 @@ def read(path: str | os.PathLike[str], columns: Columns | None = None, format: s
         (('cat', 'cat', 'dog'), [3, 5, 3])
     """
     path, columns = as_path(path), _columns(columns)
+    # Imported here, since it is made of formats.
+    from raglane.data.skipping import ON_BAD_ROW, read_kept
+
+    check_choice("on_bad_row", on_bad_row, ON_BAD_ROW)
     chosen = pick(path, format)
-    records = chosen.read(path, columns)
+    records = read_kept(chosen, path, columns) if on_bad_row == "skip" else chosen.read(path, columns)
     notes = [*records.notes, *_not_used(chosen, columns)]
     if columns.task == "classify" and (note := note_empty(records)):
         notes.append(note)

@@ -92,12 +92,16 @@ class Reader:
     path: Path
     ids: tuple[str | int, ...] | None
     lines: npt.NDArray[np.int64] | None
-    first: int = 0
+    first: int | None = 0
+    """The number of the first row in its file; None where it is not known, and rows are called by their lines."""
 
     def row(self, row: int) -> str:
         """A row in words: its number from 0, its id and its line."""
         details = [] if self.ids is None else [f"id {quote(self.ids[row])}"]
-        details += [] if self.lines is None else [f"line {self.lines[row]}"]
+        lines = [] if self.lines is None else [f"line {self.lines[row]}"]
+        if self.first is None:
+            return " ".join([*lines, *(f"({detail})" for detail in details)])
+        details += lines
         return f"row {self.first + row}" + (f" ({', '.join(details)})" if details else "")
 
     def error(self, got: str, rule: str, fix: str) -> DataError:

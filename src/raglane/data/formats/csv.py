@@ -57,6 +57,7 @@ from raglane.data.targets import TASKS
 from raglane.errors import count_of, quote, quote_all, require
 
 __all__ = [
+    "entries_of",
     "header_of",
     "id_name_of",
     "parsed",
@@ -65,6 +66,7 @@ __all__ = [
     "records_of_entries",
     "repeats_ids",
     "text_column",
+    "whole_rows",
 ]
 
 _ID_NAMES = (*ID_NAMES, "sequence", "series", "case")
@@ -85,7 +87,7 @@ def read(path: Path, columns: Columns) -> Records:
             two rows of one time in a sequence, or a label that changes within one.
         MissingExtraError: pandas is not installed.
     """
-    entries, left_out = _entries(path)
+    entries, left_out = entries_of(path)
     records = read_entries(path, entries, columns)
     return replace(records, notes=(*left_out, *records.notes))
 
@@ -105,7 +107,7 @@ def read_entries(path: Path, entries: dict[str, npt.NDArray[np.object_]], column
     present = list(entries)
     text = text_column(path, columns, present)
     if text is not None:
-        return _whole_rows(path, entries, replace(columns, sequence=text))
+        return whole_rows(path, entries, replace(columns, sequence=text))
     name, id_notes = id_name_of(path, columns, present)
     records, _ = records_of_entries(path, entries, columns, name)
     return replace(records, notes=(*id_notes, *records.notes))
@@ -135,7 +137,7 @@ def records_of_entries(
     entries: dict[str, npt.NDArray[np.object_]],
     columns: Columns,
     id_name: str,
-    first: int = 0,
+    rows: npt.NDArray[np.int64] | None = None,
     is_tokens: bool | None = None,
 ) -> tuple[Records, str | None]:
     """Some rows of a file as records, and their time column.
@@ -145,7 +147,7 @@ def records_of_entries(
         entries: the rows, column by column.
         columns: which columns hold what, and the task.
         id_name: the column of ids.
-        first: the number of the first row in the file.
+        rows: which rows of the file these are; None for its first ones.
         is_tokens: whether a single feature column holds tokens; None lets the entries tell.
 
     Raises:
@@ -153,7 +155,7 @@ def records_of_entries(
     """
     present = list(entries)
     time, time_note = choose_time(path, entries, columns, [name for name in present if name != id_name])
-    table = group(path, entries, columns, id_name, time, first)
+    table = group(path, entries, columns, id_name, time, rows)
     free = [name for name in present if name not in (id_name, time)]
     named, static = beside(path, columns, present)
     label, notes = choose_label(table, columns, [name for name in free if name not in static])
@@ -199,8 +201,18 @@ def repeats_ids(entries: Mapping[str, Any], columns: Columns) -> bool:
     return name is not None and len(set(entries[name])) < len(entries[name])
 
 
-def _whole_rows(path: Path, entries: dict[str, npt.NDArray[np.object_]], columns: Columns) -> Records:
-    """Rows that are a text each, its label, and what else it has as a whole: as a table of texts."""
+def whole_rows(path: Path, entries: dict[str, npt.NDArray[np.object_]], columns: Columns, first: int = 0) -> Records:
+    """Rows that are a text each, its label, and what else it has as a whole: as a table of texts.
+
+    Args:
+        path: the file.
+        entries: of the rows, column by column.
+        columns: which columns hold what, the texts among them.
+        first: the number of the first row in the file.
+
+    Raises:
+        DataError: as :func:`read`.
+    """
     arrow = require("pyarrow", "data")
     table: dict[str, Any] = {name: arrow.array(entry.tolist(), "string") for name, entry in entries.items()}
     wanted = {columns.label: "a number to learn is finite"} if TASKS[columns.task].label == "numbers" else {}
@@ -215,19 +227,29 @@ def _whole_rows(path: Path, entries: dict[str, npt.NDArray[np.object_]], columns
         if column is not None and column in entries:
             numbers, odd = numbers_in(entries[column])
             if odd.any():
-                got = f"{quote(entries[column][int(odd.argmax())])} in data row {int(odd.argmax())}"
+                row = int(odd.argmax())
+                got = f"{quote(entries[column][row])} in data row {first + row}"
                 raise data_error(path, f"{got}, column {quote(column)}", rule, "correct it, or remove the row")
             table[column] = arrow.array(numbers)
     columns = replace(columns, categorical=tuple(words) or None)
     rows = arrow.table(table)
     chosen = choose(path, rows.schema, columns)
-    records = records_of(path, rows.select(chosen.names), chosen, columns)
+    if chosen.label is not None and TASKS[columns.task].label == "class":
+        blank = entries[chosen.label] == ""
+        if blank.any():
+            got = f"an empty entry in data row {first + int(blank.argmax())}, column {quote(chosen.label)}"
+            raise data_error(path, got, "each row has a label", "fill it, or remove the row")
+    records = records_of(path, rows.select(chosen.names), chosen, columns, first=first)
     each = f"each row is a sequence, the text of {quote(chosen.sequence)}"
     return replace(records, notes=(each, *records.notes))
 
 
-def _entries(path: Path) -> tuple[dict[str, npt.NDArray[np.object_]], tuple[str, ...]]:
-    """Every entry as it is written, column by column, and notes on the columns that are left out."""
+def entries_of(path: Path) -> tuple[dict[str, npt.NDArray[np.object_]], tuple[str, ...]]:
+    """Every entry as it is written, column by column, and notes on the columns that are left out.
+
+    Raises:
+        DataError: the file is no table, or has no row.
+    """
     content = read_bytes(path)
     # pandas decodes anew, but does not say where a byte is that it cannot read.
     decode(path, content)

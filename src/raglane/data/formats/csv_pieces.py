@@ -12,9 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane.data.formats.base import check_readable, decode
-from raglane.data.formats.csv import header_of, id_name_of, parsed, read, records_of_entries, text_column
+from raglane.data.formats.csv import (
+    entries_of,
+    header_of,
+    id_name_of,
+    parsed,
+    records_of_entries,
+    text_column,
+    whole_rows,
+)
 from raglane.data.formats.csv_table import is_plain
-from raglane.data.formats.pieces import BYTES, ROWS, Piece, Start, sift, whole
+from raglane.data.formats.pieces import BYTES, ROWS, Piece, Start, sift
 from raglane.data.records import Columns, Records
 from raglane.errors import quote, require
 
@@ -32,28 +40,51 @@ def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
     _check_bytes(path)
     header = header_of(path, next(_rows(path), np.empty((0, 0), dtype=object)))
     names = [name for name in header if name]
-    if text_column(path, columns, names) is not None:
+    text = text_column(path, columns, names)
+    if text is not None:
         # The rows of texts are read as a table, whole.
         if not start:
-            yield whole(read(path, columns))
+            yield _texts(path, replace(columns, sequence=text))
         return
     id_name, _ = id_name_of(path, columns, names)
     place = header.index(id_name)
     together, has_numbers = _look_at_ids(_rows(path), place)
+    file = _File(path, header, place, columns, has_numbers)
     if together:
-        file = _File(path, header, place, columns, has_numbers)
         if start:
             # The first rows say how the others are read.
             for piece in islice(_pieces(file, 0), 1):
                 deque(sift(piece, []), maxlen=0)
         yield from _pieces(file, start[0] if start else 0)
     elif not start:
-        yield whole(read(path, columns))
+        yield _regrouped(file)
+
+
+def _texts(path: Path, columns: Columns) -> Piece:
+    """All rows of a file in which each is a text."""
+    entries, _ = entries_of(path)
+    count = len(next(iter(entries.values())))
+
+    def read(low: int, high: int) -> Records:
+        return whole_rows(path, {name: entry[low:high] for name, entry in entries.items()}, columns, low)
+
+    return Piece(count, read, (count,), lambda row: f"data row {row}")
+
+
+def _regrouped(file: _File) -> Piece:
+    """All rows of a file in which those of a sequence do not stand together."""
+    entries, _ = entries_of(file.path)
+    codes, _ = require("pandas", "data").factorize(entries[file.header[file.place]])
+    order = np.argsort(codes, kind="stable")
+    rows = np.stack([entries[name][order] if name else np.full(len(order), "") for name in file.header], axis=1)
+    part = _Part(file, rows, order, _run_starts(rows[:, file.place]))
+    return Piece(len(part.starts), part.read, (len(rows),), part.place)
 
 
 def _pieces(file: _File, start: int) -> Iterator[Piece]:
     for first, rows in _whole_sequences(_rows(file.path), file.place, start):
-        part = _Part(file, rows, first, _run_starts(rows[:, file.place]))
+        numbers = np.arange(first, first + len(rows))
+        part = _Part(file, rows, numbers, _run_starts(rows[:, file.place]))
         yield Piece(len(part.starts), part.read, (first + len(rows),), part.place)
 
 
@@ -72,26 +103,27 @@ class _File:
 
 @dataclass(frozen=True)
 class _Part:
-    """Rows of whole sequences, the number of the first of them, and where each sequence starts."""
+    """Rows of whole sequences, which rows of the file they are, and where each sequence starts."""
 
     file: _File
     rows: _Rows
-    first: int
+    numbers: npt.NDArray[np.int64]
     starts: npt.NDArray[np.int64]
 
     def place(self, row: int) -> str:
         """A sequence in words."""
         start = self.starts[row]
-        return f"data row {self.first + start} (id {quote(self.rows[start, self.file.place])})"
+        return f"data row {self.numbers[start]} (id {quote(self.rows[start, self.file.place])})"
 
     def read(self, low: int, high: int) -> Records:
         """The records of some of the sequences."""
-        file, start = self.file, int(self.starts[low])
-        rows = self.rows[start : self.starts[high] if high < len(self.starts) else len(self.rows)]
+        file = self.file
+        here = slice(self.starts[low], self.starts[high] if high < len(self.starts) else len(self.rows))
+        rows = self.rows[here]
         entries = {name: rows[:, column] for column, name in enumerate(file.header) if name}
         asked, is_tokens = file.known[0] if file.known else (file.columns, None)
-        name, first = file.header[file.place], self.first + start
-        found, time = records_of_entries(file.path, entries, asked, name, first, is_tokens)
+        name = file.header[file.place]
+        found, time = records_of_entries(file.path, entries, asked, name, self.numbers[here], is_tokens)
         columns = replace(found.columns, time=time)
         if not file.known:
             file.known.append((columns, found.is_tokens))

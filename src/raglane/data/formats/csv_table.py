@@ -66,15 +66,25 @@ def group(
     columns: Columns,
     id_name: str,
     time: str | None,
-    first: int = 0,
+    rows: npt.NDArray[np.int64] | None = None,
 ) -> Table:
-    """Bring the rows of each sequence together, in the order of the time column if there is one."""
+    """Bring the rows of each sequence together, in the order of the time column if there is one.
+
+    Args:
+        path: the file.
+        entries: of the rows, column by column.
+        columns: which columns hold what.
+        id_name: the column of ids.
+        time: the column that orders rows.
+        rows: which rows of the file these are; None for its first ones.
+    """
     pandas = require("pandas", "data")
     codes, ids = pandas.factorize(entries[id_name])
+    rows = np.arange(len(codes)) if rows is None else rows
     blank = ids == ""
     if blank.any():
         row = int((codes == int(blank.argmax())).argmax())
-        got = f"an empty entry in data row {first + row}, column {quote(id_name)}"
+        got = f"an empty entry in data row {rows[row]}, column {quote(id_name)}"
         raise data_error(path, got, "each row has an id", "fill it, or remove the row")
     if time is None:
         order = np.argsort(codes, kind="stable")
@@ -83,7 +93,7 @@ def group(
         order = np.lexsort((times, codes))
     offsets = offsets_of(np.bincount(codes, minlength=len(ids)))
     sorted_entries = {name: entry[order] for name, entry in entries.items()}
-    table = Table(path, sorted_entries, order + first, offsets, _as_ids(ids), time)
+    table = Table(path, sorted_entries, rows[order], offsets, _as_ids(ids), time)
     if time is not None:
         sorted_times, sorted_codes = times[order], codes[order]
         again = (np.diff(sorted_times) == 0) & (np.diff(sorted_codes) == 0)

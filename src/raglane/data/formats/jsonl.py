@@ -62,7 +62,7 @@ def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
         texts = [(line.number, decode(path, line.content, line.number)) for line in lines]
         table, numbers = _table(path, texts, columns, known[0].names if known else ())
         chosen = known[0] if known else choose(path, table.schema, columns)
-        found = records_of(path, table.select(chosen.names), chosen, columns, numbers)
+        found = records_of(path, table.select(chosen.names), chosen, columns, numbers, first=None)
         known.append(chosen)
         # A guessed id is asked for again too, so that all lines have one.
         return replace(found, columns=replace(found.columns, id=chosen.id))

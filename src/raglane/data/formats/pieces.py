@@ -14,13 +14,16 @@ from pathlib import Path
 import numpy as np
 
 from raglane.data.formats.base import Format, check_readable, check_text
-from raglane.data.records import Columns, Records
+from raglane.data.records import Columns, Records, Skipped
 from raglane.errors import DataError
 
-__all__ = ["Bad", "Line", "Piece", "Start", "line_pieces", "lines_of", "pieces_of", "sift", "whole"]
+__all__ = ["Line", "Piece", "Start", "line_pieces", "lines_of", "pieces_of", "sift", "whole"]
 
 # Bytes and rows of a piece: as much as is worth one call of a library, and little beside what a program holds anyway.
 BYTES, ROWS = 1 << 24, 1 << 16
+
+# Bad rows before the first good one, of a piece, that end it.
+_HOPELESS = 1_000
 
 Start = tuple[int, ...]
 """Where in a file a piece begins; what the numbers mean is the format's business, and () is the beginning."""
@@ -70,21 +73,11 @@ def whole(records: Records) -> Piece:
     return Piece(len(records), select, (len(records),), records.describe_row)
 
 
-@dataclass(frozen=True)
-class Bad:
-    """A row that is left out.
-
-    Attributes:
-        place: in its file, as the piece calls it.
-        error: what is wrong with it.
-    """
-
-    place: str
-    error: str
-
-
 def sift(
-    piece: Piece, bad: list[Bad] | None, check: Callable[[Records], Records] = lambda records: records
+    piece: Piece,
+    bad: list[Skipped] | None,
+    check: Callable[[Records], Records] = lambda records: records,
+    location: str = "",
 ) -> Iterator[Records]:
     """Read a piece, in one go where every row is as it should be.
 
@@ -92,10 +85,13 @@ def sift(
         piece: to read.
         bad: where to add the rows that are left out; None where the first of them is an error.
         check: what else must hold of rows; it raises an error, or returns the records to use.
+        location: of the file, for the rows that are left out.
 
     Raises:
-        DataError: a row breaks a rule, and none may.
+        DataError: a row breaks a rule, and none may; or so many are bad before the first good one that not they are,
+            but how they are read.
     """
+    is_hopeful = bad is None or bool(bad)
     # Runs of rows still to be read, the first of them last: without recursion, and in the order of the file.
     runs = [(0, piece.count)]
     while runs:
@@ -106,11 +102,14 @@ def sift(
             if bad is None:
                 raise
             if end - start == 1:
-                bad.append(Bad(piece.place(start), str(error)))
+                bad.append(Skipped(location, piece.place(start), str(error)))
+                if not is_hopeful and len(bad) == _HOPELESS:
+                    raise
                 continue
             middle = (start + end) // 2
             runs += [(middle, end), (start, middle)]
         else:
+            is_hopeful = True
             yield records
 
 

@@ -140,7 +140,7 @@ def records_of(
     chosen: Chosen,
     columns: Columns,
     lines: npt.NDArray[np.int64] | None = None,
-    first: int = 0,
+    first: int | None = 0,
 ) -> Records:
     """Turn the chosen columns of a table into records.
 
@@ -150,7 +150,7 @@ def records_of(
         chosen: from :func:`choose`.
         columns: for the task.
         lines: ``(B,)``, the line of the file that each row came from, for messages; None where there are no lines.
-        first: the number of the table's first row in its file, for messages.
+        first: the number of the table's first row in its file, for messages; None calls rows by their lines.
 
     Raises:
         DataError: a null, a type that is not a sequence or not a label, or steps of different numbers of channels.

@@ -44,10 +44,12 @@ class ElementwiseLayer(Layer):
         self.number, self.skips = facts.number, facts.skips
         self.saved = facts.saved + (facts.skips and input_size != sizes[0])
 
-    def head(self, offsets: Tensor, tensors: Tensors, packed: Tensor | None = None) -> tuple[int, ...]:
+    def head(
+        self, offsets: Tensor, tensors: Tensors, packed: Tensor | None = None, dtype: torch.dtype | None = None
+    ) -> tuple[int, ...]:
         """See :class:`~raglane.kernels.cpu.layer.Layer`."""
         return (
-            *preamble(self.number, self.dtype),
+            *preamble(self.number, dtype or self.dtype),
             self.directions,
             offsets.shape[0] - 1,
             *tensors[0].shape,

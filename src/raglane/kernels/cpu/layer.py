@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from raglane.cells import CELLS
-from raglane.errors import ArgumentError
+from raglane.errors import ArgumentError, message
 from raglane.kernels.checks import check_offsets
 from raglane.kernels.cpu.memory import Given, Rules, Saved
 from raglane.native import library
@@ -87,23 +87,48 @@ class Layer(ABC):
         return tensors[begin : begin + self.each]
 
     @abstractmethod
-    def head(self, offsets: Tensor, tensors: Tensors, packed: Tensor | None = None) -> tuple[int, ...]:
-        """The fields of the argument up to the results, of tensors that are checked; see :meth:`forward`."""
+    def head(
+        self, offsets: Tensor, tensors: Tensors, packed: Tensor | None = None, dtype: torch.dtype | None = None
+    ) -> tuple[int, ...]:
+        """The fields of the argument up to the results, of tensors that are checked; see :meth:`forward`.
 
-    def packed(self, weights: Tensors, depth: int = 0) -> Tensor:
+        ``dtype`` is what :meth:`_weights_dtype` gave; None stands for the tensors' own.
+        """
+
+    def _weights_dtype(self, packed: torch.dtype) -> torch.dtype:
+        """What C is told of weights that are packed as int8, or as what the tensors are.
+
+        Raises:
+            ArgumentError: int8, and tensors that are not float32: C would read past their ends.
+        """
+        if packed is not torch.int8:
+            return self.dtype
+        if self.dtype is not torch.float32:
+            rule, fix = "int8 weights stand beside float32", "convert the tensors"
+            raise ArgumentError(message("dtype", str(self.dtype), rule, fix))
+        return packed
+
+    def packed(self, weights: Tensors, depth: int = 0, dtype: torch.dtype | None = None) -> Tensor:
         """The weights as the time loop reads them, for many calls of :meth:`forward`.
 
         Args:
             weights: those of all directions.
             depth: as for :meth:`forward`.
+            dtype: int8 to round float32 weights to it, where they meet the state as a matrix; None for what they are.
+
+        Returns:
+            Bytes: int8 where the weights were rounded to it, else uint8. :meth:`forward` knows them by that.
 
         Raises:
             ArgumentTypeError, ShapeError: as :meth:`forward`.
+            ArgumentError: there are no kernels for weights of int8.
         """
         offsets, values = torch.zeros(1, dtype=torch.int64), torch.empty(0, self.input_size, dtype=self.dtype)
         offsets, tensors = self.rules.checked(offsets, (values, *weights), depth)
         results = (0,) * 5
-        return library.packed(self.pack_function, self.pack(*self.head(offsets, tensors), *results))
+        dtype = dtype or torch.uint8
+        fields = self.pack(*self.head(offsets, tensors, None, self._weights_dtype(dtype)), *results)
+        return library.packed(self.pack_function, fields, dtype)
 
     def _fields_back(self, offsets: Tensor, tensors: Tensors, saved: Saved, given: Given) -> tuple[int, ...]:
         """The fields of backward's argument up to what it writes, of tensors that are checked."""
@@ -167,7 +192,7 @@ class Layer(ABC):
             ArgumentTypeError, ShapeError, ArgumentError: as :meth:`raglane.kernels.cpu.memory.Rules.checked`.
         """
         offsets, tensors = self.rules.checked(offsets, tensors, depth)
-        fields = self.head(offsets, tensors, packed)
+        fields = self.head(offsets, tensors, packed, None if packed is None else self._weights_dtype(packed.dtype))
         values, count, sequences = tensors[0], self.directions, offsets.shape[0] - 1
         output = None
         if need_output or save:

@@ -42,11 +42,13 @@ class MatrixLayer(Layer):
         self.number, self.saves, self.slots = facts.number, facts.saved > 0, facts.slots
         self.hidden_size, self.stride = sizes[-1], _gate_stride(facts.slots, sizes[-1])
 
-    def head(self, offsets: Tensor, tensors: Tensors, packed: Tensor | None = None) -> tuple[int, ...]:
+    def head(
+        self, offsets: Tensor, tensors: Tensors, packed: Tensor | None = None, dtype: torch.dtype | None = None
+    ) -> tuple[int, ...]:
         """See :class:`~raglane.kernels.cpu.layer.Layer`."""
         values, weights = tensors[0], tensors[len(tensors) - self.weights :]
         return (
-            *preamble(self.number, self.dtype),
+            *preamble(self.number, dtype or self.dtype),
             self.directions,
             offsets.shape[0] - 1,
             *values.shape,

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
+from raglane.kernels.graph import has_loops
 from raglane.nn.arguments import check_count, check_dtype
-from raglane.nn.crf import recursions
+from raglane.nn.crf import loops, recursions
 from raglane.nn.losses.comparison import Reduction, check_reduction, wide
 from raglane.ragged import Ragged
 
@@ -124,7 +125,7 @@ class CRF(torch.nn.Module):
         """
         scores = self._scores(emissions)
         path = recursions.path_score(scores, self._path(emissions, tags), emissions.offsets)
-        log_z = recursions.log_partition(scores, emissions.host_lengths, emissions.offsets)
+        log_z: Tensor = _chains().log_partition(scores, emissions.host_lengths, emissions.offsets)
         return (path - log_z).to(scores.end.dtype)
 
     def log_partition(self, emissions: Ragged) -> Tensor:
@@ -143,7 +144,8 @@ class CRF(torch.nn.Module):
             [16.0, 1.0]
         """
         scores = self._scores(emissions)
-        return recursions.log_partition(scores, emissions.host_lengths, emissions.offsets).to(scores.end.dtype)
+        log_z: Tensor = _chains().log_partition(scores, emissions.host_lengths, emissions.offsets)
+        return log_z.to(scores.end.dtype)
 
     def marginals(self, emissions: Ragged) -> Ragged:
         """The probability of each tag at each element, over all paths.
@@ -167,7 +169,7 @@ class CRF(torch.nn.Module):
             [[0.5, 0.5], [0.5, 0.5], [0.5, 0.5]]
         """
         scores = self._scores(emissions)
-        return emissions._like(recursions.marginals(scores, emissions.host_lengths, emissions.offsets))
+        return emissions._like(_chains().marginals(scores, emissions.host_lengths, emissions.offsets))
 
     def decode(self, emissions: Ragged) -> tuple[Ragged, Tensor]:
         """The best tags of each sequence, by Viterbi's algorithm.
@@ -193,7 +195,7 @@ class CRF(torch.nn.Module):
             ([1, 0], [4.0])
         """
         scores = self._scores(emissions)
-        tags = recursions.best_tags(scores, emissions.host_lengths, emissions.offsets)
+        tags = _chains().best_tags(scores, emissions.host_lengths, emissions.offsets)
         score = recursions.path_score(scores, tags, emissions.offsets)
         return emissions._like(tags), score.to(scores.end.dtype)
 
@@ -239,7 +241,7 @@ class CRF(torch.nn.Module):
             )
         _check_device("tags", path, emissions.values)
         tags._needs_lengths_of("tags", emissions, "the emissions have")
-        if path.is_cpu and path.shape[0] and not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and path.is_cpu and path.shape[0]:
             lowest, highest = map(int, path.aminmax())
             if lowest < 0 or highest >= self.num_tags:
                 raise ArgumentError(
@@ -251,6 +253,11 @@ class CRF(torch.nn.Module):
                     )
                 )
         return path.long()
+
+
+def _chains() -> Any:
+    """What computes the recursions: operators, or where a graph has loops of its own, those."""
+    return loops if has_loops() else recursions
 
 
 def _check_ragged(name: str, batch: Any) -> None:

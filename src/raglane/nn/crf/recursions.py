@@ -17,10 +17,10 @@ from raglane.indexing import take_rows
 from raglane.layouts import inverse, packed_layout
 from raglane.segments import plain as segments
 
-__all__ = ["Scores", "best_tags", "log_partition", "marginals", "path_score"]
+__all__ = ["SUMS", "Scores", "best_tags", "finite", "log_partition", "marginals", "path_score", "weights_of"]
 
 # Sums over a whole sequence are kept in it: the likelihood is a small difference of two large ones.
-_SUMS = torch.float64
+SUMS = torch.float64
 
 
 class Scores(NamedTuple):
@@ -82,7 +82,7 @@ def _log_sum_exp(weights: Tensor) -> Tensor:
     return summed.masked_fill(nothing, -torch.inf)
 
 
-def _finite(weights: Tensor) -> Tensor:
+def finite(weights: Tensor) -> Tensor:
     """What can be subtracted from ``-inf`` and leaves it, where ``-inf`` itself would give NaN."""
     return weights.clamp(min=torch.finfo(weights.dtype).min)
 
@@ -109,14 +109,14 @@ def _reach(scores: Scores, steps: _Steps, best: bool = False) -> tuple[Tensor, T
             ways = weight[:rows].unsqueeze(1) + arriving
             reach = ways.amax(-1) if best else _log_sum_exp(ways)
         weight = reach + emission
-        level = _finite(weight.detach().amax(-1))
+        level = finite(weight.detach().amax(-1))
         weight = weight - level.unsqueeze(1)
         reaches.append(reach)
         levels.append(level)
     return torch.cat(reaches), torch.cat(levels)
 
 
-def _levelled(scores: Scores, reaches: Tensor, levels: Tensor) -> Tensor:
+def weights_of(scores: Scores, reaches: Tensor, levels: Tensor) -> Tensor:
     """``(N, C)``: the weights of all ways up to each tag, its emission included and the element's level taken out."""
     return reaches + scores.emissions - levels.unsqueeze(1)
 
@@ -138,11 +138,11 @@ def _posterior(scores: Scores, steps: _Steps, reaches: Tensor, levels: Tensor, u
         A sequence without an allowed path adds 0.
     """
     arriving = scores.transitions.t()
-    levelled = _levelled(scores, reaches, levels)
+    levelled = weights_of(scores, reaches, levels)
     final = take_rows(levelled, steps.last) + scores.end
     share = upstream.index_select(0, steps.sequence).unsqueeze(1)
-    ending = (final - _finite(_log_sum_exp(final)).unsqueeze(1)).exp() * share
-    weights, floors = torch.split(levelled, steps.rows), torch.split(_finite(reaches), steps.rows)
+    ending = (final - finite(_log_sum_exp(final)).unsqueeze(1)).exp() * share
+    weights, floors = torch.split(levelled, steps.rows), torch.split(finite(reaches), steps.rows)
     tags, pairs = ending[:0], torch.zeros_like(arriving)
     found = []
     for step in reversed(range(len(steps.rows))):
@@ -169,16 +169,16 @@ def _partition_op(*inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The logarithm of Z, ``(B,)`` float64, and what :func:`_reach` gives."""
     scores, steps = _packed(*inputs)
     reaches, levels = _reach(scores, steps)
-    final = take_rows(_levelled(scores, reaches, levels), steps.last) + scores.end
-    taken = segments.sum(levels.index_select(0, steps.place).to(_SUMS), inputs[5])
-    return taken.index_add_(0, steps.sequence, _log_sum_exp(final).to(_SUMS)), reaches, levels
+    final = take_rows(weights_of(scores, reaches, levels), steps.last) + scores.end
+    taken = segments.sum(levels.index_select(0, steps.place).to(SUMS), inputs[5])
+    return taken.index_add_(0, steps.sequence, _log_sum_exp(final).to(SUMS)), reaches, levels
 
 
 @_partition_op.register_fake
 def _(emissions: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     total, count = emissions.shape
     return (
-        emissions.new_empty(rest[-1].shape[0] - 1, dtype=_SUMS),
+        emissions.new_empty(rest[-1].shape[0] - 1, dtype=SUMS),
         emissions.new_empty(total, count),
         emissions.new_empty(total),
     )
@@ -308,7 +308,7 @@ def path_score(scores: Scores, tags: Tensor, offsets: Tensor) -> Tensor:
     emitted = scores.emissions.gather(1, tags.unsqueeze(1)).squeeze(1)
     leaving = scores.end.index_select(0, segments.last(tags, offsets))
     leaving = torch.where(offsets.diff() > 0, leaving, torch.zeros_like(leaving))
-    return segments.sum((emitted + arriving).to(_SUMS), offsets) + leaving
+    return segments.sum((emitted + arriving).to(SUMS), offsets) + leaving
 
 
 @torch.library.custom_op("raglane::chain_best_tags", mutates_args=(), schema=f"({_INPUTS}) -> Tensor")
@@ -316,7 +316,7 @@ def path_score(scores: Scores, tags: Tensor, offsets: Tensor) -> Tensor:
 def _best_tags_op(*inputs: Tensor) -> Tensor:
     """Viterbi's algorithm."""
     scores, steps = _packed(*inputs)
-    levelled = _levelled(scores, *_reach(scores, steps, best=True))
+    levelled = weights_of(scores, *_reach(scores, steps, best=True))
     arriving = scores.transitions.t()
     # No table of where each tag came from: on the way back one row per sequence says it again, at less memory.
     ending = (take_rows(levelled, steps.last) + scores.end).argmax(1)

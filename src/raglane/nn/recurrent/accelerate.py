@@ -47,8 +47,8 @@ class _Accelerated(RecurrentLayer):
     def qconfig(self, value: Any) -> None:
         vars(self)["_qconfig"] = value
         warnings.warn(
-            "torch.ao.quantization does not quantise layers that rl.accelerate has converted. To have them"
-            " quantised, call rl.restore(model) first.",
+            "torch.ao.quantization does not quantise layers that rl.accelerate has converted. For int8 weights call"
+            " rl.freeze(model, dtype=torch.int8), or call rl.restore(model) first for PyTorch's own.",
             stacklevel=2,
         )
 

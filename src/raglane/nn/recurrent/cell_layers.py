@@ -145,18 +145,8 @@ class _ClippedLayer(CellLayer):
         **options: Unpack[Options],
     ) -> None:
         self.clip = clip
-        super().__init__(
-            input_size,
-            hidden_size,
-            num_layers,
-            bias,
-            batch_first,
-            dropout,
-            bidirectional,
-            device,
-            dtype,
-            **options,
-        )
+        as_torch = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype)
+        super().__init__(*as_torch, **options)
 
 
 class PeepholeLSTM(_ClippedLayer):
@@ -261,18 +251,8 @@ class SLSTM(CellLayer):
         **options: Unpack[Options],
     ) -> None:
         self.heads = heads
-        super().__init__(
-            input_size,
-            hidden_size,
-            num_layers,
-            bias,
-            batch_first,
-            dropout,
-            bidirectional,
-            device,
-            dtype,
-            **options,
-        )
+        as_torch = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype)
+        super().__init__(*as_torch, **options)
 
     def _make_cell(self) -> CellSpec:
         return cells.SLSTM(check_count("heads", self.heads))
@@ -331,18 +311,8 @@ class CfC(CellLayer):
         **options: Unpack[Options],
     ) -> None:
         self.backbone_units, self.gap_column = backbone_units, gap_column
-        super().__init__(
-            input_size,
-            hidden_size,
-            num_layers,
-            bias,
-            batch_first,
-            dropout,
-            bidirectional,
-            device,
-            dtype,
-            **options,
-        )
+        as_torch = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype)
+        super().__init__(*as_torch, **options)
 
     def _make_cell(self) -> CellSpec:
         if self.backbone_units is not None:

@@ -61,18 +61,8 @@ class IndRNN(CellLayer):
         **options: Unpack[Options],
     ) -> None:
         self.nonlinearity, self.max_length = nonlinearity, max_length
-        super().__init__(
-            input_size,
-            hidden_size,
-            num_layers,
-            bias,
-            batch_first,
-            dropout,
-            bidirectional,
-            device,
-            dtype,
-            **options,
-        )
+        as_torch = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype)
+        super().__init__(*as_torch, **options)
 
     def _make_cell(self) -> CellSpec:
         if self.nonlinearity not in ("relu", "tanh"):

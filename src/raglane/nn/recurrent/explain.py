@@ -68,6 +68,10 @@ def explain(
         return choice
     is_current = bool(kept.packed_for(layer._weights()))
     said = "frozen: its weights are packed already" if is_current else "no longer frozen: its weights have changed"
+    if is_current and kept.of_int8:
+        said = "frozen: its weights are int8 in calls that record no gradients"
+        if layer.training:
+            said = "frozen, but in training mode, where its weights stay float32"
     return replace(choice, reason=f"{choice.reason}; {said}")
 
 

@@ -18,11 +18,16 @@ class Kept:
     Args:
         weights: all that there are of all layers and directions.
         packed: of each layer, see :meth:`raglane.kernels.cpu.layer.Layer.packed`.
+
+    Attributes:
+        of_int8: whether they were rounded to int8.
+        ended: whether a change of the weights was seen.
     """
 
-    __slots__ = ("_known", "_packed", "ended")
+    __slots__ = ("_known", "_packed", "ended", "of_int8")
 
     def __init__(self, weights: Sequence[Tensor], packed: Sequence[Tensor]) -> None:
+        self.of_int8 = packed[0].dtype is torch.int8
         self._known = [(part, part._version, part.data_ptr()) for part in weights]
         self._packed = tuple(packed)
         self.ended = False

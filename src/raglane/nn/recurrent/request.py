@@ -152,9 +152,16 @@ def _make_plan(
         layer._has_own_initial(),
         dispatch.BACKENDS[backend],
         schedule,
-        # What is compiled is never looked at again.
-        kept_of(layer) if backend == "cpu" and not torch.compiler.is_compiling() else None,
+        _kept(layer) if backend == "cpu" else None,
     )
+
+
+def _kept(layer: RecurrentLayer) -> Kept | None:
+    """What was packed of the weights, where a plan can use it."""
+    if torch.compiler.is_compiling():
+        return None  # what is compiled is never looked at again
+    kept = kept_of(layer)
+    return None if kept is not None and kept.of_int8 and layer.training else kept
 
 
 def _warn(layer: RecurrentLayer, traits: Traits) -> None:

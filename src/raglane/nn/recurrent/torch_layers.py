@@ -164,20 +164,8 @@ class RNN(_TorchLayer):
         if nonlinearity not in ("tanh", "relu"):
             raise ArgumentError(message("nonlinearity", repr(nonlinearity), "'tanh' or 'relu'", "choose one of them"))
         variant = None if clip is None else cells.Elman(nonlinearity, check_clip(clip))
-        super().__init__(
-            f"RNN_{nonlinearity.upper()}",
-            variant,
-            input_size,
-            hidden_size,
-            num_layers,
-            bias,
-            batch_first,
-            dropout,
-            bidirectional,
-            device=device,
-            dtype=dtype,
-            **options,
-        )
+        as_torch = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
+        super().__init__(f"RNN_{nonlinearity.upper()}", variant, *as_torch, device=device, dtype=dtype, **options)
         self.nonlinearity = nonlinearity
 
 
@@ -223,21 +211,8 @@ class LSTM(_TorchLayer):
         **options: Unpack[Options],
     ) -> None:
         variant = None if clip is None else cells.LSTM(check_clip(clip))
-        super().__init__(
-            "LSTM",
-            variant,
-            input_size,
-            hidden_size,
-            num_layers,
-            bias,
-            batch_first,
-            dropout,
-            bidirectional,
-            proj_size,
-            device=device,
-            dtype=dtype,
-            **options,
-        )
+        as_torch = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
+        super().__init__("LSTM", variant, *as_torch, proj_size, device=device, dtype=dtype, **options)
 
 
 class GRU(_TorchLayer):
@@ -285,17 +260,5 @@ class GRU(_TorchLayer):
     ) -> None:
         plain = check_flag("reset_after", reset_after) and clip is None
         variant = None if plain else cells.GRU(reset_after, check_clip(clip))
-        super().__init__(
-            "GRU",
-            variant,
-            input_size,
-            hidden_size,
-            num_layers,
-            bias,
-            batch_first,
-            dropout,
-            bidirectional,
-            device=device,
-            dtype=dtype,
-            **options,
-        )
+        as_torch = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
+        super().__init__("GRU", variant, *as_torch, device=device, dtype=dtype, **options)

@@ -1,0 +1,90 @@
+"""Inference with int8 weights (``rl.freeze(layer, dtype=torch.int8)``) against float32 ones, both packed beforehand.
+
+    python benchmarks/int8.py > benchmarks/results/int8.md
+
+The first table has batches of lognormal lengths, the second ``layer.step`` for ``B`` streams. Both ways take turns; a
+figure is a median, and a ratio the median of the ratios of neighbouring turns. The error is that of the output:
+the root of its mean square, over that of the output in float32; weights are as a new layer's.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import raglane as rl
+from safety import processor
+
+BATCHES = ((64, 128, 128), (64, 256, 256), (32, 512, 512), (32, 1024, 512))
+STREAMS = ((1, 256), (1, 512), (1, 1024), (8, 512))
+
+
+def turns(
+    ways: tuple[Callable[[], Any], Callable[[], Any]], number: int, rounds: int = 15
+) -> tuple[float, float, float]:
+    """Seconds of two ways, and the ratio of the first to the second."""
+    taken: list[tuple[float, float]] = []
+    for _ in range(rounds + 2):
+        found = []
+        for way in ways:
+            start = time.perf_counter()
+            for _ in range(number):
+                way()
+            found.append((time.perf_counter() - start) / number)
+        taken.append((found[0], found[1]))
+    del taken[:2]  # the first ones find nothing in the caches
+    first, second = (statistics.median(each) for each in zip(*taken, strict=True))
+    return first, second, statistics.median(one / other for one, other in taken)
+
+
+def both(name: str, inputs: int, size: int) -> tuple[Any, Any]:
+    layer = getattr(rl.nn, name)(inputs, size).eval()
+    return rl.freeze(layer), rl.freeze(copy.deepcopy(layer), dtype=torch.int8)
+
+
+def a_batch(count: int, inputs: int) -> rl.Ragged:
+    lengths = torch.randn(count).mul(0.7).add(3.3).exp().clamp(1, 400).long()
+    return rl.Ragged.from_flat(torch.randn(int(lengths.sum()), inputs), lengths=lengths)
+
+
+def error(found: Tensor, wanted: Tensor) -> float:
+    return float((found - wanted).square().mean().sqrt() / wanted.square().mean().sqrt())
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    machine = f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    print(f"# int8 weights\n\n`python benchmarks/int8.py`: {machine}.\n\nBatches of lognormal lengths, inference:\n")
+    print(
+        "| layer | B, H, D | float32, ms | int8, ms | float32 / int8 | error |\n| --- | --- | --- | --- | --- | --- |"
+    )
+    for name in ("LSTM", "GRU", "RNN"):
+        for count, size, inputs in BATCHES:
+            layers, batch = both(name, inputs, size), a_batch(count, inputs)
+            with torch.inference_mode():
+                wanted, found = (layer(batch)[0].values for layer in layers)
+                first, second, ratio = turns((partial(layers[0], batch), partial(layers[1], batch)), 1)
+            times = f"{1e3 * first:.1f} | {1e3 * second:.1f} | {ratio:.2f}"
+            print(f"| {name} | {count}, {size}, {inputs} | {times} | {error(found, wanted):.4f} |")
+    print("\nOne step of B streams:\n")
+    print("| layer | B | H | float32, us | int8, us | float32 / int8 |\n| --- | --- | --- | --- | --- | --- |")
+    for name in ("LSTM", "GRU"):
+        for count, size in STREAMS:
+            layers, x_t = both(name, size, size), torch.randn(count, size)
+            with torch.inference_mode():
+                state = layers[0].step(x_t)[1]
+                first, second, ratio = turns(
+                    (partial(layers[0].step, x_t, state), partial(layers[1].step, x_t, state)), 30
+                )
+            print(f"| {name} | {count} | {size} | {1e6 * first:.0f} | {1e6 * second:.0f} | {ratio:.2f} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+// Products of int8: rows of floats with weights that were rounded to int8 beforehand.
+//
+// Included by gemm.h. A number is q * scale, q from -127 to 127, and a row has one scale: the magnitude of its largest
+// number over 127. Of the weights a row is what one column of the product is made of. The sums of q * q are exact
+// integers, so that every instruction set has the same, in any order; what follows is rounded number by number:
+// start + sum * (scale of the row * scale of the column).
+//
+// A row's words hold q + 128, since the instruction multiplies unsigned bytes by signed ones, and its scale stands after
+// them. A panel has two rows before its words: what the sums start from, which takes the 128 away again, and the scales.
+#pragma once
+
+namespace raglane::RAGLANE_TARGET {
+
+inline constexpr int heading_rows = 2;
+
+struct RowScale {
+  float inverse, scale;  // a row of zeros, or as good as zeros, has 0; one with a number that is not finite has NaN
+};
+inline RowScale row_scale(const float* row, int64_t count) {
+  constexpr int width = Lanes<float>::width;
+  I largest = {};  // magnitudes have the order of their bits, with infinity and NaN at the end
+  for (int64_t i = 0; i < count; i += width) {
+    I bits = (I)load(row + i, (int)(count - i < width ? count - i : width)) & 0x7fffffff;
+    largest = bits > largest ? bits : largest;
+  }
+  int32_t most = 0;
+  for (int i = 0; i < width; i++) most = largest[i] > most ? largest[i] : most;
+  float magnitude;
+  memcpy(&magnitude, &most, sizeof magnitude);
+  if (most >= 0x7f800000) return {0.0f, __builtin_nanf("")};
+  if (magnitude < 0x1p-100f) return {0.0f, 0.0f};
+  return {127.0f / magnitude, magnitude / 127.0f};
+}
+
+// q + 128 of a vector of numbers. The bounds are for modes of rounding in which 127 over the largest is too large.
+RAGLANE_INLINE Lanes<float>::byte rounded_bytes(F numbers, float inverse) {
+  numbers = at_most(127.0f, at_least(-127.0f, numbers * inverse));
+  // So large that the sum has no fraction: its lowest byte is the integer.
+  return __builtin_convertvector((Lanes<float>::word)(numbers + (0x1.8p23f + 128.0f)), Lanes<float>::byte);
+}
+
+// A row as an operand; `to` has room for operand_words(), and for whole vectors.
+inline void to_bytes(const float* row, int64_t count, float* to) {
+  constexpr int width = Lanes<float>::width;
+  RowScale found = row_scale(row, count);
+  for (int64_t i = 0; i < count; i += width) {
+    auto bytes = rounded_bytes(load(row + i, (int)(count - i < width ? count - i : width)), found.inverse);
+    memcpy((unsigned char*)to + i, &bytes, sizeof bytes);
+  }
+  to[words<quantised>(count)] = found.scale;
+}
+
+// Pack the rows of one vector of columns: `real` of them, which begin `row_stride` numbers after each other. `column` is
+// where the panel has the first row's part of these columns, `stride` words from one row to the next.
+inline void pack_bytes(const float* from, int real, int64_t depth, int64_t row_stride, float* column, int64_t stride) {
+  constexpr int width = Lanes<float>::width;
+  store(column, F{}), store(column + stride, F{});
+  for (int64_t k = 0; k < words<quantised>(depth); k++) store(column + (heading_rows + k) * stride, F{});
+  for (int lane = 0; lane < real; lane++) {
+    const float* row = from + lane * row_stride;
+    RowScale found = row_scale(row, depth);
+    int32_t sum = 0;
+    for (int64_t i = 0; i < depth; i += width) {
+      auto bytes = rounded_bytes(load(row + i, (int)(depth - i < width ? depth - i : width)), found.inverse);
+      for (int b = 0; b < width && i + b < depth; b++) {
+        int8_t q = (int8_t)(bytes[b] - 128);
+        memcpy((int8_t*)(column + (heading_rows + (i + b) / 4) * stride + lane) + (i + b) % 4, &q, 1);
+        sum += q;
+      }
+    }
+    sum *= -128;
+    memcpy(column + lane, &sum, sizeof sum);
+    column[stride + lane] = found.scale;
+  }
+}
+
+// Of what multiply_tile() is; `product.depth` counts words, the scales follow them.
+template <int ROWS, int VECTORS> RAGLANE_INLINE void multiply_bytes(const Product<float>& product) {
+  constexpr int width = Lanes<float>::width;
+  const float* row[ROWS];
+  I sums[ROWS][VECTORS];
+#pragma GCC unroll 8
+  for (int r = 0; r < ROWS; r++) {
+    row[r] = product.rows[r];
+#pragma GCC unroll 8
+    for (int v = 0; v < VECTORS; v++) sums[r][v] = (I)load(product.panel + v * width);
+  }
+  const float* panel = product.panel + heading_rows * VECTORS * width;
+  const int64_t depth = product.depth;
+  for (int64_t k = 0; k < depth; k++, panel += VECTORS * width) {
+    I x[ROWS];
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; r++) x[r] = (I)splat_at(row[r] + k);
+#pragma GCC unroll 8
+    for (int v = 0; v < VECTORS; v++) {
+      I weight = (I)load(panel + v * width);
+      __builtin_prefetch(panel + (tuning::fetch_ahead * VECTORS + v) * width);
+#pragma GCC unroll 8
+      for (int r = 0; r < ROWS; r++) sums[r][v] = dot_bytes(x[r], weight, sums[r][v]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < ROWS; r++) {
+    F scale = splat_at(row[r] + depth);
+#pragma GCC unroll 8
+    for (int v = 0; v < VECTORS; v++) {
+      F scales = scale * load(product.panel + (VECTORS + v) * width);
+      F sum = __builtin_convertvector(sums[r][v], F) * scales;
+      store(product.to[r] + product.to_at[v], load(product.start[r] + product.start_at[v]) + sum);
+    }
+  }
+}
+
+}  // namespace raglane::RAGLANE_TARGET

@@ -1,0 +1,116 @@
+"""The recursions of a linear chain as loops of a graph, for what is exported.
+
+They are those of :mod:`raglane.nn.crf.recursions`, of the same arguments, by the same sums in the same order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from raglane.kernels.graph import Step, Table, run_steps, table_of
+from raglane.nn.crf.recursions import SUMS, Scores, finite, weights_of
+from raglane.segments import plain as segments
+
+__all__ = ["best_tags", "log_partition", "marginals"]
+
+
+class _Chain(NamedTuple):
+    """What the steps read besides the elements.
+
+    Attributes:
+        arriving: ``(C, C)``, for coming to a tag (row) from another (column).
+        edge: ``(C,)``, for each tag where the walk begins.
+    """
+
+    arriving: Tensor
+    edge: Tensor
+
+
+@dataclass(frozen=True)
+class _Reach:
+    """The weight of all ways to come to each tag of an element, or of the best one; and the level: see ``_reach``."""
+
+    best: bool
+    states: ClassVar[tuple[str, ...]] = ("weight",)
+
+    def step(self, weights: _Chain, prepared: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        emission, begins = prepared[:, :-1], prepared[:, -1:] > 0
+        ways = state[0].unsqueeze(1) + weights.arriving
+        reach = torch.where(begins, weights.edge, ways.amax(-1) if self.best else _log_sum_exp(ways))
+        weight = reach + emission
+        level = finite(weight.amax(-1, keepdim=True))
+        return torch.cat([reach, level], 1), (weight - level,)
+
+
+@dataclass(frozen=True)
+class _Back:
+    """The best tag of an element, given the one that follows, which is the state."""
+
+    states: ClassVar[tuple[str, ...]] = ("tag",)
+
+    def step(self, weights: _Chain, prepared: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        weight, begins = prepared[:, :-1], prepared[:, -1:] > 0
+        leaving = weights.arriving.index_select(0, state[0].squeeze(1).to(torch.int64))
+        tag = (weight + torch.where(begins, weights.edge, leaving)).argmax(-1, keepdim=True).to(weight.dtype)
+        return tag, (tag,)
+
+
+def _log_sum_exp(ways: Tensor) -> Tensor:
+    """Not torch's own: no runtime need have -inf for it where all are."""
+    largest = finite(ways.amax(-1))
+    return (ways - largest.unsqueeze(-1)).exp().sum(-1).log() + largest
+
+
+def _walk(
+    step: _Reach | _Back, chain: _Chain, rows: Tensor, offsets: Tensor, sizes: tuple[int, int], *, reverse: bool = False
+) -> Tensor:
+    """Run a step from one end of each sequence to the other; to what it gives for each element.
+
+    Args:
+        step: what is computed.
+        chain: what it reads.
+        rows: ``(N, C)``, of the elements.
+        offsets: ``(B + 1,)``.
+        sizes: of the state, which does not matter where the walk begins, and of what the step gives.
+        reverse: whether the last element comes first.
+    """
+    before = segments.shift(torch.ones_like(rows[:, :1]), offsets, -1 if reverse else 1, fill=0)
+    state = rows.new_zeros(offsets.shape[0] - 1, sizes[0])
+    table: Table = table_of(offsets, rows.shape[0])
+    marked = torch.cat([rows, 1 - before], 1)
+    _, (found,) = run_steps(table, Step(step, chain), marked, (state,), [sizes[1]], reverse=reverse)
+    return found
+
+
+def _reach(scores: Scores, offsets: Tensor, *, best: bool = False, reverse: bool = False) -> tuple[Tensor, Tensor]:
+    """``(N, C)`` and ``(N,)``, the levels; from the end of the sequences in place of the beginning with ``reverse``."""
+    count = scores.end.shape[0]
+    arriving, edge = (scores.transitions, scores.end) if reverse else (scores.transitions.t(), scores.start)
+    found = _walk(_Reach(best), _Chain(arriving, edge), scores.emissions, offsets, (count, count + 1), reverse=reverse)
+    return found[:, :-1], found[:, -1]
+
+
+def best_tags(scores: Scores, lengths: Tensor, offsets: Tensor) -> Tensor:  # noqa: ARG001
+    """See :func:`raglane.nn.crf.recursions.best_tags`."""
+    weight = weights_of(scores, *_reach(scores, offsets, best=True))
+    chain = _Chain(scores.transitions.t(), scores.end)
+    return _walk(_Back(), chain, weight, offsets, (1, 1), reverse=True).squeeze(1).to(torch.int64)
+
+
+def log_partition(scores: Scores, lengths: Tensor, offsets: Tensor) -> Tensor:  # noqa: ARG001
+    """See :func:`raglane.nn.crf.recursions.log_partition`."""
+    reaches, levels = _reach(scores, offsets)
+    final = _log_sum_exp(segments.last(weights_of(scores, reaches, levels), offsets) + scores.end)
+    ending = torch.where(offsets.diff() > 0, final, torch.zeros_like(final))
+    return segments.sum(levels.to(SUMS), offsets) + ending
+
+
+def marginals(scores: Scores, lengths: Tensor, offsets: Tensor) -> Tensor:  # noqa: ARG001
+    """See :func:`raglane.nn.crf.recursions.marginals`."""
+    weight = weights_of(scores, *_reach(scores, offsets)) + _reach(scores, offsets, reverse=True)[0]
+    # ONNX Runtime has a softmax of no elements, and no largest.
+    return torch.where(weight == -torch.inf, 0.0, finite(weight).softmax(1))

@@ -1,0 +1,128 @@
+"""Rows that break a rule, left out of what is read: in every format, counted, and called what their file calls them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from raglane.data import FORMATS, Columns, Records, read
+from raglane.data.formats import csv_pieces, ipc, parquet, pieces
+from raglane.errors import ArgumentError, DataError
+from small_files import ROWS, WRITERS, asked, same
+
+_TEXTS = {"ts": b"15.0", "csv": b"15.0", "jsonl": b"15.0", "text": b"a text", "folder": b"catyyyyy"}
+
+
+def _spoil(name: str, path: Path) -> None:
+    """One bad row in a small file of some format, somewhere in its middle."""
+    if name in ("parquet", "arrow"):
+        rows = [{**row, "kind": None if place == 5 else row["kind"]} for place, row in enumerate(ROWS)]
+        table = pa.Table.from_pylist(rows)
+        if name == "parquet":
+            pq.write_table(table, path, row_group_size=10)
+            return
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table, max_chunksize=9)
+        return
+    text = path / "cat.txt" if name == "folder" else path
+    before, found, after = text.read_bytes().partition(_TEXTS[name])
+    assert found
+    text.write_bytes(before + b"\xff" + after if name in ("text", "folder") else before + b'"oops"' + after)
+
+
+def _without(records: Records, row: int) -> Records:
+    """Records without one of them; the others keep their numbers."""
+    others = np.delete(np.arange(len(records)), row)
+    return replace(records, ids=records.row_ids).select(others)
+
+
+def test_a_bad_row_is_left_out_in_every_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (pieces, ipc, csv_pieces, parquet):
+        monkeypatch.setattr(module, "ROWS", 4)
+    for name in FORMATS:
+        path = tmp_path / f"data{(*FORMATS[name].suffixes, '')[0]}"
+        WRITERS[name](path)
+        wanted = asked(name)
+        whole = read(path, wanted, on_bad_row="skip")
+        assert whole.skipped == ()
+        assert not any("left out, because" in note for note in whole.notes)
+        same(whole, read(path, wanted))
+        _spoil(name, path)
+        with pytest.raises(DataError):
+            read(path, wanted)
+        found = read(path, wanted, on_bad_row="skip")
+        (row,) = found.skipped
+        gone = set(whole.row_ids) - set(found.row_ids)
+        assert len(gone) == 1, name
+        same(found, _without(whole, whole.row_ids.index(gone.pop())))
+        assert row.location == str(path), name
+        assert row.place in row.error or name in ("csv", "ts", "folder"), row
+        assert any(note.endswith(f"1 of {len(whole)}; the first: {row.place}") for note in found.notes), found.notes
+
+
+def test_rows_of_every_kind_are_left_out(tmp_path: Path) -> None:
+    rows = [{"x": [1.0, 2.0], "y": "a"}, {"x": [], "y": "b"}, {"x": [3.0], "y": "a"}] * 40
+    lines = list(map(json.dumps, rows))
+    bad = {3: "{", 17: '{"x": [null], "y": "a"}', 18: '{"x": [1.0], "y": null}', 60: '{"x": ["w"], "y": "a"}'}
+    for row, line in bad.items():
+        lines[row] = line
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(lines))
+    found = read(path, on_bad_row="skip")
+    assert [row.place for row in found.skipped] == [f"line {row + 1}" for row in bad]
+    assert found.ids == tuple(row for row in range(120) if row not in bad)
+    assert found.values.dtype == np.float32
+    assert all(row.error.startswith(f"{path}") for row in found.skipped)
+
+
+def test_rows_of_csv_files_that_are_read_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    # The rows of a sequence do not stand together, and the bad entry is in the second row of one.
+    path.write_text(
+        "id,x,kind\n" + "".join(f"s{n},{'oops' if n == 3 == 3 * k else n},a\n" for k in (0, 1) for n in range(6))
+    )
+    with pytest.raises(DataError, match=r"'oops' in data row 9 \(id 's3'\)"):
+        read(path)
+    found = read(path, on_bad_row="skip")
+    assert found.ids == ("s0", "s1", "s2", "s4", "s5")
+    assert found.skipped[0].place == "data row 3 (id 's3')"
+    assert "'oops' in data row 9 (id 's3')" in found.skipped[0].error
+    path.write_text("text,label\n" + "".join(f"a b,{'' if n == 4 else 'xy'[n % 2]}\n" for n in range(8)))
+    with pytest.raises(DataError, match="an empty entry in data row 4, column 'label'"):
+        read(path)
+    found = read(path, on_bad_row="skip")
+    assert (found.ids, found.skipped[0].place) == ((0, 1, 2, 3, 5, 6, 7), "data row 4")
+
+
+def test_what_is_wrong_with_all_rows_or_the_file_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"x": [1.0], "y": [0.5]}\n' * 2_500)
+    # Not the rows are bad, but how they are read.
+    with pytest.raises(DataError, match="list<item: double> in column 'y'"):
+        read(path, Columns(sequence="x", label="y"), on_bad_row="skip")
+    pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "a.parquet")
+    cut = (tmp_path / "a.parquet").read_bytes()
+    (tmp_path / "a.parquet").write_bytes(cut[: len(cut) // 2])
+    with pytest.raises(DataError, match=r"a\.parquet"):
+        read(tmp_path / "a.parquet", on_bad_row="skip")
+    with pytest.raises(ArgumentError, match="one of fail, skip"):
+        read(path, on_bad_row="drop")
+
+
+def test_not_every_row_is_tried_where_none_is_good() -> None:
+    tried: list[int] = []
+
+    def read_none(low: int, high: int) -> Records:
+        tried.append(high - low)
+        raise DataError("bad")
+
+    piece = pieces.Piece(50_000, read_none, (), str)
+    with pytest.raises(DataError, match="bad"):
+        list(pieces.sift(piece, []))
+    assert len(tried) < 2_100
