@@ -30,7 +30,7 @@ def assert_agrees(case: Case, tolerance: float) -> None:
 
 def of_operation(name: str, width: int, *, number: bool = False) -> Program:
     """A program of one operation, on an element, a state and a vector, of which some are spread, or a number."""
-    segments = 4 if width % 4 == 0 and name in ("row_sum", "row_max", "norm", "norm_backward") else 1
+    segments = 4 if width % 4 == 0 and name in ("row_sum", "row_max", "row_cumsum", "norm", "norm_backward") else 1
     reads = [width + 3] * 3
     blocks = [Block("element", reads[0]), Block("state", reads[1]), Block("vector", reads[2])]
     operands = (Operand(0, 1), Operand(1, 3), Operand(2, 0, spread=name in ("where", "fma")))

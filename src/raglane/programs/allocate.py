@@ -8,7 +8,7 @@ from raglane.programs.program import OPERATIONS, Block, Instruction, Operand, Pr
 
 __all__ = ["allocate"]
 
-_ROWS = ("row_sum", "row_max", "norm", "norm_backward", "gather", "product")
+_ROWS = ("row_sum", "row_max", "row_cumsum", "norm", "norm_backward", "gather", "product")
 _EACH = frozenset(OPERATIONS) - frozenset(_ROWS)
 
 

@@ -20,7 +20,7 @@ from raglane.programs.program import Block, Instruction, Kind, Operand, Program,
 __all__ = ["Lowered", "lower"]
 
 _SAME = {"at_least": "max", "at_most": "min", "stop": "copy"}
-_WHOLE = ("row_sum", "row_max", "norm", "norm_backward", "product")
+_WHOLE = ("row_sum", "row_max", "row_cumsum", "norm", "norm_backward", "product")
 # More pieces than this are moved by one gather.
 _PIECES = 16
 

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from raglane.programs.graph import Columns, Graph, Node, Refused, Result
 from raglane.programs.known import Call, Known, Moved, moved
-from raglane.programs.rows import align, free, marks_of
+from raglane.programs.rows import RowsMeet, align, free, marks_of
 
 __all__ = ["Trace", "Tracer", "draws_random_numbers", "rows_for"]
 
@@ -173,7 +173,11 @@ class Tracer:
             return self._call_in_place(self.rules[name[:-1]], function, args, kwargs)
         if rule is None or "out" in kwargs:
             raise Refused(f"no program has the operation {name}")
-        return rule(self, function, *args, **kwargs)
+        try:
+            return rule(self, function, *args, **kwargs)
+        except RowsMeet as met:
+            # Such as a sum of all in an ``if``: who wrote it may have thought of one sequence.
+            raise Refused(f"{met.reason} in its operation {name}, where each row is a sequence of its own") from None
 
     def _constant(self, value: Tensor) -> Tensor:
         self._calls.append(Call(None, (value,), {}))
@@ -200,6 +204,8 @@ class Tracer:
             raise Refused("it changes a parameter or a buffer in place")
         args, kwargs = tree_unflatten(self._values(flat), spec)
         found = function(*args, **kwargs)
+        if found is None:
+            return None  # a check, which was passed
         if not isinstance(found, Tensor) and not all(isinstance(part, Tensor) for part in found):
             raise Refused(f"what {function._schema.name} gives is not a tensor")
         arguments = [
