@@ -21,6 +21,16 @@ def test_imports_no_extra(script: Script) -> None:
         assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
 
 
+def test_a_training_imports_nothing_that_takes_seconds(script: Script) -> None:
+    slow = ["lightning", "torch._dynamo", "torch._inductor", "sympy", "matplotlib", "scipy"]
+    train = "rl.fit([[0.1, 0.9], [0.8, 0.2]] * 4, ['up', 'down'] * 4, epochs=1, hidden=4, optimizer=name)"
+    done = script(
+        f"import sys, raglane as rl\nfor name in ('adam', 'adamw', 'sgd', 'rmsprop'): {train}\n"
+        f"print([name for name in {slow} if name in sys.modules])"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
+
+
 def test_every_public_name_loads(script: Script) -> None:
     done = script("import raglane as rl; [getattr(rl.data, name) for name in rl.data.__all__]; print(rl.data.collate)")
     assert done.returncode == 0, done.stderr

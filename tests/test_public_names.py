@@ -72,7 +72,7 @@ def test_pictures() -> None:
 
 
 def test_export() -> None:
-    assert set(rl.export.__all__) == {"Exported", "Verified", "onnx"}
+    assert set(rl.export.__all__) == {"Exported", "Packaged", "Verified", "build_operators", "onnx", "package"}
 
 
 def test_ragged() -> None:

@@ -402,7 +402,7 @@ def test_without_the_cli_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 def test_without_the_train_extra(
     work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "lightning.pytorch", None)
+    monkeypatch.setitem(sys.modules, "safetensors", None)
     data = str(work / "steps.csv")
     fails(["train", data, "--label-column", "kind", "--out", str(tmp_path / "run"), "-q"], capsys, "raglane[train]")
     assert not (tmp_path / "run").exists()

@@ -65,6 +65,28 @@ def test_an_option_goes_before_the_file_and_the_file_before_the_default(
     assert _shown(capsys, "--config", str(again))[0] == _shown(capsys, *config, "--seed", "3")[0]
 
 
+def test_what_a_search_would_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, again = tmp_path / "my.toml", tmp_path / "again.toml"
+    data = str(write_steps(tmp_path / "steps.csv"))
+    file.write_text('hidden = 4\n[search]\ncell = ["gru", "rnn"]\nlr = {low = 0.001, high = 0.1, log = true}\n')
+    command = ["tune", data, "--config", str(file), "--layers", "1", "--label-column", "a", "--show-config"]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    found = tomllib.loads(printed)
+    # The task is that of the labels, numbers here, so that no pooling is searched; what is searched is not fixed.
+    assert (found["task"], found["hidden"], found["layers"]) == ("regress", 4, 1)
+    assert found["search"]["lr"] == {"low": 0.001, "high": 0.1, "log": True}
+    assert set(found["search"]) == {"cell", "lr", "bidirectional", "dropout", "batch-size"}
+    assert not set(found["search"]) & set(found)
+    for line in ('cell = ["gru", "rnn"]', "batch-size = [16", "task = "):
+        comment = {"cell": "file", "batc": "default", "task": "guessed from the labels of the data"}[line[:4]]
+        assert any(one.startswith(line) and one.endswith(f"# {comment}") for one in printed.splitlines()), line
+    again.write_text(printed)
+    assert main(["tune", "--config", str(again), "--show-config"]) == 0
+    assert tomllib.loads(capsys.readouterr().out) == found
+    assert not (tmp_path / "runs").exists()
+
+
 def test_every_option_can_stand_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kinds: tuple[Any, ...] = (Settings, ColumnNames)
     values, origins = _shown(capsys)

@@ -133,8 +133,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "batches-do-not-change-with-the-epoch": Fault(
         "src/raglane/training/loop.py",
-        "order.set_epoch(first + trainer.current_epoch)",
-        "order.set_epoch(first)",
+        "order.set_epoch(epoch)",
+        "order.set_epoch(0)",
         "training/test_run.py::test_every_epoch_has_batches_of_its_own",
     ),
     "a-run-goes-on-at-the-start-of-its-epoch": Fault(
@@ -181,8 +181,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "the-optimizer-starts-anew": Fault(
         "src/raglane/training/loop.py",
-        "optimizer.load_state_dict(self.optimizer_state)",
-        "optimizer.zero_grad()",
+        "self._optimizer.load_state_dict(optimizer_state)",
+        "self._optimizer.zero_grad()",
         "training/test_run.py::test_going_on_is_never_having_stopped",
     ),
     "random-numbers-start-anew": Fault(

@@ -12,13 +12,13 @@ FAULTS: dict[str, Fault] = {
     "a-mean-of-the-means-of-ranks": Fault(
         "src/raglane/training/loop.py",
         "count = whole.count.clamp(min=1)",
-        "count = score.count.clamp(min=1) * self.ranks.count",
+        "count = score.count.clamp(min=1) * ranks.count",
         f"{_RANKS}test_a_gradient_is_that_of_one_process",
     ),
     "batches-of-a-step-count-the-same": Fault(
         "src/raglane/training/loop.py",
         "max(float(self.counted), 1.0)",
-        "float(self.settings.accumulate)",
+        "float(self.book.settings.accumulate)",
         f"{_RANKS}test_a_gradient_is_that_of_one_process",
     ),
     "the-validation-of-one-rank": Fault(
@@ -38,6 +38,12 @@ FAULTS: dict[str, Fault] = {
         'keeper.tell("save")',
         "return",
         f"{_RANKS}test_a_rank_that_dies_ends_the_run_in_one_line_and_it_goes_on_with_any_number",
+    ),
+    "a-rank-goes-on-from-the-states-of-others": Fault(
+        "src/raglane/training/loop.py",
+        "state[:, streams.start :: streams.step]",
+        "state[:, : len(streams)]",
+        "training/test_ranks.py::test_weights_and_sums_are_those_of_one_process",
     ),
     "a-table-without-its-index": Fault(
         "src/raglane/models/tables.py",

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import raglane as rl
-from commands import undrawn_pictures
+from commands import undrawn_pictures, write_steps
 from raglane.models.card import make_card
 from raglane.report.card import Card, as_markdown, as_page
 from raglane.training.each import measure_each
@@ -110,6 +110,31 @@ def test_of_many_sequences_some_are_drawn(monkeypatch: pytest.MonkeyPatch) -> No
     assert each.lengths.tolist() == (each.rows + 1).tolist()
     hard = each.hardest(run.saved, torch.device("cpu"), 2)
     assert [one.length for one in hard] == [int(one.id) + 1 for one in hard]
+
+
+def test_the_card_of_a_converted_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not in memory is measured like what is; of many sequences some."""
+    monkeypatch.setattr("raglane.training.each._MOST", 9)
+    steps, words = write_steps(tmp_path / "steps.csv", 40), tmp_path / "words.jsonl"
+    words.write_text("".join(json.dumps({"words": ["a", "b", "c"][: row % 4]}) + "\n" for row in range(40)))
+    columns = {
+        "classify": rl.data.Columns(label="label", id="id"),
+        "language": rl.data.Columns(task="language", sequence="words"),
+    }
+    for task, data in (("classify", steps), ("language", words)):
+        rl.data.convert(data, tmp_path / task, columns[task])
+        run, card = _card(monkeypatch, tmp_path / task, None, task=task, out=tmp_path / f"run-{task}", batch_size=4)
+        assert card.results.columns == ("metric", "training", "validation")
+        assert card.notes == ()
+        assert card.hardest is not None
+        rows = {row[0]: row for row in card.results.rows}
+        best = run.result.state.history[run.result.state.best_epoch - 1]
+        assert rows["loss"][2] == pytest.approx(best["validation_loss"], rel=1e-5)
+    monkeypatch.setattr("raglane.training.each._MOST", 2)
+    _, card = _card(monkeypatch, tmp_path / "classify", None, out=tmp_path / "some")
+    assert card.notes == ("Measured on 2 of the 4 sequences of the validation part.",)
+    assert card.by_length is not None
+    assert sum(int(row[1]) for row in card.by_length.rows) == 2
 
 
 def test_a_card_says_what_it_could_not_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import csv
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import raglane as rl
 from commands import FAST, fails, tree, undrawn_pictures, write_steps
 from raglane.cli import main
+from raglane.data.features import Feature
 from raglane.data.records import Records, offsets_of
 from raglane.data.targets import Targets
 from raglane.models.comparison import compare
@@ -98,11 +100,22 @@ def test_data_is_the_same_in_any_order_and_parts() -> None:
     random = np.random.default_rng(0)
     lengths = [3, 0, 2, 5]
     values = random.normal(size=(10, 2)).astype(np.float32)
+    words = np.array(list("abcabcabca"), dtype=object)
+    numbers = random.normal(size=10).astype(np.float32)
+    columns = {
+        "numbers per element": Feature("x", numbers),
+        "words per element": Feature("x", words),
+        "numbers per sequence": Feature("x", numbers[:4], per_sequence=True),
+        "words per sequence": Feature("y", words[:4], per_sequence=True),
+    }
     kinds: dict[str, dict[str, Any]] = {
         "labels": {"labels": ("a", "b", "a", "c")},
-        "tags": {"tags": np.array(list("abcabcabca"), dtype=object)},
+        "tags": {"tags": words},
         "numbers": {"targets": Targets(random.normal(size=(4, 2)), names=("x", "y"))},
         "nothing": {},
+        **{name: {"features": (column,)} for name, column in columns.items()},
+        "two": {"features": (columns["numbers per element"], columns["words per sequence"])},
+        "another name": {"features": (replace(columns["numbers per element"], name="z"),)},
     }
     found = set()
     for kind, more in kinds.items():

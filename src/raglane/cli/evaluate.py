@@ -42,7 +42,8 @@ def evaluate(
     """Measure the best model of a run: its loss, the metrics of its task, and the simple rules that it has to beat.
 
     The numbers go to evaluation.json in the run's folder; a confusion matrix to confusion.png and confusion.txt, a row
-    per label or number to table.txt, predictions against the truth to points.png.
+    per label or number to table.txt, predictions against the truth to points.png. The model card and the page keep what
+    was measured at the end of the training.
 
     For example:
 

@@ -11,7 +11,9 @@ import typer
 
 from raglane.cli import console, options
 from raglane.errors import ArgumentError, message, quote
+from raglane.models.configuration import as_toml, entries, other_entries
 from raglane.models.sources import DEFAULT_DATA, ColumnNames, SavedSource, Source
+from raglane.training.auto import PLANNED, left_to_plan
 from raglane.training.own_cell import check_stored, label_of
 from raglane.training.settings import Settings
 
@@ -62,15 +64,18 @@ def train(
     if os.environ.get("RANK", "0") != "0":
         from raglane.training.ranks.elsewhere import follow, found
 
-        others = found()
-        if others is not None:
+        ranks = found()
+        if ranks is not None:
             if not show_config:
-                follow(others)
+                follow(ranks)
             return
     source = Source(data, format, ColumnNames(**columns))
     if show_config:
-        places = {"data": data, "format": format, "validation": validation, "test": test, "out": out}
-        _show(choices, source.columns, places, {"resume": resume, "overwrite": overwrite, "quiet": quiet}, origins)
+        if resume:
+            rule = "a run goes on with its own settings, which its run.toml has"
+            raise ArgumentError(message("--show-config", "it beside --resume", rule, "leave one out"))
+        others = {"data": data, "format": format, "validation": validation, "test": test, "out": out}
+        _show(choices, source.columns, others | {"overwrite": overwrite, "quiet": quiet}, origins)
         return
     from raglane.training.folder import at_work, check_folder
     from raglane.training.machine import check_machine
@@ -84,7 +89,6 @@ def train(
                 order.say(options.IS_BACK)
             _train(order)
     else:
-        plans_batches = choices.get("batch_size") == "auto"
         is_guessed = "task" not in choices and source.path is not None
         # A loss may say more about the task than the labels do.
         loss = choices.get("loss") if is_guessed else None
@@ -98,7 +102,9 @@ def train(
             training, task = source.guess(loss)
             settings = Settings(**{**settings.to_config(), "task": task, "loss": loss})
         folder = out or Path("runs") / f"{source.name}-{settings.task}-{label_of(settings.layer)}"
-        order = _Order(settings, source, validation, test, folder, False, overwrite, quiet, plans_batches, training)
+        order = _Order(
+            settings, source, validation, test, folder, False, overwrite, quiet, left_to_plan(choices)[1], training
+        )
         check_folder(folder, overwrite=overwrite)
         with at_work(folder):
             _train(order)
@@ -113,40 +119,25 @@ def settings_of(choices: options.Given) -> Settings:
     Raises:
         ArgumentError: a value breaks its rule, or two do not go together.
     """
-    return Settings(**{name: value for name, value in choices.items() if value != "auto" or name != "batch_size"})
+    return Settings(**left_to_plan(choices)[0])
 
 
 def _show(
     choices: options.Given,
     columns: ColumnNames,
-    places: dict[str, Any],
-    acts: dict[str, bool],
+    others: dict[str, Any],
     origins: options.Origins,
 ) -> None:
     """Print every option with its value and its origin, as a file that --config reads."""
-    from raglane.models.configuration import Entry, as_toml, entries
-    from raglane.training.options import DATA, RUN
-
-    if acts["resume"]:
-        rule = "a run goes on with its own settings, which its run.toml has"
-        raise ArgumentError(message("--show-config", "it beside --resume", rule, "leave one out"))
-    unset = {
-        "data": f"{DEFAULT_DATA}, the embedded default",
-        "format": "by suffix",
-        "validation": "held out",
-        "test": "none",
-        "out": "runs/<data>-<task>-<cell>",
-    }
-    files = [
-        Entry(name, place, unset[name], origins[name], RUN if name == "out" else DATA) for name, place in places.items()
-    ]
-    flags = [Entry(name, value, "", origins[name], RUN) for name, value in acts.items() if name != "resume"]
     chosen = {entry.key: entry for entry in entries(settings_of(choices), origins)}
-    if "batch_size" in choices:
-        chosen["batch-size"] = replace(chosen["batch-size"], value=choices["batch_size"])
-    if "task" not in choices and places["data"] is not None:
+    for name in PLANNED:
+        if name in choices:
+            key = name.replace("_", "-")
+            chosen[key] = replace(chosen[key], value=choices[name])
+    if "task" not in choices and others["data"] is not None:
         chosen["task"] = replace(chosen["task"], value=None, unset="guessed from the labels of the data")
-    listed = [*files, *entries(columns, origins), *chosen.values(), *flags]
+    rest = other_entries(others, origins, out="runs/<data>-<task>-<cell>")
+    listed = [*rest, *entries(columns, origins), *chosen.values()]
     console.say(*as_toml(listed).splitlines())
 
 
@@ -162,7 +153,7 @@ class _Order:
     resume: bool
     overwrite: bool
     quiet: bool
-    plans_batches: bool = False
+    plans: str | None = None
     # What was read already, to guess the task.
     training: Records | Dataset | None = None
 
@@ -281,9 +272,10 @@ def _train(order: _Order) -> None:
         if note is not None:
             order.say(note)
         order = replace(order, settings=settings)
-    if order.plans_batches:
-        settings, line = planned(settings, training)
+    if order.plans is not None:
+        settings, line = planned(settings, training, order.plans)
         order.say(line)
+        order = replace(order, settings=settings)
     _tell_too_long(order, training)
     metric = TASKS[settings.task].terms(settings)[0]
     watcher = None if order.quiet else pick_watcher(metric)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from raglane.cli import console, options
-from raglane.cli.configuration import read_toml
+from raglane.cli.configuration import DEFAULT, FILE, read_toml
 from raglane.cli.train import check_default, settings_of
 from raglane.errors import ArgumentError, message
+from raglane.models.configuration import as_toml, entries, key_of, other_entries
 from raglane.models.sources import ColumnNames, Source
+from raglane.training.auto import left_to_plan
 from raglane.training.options import RUN, TRAINING
 
 __all__ = ["tune"]
@@ -46,6 +48,8 @@ def tune(
     out: Out = None,
     choices: options.Choices,
     config: options.Config = None,
+    show_config: options.ShowConfig = False,
+    origins: options.Origins,
     quiet: options.Quiet = False,
     debug: options.Debug = False,  # noqa: ARG001
 ) -> None:
@@ -70,29 +74,60 @@ def tune(
     check_whole("trials", trials, 1, "pass 30, say")
     if minutes is not None and not 0 < minutes < 1e6:
         raise ArgumentError(message("minutes", f"{minutes}", "a number above 0, and below a million", "pass 20, say"))
-    if choices.get("batch_size") == "auto":
+    planned = left_to_plan(choices)[1]
+    if planned is not None:
         fix = "leave it out to search it, or give a number"
-        raise ArgumentError(message("batch_size", "'auto'", "batches are searched, or fixed", fix))
+        raise ArgumentError(message(planned, "'auto'", "batches are searched, or fixed", fix))
     settings, source = settings_of(choices), Source(data, format, ColumnNames(**columns))
     table = {} if config is None else read_toml(config).get("search", {})
     said = read_space(table, f"[search] in {config}")
-    require("optuna", "tune")
     check_default(source, settings)
-    check_machine(settings)
+    if not show_config:
+        require("optuna", "tune")
+        check_machine(settings)
 
     def say(line: str) -> None:
-        if not quiet:
+        if not (quiet or show_config):
             console.say(line)
 
     records, settings = _opened(source, settings, "task" in choices, say)
     # What is said of an option in the table goes before what is fixed.
     space = default_space(settings, {*choices, *said}) | said
+    if show_config:
+        others: dict[str, Any] = {
+            "data": data,
+            "format": format,
+            "validation": validation,
+            "test": test,
+            "trials": trials,
+        }
+        others |= {"minutes": minutes, "out": out, "quiet": quiet}
+        tables = dict.fromkeys(space, DEFAULT) | dict.fromkeys(said, FILE)
+        _show(settings, source.columns, others, origins, space, tables)
+        return
     parts, tested = _parts(records, source, settings, validation, test, say)
     folder = out or Path("runs") / f"tune-{source.name}-{settings.task}"
     kept = _origin(source, validation, test)
     seconds = None if minutes is None else 60 * minutes
     order = Order(settings, space, *parts, kept, source.found_in(parts[0]), trials, seconds)
     _search(order, folder, tested, say)
+
+
+def _show(
+    settings: Any, columns: ColumnNames, others: dict[str, Any], origins: options.Origins, space: Any, tables: Any
+) -> None:
+    """Print every option with its value and its origin, and what is searched, as a file that --config reads."""
+    from raglane.models.search import as_table
+
+    fixed = {entry.key: entry for entry in entries(settings, origins)}
+    for name in space:
+        key = key_of(settings, name)
+        fixed[key] = replace(fixed[key], value=None, unset="searched", comment="")
+    if origins["task"] == DEFAULT and others["data"] is not None:
+        fixed["task"] = replace(fixed["task"], comment="guessed from the labels of the data")
+    rest = other_entries(others, origins, out="runs/tune-<data>-<task>")
+    listed = [*rest, *entries(columns, origins), *fixed.values()]
+    console.say(*as_toml(listed).splitlines(), "", *as_table(space, tables).splitlines())
 
 
 def _opened(source: Source, settings: Any, is_told: bool, say: Any) -> tuple[Any, Any]:
@@ -111,8 +146,6 @@ def _parts(
     records: Any, source: Source, settings: Any, validation: Path | None, test: Path | None, say: Any
 ) -> tuple[tuple[Any, Any], Any]:
     """The training and the validation part, and the test part, which is only read."""
-    from dataclasses import replace
-
     from raglane.models.sources import DEFAULT_DATA
     from raglane.models.steps import divide
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from raglane.export.aot import Packaged, package
+from raglane.export.extension import build_operators
 from raglane.export.to_onnx import Exported, onnx
 from raglane.export.verify import Verified
 
-__all__ = ["Exported", "Verified", "onnx"]
+__all__ = ["Exported", "Packaged", "Verified", "build_operators", "onnx", "package"]

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import io
-import logging
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,19 +16,15 @@ from raglane.export.decompositions import decompositions
 from raglane.export.operators import OPSET, Loops
 from raglane.export.place import Place
 from raglane.export.scans import place_scans
-from raglane.export.signature import Layout, Signature, Surface
+from raglane.export.signature import Layout, Signature
 from raglane.export.simplify import simplify
-from raglane.export.verify import Verified, check_agrees
+from raglane.export.tracing import evaluating, quiet, traced
+from raglane.export.verify import Verified, check_agrees, in_runtime
 from raglane.files import check_new_file, write_file
-from raglane.kernels.dispatch import using
-from raglane.kernels.graph import loops_by
 
 __all__ = ["Exported", "onnx"]
 
-_TALKATIVE = ("torch.onnx", "torch.export", "torch._export", "torch.fx.experimental", "onnxscript", "onnx_ir")
 _DTYPES = (torch.float32, torch.float64)
-# Lengths of the batch that is traced: none is special, and neither is their number.
-_TRACED = [4, 2, 6, 3, 5]
 
 
 @dataclass(frozen=True)
@@ -102,11 +94,11 @@ def onnx(
         require(module, "export")
     signature = Signature.of(model, example, layout)
     _check_dtype(model)
-    with _evaluating(model), _quiet():
+    with evaluating(model), quiet():
         program = _converted(model, signature)
         program.model.metadata_props.update(metadata or {})
         content = _bytes_of(program)
-        verified = check_agrees(content, model, signature) if verify else None
+        verified = check_agrees(in_runtime(content), model, signature) if verify else None
     write_file(target, content)
     graph = program.model.graph
     return Exported(
@@ -136,45 +128,11 @@ def _check_dtype(model: nn.Module) -> None:
             raise ExportError(message(name, str(part.dtype), "parameters of float32 or float64", fix))
 
 
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Within it no part of a model is in training."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module in training:
-            module.training = True
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without what torch and onnxscript say about their own code."""
-    loggers = [logging.getLogger(name) for name in _TALKATIVE]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        # It prints the graph of a trace that failed.
-        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-
-
 def _converted(model: nn.Module, signature: Signature) -> Any:
     """The model as an ``onnx`` program of torch, with Scans in place."""
-    surface, loops = Surface(model, signature).eval(), Loops()
-    leaves = signature.fresh(_TRACED, torch.Generator().manual_seed(0))
+    loops = Loops()
     with Place(model) as place:
-        with using(backend="reference"), loops_by(loops):
-            inputs = tuple(signature.inputs(leaves))
-            program = torch.export.export(surface, inputs, dynamic_shapes=(signature.dims(),), strict=False)
-        place.program = program
+        place.program = program = traced(model, signature, loops)
         program = _decomposed(program)
         found: Any = torch.onnx.export(
             program,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from raglane.errors import ExportError, message, require
 from raglane.export.signature import Signature
 from raglane.ragged import Ragged
 
-__all__ = ["Verified", "check_agrees"]
+__all__ = ["Run", "Verified", "check_agrees", "in_runtime"]
 
 # Of the largest number of an output.
 _TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9}
@@ -44,16 +45,18 @@ class Verified:
     largest_difference: float
 
 
-def check_agrees(content: bytes, model: nn.Module, signature: Signature) -> Verified:
-    """Run a file and its model on fresh random batches.
+Run = Callable[[dict[str, Tensor]], Sequence[Any]]
+"""Runs a file: from inputs by their names to outputs, as tensors or arrays."""
+
+
+def in_runtime(content: bytes) -> Run:
+    """What ONNX Runtime gives for a file.
 
     Args:
         content: of the file.
-        model: in evaluation mode.
-        signature: of its arguments.
 
     Raises:
-        ExportError: ONNX Runtime cannot run the file, or an output is further from the model's than rounding explains.
+        ExportError: it cannot run the file.
     """
     engine: Any = require("onnxruntime", "export")
     options = engine.SessionOptions()
@@ -62,16 +65,35 @@ def check_agrees(content: bytes, model: nn.Module, signature: Signature) -> Veri
         session = engine.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     except Exception as error:
         raise _refusal(error) from error
-    names = [output.name for output in session.get_outputs()]
+    known = {part.name for part in session.get_inputs()}
+
+    def run(inputs: dict[str, Tensor]) -> Sequence[Any]:
+        given = {name: _array(part) for name, part in inputs.items() if name in known}
+        return session.run(None, given)  # type: ignore[no-any-return]
+
+    return run
+
+
+def check_agrees(run: Run, model: nn.Module, signature: Signature) -> Verified:
+    """Run a file and its model on fresh random batches.
+
+    Args:
+        run: runs the file.
+        model: in evaluation mode.
+        signature: of its arguments.
+
+    Raises:
+        ExportError: the file cannot be run, or an output is further from the model's than rounding explains.
+    """
+    names = signature.output_names
     source, generator = random.Random(), torch.Generator()
     generator.seed()
     worst, sequences, elements = 0.0, 0, 0
     for lengths in _batches(source):
         leaves = signature.fresh(lengths, generator)
-        given = dict(zip(signature.input_names, map(_array, signature.inputs(leaves)), strict=True))
-        known = {part.name for part in session.get_inputs()}
+        given = dict(zip(signature.input_names, signature.inputs(leaves), strict=True))
         try:
-            found = session.run(None, {name: array for name, array in given.items() if name in known})
+            found = [_array(part) if isinstance(part, Tensor) else part for part in run(given)]
         except Exception as error:
             raise _refusal(error) from error
         wanted = _expected(model(*signature.rebuilt(leaves)), signature, leaves)
@@ -171,4 +193,4 @@ def _nudged(model: nn.Module, seed: int) -> nn.Module:
 def _refusal(error: Exception) -> ExportError:
     said = str(error).strip().splitlines()[-1]
     fix = "compute it in another way, or export with verify=False for another runtime"
-    return ExportError(message("model", f"a graph that ONNX Runtime refuses: {said}", "one that it runs", fix))
+    return ExportError(message("model", f"a graph that the runtime refuses: {said}", "one that it runs", fix))

@@ -181,10 +181,22 @@ class Scans:
         """See :class:`Loops`."""
         if reverse:
             rows, is_real = rows.flip(0), is_real.flip(0)
-        scan: Any = torch.ops.higher_order.scan
-        found = list(scan(step, [part.clone() for part in state], [rows, is_real], tuple(step.weights)))
+        found = self.scan(step, [part.clone() for part in state], [rows, is_real], tuple(step.weights))
         collected = [part.flip(0) if reverse else part for part in found[step.states :]]
         return [*found[: step.states], *collected]
+
+    def scan(
+        self, step: nn.Module, state: list[Tensor], read: list[Tensor], weights: tuple[Tensor, ...]
+    ) -> list[Tensor]:
+        """Call torch's operator.
+
+        Args:
+            step: its body.
+            state: what it carries.
+            read: ``(T, B, ...)``, of which it reads one after the other.
+            weights: what it reads in every step.
+        """
+        return list(torch.ops.higher_order.scan(step, state, read, weights))
 
 
 class StepEquations(Protocol):

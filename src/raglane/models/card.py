@@ -23,7 +23,7 @@ from raglane.planner.words import seconds_in_words
 from raglane.report.card import Card, Table, as_markdown, as_page, table_of
 from raglane.report.tables import class_rows
 from raglane.training.checkpoint import SavedModel, describe, load_model
-from raglane.training.each import Each, measure_each
+from raglane.training.each import Each, drawn, measure_each
 from raglane.training.folder import CARD, REPORT, SKIPPED
 from raglane.training.inference import Evaluation, evaluate, pick_device
 from raglane.training.own_cell import is_own, label_of
@@ -66,12 +66,9 @@ class Parts:
         return {name: part for name, part in parts.items() if part is not None}
 
     @property
-    def measured(self) -> tuple[str, Records] | None:
-        """The part that says most of the model and can be measured: what it has not seen, if there is any."""
-        for name, part in reversed(self.known.items()):
-            if isinstance(part, Records) and len(part):
-                return name, part
-        return None
+    def measured(self) -> tuple[str, Records | Dataset]:
+        """The part that says most of the model: what it has not seen, if there is any."""
+        return next(((name, part) for name, part in reversed(self.known.items()) if len(part)), ("", self.training))
 
 
 def about(parts: Parts, settings: Settings) -> str:
@@ -107,10 +104,14 @@ def make_card(folder: Path, settings: Settings, result: TrainingResult, parts: P
     """
     saved, device = load_model(folder), pick_device(settings.device)
     notes: list[str] = []
-    evaluation, each, on = None, None, ""
-    if parts.measured is not None:
-        on, records = parts.measured
+    evaluation, each = None, None
+    on, records = parts.measured
+    if on:
         try:
+            if isinstance(records, Dataset) and len(rows := drawn(records, settings.seed)) < len(records):
+                # To read all of them can take as long as an epoch.
+                notes.append(f"Measured on {len(rows):,} of the {len(records):,} sequences of the {on} part.")
+                records = records.subset(rows)
             evaluation = evaluate(saved, records, device=device)
             each = measure_each(saved, records, device, settings.seed)
         except DataError as error:
@@ -212,7 +213,7 @@ def _written(folder: Path, settings: Settings, result: TrainingResult, parts: Pa
         result.metric, measured.row.get(f"{on}_{result.metric}", measured.row[f"train_{result.metric}"])
     )
     weights = sum(parameter.numel() for parameter in saved.model.parameters())
-    versions = machine.facts(("lightning", "numpy"))
+    versions = machine.facts(("numpy",))
     points = evaluation.measured.points if evaluation is not None else ()
     matrix = evaluation.confusion.tolist() if evaluation is not None and evaluation.confusion is not None else ()
     by_length = measured.by_length()

@@ -14,9 +14,16 @@ from raglane.models.sources import DEFAULT_DATA, ColumnNames, SavedSource
 from raglane.training.options import DATA, MODEL, RUN, TRAINING, flag_of, options
 from raglane.training.settings import Settings
 
-__all__ = ["Entry", "as_toml", "entries", "key_of", "run_config"]
+__all__ = ["Entry", "as_toml", "entries", "entry_in_toml", "key_of", "other_entries", "run_config"]
 
 _PANELS = (DATA, MODEL, TRAINING, RUN)
+# Where data comes from, and what it means that nothing is said of it.
+_UNSET = {
+    "data": f"{DEFAULT_DATA}, the embedded default",
+    "format": "by suffix",
+    "validation": "held out",
+    "test": "none",
+}
 _REPEATS = "# What this run was told: raglane train --config run.toml --out FOLDER repeats it."
 # Where comments begin, if there is room.
 _COMMENT = 34
@@ -73,6 +80,25 @@ def entries(chosen: Any, comments: Mapping[str, str] | None = None) -> list[Entr
     ]
 
 
+def other_entries(values: Mapping[str, Any], comments: Mapping[str, str], out: str) -> list[Entry]:
+    """The options of a command that are in no dataclass.
+
+    Args:
+        values: by their names.
+        comments: on the values, by the same names.
+        out: which folder it is where none is named.
+
+    Example:
+        >>> other_entries({"test": None, "quiet": False}, {}, "runs/<data>")[0]
+        Entry(key='test', value=None, unset='none', comment='', panel='Data')
+    """
+    unset = _UNSET | {"out": out, "minutes": "no end"}
+    return [
+        Entry(name, value, unset.get(name, ""), comments.get(name, ""), DATA if name in _UNSET else RUN)
+        for name, value in values.items()
+    ]
+
+
 def as_toml(listed: Iterable[Entry], heading: str = "") -> str:
     r"""Options as TOML, part by part; what is not set is a comment.
 
@@ -91,7 +117,7 @@ def as_toml(listed: Iterable[Entry], heading: str = "") -> str:
     everything = list(listed)
     parts = [heading] if heading else []
     for panel in _PANELS:
-        lines = [_line(entry) for entry in everything if entry.panel == panel]
+        lines = [entry_in_toml(entry) for entry in everything if entry.panel == panel]
         if lines:
             parts.append("\n".join([f"# {panel}", *lines]))
     return "\n\n".join(parts)
@@ -111,22 +137,22 @@ def run_config(settings: Settings, data: Mapping[str, Any]) -> bytes:
     saved = dataclasses.asdict(SavedSource(None, None, ColumnNames(), None, None)) | dict(data)
     columns = saved["columns"]
     places = [
-        _place("data", saved["path"] if data else "", f"{DEFAULT_DATA}, the embedded default"),
-        Entry("format", saved["format"], "by suffix"),
-        _place("validation", saved["validation"], "held out"),
-        _place("test", saved["test"], "none"),
+        _place("data", saved["path"] if data else ""),
+        Entry("format", saved["format"], _UNSET["format"]),
+        _place("validation", saved["validation"]),
+        _place("test", saved["test"]),
     ]
     listed = [*places, *entries(ColumnNames(**columns)), *entries(settings)]
     return (as_toml(listed, _REPEATS) + "\n").encode()
 
 
-def _place(key: str, path: str | None, unset: str) -> Entry:
+def _place(key: str, path: str | None) -> Entry:
     """A file by its name; an empty one, which the commands refuse, where no name can stand in TOML."""
     if path == "":
         return Entry(key, "", comment="was in memory: name a file")
     if path is not None and not _is_text(path):
         return Entry(key, "", comment=f"its name is not UTF-8: {printable(path)}")
-    return Entry(key, path, unset)
+    return Entry(key, path, _UNSET[key])
 
 
 def _is_text(text: str) -> bool:
@@ -137,7 +163,16 @@ def _is_text(text: str) -> bool:
     return True
 
 
-def _line(entry: Entry) -> str:
+def entry_in_toml(entry: Entry) -> str:
+    """An option as a line of TOML; one that is not set is a comment.
+
+    Args:
+        entry: the option.
+
+    Example:
+        >>> entry_in_toml(Entry("lr", {"low": 0.001, "log": True})), entry_in_toml(Entry("cell", ("gru", "rnn")))
+        ('lr = {low = 0.001, log = true}', 'cell = ["gru", "rnn"]')
+    """
     if entry.value is None:
         line = f"# {entry.key}: {entry.unset}" if entry.unset else f"# {entry.key}"
     else:
@@ -146,9 +181,11 @@ def _line(entry: Entry) -> str:
 
 
 def _value(value: Any) -> str:
-    """A value as TOML writes it."""
+    """A value as TOML writes it: a text, a path, a number, a bool, a list of such, or a dict of such by plain names."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{name} = {_value(one)}' for name, one in value.items())}}}"
     if isinstance(value, str | Path):
         # JSON's escapes are TOML's, but for one character that TOML wants to be escaped, too.
         return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

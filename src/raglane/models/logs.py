@@ -26,10 +26,16 @@ def check_logger(name: str | None) -> None:
         name: one of :data:`raglane.training.settings.LOGGERS`, or None.
 
     Raises:
-        MissingExtraError: the package is missing.
+        MissingExtraError: the package is missing, or Lightning, whose loggers these are.
     """
-    if name is not None and not any(importlib.util.find_spec(module) is not None for module in _PACKAGES[name]):
+    if name is None:
+        return
+    if not any(importlib.util.find_spec(module) is not None for module in _PACKAGES[name]):
         raise MissingExtraError(f"{name} is not installed, which --logger {name} needs. Fix: pip install {name}.")
+    if importlib.util.find_spec("lightning") is None:
+        raise MissingExtraError(
+            f"lightning is not installed, which --logger {name} needs. Fix: pip install 'raglane[logs]'."
+        )
 
 
 class LoggingWatcher:
@@ -53,7 +59,7 @@ class LoggingWatcher:
         """The logger begins, with the settings of the run."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            loggers = require("lightning.pytorch.loggers", "train")
+            loggers = require("lightning.pytorch.loggers", "logs")
         place, name = str(self._folder / LOGS), self._folder.name
         if self._settings.logger == "tensorboard":
             self._logger = loggers.TensorBoardLogger(place, name="", version="")

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any, get_type_hints
 
 from raglane.errors import ArgumentError, message, nearest, quote
-from raglane.models.configuration import key_of
+from raglane.models.configuration import Entry, entry_in_toml, key_of
 from raglane.training.options import check, options
 from raglane.training.settings import FORWARDS, Settings
 from raglane.training.stored import checked, rule_of
 
-__all__ = ["SEARCHED", "Range", "Space", "default_space", "read_space"]
+__all__ = ["SEARCHED", "Range", "Space", "as_config", "as_table", "default_space", "read_space"]
 
 SEARCHED = (
     "layer hidden layers bidirectional layer_norm initial_state pooling dropout input_dropout state_dropout "
@@ -139,6 +139,28 @@ def _Alone(value: Any, described: Any) -> Any:  # noqa: N802
     """An object of a dataclass with this one option."""
     field = dataclasses.field(metadata={"option": described})
     return dataclasses.make_dataclass("_Alone", [("value", Any, field)])(value)
+
+
+def as_table(space: Space, comments: Mapping[str, str]) -> str:
+    r"""A space as the table that :func:`read_space` reads.
+
+    Args:
+        space: what to choose from.
+        comments: on the options, by their names.
+
+    Example:
+        >>> print(as_table({"layer": ("gru", "rnn"), "lr": Range(1e-4, 1e-2, log=True)}, {}))
+        [search]
+        cell = ["gru", "rnn"]
+        lr = {low = 0.0001, high = 0.01, log = true}
+    """
+    lines = ["[search]"]
+    for name, values in space.items():
+        said: Any = values
+        if isinstance(values, Range):
+            said = {"low": values.low, "high": values.high} | ({"log": True} if values.log else {})
+        lines.append(entry_in_toml(Entry(key_of(Settings, name), said, comment=comments.get(name, ""))))
+    return "\n".join(lines)
 
 
 def as_config(space: Mapping[str, tuple[Any, ...] | Range]) -> dict[str, Any]:

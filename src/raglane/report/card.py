@@ -112,7 +112,7 @@ def as_markdown(card: Card) -> str:
         if title == "Curves":
             parts.append(f"![loss and {_escaped(card.metric.replace('_', ' '))} by epoch](curves.png)")
         parts += [as_table(table) for table in tables]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, _origin(card)]) + "\n"
 
 
 def as_page(card: Card) -> bytes:
@@ -141,8 +141,16 @@ def as_page(card: Card) -> bytes:
         card.sentence,
         html.facts(card.facts) + notes,
         sections,
-        f"Written by raglane {card.version} at the end of the training.",
+        _origin(card),
         card.version,
+    )
+
+
+def _origin(card: Card) -> str:
+    """What the numbers are, beside those that a later evaluation leaves."""
+    return (
+        f"Written by raglane {card.version} at the end of the training; what raglane evaluate measures later stands in "
+        "evaluation.json."
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ from torch import Tensor
 from raglane.data.lengths import Distribution, buckets
 from raglane.data.order import Limit
 from raglane.data.records import Records
+from raglane.data.stored_dataset import Dataset
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch, in_order
 from raglane.training.checkpoint import SavedModel
@@ -20,7 +22,7 @@ from raglane.training.model import answering
 from raglane.training.tasks import make_task
 from raglane.training.tasks.base import targets_of, values_of
 
-__all__ = ["Each", "Hard", "Range", "measure_each"]
+__all__ = ["Each", "Hard", "Range", "drawn", "measure_each"]
 
 # Sequences that are measured one by one at most, and ranges of lengths.
 _MOST, _RANGES = 5_000, 6
@@ -66,7 +68,7 @@ class Each:
         count: ``(B,)``, how much each counts.
     """
 
-    records: Records
+    records: Records | Dataset
     rows: npt.NDArray[np.int64]
     loss: npt.NDArray[np.float64]
     metric: npt.NDArray[np.float64]
@@ -75,7 +77,7 @@ class Each:
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
         """``(B,)``, of the sequences as the data has them."""
-        return self.records.lengths[self.rows]
+        return np.asarray(self.records.lengths)[self.rows]
 
     def ranges(self) -> tuple[Range, ...]:
         """Ranges of lengths with about as many sequences each."""
@@ -98,16 +100,17 @@ class Each:
         """
         order = np.argsort(-np.nan_to_num(self.loss, nan=-1.0), kind="stable")[:most]
         order = order[self.count[order] > 0]
-        chosen = self.records.select(self.rows[order])
+        chosen = _some(self.records, self.rows[order])
         told, true = [""] * len(chosen), [""] * len(chosen)
-        if saved.task in _TOLD and not saved.preprocessor.per_element and len(chosen):
+        names: Any = self.rows[order].tolist() if isinstance(chosen, Records) and not chosen.ids else chosen.ids
+        if isinstance(chosen, Records) and saved.task in _TOLD and not saved.preprocessor.per_element and len(chosen):
             told = [_said(entry) for entry in predict(saved, chosen, device=device)["prediction"]]
             known = chosen.labels if chosen.labels is not None else chosen.targets.values if chosen.targets else ()
             true = [_said(entry) for entry in known]
         return tuple(
             Hard(str(name), int(length), float(self.loss[place]), float(self.metric[place]), is_so, said)
             for name, length, place, is_so, said in zip(
-                chosen.row_ids if chosen.ids else self.rows[order].tolist(),
+                names,
                 chosen.lengths.tolist(),
                 order.tolist(),
                 true,
@@ -117,7 +120,7 @@ class Each:
         )
 
 
-def measure_each(saved: SavedModel, records: Records, device: torch.device, seed: int = 0) -> Each:
+def measure_each(saved: SavedModel, records: Records | Dataset, device: torch.device, seed: int = 0) -> Each:
     """Measure a model on sequences one by one; of more than 5,000 on so many that are drawn by chance.
 
     Args:
@@ -129,11 +132,8 @@ def measure_each(saved: SavedModel, records: Records, device: torch.device, seed
     Raises:
         DataError: the data does not fit the model, has no labels, or one that training has not seen.
     """
-    rows = np.arange(len(records))
-    if len(records) > _MOST:
-        rows = np.sort(np.random.default_rng(seed).choice(rows, _MOST, replace=False))
-    chosen = records.select(rows) if len(rows) < len(records) else records
-    dataset = saved.preprocessor.apply(chosen)
+    rows = drawn(records, seed)
+    dataset = saved.preprocessor.apply(_some(records, rows))
     task = make_task(saved.preprocessor, saved.model.config)
     model = saved.model.to(device)
     sums: list[Tensor] = []
@@ -148,6 +148,26 @@ def measure_each(saved: SavedModel, records: Records, device: torch.device, seed
     loss, metric, count = (torch.stack(sums) if sums else torch.zeros(0, 3, dtype=torch.float64)).numpy().T
     with np.errstate(invalid="ignore", divide="ignore"):
         return Each(records, rows, loss / count, metric / count, count)
+
+
+def drawn(records: Records | Dataset, seed: int = 0) -> npt.NDArray[np.int64]:
+    """The sequences to measure one by one: all of them, or 5,000 that are drawn by chance.
+
+    Args:
+        records: the sequences.
+        seed: of the draw.
+
+    Returns:
+        Their rows, from low to high.
+    """
+    rows = np.arange(len(records))
+    if len(rows) > _MOST:
+        rows = np.sort(np.random.default_rng(seed).choice(rows, _MOST, replace=False))
+    return rows
+
+
+def _some(records: Records | Dataset, rows: npt.NDArray[np.int64]) -> Records | Dataset:
+    return records.subset(rows) if isinstance(records, Dataset) else records.select(rows)
 
 
 def _apart(batch: Batch, answers: Tensor, per_element: bool) -> list[tuple[Batch, Tensor]]:

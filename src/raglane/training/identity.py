@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from raglane.data.features import Feature
 from raglane.data.records import Records
 from raglane.data.statistics import Counted
 
@@ -44,6 +45,9 @@ def identity(*parts: Records | Counted | None) -> str:
 def _sequences(records: Records) -> _Hashes:
     """A number for each sequence: its elements in their order, and what it is to be taken for."""
     elements = _words(records.values) if records.is_tokens else _rows(records.values)
+    for feature in records.features:
+        if not feature.per_sequence:
+            elements = _mixed(elements) + _column(feature)
     if records.tags is not None:
         elements = _mixed(elements + _mixed(_words(records.tags)))
     targets = records.targets
@@ -58,7 +62,16 @@ def _sequences(records: Records) -> _Hashes:
     for words in (records.labels, None if targets is None or targets.per_element else targets.values.tolist()):
         if words is not None:
             found = _mixed(found + _mixed(_words(words)))
+    for feature in records.features:
+        if feature.per_sequence:
+            found = _mixed(found) + _column(feature)
     return _mixed(found)
+
+
+def _column(feature: Feature) -> _Hashes:
+    """A number for each entry of a column beside the main one, another in each column."""
+    entries = _rows(feature.values[:, None]) if feature.is_numbers else _words(feature.values.tolist())
+    return _mixed(entries + np.uint64(zlib.crc32(feature.name.encode(errors="surrogatepass"))))
 
 
 def _rows(values: npt.NDArray[Any]) -> _Hashes:

@@ -13,6 +13,7 @@ from raglane.data.dataset import SequenceDataset
 from raglane.data.epochs import check_least
 from raglane.data.order import Limit
 from raglane.data.records import Records
+from raglane.data.stored_dataset import Dataset
 from raglane.errors import ArgumentError, DataError, message, quote, quote_all, require, shorten
 from raglane.memory import check_memory
 from raglane.training.batches import in_order
@@ -204,7 +205,7 @@ def predict(
 
 def evaluate(
     saved: SavedModel,
-    records: Records,
+    records: Records | Dataset,
     *,
     batch_size: int = 256,
     top: int = 1,
@@ -215,7 +216,8 @@ def evaluate(
 
     Args:
         saved: of :func:`~raglane.training.checkpoint.load_model`.
-        records: with labels or tags; to forecast, the sequences themselves.
+        records: with labels or tags; to forecast, the sequences themselves. Of a :class:`~raglane.data.Dataset` only
+            batches are in memory.
         batch_size: sequences of a batch.
         top: above 1, also how often the class is among the so many likeliest.
         horizon: above 1, the last so many elements of each sequence are forecast too, and measured step by step; for
@@ -235,7 +237,8 @@ def evaluate(
     dataset = preprocessor.apply(records)
     task = make_task(preprocessor, saved.model.config)
     _check_options(task, horizon=horizon, top=top)
-    task.check(dataset, str(records.source))
+    where = str(records.source) if isinstance(records, Records) else "data"
+    task.check(dataset, where)
     model = saved.model.to(device)
     totals, meter = Totals(), task.meter(model, records, **({"top": top} if top > 1 else {}))
     with answering(model):
@@ -246,9 +249,7 @@ def evaluate(
             meter.add(output, moved)
     count = int(float(totals.count))
     if count == 0:
-        raise DataError(
-            message(str(records.source), "no targets", "at least one to measure by", "give sequences with elements")
-        )
+        raise DataError(message(where, "no targets", "at least one to measure by", "give sequences with elements"))
     measured = meter.measured()
     if horizon > 1:
         whole = preprocessor.apply(records, require_targets=False)

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
 
 import torch
+from torch import optim
 
 from raglane.training.model import SequenceModel
 from raglane.training.settings import Settings
 
 __all__ = ["make_optimizer"]
 
+_KINDS = {"adam": optim.Adam, "adamw": optim.AdamW, "rmsprop": optim.RMSprop, "sgd": optim.SGD}
+# Methods that PyTorch keeps from torch.compile, which nobody calls here: to do so it imports all of torch._dynamo.
+_KEPT = ("add_param_group", "load_state_dict", "state_dict", "step")
 
-def make_optimizer(model: SequenceModel, settings: Settings) -> torch.optim.Optimizer:
+
+def make_optimizer(model: SequenceModel, settings: Settings) -> optim.Optimizer:
     """The optimizer that the settings name, for all weights of a model.
 
     Args:
         model: on the device it trains on.
         settings: name, learning rate and weight decay.
     """
-    parameters, decay = model.parameters(), settings.weight_decay
-    if settings.optimizer == "sgd":
-        return torch.optim.SGD(parameters, lr=settings.lr, momentum=0.9, weight_decay=decay)
-    kinds: dict[str, Any] = {
-        "adam": torch.optim.Adam,
-        "adamw": torch.optim.AdamW,
-        "rmsprop": torch.optim.RMSprop,
-    }
-    optimizer: torch.optim.Optimizer = kinds[settings.optimizer](parameters, lr=settings.lr, weight_decay=decay)
+    kind = _KINDS[settings.optimizer]
+    plain = type(kind.__name__, (kind,), {name: torch.no_grad()(inspect.unwrap(getattr(kind, name))) for name in _KEPT})
+    more = {"momentum": 0.9} if settings.optimizer == "sgd" else {}
+    optimizer: optim.Optimizer = plain(model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, **more)
     return optimizer

@@ -114,10 +114,9 @@ def train(
         DataError: the data cannot be used, or is not what the run was started with.
         LostRankError: one of several processes died; the run can go on from its last checkpoint.
         CheckpointError: the run cannot be read.
-        MissingExtraError: Lightning or safetensors is not installed.
+        MissingExtraError: safetensors is not installed.
         OSError: a file cannot be written.
     """
-    require("lightning.pytorch", "train")
     require("safetensors", "train")
     settings = replace(settings, layer=pinned(settings.layer))
     if folder is None:

@@ -127,7 +127,7 @@ class Task(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    def meter(self, model: Any, records: Records) -> Meter:
+    def meter(self, model: Any, records: Records | Dataset) -> Meter:
         """An empty sum of all that an evaluation of a model on some records says.
 
         A task with ``top`` among its options takes it here and in :meth:`columns`: how many classes are told.

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
+from raglane.data.stored_dataset import Dataset
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch
 from raglane.training.metrics import accuracy, confusion_matrix, macro_f1
@@ -53,7 +54,7 @@ class Classify(Task):
         counts = torch.bincount(targets, minlength=self.preprocessor.class_count)
         return len(targets) / (self.preprocessor.class_count * counts.clamp(min=1).float())
 
-    def meter(self, model: Any, records: Records, top: int = 1) -> _Confusion:  # noqa: ARG002
+    def meter(self, model: Any, records: Records | Dataset, top: int = 1) -> _Confusion:  # noqa: ARG002
         """The confusion matrix, and what follows from it."""
         return _Confusion(self.preprocessor.labels or (), top)
 

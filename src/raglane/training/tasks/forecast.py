@@ -99,7 +99,7 @@ class Forecast(Task):
             return known, torch.ones_like(known)
         return known, 1 - values[..., channels : 2 * channels]
 
-    def meter(self, model: Any, records: Records) -> Meter:  # noqa: ARG002
+    def meter(self, model: Any, records: Records | Dataset) -> Meter:  # noqa: ARG002
         """The errors, and those of simple rules."""
         return _Nats(self) if self.is_binary else _Errors(self)
 

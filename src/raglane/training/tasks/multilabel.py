@@ -10,6 +10,7 @@ from torch import Tensor
 
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
+from raglane.data.stored_dataset import Dataset
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch
 from raglane.training.tasks.base import Measured, Score, Task, targets_of, values_of
@@ -85,7 +86,7 @@ class MultiLabel(Task):
         targets = torch.cat([targets_of(batch).cpu() for batch in batches])
         model.thresholds.copy_(best_thresholds(torch.cat(answers).sigmoid(), targets))
 
-    def meter(self, model: Any, records: Records) -> _Sets:  # noqa: ARG002
+    def meter(self, model: Any, records: Records | Dataset) -> _Sets:  # noqa: ARG002
         """F1 scores, and those of telling every label always."""
         return _Sets(self.preprocessor.labels or (), model.thresholds.cpu())
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
+from raglane.data.stored_dataset import Dataset
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch
 from raglane.training.settings import ModelSettings
@@ -81,7 +82,7 @@ class Regress(Task):
             (targets.abs() * scale).sum(),
         )
 
-    def meter(self, model: Any, records: Records) -> _Errors:  # noqa: ARG002
+    def meter(self, model: Any, records: Records | Dataset) -> _Errors:  # noqa: ARG002
         """R2, errors, and those of the mean of the training part."""
         return _Errors(self)
 

@@ -1,0 +1,163 @@
+"""A model as a package of AOTInductor: machine code that torch runs without the Python code of the model."""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from raglane.checks import check_flag, check_kind
+from raglane.errors import ArgumentError, ExportError, message
+from raglane.export.extension import load_operators
+from raglane.export.place import Place
+from raglane.export.signature import Layout, Signature
+from raglane.export.tracing import evaluating, quiet, traced
+from raglane.export.verify import Verified, check_agrees
+from raglane.files import check_new_file, write_file
+from raglane.kernels.contract import Request, Result
+from raglane.kernels.graph import Scans, Table
+from raglane.native.cells import has_cell
+
+__all__ = ["Packaged", "package"]
+
+
+@dataclass(frozen=True)
+class Packaged:
+    """A packaged model.
+
+    Attributes:
+        path: of the package.
+        inputs: the names of its inputs, in the order in which it takes them.
+        outputs: the names of what it gives, alike.
+        layers: how many layers the kernels run; the others, and all without ``operators``, are loops of torch's own
+            operators, which are slower.
+        loops: how many those are.
+        verified: how far it was from the model; None with ``verify=False``.
+    """
+
+    path: Path
+    inputs: list[str]
+    outputs: list[str]
+    layers: int
+    loops: int
+    verified: Verified | None
+
+
+def package(
+    model: nn.Module,
+    path: str | Path,
+    *,
+    example: Any,
+    layout: Layout = "padded",
+    operators: str | Path | None = None,
+    verify: bool = True,
+) -> Packaged:
+    """Compile a model for batches of any number of sequences of any lengths, for torch without the model's code.
+
+    AOTInductor compiles it with the C++ compiler of this machine (a minute). A program loads the package in Python by
+    ``torch._inductor.aoti_load_package``, or in C++, and needs no Raglane.
+
+    Args:
+        model: a layer of ``rl.nn``, or a module made of them; it is compiled as it is in evaluation mode.
+        path: of the package, ``.pt2``; one that is there is replaced once all is done.
+        example: as :func:`raglane.export.onnx` takes it.
+        layout: alike.
+        operators: what :func:`raglane.export.build_operators` gave: then LSTM, GRU, RNN and the element-wise cells run
+            on the kernels, and the program must load that library first. None: torch's own operators run them, which
+            are slower.
+        verify: whether the package is run on fresh random lengths, and compared with the model, before it is written.
+
+    Raises:
+        ExportError: a part of the model that cannot be exported, operators that cannot be loaded, a compiler that is
+            missing, or a package that does not agree with the model. Nothing is written.
+        ArgumentError, ArgumentTypeError: an example, a layout or a path that cannot be used.
+
+    Example:
+        >>> import tempfile, raglane as rl
+        >>> batch = rl.Ragged([torch.randn(4, 3), torch.randn(2, 3)])
+        >>> with tempfile.TemporaryDirectory() as folder:  # doctest: +SKIP
+        ...     packaged = package(rl.nn.GRU(3, 8), f"{folder}/model.pt2", example=batch)
+        ...     packaged.inputs, packaged.outputs
+        (['values', 'lengths'], ['output_0', 'output_1'])
+    """
+    check_kind("model", model, nn.Module, "a torch.nn.Module", "pass a layer or a model")
+    check_flag("verify", verify)
+    target = Path(path)
+    if target.suffix != ".pt2":
+        raise ArgumentError(message("path", repr(str(path)), "a name that ends in .pt2", "change the suffix"))
+    check_new_file("path", target)
+    if operators is not None:
+        load_operators(Path(operators))
+    signature = Signature.of(model, example, layout)
+    loops = _Loops(has_kernels=operators is not None)
+    with evaluating(model), quiet(), tempfile.TemporaryDirectory() as folder:
+        with Place(model):
+            program = traced(model, signature, loops)
+        made = Path(folder, "model.pt2")
+        _compile(program, made)
+        run: Any = torch._inductor.aoti_load_package(str(made))
+        verified = None
+        if verify:
+            verified = check_agrees(lambda inputs: run(*inputs.values()), model, signature)
+        content = made.read_bytes()
+    write_file(target, content)
+    return Packaged(target, signature.input_names, list(signature.output_names), loops.layers, loops.loops, verified)
+
+
+def _compile(program: Any, made: Path) -> None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch._inductor.aoti_compile_and_package(program, package_path=str(made))
+    except Exception as error:
+        said = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        rule, fix = "a graph that AOTInductor compiles", "see that a C++ compiler is installed, or use rl.export.onnx"
+        raise ExportError(message("model", said, rule, fix)) from error
+
+
+class _Loops(Scans):
+    """Layers by the kernels' operator, where it is there and has the cell; others by ``scan``.
+
+    Args:
+        has_kernels: whether torch knows the operator.
+    """
+
+    def __init__(self, has_kernels: bool) -> None:
+        self.layers = self.loops = 0
+        self._has_kernels = has_kernels
+
+    def run_layer(self, layer: Request, table: Table) -> Result | None:  # noqa: ARG002
+        """See :class:`raglane.kernels.graph.Loops`."""
+        if not self._has_kernels or layer.need_states or not has_cell(layer.cell.name):
+            return None
+        self.layers += 1
+        weights = [part for direction in layer.weights for part in direction]
+        initial = [part.contiguous() for part in layer.initial()]
+        c = initial[1] if len(initial) > 1 else None
+        found = torch.ops.raglane.layer(layer.cell.name, layer.values, layer.offsets, initial[0], c, weights)
+        return Result(found[0] if layer.need_output else None, tuple(found[1 : 1 + len(initial)]), None)
+
+    def scan(
+        self, step: nn.Module, state: list[Tensor], read: list[Tensor], weights: tuple[Tensor, ...]
+    ) -> list[Tensor]:
+        """See :class:`raglane.kernels.graph.Scans`."""
+        self.loops += 1
+        # Inductor looks for the number of rows, of which the shapes are that it collects, among the arguments.
+        rows: Any = read[0].shape[1]
+        return super().scan(_Counted(step), state, read, (*weights, rows))
+
+
+class _Counted(nn.Module):
+    """A step that takes one more argument, which it does not read."""
+
+    def __init__(self, step: nn.Module) -> None:
+        super().__init__()
+        self.step = step
+
+    def forward(self, *args: Any) -> Any:
+        return self.step(*args[:-1])

@@ -1,0 +1,180 @@
+"""Models for torch elsewhere: stored programs of ``torch.export``, the kernels' operator, packages of AOTInductor."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import raglane as rl
+from exported import FEW, D, a_batch, largest_error, truth
+from raglane.errors import ArgumentError, ExportError
+from raglane.native import missing_kernels
+from scripts import Script
+
+with_kernels = pytest.mark.skipif(missing_kernels() is not None, reason=str(missing_kernels()))
+with_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
+
+
+class Tagger(nn.Module):
+    """Layers of the kernels, a program, and operations on sequences."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = rl.nn.LSTM(D, 8, 2, bidirectional=True, proj_size=4, initial_state="learned")
+        self.second, self.third = rl.nn.SRU(8, 6), rl.nn.PeepholeLSTM(6, 5)
+        nn.init.normal_(self.first.get_parameter("initial_h"))
+
+    def forward(self, batch: rl.Ragged) -> tuple[Tensor, Tensor, Tensor]:
+        out, state = self.third(self.second(self.first(batch)[0])[0])
+        return out.values, out.mean(), state[0]
+
+
+@pytest.fixture(scope="module")
+def script() -> Iterator[Script]:
+    with Script() as running:
+        yield running
+
+
+def stored(folder: Path, model: nn.Module, layout: str = "flat") -> None:
+    """Batches and what a model gives for them, for a process to compare with."""
+    batches = [a_batch(lengths) for lengths in FEW]
+    inputs = [(b.values, b.offsets) if layout == "flat" else b.to_padded() for b in batches]
+    torch.save([(given, truth(model, layout, b)) for given, b in zip(inputs, batches, strict=True)], folder / "batches")
+
+
+COMPARE = """
+for given, wanted in torch.load("{folder}/batches"):
+    for found, right in zip(run(*given), wanted, strict=True):
+        assert found.shape == right.shape, (found.shape, right.shape)
+        assert ((found - right).abs() <= 1e-5).all(), (found, right)
+print("raglane" in sys.modules, "the end")
+"""
+
+
+@with_kernels
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # torch 2.11's own, when it loads
+def test_a_stored_program_runs_in_a_fresh_process(script: Script, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Tagger().eval()
+    dims = {"batch": [{0: torch.export.Dim("elements")}, {0: torch.export.Dim("sequences") + 1}]}
+    with torch.no_grad():
+        program = torch.export.export(model, (a_batch([3, 5, 2]),), dynamic_shapes=dims)
+    torch.export.save(program, tmp_path / "model.pt2")
+    stored(tmp_path, model)
+    code = f"""
+import sys, torch
+import raglane as rl, raglane.kernels.cpu.operators, raglane.kernels.program.operators
+module = torch.export.load("{tmp_path}/model.pt2").module(check_guards=False)
+run = lambda values, offsets: module(rl.Ragged.from_flat(values, offsets=offsets))
+"""
+    done = script(code + COMPARE.format(folder=tmp_path))
+    assert done.stdout == "True the end\n", done.stderr
+
+
+CELLS: list[tuple[str, dict[str, Any]]] = [
+    ("LSTM", {"bidirectional": True, "proj_size": 2}),
+    ("GRU", {"bias": False}),
+    ("RNN", {"bidirectional": True}),
+    ("SRU", {"bidirectional": True}),
+    ("QRNN", {}),
+    ("IndRNN", {}),
+    ("MinGRU", {"dtype": torch.float64}),
+]
+
+
+@with_kernels
+@with_compiler
+def test_the_operator_of_the_kernels_needs_no_python(script: Script, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    library = rl.export.build_operators(tmp_path / "operators")
+    assert sorted(part.name for part in library.parent.iterdir()) == ["libraglane_cpu.so", "libraglane_torch.so"]
+    calls = []
+    for name, options in CELLS:
+        layer: Any = getattr(rl.nn, name)(D, 4, **options)
+        batch = a_batch([3, 0, 5]).to(layer.weight_ih_l0.dtype)
+        count = 2 if layer.bidirectional else 1
+        states = [torch.randn(count, 3, size, dtype=batch.dtype) for size in layer.state_sizes]
+        with torch.no_grad():
+            out, final = layer(batch, tuple(states) if len(states) > 1 else states[0])
+        weights = [part for one in layer._weights() for part in one]
+        c = states[1] if len(states) > 1 else None
+        given = (layer.cell.name, batch.values, batch.offsets, states[0], c, weights)
+        calls.append((given, [out.values, *(final if isinstance(final, tuple) else (final,))]))
+    torch.save(calls, tmp_path / "calls")
+    code = f"""
+import sys, torch
+torch.ops.load_library("{library}")
+calls = torch.load("{tmp_path}/calls")
+for given, wanted in calls:
+    found = torch.ops.raglane.layer(*given)
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted)), given[0]
+(cell, values, offsets, h, c, weights), _ = calls[0]
+few, wide = weights[:5], [weights[0].double(), *weights[1:]]
+falling, beyond = torch.tensor([0, 5, 3, 8]), torch.tensor([0, 3, 3, 9])
+refused = [("tanh", values, offsets, h, c, weights), (cell, values[:, :2], offsets, h, c, weights),
+           (cell, values, falling, h, c, weights), (cell, values, beyond, h, c, weights),
+           (cell, values, offsets.int(), h, c, weights), (cell, values, offsets, h[:1], c, weights),
+           (cell, values, offsets, h, None, weights), (cell, values, offsets, h, c, few),
+           (cell, values, offsets, h, c, wide), (cell, values, offsets, h, c, [None] * 10),
+           (cell, values, offsets, h[:, :2], c, weights), (cell, values[0], offsets, h, c, weights),
+           (cell, values.half(), offsets, h, c, weights), (cell, values, offsets[:0], h, c, weights)]
+for arguments in refused:
+    try:
+        torch.ops.raglane.layer(*arguments)
+    except RuntimeError as error:
+        assert "raglane::layer: " in str(error), error
+    else:
+        raise AssertionError(arguments)
+print("raglane" in sys.modules)
+"""
+    done = script(code)
+    assert done.stdout == "False\n", done.stderr
+
+
+def test_what_no_package_can_be_made_of_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, batch = rl.nn.GRU(D, 4), a_batch([2, 3])
+    with pytest.raises(ArgumentError, match=r"path: got .*ends in \.pt2"):
+        rl.export.package(layer, tmp_path / "model.onnx", example=batch)
+    with pytest.raises(ExportError, match=r"operators: got .*build_operators"):
+        rl.export.package(layer, tmp_path / "model.pt2", example=batch, operators=tmp_path / "no.so")
+    monkeypatch.setenv("CXX", "false")
+    with pytest.raises(ExportError, match=r"operators: got status 1; .*g\+\+"):
+        rl.export.build_operators(tmp_path / "operators")
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ExportError, match=r"operators: got no C\+\+ compiler; .*slower"):
+        rl.export.build_operators(tmp_path / "operators")
+    assert list(tmp_path.rglob("*.so")) == []
+
+
+@pytest.mark.slow
+@with_kernels
+@with_compiler
+@pytest.mark.parametrize("has_operators", [True, False])
+def test_a_package_runs_without_raglane(script: Script, tmp_path: Path, has_operators: bool) -> None:
+    torch.manual_seed(0)
+    model, path, layout = Tagger(), tmp_path / "model.pt2", "flat" if has_operators else "padded"
+    library = rl.export.build_operators(tmp_path) if has_operators else None
+    made = rl.export.package(model, path, example=a_batch([3, 5]), layout=layout, operators=library)  # type: ignore[arg-type]
+    assert (made.inputs[0], made.outputs) == ("values", ["output_0", "output_1", "output_2"])
+    assert (made.layers, made.loops) == ((3, 1) if has_operators else (0, 6))
+    assert made.verified is not None
+    assert made.verified.largest_difference < 1e-5
+    model.eval()
+    if has_operators:
+        stored(tmp_path, model, layout)
+        load = f'torch.ops.load_library("{library}")\nrun = torch._inductor.aoti_load_package("{path}")'
+        done = script(f"import sys, torch, torch._inductor\n{load}\n{COMPARE.format(folder=tmp_path)}", seconds=300)
+        assert done.stdout == "False the end\n", done.stderr
+        return
+    run: Any = torch._inductor.aoti_load_package(str(path))
+    for lengths in FEW:
+        batch = a_batch(lengths)
+        found = [part.detach().numpy() for part in run(*batch.to_padded())]
+        assert largest_error(found, truth(model, layout, batch)) < 1e-5
