@@ -68,7 +68,8 @@ def exact_translations() -> dict[Any, Callable[..., Any]]:
 
     # No annotations that are names: the exporter reads them where they are not imported.
     def scalar_tensor(s, dtype=-1, layout="", device="", pin_memory=False):  # type: ignore[no-untyped-def]  # noqa: ARG001
-        return op.Constant(value=ir.tensor(s, dtype=ir.DataType(dtype if dtype > 0 else ir.DataType.FLOAT)))
+        kind = ir.DataType(dtype if dtype > 0 else ir.DataType.FLOAT)
+        return op.Constant(value=ir.tensor(s, dtype=kind)) if isinstance(s, int | float) else op.Cast(s, to=kind)
 
     scalar_tensor.__annotations__ = {"s": float, "dtype": int, "layout": str, "device": str, "pin_memory": bool}
     return {torch.ops.aten.scalar_tensor.default: scalar_tensor}
