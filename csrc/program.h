@@ -1,76 +1,40 @@
 // The time loop of programs: one for all of them.
 //
-// Lanes and teams as in the other loops. A team divides the columns of products, and the lanes for all else. What rows read and write lies in slots: those of the program's blocks, of its outputs, of
-// numbers, and of what is added here, such as an element's row that is widened. A table has, for each slot and lane,
-// where the lane's row of it is; instructions look up nothing else.
+// Lanes and teams as in the other loops. A team divides the columns of products, and the lanes for all else.
 #pragma once
 
-#include "program_product.h"
-#include "scan.h"
+#include "program_plan.h"
 
 namespace raglane::RAGLANE_TARGET {
 
 using tuning::program_rows;
 
-template <class A> class ProgramScan {
-  static constexpr int width = Lanes<A>::width;
-
-  // Where the rows of a slot are.
-  enum Home {
-    in_tensor,  // the caller's, by element
-    in_lane,    // in the lane's scratch
-    in_block,   // in scratch that the lanes of other blocks of rows use as well
-    in_call     // one row for all lanes
-  };
-  struct Slot {
-    Home home;
-    int64_t width;
-    int64_t place;  // in_tensor: which tensor; else columns before it
-  };
-  // Instructions [begin, end), and then a product, where there is one. While they run, the rows of elements that they
-  // will read in the next step are fetched.
-  struct Phase {
-    int64_t begin, end, first_fetch, end_fetch;
-    bool multiplies;
-    LaneProduct<A> product;
-  };
-  struct Fetch {
-    int64_t slot, next, bytes;  // `next`: from a lane's row to that of the next step
-  };
+template <class A> class ProgramScan : ProgramPlan<A> {
+  using Plan = ProgramPlan<A>;
+  using typename Plan::Fetch, typename Plan::Phase, typename Plan::Slot;
+  using Plan::call_, Plan::code_, Plan::p_, Plan::row_bytes, Plan::tensor;
+  using Plan::fetches_, Plan::number_count_, Plan::numbers_, Plan::first_number_, Plan::operations_;
+  using Plan::phase_count_, Plan::phases_, Plan::product_count_, Plan::products_, Plan::slot_count_, Plan::slots_;
+  using Plan::lane_size_, Plan::kept_size_, Plan::block_size_, Plan::members_, Plan::weights_;
 
  public:
-  explicit ProgramScan(const ProgramCall& call)
-      : call_(call), p_(*call.program), code_(*call.code), operation_(4 * code_.instructions + code_.blocks +
-                                                                        3 * (code_.outputs + code_.states)) {}
+  explicit ProgramScan(const ProgramCall& call) : Plan(call) {}
 
   bool reserve() {
     bool poison = p_.flags & RAGLANE_POISON;
-    int64_t numbers = 6 * code_.instructions + code_.outputs + code_.states;
-    int64_t most_slots = 2 * code_.blocks + code_.outputs + code_.states + numbers;
-    if (!slots_.reserve(most_slots, false) || !operations_.reserve(operation_, false) ||
-        !phases_.reserve(code_.instructions + 1, false) || !fetches_.reserve(3 * operation_, false) || !weights_.reserve(code_.weights, false) ||
-        !numbers_.reserve(numbers, false) || !barriers_.reserve(p_.threads + 1, false))
-      return false;
+    if (!Plan::plan() || !barriers_.reserve(p_.threads + 1, false)) return false;
     for (int64_t i = 0; i <= p_.threads; i++) barriers_.get()[i] = Barrier{};
-    lay_out();
-    translate();
-    int64_t packed = 0;
-    for (int64_t w = 0; w < code_.weights; w++) {
-      weights_.get()[w].place(code_.weight[w], tensor(RAGLANE_LOCAL, w));
-      packed += weights_.get()[w].size();
-    }
-    lane_size_ = row_stride<A>(lane_size_);
-    members_ = wanted_members(call_, p_.flags, packed * (int64_t)sizeof(A), p_.threads);
     Division division((int)p_.threads, 1, members_);
     capacity_ = lane_capacity(call_, division.teams(0), lane_size_ * (int64_t)sizeof(A));
-    if (!packed_.reserve(packed, poison) || !shared_.reserve(call_size_, poison)) return false;
+    if (!packed_.reserve(Plan::packed_size_, poison) || !shared_.reserve(Plan::call_size_, poison)) return false;
     for (int64_t w = 0, at = 0; w < code_.weights; w++) {
       weights_.get()[w].panels.data = packed_.get() + at;
       at += weights_.get()[w].size();
     }
-    lanes_size_ = row_stride<A>(capacity_ * lane_size_), block_size_ = row_stride<A>(block_size_);
+    lanes_size_ = row_stride<A>(capacity_ * lane_size_);
     return lanes_.reserve(division.teams(0) * lanes_size_, poison) &&
            blocks_.reserve(p_.threads * program_rows * block_size_, poison) &&
+           prepared_.reserve(Plan::prepared_size_, poison) &&
            tables_.reserve(p_.threads * slot_count_ * most_lanes, false);
   }
 
@@ -79,217 +43,22 @@ template <class A> class ProgramScan {
       for (int64_t panel = thread; panel < weights_.get()[w].count(); panel += threads) weights_.get()[w].pack(panel);
     if (thread == threads - 1) share(), keep_empty();
     barriers_.get()[p_.threads].wait(threads);
+    if (product_count_ > 0) {
+      prepare(thread, threads);
+      barriers_.get()[p_.threads].wait(threads);
+    }
     Division division(threads, 1, members_);
     if (!division.idle(thread)) scan(thread, division);
   }
 
  private:
-  const ProgramCall& call_;
-  const raglane_program& p_;
-  const Code& code_;
-  int64_t operation_;  // most of them; then how many there are
-  int64_t slot_count_ = 0, phase_count_ = 0, fetch_count_ = 0, number_count_ = 0;
-  int64_t lane_size_ = 0, kept_size_ = 0, block_size_ = 0, call_size_ = 0, lanes_size_ = 0;
-  int members_ = 1, capacity_ = 1;
-  Scratch<Slot> slots_;
-  Scratch<Operation<A>> operations_;
-  Scratch<Phase> phases_;
-  Scratch<Fetch> fetches_;
-  Scratch<PackedWeight<A>> weights_;
-  Scratch<A> numbers_, packed_, shared_;
+  int64_t lanes_size_ = 0;
+  int capacity_ = 1;
+  Scratch<A> packed_, shared_, prepared_;
   Scratch<A> lanes_, blocks_;  // of teams, and of threads
   Scratch<A*> tables_;
   Scratch<Barrier> barriers_;
   Queue queue_;
-
-  const raglane_tensor& tensor(int64_t kind, int64_t index) const {
-    return p_.tensors[code_.first_tensor[kind] + index];
-  }
-  bool is_narrow(const raglane_tensor& tensor) const { return tensor.dtype != p_.dtype; }
-
-  // ---- before the loop -------------------------------------------------------------------------------------------
-
-  int64_t add_slot(Home home, int64_t columns, int64_t tensor = 0) {
-    int64_t& size = home == in_lane ? lane_size_ : home == in_block ? block_size_ : call_size_;
-    slots_.get()[slot_count_] = {home, columns, home == in_tensor ? tensor : size};
-    if (home != in_tensor) size += row_stride<A>(columns);
-    return slot_count_++;
-  }
-  // A slot of one number.
-  int64_t add_number(double number) {
-    A value = (A)number;
-    for (int64_t i = 0; i < number_count_; i++)
-      if (memcmp(&numbers_.get()[i], &value, sizeof value) == 0) return first_number_ + i;
-    numbers_.get()[number_count_++] = value;
-    return add_slot(in_call, 1);
-  }
-  int64_t first_number_ = 0;
-
-  // The slots of the blocks, in their order; then those of the outputs. What a lane takes along when it moves comes
-  // first in its scratch.
-  void lay_out() {
-    slot_count_ = code_.blocks;
-    for (int pass = 0; pass < 2; pass++)
-      for (int64_t b = 0; b < code_.blocks; b++) {
-        const CodeBlock& block = code_.block[b];
-        bool moves = block.kind == RAGLANE_STATE || block.kind == RAGLANE_SEQUENCE;
-        if (moves != (pass == 0)) continue;
-        int64_t after = slot_count_;
-        slot_count_ = b;
-        if (block.kind == RAGLANE_VECTOR) add_slot(in_call, block.width);
-        else if (block.kind == RAGLANE_ELEMENT && !is_narrow(tensor(RAGLANE_ELEMENT, block.index)))
-          add_slot(in_tensor, block.width, code_.first_tensor[RAGLANE_ELEMENT] + block.index);
-        else add_slot(block.kind == RAGLANE_LOCAL && !block.carried ? in_block : in_lane, block.width);
-        slot_count_ = after;
-        if (pass == 0) kept_size_ = lane_size_;
-      }
-    for (int64_t o = 0; o < code_.outputs; o++)
-      add_slot(in_tensor, code_.output[o].width, code_.first_tensor[RAGLANE_LOCAL + 1] + o);
-  }
-
-  At at(const Place& place) {
-    if (place.block < 0) return {add_number(place.number) * most_lanes, 0, 0};
-    return {place.block * most_lanes, place.start, place.spread ? 0 : 1};
-  }
-  static constexpr At nowhere = {-1, 0, 0};
-  static At all_of(int64_t slot) { return {slot * most_lanes, 0, 1}; }
-  // Whether whole vectors may be read that begin within the columns of a place.
-  bool is_padded(const At& at) const { return at.step == 0 || slots_.get()[at.slot / most_lanes].home != in_tensor; }
-
-  Operation<A>& add(Run<A> run, At to, At from, int64_t columns) {
-    Operation<A>& operation = operations_.get()[operation_++];
-    operation = {run, {to, nowhere}, {from, nowhere, nowhere}, columns, 1, 0, nullptr};
-    return operation;
-  }
-
-  void translate() {
-    operation_ = 0;
-    // Numbers are slots that follow each other, so all others come before them.
-    int64_t raw = slot_count_;
-    for (int64_t b = 0; b < code_.blocks; b++)
-      if (code_.block[b].kind == RAGLANE_ELEMENT && is_narrow(tensor(RAGLANE_ELEMENT, code_.block[b].index)))
-        add_slot(in_tensor, code_.block[b].width, code_.first_tensor[RAGLANE_ELEMENT] + code_.block[b].index);
-    int64_t spreads = slot_count_;
-    for (int64_t i = 0; i < code_.instructions; i++)
-      for (int o = 0; o < 3; o++)
-        if (must_spread(code_.instruction[i], o)) add_slot(in_block, columns_read(code_.instruction[i], o, code_.weight));
-    int64_t copies = slot_count_;
-    for (int64_t s = 0; s < code_.states; s++)
-      if (meets_states(s)) add_slot(in_block, code_.output[code_.outputs + s].width);
-    first_number_ = slot_count_;
-    for (int64_t b = 0; b < code_.blocks; b++)
-      if (code_.block[b].kind == RAGLANE_ELEMENT && is_narrow(tensor(RAGLANE_ELEMENT, code_.block[b].index)))
-        add(widen<A>, all_of(b), all_of(raw++), code_.block[b].width);
-    Phase* phase = phases_.get();
-    phase->begin = 0;
-    for (int64_t i = 0; i < code_.instructions; i++) {
-      const CodeInstruction& instruction = code_.instruction[i];
-      if (instruction.operation == RAGLANE_OF_PRODUCT) {
-        phase->product = product_of(instruction);
-        phase->multiplies = true, phase->end = operation_;
-        (++phase)->begin = operation_;
-      } else {
-        translate(instruction, spreads);
-      }
-    }
-    finish_step(copies);
-    phase->multiplies = false, phase->end = operation_;
-    phase_count_ = phase - phases_.get() + 1;
-    for (int64_t p = 0; p < phase_count_; p++) fetch_for(phases_.get()[p]);
-  }
-
-  void fetch_for(Phase& phase) {
-    phase.first_fetch = fetch_count_;
-    for (int64_t i = phase.begin; i < phase.end; i++)
-      for (const At& at : operations_.get()[i].from) {
-        if (at.slot < 0 || next_row(at.slot / most_lanes) == 0) continue;
-        bool known = false;
-        for (int64_t f = phase.first_fetch; f < fetch_count_; f++) known |= fetches_.get()[f].slot == at.slot;
-        const Slot& slot = slots_.get()[at.slot / most_lanes];
-        int64_t bytes = slot.width * (is_narrow(p_.tensors[slot.place]) ? 2 : (int64_t)sizeof(A));
-        if (!known) fetches_.get()[fetch_count_++] = {at.slot, next_row(at.slot / most_lanes), bytes};
-      }
-    phase.end_fetch = fetch_count_;
-  }
-
-  // Whether an operand is one column of an operation that wants them all.
-  bool must_spread(const CodeInstruction& i, int operand) const {
-    OperationFacts facts = facts_of_operation(i.operation);
-    if (facts.each || operand >= facts.operands || i.operation == RAGLANE_OF_PRODUCT) return false;
-    return i.operands[operand].block < 0 || i.operands[operand].spread;
-  }
-
-  void translate(const CodeInstruction& i, int64_t& spreads) {
-    OperationFacts facts = facts_of_operation(i.operation);
-    Operation<A> operation = {run_of<A>(i.operation), {nowhere, nowhere}, {nowhere, nowhere, nowhere}, i.width,
-                              i.segments,             (A)i.epsilon,       i.columns};
-    // Whole vectors, where what lies beyond the columns is padding.
-    bool whole = facts.each;
-    for (int r = 0; r < facts.results; r++) {
-      operation.to[r] = at(i.results[r]);
-      whole &= i.results[r].start + i.width == code_.block[i.results[r].block].width;
-    }
-    for (int o = 0; o < facts.operands; o++) {
-      operation.from[o] = at(i.operands[o]);
-      whole &= is_padded(operation.from[o]);
-      if (!must_spread(i, o)) continue;
-      int64_t columns = columns_read(i, o, code_.weight);
-      add(run_of<A>(RAGLANE_OF_COPY), all_of(spreads), operation.from[o], columns);
-      operation.from[o] = all_of(spreads++);
-    }
-    if (whole) operation.width = (i.width + width - 1) / width * width;
-    operations_.get()[operation_++] = operation;
-  }
-
-  LaneProduct<A> product_of(const CodeInstruction& i) {
-    At to = at(i.results[0]), start = at(i.operands[0]), from = at(i.operands[1]);
-    bool ends = i.results[0].start + i.width == code_.block[i.results[0].block].width;
-    return {to, start, from, weights_.get() + i.weight, ends, is_padded(start), start.step ? next_row(start.slot / most_lanes) : 0};
-  }
-
-  // Whether the next value of a state is what another state is now, or its own in other columns.
-  bool meets_states(int64_t state) const {
-    const Place& place = code_.output[code_.outputs + state].place;
-    if (place.block < 0 || code_.block[place.block].kind != RAGLANE_STATE) return false;
-    return !stays(state);
-  }
-  bool stays(int64_t state) const {
-    const CodeOutput& next = code_.output[code_.outputs + state];
-    if (next.place.block < 0) return false;
-    const CodeBlock& block = code_.block[next.place.block];
-    return block.kind == RAGLANE_STATE && block.index == state && (!next.place.spread || block.width == 1) &&
-           next.place.start == 0;
-  }
-
-  // Of a slot that is in a tensor, the bytes from a lane's row to that of the next step; else 0.
-  int64_t next_row(int64_t slot) const {
-    if (slots_.get()[slot].home != in_tensor) return 0;
-    return p_.ascending ? row_bytes(slots_.get()[slot].place) : -row_bytes(slots_.get()[slot].place);
-  }
-  int64_t row_bytes(int64_t tensor) const {
-    return p_.tensors[tensor].strides[0] * (is_narrow(p_.tensors[tensor]) ? 2 : (int64_t)sizeof(A));
-  }
-
-  // What the end of a step copies.
-  void finish_step(int64_t copies) {
-    const Run<A> copy = run_of<A>(RAGLANE_OF_COPY);
-    for (int64_t o = 0; o < code_.outputs; o++) {
-      bool narrow = is_narrow(p_.tensors[code_.first_tensor[RAGLANE_LOCAL + 1] + o]);
-      add(narrow ? round_off<A> : copy, all_of(code_.blocks + o), at(code_.output[o].place), code_.output[o].width);
-    }
-    int64_t to = copies, from = copies;
-    for (int64_t s = 0; s < code_.states; s++)
-      if (meets_states(s)) add(copy, all_of(to++), at(next(s).place), next(s).width);
-    for (int64_t s = 0; s < code_.states; s++)
-      if (meets_states(s)) add(copy, all_of(block_of_state(s)), all_of(from++), next(s).width);
-      else if (!stays(s)) add(copy, all_of(block_of_state(s)), at(next(s).place), next(s).width);
-  }
-  int64_t block_of_state(int64_t state) const {
-    int64_t b = 0;
-    while (code_.block[b].kind != RAGLANE_STATE || code_.block[b].index != state) b++;
-    return b;
-  }
-  const CodeOutput& next(int64_t state) const { return code_.output[code_.outputs + state]; }
 
   // Vectors and numbers, for all lanes.
   void share() {
@@ -311,41 +80,56 @@ template <class A> class ProgramScan {
     for (int64_t b = 0; b < p_.sequences; b++)
       for (int64_t s = 0; s < code_.states && p_.offsets[b] == p_.offsets[b + 1]; s++)
         copy_columns(row_of_state(code_.first_tensor[RAGLANE_LOCAL + 2], s, b),
-                     (const A*)row_of_state(code_.first_tensor[RAGLANE_STATE], s, b), 0, next(s).width);
+                     (const A*)row_of_state(code_.first_tensor[RAGLANE_STATE], s, b), 0, Plan::next(s).width);
   }
 
   // ---- the loop ---------------------------------------------------------------------------------------------------
 
   static A** rows_of(A** table, int64_t slot) { return table + slot * most_lanes; }
 
-  // The table of a thread, but for rows of tensors, which change from step to step.
+  // The table of a thread, but for rows of elements, which change from step to step.
   void fill(A** table, A* scratch, A* blocks) {
     for (int64_t s = 0; s < slot_count_; s++)
-      for (int lane = 0; lane < capacity_; lane++) {
+      for (int lane = 0; lane < most_lanes; lane++) {
         const Slot& slot = slots_.get()[s];
-        A* row = slot.home == in_lane    ? scratch + lane * lane_size_
-                 : slot.home == in_block ? blocks + lane % program_rows * block_size_
+        A* row = slot.home == Plan::in_lane    ? scratch + lane * lane_size_
+                 : slot.home == Plan::in_block ? blocks + lane % program_rows * block_size_
                                          : shared_.get();
-        rows_of(table, s)[lane] = slot.home == in_tensor ? nullptr : row + slot.place;
+        rows_of(table, s)[lane] = row_bytes(slot) != 0 ? nullptr : row + slot.place;
       }
   }
 
-  void find_elements(A** table, const LaneSet& lanes) {
+  void find_elements(A** table, const int64_t* element, int count) {
     for (int64_t s = 0; s < slot_count_; s++) {
       const Slot& slot = slots_.get()[s];
-      if (slot.home != in_tensor) continue;
-      const raglane_tensor& tensor = p_.tensors[slot.place];
-      const int64_t bytes = row_bytes(slot.place);
+      if (slot.home != Plan::in_tensor && slot.home != Plan::prepared) continue;
+      void* first = slot.home == Plan::prepared ? prepared_.get() + slot.place : p_.tensors[slot.place].data;
+      const int64_t bytes = row_bytes(slot);
       A** rows = rows_of(table, s);
-      for (int lane = 0; lane < lanes.active; lane++)
-        rows[lane] = (A*)((unsigned char*)tensor.data + lanes.element[lane] * bytes);
+      for (int lane = 0; lane < count; lane++) rows[lane] = (A*)((unsigned char*)first + element[lane] * bytes);
+    }
+  }
+
+  A** table_of(int thread) const { return tables_.get() + thread * slot_count_ * most_lanes; }
+
+  // A thread's part of what is made before the loop, in as many rows as there may be lanes.
+  void prepare(int thread, int threads) {
+    A** table = table_of(thread);
+    fill(table, lanes_.get(), blocks_.get());
+    const Team alone{0, 1, 0, 1, true, nullptr};
+    for (int64_t begin = (int64_t)thread * most_lanes; begin < p_.elements; begin += (int64_t)threads * most_lanes) {
+      int count = (int)(p_.elements - begin < most_lanes ? p_.elements - begin : most_lanes);
+      int64_t element[most_lanes];
+      for (int i = 0; i < count; i++) element[i] = begin + i;
+      find_elements(table, element, count);
+      for (int64_t i = 0; i < product_count_; i++) multiply_lanes(products_.get()[i], table, count, alone, false);
     }
   }
 
   void scan(int thread, const Division& division) {
     Team team = division.team(thread, 0, barriers_.get());
     A* scratch = lanes_.get() + division.slot(thread) * lanes_size_;
-    A** table = tables_.get() + thread * slot_count_ * most_lanes;
+    A** table = table_of(thread);
     fill(table, scratch, blocks_.get() + thread * program_rows * block_size_);
     LaneSet lanes(call_, team, &queue_, capacity_, p_.ascending);
     // All members go through the lanes alike, and the first one copies.
@@ -373,7 +157,7 @@ template <class A> class ProgramScan {
     lanes.fill(start);
     team.barrier->wait(team.members);
     for (bool backwards = false; lanes.active > 0; backwards = !backwards) {
-      find_elements(table, lanes);
+      find_elements(table, lanes.element, lanes.active);
       for (int64_t p = 0; p < phase_count_; p++) run(phases_.get()[p], table, lanes.active, team, backwards);
       team.barrier->wait(team.members);
       lanes.advance(finish, start, move);

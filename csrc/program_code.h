@@ -55,7 +55,7 @@ struct OperationFacts {
 
 inline OperationFacts facts_of_operation(int64_t operation) {
   switch (operation) {
-    case RAGLANE_OF_ROW_SUM: case RAGLANE_OF_ROW_MAX: case RAGLANE_OF_GATHER: return {1, 1, false};
+    case RAGLANE_OF_ROW_SUM: case RAGLANE_OF_ROW_MAX: case RAGLANE_OF_ROW_CUMSUM: case RAGLANE_OF_GATHER: return {1, 1, false};
     case RAGLANE_OF_NORM: return {2, 1, false};
     case RAGLANE_OF_NORM_BACKWARD: return {1, 3, false};
     case RAGLANE_OF_PRODUCT: return {1, 2, false};

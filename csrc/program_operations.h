@@ -105,6 +105,20 @@ template <class A> RAGLANE_INLINE Vec<A> square_root(Vec<A> x) {
       expression;                                                                       \
     }                                                                                   \
   };
+// Number by number, by a function of the C library, for what few cells have. It is called by the name that the compiler
+// knows: an inline function of C++ could become the same one for all instruction sets.
+#define RAGLANE_BY_NUMBER(name, function, arguments)                                             \
+  struct name {                                                                                  \
+    template <class A, int N>                                                                    \
+    static RAGLANE_INLINE void apply(Vec<A>* a, const Vec<A>* b, const Vec<A>*) {                \
+      RAGLANE_EACH for (int j = 0; j < Lanes<A>::width; j++) {                                   \
+        const A x = a[i][j];                                                                     \
+        [[maybe_unused]] const A y = b[i][j];                                                    \
+        if constexpr (sizeof(A) == 4) a[i][j] = __builtin_##function##f arguments;               \
+        else a[i][j] = __builtin_##function arguments;                                           \
+      }                                                                                          \
+    }                                                                                            \
+  };
 
 RAGLANE_LANEWISE(Copy, x)
 RAGLANE_LANEWISE(Neg, -x)
@@ -122,6 +136,10 @@ RAGLANE_LANEWISE(Reciprocal, (A)1 / x)
 RAGLANE_BESIDE(Sigmoid, (squash<A, N, 0>(a)))
 RAGLANE_BESIDE(Tanh, (squash<A, 0, N>(a)))
 RAGLANE_LANEWISE(Erf, erf<A>(x))
+RAGLANE_BY_NUMBER(Sin, sin, (x))
+RAGLANE_BY_NUMBER(Cos, cos, (x))
+RAGLANE_BY_NUMBER(Floor, floor, (x))
+RAGLANE_BY_NUMBER(Round, nearbyint, (x))
 RAGLANE_LANEWISE(Add, x + y)
 RAGLANE_LANEWISE(Sub, x - y)
 RAGLANE_LANEWISE(Mul, x * y)
@@ -136,11 +154,13 @@ RAGLANE_LANEWISE(Eq, truth<V>(x == y))
 RAGLANE_LANEWISE(Ne, truth<V>(x != y))
 RAGLANE_LANEWISE(And, truth<V>((x != (A)0) & (y != (A)0)))
 RAGLANE_LANEWISE(Or, truth<V>((x != (A)0) | (y != (A)0)))
+RAGLANE_BY_NUMBER(Pow, pow, (x, y))
 RAGLANE_LANEWISE(SigmoidBackward, x * y * ((A)1 - y))
 RAGLANE_LANEWISE(TanhBackward, x * ((A)1 - y * y))
 RAGLANE_LANEWISE(Fma, fma(x, y, z))
 RAGLANE_LANEWISE(Where, (x != (A)0 ? y : z))
 #undef RAGLANE_LANEWISE
+#undef RAGLANE_BY_NUMBER
 #undef RAGLANE_BESIDE
 
 // ---- a row at a time ----------------------------------------------------------------------------------------------
@@ -258,6 +278,18 @@ template <class A> void norm_backward(const Operation<A>& operation, A* const* r
   }
 }
 
+template <class A> void row_cumsum(const Operation<A>& operation, A* const* rows, int first, int count) {
+  const int64_t part = operation.width / operation.segments;
+  for (int lane = first; lane < first + count; lane++) {
+    const A* a = row_of(operation.from[0], rows, lane);
+    A* to = row_of(operation.to[0], rows, lane);
+    for (int64_t s = 0; s < operation.segments; s++, a += part, to += part) {
+      A sum = 0;
+      for (int64_t i = 0; i < part; i++) to[i] = sum += a[i];
+    }
+  }
+}
+
 template <class A> void gather(const Operation<A>& operation, A* const* rows, int first, int count) {
   for (int lane = first; lane < first + count; lane++) {
     const A* a = row_of(operation.from[0], rows, lane);
@@ -293,11 +325,12 @@ template <class A> Run<A> run_of(int64_t operation) {
   static constexpr Run<A> table[RAGLANE_OPERATIONS] = {
       each<A, Copy, 1>, each<A, Neg, 1>, each<A, Abs, 1>, each<A, Sign, 1>, each<A, Not, 1>, each<A, Relu, 1>,
       each<A, Exp, 1>, each<A, Expm1, 1>, each<A, Log, 1>, each<A, Log1p, 1>, each<A, Sqrt, 1>, each<A, Rsqrt, 1>,
-      each<A, Reciprocal, 1>, each<A, Sigmoid, 1>, each<A, Tanh, 1>, each<A, Erf, 1>, each<A, Add, 2>, each<A, Sub, 2>,
+      each<A, Reciprocal, 1>, each<A, Sigmoid, 1>, each<A, Tanh, 1>, each<A, Erf, 1>, each<A, Sin, 1>, each<A, Cos, 1>,
+      each<A, Floor, 1>, each<A, Round, 1>, each<A, Add, 2>, each<A, Sub, 2>,
       each<A, Mul, 2>, each<A, Div, 2>, each<A, Max, 2>, each<A, Min, 2>, each<A, Lt, 2>, each<A, Le, 2>,
-      each<A, Gt, 2>, each<A, Ge, 2>, each<A, Eq, 2>, each<A, Ne, 2>, each<A, And, 2>, each<A, Or, 2>,
+      each<A, Gt, 2>, each<A, Ge, 2>, each<A, Eq, 2>, each<A, Ne, 2>, each<A, And, 2>, each<A, Or, 2>, each<A, Pow, 2>,
       each<A, SigmoidBackward, 2>, each<A, TanhBackward, 2>, each<A, Fma, 3>, each<A, Where, 3>, row_sum<A>,
-      row_max<A>, norm<A>, norm_backward<A>, gather<A>, nullptr};
+      row_max<A>, norm<A>, norm_backward<A>, row_cumsum<A>, gather<A>, nullptr};
   return table[operation];
 }
 

@@ -37,7 +37,7 @@ extern "C" {
 #endif
 
 /* Raised whenever a struct below changes; Python refuses a library of another version. */
-#define RAGLANE_ABI 10
+#define RAGLANE_ABI 11
 
 enum raglane_status { RAGLANE_OK = 0, RAGLANE_BAD_ARGUMENT = 1, RAGLANE_OUT_OF_MEMORY = 2 };
 /* RAGLANE_INT8: all numbers of the call are float, the weights too; they are packed as int8, with a scale for each row of
@@ -247,11 +247,12 @@ enum raglane_block { RAGLANE_ELEMENT = 0, RAGLANE_SEQUENCE = 1, RAGLANE_STATE = 
 enum raglane_operation {
   RAGLANE_OF_COPY, RAGLANE_OF_NEG, RAGLANE_OF_ABS, RAGLANE_OF_SIGN, RAGLANE_OF_NOT, RAGLANE_OF_RELU, RAGLANE_OF_EXP,
   RAGLANE_OF_EXPM1, RAGLANE_OF_LOG, RAGLANE_OF_LOG1P, RAGLANE_OF_SQRT, RAGLANE_OF_RSQRT, RAGLANE_OF_RECIPROCAL,
-  RAGLANE_OF_SIGMOID, RAGLANE_OF_TANH, RAGLANE_OF_ERF, RAGLANE_OF_ADD, RAGLANE_OF_SUB, RAGLANE_OF_MUL, RAGLANE_OF_DIV,
-  RAGLANE_OF_MAX, RAGLANE_OF_MIN, RAGLANE_OF_LT, RAGLANE_OF_LE, RAGLANE_OF_GT, RAGLANE_OF_GE, RAGLANE_OF_EQ,
-  RAGLANE_OF_NE, RAGLANE_OF_AND, RAGLANE_OF_OR, RAGLANE_OF_SIGMOID_BACKWARD, RAGLANE_OF_TANH_BACKWARD, RAGLANE_OF_FMA,
+  RAGLANE_OF_SIGMOID, RAGLANE_OF_TANH, RAGLANE_OF_ERF, RAGLANE_OF_SIN, RAGLANE_OF_COS, RAGLANE_OF_FLOOR,
+  RAGLANE_OF_ROUND, RAGLANE_OF_ADD, RAGLANE_OF_SUB, RAGLANE_OF_MUL, RAGLANE_OF_DIV, RAGLANE_OF_MAX, RAGLANE_OF_MIN,
+  RAGLANE_OF_LT, RAGLANE_OF_LE, RAGLANE_OF_GT, RAGLANE_OF_GE, RAGLANE_OF_EQ, RAGLANE_OF_NE, RAGLANE_OF_AND,
+  RAGLANE_OF_OR, RAGLANE_OF_POW, RAGLANE_OF_SIGMOID_BACKWARD, RAGLANE_OF_TANH_BACKWARD, RAGLANE_OF_FMA,
   RAGLANE_OF_WHERE, RAGLANE_OF_ROW_SUM, RAGLANE_OF_ROW_MAX, RAGLANE_OF_NORM, RAGLANE_OF_NORM_BACKWARD,
-  RAGLANE_OF_GATHER, RAGLANE_OF_PRODUCT, RAGLANE_OPERATIONS
+  RAGLANE_OF_ROW_CUMSUM, RAGLANE_OF_GATHER, RAGLANE_OF_PRODUCT, RAGLANE_OPERATIONS
 };
 
 /* A tensor of a program's call. All fields have 8 bytes. */
@@ -266,12 +267,14 @@ typedef struct raglane_tensor {
 
 /* A program's call. All fields have 8 bytes. `tensors` are, in this order: elements (N, width), sequences (B, width),
  * states (B, width), vectors (width), weights (groups, rows, depth), all read alone; then outputs (N, width) and final
- * states (B, width), written alone. Of each kind as many as the program has, in the order of their indices. No output
- * may overlap anything. An empty sequence's final states are its initial ones. */
+ * states (B, width), written alone. Of each kind as many as the program has, in the order of their indices. An output
+ * may be in the memory of an element's tensor, where no other output and no next state is a place of that element: a row
+ * is written once nothing of it is still to be read. Otherwise nothing that is written may overlap anything. An empty
+ * sequence's final states are its initial ones. */
 typedef struct raglane_program {
   int64_t abi, isa;  /* as above */
   int64_t dtype;     /* RAGLANE_FLOAT32 or RAGLANE_FLOAT64: what is computed with */
-  int64_t flags;     /* RAGLANE_POISON, RAGLANE_TEAM, RAGLANE_NO_TEAM, or 0 */
+  int64_t flags;     /* raglane_flags, or 0; input products are those of elements and vectors alone */
   int64_t threads, sequences, elements; /* as above */
   int64_t ascending; /* 1: from a sequence's first element to its last; 0: from its last to its first */
   const int64_t* offsets; /* (B + 1), first 0, last N, never falling */

@@ -360,7 +360,8 @@ void check_program(std::mt19937& random, int round, unsigned seed) {
   std::vector<Bytes> wanted;
   char message[256] = "";
   for (int64_t threads : {1, 2, 3, -2, -3}) {
-    drawn.call.flags = RAGLANE_POISON | (threads < 0 ? RAGLANE_TEAM : RAGLANE_NO_TEAM);
+    drawn.call.flags = RAGLANE_POISON | (threads < 0 ? RAGLANE_TEAM : RAGLANE_NO_TEAM) |
+                       (below(random, 2) ? RAGLANE_PREPARE : RAGLANE_FOLD);
     drawn.call.threads = std::abs(threads);
     for (Bytes& bytes : drawn.results)
       if (!bytes.empty()) std::memset(bytes.data(), 0xff, bytes.size());

@@ -95,7 +95,9 @@ def play(seed: int) -> str | None:
     chance = random.Random(seed)
     torch.manual_seed(seed)
     kernels = library()
-    chosen = replace(kernels.with_isa(chance.choice(kernels.isas)), flags=chance.choice([0, 1, 1 | 8, 1 | 16]))
+    chosen = replace(
+        kernels.with_isa(chance.choice(kernels.isas)), flags=chance.choice([0, 1, 1 | 4 | 8, 1 | 4 | 16, 1 | 2 | 8])
+    )
     torch.set_num_threads(chance.choice([1, 2]))
     is_right = chance.random() < 0.4
     program = draw(chance, tame=is_right)

@@ -83,6 +83,23 @@ def test_streams_end_together(lengths: list[int], batch_size: int, steps: int, s
         assert max(last_busy) - min(last_busy) <= max(pieces)
 
 
+@given(any_lengths(12), st.integers(1, 5), st.integers(1, 5), st.integers(1, 5))
+def test_ranks_share_the_streams(lengths: list[int], batch_size: int, steps: int, ranks: int) -> None:
+    ranks = min(ranks, batch_size)
+    whole = list(Chunks(numbered(lengths), batch_size, steps, seed=2))
+    shares = [
+        list(Chunks(numbered(lengths), batch_size, steps, seed=2, ranks=ranks, rank=rank)) for rank in range(ranks)
+    ]
+    assert {len(share) for share in shares} == {len(whole)}
+    for place, chunk in enumerate(whole):
+        for row in range(batch_size):
+            mine, own = shares[row % ranks][place], row // ranks
+            assert mine.inputs[own].tolist() == chunk.inputs[row].tolist()
+            assert [int(part[own]) for part in (mine.sequences, mine.begins, mine.ends)] == [
+                int(part[row]) for part in (chunk.sequences, chunk.begins, chunk.ends)
+            ]
+
+
 def test_targets_of_sequences_come_when_these_end(device: torch.device) -> None:
     targets = torch.randn(len(LENGTHS), 2)
     found: dict[int, Tensor] = {}
@@ -226,6 +243,8 @@ def test_inputs_that_want_gradients_get_them() -> None:
         (numbered([1]), {"batch_size": 0}, ArgumentError, "batch_size: got 0"),
         (numbered([1]), {"shuffle": 1}, ArgumentTypeError, "shuffle: got 1"),
         (numbered([1]), {"seed": -1}, ArgumentError, "seed: got -1"),
+        (numbered([1]), {"ranks": 3}, ArgumentError, "ranks: got 3 ranks for 2 streams"),
+        (numbered([1]), {"ranks": 2, "rank": 2}, ArgumentError, "rank: got 2"),
         ([], {}, ArgumentError, "at least one sample"),
         (torch.ones(3, 2), {}, ArgumentTypeError, "a list of samples"),
         ([1.0, 2.0], {}, ArgumentTypeError, "data: got samples such as a float"),

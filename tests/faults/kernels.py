@@ -146,7 +146,7 @@ FAULTS: dict[str, Fault] = {
     ),
     # ---- the cpu kernels ------------------------------------------------------------------------------------------
     "the-kept-graph-is-overwritten": Fault(
-        "src/raglane/kernels/cpu/recurrence.py",
+        "src/raglane/kernels/cpu/gradients.py",
         "return _keeps_graph is not None and not _keeps_graph()",
         "return True",
         "kernels/test_cpu_torch.py::test_backward_twice_through_a_kept_graph",

@@ -93,7 +93,7 @@ FAULTS: dict[str, Fault] = {
         "kernels/test_cpu_matrix.py::test_gradients_by_torchs_products[lstm]",
     ),
     "a-row-of-a-program-rounded-up-in-the-callers-memory": Fault(
-        "csrc/program.h",
+        "csrc/program_plan.h",
         "whole &= is_padded(operation.from[o]);",
         "",
         "safety/test_threads_and_processes.py::test_attacks_on_programs",
@@ -105,7 +105,7 @@ FAULTS: dict[str, Fault] = {
         "programs/test_cpu_programs.py::test_random_programs[portable]",
     ),
     "a-state-that-another-has-overwritten": Fault(
-        "csrc/program.h",
+        "csrc/program_plan.h",
         "if (meets_states(s)) add(copy, all_of(to++), at(next(s).place), next(s).width);",
         "if (meets_states(s)) to++;",
         "programs/test_cpu_programs.py::test_random_programs[portable]",

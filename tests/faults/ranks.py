@@ -39,6 +39,12 @@ FAULTS: dict[str, Fault] = {
         "return",
         f"{_RANKS}test_a_rank_that_dies_ends_the_run_in_one_line_and_it_goes_on_with_any_number",
     ),
+    "a-rank-goes-on-from-the-states-of-others": Fault(
+        "src/raglane/training/loop.py",
+        "state[:, streams.start :: streams.step]",
+        "state[:, : len(streams)]",
+        "training/test_ranks.py::test_weights_and_sums_are_those_of_one_process",
+    ),
     "a-table-without-its-index": Fault(
         "src/raglane/models/tables.py",
         "answers.to_pandas().set_index(given.index)",

@@ -12,7 +12,7 @@ _LIBRARY = "programs/test_library_cells.py::test_a_cell_gives_what_the_reference
 FAULTS: dict[str, Fault] = {
     "rows-of-a-batch-meet": Fault(
         "src/raglane/programs/rows.py",
-        'raise Refused("rows of the batch meet in it")',
+        'raise RowsMeet("rows of the batch meet")',
         "pass",
         _REFUSED,
     ),

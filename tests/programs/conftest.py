@@ -13,9 +13,11 @@ from raglane.kernels.program import loop
 from raglane.programs.program import Program
 
 
-def _run(program: Program, *, offsets: Tensor, ascending: bool = True, **given: Any) -> Any:
+def _run(program: Program, *, offsets: Tensor, ascending: bool = True, over: Any = None, **given: Any) -> Any:
     arrays = {kind: [part.detach().numpy() for part in parts] for kind, parts in given.items()}
     outputs, finals = run_program(program, offsets.tolist(), ascending=ascending, **arrays)
+    for place, part in (over or {}).items():
+        part.copy_(torch.from_numpy(outputs[place]))
     return [torch.from_numpy(part) for part in outputs], [torch.from_numpy(part) for part in finals]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from cpu_networks import LIBRARY, NO_TEAM, POISON, TEAM, Use
+from cpu_networks import DIVISIONS, LIBRARY, NO_TEAM, POISON, Use
 from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
 from raglane.kernels.cpu.programs import run
 from raglane.programs.program import OPERATIONS, Block, Instruction, Operand, Program, Weight
@@ -30,7 +30,7 @@ def assert_agrees(case: Case, tolerance: float) -> None:
 
 def of_operation(name: str, width: int, *, number: bool = False) -> Program:
     """A program of one operation, on an element, a state and a vector, of which some are spread, or a number."""
-    segments = 4 if width % 4 == 0 and name in ("row_sum", "row_max", "norm", "norm_backward") else 1
+    segments = 4 if width % 4 == 0 and name in ("row_sum", "row_max", "row_cumsum", "norm", "norm_backward") else 1
     reads = [width + 3] * 3
     blocks = [Block("element", reads[0]), Block("state", reads[1]), Block("vector", reads[2])]
     operands = (Operand(0, 1), Operand(1, 3), Operand(2, 0, spread=name in ("where", "fma")))
@@ -115,7 +115,7 @@ def test_products_of_any_strides(isa: str, use: Use) -> None:
 def test_random_programs(isa: str, use: Use) -> None:
     for seed in range(80):
         chance = Random(seed)
-        use(isa, chance.choice([NO_TEAM | POISON, TEAM | POISON, 0]))
+        use(isa, chance.choice([*[flags | POISON for flags in DIVISIONS.values()], 0]))
         case = tensors_for(draw(chance), draw_lengths(chance), ascending=chance.random() < 0.5)
         for dtype, tolerance in TOLERANCE.items():
             assert_agrees(case.to(dtype), 10 * tolerance)
@@ -129,7 +129,7 @@ def test_a_sequence_has_the_same_bits_alone(dtype: torch.dtype, isa: str, use: U
         chance = Random(seed)
         lengths = [chance.choice([0, 1, 2, 7, 11]) for _ in range(chance.choice([1, 5, 130]))]
         case = tensors_for(draw(chance, tame=False), lengths, ascending=chance.random() < 0.5).to(dtype)
-        use(isa, chance.choice([NO_TEAM, TEAM]) | POISON)
+        use(isa, chance.choice(list(DIVISIONS.values())) | POISON)
         together = case.run()
         torch.set_num_threads(1)
         count = len(case.program.outputs)
@@ -148,6 +148,29 @@ def test_columns_of_a_wider_tensor_are_read_where_they_are(use: Use) -> None:
     wide = torch.cat([torch.full((len(x), 2), torch.nan), x, torch.full((len(x), 1), torch.nan)], 1)
     for element in (wide[:, 2:-1], x.t().contiguous().t(), torch._neg_view(-x), x[:1].expand(x.shape)):
         assert_agrees(replace(case, given={**case.given, "elements": [element]}), 1e-12)
+
+
+def test_an_output_in_the_memory_of_what_it_was_computed_from(use: Use) -> None:
+    """What is still to be read is not overwritten, whether a local is read, written or both before it is an output."""
+    early = Instruction("tanh", (Operand(2),), (Operand(0),), 21)
+    blocks = (Block("element", 21), Block("state", 21), Block("local", 21), Block("local", 21))
+    for second in (
+        Instruction("fma", (Operand(3),), (Operand(2), Operand(0), Operand(1)), 21),
+        Instruction("gather", (Operand(3),), (Operand(0),), 21, columns=(*range(1, 21), 0)),
+        Instruction("sub", (Operand(3),), (Operand(2), Operand(0, 4, spread=True)), 21),
+        Instruction("add", (Operand(3),), (Operand(2), Operand(1)), 21),
+    ):
+        for output, state in ((2, 3), (3, 2)):
+            program = Program(blocks, (), (early, second), ((Operand(output), 21),), (Operand(state),))
+            case = tensors_for(program, LENGTHS)
+            for flags in DIVISIONS.values():
+                use(flags=flags | POISON)
+                given: dict[str, Any] = {**case.given, "elements": [case.given["elements"][0].clone()]}
+                own = given["elements"][0]
+                outputs, finals = run(program, offsets=case.offsets, ascending=case.ascending, over={0: own}, **given)
+                assert outputs[0] is own
+                for got, expected in zip((*outputs, *finals), case.expected(), strict=True):
+                    np.testing.assert_allclose(got.numpy(), expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -44,6 +44,7 @@ def make_plan(
     held: dict[str, Any] = {
         "rows": tuple(rows),
         "best": best,
+        "best_by_elements": best,
         "why": "It is the fastest.",
         "others": others,
         "most_elements": 1_000_000,

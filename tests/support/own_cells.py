@@ -23,7 +23,7 @@ class Leaky(nn.Module):
 
     def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         state = 0.9 * state + self.linear(torch.cat([x_t, state], 1)).tanh()
-        return state.sin(), state
+        return state.atan(), state
 
 
 class Whole(nn.Module):

@@ -48,6 +48,10 @@ _EACH: dict[str, Callable[..., Array]] = {
     "sigmoid": _sigmoid,
     "tanh": np.tanh,
     "erf": _erf,
+    "sin": np.sin,
+    "cos": np.cos,
+    "floor": np.floor,
+    "round": np.round,
     "add": np.add,
     "sub": np.subtract,
     "mul": np.multiply,
@@ -62,6 +66,7 @@ _EACH: dict[str, Callable[..., Array]] = {
     "ne": np.not_equal,
     "and": lambda a, b: _true(a) & _true(b),
     "or": lambda a, b: _true(a) | _true(b),
+    "pow": np.power,
     "sigmoid_backward": lambda g, y: g * y * (1 - y),
     "tanh_backward": lambda g, y: g * (1 - y * y),
     "fma": lambda a, b, c: a * b + c,
@@ -168,4 +173,5 @@ _ROWS: dict[str, Callable[..., list[Array]]] = {
     "row_max": lambda a, epsilon: [a.max(1)],  # noqa: ARG005
     "norm": _norm,
     "norm_backward": _norm_backward,
+    "row_cumsum": lambda a, epsilon: [a.cumsum(1)],  # noqa: ARG005
 }

@@ -166,7 +166,7 @@ class _Drawing:
             operands = self.operand(groups * rows), self.operand(groups * depth)
             to = (self.result(groups * rows),)
             made = Instruction(name, to, operands, groups * rows, weight=len(self.weights) - 1)
-        elif name in ("row_sum", "row_max", "norm", "norm_backward"):
+        elif name in ("row_sum", "row_max", "row_cumsum", "norm", "norm_backward"):
             sizes = (width, width, segments) if name == "norm_backward" else (width,)
             operands_ = tuple(self.operand(size) for size in sizes)
             results = (self.result(segments if name in ("row_sum", "row_max") else width),)

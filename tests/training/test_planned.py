@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,23 +26,60 @@ def data(tmp_path: Path) -> Path:
     return path
 
 
-def test_batches_are_those_of_the_plan(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, Any] = {}
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the planner was asked last, and what it found."""
+    known: dict[str, Any] = {}
 
     def watched(lengths: torch.Tensor, layer: torch.nn.Module, **options: object) -> object:
-        asked.update(options, lengths=lengths, layer=layer)
-        return plan(lengths, layer, **options)  # type: ignore[arg-type]
+        known.update(options, lengths=lengths, layer=layer)
+        known["found"] = plan(lengths, layer, **options)  # type: ignore[arg-type]
+        return known["found"]
 
     monkeypatch.setattr(planned, "plan", watched)
+    return known
+
+
+def test_batches_are_those_of_the_plan(data: Path, asked: dict[str, Any]) -> None:
     training = read(data)
-    settings, found = plan_batches(Settings(layer="lstm", hidden=5, layers=2), training)
-    assert (settings.batch_size, settings.bucket) == (found.best.batch_size, found.best.grouped)
+    chosen = Settings(layer="lstm", hidden=5, layers=2)
+    settings, why = plan_batches(chosen, training)
+    found = asked["found"]
+    assert (settings.batch_size, settings.bucket, why) == (found.best.batch_size, found.best.grouped, found.why)
     assert settings.batch_size in (8, 16)
     assert (settings.layer, settings.hidden) == ("lstm", 5)
     assert asked["lengths"].tolist() == [i % 7 + 1 for i in range(160)]
     assert (asked["layer"].hidden_size, asked["layer"].num_layers) == (5, 2)
-    assert asked["threads"] == [torch.get_num_threads()]
+    assert (asked["threads"], asked["ranks"]) == ([torch.get_num_threads()], 1)
     assert {row.backend for row in found.rows} == {"cpu"}
+    # By elements, and with room for the longest sequence.
+    settings, why = plan_batches(replace(chosen, batch_elements=9), training, "batch_elements")
+    best = asked["found"].best_by_elements
+    assert (settings.batch_elements, settings.bucket) == (max(best.batch_elements, 7), best.grouped)
+    assert best.batch_elements in {row.batch_elements for row in found.rows} - {None}
+    assert "larger batches" in why or best.batch_elements == max(row.size for row in found.rows if not row.batch_size)
+
+
+def test_ranks_share_a_batch_that_is_planned_for_one(data: Path, asked: dict[str, Any]) -> None:
+    training = read(data)
+    chosen = Settings(layer="lstm", hidden=5, layers=2, ranks=2)
+    settings, why = plan_batches(chosen, training)
+    assert (asked["ranks"], asked["threads"]) == (2, [max(len(os.sched_getaffinity(0)) // 2, 1)])
+    # 8 steps of two ranks, of 160 sequences.
+    assert {row.batch_size for row in asked["found"].rows} == {8, None}
+    assert settings.batch_size == 2 * 8
+    assert "the slowest of 2 processes" in why
+    settings, _ = plan_batches(replace(chosen, batch_elements=9), training, "batch_elements")
+    # Batches of ranks ask for three of the longest each.
+    assert settings.batch_elements == max(2 * asked["found"].best_by_elements.batch_elements, 2 * 3 * 7)
+    # And the memory of the machine.
+    of_one = plan(asked["lengths"], asked["layer"], backends=asked["backends"], threads=asked["threads"])
+    assert 0.4 < asked["found"].most_elements / of_one.most_elements < 0.6
+    # Streams are read in pieces, and there are not more of them than sequences.
+    few = replace(training.select(range(9)), labels=None)
+    settings, _ = plan_batches(Settings("forecast", layer="lstm", hidden=5, layers=2, steps=3, ranks=2), few)
+    assert asked["lengths"].max() == 3
+    assert (settings.batch_size, settings.bucket) == (9, False)
 
 
 def test_auto_on_the_command_line(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,6 +96,18 @@ def test_auto_on_the_command_line(data: Path, tmp_path: Path, capsys: pytest.Cap
     assert main([*words, str(tmp_path / "given"), *chosen]) == 0
     weights = [(tmp_path / name / "best" / "weights.safetensors").read_bytes() for name in ("planned", "given")]
     assert weights[0] == weights[1]
+
+
+def test_elements_on_the_command_line(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["train", str(data), "--hidden", "4", "--epochs", "1", "--out", str(tmp_path / "run")]
+    assert main([*words, "--batch-elements", "auto", "--batch-size", "auto"]) == 2
+    assert "--batch-elements: got 'auto', with --batch-size auto" in capsys.readouterr().err
+    assert main([*words, "--batch-elements", "auto", "--too-long", "drop", "--show-config"]) == 0
+    assert 'batch-elements = "auto"' in capsys.readouterr().out
+    assert main([*words, "--batch-elements", "auto", "--too-long", "drop"]) == 0
+    line = re.search(r"batches: up to (\d+) elements ", capsys.readouterr().out)
+    assert line is not None
+    assert load_description(tmp_path / "run").settings.batch_elements == int(line[1])
 
 
 def test_a_batch_size_that_is_none(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

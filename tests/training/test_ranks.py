@@ -61,9 +61,15 @@ def _largest(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> fl
 
 
 def test_weights_and_sums_are_those_of_one_process(tmp_path: Path) -> None:
-    for name, settings in (("plain", _QUICK), ("accumulated", replace(_QUICK, accumulate=3, batch_size=4))):
+    chunked = replace(_QUICK, task="forecast", layer="lstm", steps=2, batch_size=5)
+    accumulated = replace(_QUICK, accumulate=3, batch_size=4)
+    for name, settings, counts in (
+        ("plain", _QUICK, (2, 3)),
+        ("accumulated", accumulated, (2,)),
+        ("chunked", chunked, (3,)),
+    ):
         alone = _trained(tmp_path / name, settings)
-        for ranks in (2, 3):
+        for ranks in counts:
             folder = tmp_path / f"{name}-{ranks}"
             shared = _trained(folder, replace(settings, ranks=ranks))
             assert 0 < _largest(alone, shared) < 1e-5, (name, ranks)
@@ -150,15 +156,17 @@ def test_files_say_what_was_chosen_and_not_what_was_found(tmp_path: Path) -> Non
     with pytest.raises(ArgumentError, match="got 600; the rule: at most"):
         check_machine(replace(chosen, ranks=600))
     assert check_machine(replace(chosen, ranks=600, engine="ray", device="cpu")).type == "cpu"
-    for wrong, words in (({"batch_size": 2}, "2 sequences"), ({"steps": 2, "task": "forecast"}, "one rank alone")):
+    few = {"batch_size": 2, "steps": 2, "task": "forecast"}
+    for wrong, words in (({"batch_size": 2}, "2 sequences"), (few, "2 streams")):
         with pytest.raises(ArgumentError, match=words):
             train(replace(chosen, ranks=3, **wrong), _records(), None, tmp_path / "other")
         assert not (tmp_path / "other").exists()
 
 
 def test_a_rank_that_dies_ends_the_run_in_one_line_and_it_goes_on_with_any_number(tmp_path: Path) -> None:
-    _trained(tmp_path / "whole", _LONG)
-    for number in (0, 1):
+    chunked = replace(_LONG, task="forecast", layer="lstm", steps=2)
+    _trained(tmp_path / "whole", chunked)
+    for number, settings in enumerate((_LONG, chunked)):
         folder = tmp_path / f"died-{number}"
         started: list[int] = []
         start = launching.start_process
@@ -175,7 +183,7 @@ def test_a_rank_that_dies_ends_the_run_in_one_line_and_it_goes_on_with_any_numbe
 
             patch.setattr(launching, "start_process", watched)
             with pytest.raises(LostRankError, match=f"rank {number}, killed by SIGKILL") as found:
-                train(_LONG, _records(), _records(9), folder, watcher=_Watcher(kill))
+                train(settings, _records(), _records(9), folder, watcher=_Watcher(kill))
         state = _numbers(folder)
         assert "resume=True" in str(found.value)
         assert (state["epoch"], state["batch"]) != (0, 0)
@@ -183,5 +191,5 @@ def test_a_rank_that_dies_ends_the_run_in_one_line_and_it_goes_on_with_any_numbe
             alone = replace(_LONG, ranks=1)
             assert train(alone, _records(), _records(9), folder, resume=True).state.epoch == 3
             continue
-        train(_LONG, _records(), _records(9), folder, resume=True)
+        train(settings, _records(), _records(9), folder, resume=True)
         assert _whole(folder) == _whole(tmp_path / "whole")

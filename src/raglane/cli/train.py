@@ -13,6 +13,7 @@ from raglane.cli import console, options
 from raglane.errors import ArgumentError, message, quote
 from raglane.models.configuration import as_toml, entries, other_entries
 from raglane.models.sources import DEFAULT_DATA, ColumnNames, SavedSource, Source
+from raglane.training.auto import PLANNED, left_to_plan
 from raglane.training.own_cell import check_stored, label_of
 from raglane.training.settings import Settings
 
@@ -88,7 +89,6 @@ def train(
                 order.say(options.IS_BACK)
             _train(order)
     else:
-        plans_batches = choices.get("batch_size") == "auto"
         is_guessed = "task" not in choices and source.path is not None
         # A loss may say more about the task than the labels do.
         loss = choices.get("loss") if is_guessed else None
@@ -102,7 +102,9 @@ def train(
             training, task = source.guess(loss)
             settings = Settings(**{**settings.to_config(), "task": task, "loss": loss})
         folder = out or Path("runs") / f"{source.name}-{settings.task}-{label_of(settings.layer)}"
-        order = _Order(settings, source, validation, test, folder, False, overwrite, quiet, plans_batches, training)
+        order = _Order(
+            settings, source, validation, test, folder, False, overwrite, quiet, left_to_plan(choices)[1], training
+        )
         check_folder(folder, overwrite=overwrite)
         with at_work(folder):
             _train(order)
@@ -117,7 +119,7 @@ def settings_of(choices: options.Given) -> Settings:
     Raises:
         ArgumentError: a value breaks its rule, or two do not go together.
     """
-    return Settings(**{name: value for name, value in choices.items() if value != "auto" or name != "batch_size"})
+    return Settings(**left_to_plan(choices)[0])
 
 
 def _show(
@@ -128,8 +130,10 @@ def _show(
 ) -> None:
     """Print every option with its value and its origin, as a file that --config reads."""
     chosen = {entry.key: entry for entry in entries(settings_of(choices), origins)}
-    if "batch_size" in choices:
-        chosen["batch-size"] = replace(chosen["batch-size"], value=choices["batch_size"])
+    for name in PLANNED:
+        if name in choices:
+            key = name.replace("_", "-")
+            chosen[key] = replace(chosen[key], value=choices[name])
     if "task" not in choices and others["data"] is not None:
         chosen["task"] = replace(chosen["task"], value=None, unset="guessed from the labels of the data")
     rest = other_entries(others, origins, out="runs/<data>-<task>-<cell>")
@@ -149,7 +153,7 @@ class _Order:
     resume: bool
     overwrite: bool
     quiet: bool
-    plans_batches: bool = False
+    plans: str | None = None
     # What was read already, to guess the task.
     training: Records | Dataset | None = None
 
@@ -268,9 +272,10 @@ def _train(order: _Order) -> None:
         if note is not None:
             order.say(note)
         order = replace(order, settings=settings)
-    if order.plans_batches:
-        settings, line = planned(settings, training)
+    if order.plans is not None:
+        settings, line = planned(settings, training, order.plans)
         order.say(line)
+        order = replace(order, settings=settings)
     _tell_too_long(order, training)
     metric = TASKS[settings.task].terms(settings)[0]
     watcher = None if order.quiet else pick_watcher(metric)

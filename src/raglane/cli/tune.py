@@ -14,6 +14,7 @@ from raglane.cli.train import check_default, settings_of
 from raglane.errors import ArgumentError, message
 from raglane.models.configuration import as_toml, entries, key_of, other_entries
 from raglane.models.sources import ColumnNames, Source
+from raglane.training.auto import left_to_plan
 from raglane.training.options import RUN, TRAINING
 
 __all__ = ["tune"]
@@ -73,9 +74,10 @@ def tune(
     check_whole("trials", trials, 1, "pass 30, say")
     if minutes is not None and not 0 < minutes < 1e6:
         raise ArgumentError(message("minutes", f"{minutes}", "a number above 0, and below a million", "pass 20, say"))
-    if choices.get("batch_size") == "auto":
+    planned = left_to_plan(choices)[1]
+    if planned is not None:
         fix = "leave it out to search it, or give a number"
-        raise ArgumentError(message("batch_size", "'auto'", "batches are searched, or fixed", fix))
+        raise ArgumentError(message(planned, "'auto'", "batches are searched, or fixed", fix))
     settings, source = settings_of(choices), Source(data, format, ColumnNames(**columns))
     table = {} if config is None else read_toml(config).get("search", {})
     said = read_space(table, f"[search] in {config}")

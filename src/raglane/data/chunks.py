@@ -16,7 +16,7 @@ from raglane.data.collate import collate
 from raglane.data.dataset import SequenceDataset
 from raglane.data.epochs import Epochs, check_least
 from raglane.data.order.shares import share_out
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, argument, count_of, message
 from raglane.ragged import Ragged
 
 __all__ = ["Chunk", "Chunks"]
@@ -82,11 +82,14 @@ class Chunks(Epochs[Chunk]):
             ``(sequences, *features)``, one per sequence.
         shuffle: whether every epoch has an order of its own.
         seed: 0 or above.
+        ranks: processes that share the streams: each has every ``ranks``-th of them, and all have equally many chunks.
+        rank: which of them this is, from 0.
 
     Raises:
         ArgumentTypeError: data or targets of the wrong kind, or ``shuffle`` is not a bool.
         ShapeError: targets of other lengths, or samples that do not fit together.
-        ArgumentError: ``batch_size``, ``steps`` or ``seed`` is too small, the list is empty, or targets come twice.
+        ArgumentError: ``batch_size``, ``steps`` or ``seed`` is too small, the list is empty, targets come twice, or
+            there are fewer streams than ranks.
 
     Example:
         >>> songs = Ragged([torch.arange(5), torch.arange(10, 12), torch.arange(20, 21)])
@@ -106,9 +109,19 @@ class Chunks(Epochs[Chunk]):
         targets: Ragged | Tensor | None = None,
         shuffle: bool = True,
         seed: int = 0,
+        ranks: int = 1,
+        rank: int = 0,
     ) -> None:
         super().__init__()
         check_least("batch_size", batch_size, 1, most=2**31 - 1)
+        check_least("ranks", ranks, 1)
+        check_least("rank", rank, 0, ranks - 1)
+        if batch_size < ranks:
+            got, rule = (
+                f"{count_of(ranks, 'rank')} for {count_of(batch_size, 'stream')}",
+                "each rank has a stream at least",
+            )
+            raise ArgumentError(message("ranks", got, rule, f"take fewer ranks, or raise {argument('batch_size')}"))
         check_least("steps", steps, 1)
         check_least("seed", seed, 0)
         self._inputs, own_targets = _read(data)
@@ -120,6 +133,8 @@ class Chunks(Epochs[Chunk]):
         self.steps = steps
         self.shuffle = check_flag("shuffle", shuffle)
         self.seed = seed
+        # The streams of this rank, of which the rows of its chunks are made.
+        self.streams = range(rank, batch_size, ranks)
         self._lengths: _Numbers = self._inputs.host_lengths.numpy()
         self._offsets: _Numbers = np.concatenate([np.zeros(1, np.int64), np.cumsum(self._lengths)])
         # The pieces of each sequence. An empty one has a piece too, so that it begins and ends somewhere.
@@ -137,11 +152,13 @@ class Chunks(Epochs[Chunk]):
         counts = self._counts[order]
         pieces = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
         chunks, owners = np.repeat(begin, counts) + pieces, np.repeat(np.arange(len(order)), counts)
+        mine = self.streams
         in_turn = np.argsort(chunks, kind="stable")
+        in_turn = in_turn[streams[owners[in_turn]] % mine.step == mine.start]
         bounds = np.searchsorted(chunks[in_turn], np.arange(start, len(self) + 1))
         for first, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
             now = in_turn[first:end]
-            yield self._cut(streams[owners[now]], order[owners[now]], pieces[now])
+            yield self._cut(streams[owners[now]] // mine.step, order[owners[now]], pieces[now])
 
     def _arrange(self) -> tuple[_Numbers, _Numbers, _Numbers]:
         """The epoch's sequences in some order; the chunk in which each begins; the stream that each is in."""
@@ -174,8 +191,9 @@ class Chunks(Epochs[Chunk]):
 
     def _cut(self, rows: _Numbers, sequences: _Numbers, pieces: _Numbers) -> Chunk:
         """The chunk with these pieces of these sequences in these rows, and nothing in the others."""
-        chosen, begins, ends = (torch.full((self.batch_size,), value, device="cpu") for value in (-1, False, False))
-        starts, lengths = (torch.zeros(self.batch_size, dtype=torch.int64, device="cpu") for _ in range(2))
+        count = len(self.streams)
+        chosen, begins, ends = (torch.full((count,), value, device="cpu") for value in (-1, False, False))
+        starts, lengths = (torch.zeros(count, dtype=torch.int64, device="cpu") for _ in range(2))
         within = pieces * self.steps
         is_last = pieces + 1 == self._counts[sequences]
         index = torch.from_numpy(rows)

@@ -85,5 +85,6 @@ def _data(inspection: Inspection) -> dict[str, Any]:
 
 def _plan(inspection: Inspection) -> dict[str, Any]:
     plan = inspection.plan
-    plain = {field.name: getattr(plan, field.name) for field in fields(plan) if field.name not in ("best", "rows")}
-    return {**plain, "best": asdict(plan.best), "rows": [asdict(row) for row in plan.rows]}
+    of_rows = {"best": asdict(plan.best), "best_by_elements": asdict(plan.best_by_elements)}
+    plain = {name: getattr(plan, name) for name in (field.name for field in fields(plan)) if name not in of_rows}
+    return {**plain, **of_rows, "rows": [asdict(row) for row in plan.rows]}

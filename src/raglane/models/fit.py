@@ -30,6 +30,7 @@ from raglane.models.sources import (
 )
 from raglane.models.steps import changes_of, divide, planned, run_training
 from raglane.reading import as_path
+from raglane.training.auto import left_to_plan
 from raglane.training.checkpoint import load_model, read_model
 from raglane.training.folder import at_work, check_folder
 from raglane.training.machine import check_machine
@@ -69,8 +70,8 @@ def fit(
         format: of a file; None goes by the suffix.
         progress: whether to show a bar; None shows one on a terminal and in a notebook.
         **options: those of the command, by the names of :class:`~raglane.training.settings.Settings` (``layer`` is
-            ``--cell``), and for columns ``sequence``, ``label``, ``id``, ``time`` and ``features``. ``batch_size`` may
-            be ``"auto"``.
+            ``--cell``), and for columns ``sequence``, ``label``, ``id``, ``time`` and ``features``. ``batch_size``
+            or ``batch_elements`` may be ``"auto"``.
 
     Returns:
         The run, with its best model. Ctrl-C ends a training as it ends a program; what is in ``out`` is saved, and can
@@ -120,8 +121,8 @@ def fit(
     if not resume:
         settings, settled = settle(settings, training)
         notes = notes if settled is None else (*notes, settled)
-    if plans:
-        settings, line = planned(settings, training)
+    if plans is not None:
+        settings, line = planned(settings, training, plans)
         notes = (*notes, line)
     with _own_state(settings):
         result = _train(
@@ -189,8 +190,8 @@ def _train(
 # ---------------------------------------------------------------------------------------------------------------
 
 
-def _sorted(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], bool]:
-    """The settings among the options, the columns among them, and whether the batch size is to be planned."""
+def _sorted(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], str | None]:
+    """The settings among the options, the columns among them, and which is to be planned."""
     settings, columns = [[field.name for field in fields(kind)] for kind in (Settings, ColumnNames)]
     unknown = next((name for name in options if name not in (*settings, *columns)), None)
     if unknown is not None:
@@ -199,9 +200,7 @@ def _sorted(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any],
         rule = "an option of raglane.training.settings.Settings, or a column"
         raise ArgumentTypeError(message("options", quote(unknown), rule, fix))
     chosen = {name: value for name, value in options.items() if name in settings}
-    plans = chosen.get("batch_size") == "auto"
-    if plans:
-        del chosen["batch_size"]
+    chosen, plans = left_to_plan(chosen)
     return chosen, chosen_columns({name: value for name, value in options.items() if name in columns}), plans
 
 

@@ -112,18 +112,22 @@ def _divide_stored(
     return training, validation, (found, f"validation: {rule}")
 
 
-def planned(settings: Settings, training: Records | Dataset) -> tuple[Settings, str]:
+def planned(settings: Settings, training: Records | Dataset, what: str = "batch_size") -> tuple[Settings, str]:
     """The settings with the batches that the planner advises, and a line on why.
 
     Args:
         settings: of the training.
         training: the sequences to train on.
+        what: the setting to plan, of ``raglane.training.auto.PLANNED``.
     """
     from raglane.training.planned import plan_batches
 
-    settings, found = plan_batches(settings, training)
+    settings, why = plan_batches(settings, training, what)
     kind = "of similar lengths" if settings.bucket else "in random order"
-    return settings, f"batches: {count_of(settings.batch_size, 'sequence')} {kind}. {found.why}"
+    size = count_of(settings.batch_size, "sequence")
+    if what == "batch_elements":
+        size = f"up to {count_of(settings.batch_elements or 0, 'element')}"
+    return settings, f"batches: {size} {kind}. {why}"
 
 
 def _draw_curves(folder: Path, result: TrainingResult, title: str) -> None:

@@ -37,7 +37,7 @@ __all__ = [
     "program_preamble",
 ]
 
-ABI = 10
+ABI = 11
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 """What the kernels compute in, by its number in ``raglane.h``."""
 

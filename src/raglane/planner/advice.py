@@ -46,8 +46,9 @@ class Plan:
     Attributes:
         rows: every way with every kind of batch, the fastest epoch of training first.
         best: the recommendation for training: of all that are within 3 % of the fastest, random batches rather than
-            grouped ones, then the fewest threads, then the smallest batch. Limits by elements and other dtypes than
-            the layer's are shown, and not recommended.
+            grouped ones, then the fewest threads, then the smallest batch. Other dtypes than the
+            layer's are shown, and not recommended.
+        best_by_elements: the same of the batches that are limited by their elements.
         why: the reason, in a sentence.
         others: how long other cells of the same width take to train, in proportion to the layer.
         most_elements: of a batch of which a training step fits into the memory allowed.
@@ -62,6 +63,7 @@ class Plan:
 
     rows: tuple[Row, ...]
     best: Row
+    best_by_elements: Row
     why: str
     others: dict[str, float]
     most_elements: int
@@ -117,10 +119,11 @@ def plan(
     Args:
         lengths: of all sequences, ``(B,)`` integers of at least 0; or what has ``lengths``, such as a Ragged.
         layer: a recurrent layer of ``rl.nn`` or ``torch.nn``, in the mode of training or evaluation that is planned.
-        batch_sizes: sequences of a batch; None for powers of two from 8 to 512 that make at least 8 batches. Each also
-            gives a limit by elements: those of as many sequences of mean length.
-        ranks: processes that train together, each on batches of its own.
-        memory: bytes that a training step may hold; None for all that the machine has.
+        batch_sizes: sequences of a batch; None for powers of two from 8 to 512 that make at least 8 batches for each
+            process. Each also gives a limit by elements: those of as many sequences of mean length.
+        ranks: processes that train together on this machine, each on batches of its own: what is said of a batch is
+            said of that of one process.
+        memory: bytes that a training step may hold on a process; None for its share of all that the machine has.
         backends: keys of ``BACKENDS``; None for all that can run the layer.
         dtypes: to run the layer in, besides its own.
         threads: numbers of threads; None for powers of two, up to those of this process.
@@ -147,7 +150,7 @@ def plan(
     twin = as_layer(layer)
     check_whole("ranks", ranks, 1, "pass the number of processes")
     check_flag("fresh", fresh)
-    sizes = _sizes(batch_sizes, known.shape[0])
+    sizes = _sizes(batch_sizes, max(known.shape[0] // ranks, 1))
     own = next(twin.parameters(), torch.empty(0)).dtype
     most = None if memory is None else check_whole("memory", memory, 1, "pass a number of bytes")
     ways = ways_of(twin, list(dict.fromkeys((own, *_dtypes(dtypes)))), _threads(threads))
@@ -155,15 +158,18 @@ def plan(
     with torch.random.fork_rng():
         calibration, busy = _calibration(twin, ways, fresh, progress or _tell)
     weights = sum(weight.numel() * weight.element_size() for weight in twin.parameters())
-    limit = available_memory() if most is None else most
+    limit = available_memory() / ranks if most is None else most
     rows = _rows(known, sizes, ways, calibration, ranks, weights)
-    best = _best(rows, str(own).removeprefix("torch."), limit)
+    offered = [row for row in rows if row.dtype == str(own).removeprefix("torch.")]
+    best = _best([row for row in offered if row.batch_size is not None], limit)
+    by_elements = _best([row for row in offered if row.batch_size is None], limit)
     with torch.random.fork_rng():
         others = compare_cells(twin, known, best)
         elements, held = largest_batch(twin, known, best, calibration, limit, weights, runs=memory is not None)
     return Plan(
         tuple(rows),
         best,
+        by_elements,
         words.why(best, rows, ranks),
         others,
         elements,
@@ -261,8 +267,7 @@ def _shared_profiles() -> Callable[[Way, Tensor], Profile]:
     return profile
 
 
-def _best(rows: Sequence[Row], dtype: str, most: float) -> Row:
-    offered = [row for row in rows if row.batch_size is not None and row.dtype == dtype]
+def _best(offered: Sequence[Row], most: float) -> Row:
     fitting = [row for row in offered if row.peak_bytes <= most]
     if not fitting:
         least = min(row.peak_bytes for row in offered)
@@ -270,7 +275,7 @@ def _best(rows: Sequence[Row], dtype: str, most: float) -> Row:
         raise ArgumentError(message("memory", f"{most:,.0f} bytes", rule, "pass more, or smaller batch_sizes"))
     fastest = min(row.rank_seconds for row in fitting)
     near = [row for row in fitting if row.rank_seconds <= _TIE * fastest]
-    return min(near, key=lambda row: (row.grouped, row.threads, row.batch_size, row.rank_seconds))
+    return min(near, key=lambda row: (row.grouped, row.threads, row.size, row.rank_seconds))
 
 
 def _tell(share: float) -> None:

@@ -101,7 +101,7 @@ def calibrate(layer: RecurrentLayer, ways: Sequence[Way], say: Callable[[float],
         for place, one in enumerate(able):
             say(done + look.share * place / len(able))
             is_slow = one.way in slow
-            groups = PROBES[:3] if is_slow else (*PROBES, probe.large_probes(_LARGE / memory[one.way][1]))
+            groups = PROBES[:3] if is_slow else (*PROBES, probe.large_probes(_LARGE / max(memory[one.way][1], 1e-9)))
             with at(one.way):
                 said[one.way.threads] += _measure(one, layers[one.way.dtype], groups, look, yardstick)
         done += look.share

@@ -72,6 +72,11 @@ class Row:
         return Way(self.backend, self.schedule, self.dtype, self.threads)
 
     @property
+    def size(self) -> int:
+        """How large a batch is, in sequences or else in elements."""
+        return self.batch_size or self.batch_elements or 0
+
+    @property
     def limit(self) -> Limit:
         """How large a batch is."""
         return Limit(sequences=self.batch_size, elements=self.batch_elements, too_long="alone")

@@ -128,7 +128,8 @@ def table(plan: Plan) -> str:
 
 def why(best: Row, rows: Sequence[Row], ranks: int) -> str:
     """The reason for a recommendation, in a sentence."""
-    same = [row for row in rows if (row.way, row.batch_size) == (best.way, best.batch_size) and row is not best]
+    rows = [row for row in rows if (row.batch_size is None) == (best.batch_size is None)]
+    same = [row for row in rows if (row.way, row.size) == (best.way, best.size) and row is not best]
     parts = [f"An epoch of training takes {seconds_in_words(best.train_seconds)}"]
     rivals = [row for row in rows if row.backend == "torch" and row.dtype == best.dtype]
     if best.backend != "torch" and rivals:
@@ -140,7 +141,7 @@ def why(best: Row, rows: Sequence[Row], ranks: int) -> str:
         gain = row.rank_seconds / best.rank_seconds
         what = "grouping by length would take" if row.grouped else "random batches would take"
         parts.append(f"{what} {gain:.2f} of that")
-    larger = [row for row in rows if row.way == best.way and (row.batch_size or 0) > (best.batch_size or 0)]
+    larger = [row for row in rows if row.way == best.way and row.size > best.size]
     if larger:
         least = min(row.rank_seconds for row in larger) / best.rank_seconds
         parts.append(f"larger batches {least:.2f}")

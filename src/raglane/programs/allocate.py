@@ -8,7 +8,7 @@ from raglane.programs.program import OPERATIONS, Block, Instruction, Operand, Pr
 
 __all__ = ["allocate"]
 
-_ROWS = ("row_sum", "row_max", "norm", "norm_backward", "gather", "product")
+_ROWS = ("row_sum", "row_max", "row_cumsum", "norm", "norm_backward", "gather", "product")
 _EACH = frozenset(OPERATIONS) - frozenset(_ROWS)
 
 
@@ -22,7 +22,9 @@ def allocate(program: Program) -> Program:
         2
     """
     end = len(program.instructions)
+    # What a step leaves has a block of its own, so that it can be computed where it goes.
     last = {place.block: end for place in (*program.next_states, *(place for place, _ in program.outputs))}
+    left = frozenset(last)
     for index in range(end - 1, -1, -1):
         instruction = program.instructions[index]
         for place in (*instruction.operands, *instruction.results):
@@ -36,12 +38,13 @@ def allocate(program: Program) -> Program:
             if place.block in home:
                 continue
             width = program.blocks[place.block].width
-            replaced = _replaced(program, instruction, last, index)
+            is_left = place.block in left
+            replaced = None if is_left else _replaced(program, instruction, last, index)
             if replaced is not None:
                 home[place.block] = home[replaced]
                 last[replaced] = -1
                 continue
-            fitting = [block for block in free if blocks[block].width >= width]
+            fitting = [] if is_left else [block for block in free if blocks[block].width >= width]
             if fitting:
                 found = min(fitting, key=lambda block: blocks[block].width)
                 free.remove(found)

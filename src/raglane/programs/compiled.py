@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 
-from raglane.programs.gradients import Reverse
+from raglane.programs.gradients import Deferred, Reverse
 from raglane.programs.graph import Columns, Node
 from raglane.programs.lower import Lowered, lower
 from raglane.programs.program import Kind
@@ -59,16 +60,14 @@ class Forward:
         output: where the output is; None where nobody needs it.
         states: where the states of every step are, where they are needed.
         saved: which outputs the backward program reads as which nodes.
-        before: a program without states that is run first, over all elements at once; None where all is in the loop.
-        prepared: the nodes that its outputs are, which the loop is given.
+        own: those of these nodes that nobody else reads.
     """
 
     lowered: Lowered
     output: int | None
     states: tuple[int, ...]
     saved: dict[int, int]
-    before: Lowered | None
-    prepared: tuple[int, ...]
+    own: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,11 @@ class Backward:
         grad_output: the node of the output's gradients; -1 where there are none.
         grad_states: those of the gradients of the states of every step.
         saved: the nodes that the forward pass must have saved.
-        elements, unchanged, vectors: where the gradients of these are, by their place.
+        elements: where the gradients of these are, by their place.
+        unchanged, vectors: where the sums of these gradients over a sequence's elements are, by their place: which of
+            the final states.
+        sums: where the gradients of those vectors are that are sums of what an output has anyway.
+        over: of the outputs, the nodes that the forward pass saved and whose memory they may have.
         weights: for each product of a weight whose gradient is wanted, the weight, and where the gradient of the
             product's result and its operand are.
         deferred: for each product whose gradient is due after the loop, the weight, where the gradient of the result
@@ -92,8 +95,10 @@ class Backward:
     grad_states: tuple[int, ...]
     saved: tuple[int, ...]
     elements: dict[int, Fetch]
-    unchanged: dict[int, Fetch]
-    vectors: dict[int, Fetch]
+    unchanged: dict[int, int]
+    vectors: dict[int, int]
+    sums: dict[int, Fetch]
+    over: dict[int, int]
     weights: tuple[tuple[int, Fetch, Fetch], ...]
     deferred: tuple[tuple[int, Fetch, tuple[int, int, int]], ...]
 
@@ -130,7 +135,7 @@ class Compiled:
             known.append(node)
             if changes:
                 self._new.append(columns)
-        self._forwards: dict[tuple[bool, bool, Wanted | None, bool], Forward] = {}
+        self._forwards: dict[tuple[bool, bool, Wanted | None], Forward] = {}
         self._backwards: dict[Wanted, Backward] = {}
 
     def _kinds(self) -> dict[int, Kind]:
@@ -139,24 +144,20 @@ class Compiled:
         kinds |= dict.fromkeys(self.unchanged, "sequence")
         return kinds | dict.fromkeys(self.vectors, "vector")
 
-    def forward(
-        self, need_output: bool, need_states: bool, wanted: Wanted | None = None, prepares: bool = False
-    ) -> Forward:
+    def forward(self, need_output: bool, need_states: bool, wanted: Wanted | None = None) -> Forward:
         """The program of a forward pass.
 
         Args:
             need_output: whether the outputs are read.
             need_states: whether the states of every step are.
             wanted: what the backward pass that follows is to give; None where none follows.
-            prepares: whether products that no state meets are computed before the loop: the same bits, and faster where
-                few rows would read their weights at every step.
         """
-        key = need_output, need_states, wanted, prepares
+        key = need_output, need_states, wanted
         if key not in self._forwards:
             self._forwards[key] = self._make_forward(*key)
         return self._forwards[key]
 
-    def _make_forward(self, need_output: bool, need_states: bool, wanted: Wanted | None, prepares: bool) -> Forward:
+    def _make_forward(self, need_output: bool, need_states: bool, wanted: Wanted | None) -> Forward:
         result, graph = self.trace.result, self.trace.result.graph
         outputs: list[Columns] = []
 
@@ -170,34 +171,9 @@ class Compiled:
         output = place(result.output) if need_output else None
         states = tuple(place(columns) for columns in self._new) if need_states else ()
         saved = () if wanted is None else self.backward(wanted).saved
-        first = self._prepared([result.output, *self._new]) if prepares else []
-        kept = {node: place(graph.columns(node)) for node in saved if node not in self.elements and node not in first}
-        kinds = self._kinds()
-        # What is saved of what was prepared is there already.
-        before = lower(graph, [graph.columns(node) for node in first], [], kinds, []) if first else None
-        kinds |= dict.fromkeys(first, "element")
-        return Forward(lower(graph, outputs, self._new, kinds, self.states), output, states, kept, before, tuple(first))
-
-    def _prepared(self, results: list[Columns]) -> list[int]:
-        """The products that hang on elements and vectors alone, without those that only such products read."""
-        graph, given = self.trace.result.graph, {*self.elements, *self.vectors}
-        first: list[int] = []
-        for index in graph.needed(results, list(self._kinds())):
-            node = graph.nodes[index]
-            if node.operation == "number":
-                given.add(index)
-            elif node.operation == "product":
-                begins, reads = (set(graph.places(part).tolist()) for part in node.operands)
-                if begins <= given | set(first) and reads <= set(self.elements):
-                    first.append(index)
-        read = {
-            int(place)
-            for index in graph.needed(results, list(self._kinds()))
-            if index not in first
-            for part in graph.nodes[index].operands
-            for place in graph.places(part)
-        } | {int(place) for part in results for place in graph.places(part)}
-        return [index for index in first if index in read]
+        kept = {node: place(graph.columns(node)) for node in saved if node not in self.elements}
+        own = frozenset([node for node, index in kept.items() if index not in (output, *states)])
+        return Forward(lower(graph, outputs, self._new, self._kinds(), self.states), output, states, kept, own)
 
     def backward(self, wanted: Wanted) -> Backward:
         """The program of a backward pass."""
@@ -215,8 +191,51 @@ class _Backward:
         self.outputs: list[Columns] = []
         self.fetched: set[int] = set()
         self._old = len(self.graph.nodes)
+        self._totals: list[Columns] = []
+        self._states: list[int] = []
 
     def make(self) -> Backward:
+        compiled, wanted = self.compiled, self.wanted
+        grad_output, grad_states, seeds = self._seeds()
+        reverse = self._reverse(seeds)
+        # What comes in is as many columns as a result: a gradient of its own for each.
+        self.kinds: dict[int, Kind] = compiled._kinds()
+        self.kinds |= dict.fromkeys(compiled.states, "element")
+        products = [index for index in range(self._old) if self.graph.nodes[index].operation == "product"]
+        self.kinds |= dict.fromkeys(products, "element")
+        self.kinds |= dict.fromkeys(self._states, "state")
+        self.kinds |= dict.fromkeys([*grad_states, *([grad_output] if wanted.given_output else [])], "element")
+        elements = self._wished(reverse, compiled.elements, wanted.elements)
+        rows = [part.result for part in reverse.weight_gradients] + [part.result for part in reverse.deferred]
+        self._place([*rows, *[part.operand for part in reverse.weight_gradients], *elements.values()])
+        weights = tuple(
+            [(part.weight, self._fetch(part.result), self._fetch(part.operand)) for part in reverse.weight_gradients]
+        )
+        deferred = tuple([(part.weight, self._fetch(part.result), self._target(part)) for part in reverse.deferred])
+        new = [reverse.total(node) for node in compiled.states]
+        vectors = self._wished(reverse, compiled.vectors, wanted.vectors)
+        sums = {place: columns for place, columns in vectors.items() if self._lies(columns)}
+        summed = {place: self._sum(columns, new) for place, columns in vectors.items() if place not in sums}
+        unchanged = self._wished(reverse, compiled.unchanged, wanted.unchanged)
+        lowered_unchanged = {place: self._sum(columns, new) for place, columns in unchanged.items()}
+        lowered = lower(self.graph, self.outputs, new, self.kinds, self._states)
+        read = {node for node in (*lowered.given.get("element", ()), *self.fetched) if node < self._old}
+        return Backward(
+            lowered,
+            grad_output,
+            tuple(grad_states),
+            tuple(sorted(read)),
+            {place: self._fetch(columns) for place, columns in elements.items()},
+            lowered_unchanged,
+            summed,
+            {place: self._fetch(columns) for place, columns in sums.items()},
+            self._over(lowered),
+            weights,
+            deferred,
+        )
+
+    def _seeds(self) -> tuple[int, list[int], list[tuple[Columns, Columns]]]:
+        """The nodes of the gradients that come in, and what they are the gradients of."""
         compiled, wanted, graph = self.compiled, self.wanted, self.graph
         result = compiled.trace.result
         grad_output, seeds = -1, []
@@ -224,47 +243,14 @@ class _Backward:
             columns = graph.add(Node("element", (), len(result.output)))
             grad_output = len(graph.nodes) - 1
             seeds.append((result.output, columns))
-        grads, grad_states = [], []
+        grad_states = []
         for columns in compiled._new:
-            grads.append(len(graph.nodes))
+            self._states.append(len(graph.nodes))
             seeds.append((columns, graph.add(Node("state", (), len(columns)))))
         for columns in compiled._new if wanted.given_states else ():
             grad_states.append(len(graph.nodes))
             seeds.append((columns, graph.add(Node("element", (), len(columns)))))
-        reverse = self._reverse(seeds)
-        # What comes in is as many columns as a result: a gradient of its own for each.
-        self.kinds: dict[int, Kind] = compiled._kinds()
-        self.kinds |= dict.fromkeys(compiled.states, "element")
-        products = [index for index in range(self._old) if graph.nodes[index].operation == "product"]
-        self.kinds |= dict.fromkeys(products, "element")
-        self.kinds |= dict.fromkeys(grads, "state")
-        self.kinds |= dict.fromkeys([*grad_states, *([grad_output] if wanted.given_output else [])], "element")
-        weights = tuple(
-            (part.weight, self._fetch(part.result), self._fetch(part.operand)) for part in reverse.weight_gradients
-        )
-        deferred = []
-        for part in reverse.deferred:
-            found = self._fetch(part.result)
-            node = int(graph.places(part.operand[:1])[0])
-            start = int(part.operand[0]) - graph.starts[node]
-            deferred.append((part.weight, found, (node, start, len(part.operand))))
-        elements = self._totals(reverse, compiled.elements, wanted.elements)
-        unchanged = self._totals(reverse, compiled.unchanged, wanted.unchanged)
-        vectors = self._totals(reverse, compiled.vectors, wanted.vectors)
-        new = [reverse.total(node) for node in compiled.states]
-        lowered = lower(graph, self.outputs, new, self.kinds, grads)
-        read = {node for node in (*lowered.given.get("element", ()), *self.fetched) if node < self._old}
-        return Backward(
-            lowered,
-            grad_output,
-            tuple(grad_states),
-            tuple(sorted(read)),
-            elements,
-            unchanged,
-            vectors,
-            weights,
-            tuple(deferred),
-        )
+        return grad_output, grad_states, seeds
 
     def _reverse(self, seeds: Sequence[tuple[Columns, Columns]]) -> Reverse:
         compiled, wanted = self.compiled, self.wanted
@@ -279,26 +265,82 @@ class _Backward:
         reverse.run(seeds)
         return reverse
 
-    def _totals(self, reverse: Reverse, nodes: list[int], wishes: tuple[bool, ...]) -> dict[int, Fetch]:
+    def _wished(self, reverse: Reverse, nodes: list[int], wishes: tuple[bool, ...]) -> dict[int, Columns]:
+        """The gradients that are wanted and are not zero, by their place."""
         zero = self.graph.number(0.0)
-        found = {}
-        for place, (node, is_wanted) in enumerate(zip(nodes, wishes, strict=True)):
-            total = reverse.total(node)
-            if is_wanted and (total != zero).any():
-                found[place] = self._fetch(total)
-        return found
+        totals = {place: reverse.total(node) for place, node in enumerate(nodes) if wishes[place]}
+        return {place: total for place, total in totals.items() if (total != zero).any()}
 
-    def _fetch(self, columns: Columns) -> Fetch:
-        """Where columns will be found after the loop: what is not there already becomes an output."""
+    def _target(self, part: Deferred) -> tuple[int, int, int]:
+        """The node that a deferred gradient is for, and its columns."""
+        node = int(self.graph.places(part.operand[:1])[0])
+        return node, int(part.operand[0]) - self.graph.starts[node], len(part.operand)
+
+    # What the loop leaves for each element, or for each sequence.
+
+    def _place(self, wished: Sequence[Columns]) -> None:
+        """Decide on the outputs, the longest first: others may be parts of it."""
+        for columns in sorted(wished, key=len, reverse=True):
+            if not self._lies(columns):
+                self.outputs.append(columns)
+
+    def _lies(self, columns: Columns) -> bool:
+        return self._given(columns) is not None or self._written(columns) is not None
+
+    def _given(self, columns: Columns) -> Fetch | None:
+        """Where columns are among what the loop is given."""
         places = np.unique(self.graph.places(columns))
         is_row = bool((np.diff(columns) == 1).all())
-        if len(places) == 1 and is_row and self.kinds.get(int(places[0])) == "element":
-            node = int(places[0])
-            self.fetched.add(node)
-            return Fetch(-1, node, int(columns[0]) - self.graph.starts[node], len(columns))
+        if len(places) != 1 or not is_row or self.kinds.get(int(places[0])) != "element":
+            return None
+        node = int(places[0])
+        return Fetch(-1, node, int(columns[0]) - self.graph.starts[node], len(columns))
+
+    def _written(self, columns: Columns) -> Fetch | None:
+        """Where they are among the outputs."""
         for index, known in enumerate(self.outputs):
             start = np.flatnonzero(known == columns[0])
             if len(start) and np.array_equal(known[start[0] : start[0] + len(columns)], columns):
                 return Fetch(index, -1, int(start[0]), len(columns))
-        self.outputs.append(columns)
-        return Fetch(len(self.outputs) - 1, -1, 0, len(columns))
+        return None
+
+    def _fetch(self, columns: Columns) -> Fetch:
+        """Where columns of all elements will be found after the loop."""
+        found = self._given(columns)
+        if found is not None:
+            self.fetched.add(found.node)
+            return found
+        return cast(Fetch, self._written(columns))  # _place has seen to it
+
+    def _sum(self, columns: Columns, new: list[Columns]) -> int:
+        """Have columns summed over the elements of a sequence, in a state; which one, among the final ones."""
+        for place, known in enumerate(self._totals):
+            if np.array_equal(known, columns):
+                return len(self.compiled.states) + place
+        before = self.graph.add(Node("state", (), len(columns)))
+        self._states.append(len(self.graph.nodes) - 1)
+        self.kinds[self._states[-1]] = "state"
+        new.append(self.graph.each("add", columns, before))
+        self._totals.append(columns)
+        return len(new) - 1
+
+    def _over(self, lowered: Lowered) -> dict[int, int]:
+        """Which outputs may be written over what was saved: that is read by the same row, and before."""
+        program = lowered.program
+        given = lowered.given.get("element", ())
+        places = [place for place, _ in program.outputs]
+        kept = {
+            given[program.blocks[place.block].index]
+            for place in (*places, *program.next_states)
+            if place.block >= 0 and program.blocks[place.block].kind == "element"
+        }
+        saved = [node for node in given if node < self._old and node not in kept | self.fetched]
+        free = [node for node in saved if node not in self.compiled.elements]
+        found: dict[int, int] = {}
+        for output, (place, width) in enumerate(program.outputs):
+            fitting = next((node for node in free if self.graph.nodes[node].width == width), None)
+            is_local = place.block >= 0 and program.blocks[place.block].kind == "local"
+            if fitting is not None and is_local:
+                found[output] = fitting
+                free.remove(fitting)
+        return found

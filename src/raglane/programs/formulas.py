@@ -33,19 +33,23 @@ def _scaled(g: Graph, a: Number, factor: float) -> Number:
 
 
 def _div(g: Graph, a: Number, b: Number, rounding_mode: str | None = None) -> Columns:
-    if rounding_mode is not None:
-        raise Refused(f"no program divides with rounding_mode={rounding_mode!r}")
-    return g.each("div", a, b)
+    share = g.each("div", a, b)
+    return share if rounding_mode is None else g.each("floor", share) if rounding_mode == "floor" else _trunc(g, share)
 
 
-def _pow(g: Graph, a: Number, exponent: Any) -> Columns:
+def _remainder(rounding_mode: str) -> Callable[[Graph, Number, Number], Columns]:
+    """What is left of a division: of the sign of the divisor where it is rounded down, else of the dividend."""
+    return lambda g, a, b: g.each("sub", a, g.each("mul", _div(g, a, b, rounding_mode), b))
+
+
+def _pow(g: Graph, a: Number, exponent: Number) -> Columns:
     if not isinstance(exponent, float | int) or isinstance(a, float | int):
-        raise Refused("no program has a power whose base or exponent is computed")
+        return g.each("pow", a, exponent)
     simple = {0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
     if exponent in simple:
         return g.each(simple[exponent], a)
-    if exponent != int(exponent) or not 1 <= exponent <= 4:
-        raise Refused(f"no program has the power {exponent}")
+    if exponent not in (1, 2, 3, 4):
+        return g.each("pow", a, float(exponent))
     if exponent == 1:
         return g.each("copy", a)
     square = g.each("mul", a, a)
@@ -106,6 +110,15 @@ def _elu(g: Graph, a: Columns, alpha: float = 1, scale: float = 1, input_scale: 
     return found if scale == 1 else g.each("mul", found, float(scale))
 
 
+def _celu(g: Graph, a: Columns, alpha: float = 1) -> Columns:
+    return _elu(g, a, alpha, 1, 1 / alpha)
+
+
+def _logit(g: Graph, a: Columns, eps: float | None = None) -> Columns:
+    held = a if eps is None else _clamp(g, a, eps, 1 - eps)
+    return g.each("log", g.each("div", held, g.each("sub", g.full(1.0, len(held)), held)))
+
+
 def _leaky_relu(g: Graph, a: Columns, slope: float = 0.01) -> Columns:
     return g.each("where", g.each("gt", a, 0.0), a, g.each("mul", a, float(slope)))
 
@@ -133,6 +146,38 @@ def _tanh_of(g: Graph, a: Columns) -> Columns:
     return g.each("mul", a, g.each("tanh", _softplus(g, a)))
 
 
+def _tan(g: Graph, a: Columns) -> Columns:
+    return g.each("div", g.each("sin", a), g.each("cos", a))
+
+
+def _sinh(g: Graph, a: Columns) -> Columns:
+    # Near 0 the difference of two exponentials would lose all digits.
+    return g.each("mul", g.each("sub", g.each("expm1", a), g.each("expm1", g.each("neg", a))), 0.5)
+
+
+def _cosh(g: Graph, a: Columns) -> Columns:
+    return g.each("mul", g.each("add", g.each("exp", a), g.each("exp", g.each("neg", a))), 0.5)
+
+
+def _round(g: Graph, a: Columns, decimals: int = 0) -> Columns:
+    if decimals:
+        raise Refused(f"no program rounds to {decimals} decimals")
+    return g.each("round", a)
+
+
+def _trunc(g: Graph, a: Columns) -> Columns:
+    return g.each("mul", g.each("sign", a), g.each("floor", g.each("abs", a)))
+
+
+def _shrunk(g: Graph, a: Columns, bound: float = 0.5) -> Columns:
+    moved = g.each("sub", a, g.each("mul", g.each("sign", a), float(bound)))
+    return g.each("where", g.each("gt", g.each("abs", a), float(bound)), moved, g.each("mul", a, 0.0))
+
+
+def _hard_shrunk(g: Graph, a: Columns, bound: float = 0.5) -> Columns:
+    return g.each("where", g.each("gt", g.each("abs", a), float(bound)), a, 0.0)
+
+
 def _exp_of(factor: float) -> Callable[[Graph, Columns], Columns]:
     return lambda g, a: g.each("exp", g.each("mul", a, factor))
 
@@ -144,7 +189,16 @@ def _log_by(factor: float) -> Callable[[Graph, Columns], Columns]:
 _SAME = ("neg", "abs", "sign", "relu", "exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "reciprocal", "sigmoid", "tanh")
 
 FORMULAS: dict[str, Callable[..., Columns]] = {
-    **{name: _plain(name) for name in (*_SAME, "erf", "mul", "where")},
+    **{name: _plain(name) for name in (*_SAME, "erf", "sin", "cos", "floor", "mul", "where")},
+    "tan": _tan,
+    "sinh": _sinh,
+    "cosh": _cosh,
+    "round": _round,
+    "trunc": _trunc,
+    "ceil": lambda g, a: g.each("neg", g.each("floor", g.each("neg", a))),
+    "frac": lambda g, a: g.each("sub", a, _trunc(g, a)),
+    "softshrink": _shrunk,
+    "hardshrink": _hard_shrunk,
     "add": _add,
     "sub": _sub,
     "rsub": lambda g, a, b, alpha=1: _sub(g, b, a, alpha),
@@ -166,7 +220,12 @@ FORMULAS: dict[str, Callable[..., Columns]] = {
     "mish": _tanh_of,
     "softplus": _softplus,
     "elu": _elu,
+    "celu": _celu,
+    "logit": _logit,
     "leaky_relu": _leaky_relu,
+    "_prelu_kernel": lambda g, a, slope: g.each("where", g.each("gt", a, 0.0), a, g.each("mul", a, slope)),
+    "remainder": _remainder("floor"),
+    "fmod": _remainder("trunc"),
     "hardtanh": lambda g, a, low=-1.0, high=1.0: _held(g, a, float(low), float(high)),
     "hardsigmoid": _hard_sigmoid,
     "hardswish": lambda g, a: g.each("mul", a, _hard_sigmoid(g, a)),
@@ -184,6 +243,7 @@ TRUTHS: dict[str, Callable[..., Columns]] = {
     **dict.fromkeys(("bitwise_and", "logical_and", "__and__"), _plain("and")),
     **dict.fromkeys(("bitwise_or", "logical_or", "__or__"), _plain("or")),
     **dict.fromkeys(("bitwise_not", "logical_not"), _plain("not")),
+    **dict.fromkeys(("bitwise_xor", "logical_xor", "__xor__"), _plain("ne")),
     "isnan": lambda g, a: g.each("ne", a, a),
 }
 """Those whose answer is yes or no."""

@@ -129,7 +129,7 @@ class Reverse:
         graph = self.graph
         if node.operation == "product":
             self._product(node, gradient)
-        elif node.operation in ("row_sum", "row_max", "norm"):
+        elif node.operation in ("row_sum", "row_max", "row_cumsum", "norm"):
             self._row(node, columns, gradient)
         elif node.operation in _RULES:
             # Only where a gradient came.
@@ -164,6 +164,9 @@ class Reverse:
         each = len(a) // node.segments
         if node.operation == "row_sum":
             self._give(a, np.repeat(gradient, each))
+        elif node.operation == "row_cumsum":
+            turned = np.arange(len(a)).reshape(node.segments, each)[:, ::-1].reshape(-1)
+            self._give(a, graph.cumsum(gradient[turned], node.segments)[turned])
         elif node.operation == "row_max":
             is_top = graph.each("eq", a, np.repeat(columns, each))
             share = graph.each("div", gradient, graph.sums(is_top, node.segments))
@@ -234,6 +237,18 @@ def _where(g: Graph, d: Columns, y: Columns, operands: list[Columns], wanted: li
     return pairs
 
 
+def _pow(g: Graph, d: Columns, y: Columns, operands: list[Columns], wanted: list[bool]) -> _Pairs:
+    base, exponent = operands
+    pairs = []
+    if wanted[0]:
+        slope = g.each("mul", exponent, g.each("pow", base, g.each("sub", exponent, 1.0)))
+        pairs.append((0, g.each("where", g.each("eq", exponent, 0.0), 0.0, g.each("mul", d, slope))))
+    if wanted[1]:
+        is_flat = g.each("and", g.each("eq", base, 0.0), g.each("ge", exponent, 0.0))
+        pairs.append((1, g.each("where", is_flat, 0.0, g.each("mul", d, g.each("mul", y, g.each("log", base))))))
+    return pairs
+
+
 def _erf(g: Graph, d: Columns, y: Columns, a: Columns) -> Columns:  # noqa: ARG001
     bell = g.each("exp", g.each("neg", g.each("mul", a, a)))
     return g.each("mul", d, g.each("mul", bell, 2 / math.sqrt(math.pi)))
@@ -254,10 +269,13 @@ _RULES: dict[str, _Rule] = {
     "sigmoid": _one(lambda g, d, y, a: g.each("sigmoid_backward", d, y)),  # noqa: ARG005
     "tanh": _one(lambda g, d, y, a: g.each("tanh_backward", d, y)),  # noqa: ARG005
     "erf": _one(_erf),
+    "sin": _one(lambda g, d, y, a: g.each("mul", d, g.each("cos", a))),  # noqa: ARG005
+    "cos": _one(lambda g, d, y, a: g.each("neg", g.each("mul", d, g.each("sin", a)))),  # noqa: ARG005
     "add": _add,
     "sub": _sub,
     "mul": _mul,
     "div": _div,
+    "pow": _pow,
     "max": _larger("gt"),
     "min": _larger("lt"),
     "at_least": _held("ge"),

@@ -127,6 +127,10 @@ class Graph:
         """One number for each part of a row."""
         return self.add(Node(operation, (columns,), segments, segments))
 
+    def cumsum(self, columns: Columns, segments: int = 1) -> Columns:
+        """The sums of each part of a row up to each of its columns."""
+        return self.add(Node("row_cumsum", (columns,), len(columns), segments))
+
     def norm(self, columns: Columns, segments: int, epsilon: float) -> tuple[Columns, Columns]:
         """What is normalised, and the factors of the parts."""
         both = self.add(Node("norm", (columns,), len(columns) + segments, segments, epsilon))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from raglane.programs.program import Block, Instruction, Kind, Operand, Program,
 __all__ = ["Lowered", "lower"]
 
 _SAME = {"at_least": "max", "at_most": "min", "stop": "copy"}
-_WHOLE = ("row_sum", "row_max", "norm", "norm_backward", "product")
+_WHOLE = ("row_sum", "row_max", "row_cumsum", "norm", "norm_backward", "product")
 # More pieces than this are moved by one gather.
 _PIECES = 16
 
@@ -45,6 +46,13 @@ class _Run(NamedTuple):
     low: int
     high: int
     is_spread: bool
+
+
+def _goes_on(one: Operand, other: Operand, width: int) -> bool:
+    """Whether columns follow others that are so many; a number, or one column that stands for all, is the same."""
+    if one.block < 0 or one.spread or other.spread:
+        return one == other and (one.block < 0 or one.spread)
+    return other.block == one.block and other.start == one.start + width
 
 
 def lower(
@@ -92,7 +100,9 @@ class _Lowering:
             if index in self.kinds and index not in self.homes:
                 self._give(index)
         wholes = [part for node in nodes.values() for part in self._whole_operands(node)]
-        for columns in [*wholes, *outputs, *new]:
+        operands = [part for node in nodes.values() for part in node.operands]
+        # The longest first: others may be parts of it. What need not be in one place is so by chance.
+        for columns in (*sorted([*wholes, *outputs, *new], key=len, reverse=True), *operands):
             self._plan(columns, nodes)
         for index, node in nodes.items():
             self._emit(index, node)
@@ -161,6 +171,13 @@ class _Lowering:
             if node is not None and is_all and index not in self.homes and node.operation != "norm":
                 self.homes[index] = (block, run.low)
 
+    def _lies_together(self, columns: Columns, runs: list[_Run]) -> bool:
+        """Whether the pieces of an operand follow each other where they lie."""
+        places = [self._read(columns[run.low : run.high], run.is_spread) for run in runs]
+        return all(
+            _goes_on(one, other, run.high - run.low) for run, one, other in zip(runs, places, places[1:], strict=False)
+        )
+
     def _runs(self, columns: Columns) -> list[_Run]:
         """An operand in pieces; the list is cut off where there are too many."""
         if len(columns) == 1:
@@ -197,6 +214,8 @@ class _Lowering:
         key = columns.tobytes()
         if key in self._done:
             return Operand(self._together[key])
+        if 1 < len(runs) <= _PIECES and self._lies_together(columns, runs):
+            return self._read(columns[: runs[0].high], False)
         self._done.add(key)
         if len(runs) > _PIECES:
             return Operand(self._gathered(columns, key))
@@ -264,11 +283,20 @@ class _Lowering:
             whole = tuple(self._whole_or_one(columns, runs) for columns, runs in parts)
             self._add(name, (Operand(block, start),), whole, node.width)
             return
+        pieces: list[tuple[int, tuple[Operand, ...]]] = []
         low = 0
         for high in bounds:
             operands = tuple(self._piece(columns, runs, low, high) for columns, runs in parts)
-            self._add(name, (Operand(block, start + low),), operands, high - low)
+            # What goes on where the piece before it ends is one with it.
+            begin = pieces[-1][0] if pieces else 0
+            if pieces and all(map(partial(_goes_on, width=low - begin), pieces[-1][1], operands)):
+                low = high
+                continue
+            pieces.append((low, operands))
             low = high
+        ends = [begin for begin, _ in pieces[1:]] + [node.width]
+        for (begin, operands), end in zip(pieces, ends, strict=True):
+            self._add(name, (Operand(block, start + begin),), operands, end - begin)
 
     def _pieces(self, columns: Columns) -> tuple[Columns, list[_Run]]:
         """An operand in few pieces: many are brought together first."""

@@ -141,7 +141,7 @@ def _one(part: Any, tracer: Tracer) -> Any:
 
 def _start(tracer: Tracer, start: Any, shape: tuple[int, ...], beta: float, alpha: float) -> Tensor:
     if beta != 1 or alpha != 1:
-        raise Refused("no program has a product with alpha or beta")
+        raise Refused("no program has a product with alpha or beta: multiply what is added and the product by them")
     return tracer.marks(start).expand(shape)
 
 

@@ -22,7 +22,8 @@ of their elements, and ``next_states`` become the states: both read locals, or a
 
 Numbers are all of one dtype, float32 or float64. A comparison gives 1 or 0; what asks for truth (``where``, ``and``,
 ``or``, ``not``) takes all but 0 for true. NaN spreads through every operation, ``max``, ``min`` and ``relu`` included,
-but not through ``where``, which only chooses, nor through comparisons, where it is unequal to all.
+but not through ``where``, which only chooses, nor through comparisons, where it is unequal to all, nor through a power
+of 0.
 """
 
 from __future__ import annotations
@@ -38,8 +39,10 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 OPERATIONS: dict[str, int] = {
     # One number at a time: how many operands.
     **dict.fromkeys(("copy", "neg", "abs", "sign", "not", "relu", "exp", "expm1", "log", "log1p", "sqrt"), 1),
-    **dict.fromkeys(("rsqrt", "reciprocal", "sigmoid", "tanh", "erf"), 1),
-    **dict.fromkeys(("add", "sub", "mul", "div", "max", "min", "lt", "le", "gt", "ge", "eq", "ne", "and", "or"), 2),
+    **dict.fromkeys(("rsqrt", "reciprocal", "sigmoid", "tanh", "erf", "sin", "cos", "floor", "round"), 1),
+    **dict.fromkeys(
+        ("add", "sub", "mul", "div", "max", "min", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "pow"), 2
+    ),
     "sigmoid_backward": 2,
     "tanh_backward": 2,
     "fma": 3,
@@ -49,6 +52,7 @@ OPERATIONS: dict[str, int] = {
     "row_max": 1,
     "norm": 1,
     "norm_backward": 3,
+    "row_cumsum": 1,
     "gather": 1,
     "product": 2,
 }
@@ -56,10 +60,10 @@ OPERATIONS: dict[str, int] = {
 
 One number at a time, on ``w`` columns: ``copy a``; ``neg a``; ``abs a``; ``sign a`` (-1, 0 or 1); ``not a``; ``relu
 a``; ``exp a``; ``expm1 a``; ``log a``; ``log1p a``; ``sqrt a``; ``rsqrt a`` = 1 / sqrt(a); ``reciprocal a``;
-``sigmoid a``; ``tanh a``; ``erf a``; ``add a b``; ``sub a b`` = a - b; ``mul a b``; ``div a b`` = a / b; ``max a b``;
-``min a b``; ``lt a b`` = a < b, and so on; ``and a b``; ``or a b``; ``sigmoid_backward g y`` = g * y * (1 - y);
-``tanh_backward g y`` = g * (1 - y * y); ``fma a b c`` = a * b + c, rounded once; ``where a b c`` = b where a is true,
-else c.
+``sigmoid a``; ``tanh a``; ``erf a``; ``sin a``; ``cos a``; ``floor a``; ``round a``, halves to the even; ``add a b``;
+``sub a b`` = a - b; ``mul a b``; ``div a b`` = a / b; ``max a b``; ``min a b``; ``lt a b`` = a < b, and so on; ``and a
+b``; ``or a b``; ``pow a b`` = a to the power b; ``sigmoid_backward g y`` = g * y * (1 - y); ``tanh_backward g y`` = g *
+(1 - y * y); ``fma a b c`` = a * b + c, rounded once; ``where a b c`` = b where a is true, else c.
 
 A row at a time, each in ``segments`` parts of ``w / segments`` columns that follow each other:
 
@@ -67,6 +71,7 @@ A row at a time, each in ``segments`` parts of ``w / segments`` columns that fol
 - ``norm a``: two results: ``w`` columns of (a - mean) * r, and ``segments`` columns of r = 1 / sqrt(variance +
   epsilon). Mean and variance are those of a part; the variance divides by its number of columns.
 - ``norm_backward g y r``: r * (g - mean(g) - y * mean(g * y)), where y and r are the results of ``norm``.
+- ``row_cumsum a``: column j is the sum of the columns of its part up to j, one after the other.
 - ``gather a``: column j is column ``columns[j]`` of a, counted from where the operand starts.
 - ``product s a``: ``w`` columns of s + a @ W.T with the weight ``weight``, which is ``(groups, w / groups, k)``.
   Columns of ``a`` are ``groups * k``; its g-th k columns give the g-th columns of the result. A sum starts from s and
@@ -145,7 +150,7 @@ class Instruction:
         results: where the first column of each result lies: one, of ``norm`` two. All are locals.
         operands: as many as the operation has.
         width: ``w``: columns of the result; of a reduction, of the operand.
-        segments: parts of a row, for ``row_sum``, ``row_max``, ``norm`` and ``norm_backward``.
+        segments: parts of a row, for ``row_sum``, ``row_max``, ``row_cumsum``, ``norm`` and ``norm_backward``.
         epsilon: of ``norm``.
         weight: of ``product``: the place in :attr:`Program.weights`.
         columns: of ``gather``.

@@ -15,12 +15,16 @@ from torch import Tensor
 
 from raglane.programs.graph import Columns, Refused
 
-__all__ = ["FREE", "Aligned", "align", "free", "marks_of"]
+__all__ = ["FREE", "Aligned", "RowsMeet", "align", "free", "marks_of"]
 
 _SHIFT = 40
 _MASK = (1 << _SHIFT) - 1
 FREE = 1 << 20
 """The row of a number that is the same for all rows."""
+
+
+class RowsMeet(Refused):
+    """Rows of the batch meet in an operation."""
 
 
 def marks_of(columns: Columns, rows: int) -> Tensor:
@@ -78,7 +82,8 @@ def align(operands: Sequence[Tensor], rows: int) -> Aligned:
         rows: how many rows there are.
 
     Raises:
-        Refused: rows meet, or are not treated alike.
+        RowsMeet: rows meet.
+        Refused: they are not treated alike.
 
     Example:
         >>> align([marks_of(np.arange(2), 3).reshape(-1, 1)], 3).columns[0].tolist()
@@ -89,7 +94,7 @@ def align(operands: Sequence[Tensor], rows: int) -> Aligned:
     owners = [part >> _SHIFT for part in arrays]
     row = np.minimum.reduce([part.min(1) if part.shape[1] else np.full(count, FREE) for part in owners])
     if any(((part != row[:, None]) & (part != FREE)).any() for part in owners):
-        raise Refused("rows of the batch meet in it")
+        raise RowsMeet("rows of the batch meet")
     free_places = np.flatnonzero(row == FREE)
     if len(free_places) == count:
         return Aligned(arrays, [], free_places, count)

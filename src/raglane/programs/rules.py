@@ -216,6 +216,16 @@ def _min(g: Graph, a: Columns, parts: int) -> Columns:
     return g.each("neg", _max(g, g.each("neg", a), parts))
 
 
+def _product(g: Graph, a: Columns, parts: int) -> Columns:
+    """The product of each part: halves are multiplied until one column is left."""
+    table = np.asarray(a).reshape(parts, -1)
+    while table.shape[1] > 1:
+        half = table.shape[1] // 2
+        pairs = g.each("mul", table[:, :half].reshape(-1), table[:, half : 2 * half].reshape(-1)).reshape(parts, half)
+        table = np.concatenate([pairs, table[:, 2 * half :]], 1)
+    return table[:, 0]
+
+
 def _spread(columns: Columns, width: int) -> Columns:
     return np.repeat(columns, width // len(columns))
 
@@ -223,6 +233,10 @@ def _spread(columns: Columns, width: int) -> Columns:
 def _softmax(g: Graph, a: Columns, parts: int) -> Columns:
     e = g.each("exp", g.each("sub", a, _spread(_max(g, a, parts), len(a))))
     return g.each("div", e, _spread(g.sums(e, parts), len(a)))
+
+
+def _cumsum(g: Graph, a: Columns, parts: int) -> Columns:
+    return g.cumsum(a, parts)
 
 
 def _log_sum(g: Graph, a: Columns, parts: int) -> Columns:
@@ -272,7 +286,9 @@ def _extreme(formula: Callable[[Graph, Columns, int], Columns]) -> Rule:
 
 
 def _mapping(formula: Callable[[Graph, Columns, int], Columns]) -> Rule:
-    def rule(tracer: Tracer, function: Any, source: Any, dim: int, to: Any) -> Tensor:  # noqa: ARG001
+    def rule(tracer: Tracer, function: Any, source: Any, dim: int, to: Any = None, **kwargs: Any) -> Tensor:  # noqa: ARG001
+        if source.dtype is not tracer.dtype or kwargs.get("dtype") not in (None, tracer.dtype):
+            raise Refused(f"it sums {source.dtype}")
         return _along(tracer, source, [dim % source.dim()], formula, None)
 
     return rule
@@ -367,11 +383,13 @@ RULES: dict[str, Rule] = {
     "mean": _reduction(_mean),
     "amax": _reduction(_max),
     "amin": _reduction(_min),
+    "prod": _reduction(_product),
     "logsumexp": _reduction(_log_sum),
     **dict.fromkeys(("var", "std", "var_mean"), _var),
     "max": _extreme(_max),
     "min": _extreme(_min),
-    "_softmax": _mapping(_softmax),
+    "cumsum": _mapping(_cumsum),
+    **dict.fromkeys(("_softmax", "_safe_softmax"), _mapping(_softmax)),
     "_log_softmax": _mapping(_log_softmax),
     "linalg_vector_norm": _length,
     "native_layer_norm": _layer_norm,

@@ -20,45 +20,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from raglane.programs.graph import Columns, Graph, Node, Refused, Result
-from raglane.programs.rows import align, free, marks_of
+from raglane.programs.known import Call, Known, Moved, moved
+from raglane.programs.rows import RowsMeet, align, free, marks_of
 
-__all__ = ["Call", "Known", "Trace", "Tracer", "draws_random_numbers", "rows_for"]
+__all__ = ["Trace", "Tracer", "draws_random_numbers", "rows_for"]
 
 # Numbers of rows that a step is traced with: one that divides no size, so that what comes of it can be told.
 _PRIMES = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53)
 _META = torch.device("meta")
-
-
-@dataclass(frozen=True)
-class Known:
-    """A tensor that is computed from parameters alone: which of :meth:`Trace.known`'s results, leaves first."""
-
-    index: int
-
-
-@dataclass(frozen=True)
-class Call:
-    """An operation of torch on known tensors.
-
-    Attributes:
-        function: such as ``torch.ops.aten.t.default``; None for a constant.
-        arguments: its arguments, flat, with :class:`Known` for tensors; of a constant, the tensor.
-        spec: how they were nested.
-    """
-
-    function: Any
-    arguments: tuple[Any, ...]
-    spec: Any
-
-    def run(self, known: list[Tensor]) -> None:
-        """Append the results to what is known."""
-        if self.function is None:
-            known.append(self.arguments[0])
-            return
-        flat = [known[part.index] if isinstance(part, Known) else part for part in self.arguments]
-        args, kwargs = tree_unflatten(flat, self.spec)
-        found = self.function(*args, **kwargs)
-        known.extend((found,) if isinstance(found, Tensor) else found)
 
 
 @dataclass
@@ -71,6 +40,8 @@ class Trace:
         vectors: which known tensor each of ``result.vectors`` is, laid flat.
         weights: which known tensor each of the graph's weights is, ``(groups, rows, depth)``.
         reads_itself: whether the step reached a parameter by another way than its module, such as a closure.
+        moved: of the vectors, and then of the weights, the pieces of parameters that they are made of; None where some
+            are computed in another way.
     """
 
     result: Result
@@ -78,10 +49,14 @@ class Trace:
     vectors: list[int]
     weights: list[int]
     reads_itself: bool
+    moved: list[Moved] | None
 
     def known(self, leaves: Iterable[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """The vectors and the weights that a program reads, for the parameters as they are now."""
         known = list(leaves)
+        if self.moved is not None:
+            made, count = [part.of(known) for part in self.moved], len(self.vectors)
+            return [part.reshape(-1) for part in made[:count]], made[count:]
         for call in self.calls:
             call.run(known)
         return [known[index].reshape(-1) for index in self.vectors], [known[index] for index in self.weights]
@@ -198,10 +173,14 @@ class Tracer:
             return self._call_in_place(self.rules[name[:-1]], function, args, kwargs)
         if rule is None or "out" in kwargs:
             raise Refused(f"no program has the operation {name}")
-        return rule(self, function, *args, **kwargs)
+        try:
+            return rule(self, function, *args, **kwargs)
+        except RowsMeet as met:
+            # Such as a sum of all in an ``if``: who wrote it may have thought of one sequence.
+            raise Refused(f"{met.reason} in its operation {name}, where each row is a sequence of its own") from None
 
     def _constant(self, value: Tensor) -> Tensor:
-        self._calls.append(Call(None, (value,), None))
+        self._calls.append(Call(None, (value,), {}))
         return self._add_known(value, True)
 
     def _values(self, flat: list[Any]) -> list[Any]:
@@ -225,15 +204,18 @@ class Tracer:
             raise Refused("it changes a parameter or a buffer in place")
         args, kwargs = tree_unflatten(self._values(flat), spec)
         found = function(*args, **kwargs)
-        arguments = tuple(
+        if found is None:
+            return None  # a check, which was passed
+        if not isinstance(found, Tensor) and not all(isinstance(part, Tensor) for part in found):
+            raise Refused(f"what {function._schema.name} gives is not a tensor")
+        arguments = [
             Known(self.part(part).known) if isinstance(part, Tensor) else torch.device("cpu") if part == _META else part
             for part in flat
-        )
-        self._calls.append(Call(function, arguments, spec))
+        ]
+        args, kwargs = tree_unflatten(arguments, spec)
+        self._calls.append(Call(function, tuple(args), kwargs, 1 if isinstance(found, Tensor) else len(found)))
         if isinstance(found, Tensor):
             return self._add_known(found, False)
-        if not all(isinstance(part, Tensor) for part in found):
-            raise Refused(f"what {function._schema.name} gives is not a tensor")
         return [self._add_known(part, False) for part in found]
 
     def note(self, function: Any, *args: Any) -> Tensor:
@@ -325,7 +307,11 @@ class Tracer:
         """All that was found."""
         starts = {start: index for index, start in enumerate(self.graph.starts)}
         result.vectors = [starts[start] for start in self._vectors.values()]
-        return Trace(result, self._calls, list(self._vectors), self._weight_known, self.reads_itself)
+        values = [cast(Tensor, part.value) for part in self._known]
+        all_moved = moved(self._calls, values, len(self._originals))
+        wanted = [all_moved[index] for index in (*self._vectors, *self._weight_known)]
+        only_moved = None if None in wanted else cast(list[Moved], wanted)
+        return Trace(result, self._calls, list(self._vectors), self._weight_known, self.reads_itself, only_moved)
 
 
 class _Follow(TorchDispatchMode):

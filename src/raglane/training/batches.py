@@ -102,16 +102,22 @@ class ChunkedBatches:
             yield Batch(chunk.inputs, targets, chunk.sequences, chunk.begins)
 
 
-def chunked_order(dataset: SequenceDataset, settings: Settings) -> Chunks:
+def chunked_order(dataset: SequenceDataset, settings: Settings, rank: int = 0, ranks: int = 1) -> Chunks:
     """The chunks of a training, epoch after epoch.
 
     Args:
         dataset: with a target per element.
         settings: streams, steps and seed.
+        rank: whose streams they are of.
+        ranks: how many share the streams.
+
+    Raises:
+        ArgumentError: there are fewer streams than ranks.
     """
     whole = make_batch(dataset.__getitems__(list(range(len(dataset)))))
     targets = None if whole.targets is None else whole.inputs._like(whole.targets)
-    return Chunks(whole.inputs, settings.batch_size, settings.steps or 1, targets=targets, seed=settings.seed)
+    streams, steps = settings.batch_size, settings.steps or 1
+    return Chunks(whole.inputs, streams, steps, targets=targets, seed=settings.seed, ranks=ranks, rank=rank)
 
 
 def training_order(lengths: Tensor, settings: Settings, rank: int = 0, ranks: int = 1) -> Batches:

@@ -129,6 +129,7 @@ class Bookkeeper:
         self._saved = time.monotonic()
         # Where the weights are those of now: before the batches of a step that is not done.
         self._stepped = replace(state, totals=replace(state.totals))
+        self._stepped_carried: Any = None
 
     def started(self, device: torch.device) -> None:
         """The loop begins.
@@ -138,6 +139,7 @@ class Bookkeeper:
         """
         states = tuple(state.to(device) for state in self._carried)
         self.running.carried = (states if len(states) > 1 else states[0]) if states else None
+        self._stepped_carried = self.running.carried
         if self._watcher is not None:
             self._watcher.started(self.state, self.settings.epochs, self.batches)
 
@@ -180,7 +182,7 @@ class Bookkeeper:
             state.start_loss = totals.mean_loss
         is_step = state.batch % self.settings.accumulate == 0
         if is_step:
-            self._stepped = replace(state, totals=replace(totals))
+            self._stepped, self._stepped_carried = replace(state, totals=replace(totals)), self.running.carried
         asked = self._stop.answer()
         # The last batch of an epoch is saved by the end of the epoch, which comes next.
         if is_step and state.batch < self.batches:
@@ -281,6 +283,7 @@ class Bookkeeper:
         """
         if 0 < self._stepped.batch < self.batches:
             self.state, self.running.totals = self._stepped, self._stepped.totals
+            self.running.carried = self._stepped_carried
             self._write_within()
 
     def _save_within(self) -> None:

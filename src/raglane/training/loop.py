@@ -17,6 +17,7 @@ from raglane.data.dataset import SequenceDataset
 from raglane.data.order import Batches, Limit
 from raglane.data.stored_dataset import Dataset
 from raglane.errors import LostRankError
+from raglane.ragged import Ragged
 from raglane.training.batches import Batch, ChunkedBatches, Remaining, loader, order_of_data
 from raglane.training.bookkeeper import Bookkeeper, Watcher
 from raglane.training.divergence import diverged
@@ -31,6 +32,13 @@ from raglane.training.tasks.base import values_of
 from raglane.training.unknown import RareTokens
 
 __all__ = ["run_epochs"]
+
+
+def _each_state(act: Callable[[Tensor], Tensor], states: Any) -> Any:
+    """What becomes of each state of a layer, which has one or several; None of none."""
+    if states is None:
+        return None
+    return tuple(map(act, states)) if isinstance(states, tuple) else act(states)
 
 
 class _Counted(Protocol):
@@ -64,7 +72,7 @@ class _Learner(nn.Module):
         if batch.begins is None:
             output = self.model(batch.inputs)
         else:
-            output, running.carried = self.model.go_on(batch.inputs, running.carried, batch.begins)
+            output, running.carried = self._go_on(batch.inputs, running.carried, batch.begins)
         score = self.book.task.score(output, batch, training=True)
         whole, elements = ranks.whole(score, batch.inputs.values.shape[0])
         running.whole = whole, elements
@@ -76,6 +84,16 @@ class _Learner(nn.Module):
             return loss * ranks.count
         count = whole.count.clamp(min=1).to(score.loss.dtype)
         return loss * ranks.count / count
+
+    def _go_on(self, inputs: Ragged, carried: Any, begins: Tensor) -> tuple[Ragged, Any]:
+        """Answers to a chunk, and the states of all streams: each rank has them all, so that any can save the run."""
+        order, ranks = self.book.order, self.book.ranks
+        if ranks.count == 1 or not isinstance(order, Chunks):
+            return self.model.go_on(inputs, carried, begins)
+        streams, count = order.streams, order.batch_size
+        own = _each_state(lambda state: state[:, streams.start :: streams.step].contiguous(), carried)
+        output, state = self.model.go_on(inputs, own, begins)
+        return output, _each_state(lambda mine: ranks.joined(mine, streams, count), state)
 
     def average(self) -> None:
         """Make a mean of the gradient, where several batches make a step."""

@@ -14,7 +14,7 @@ from raglane.training.inference import pick_device
 from raglane.training.model import ModelConfig
 from raglane.training.settings import Settings
 
-__all__ = ["check_machine", "check_size"]
+__all__ = ["check_machine", "check_size", "threads_of"]
 
 
 def check_machine(settings: Settings) -> torch.device:
@@ -49,6 +49,22 @@ def check_machine(settings: Settings) -> torch.device:
     sizes = {"input_size": BLOCKS[settings.missing], "output_size": 1, "embedding": None}
     check_size(ModelConfig(**smallest | sizes), settings, device)
     return device
+
+
+def threads_of(settings: Settings) -> int | None:
+    """How many threads of the CPU a rank has; None where PyTorch chooses, which the only process leaves to it.
+
+    Args:
+        settings: of the training.
+
+    Example:
+        >>> threads_of(Settings(ranks=10**6)), threads_of(Settings(ranks=4, threads=3)), threads_of(Settings())
+        (1, 3, None)
+    """
+    if settings.threads is not None or settings.ranks == 1:
+        return settings.threads
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(cores // settings.ranks, 1)
 
 
 def check_size(config: ModelConfig, settings: Settings, device: torch.device, elements: int = 1) -> None:

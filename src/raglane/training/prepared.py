@@ -97,11 +97,11 @@ def prepare(
     order: Batches | Chunks = (
         training_order(training_set.lengths, settings, ranks.rank, ranks.count)
         if settings.steps is None or isinstance(training_set, Dataset)
-        else chunked_order(training_set, settings)
+        else chunked_order(training_set, settings, ranks.rank, ranks.count)
     )
     mean = int(training_set.lengths.sum()) / max(len(training_set), 1)
     if isinstance(order, Chunks):
-        elements = settings.batch_size * min(int(mean) + 1, settings.steps or 1)
+        elements = len(order.streams) * min(int(mean) + 1, settings.steps or 1)
     else:
         elements = int(mean * min(order.limit.usual(mean), len(training_set))) // ranks.count
     if isinstance(order, Batches) and len(order) == 0 < len(training_set):

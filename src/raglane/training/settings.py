@@ -246,9 +246,10 @@ class Settings(ModelSettings):
     )
     batch_elements: int | None = option(
         None,
-        "Elements of a batch at most, however many sequences these are.",
+        "Elements of a batch at most, however many sequences these are; auto: measure, and take what is fast.",
         TRAINING,
         *_COUNT,
+        also="auto",
         unset="--batch-size decides",
     )
     too_long: str = option(
@@ -394,7 +395,6 @@ class Settings(ModelSettings):
             (self.bidirectional, "chunks are read forwards: the other direction would begin at the end"),
             (self.initial_state == "lengths", "of a sequence that begins only the first chunk is known"),
             (self.bucket or self.batch_elements is not None, "chunks are of one length anyway"),
-            (self.ranks > 1, "a chunk goes on from the one before, which one rank alone has"),
         ):
             self._refuse("steps", self.steps is not None and is_broken, rule, "leave it out")
 

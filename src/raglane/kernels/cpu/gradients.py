@@ -11,10 +11,18 @@ from raglane.kernels.contract import Request
 from raglane.kernels.cpu.layer import Grads, Layer, Tensors
 from raglane.kernels.cpu.memory import Given
 
-__all__ = ["outer", "reference_gradients", "spend"]
+__all__ = ["is_last_use", "outer", "reference_gradients", "spend"]
 
 # How many times as high as wide a matrix must be for outer to begin with its transpose; measured.
 _TALL = 32
+
+
+_keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+
+
+def is_last_use() -> bool:
+    """Whether the graph is freed after this backward pass, so that what was saved may be overwritten."""
+    return _keeps_graph is not None and not _keeps_graph()
 
 
 def spend(*tensors: Tensor) -> None:

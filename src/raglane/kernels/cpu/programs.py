@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple
@@ -39,6 +39,7 @@ def run(
     vectors: Sequence[Tensor] = (),
     weights: Sequence[Tensor] = (),
     output_dtypes: Sequence[torch.dtype] | None = None,
+    over: Mapping[int, Tensor] = {},
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Run a program on a ragged batch.
 
@@ -56,6 +57,8 @@ def run(
         vectors: one ``(width,)`` each.
         weights: one ``(groups, rows, depth)`` each.
         output_dtypes: of each output; float32 or float64, as the numbers are, where nothing is said.
+        over: tensors whose memory outputs get, by the place of the output: each may be one of ``elements``, of which
+            no other output and no next state is a place.
 
     Returns:
         The outputs, ``(N, width)`` each, and the final states, ``(B, width)`` each; an empty sequence's are its initial
@@ -99,8 +102,8 @@ def run(
         rule = f"{len(program.outputs)} of {', '.join(map(str, narrow))}"
         raise ArgumentError(message("output_dtypes", quote(kinds), rule, "leave it out"))
     outputs = [
-        torch.empty(count, width, dtype=kind, device="cpu")
-        for (_, width), kind in zip(program.outputs, kinds, strict=True)
+        _memory(over.get(place), (count, width), kind)
+        for place, ((_, width), kind) in enumerate(zip(program.outputs, kinds, strict=True))
     ]
     finals = [torch.empty(batch, *shape, dtype=dtype, device="cpu") for shape in encoded.shapes[2]]
     for made in chain(outputs, finals):
@@ -257,6 +260,13 @@ def _sizes(offsets: Tensor, elements: Sequence[Tensor]) -> tuple[int, int]:
     if not right:
         check_offsets(offsets, count, torch.device("cpu"))
     return count, offsets.shape[0] - 1
+
+
+def _memory(own: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Memory for an output: the caller's, where it fits."""
+    if own is not None and own.shape == shape and own.dtype is dtype and own.is_contiguous() and own.is_cpu:
+        return own
+    return torch.empty(shape, dtype=dtype, device="cpu")
 
 
 def _computed_in(given: Sequence[Sequence[Tensor]]) -> torch.dtype:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from raglane.kernels.contract import Request, Result
-from raglane.kernels.cpu.gradients import reference_gradients
+from raglane.kernels.cpu.gradients import is_last_use, reference_gradients
 from raglane.kernels.cpu.kind import KINDS, layer_of
 from raglane.kernels.cpu.layer import Layer, Tensors
 from raglane.kernels.cpu.memory import Given, Saved
@@ -93,17 +93,9 @@ class _Recurrence(torch.autograd.Function):
             return None, None, None, None, *reference_gradients(layer, offsets, tensors, given)
         saved, wanted = Saved(output, gates, c_states, ctx.need_c), ctx.needs_input_grad[4:]
         leave_lost_threads()
-        found = layer.backward(offsets, tensors, saved, given, wanted, overwrite=_is_last_use(), depth=ctx.depth)
+        found = layer.backward(offsets, tensors, saved, given, wanted, overwrite=is_last_use(), depth=ctx.depth)
         return None, None, None, None, *found
 
 
 # What Function.apply calls once it has looked through all arguments for what torch.func's transforms leave behind.
 _apply = super(torch.autograd.Function, _Recurrence).apply
-
-
-_keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
-
-
-def _is_last_use() -> bool:
-    """Whether the graph is freed after this backward pass, so that what was saved may be overwritten."""
-    return _keeps_graph is not None and not _keeps_graph()

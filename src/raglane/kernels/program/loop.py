@@ -6,6 +6,7 @@ autograd, whose inputs are what a step reads and all parameters. A second deriva
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -14,20 +15,18 @@ from torch import Tensor
 
 from raglane.kernels import reference
 from raglane.kernels.contract import Request
+from raglane.kernels.cpu.gradients import is_last_use, spend
 from raglane.kernels.cpu.products import times
 from raglane.kernels.cpu.programs import run as run_program
 from raglane.kernels.cpu.sums import outer_products
 from raglane.programs.compiled import Backward, Compiled, Fetch, Wanted
 from raglane.programs.lower import Lowered
 from raglane.programs.step import Step
+from raglane.programs.trace import Trace
 from raglane.segments import plain as segments
 from raglane.tracing import are_transformed
 
 __all__ = ["Loop", "gradients", "run_loop"]
-
-
-# With fewer rows than this each step would read the input's weights for little work; measured.
-_FEW = 24
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,15 +96,12 @@ def _forward(
 ) -> tuple[list[Tensor], dict[int, Tensor]]:
     """Output, final states, states of every step; and what was saved, by node."""
     compiled = loop.compiled
-    program = compiled.forward(loop.need_output, loop.need_states, wanted, loop.offsets.shape[0] <= _FEW)
+    program = compiled.forward(loop.need_output, loop.need_states, wanted)
     changing, unchanged = loop.split(states)
     given = dict(zip(compiled.elements, elements, strict=True))
     given |= dict(zip(compiled.states, changing, strict=True))
     given |= dict(zip(compiled.unchanged, unchanged, strict=True))
     given |= dict(zip(compiled.vectors, vectors, strict=True))
-    if program.before is not None:
-        ready, _ = _run(program.before, loop.offsets, loop.ascending, given, weights)
-        given |= dict(zip(program.prepared, ready, strict=True))
     outputs, finals = _run(program.lowered, loop.offsets, loop.ascending, given, weights)
     found = [] if program.output is None else [outputs[program.output]]
     found += loop.join(finals, unchanged)
@@ -113,12 +109,16 @@ def _forward(
         count = elements[0].shape[0]
         spread = [segments.spread(part, loop.offsets, count) for part in unchanged]
         found += loop.join([outputs[place] for place in program.states], spread)
-    saved = {node: outputs[place] for node, place in program.saved.items()}
-    return found, saved | {node: given[node] for node in program.prepared}
+    return found, {node: outputs[place] for node, place in program.saved.items()}
 
 
 def _run(
-    lowered: Lowered, offsets: Tensor, ascending: bool, given: dict[int, Tensor], weights: list[Tensor]
+    lowered: Lowered,
+    offsets: Tensor,
+    ascending: bool,
+    given: dict[int, Tensor],
+    weights: list[Tensor],
+    over: Mapping[int, Tensor] = {},
 ) -> tuple[list[Tensor], list[Tensor]]:
     def tensors(kind: Any) -> list[Tensor]:
         return [given[node] for node in lowered.given.get(kind, ())]
@@ -132,6 +132,7 @@ def _run(
         states=tensors("state"),
         vectors=tensors("vector"),
         weights=[weights[index].transpose(1, 2) if turned else weights[index] for index, turned in lowered.weights],
+        over=over,
     )
 
 
@@ -144,15 +145,9 @@ class _Loop(torch.autograd.Function):
         wishes = ctx.needs_input_grad[1:]
         _, _, wished_leaves = loop.parts(wishes)
         ctx.loop = loop
-        # What is made of the parameters has a graph of its own, which the backward pass ends with.
-        with torch.enable_grad():
-            own = [part.detach().requires_grad_(bool(wish)) for part, wish in zip(leaves, wished_leaves, strict=True)]
-            vectors, weights = loop.compiled.trace.known(own)
-        ctx.known = own, vectors, weights
-        wanted = _wanted(loop, wishes, vectors, weights)
-        found, saved = _forward(
-            loop, elements, states, [part.detach() for part in vectors], [part.detach() for part in weights], wanted
-        )
+        ctx.known = made = _Made(loop.compiled.trace, leaves, wished_leaves)
+        ctx.wanted = _wanted(loop, wishes, made)
+        found, saved = _forward(loop, elements, states, made.vectors, made.weights, ctx.wanted)
         ctx.nodes = list(saved)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, *saved.values())
@@ -167,11 +162,49 @@ class _Loop(torch.autograd.Function):
         tensors, saved = kept[:count], kept[count:]
         if torch.is_grad_enabled() or are_transformed(grads):
             return None, *_reference_gradients(loop, tensors, grads, ctx.needs_input_grad[1:])
-        back = _Backward(loop, tensors, dict(zip(ctx.nodes, saved, strict=True)), ctx.known, ctx.needs_input_grad[1:])
+        back = _Backward(
+            loop, tensors, dict(zip(ctx.nodes, saved, strict=True)), ctx.known, ctx.wanted, ctx.needs_input_grad[1:]
+        )
         return None, *back.run(list(grads))
 
 
-def _wanted(loop: Loop, wishes: tuple[bool, ...], vectors: list[Tensor], weights: list[Tensor]) -> Wanted:
+class _Made:
+    """What is made of the parameters before a run, and the way back to their gradients."""
+
+    def __init__(self, trace: Trace, leaves: tuple[Tensor, ...], wishes: tuple[Any, ...]) -> None:
+        self.moved, self.wishes = trace.moved, wishes
+        if self.moved is not None:
+            self.leaves: list[Tensor] = [part.detach() for part in leaves]
+            self.vectors, self.weights = trace.known(self.leaves)
+            wanted = [any(wishes[leaf] for leaf, _, _ in part.pieces) for part in self.moved]
+        else:  # it has a graph of its own, which the backward pass ends with
+            with torch.enable_grad():
+                self.leaves = [
+                    part.detach().requires_grad_(bool(wish)) for part, wish in zip(leaves, wishes, strict=True)
+                ]
+                vectors, weights = trace.known(self.leaves)
+            self._ends = [*vectors, *weights]
+            self.vectors, self.weights = [part.detach() for part in vectors], [part.detach() for part in weights]
+            wanted = [part.requires_grad for part in self._ends]
+        count = len(self.vectors)
+        self.wanted = tuple(wanted[:count]), tuple(wanted[count:])
+
+    def gradients(self, made: Mapping[int, Tensor]) -> list[Tensor | None]:
+        """The gradients of the parameters, from those of the vectors and then the weights, by their place."""
+        found: list[Tensor | None] = [None] * len(self.leaves)
+        if self.moved is not None:
+            for place, gradient in made.items():
+                self.moved[place].give(gradient, self.leaves, found)
+            return found
+        wished = [part for part in self.leaves if part.requires_grad]
+        if not made or not wished:
+            return found
+        pairs = [(self._ends[place], gradient) for place, gradient in made.items()]
+        rest = iter(gradients(pairs, wished, keep=True))
+        return [next(rest) if part.requires_grad else None for part in self.leaves]
+
+
+def _wanted(loop: Loop, wishes: tuple[bool, ...], made: _Made) -> Wanted:
     elements, states, _ = loop.parts(wishes)  # type: ignore[arg-type]
     _, unchanged = loop.split(states)
     return Wanted(
@@ -179,8 +212,7 @@ def _wanted(loop: Loop, wishes: tuple[bool, ...], vectors: list[Tensor], weights
         loop.need_states,
         tuple(map(bool, elements)),
         tuple(map(bool, unchanged)),
-        tuple([part.requires_grad for part in vectors]),
-        tuple([part.requires_grad for part in weights]),
+        *made.wanted,
     )
 
 
@@ -192,60 +224,72 @@ class _Backward:
         loop: Loop,
         tensors: tuple[Tensor, ...],
         saved: dict[int, Tensor],
-        known: tuple[list[Tensor], list[Tensor], list[Tensor]],
+        known: _Made,
+        wanted: Wanted,
         wishes: tuple[bool, ...],
     ) -> None:
-        self.loop, self.compiled, self.wishes = loop, loop.compiled, wishes
+        self.loop, self.compiled, self.wishes, self.wanted = loop, loop.compiled, wishes, wanted
         self.elements, self.states, _ = loop.parts(tensors)
-        self.leaves, self.vectors, self.weights = known
+        self.known, self.saved = known, saved
         self.given = saved | dict(zip(self.compiled.elements, self.elements, strict=True))
         self.count = self.elements[0].shape[0]
 
     def run(self, grads: list[Tensor | None]) -> list[Tensor | None]:
         loop, compiled = self.loop, self.compiled
-        wanted = _wanted(loop, self.wishes, self.vectors, self.weights)
-        program = compiled.backward(wanted)
+        program = compiled.backward(self.wanted)
         like = self.elements[0]
         grad_output = grads.pop(0) if loop.need_output else None
         finals, unchanged_finals = loop.split(tuple(grads[: len(compiled.order)]))
         steps, unchanged_steps = loop.split(tuple(grads[len(compiled.order) :])) if loop.need_states else ([], [])
         changing, unchanged = loop.split(self.states)
-        given = dict(self.given)
+        given = self.given
         given |= dict(zip(compiled.unchanged, unchanged, strict=True))
-        given |= dict(zip(compiled.vectors, [part.detach() for part in self.vectors], strict=True))
+        given |= dict(zip(compiled.vectors, self.known.vectors, strict=True))
         if program.grad_output >= 0:
             size = len(compiled.trace.result.output)
             given[program.grad_output] = _filled(grad_output, like, (self.count, size))
         for node, state, part in zip(program.grad_states, changing, steps, strict=False):  # none, or one for each
             given[node] = _filled(part, like, (self.count, state.shape[1]))
-        nodes = program.lowered.given.get("state", ())
+        # Sums over the elements of a sequence begin at zero.
+        batch, nodes = loop.offsets.shape[0] - 1, program.lowered.given.get("state", ())
+        widths = program.lowered.program.given("state")
+        finals = [*finals, *[None] * (len(nodes) - len(finals))]
         given |= {
-            node: _filled(part, like, tuple(state.shape))
-            for node, state, part in zip(nodes, changing, finals, strict=True)
+            node: _filled(part, like, (batch, width)) for node, width, part in zip(nodes, widths, finals, strict=True)
         }
-        self.given = given
-        weights = [part.detach() for part in self.weights]
-        self.outputs, grad_states = _run(program.lowered, loop.offsets, not loop.ascending, given, weights)
+        over = self._over(program)
+        weights = self.known.weights
+        self.outputs, self.finals = _run(program.lowered, loop.offsets, not loop.ascending, given, weights, over)
+        if over:
+            spend(*over.values())
+        grad_states = self.finals[: len(changing)]
         grad_unchanged = [
             self._unchanged(program.unchanged.get(place), part, step)
             for place, (part, step) in enumerate(
                 zip(unchanged_finals, unchanged_steps or [None] * len(unchanged_finals), strict=True)
             )
         ]
-        grad_elements = self._elements(program, weights, wanted.elements)
+        grad_elements = self._elements(program, weights, self.wanted.elements)
         grad_leaves = self._leaves(program)
         found = [*grad_elements, *loop.join(grad_states, grad_unchanged), *grad_leaves]
         return [part if wish else None for part, wish in zip(found, self.wishes, strict=True)]
+
+    def _over(self, program: Backward) -> dict[int, Tensor]:
+        """What was saved for this pass alone, and is never read again: outputs take its memory."""
+        if not is_last_use():
+            return {}
+        own = self.compiled.forward(self.loop.need_output, self.loop.need_states, self.wanted).own
+        return {output: self.saved[node] for output, node in program.over.items() if node in own}
 
     def _take(self, fetch: Fetch) -> Tensor:
         """Columns ``(N, width)`` that the loop left, or was given."""
         whole = self.given[fetch.node] if fetch.output < 0 else self.outputs[fetch.output]
         return whole[:, fetch.start : fetch.start + fetch.width]
 
-    def _unchanged(self, fetch: Fetch | None, final: Tensor | None, steps: Tensor | None) -> Tensor | None:
+    def _unchanged(self, summed: int | None, final: Tensor | None, steps: Tensor | None) -> Tensor | None:
         parts = [] if final is None else [final]
-        rows = [part for part in (None if fetch is None else self._take(fetch), steps) if part is not None]
-        parts += [segments.sum(part, self.loop.offsets) for part in rows]
+        parts += [] if summed is None else [self.finals[summed]]
+        parts += [] if steps is None else [segments.sum(steps, self.loop.offsets)]
         return sum(parts[1:], parts[0]) if parts else None
 
     def _elements(self, program: Backward, weights: list[Tensor], wishes: tuple[bool, ...]) -> list[Tensor | None]:
@@ -273,27 +317,25 @@ class _Backward:
         """The gradients of the parameters, by way of what was made of them."""
         made: dict[int, Tensor] = {}
         sums: dict[Fetch, Tensor] = {}
-        due = set(program.vectors.values())
+        due, vectors = set(program.sums.values()), len(self.known.vectors)
         for weight, result, operand in program.weights:
             # A bias that was added to a product has the sums of the same rows.
-            is_due, groups = result in due and result not in sums, self.weights[weight].shape[0]
+            is_due, groups = result in due and result not in sums, self.known.weights[weight].shape[0]
             share, total = outer_products(self._take(result), self._take(operand), groups=groups, sums=is_due)
             if total is not None:
                 sums[result] = total
-            share = cast(Tensor, share)
-            made[weight] = made[weight] + share if weight in made else share
-        pairs = [(self.weights[index], grad) for index, grad in made.items()]
-        for place, fetch in program.vectors.items():
+            share, place = cast(Tensor, share), vectors + weight
+            made[place] = made[place] + share if place in made else share
+        for place, fetch in program.sums.items():
             if fetch not in sums:
                 sums[fetch] = cast(Tensor, outer_products(self._take(fetch), None, sums=True)[1])
-            pairs.append((self.vectors[place], sums[fetch]))
-        wished = [part for part in self.leaves if part.requires_grad]
-        grads: list[Tensor | None] = [None] * len(wished)
-        if pairs and wished:
-            grads = gradients(pairs, wished, keep=True)
-        rest = iter(grads)
-        # A parameter that the step reads, but on which nothing hangs, has a gradient of zeros as in plain torch.
-        return [next(rest) if part.requires_grad else None for part in self.leaves]
+            made[place] = sums[fetch]
+        totals: dict[int, Tensor] = {}
+        for place, summed in program.vectors.items():
+            if summed not in totals:
+                totals[summed] = cast(Tensor, outer_products(self.finals[summed], None, sums=True)[1])
+            made[place] = totals[summed]
+        return self.known.gradients(made)
 
 
 class _Seed(torch.autograd.Function):

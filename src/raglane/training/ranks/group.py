@@ -139,6 +139,27 @@ class Ranks:
         distributed.all_gather_object(found, mine)
         return found
 
+    def joined(self, mine: Tensor, rows: range, count: int) -> Tensor:
+        """A tensor of which each rank has some rows, whole on every rank.
+
+        Args:
+            mine: ``(layers, len(rows), *size)``, the rows of this rank.
+            rows: which of them these are.
+            count: of all ranks together.
+
+        Raises:
+            RuntimeError: a rank has gone.
+        """
+        if self.count == 1:
+            return mine
+        from torch import distributed
+
+        whole = mine.new_zeros((mine.shape[0], count, *mine.shape[2:]))
+        whole[:, rows.start :: rows.step] = mine.detach()
+        # Zeros are added to each number, which leaves it as it is.
+        distributed.all_reduce(whole)
+        return whole
+
     def from_first(self, mine: Any) -> Any:
         """What the first rank has, on every rank.
 

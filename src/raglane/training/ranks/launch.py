@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 from raglane.errors import RaglaneError, current_flags
 from raglane.training.bookkeeper import Watcher
+from raglane.training.machine import threads_of
 from raglane.training.ranks.group import lost
 from raglane.training.stops import Stops
 from raglane.training.work import TrainingResult, Work
@@ -136,12 +137,9 @@ def launch(work: Work, watcher: Watcher | None = None) -> TrainingResult:
     """
     from torch import distributed
 
-    settings, threads = work.settings, None
-    if settings.threads is None:
-        # Not a choice of the run, which may go on with other ranks elsewhere.
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        threads = max(cores // settings.ranks, 1)
-    shared = pickle.dumps((work, threads), protocol=pickle.HIGHEST_PROTOCOL)
+    settings = work.settings
+    # Not a choice of the run, which may go on with other ranks elsewhere.
+    shared = pickle.dumps((work, threads_of(settings)), protocol=pickle.HIGHEST_PROTOCOL)
     store = distributed.TCPStore(  # type: ignore[attr-defined]
         "127.0.0.1", 0, is_master=True, wait_for_workers=False
     )
