@@ -12,19 +12,17 @@ from torch import nn
 
 from raglane.checks import check_flag, check_kind
 from raglane.errors import ExportError, message, require
-from raglane.export.decompositions import decompositions
+from raglane.export.decompositions import decompositions, exact_translations
 from raglane.export.operators import OPSET, Loops
 from raglane.export.place import Place
 from raglane.export.scans import place_scans
 from raglane.export.signature import Layout, Signature
 from raglane.export.simplify import simplify
-from raglane.export.tracing import evaluating, quiet, traced
+from raglane.export.tracing import check_dtype, evaluating, quiet, traced
 from raglane.export.verify import Verified, check_agrees, in_runtime
 from raglane.files import check_new_file, write_file
 
 __all__ = ["Exported", "onnx"]
-
-_DTYPES = (torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -93,7 +91,7 @@ def onnx(
     for module in ("onnx", "onnxscript", *(["onnxruntime"] if verify else [])):
         require(module, "export")
     signature = Signature.of(model, example, layout)
-    _check_dtype(model)
+    check_dtype(model)
     with evaluating(model), quiet():
         program = _converted(model, signature)
         program.model.metadata_props.update(metadata or {})
@@ -121,13 +119,6 @@ def _counted(graph: Any) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
-def _check_dtype(model: nn.Module) -> None:
-    for name, part in model.named_parameters():
-        if part.is_floating_point() and part.dtype not in _DTYPES:
-            fix = "export model.float(); float16 can be had from the exported file, see docs/deploy.md"
-            raise ExportError(message(name, str(part.dtype), "parameters of float32 or float64", fix))
-
-
 def _converted(model: nn.Module, signature: Signature) -> Any:
     """The model as an ``onnx`` program of torch, with Scans in place."""
     loops = Loops()
@@ -142,11 +133,16 @@ def _converted(model: nn.Module, signature: Signature) -> Any:
             verbose=False,
             input_names=signature.input_names,
             output_names=signature.output_names,
+            custom_translation_table=exact_translations() if _is_wide(model) else None,
         )
         place_scans(found.model, loops.steps)
     simplify(found.model)
     _name_dimensions(found.model, signature)
     return found
+
+
+def _is_wide(model: nn.Module) -> bool:
+    return any(part.dtype is torch.float64 for part in model.parameters())
 
 
 def _decomposed(program: Any) -> Any:
