@@ -1,16 +1,19 @@
 """Inference with int8 weights (``rl.freeze(layer, dtype=torch.int8)``) against float32 ones, both packed beforehand.
 
     python benchmarks/int8.py > benchmarks/results/int8.md
+    python benchmarks/int8.py runs/vowels runs/names runs/tags
 
-The first table has batches of lognormal lengths, the second ``layer.step`` for ``B`` streams. Both ways take turns; a
-figure is a median, and a ratio the median of the ratios of neighbouring turns. The error is that of the output:
-the root of its mean square, over that of the output in float32; weights are as a new layer's.
+With runs, which must know their test data: how good each is in both ways, and how long that takes. Else the first table
+has batches of lognormal lengths, and the second ``layer.step`` for ``B`` streams. Both ways take turns; a figure is a
+median, and a ratio the median of the ratios of neighbouring turns. The error is that of the output: the root of its
+mean square, over that of the output in float32; weights are as a new layer's.
 """
 
 from __future__ import annotations
 
 import copy
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -58,6 +61,20 @@ def error(found: Tensor, wanted: Tensor) -> float:
     return float((found - wanted).square().mean().sqrt() / wanted.square().mean().sqrt())
 
 
+def of_runs(folders: list[str]) -> None:
+    print("| run | metric | float32 | int8 | float32, s | int8, s |\n| --- | --- | --- | --- | --- | --- |")
+    for folder in folders:
+        run, found = rl.load(folder), []
+        for dtype in (None, torch.int8):
+            rl.freeze(run.model, dtype=dtype)
+            run.evaluate()  # warm
+            start = time.perf_counter()
+            found.append((run.evaluate(), time.perf_counter() - start))
+        (one, first), (other, second) = found
+        for name in one.numbers:
+            print(f"| {folder} | {name} | {one[name]:.4f} | {other[name]:.4f} | {first:.2f} | {second:.2f} |")
+
+
 def main() -> None:
     torch.manual_seed(0)
     machine = f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
@@ -87,4 +104,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    of_runs(sys.argv[1:]) if sys.argv[1:] else main()

@@ -143,12 +143,11 @@ def main() -> None:
     ]
     print(f"| {' | '.join(columns)} |\n|{' --- |' * len(columns)}")
     for hidden, size, elements, forward, alone, beside, after, optimizer in found["steps"]:
-        hides = 1 - (beside - alone) / max(after - alone, 1e-9)
+        # On a busy machine the sums may seem to take no time.
+        hides = "-" if after <= alone else f"{min(max(1 - (beside - alone) / (after - alone), 0), 1):.0%}"
         times = [forward, alone - forward, optimizer, alone, beside, after]
         numbers = " | ".join(f"{1e3 * number:.1f}" for number in times)
-        print(
-            f"| {hidden} | {size / 1e6:.2f} | {elements / (alone + optimizer):,.0f} | {numbers} | {max(hides, 0):.0%} |"
-        )
+        print(f"| {hidden} | {size / 1e6:.2f} | {elements / (alone + optimizer):,.0f} | {numbers} | {hides} |")
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ inline RowScale row_scale(const float* row, int64_t count) {
 RAGLANE_INLINE Lanes<float>::byte rounded_bytes(F numbers, float inverse) {
   numbers = at_most(127.0f, at_least(-127.0f, numbers * inverse));
   // So large that the sum has no fraction: its lowest byte is the integer.
-  return __builtin_convertvector((Lanes<float>::word)(numbers + (0x1.8p23f + 128.0f)), Lanes<float>::byte);
+  return lowest_bytes(numbers + (0x1.8p23f + 128.0f));
 }
 
 // A row as an operand; `to` has room for operand_words(), and for whole vectors.

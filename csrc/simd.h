@@ -22,6 +22,8 @@
 
 #if RAGLANE_LEVEL >= 2
 #include <immintrin.h>
+#elif defined(__SSE2__)
+#include <emmintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 #endif
@@ -78,6 +80,7 @@ template <> struct Lanes<double> {
 };
 template <class A> using Vec = typename Lanes<A>::real;
 using F = Vec<float>;
+using I = Lanes<float>::integer;
 using D = Vec<double>;
 
 // ---- memory ----------------------------------------------------------------------------------------------------
@@ -197,30 +200,51 @@ RAGLANE_INLINE F dot(F a, F b, F c) {
 }
 #endif
 
+#if defined(__SSE2__)
+// The products of two numbers of 16 bits of a and two of b, in each entry.
+RAGLANE_INLINE I dot_halves(I a, I b) {
+#if RAGLANE_LEVEL >= 3
+  return (I)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif RAGLANE_LEVEL == 2
+  return (I)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#else
+  return (I)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#endif
+}
+#endif
+
 // c plus the products of four unsigned bytes of a and four signed ones of b, in each entry. Exact, so that all ways give
 // the same.
-using I = Lanes<float>::integer;
 RAGLANE_INLINE I dot_bytes(I a, I b, I c) {
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) && RAGLANE_LEVEL >= 3
   return (I)_mm512_dpbusd_epi32((__m512i)c, (__m512i)a, (__m512i)b);
 #elif defined(__AVXVNNI__) && RAGLANE_LEVEL == 2
   return (I)_mm256_dpbusd_avx_epi32((__m256i)c, (__m256i)a, (__m256i)b);
-#elif RAGLANE_LEVEL >= 2
+#elif defined(__SSE2__)
   // The first and third byte, then the others, as numbers of 16 bits: the instruction for bytes would saturate.
   typedef int16_t Half __attribute__((vector_size(vector_bytes)));
   Half signs = (Half)b, even = signs << 8 >> 8, odd = signs >> 8;
-  I a_even = a & 0x00ff00ff, a_odd = (a >> 8) & 0x00ff00ff;
-#if RAGLANE_LEVEL >= 3
-  c += (I)_mm512_madd_epi16((__m512i)a_even, (__m512i)even);
-  return c + (I)_mm512_madd_epi16((__m512i)a_odd, (__m512i)odd);
-#else
-  c += (I)_mm256_madd_epi16((__m256i)a_even, (__m256i)even);
-  return c + (I)_mm256_madd_epi16((__m256i)a_odd, (__m256i)odd);
-#endif
+  return c + dot_halves(a & 0x00ff00ff, (I)even) + dot_halves((a >> 8) & 0x00ff00ff, (I)odd);
 #else
 #pragma GCC unroll 4
   for (int i = 0; i < 4; i++) c += ((a >> 8 * i) & 0xff) * (b << (24 - 8 * i) >> 24);
   return c;
+#endif
+}
+
+// The lowest byte of each entry; what GCC 12 makes of its own conversion takes ten times as long.
+RAGLANE_INLINE Lanes<float>::byte lowest_bytes(F v) {
+#if RAGLANE_LEVEL >= 3
+  return (Lanes<float>::byte)_mm512_cvtepi32_epi8((__m512i)v);
+#elif RAGLANE_LEVEL == 2
+  const __m256i lowest = _mm256_set1_epi64x(0x000000000c080400);
+  __m256i halves = _mm256_shuffle_epi8((__m256i)v, lowest);
+  int64_t bits = _mm_cvtsi128_si64(_mm_unpacklo_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1)));
+  Lanes<float>::byte bytes;
+  memcpy(&bytes, &bits, sizeof bytes);
+  return bytes;
+#else
+  return __builtin_convertvector((Lanes<float>::word)v, Lanes<float>::byte);
 #endif
 }
 

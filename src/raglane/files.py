@@ -78,7 +78,7 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
     partial = _partial(path)
     with turn(partial):
         try:
-            with open(partial, "wb") as file:
+            with _naming(path), open(partial, "wb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -114,7 +114,8 @@ def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         for name, content in files.items():
-            _write_to_disk(partial / name, content)
+            with _naming(path / name):
+                _write_to_disk(partial / name, content)
         put_folder(partial, path)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
@@ -238,6 +239,17 @@ def _partial(path: Path) -> Path:
 
 def _previous(path: Path) -> Path:
     return path.with_name(f".{path.name}.previous")
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Name the file in an error of writing, which does not say of itself where the disk was full."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
+        raise
 
 
 def _write_to_disk(path: Path, content: bytes) -> None:

@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 
 from attacks.forked import CONTEXT
 from attacks.kill_points import ended
+from attacks.runs import same
 from attacks.small_shards import small_steps
 from raglane.data import Columns, convert
 
@@ -92,10 +93,7 @@ class Yard:
             AssertionError: something is lost, differs or is left.
         """
         self.convert()
-        found = self.contents()
-        names = sorted(found.keys() | self.whole.keys())
-        others = [name for name in names if found.get(name) != self.whole.get(name)]
-        assert not others, f"not the same: {', '.join(others)}"
+        same(self.contents(), self.whole, "not the same")
         left = sorted(path.name for path in self.folder.iterdir())
         assert left == ["a.jsonl", "b.parquet", "c.arrow", "out"], left
 

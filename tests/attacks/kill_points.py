@@ -25,7 +25,6 @@ import builtins
 import contextlib
 import errno
 import io
-import json
 import os
 import random
 import shutil
@@ -38,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from attacks.forked import CONTEXT
+from attacks.runs import contents, has_begun, same, write_data
 from raglane import files
 from raglane.cli import main as raglane
 from raglane.training.checkpoint import read_tensors, to_safetensors
@@ -46,9 +46,6 @@ __all__ = ["STORIES", "WAYS", "Story", "Workshop", "attack", "count_calls", "mai
 
 WAYS = ("die", "die twice", "fail", "kill")
 _SMALL = ["--hidden", "3", "--batch-size", "5", "--epochs", "3", "--dropout", "0.2", "--threads", "1", "--quiet"]
-_TIMES = ("seconds", "elements_per_second")
-# Pages that say how long something took.
-_WITH_TIMES = ("card.md", "report.html")
 # The calls by which files.py, lock.py and shutil.rmtree change a folder.
 _CALLS = ("open", "replace", "rename", "mkdir", "unlink", "rmdir", "fsync", "ftruncate", "write")
 
@@ -67,8 +64,7 @@ class Workshop:
     def __init__(self, folder: Path) -> None:
         self.folder, self.run, self.output = folder, folder / "run", folder / "p.csv"
         self.data = folder / "data.csv"
-        rows = [f"s{n},{step * (-1) ** n + n % 3},{'ab'[n % 2]}" for n in range(20) for step in range(n % 4 + 1)]
-        self.data.write_text("\n".join(["id,x,kind", *rows, ""]))
+        write_data(self.data, 20)
         self._kept = folder / "kept"
         self._kept.mkdir()
         self.train = ["train", str(self.data), "--test", str(self.data), "--out", str(self.run), *_SMALL]
@@ -134,29 +130,6 @@ STORIES = {
     "evaluate": Story(lambda shop: shop.put("new"), lambda shop: shop.evaluate),
     "predict": Story(lambda shop: shop.put("new"), lambda shop: shop.predict),
 }
-
-
-def contents(run: Path) -> dict[str, Any]:
-    """All that a run holds, without the seconds that things took."""
-    found: dict[str, Any] = {}
-    for path in sorted(run.rglob("*")):
-        name = str(path.relative_to(run))
-        found[name] = "a folder" if path.is_dir() else path.read_bytes()
-        if name == "curves.csv":
-            rows = [line.split(",") for line in path.read_text().splitlines()]
-            kept = [place for place, column in enumerate(rows[0]) if column not in _TIMES]
-            found[name] = [[row[place] for place in kept] for row in rows]
-        if name in _WITH_TIMES:
-            found[name] = "a page"
-        if name == "last/training.json":
-            found[name] = _without_times(json.loads(path.read_bytes()))
-    return found
-
-
-def _without_times(content: Any) -> Any:
-    if isinstance(content, dict):
-        return {key: _without_times(value) for key, value in content.items() if key not in _TIMES}
-    return [_without_times(value) for value in content] if isinstance(content, list) else content
 
 
 @contextlib.contextmanager
@@ -275,7 +248,7 @@ def _repair(shop: Workshop, command: list[str]) -> None:
     if raglane(_next(shop, command)) != 0:
         # It was killed before it had written what it is.
         assert command == shop.train
-        assert not any(shop.run.rglob("*.json")), sorted(shop.run.rglob("*"))
+        assert not has_begun(shop.run), sorted(shop.run.rglob("*"))
         assert raglane(command) == 0
 
 
@@ -307,10 +280,7 @@ def _end(shop: Workshop, story: Story) -> str:
 
 
 def _compare(shop: Workshop, end: str) -> None:
-    found, wanted = contents(shop.run), shop.whole[end]
-    names = sorted(found.keys() | wanted.keys())
-    others = [name for name in names if found.get(name) != wanted.get(name)]
-    assert not others, f"not the run {end!r}: {', '.join(others)}"
+    same(contents(shop.run), shop.whole[end], f"not the run {end!r}")
 
 
 def _duration(shop: Workshop, name: str) -> float:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from attacks.forked import CONTEXT
-from attacks.kill_points import contents
+from attacks.runs import contents, has_begun, same, write_data
 
 __all__ = ["Track", "main"]
 
@@ -92,8 +92,7 @@ class Track:
 
     def __init__(self, folder: Path) -> None:
         self.run, self._errors, self._data = folder / "run", folder / "errors", folder / "data.csv"
-        rows = [f"s{n},{step * (-1) ** n + n % 3},{'ab'[n % 2]}" for n in range(40) for step in range(n % 4 + 1)]
-        self._data.write_text("\n".join(["id,x,kind", *rows, ""]))
+        write_data(self._data, 40)
         self.whole: dict[int, dict[str, Any]] = {}
         self.seconds: dict[int, float] = {}
         for ranks in _RANKS:
@@ -158,11 +157,9 @@ class Track:
         resume = ["train", "--resume", "--out", str(self.run), "--quiet"]
         if self.end(self.start(resume)) != 0:
             # It was killed before it had written what it is.
-            assert not any(self.run.rglob("*.json")), self.errors()
+            assert not has_begun(self.run), self.errors()
             assert self.end(self.start(self.train(ranks))) == 0, self.errors()
-        found, wanted = contents(self.run), self.whole[ranks]
-        others = [name for name in sorted(found.keys() | wanted.keys()) if found.get(name) != wanted.get(name)]
-        assert not others, f"not the run of {ranks} ranks: {', '.join(others)}"
+        same(contents(self.run), self.whole[ranks], f"not the run of {ranks} ranks")
 
 
 def _children(pid: int) -> list[int]:

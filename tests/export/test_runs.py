@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ import torch
 
 import raglane as rl
 from raglane.cli import main
+from raglane.data.encoders import FeatureEncoder
 from raglane.data.preprocess import Preprocessor
 from raglane.errors import ExportError
 from raglane.models.exported import RunModule
@@ -33,8 +35,9 @@ SEQUENCES = [[[100.1, -2.0], [100.3, 1.9], [99.0, 0.5]], [[100.7, 1.1]]]
 def a_run() -> Run:
     """A model that no training has seen; its classes are as likely as its weights have it."""
     torch.manual_seed(0)
-    preprocessor = Preprocessor("classify", ("a", "b"), mean=(100.0, 0.5), std=(0.5, 2.0), labels=("no", "yes"))
-    model = SequenceModel(ModelConfig("classify", "gru", input_size=2, output_size=2, hidden=8)).eval()
+    scales = {"mean": (100.0, 0.5), "std": (0.5, 2.0), "missing": "elapsed"}
+    preprocessor = Preprocessor("classify", ("a", "time_gap"), labels=("no", "yes"), **scales)  # type: ignore[arg-type]
+    model = SequenceModel(ModelConfig("classify", "gru", input_size=6, output_size=2, hidden=8)).eval()
     with torch.no_grad():
         model.head.weight.mul_(9)
     return Run(SavedModel(model, preprocessor, {}))
@@ -49,7 +52,8 @@ def test_a_run_is_used_from_other_programs(tmp_path: Path, capsys: pytest.Captur
     assert "checked in ONNX Runtime: " in printed
     described = json.loads((tmp_path / "model.json").read_text())
     assert described["labels"] == ["no", "yes"]
-    assert described["channels"] == ["a", "b"]
+    assert described["channels"] == ["a", "time_gap"]
+    assert described["missing"] == "elapsed"
     assert described["output"] == "output_probabilities"
     table = run.predict([np.array(sequence) for sequence in SEQUENCES])
     rows = zip(table["prediction"], table["probability"], strict=True)
@@ -66,10 +70,9 @@ def test_a_run_is_used_from_other_programs(tmp_path: Path, capsys: pytest.Captur
 
 def test_what_a_graph_does_not_prepare_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = a_run()
-    forward = replace(run.preprocess, missing="forward")
-    model = SequenceModel(ModelConfig("classify", "gru", input_size=4, output_size=2)).eval()
-    with pytest.raises(ExportError, match=r"missing: got 'forward'; .*run\.model"):
-        RunModule(model, forward)
+    beside = replace(run.preprocess, features=(FeatureEncoder("weight"),))
+    with pytest.raises(ExportError, match=r"features: got 1 beside the main column; .*run\.model"):
+        RunModule(run.model, beside)
     folder = tmp_path / "model"
     run.save(folder)
     for place, words in {
@@ -83,16 +86,17 @@ def test_what_a_graph_does_not_prepare_is_refused(tmp_path: Path, capsys: pytest
 
 
 def test_a_missing_feature_is_filled_as_the_preprocessing_fills_it() -> None:
-    run = a_run()
-    zero = replace(run.preprocess, missing="zero")
-    model = SequenceModel(ModelConfig("classify", "gru", input_size=4, output_size=2)).eval()
-    values = np.array([[100.0, np.nan], [np.inf, 1.5]], dtype=np.float32)
-    offsets = np.array([0, 2])
-    batch = rl.Ragged.from_flat(torch.from_numpy(values), offsets=torch.from_numpy(offsets))
-    prepared = rl.Ragged.from_flat(torch.from_numpy(zero.scaled(values, offsets)), offsets=batch.offsets)
-    with torch.no_grad():
-        found = RunModule(model, zero)(batch)["probabilities"]
-        assert torch.equal(found, model(prepared).softmax(-1))
+    rng, run = np.random.default_rng(0), a_run()
+    lengths = [4, 0, 1, 9, 0]
+    values = rng.normal([100, 0.5], [0.5, 2], size=(sum(lengths), 2)).astype(np.float32)
+    values[rng.random(values.shape) < 0.5] = np.nan
+    values[3, 1] = np.inf
+    batch = rl.Ragged.from_flat(torch.from_numpy(values), lengths=lengths)
+    for missing, channels in itertools.product(("zero", "forward", "elapsed"), (("a", "b"), ("a", "time_gap"))):
+        preprocess = replace(run.preprocess, missing=missing, channels=channels)
+        wanted = preprocess.scaled(values, batch.offsets.numpy())
+        found = RunModule(run.model, preprocess)._read(batch).values
+        assert torch.allclose(found, torch.from_numpy(wanted), rtol=1e-6, atol=1e-6), (missing, channels)
 
 
 def test_a_regression_answers_in_the_units_of_the_data() -> None:

@@ -69,6 +69,42 @@ FAULTS: dict[str, Fault] = {
         "total = 3 * total + int(",
         "models/test_comparison.py::test_data_is_the_same_in_any_order_and_parts",
     ),
+    "columns-beside-do-not-matter": Fault(
+        "src/raglane/training/identity.py",
+        "            elements = _mixed(elements) + _column(feature)",
+        "            pass",
+        "models/test_comparison.py::test_data_is_the_same_in_any_order_and_parts",
+    ),
+    "what-was-converted-is-not-measured": Fault(
+        "src/raglane/models/card.py",
+        "reversed(self.known.items()) if len(part))",
+        "reversed(self.known.items()) if isinstance(part, Records))",
+        "models/test_card.py::test_the_card_of_a_converted_folder",
+    ),
+    "trials-of-a-lost-study-are-taken": Fault(
+        "src/raglane/models/tuning.py",
+        "if not names and any((folder / TRIALS).iterdir()):",
+        "if names is None:",
+        "models/test_tuning.py::test_mistakes_end_in_one_line",
+    ),
+    "what-is-searched-is-fixed": Fault(
+        "src/raglane/cli/tune.py",
+        "    for name in space:\n",
+        "    for name in ():\n",
+        "cli/test_config.py::test_what_a_search_would_do",
+    ),
+    "runs-on-other-data-side-by-side": Fault(
+        "src/raglane/models/comparison.py",
+        "return self.description.settings.task, self.description.identity or self.description.fingerprint",
+        'return self.description.settings.task, ""',
+        "models/test_comparison.py::test_what_differs_and_nothing_else",
+    ),
+    "an-optimizer-brings-a-compiler": Fault(
+        "src/raglane/training/optimizers.py",
+        "torch.no_grad()(inspect.unwrap(getattr(kind, name)))",
+        "inspect.unwrap and getattr(kind, name)",
+        "test_import.py::test_a_training_imports_nothing_that_takes_seconds",
+    ),
     "a-truth-for-a-number": Fault(
         "src/raglane/training/stored.py",
         "isinstance(value, wanted) and (hint is bool or not isinstance(value, bool))",

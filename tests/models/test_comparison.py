@@ -158,3 +158,17 @@ def test_a_logger_that_is_not_installed_is_named(
         out = tmp_path / name
         fails(["train", data, "--out", str(out), "--logger", name], capsys, f"{name} is not installed", "pip install")
         assert not out.exists()
+
+
+def test_a_logger_that_cannot_begin_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(*_: Any) -> None:
+        raise RuntimeError("no key:\nlog in")
+
+    monkeypatch.setattr("raglane.models.logs._PACKAGES", {"wandb": ("math",)})
+    monkeypatch.setattr("raglane.models.logs.require", lambda *_: None)
+    monkeypatch.setattr("raglane.models.logs.LoggingWatcher._made", made)
+    command = ["train", str(write_steps(tmp_path / "steps.csv")), "--out", str(tmp_path / "run"), *FAST, "-q"]
+    fails([*command, "--logger", "wandb"], capsys, "--logger: got 'wandb', which says: no key: log in;")
+    assert not (tmp_path / "run").exists()

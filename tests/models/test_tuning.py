@@ -115,9 +115,16 @@ def test_mistakes_end_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[
     (full / "mine.txt").write_text("mine")
     (broken / "trials").mkdir(parents=True)
     (broken / "study.db").write_bytes(b"no study" * 1000)
+    # Trials of a study that is lost would be taken for others.
+    for lost in (tmp_path / "lost", tmp_path / "empty"):
+        (lost / "trials" / "0000").mkdir(parents=True)
+        (lost / "trials" / "0000" / "run.json").write_text("{}")
+    (tmp_path / "empty" / "study.db").touch()
     before = tree(tmp_path)
-    fails(["tune", data, "--out", str(full), *_FIXED], capsys, "--out: got", "a new folder")
+    fails(["tune", data, "--out", str(full), *_FIXED], capsys, "--out: got", "which holds something else")
     fails(["tune", data, "--out", str(broken), *_FIXED], capsys, "study.db: got", "a study that Raglane wrote")
+    fails(["tune", data, "--out", str(tmp_path / "lost"), *_FIXED], capsys, "study.db: got", "beside the trials")
+    fails(["tune", data, "--out", str(tmp_path / "empty"), *_FIXED], capsys, "study.db: got", "no study in it")
     for more, piece in (
         (["--trials", "0"], "--trials: got 0"),
         (["--minutes", "-1"], "--minutes: got -1"),
@@ -127,6 +134,7 @@ def test_mistakes_end_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[
     ):
         fails(["tune", data, "--out", str(out), *more], capsys, piece)
     after = {name: content for name, content in tree(tmp_path).items() if not name.endswith(".turn")}
+    del before["empty/study.db"], after["empty/study.db"]
     assert after == before
     assert not out.exists()
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from attacks.kill_points import STORIES, Workshop, attack, contents, count_calls, main
+from attacks.kill_points import STORIES, Workshop, attack, count_calls, main
+from attacks.runs import contents
 from commands import undrawn_pictures  # noqa: F401
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import threading
+import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch
 
 from raglane.data.records import Records, offsets_of
 from raglane.errors import ArgumentError, LostRankError
+from raglane.training import batches
 from raglane.training.checkpoint import read_tensors
 from raglane.training.machine import check_machine
 from raglane.training.ranks import launch as launching
@@ -193,3 +195,42 @@ def test_a_rank_that_dies_ends_the_run_in_one_line_and_it_goes_on_with_any_numbe
             continue
         train(settings, _records(), _records(9), folder, resume=True)
         assert _whole(folder) == _whole(tmp_path / "whole")
+
+
+class _Noting(_Watcher):
+    """Writes down how many batches are done."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.file = file
+
+    def batch_done(self, epoch: int, batch: int, totals: Totals) -> None:  # noqa: ARG002
+        """A batch is done."""
+        self.file.write_text(f"{epoch} {batch}")
+
+
+def test_a_worker_that_dies_ends_the_run_in_one_line_and_it_goes_on_to_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = replace(_LONG, ranks=1, workers=1)
+    _trained(tmp_path / "whole", chosen)
+    made, noted = batches.make_batch, tmp_path / "noted"
+    count = 0
+
+    def dies(samples: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == 6:
+            end = time.monotonic() + 60
+            while time.monotonic() < end and not (noted.exists() and noted.read_text() == "1 5"):
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return made(samples)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(batches, "make_batch", dies)
+        with pytest.raises(LostRankError, match=r"workers: got one that died.*Fix: go on with resume=True"):
+            train(chosen, _records(), _records(9), tmp_path / "died", watcher=_Noting(noted))
+    assert (_numbers(tmp_path / "died")["epoch"], _numbers(tmp_path / "died")["batch"]) == (0, 5)
+    train(chosen, _records(), _records(9), tmp_path / "died", resume=True)
+    assert _whole(tmp_path / "died") == _whole(tmp_path / "whole")

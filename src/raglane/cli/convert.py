@@ -72,8 +72,10 @@ def convert(
     from raglane.data.conversion import convert as convert_all
     from raglane.data.skipping import SKIPPED
 
-    for place in places:
-        options.path(place)
+    for place in places[:-1]:
+        if "://" not in place:
+            options.path(place)
+    options.path(places[-1])
     # Not as paths, which would make one slash of the two in a URL.
     *inputs, output = places
     if not inputs:

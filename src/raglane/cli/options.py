@@ -37,6 +37,9 @@ def path(text: str | Path) -> Path:
         raise typer.BadParameter("an empty path; name a file or a folder")
     if "\0" in name:
         raise typer.BadParameter(f"{quote(name)}, which no file can be called; leave the zero byte out")
+    if "://" in name:
+        rule = "a URL, where a file or a folder belongs; to read it, copy it: raglane convert URL FOLDER"
+        raise typer.BadParameter(f"{quote(name)}, {rule}")
     return Path(name)
 
 

@@ -16,7 +16,7 @@ from raglane.errors import ArgumentError, ExportError, message
 from raglane.export.extension import load_operators
 from raglane.export.place import Place
 from raglane.export.signature import Layout, Signature
-from raglane.export.tracing import evaluating, quiet, traced
+from raglane.export.tracing import check_dtype, evaluating, quiet, traced
 from raglane.export.verify import Verified, check_agrees
 from raglane.files import check_new_file, write_file
 from raglane.kernels.contract import Request, Result
@@ -94,6 +94,7 @@ def package(
     if operators is not None:
         load_operators(Path(operators))
     signature = Signature.of(model, example, layout)
+    check_dtype(model)
     loops = _Loops(has_kernels=operators is not None)
     with evaluating(model), quiet(), tempfile.TemporaryDirectory() as folder:
         with Place(model):

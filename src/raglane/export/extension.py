@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 import raglane.native
-from raglane.errors import ExportError, MissingExtraError, message, quote
+from raglane.errors import ArgumentError, ExportError, MissingExtraError, message, quote
 from raglane.files import write_file
 from raglane.native import missing_kernels
 from raglane.native.library import location
@@ -38,6 +38,7 @@ def build_operators(folder: str | Path) -> Path:
 
     Raises:
         ExportError: there is no C++20 compiler, or it refuses.
+        ArgumentError: a file is there in place of a folder.
         MissingExtraError: Raglane was installed without the kernels.
         OSError: the folder cannot be written to.
 
@@ -56,6 +57,10 @@ def build_operators(folder: str | Path) -> Path:
         fix = "install g++, or set CXX; without operators, rl.export.package takes torch's own, which are slower"
         raise ExportError(message("operators", got, "a C++20 compiler on Linux", fix))
     target = Path(folder)
+    if target.exists() and not target.is_dir():
+        raise ArgumentError(
+            message("folder", quote(str(folder)), "a folder, or the name of a new one", "name a folder")
+        )
     target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as place:
         shutil.copy(kernels, place)

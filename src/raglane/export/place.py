@@ -47,9 +47,12 @@ class Place:
             return
         chain = list(_chain(error))
         name = self._of_operator(chain) if self.program is not None else self._stack[-1] if self._stack else ""
+        where = f"model.{name}" if name else "model"
+        known = next((link for link in chain if isinstance(link, RaglaneError)), None)
+        if known is not None:
+            raise ExportError(f"{where}: {known}") from error
         got = f"a {self._parts.get(name, 'module')} that cannot be exported"
-        rule, fix = _reason(chain)
-        raise ExportError(message(f"model.{name}" if name else "model", got, rule, fix)) from error
+        raise ExportError(message(where, got, *_reason(chain))) from error
 
     def _enter(self, module: nn.Module, inputs: Any) -> None:  # noqa: ARG002
         if id(module) in self._names:
@@ -87,9 +90,6 @@ def _chain(error: BaseException | None) -> Any:
 
 def _reason(chain: list[BaseException]) -> tuple[str, str]:
     """The rule that was broken, and what to do, in words of ours where torch's error is one that we know."""
-    for error in chain:
-        if isinstance(error, RaglaneError):
-            return str(error), "change that, or leave that part out of what you export"
     text = " ".join(str(error) for error in chain)
     if "data-dependent" in text or "DataDependent" in text:
         rule = "a graph holds no Python code that looks at numbers of a batch (if, int, float, item, tolist)"

@@ -69,6 +69,10 @@ class Signature:
             raise ArgumentError(message("example", "no element", "at least one element", "pass a batch that has some"))
         parameters = list(inspect.signature(model.forward).parameters)
         names = tuple(parameters[: len(arguments)])
+        if len(names) < len(arguments):
+            rule = f"at most the {len(parameters)} that the model's forward names"
+            fix = "wrap the model in a module whose forward names each"
+            raise ArgumentError(message("example", f"{len(arguments)} arguments", rule, fix))
         signature = cls(names, arguments, layout)  # type: ignore[arg-type]
         for name, part in signature.leaves():
             if isinstance(part, Tensor) and sum(size == len(batches[0]) for size in part.shape) > 1:

@@ -18,13 +18,11 @@ from raglane.export.place import Place
 from raglane.export.scans import place_scans
 from raglane.export.signature import Layout, Signature
 from raglane.export.simplify import simplify
-from raglane.export.tracing import evaluating, quiet, traced
+from raglane.export.tracing import check_dtype, evaluating, quiet, traced
 from raglane.export.verify import Verified, check_agrees, in_runtime
 from raglane.files import check_new_file, write_file
 
 __all__ = ["Exported", "onnx"]
-
-_DTYPES = (torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -93,7 +91,7 @@ def onnx(
     for module in ("onnx", "onnxscript", *(["onnxruntime"] if verify else [])):
         require(module, "export")
     signature = Signature.of(model, example, layout)
-    _check_dtype(model)
+    check_dtype(model)
     with evaluating(model), quiet():
         program = _converted(model, signature)
         program.model.metadata_props.update(metadata or {})
@@ -119,13 +117,6 @@ def _counted(graph: Any) -> dict[str, int]:
     for node in graph.all_nodes():
         counts[node.op_type] = counts.get(node.op_type, 0) + 1
     return dict(sorted(counts.items()))
-
-
-def _check_dtype(model: nn.Module) -> None:
-    for name, part in model.named_parameters():
-        if part.is_floating_point() and part.dtype not in _DTYPES:
-            fix = "export model.float(); float16 can be had from the exported file, see docs/deploy.md"
-            raise ExportError(message(name, str(part.dtype), "parameters of float32 or float64", fix))
 
 
 def _converted(model: nn.Module, signature: Signature) -> Any:

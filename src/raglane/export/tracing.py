@@ -12,13 +12,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from raglane.errors import ExportError, message
 from raglane.export.signature import Signature, Surface
 from raglane.kernels.dispatch import using
 from raglane.kernels.graph import Loops, loops_by
 
-__all__ = ["evaluating", "quiet", "traced"]
+__all__ = ["check_dtype", "evaluating", "quiet", "traced"]
 
 _TALKATIVE = ("torch.onnx", "torch.export", "torch._export", "torch.fx.experimental", "onnxscript", "onnx_ir")
+_DTYPES = (torch.float32, torch.float64)
 # Lengths of the batch that is traced: none is special, and neither is their number.
 _TRACED = [4, 2, 6, 3, 5]
 
@@ -35,6 +37,21 @@ def traced(model: nn.Module, signature: Signature, loops: Loops) -> Any:
     surface = Surface(model, signature).eval()
     with using(backend="reference"), loops_by(loops):
         return torch.export.export(surface, inputs, dynamic_shapes=(signature.dims(),), strict=False)
+
+
+def check_dtype(model: nn.Module) -> None:
+    """Refuse parameters of a dtype that no file has.
+
+    Args:
+        model: of which they are.
+
+    Raises:
+        ExportError: one is of bfloat16 or float16.
+    """
+    for name, part in model.named_parameters():
+        if part.is_floating_point() and part.dtype not in _DTYPES:
+            fix = "export model.float(); an ONNX file can be made float16 afterwards, see docs/deploy.md"
+            raise ExportError(message(name, str(part.dtype), "parameters of float32 or float64", fix))
 
 
 @contextmanager

@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from raglane import export
 from raglane.data.missing import BLOCKS
 from raglane.data.preprocess import END, UNKNOWN, Preprocessor
+from raglane.data.records import TIME_GAP
 from raglane.errors import ArgumentError, ExportError, message
 from raglane.export.signature import Layout
 from raglane.files import check_new_file, write_file
 from raglane.ragged import Ragged
+from raglane.segments import plain as segments
 from raglane.training.model import SequenceModel
 
 __all__ = ["RunModule", "description_path", "export_run"]
@@ -32,13 +34,16 @@ class RunModule(nn.Module):
         preprocessor: of the same run.
 
     Raises:
-        ExportError: preprocessing that is not a matter of single elements, and so not part of a graph.
+        ExportError: preprocessing that is not part of a graph.
     """
 
     def __init__(self, model: SequenceModel, preprocessor: Preprocessor) -> None:
         super().__init__()
         _check(preprocessor)
         self.network, self.task, self.missing = model, preprocessor.task, preprocessor.missing
+        self.gap_column = preprocessor.channels.index(TIME_GAP) if TIME_GAP in preprocessor.channels else None
+        usual = 1.0 if self.gap_column is None or preprocessor.mean is None else preprocessor.mean[self.gap_column]
+        self.usual_gap = usual if usual > 0 else 1.0
         self.scale_in = _Scale(preprocessor.mean, preprocessor.std, len(preprocessor.channels))
         forecasts = self.task == "forecast" and not model.is_binary
         names = preprocessor.target_names
@@ -57,14 +62,19 @@ class RunModule(nn.Module):
         return self.network(self._read(batch))  # type: ignore[no-any-return]
 
     def _read(self, batch: Ragged) -> Ragged:
-        return batch if self.network.encoder.embedding is not None else batch.map(self._scaled)
-
-    def _scaled(self, values: Tensor) -> Tensor:
-        scaled = self.scale_in.apply(values)
+        if self.network.encoder.embedding is not None:
+            return batch
+        scaled = self.scale_in.apply(batch.values)
         if self.missing == "error":
-            return scaled
-        is_missing = ~values.isfinite()
-        return torch.cat([torch.where(is_missing, torch.zeros_like(scaled), scaled), is_missing.to(scaled.dtype)], 1)
+            return batch.with_values(scaled)
+        return batch.with_values(_filled(scaled, batch.offsets, self.missing, self._gaps(batch.values)))
+
+    def _gaps(self, values: Tensor) -> Tensor | None:
+        """The time since the element before, as :meth:`Preprocessor.scaled` has it."""
+        if self.gap_column is None:
+            return None
+        gaps = values[:, self.gap_column].double()
+        return torch.where(gaps.isfinite(), gaps, 0.0) / self.usual_gap
 
     def _in_words(self, answers: Tensor) -> Tensor:
         """Probabilities, or numbers in the units of the data."""
@@ -95,11 +105,31 @@ class _Scale(nn.Module):
         return (values.double() * self.std + self.mean).to(values.dtype) if self.acts else values
 
 
+def _filled(values: Tensor, offsets: Tensor, missing: str, gaps: Tensor | None) -> Tensor:
+    """What :func:`raglane.data.missing.fill_missing` does, by operators that a graph can hold."""
+    absent, total = ~values.isfinite(), values.shape[0]
+    flags = absent.to(values.dtype)
+    if missing == "zero":
+        return torch.cat([torch.where(absent, 0.0, values), flags], 1)
+    row = torch.arange(total, device=values.device).unsqueeze(1)
+    starts = segments.spread(offsets[:-1], offsets, total).unsqueeze(1)
+    # There is no running maximum in ONNX. Of each channel the rows in which it is present, the first at place 1, and
+    # how many there are up to each element: where the last of them is.
+    count = (~absent).to(torch.int64).cumsum(0)
+    rows = count.new_zeros(total + 1, values.shape[1])
+    rows = rows.scatter(0, torch.where(absent, 0, count), row.expand(-1, values.shape[1]))
+    last = torch.where(count > 0, rows.gather(0, count), -1)
+    carried = values.gather(0, last.clamp(min=0))
+    parts = [torch.where(last >= starts, carried, 0.0), flags]
+    if missing == "elapsed":
+        times = (row.double() if gaps is None else gaps.unsqueeze(1).cumsum(0)).expand(-1, values.shape[1])
+        before = torch.maximum(segments.shift(last, offsets, 1, fill=-1), starts)
+        parts.append((times - times.gather(0, before)).to(values.dtype))
+    return torch.cat(parts, 1)
+
+
 def _check(preprocessor: Preprocessor) -> None:
     fix = "prepare the data before the file, and export run.model by rl.export.onnx"
-    if preprocessor.missing not in ("error", "zero"):
-        got, rule = repr(preprocessor.missing), "'error' or 'zero', which look at each element alone"
-        raise ExportError(message("missing", got, rule, fix))
     if preprocessor.features:
         rule = "one column of numbers or tokens: features beside it are joined outside of the network"
         raise ExportError(message("features", f"{len(preprocessor.features)} beside the main column", rule, fix))
@@ -156,7 +186,7 @@ def _example(preprocessor: Preprocessor) -> Ragged:
     size = len(preprocessor.channels)
     scale = _Scale(preprocessor.mean, preprocessor.std, size)
     values = scale.invert(torch.randn(sum(lengths), size, generator=generator))
-    if preprocessor.missing == "zero":
+    if preprocessor.missing != "error":
         values[torch.rand(values.shape, generator=generator) < 0.1] = torch.nan
     return Ragged.from_flat(values, lengths=lengths)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raglane.errors import MissingExtraError, require
+from raglane.errors import ArgumentError, MissingExtraError, message, quote, require, shorten
 from raglane.training.folder import LOGS
 
 if TYPE_CHECKING:
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LoggingWatcher", "check_logger"]
 
+# Characters of a message that is not our own.
+_LONGEST = 300
 # The modules of which one must be there, by what is to be installed.
 _PACKAGES = {"tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",), "mlflow": ("mlflow",)}
 
@@ -60,17 +63,30 @@ class LoggingWatcher:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             loggers = require("lightning.pytorch.loggers", "logs")
-        place, name = str(self._folder / LOGS), self._folder.name
-        if self._settings.logger == "tensorboard":
-            self._logger = loggers.TensorBoardLogger(place, name="", version="")
-        elif self._settings.logger == "wandb":
-            self._folder.joinpath(LOGS).mkdir(exist_ok=True)
-            self._logger = loggers.WandbLogger(name=name, save_dir=place, project="raglane")
-        else:
-            self._logger = loggers.MLFlowLogger(experiment_name="raglane", run_name=name, save_dir=place)
-        self._logger.log_hyperparams(self._settings.to_config())
+        try:
+            self._logger = self._made(loggers)
+            self._logger.log_hyperparams(self._settings.to_config())
+        except Exception as error:
+            # What its package finds missing: an account, a server, a database.
+            got = f"{quote(self._settings.logger)}, which says: {shorten(' '.join(str(error).split()), _LONGEST)}"
+            raise ArgumentError(
+                message("logger", got, "a logger that can begin", "set it up, or leave it out")
+            ) from error
         if self._watcher is not None:
             self._watcher.started(state, epochs, batches)
+
+    def _made(self, loggers: Any) -> Any:
+        """The logger, with its files in the folder of the run."""
+        place, name = (self._folder / LOGS).absolute(), self._folder.name
+        place.mkdir(exist_ok=True)
+        if self._settings.logger == "tensorboard":
+            return loggers.TensorBoardLogger(str(place), name="", version="")
+        if self._settings.logger == "wandb":
+            return loggers.WandbLogger(name=name, save_dir=str(place), project="raglane")
+        # In files alone, as Lightning would have it, MLflow 3 no longer logs.
+        where = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{place / 'mlflow.db'}"
+        more = {} if "MLFLOW_TRACKING_URI" in os.environ else {"artifact_location": str(place)}
+        return loggers.MLFlowLogger(experiment_name="raglane", run_name=name, tracking_uri=where, **more)
 
     def batch_done(self, epoch: int, batch: int, totals: Any) -> None:
         """Told to the other watcher alone."""

@@ -173,8 +173,22 @@ def publish(tuned: Tuned, folder: Path) -> Path:
 
 def _check_place(folder: Path) -> None:
     """Refuse a folder that holds something else than a study."""
-    if not (folder / STUDY).exists() and not (folder / TRIALS).is_dir():
-        check_folder(folder)
+    path = folder / STUDY
+    if not path.exists() and (folder / TRIALS).is_dir() and any((folder / TRIALS).iterdir()):
+        raise _not_whole(path, f"no such file, beside the {TRIALS} of a study")
+    if not path.exists() and not (folder / TRIALS).is_dir():
+        try:
+            check_folder(folder)
+        except ArgumentError as error:
+            fix = f"name another folder with {argument('folder')}"
+            got = f"{quote(str(folder))}, which holds something else"
+            raise ArgumentError(message("folder", got, "a folder that is new, or that of a study", fix)) from error
+
+
+def _not_whole(path: Path, got: str) -> CheckpointError:
+    """The error of a study that is damaged."""
+    fix = f"name another folder with {argument('folder')}"
+    return CheckpointError(message(str(path), got, "a study that Raglane wrote, whole", fix))
 
 
 def _open(optuna: Any, order: Order, folder: Path) -> Any:
@@ -192,6 +206,8 @@ def _open(optuna: Any, order: Order, folder: Path) -> Any:
             f"sqlite:///{path.absolute()}", engine_kwargs={"connect_args": {"timeout": 120}}
         )
         names = [summary.study_name for summary in optuna.get_all_study_summaries(storage)]
+        if not names and any((folder / TRIALS).iterdir()):
+            raise ValueError(f"no study in it, beside the {TRIALS} of one")
         # Another seed for each process, and for each time that it goes on: they are to try other things.
         seed = order.settings.seed
         if names:
@@ -205,9 +221,7 @@ def _open(optuna: Any, order: Order, folder: Path) -> Any:
         )
         kept = study.user_attrs.get("order")
     except Exception as error:
-        reason = " ".join(str(error).split())
-        fix = f"name another folder with {argument('folder')}"
-        raise CheckpointError(message(str(path), quote(reason), "a study that Raglane wrote, whole", fix)) from error
+        raise _not_whole(path, quote(" ".join(str(error).split()))) from error
     if kept is None:
         study.set_user_attr("order", json.dumps(wanted, sort_keys=True))
     else:

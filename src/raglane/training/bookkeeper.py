@@ -99,6 +99,7 @@ class Bookkeeper:
         optimizer: of the run, once it has started.
         batches: of the epoch that runs.
         best: the files of the best model, where there is no folder.
+        is_stepping: whether the weights may be between those of two steps.
     """
 
     def __init__(
@@ -122,6 +123,8 @@ class Bookkeeper:
         self.optimizer: torch.optim.Optimizer | None = None
         self.batches = len(order)
         self.best: dict[str, bytes] = {}
+        # Whether the weights may be between two steps.
+        self.is_stepping = False
         self._folder, self._model_files, self._carried = folder, model_files, carried
         self._watcher = watcher
         self._stop = Stop(ranks, stops)
@@ -183,6 +186,7 @@ class Bookkeeper:
         is_step = state.batch % self.settings.accumulate == 0
         if is_step:
             self._stepped, self._stepped_carried = replace(state, totals=replace(totals)), self.running.carried
+            self.is_stepping = False
         asked = self._stop.answer()
         # The last batch of an epoch is saved by the end of the epoch, which comes next.
         if is_step and state.batch < self.batches:
@@ -221,6 +225,7 @@ class Bookkeeper:
         if is_best:
             state.best_epoch, state.best_loss = state.epoch, watched
         self._stepped = replace(state, totals=Totals())
+        self.is_stepping = False
         if self.ranks.is_first:
             self._save_epoch(is_best)
         if self._watcher is not None:
@@ -275,13 +280,13 @@ class Bookkeeper:
             raise diverged("weights that are not finite", self.state, self.settings)
 
     def save_stepped(self) -> None:
-        """Write the checkpoint of the last step that all ranks have done, where another rank has gone since.
+        """Write the checkpoint of the last step that all ranks have done, where a rank or a worker has gone since.
 
         Raises:
             DivergedError: the weights are not worth saving.
             OSError: the checkpoint cannot be written.
         """
-        if 0 < self._stepped.batch < self.batches:
+        if 0 < self._stepped.batch < self.batches and not self.is_stepping:
             self.state, self.running.totals = self._stepped, self._stepped.totals
             self.running.carried = self._stepped_carried
             self._write_within()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,7 +24,7 @@ from raglane.training.bookkeeper import Bookkeeper, Watcher
 from raglane.training.divergence import diverged
 from raglane.training.model import SequenceModel
 from raglane.training.optimizers import make_optimizer
-from raglane.training.ranks.group import ALONE, Ranks
+from raglane.training.ranks.group import ALONE, Ranks, lost_worker
 from raglane.training.settings import Settings
 from raglane.training.state import TrainingState
 from raglane.training.stops import Stops
@@ -146,6 +147,8 @@ class _Loop:
             book.batch_done()
 
     def _step(self) -> None:
+        # PyTorch tells at any moment that a worker has gone: weights that are half stepped are not saved.
+        self._book.is_stepping = True
         self._learner.average()
         if self._settings.clip:
             nn.utils.clip_grad_norm_(self._book.model.parameters(), self._settings.clip)
@@ -245,7 +248,12 @@ def run_epochs(
                     loop.validate(loader(validation, in_order))
                 if book.epoch_done():
                     break
-        except RuntimeError as error:
+        except (RuntimeError, ConnectionError, EOFError) as error:
+            if settings.workers and _is_of_worker(error):
+                _hear_no_more_of_workers()
+                if ranks.count == 1:
+                    book.save_stepped()
+                raise lost_worker(folder) from error
             if ranks.is_lost(error):
                 if ranks.is_keeper():
                     book.save_stepped()
@@ -255,6 +263,22 @@ def run_epochs(
                 raise
             raise diverged("a step that numbers of 32 bits cannot hold", state, settings) from error
     return book.best
+
+
+def _is_of_worker(error: Exception) -> bool:
+    """Whether an error says that a worker has gone: PyTorch's word for it, or that of the pipe to it."""
+    return "DataLoader worker" in str(error) or not isinstance(error, RuntimeError)
+
+
+def _hear_no_more_of_workers() -> None:
+    """Without PyTorch's handler, which raises for a worker that has gone again and again, within a checkpoint, too.
+
+    It only tells earlier what PyTorch sees when it waits for a batch, and so is not set again.
+    """
+    for _ in range(2):
+        # It may be about to raise; and only the main thread has handlers.
+        with suppress(RuntimeError, ValueError, AttributeError):
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def _batches(training: SequenceDataset | Dataset, order: Batches | Chunks, settings: Settings) -> _Counted:

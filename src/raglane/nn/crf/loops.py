@@ -66,11 +66,19 @@ def _log_sum_exp(ways: Tensor) -> Tensor:
 
 
 def _walk(
-    step: _Reach | _Back, chain: _Chain, rows: Tensor, offsets: Tensor, sizes: tuple[int, int], *, reverse: bool = False
+    table: Table,
+    step: _Reach | _Back,
+    chain: _Chain,
+    rows: Tensor,
+    offsets: Tensor,
+    sizes: tuple[int, int],
+    *,
+    reverse: bool = False,
 ) -> Tensor:
     """Run a step from one end of each sequence to the other; to what it gives for each element.
 
     Args:
+        table: of the batch.
         step: what is computed.
         chain: what it reads.
         rows: ``(N, C)``, of the elements.
@@ -80,30 +88,33 @@ def _walk(
     """
     before = segments.shift(torch.ones_like(rows[:, :1]), offsets, -1 if reverse else 1, fill=0)
     state = rows.new_zeros(offsets.shape[0] - 1, sizes[0])
-    table: Table = table_of(offsets, rows.shape[0])
     marked = torch.cat([rows, 1 - before], 1)
     _, (found,) = run_steps(table, Step(step, chain), marked, (state,), [sizes[1]], reverse=reverse)
     return found
 
 
-def _reach(scores: Scores, offsets: Tensor, *, best: bool = False, reverse: bool = False) -> tuple[Tensor, Tensor]:
+def _reach(
+    table: Table, scores: Scores, offsets: Tensor, *, best: bool = False, reverse: bool = False
+) -> tuple[Tensor, Tensor]:
     """``(N, C)`` and ``(N,)``, the levels; from the end of the sequences in place of the beginning with ``reverse``."""
     count = scores.end.shape[0]
     arriving, edge = (scores.transitions, scores.end) if reverse else (scores.transitions.t(), scores.start)
-    found = _walk(_Reach(best), _Chain(arriving, edge), scores.emissions, offsets, (count, count + 1), reverse=reverse)
+    sizes = (count, count + 1)
+    found = _walk(table, _Reach(best), _Chain(arriving, edge), scores.emissions, offsets, sizes, reverse=reverse)
     return found[:, :-1], found[:, -1]
 
 
 def best_tags(scores: Scores, lengths: Tensor, offsets: Tensor) -> Tensor:  # noqa: ARG001
     """See :func:`raglane.nn.crf.recursions.best_tags`."""
-    weight = weights_of(scores, *_reach(scores, offsets, best=True))
+    table = table_of(offsets, scores.emissions.shape[0])
+    weight = weights_of(scores, *_reach(table, scores, offsets, best=True))
     chain = _Chain(scores.transitions.t(), scores.end)
-    return _walk(_Back(), chain, weight, offsets, (1, 1), reverse=True).squeeze(1).to(torch.int64)
+    return _walk(table, _Back(), chain, weight, offsets, (1, 1), reverse=True).squeeze(1).to(torch.int64)
 
 
 def log_partition(scores: Scores, lengths: Tensor, offsets: Tensor) -> Tensor:  # noqa: ARG001
     """See :func:`raglane.nn.crf.recursions.log_partition`."""
-    reaches, levels = _reach(scores, offsets)
+    reaches, levels = _reach(table_of(offsets, scores.emissions.shape[0]), scores, offsets)
     final = _log_sum_exp(segments.last(weights_of(scores, reaches, levels), offsets) + scores.end)
     ending = torch.where(offsets.diff() > 0, final, torch.zeros_like(final))
     return segments.sum(levels.to(SUMS), offsets) + ending
@@ -111,6 +122,7 @@ def log_partition(scores: Scores, lengths: Tensor, offsets: Tensor) -> Tensor:  
 
 def marginals(scores: Scores, lengths: Tensor, offsets: Tensor) -> Tensor:  # noqa: ARG001
     """See :func:`raglane.nn.crf.recursions.marginals`."""
-    weight = weights_of(scores, *_reach(scores, offsets)) + _reach(scores, offsets, reverse=True)[0]
+    table = table_of(offsets, scores.emissions.shape[0])
+    weight = weights_of(scores, *_reach(table, scores, offsets)) + _reach(table, scores, offsets, reverse=True)[0]
     # ONNX Runtime has a softmax of no elements, and no largest.
     return torch.where(weight == -torch.inf, 0.0, finite(weight).softmax(1))

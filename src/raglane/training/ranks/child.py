@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from raglane.errors import RaglaneError, flags
+from raglane.errors import LostRankError, RaglaneError, flags
 from raglane.training.ranks.group import Ranks
 from raglane.training.ranks.launch import Place
 from raglane.training.state import Totals, TrainingState
@@ -68,7 +68,11 @@ def run(pipe: Connection) -> None:
     words: SimpleQueue[str] = SimpleQueue()
     threading.Thread(target=_listen, args=(pipe, stops, words), daemon=True).start()
     with flags(place.flags):
-        pipe.send(("ended", _work(pipe, place, content, stops, words)))
+        told = _work(pipe, place, content, stops, words)
+        pipe.send(("ended", told))
+        if isinstance(told, LostRankError):
+            # A worker of this rank has died. The others hear of it by the end of this one, and one of them saves.
+            os._exit(0)
     # Until the others have ended, who may still hear from this one.
     words.get()
 

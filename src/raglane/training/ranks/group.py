@@ -18,7 +18,7 @@ from raglane.training.folder import LAST
 from raglane.training.stops import Stops
 from raglane.training.tasks.base import Score
 
-__all__ = ["ALONE", "Ranks", "Stop", "lost"]
+__all__ = ["ALONE", "Ranks", "Stop", "lost", "lost_worker"]
 
 # How long a rank waits for the others: one may read data or write a checkpoint meanwhile.
 _PATIENCE = timedelta(hours=2)
@@ -200,11 +200,27 @@ def lost(what: str, folder: Path | None) -> LostRankError:
         >>> str(lost("rank 1, killed by SIGKILL", None))[:58]
         'ranks: got rank 1, killed by SIGKILL; the rule: all of the'
     """
-    fix = "train again"
-    if folder is not None and whole_folder(folder / LAST) is not None:
-        resume = f"{argument('resume', True)} and {argument('out', str(folder))}"
-        fix = f"go on with {resume}, with as many ranks as you like"
+    goes_on = _how_to_go_on(folder)
+    fix = "train again" if goes_on is None else f"{goes_on}, with as many ranks as you like"
     return LostRankError(message("ranks", what, "all of them live until the end", fix))
+
+
+def lost_worker(folder: Path | None) -> LostRankError:
+    """The error of a training of which a process that prepares batches has gone.
+
+    Args:
+        folder: of the run, or None.
+    """
+    what = "one that died, as where the machine has no memory left"
+    fix = f"{_how_to_go_on(folder) or 'train again'}; fewer of them take less memory"
+    return LostRankError(message("workers", what, "a worker lives until the end", fix))
+
+
+def _how_to_go_on(folder: Path | None) -> str | None:
+    """What to do with a run that has ended too early; None where it has no checkpoint."""
+    if folder is None or whole_folder(folder / LAST) is None:
+        return None
+    return f"go on with {argument('resume', True)} and {argument('out', str(folder))}"
 
 
 class Stop:

@@ -20,10 +20,10 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
-from raglane.errors import RaglaneError, current_flags
+from raglane.errors import LostRankError, RaglaneError, current_flags
 from raglane.training.bookkeeper import Watcher
 from raglane.training.machine import threads_of
-from raglane.training.ranks.group import lost
+from raglane.training.ranks.group import lost, lost_worker
 from raglane.training.stops import Stops
 from raglane.training.work import TrainingResult, Work
 
@@ -81,6 +81,11 @@ class _Rank:
     told: Any = None
     has_told: bool = False
     code: int | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has told of an error of its own, so that nothing more can come of the others."""
+        return isinstance(self.told, (RaglaneError, OSError)) and not isinstance(self.told, LostRankError)
 
     def tell(self, *words: Any) -> None:
         """Send something; a rank that has gone does not hear it."""
@@ -193,12 +198,15 @@ class _Watch:
             self._pass_on()
             if isinstance(self._ranks[0].told, TrainingResult):
                 return self._ranks[0].told
-            if any(isinstance(rank.told, (RaglaneError, OSError)) for rank in self._ranks):
+            if any(rank.has_failed for rank in self._ranks):
                 raise self._error()
             if any(rank.code is not None or rank.has_told for rank in self._ranks):
                 since = since or time.monotonic()
                 is_over = all(rank.code is not None or rank.has_told for rank in self._ranks)
-                grace = _SOON if any(isinstance(rank.told, BaseException) for rank in self._ranks) else _GRACE
+                told = [rank.told for rank in self._ranks]
+                grace = _GRACE
+                if any(isinstance(word, BaseException) and not isinstance(word, LostRankError) for word in told):
+                    grace = _SOON
                 if is_over or time.monotonic() - since > grace:
                     raise self._error()
 
@@ -235,9 +243,11 @@ class _Watch:
         dead = [number for number, rank in enumerate(self._ranks) if rank.code is not None and not rank.has_told]
         # What PyTorch says may come of a rank that died; what Raglane and the system say does not.
         own = [error for error in told if isinstance(error, (RaglaneError, OSError)) or not dead]
-        if own:
+        if own and not isinstance(own[0], LostRankError):
             return own[0]
         self._save()
+        if own:
+            return lost_worker(self._work.folder)
         got = f"rank {dead[0]}, {_words_for(self._ranks[dead[0]].code)}" if dead else "ranks that lost each other"
         return lost(got, self._work.folder)
 
