@@ -58,6 +58,9 @@ def test_a_card_of_every_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         rows = {row[0]: row[-1] for row in card.results.rows}
         expected = {name.replace("_", " "): number for name, number in numbers.items()}
         assert {name: rows[name] for name in expected} == pytest.approx(expected, nan_ok=True), (task, rows)
+        assert "_" not in card.sentence
+        assert card.hardest is None or card.hardest.columns[0] == "row of the part"
+        assert ("trained as a language model of data in memory" in text) == (task == "language")
         assert card.by_length is not None
         assert card.hardest is not None
         assert sum(row[1] for row in card.by_length.rows) == len(data)

@@ -34,6 +34,12 @@ __all__ = ["Parts", "about", "make_card", "write_card"]
 
 # Labels and classes that a card lists, and characters of one.
 _LISTED, _LONGEST = 100, 40
+# What a model is trained for, where the name of its task is no verb.
+_PURPOSES = {
+    "language": "as a language model of",
+    "multilabel": "to give sets of labels to",
+    "regress": "to tell numbers of",
+}
 
 
 @dataclass(frozen=True)
@@ -188,7 +194,9 @@ class Measured:
         found = self.each.hardest(self.saved, device)
         metric = self.result.metric.replace("_", " ")
         told = any(one.predicted for one in found)
-        columns = ("id", *(("true", "predicted") if told else ()), "steps", "loss", metric)
+        # Without ids, rows of the part: counted from 0, as the part has them.
+        first = "row of the part" if self.each.records.ids is None else "id"
+        columns = (first, *(("true", "predicted") if told else ()), "steps", "loss", metric)
         rows = (
             (
                 _short(one.id),
@@ -217,10 +225,10 @@ def _written(folder: Path, settings: Settings, result: TrainingResult, parts: Pa
     points = evaluation.measured.points if evaluation is not None else ()
     matrix = evaluation.confusion.tolist() if evaluation is not None and evaluation.confusion is not None else ()
     by_length = measured.by_length()
+    purpose = _PURPOSES.get(settings.task, f"to {settings.task}")
     return Card(
         name=folder.name,
-        sentence=f"{describe(saved.model)}, trained to {settings.task} {parts.name}: {metric} {value:.3f} on the "
-        f"{on} part.",
+        sentence=f"{describe(saved.model)}, trained {purpose} {parts.name}: {metric} {value:.3f} on the {on} part.",
         about=about(parts, settings),
         facts=(
             (f"{metric}, {on}", f"{value:.3f}"),

@@ -69,7 +69,7 @@ def _curves(history: Sequence[dict[str, float]], metric: str, title: str, best_e
         if best_epoch:
             axes.axvline(best_epoch, color=look.ink, linestyle=":", linewidth=1, label=f"best (epoch {best_epoch})")
         axes.set_xlabel("epoch")
-        axes.set_title(name, fontsize=11)
+        axes.set_title(name.replace("_", " "), fontsize=11)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.legend(frameon=False, fontsize=9, labelcolor=look.ink)
         if name == "accuracy":
