@@ -42,9 +42,9 @@ extern "C" {
 enum raglane_status { RAGLANE_OK = 0, RAGLANE_BAD_ARGUMENT = 1, RAGLANE_OUT_OF_MEMORY = 2 };
 /* RAGLANE_INT8: all numbers of the call are float, the weights too; they are packed as int8, with a scale for each row of
  * a matrix, and what they are multiplied with is rounded to int8, with a scale for each row of values, h, or what is
- * projected. Of one step of a sequence these are its own, so its bits do not depend on the batch. Sums are of int32,
- * the same on every instruction set. A row with a number that is not finite gives NaN. For raglane_forward without gates
- * and raglane_pack, where no size is above 65,536. */
+ * projected: a sequence's bits do not depend on the batch. Sums are of int32, the same on every instruction set. A row
+ * with a number that is not finite gives NaN. For raglane_forward without gates, and raglane_pack; no size is above
+ * 65,536. */
 enum raglane_dtype { RAGLANE_FLOAT32 = 0, RAGLANE_FLOAT64 = 1, RAGLANE_BFLOAT16 = 2, RAGLANE_INT8 = 3 };
 /* The last two add to AVX-512 what multiplies bfloat16, sums and states staying float; other dtypes run on AVX-512
  * under their name. */

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -175,7 +174,9 @@ def test_rows_of_nothing() -> None:
     """A row of zeros, and one as good as zeros, has no scale to divide by."""
     for value in (0.0, 1e-40):
         network = make("rnn_relu", [2, 1], (6, 9, 0), bias=False)
-        network = network.map(partial(torch.full_like, fill_value=value))
+        values = torch.zeros_like(network.values)
+        values[:, 0] = value
+        network = replace(network, values=values, state=(torch.zeros_like(network.state[0]),))
         assert not states(network)[0].any()
 
 
