@@ -245,6 +245,7 @@ def peers(lists: dict[str, Integers], count: int, ranks: int = 8) -> None:
             "ours, random": Ours(Limit(sequences=PER_RANK), Order.random()),
             "ours, grouped": Ours(Limit(sequences=PER_RANK), Order.grouped(POOL)),
             "ours, grouped, pools of 100": Ours(Limit(sequences=PER_RANK), Order.grouped(2 * POOL)),
+            "ours, grouped, pools of 200": Ours(Limit(sequences=PER_RANK), Order.grouped(4 * POOL)),
             "ours, grouped, noise 0.1": Ours(Limit(sequences=PER_RANK), Order.grouped(POOL, noise=0.1)),
             "ours, grouped, elements": Ours(elements, Order.grouped(POOL)),
             "random": Pools(1, sort=False),

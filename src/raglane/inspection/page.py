@@ -116,7 +116,7 @@ def _batches(inspection: Inspection) -> str:
     rows = [(f"{size:,}", *(f"{known[size, order]:.1%}" for order in ORDERS)) for size in sizes]
     least, most = (f"{known[size, 'random']:.0%} of {size:,}" for size in (sizes[-1], sizes[0]))
     caption = (
-        "The share of real elements in padded batches: sequences by chance, grouped by length within pools of 50 "
+        "The share of real elements in padded batches: sequences by chance, grouped by length within pools of 200 "
         "batches (raglane train --bucket), or all sorted by length."
     )
     if inspection.looked_at < inspection.summary.count:

@@ -25,11 +25,11 @@ class Order:
 
     Example:
         >>> print(Order.random(), Order.grouped(noise=0.1), Order.windows(1000), sep="; ")
-        random; grouped, pools of 50 batches, noise 0.1; windows of 1,000 sequences, grouped
+        random; grouped, pools of 200 batches, noise 0.1; windows of 1,000 sequences, grouped
     """
 
     kind: str
-    pool: int = 50
+    pool: int = 200
     window: int = 0
     by_length: bool = False
     noise: float = 0.0
@@ -55,7 +55,7 @@ class Order:
         return Order("sorted", by_length=True)
 
     @staticmethod
-    def grouped(pool: int = 50, noise: float = 0.0) -> Order:
+    def grouped(pool: int = 200, noise: float = 0.0) -> Order:
         """Batches of similar lengths, and yet other batches in every epoch.
 
         The sequences come in a random order, in pools of some batches. A pool is sorted by length and cut into batches,
