@@ -52,6 +52,12 @@ FAULTS: dict[str, Fault] = {
         "if not program:",
         "kernels/test_program.py::test_backward_twice_through_a_kept_graph",
     ),
+    "an-output-of-the-caller-is-overwritten": Fault(
+        "src/raglane/kernels/program/loop.py",
+        "if node in own}",
+        "if own is not node}",
+        "kernels/test_program.py::test_results_stay_what_they_are",
+    ),
     "biases-that-are-added-lose-one": Fault(
         "src/raglane/programs/known.py",
         "return Moved((*one.pieces, *other.pieces), one.shape)",

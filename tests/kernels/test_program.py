@@ -133,6 +133,7 @@ class Raw(Scaled):
 def test_results_stay_what_they_are() -> None:
     """A backward pass writes over nothing that the caller has."""
     for layer in (rl.nn.Recurrent(Raw, 5, 4), rl.nn.LayerNormLSTM(5, 4)):
+        assert rl.explain(layer, a_batch()).backend == "program"  # what is overwritten is refused, too
         found: Any = layer(a_batch(), return_states=True)
         results = [part.values if isinstance(part, rl.Ragged) else part for part in tree_leaves(found)]
         kept = [part.detach().clone() for part in results]
