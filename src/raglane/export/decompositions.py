@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from raglane.errors import require
 from raglane.segments.index import owners
 
-__all__ = ["decompositions", "elements_of_padded", "exact_decompositions", "padded_of_elements"]
+__all__ = ["decompositions", "elements_of_padded", "exact_decompositions", "exact_translations", "padded_of_elements"]
 
 
 def elements_of_padded(padded: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -58,6 +59,20 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 def exact_decompositions() -> dict[Any, Callable[..., Any]]:
     """What stands for operators that ONNX computes in float32 in part, whatever the dtype."""
     return {torch.ops.aten.layer_norm.default: _layer_norm}
+
+
+def exact_translations() -> dict[Any, Callable[..., Any]]:
+    """Translations of operators whose own round a number of Python to float32, for graphs of float64."""
+    ir: Any = require("onnx_ir", "export")
+    op: Any = require("onnxscript", "export").opset20
+
+    # No annotations that are names: the exporter reads them where they are not imported.
+    def scalar_tensor(s, dtype=-1, layout="", device="", pin_memory=False):  # type: ignore[no-untyped-def]  # noqa: ARG001
+        kind = ir.DataType(dtype if dtype > 0 else ir.DataType.FLOAT)
+        return op.Constant(value=ir.tensor(s, dtype=kind)) if isinstance(s, int | float) else op.Cast(s, to=kind)
+
+    scalar_tensor.__annotations__ = {"s": float, "dtype": int, "layout": str, "device": str, "pin_memory": bool}
+    return {torch.ops.aten.scalar_tensor.default: scalar_tensor}
 
 
 def _layer_norm(

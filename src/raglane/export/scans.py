@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from raglane.errors import require
-from raglane.export.decompositions import exact_decompositions
+from raglane.export.decompositions import exact_decompositions, exact_translations
 from raglane.export.operators import OPSET, SCAN
 from raglane.export.simplify import simplify
 from raglane.kernels.graph import Step
@@ -83,8 +83,16 @@ def _traced(step: Step, node: Any) -> Any:
     dynamic = {0: torch.export.Dim.DYNAMIC}
     dims = tuple([dynamic] * (step.states + 2) + [None] * len(step.weights))
     program = torch.export.export(step, arguments, dynamic_shapes=(dims,), strict=False)
+    translations = None
     if kind is torch.float64:
-        program = program.run_decompositions(exact_decompositions())
-    found: Any = torch.onnx.export(program, opset_version=OPSET, dynamo=True, verbose=False, optimize=False)
+        program, translations = program.run_decompositions(exact_decompositions()), exact_translations()
+    found: Any = torch.onnx.export(
+        program,
+        opset_version=OPSET,
+        dynamo=True,
+        verbose=False,
+        optimize=False,
+        custom_translation_table=translations,
+    )
     simplify(found.model)
     return found.model.graph

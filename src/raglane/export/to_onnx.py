@@ -12,7 +12,7 @@ from torch import nn
 
 from raglane.checks import check_flag, check_kind
 from raglane.errors import ExportError, message, require
-from raglane.export.decompositions import decompositions
+from raglane.export.decompositions import decompositions, exact_translations
 from raglane.export.operators import OPSET, Loops
 from raglane.export.place import Place
 from raglane.export.scans import place_scans
@@ -133,11 +133,16 @@ def _converted(model: nn.Module, signature: Signature) -> Any:
             verbose=False,
             input_names=signature.input_names,
             output_names=signature.output_names,
+            custom_translation_table=exact_translations() if _is_wide(model) else None,
         )
         place_scans(found.model, loops.steps)
     simplify(found.model)
     _name_dimensions(found.model, signature)
     return found
+
+
+def _is_wide(model: nn.Module) -> bool:
+    return any(part.dtype is torch.float64 for part in model.parameters())
 
 
 def _decomposed(program: Any) -> Any:
