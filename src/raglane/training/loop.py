@@ -234,7 +234,8 @@ def run_epochs(
     more: dict[str, Any] = {"carried": carried, "watcher": watcher, "stops": stops, "ranks": ranks}
     book = Bookkeeper(model, task, settings, state, order, folder, model_files, **more)
     in_order = [] if validation is None else _in_order(validation, settings, order, ranks)
-    with closing(stops):
+    # What a loop asks not to be warned of, others may want to hear.
+    with closing(stops), warnings.catch_warnings():
         stops.listen()
         try:
             loop = _Loop(book, RareTokens.of(training, model.config, settings), device, optimizer_state)
