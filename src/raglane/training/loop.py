@@ -175,8 +175,8 @@ class _Loop:
 
 def _shared(learner: _Learner, device: torch.device) -> DistributedDataParallel:
     """A learner whose gradients are averaged over the ranks, which have met, while the backward pass still runs."""
-    # Nobody can do anything about it that all weights are used: often they are not.
-    warnings.filterwarnings("ignore", message=r"(?s).*find_unused_parameters=True was specified")
+    # Its new name is not in every version of PyTorch that will do.
+    warnings.filterwarnings("ignore", message=r"`broadcast_buffers` is deprecated", category=FutureWarning)
     # Where weights may go unused, the reducer keeps its buckets: sums have one order, and a run that goes on has the
     # bits of one that was never stopped. What a task keeps in buffers is the same everywhere.
     places = None if device.index is None else [device.index]
