@@ -40,6 +40,30 @@ FAULTS: dict[str, Fault] = {
         'entry.reason = ""',
         "kernels/test_program.py::test_what_cannot_be_a_program_says_why",
     ),
+    "what-is-still-read-is-overwritten": Fault(
+        "src/raglane/programs/compiled.py",
+        "node not in kept | self.fetched]",
+        "node not in kept]",
+        _LIBRARY,
+    ),
+    "a-kept-graph-of-a-program-is-overwritten": Fault(
+        "src/raglane/kernels/program/loop.py",
+        "if not is_last_use():",
+        "if not program:",
+        "kernels/test_program.py::test_backward_twice_through_a_kept_graph",
+    ),
+    "an-output-of-the-caller-is-overwritten": Fault(
+        "src/raglane/kernels/program/loop.py",
+        "if node in own}",
+        "if own is not node}",
+        "kernels/test_program.py::test_results_stay_what_they_are",
+    ),
+    "biases-that-are-added-lose-one": Fault(
+        "src/raglane/programs/known.py",
+        "return Moved((*one.pieces, *other.pieces), one.shape)",
+        "return Moved(one.pieces, one.shape)",
+        _LIBRARY,
+    ),
     "a-modules-numbers-are-baked-in": Fault(
         "src/raglane/programs/weights.py",
         "held = [(name, self.value(item)) for",

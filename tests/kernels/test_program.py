@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 import raglane as rl
 from raglane.errors import ArgumentError, DispatchError
@@ -108,6 +109,36 @@ def test_bits_are_those_of_a_sequence_alone(make: Any) -> None:
             assert torch.equal(layer(batch)[0].values, out.values)
         finally:
             torch.set_num_threads(threads)
+
+
+def test_backward_twice_through_a_kept_graph() -> None:
+    """What was saved is overwritten by the last backward pass alone, and a pass after that one is an error."""
+    layer, batch = rl.nn.LayerNormLSTM(5, 4, dtype=torch.float64), a_batch(torch.float64)
+    total = layer(batch)[0].values.square().sum()
+    first, second = (torch.autograd.grad(total, list(layer.parameters()), retain_graph=keep) for keep in (True, False))
+    for one, other in zip(first, second, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(total, list(layer.parameters()))
+
+
+class Raw(Scaled):
+    """Its output is a product, which the backward pass reads as well."""
+
+    def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        output = self.linear(torch.cat([x_t, state], 1))
+        return output, output.tanh()
+
+
+def test_results_stay_what_they_are() -> None:
+    """A backward pass writes over nothing that the caller has."""
+    for layer in (rl.nn.Recurrent(Raw, 5, 4), rl.nn.LayerNormLSTM(5, 4)):
+        assert rl.explain(layer, a_batch()).backend == "program"  # what is overwritten is refused, too
+        found: Any = layer(a_batch(), return_states=True)
+        results = [part.values if isinstance(part, rl.Ragged) else part for part in tree_leaves(found)]
+        kept = [part.detach().clone() for part in results]
+        results[0].square().sum().backward()
+        assert all(torch.equal(one, other) for one, other in zip(kept, results, strict=True))
 
 
 def test_numbers_of_sixteen_bits() -> None:

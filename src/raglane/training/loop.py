@@ -175,8 +175,8 @@ class _Loop:
 
 def _shared(learner: _Learner, device: torch.device) -> DistributedDataParallel:
     """A learner whose gradients are averaged over the ranks, which have met, while the backward pass still runs."""
-    # Nobody can do anything about it that all weights are used: often they are not.
-    warnings.filterwarnings("ignore", message=r"(?s).*find_unused_parameters=True was specified")
+    # Its new name is not in every version of PyTorch that will do.
+    warnings.filterwarnings("ignore", message=r"`broadcast_buffers` is deprecated", category=FutureWarning)
     # Where weights may go unused, the reducer keeps its buckets: sums have one order, and a run that goes on has the
     # bits of one that was never stopped. What a task keeps in buffers is the same everywhere.
     places = None if device.index is None else [device.index]
@@ -234,7 +234,8 @@ def run_epochs(
     more: dict[str, Any] = {"carried": carried, "watcher": watcher, "stops": stops, "ranks": ranks}
     book = Bookkeeper(model, task, settings, state, order, folder, model_files, **more)
     in_order = [] if validation is None else _in_order(validation, settings, order, ranks)
-    with closing(stops):
+    # What a loop asks not to be warned of, others may want to hear.
+    with closing(stops), warnings.catch_warnings():
         stops.listen()
         try:
             loop = _Loop(book, RareTokens.of(training, model.config, settings), device, optimizer_state)

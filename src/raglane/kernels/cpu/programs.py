@@ -57,8 +57,8 @@ def run(
         vectors: one ``(width,)`` each.
         weights: one ``(groups, rows, depth)`` each.
         output_dtypes: of each output; float32 or float64, as the numbers are, where nothing is said.
-        over: tensors whose memory outputs get, by the place of the output: each may be one of ``elements``, of which
-            no other output and no next state is a place.
+        over: tensors whose memory outputs get, by the place of the output: columns of a wider tensor, or one of
+            ``elements``, of which no other output and no next state is a place.
 
     Returns:
         The outputs, ``(N, width)`` each, and the final states, ``(B, width)`` each; an empty sequence's are its initial
@@ -264,7 +264,7 @@ def _sizes(offsets: Tensor, elements: Sequence[Tensor]) -> tuple[int, int]:
 
 def _memory(own: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Memory for an output: the caller's, where it fits."""
-    if own is not None and own.shape == shape and own.dtype is dtype and own.is_contiguous() and own.is_cpu:
+    if own is not None and own.shape == shape and own.dtype is dtype and own.stride(1) == 1 and own.is_cpu:
         return own
     return torch.empty(shape, dtype=dtype, device="cpu")
 

@@ -19,7 +19,7 @@ from raglane.kernels.cpu.gradients import is_last_use, spend
 from raglane.kernels.cpu.products import times
 from raglane.kernels.cpu.programs import run as run_program
 from raglane.kernels.cpu.sums import outer_products
-from raglane.programs.compiled import Backward, Compiled, Fetch, Wanted
+from raglane.programs.compiled import Backward, Compiled, Fetch, Forward, Wanted
 from raglane.programs.lower import Lowered
 from raglane.programs.step import Step
 from raglane.programs.trace import Trace
@@ -102,7 +102,8 @@ def _forward(
     given |= dict(zip(compiled.states, changing, strict=True))
     given |= dict(zip(compiled.unchanged, unchanged, strict=True))
     given |= dict(zip(compiled.vectors, vectors, strict=True))
-    outputs, finals = _run(program.lowered, loop.offsets, loop.ascending, given, weights)
+    over = _beside(program, elements[0])
+    outputs, finals = _run(program.lowered, loop.offsets, loop.ascending, given, weights, over)
     found = [] if program.output is None else [outputs[program.output]]
     found += loop.join(finals, unchanged)
     if loop.need_states:
@@ -110,6 +111,20 @@ def _forward(
         spread = [segments.spread(part, loop.offsets, count) for part in unchanged]
         found += loop.join([outputs[place] for place in program.states], spread)
     return found, {node: outputs[place] for node, place in program.saved.items()}
+
+
+def _beside(program: Forward, like: Tensor) -> dict[int, Tensor]:
+    """Memory for what is saved for the backward pass alone: in one piece, which the next call is given again.
+
+    glibc hands several large pieces back to the system one by one, and each page of new ones costs a fault.
+    """
+    widths = {
+        place: program.lowered.program.outputs[place][1] for node, place in program.saved.items() if node in program.own
+    }
+    if len(widths) < 2:
+        return {}
+    whole = like.new_empty(like.shape[0], sum(widths.values()))
+    return dict(zip(widths, whole.split(list(widths.values()), 1), strict=True))
 
 
 def _run(

@@ -20,25 +20,18 @@ from raglane.kernels.program.loop import gradients
 __all__ = ["program", "run_direction"]
 
 
-@torch.library.custom_op(
-    "raglane::program",
-    mutates_args=(),
-    schema="(str cell, bool[] present, Tensor values, Tensor offsets, Tensor[] states, Tensor[] weights, bool reverse,"
-    " bool need_output, bool need_states) -> Tensor[]",
+# What a layer in one direction is given: a cell of the library by its name, and which of its weights there are.
+_GIVEN = (
+    "str cell, bool[] present, Tensor values, Tensor offsets, Tensor[] states, Tensor[] weights, bool reverse,"
+    " bool need_output, bool need_states"
 )
-def program(
-    cell: str,
-    present: list[bool],
-    values: Tensor,
-    offsets: Tensor,
-    states: list[Tensor],
-    weights: list[Tensor],
-    *wishes: bool,
-) -> list[Tensor]:
+
+
+@torch.library.custom_op("raglane::program", mutates_args=(), schema=f"({_GIVEN}) -> Tensor[]")
+def program(*given: Any) -> list[Tensor]:
     """The output where it is needed, the final states, and the states after each element where they are needed."""
-    found = _run(cell, present, values, offsets, states, weights, *wishes)
     # What an operator gives is memory of its own.
-    return [part.detach().clone() for part in found]
+    return [part.detach().clone() for part in _run(*given)]
 
 
 def _run(
@@ -73,17 +66,8 @@ def _run(
 
 
 @program.register_fake
-def _(
-    cell: str,  # noqa: ARG001
-    present: list[bool],  # noqa: ARG001
-    values: Tensor,
-    offsets: Tensor,  # noqa: ARG001
-    states: list[Tensor],
-    weights: list[Tensor],  # noqa: ARG001
-    reverse: bool,  # noqa: ARG001
-    need_output: bool,
-    need_states: bool,
-) -> list[Tensor]:
+def _(*given: Any) -> list[Tensor]:
+    _, _, values, _, states, _, _, need_output, need_states = given
     count = values.shape[0]
     found = [values.new_empty(count, states[0].shape[1])] if need_output else []
     found += [torch.empty_like(part) for part in states]
@@ -91,29 +75,15 @@ def _(
 
 
 @torch.library.custom_op(
-    "raglane::program_backward",
-    mutates_args=(),
-    schema="(str cell, bool[] present, Tensor values, Tensor offsets, Tensor[] states, Tensor[] weights, bool reverse,"
-    " bool need_output, bool need_states, Tensor?[] grads, bool[] wanted) -> Tensor[]",
+    "raglane::program_backward", mutates_args=(), schema=f"({_GIVEN}, Tensor?[] grads, bool[] wanted) -> Tensor[]"
 )
-def _backward(
-    cell: str,
-    present: list[bool],
-    values: Tensor,
-    offsets: Tensor,
-    states: list[Tensor],
-    weights: list[Tensor],
-    reverse: bool,
-    need_output: bool,
-    need_states: bool,
-    grads: list[Tensor | None],
-    wanted: list[bool],
-) -> list[Tensor]:
+def _backward(*inputs: Any) -> list[Tensor]:
     """The gradients of (values, states, weights), empty where they are not wanted; the loop is run again for them."""
+    cell, present, values, offsets, states, weights, *wishes, grads, wanted = inputs
     given = [part.detach().requires_grad_(wish) for part, wish in zip((values, *states, *weights), wanted, strict=True)]
     own = given[1 : 1 + len(states)], given[1 + len(states) :]
     with torch.enable_grad(), _recorded():
-        found = _run(cell, present, given[0], offsets, *own, reverse, need_output, need_states)
+        found = _run(cell, present, given[0], offsets, *own, *wishes)
         pairs = [
             (part, grad) for part, grad in zip(found, grads, strict=True) if grad is not None and part.requires_grad
         ]
