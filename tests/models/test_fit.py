@@ -117,7 +117,7 @@ def test_given_parts_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _same(run, rl.fit(records, validation=records.select(range(4)), **_QUICK))
     advice = SimpleNamespace(why="Because.")
     monkeypatch.setattr(
-        "raglane.training.planned.plan_batches", lambda settings, _: (replace(settings, batch_size=5), advice)
+        "raglane.training.planned.plan_batches", lambda settings, *_: (replace(settings, batch_size=5), advice)
     )
     planned = rl.fit(sequences, labels, **_QUICK, batch_size="auto")
     assert planned.notes[-1] == "batches: 5 sequences in random order. Because."

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from planner.made_up import make_up
 from raglane.cli import main
 from raglane.data.formats import read
 from raglane.planner import plan
@@ -28,7 +29,8 @@ def data(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the planner was asked last, and what it found."""
+    """What the planner was asked last, and what it found on a machine of which every time is known."""
+    make_up(monkeypatch)
     known: dict[str, Any] = {}
 
     def watched(lengths: torch.Tensor, layer: torch.nn.Module, **options: object) -> object:
@@ -98,6 +100,7 @@ def test_auto_on_the_command_line(data: Path, tmp_path: Path, capsys: pytest.Cap
     assert weights[0] == weights[1]
 
 
+@pytest.mark.usefixtures("asked")
 def test_elements_on_the_command_line(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["train", str(data), "--hidden", "4", "--epochs", "1", "--out", str(tmp_path / "run")]
     assert main([*words, "--batch-elements", "auto", "--batch-size", "auto"]) == 2

@@ -13,13 +13,13 @@ _EACH = frozenset(OPERATIONS) - frozenset(_ROWS)
 
 
 def allocate(program: Program) -> Program:
-    """The same program with as few locals as their lives allow.
+    """The same program with as few locals as their lives allow; what a step leaves keeps one of its own.
 
     Example:
         >>> blocks = (Block("state", 4), *[Block("local", 4)] * 3)
         >>> chain = [Instruction("tanh", (Operand(i + 1),), (Operand(i),), 4) for i in range(3)]
         >>> len(allocate(Program(blocks, (), tuple(chain), (), (Operand(3),))).blocks)
-        2
+        3
     """
     end = len(program.instructions)
     # What a step leaves has a block of its own, so that it can be computed where it goes.

@@ -55,7 +55,11 @@ def share_out(sizes: _Integers, parts: int) -> tuple[_Integers, _Integers]:
     Example:
         >>> share_out(np.array([5, 4, 3, 3, 2]), 2)
         (array([0, 1, 1, 0, 1]), array([0, 0, 4, 5, 7]))
+        >>> share_out(np.array([5, 4]), 10**18)
+        (array([0, 1]), array([0, 0]))
     """
+    # More parts than sizes stay empty, however many they are.
+    parts = min(parts, max(len(sizes), 1))
     return _by_heap(sizes, parts) if parts < _FEW else _by_rounds(sizes, parts)
 
 
