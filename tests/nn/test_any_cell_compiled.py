@@ -164,6 +164,10 @@ def test_what_no_graph_can_hold_is_refused_with_the_reason() -> None:
         torch._dynamo.reset()
         with torch.random.fork_rng(), torch.no_grad():
             assert_alike(torch.compile(layer, backend="eager"), layer)
+    layer = a_model()
+    layer.cells[0] = Decaying(D, H)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="none of the modules that its layer was built with"):
+        results(compiled(layer)[0], "Ragged", 0)
     layer = a_model(Noisy).eval()
     twin, _ = compiled(layer)
     assert_alike(twin, layer)

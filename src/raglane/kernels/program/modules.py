@@ -93,7 +93,7 @@ def _name_of(
     """The name of a module, and nothing; or nothing, and the reason."""
     module = _announced.get(address)
     if module is None:
-        return "", "its layer was built with another module"
+        return "", "it is none of the modules that its layer was built with"
     output, is_tuple, sizes = facts
     cell = ModuleCell(module, output_size=output, state_sizes=sizes, is_tuple=is_tuple)
     reason = _unsuited(cell, module, width, sizes, dtype)
