@@ -108,11 +108,19 @@ def test_autocast(lengths: list[int], device: torch.device) -> None:
         assert grad.dtype is torch.float32
 
 
+class Turned(Elman):
+    """With an operation that no program has."""
+
+    def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        output, state = super().step(x_t, state)
+        return output.atan(), state
+
+
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Linear(D, D)
-        self.recurrent = rl.nn.Recurrent(Elman, D, H, num_layers=2, bidirectional=True)
+        self.recurrent = rl.nn.Recurrent(Turned, D, H, num_layers=2, bidirectional=True)
         self.head = nn.Linear(2 * H, 2)
 
     def forward(self, batch: Any) -> tuple[Tensor, Tensor]:
@@ -123,7 +131,7 @@ class Model(nn.Module):
 # torch.compile looks at every tensor's .grad and hides the warning, except from those who make it an error.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_a_compiled_model() -> None:
-    """The loop itself is left out of the graphs, so that no number of steps is compiled in."""
+    """A loop that is no program is left out of the graphs, so that no number of steps is compiled in."""
     model = Model()
     counter = torch._dynamo.testing.CompileCounterWithBackend("eager")
     compiled = torch.compile(model, backend=counter)

@@ -29,7 +29,7 @@ from raglane.programs.step import Step
 from raglane.programs.weights import Survey
 from raglane.tracing import has_tangent, is_exporting, records_operators
 
-__all__ = ["BACKEND", "ProgramBackend", "ready", "run_direction", "warn"]
+__all__ = ["BACKEND", "ProgramBackend", "computed", "ready", "run_direction", "warn"]
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
@@ -80,6 +80,14 @@ class ProgramBackend:
         if is_exporting():
             return reference.BACKEND.run(request, schedule)  # which says that it cannot
         if torch.compiler.is_dynamo_compiling():
+            if isinstance(request.cell, ModuleCell):
+                from raglane.kernels.program import modules, operators
+
+                request, reason = modules.named(request)
+                if not reason:
+                    return run_layers(request, partial(run_directions, run=operators.run_direction))
+                said = f"the cell {request.cell.name!r} cannot be part of a graph: {reason}"
+                torch._dynamo.graph_break(msg=said)
             untraced: Callable[[Request, str], Result] = torch.compiler.disable(_run)
             return untraced(request, schedule)
         return _run(request, schedule)
@@ -93,7 +101,7 @@ class ProgramBackend:
             cell = cell.inner  # masks come with a batch, and change nothing in what can become a program
         sizes = _sizes(cell, weights, traits.hidden_size)
         output = cell.output_size if isinstance(cell, ModuleCell) else sizes[0]
-        wish = Wish(cell, weights, traits.input_size, sizes, output, _computed(traits.dtype))
+        wish = Wish(cell, weights, traits.input_size, sizes, output, computed(traits.dtype))
         try:
             entry, _ = ready(wish)
         except Refused as refused:
@@ -146,7 +154,8 @@ def _elsewhere(traits: Traits) -> str | None:
     return None
 
 
-def _computed(dtype: torch.dtype) -> torch.dtype:
+def computed(dtype: torch.dtype) -> torch.dtype:
+    """What numbers are computed in where values have this dtype."""
     return torch.float32 if dtype is torch.bfloat16 else dtype
 
 
@@ -177,7 +186,7 @@ def run_direction(layer: Request, weights: Any, state: tuple[Tensor, ...], rever
     cell, values = layer.cell, layer.values
     sizes = tuple([part.shape[1] for part in state])
     output = cell.output_size if isinstance(cell, ModuleCell) else sizes[0]
-    wish = Wish(cell, weights, values.shape[1], sizes, output, _computed(values.dtype))
+    wish = Wish(cell, weights, values.shape[1], sizes, output, computed(values.dtype))
     try:
         entry, found = ready(wish)
         reason = entry.reason

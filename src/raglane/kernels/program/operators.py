@@ -1,7 +1,7 @@
 """One layer in one direction as an operator, for ``torch.compile`` and ``torch.export``.
 
 Apart from the rest, because to register operators with torch takes longer than to import the rest of Raglane. A graph
-holds a cell by its name, so it takes the cells of the library; others are left out of it.
+holds a cell of the library by its name, and a user's module by the one of :mod:`raglane.kernels.program.modules`.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raglane.cells import CELLS
-from raglane.errors import ArgumentError, message
+from raglane.cells import CELLS, CellSpec
 from raglane.kernels.checks import check
 from raglane.kernels.contract import DirectionResult, Request
 from raglane.kernels.program.loop import gradients
+from raglane.kernels.program.modules import Named, cell_of, weights_of
 
 __all__ = ["program", "run_direction"]
 
 
-# What a layer in one direction is given: a cell of the library by its name, and which of its weights there are.
+# What a layer in one direction is given: a cell by its name, and which of its weights there are.
 _GIVEN = (
     "str cell, bool[] present, Tensor values, Tensor offsets, Tensor[] states, Tensor[] weights, bool reverse,"
     " bool need_output, bool need_states"
@@ -47,10 +47,7 @@ def _run(
 ) -> list[Tensor]:
     from raglane.kernels.program.backend import run_direction as run
 
-    if cell not in CELLS:
-        raise ArgumentError(message("cell", repr(cell), f"one of {', '.join(CELLS)}", "choose one of them"))
-    spec, rest = CELLS[cell], iter(weights)
-    own = spec.weights_type(*[next(rest) if is_there else None for is_there in present])
+    spec, own = _equations(cell, present, values, states, weights)
     layer = Request(
         spec,
         values,
@@ -65,11 +62,24 @@ def _run(
     return [*([] if ran.output is None else [ran.output]), *ran.state, *(ran.states or ())]
 
 
+def _equations(
+    cell: str, present: list[bool], values: Tensor, states: list[Tensor], weights: list[Tensor]
+) -> tuple[CellSpec, Any]:
+    """The cell that a name stands for, and its weights."""
+    if cell in CELLS:
+        rest = iter(weights)
+        return CELLS[cell], CELLS[cell].weights_type(*[next(rest) if is_there else None for is_there in present])
+    own = cell_of(cell)
+    sizes = tuple([part.shape[1] for part in states])
+    with _recorded():  # a module that was changed is traced and verified anew
+        return own, weights_of(cell, weights, values.shape[1], sizes, values.dtype)
+
+
 @program.register_fake
 def _(*given: Any) -> list[Tensor]:
-    _, _, values, _, states, _, _, need_output, need_states = given
-    count = values.shape[0]
-    found = [values.new_empty(count, states[0].shape[1])] if need_output else []
+    cell, _, values, _, states, _, _, need_output, need_states = given
+    count, size = values.shape[0], states[0].shape[1] if cell in CELLS else cell_of(cell).output_size
+    found = [values.new_empty(count, size)] if need_output else []
     found += [torch.empty_like(part) for part in states]
     return found + [values.new_empty(count, part.shape[1]) for part in states if need_states]
 
@@ -136,14 +146,15 @@ program.register_autograd(_op_backward, setup_context=_setup_context)
 
 def run_direction(layer: Request, weights: Any, state: tuple[Tensor, ...], reverse: bool) -> DirectionResult:
     """See :class:`~raglane.kernels.layers.RunDirection`."""
+    name, given = weights if isinstance(weights, Named) else (layer.cell.name, list(weights))
     found = list(
         program(
-            layer.cell.name,
-            [part is not None for part in weights],
+            name,
+            [part is not None for part in given],
             layer.values,
             layer.offsets,
             list(state),
-            [part for part in weights if part is not None],
+            [part for part in given if part is not None],
             reverse,
             layer.need_output,
             layer.need_states,

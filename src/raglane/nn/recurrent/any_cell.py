@@ -14,6 +14,7 @@ from raglane.cells.module import ModuleCell
 from raglane.cells.spec import Weights
 from raglane.checks import check_flag
 from raglane.errors import ArgumentError, ArgumentTypeError, message
+from raglane.kernels.program.modules import announce
 from raglane.nn.arguments import check_count, check_dropout, check_signature
 from raglane.nn.recurrent.inputs import read
 from raglane.nn.recurrent.layer import Options, RecurrentLayer
@@ -38,8 +39,8 @@ class Recurrent(RecurrentLayer):
     - ``output_size``, where outputs do not have ``hidden_size`` features.
 
     ``torch.nn.LSTMCell``, ``GRUCell`` and ``RNNCell`` fit as they are, and run on the fast kernels. States keep the
-    dtype that they begin with. ``torch.compile`` takes a model with such a layer, and leaves the loop of a user's
-    own cell out of its graphs.
+    dtype that they begin with. ``torch.compile`` takes a model with such a layer as one graph, where the step can
+    become a program; else it leaves the loop out.
 
     Args:
         cell: a module, for one layer in one direction; or what makes one from ``(input_size, hidden_size)``, such as
@@ -90,6 +91,7 @@ class Recurrent(RecurrentLayer):
         self.dropout = check_dropout(dropout)
         modules = list(self._modules_of(cell, input_size, hidden_size))
         self.cells = nn.ModuleList(modules)
+        announce(modules)
         self.input_size, self.hidden_size = modules[0].input_size, modules[0].hidden_size
         self._spec = _spec_of(modules[0])
         for name in ("zoneout", "state_dropout", "weight_dropout"):
@@ -97,6 +99,10 @@ class Recurrent(RecurrentLayer):
                 rule = "a user's own cell has its own equations"
                 raise ArgumentError(message(name, repr(options[name]), rule, "write it into step"))
         self._set_options(**options)
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        announce(self.cells)
 
     def _modules_of(self, cell: Any, input_size: int | None, hidden_size: int | None) -> list[Any]:
         """The modules, one per layer and direction in torch's order, checked."""
