@@ -6,7 +6,6 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -115,9 +114,8 @@ def test_given_parts_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run.evaluate().numbers == run.evaluate(sequences[:6], labels[:6]).numbers
     records = rl.data.records_from(sequences, labels)
     assert _same(run, rl.fit(records, validation=records.select(range(4)), **_QUICK))
-    advice = SimpleNamespace(why="Because.")
     monkeypatch.setattr(
-        "raglane.training.planned.plan_batches", lambda settings, *_: (replace(settings, batch_size=5), advice)
+        "raglane.training.planned.plan_batches", lambda settings, *_: (replace(settings, batch_size=5), "Because.")
     )
     planned = rl.fit(sequences, labels, **_QUICK, batch_size="auto")
     assert planned.notes[-1] == "batches: 5 sequences in random order. Because."
