@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -154,6 +154,15 @@ class _Impatient:
         signal.raise_signal(signal.SIGINT)
 
 
+@pytest.fixture
+def _hears_ctrl_c() -> Iterator[None]:
+    """As in a terminal: what a shell starts in the background ignores Ctrl-C, and so would the tests."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_hears_ctrl_c")
 def test_ctrl_c_stops_and_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sequences, labels = _sequences()
     with monkeypatch.context() as patch:
