@@ -31,7 +31,8 @@ nitpick_ignore_regex = [
     # Type variables, and bases of which only the classes are public.
     (
         r"py:class",
-        r"raglane\.(\w+\.)*([A-Z]|FlatBatch|Options|TrainingState|Way|Limit|Progress|Channel|Counted|Batch|Meter|FeatureCounts|FeatureEncoder)"
+        r"raglane\.(\w+\.)*([A-Z]|FlatBatch|Options|TrainingState|Way|Limit|Progress|Channel|Counted|Batch|Meter"
+        r"|FeatureCounts|FeatureEncoder|Skipped)"
         r"|.*\bWatcher",
     ),
     # Docstrings that say what they implement by its short name.
