@@ -51,68 +51,34 @@ def random_lengths(count: int, longest: int) -> Tensor:
     return torch.from_numpy(np.random.default_rng(1).permutation(lengths))
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """What the functions are given: random values of these lengths."""
+
+    lengths: Tensor
+    features: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def orders(self) -> Iterator[tuple[str, bool, Tensor]]:
+        """The lengths from the longest, and as they are; by name, and whether they are sorted."""
+        yield "sorted", True, self.lengths.sort(descending=True, stable=True).values
+        yield "unsorted", False, self.lengths
+
+    def make(self, *shape: int, grad: bool) -> Tensor:
+        values = torch.randn(*shape, *self.features)
+        return values.requires_grad_() if grad else (values * 100).to(self.dtype)
+
+    def sequences(self, given: Tensor, grad: bool) -> list[Tensor]:
+        return [self.make(length, grad=grad) for length in given.tolist()]
+
+
 def tasks(lengths: Tensor, features: tuple[int, ...], dtype: torch.dtype) -> Iterator[Task]:
     """Every function, on every kind of argument that changes what it does."""
-    falling = lengths.sort(descending=True, stable=True).values
-
-    def make(*shape: int, grad: bool) -> Tensor:
-        values = torch.randn(*shape, *features)
-        return values.requires_grad_() if grad else (values * 100).to(dtype)
-
-    def sequences(given: Tensor, grad: bool) -> list[Tensor]:
-        return [make(length, grad=grad) for length in given.tolist()]
-
+    inputs = Inputs(lengths, features, dtype)
     for first in (False, True):
-        shape = (len(lengths), int(falling[0])) if first else (int(falling[0]), len(lengths))
-
-        def pad(module: Any, grad: bool, first: bool = first) -> Any:
-            inputs = sequences(lengths, grad)
-            return lambda: module.pad_sequence(inputs, first), inputs
-
-        def unpad(module: Any, grad: bool, first: bool = first, shape: tuple[int, int] = shape) -> Any:
-            padded = make(*shape, grad=grad).clone()
-            # torch's turns a time-first argument around in place: give it a view each time.
-            return lambda: module.unpad_sequence(padded.view(padded.shape), lengths, first), [padded]
-
-        def pack(given: Tensor, module: Any, grad: bool, first: bool, shape: tuple[int, int]) -> Any:
-            padded = make(*shape, grad=grad)
-            enforce = given is falling
-            return lambda: module.pack_padded_sequence(padded, given, first, enforce), [padded]
-
-        def pad_packed(given: Tensor, module: Any, grad: bool, first: bool) -> Any:
-            packed = rnn.pack_sequence(sequences(given, False), given is falling)
-            data = packed.data.clone().requires_grad_(grad)
-            packed = packed._replace(data=data)
-            return lambda: module.pad_packed_sequence(packed, first), [data]
-
-        yield Task("pad_sequence", first, pad)
-        yield Task("unpad_sequence", first, unpad)
-        for name, given in (("sorted", falling), ("unsorted", lengths)):
-
-            def pack_given(
-                module: Any, grad: bool, given: Tensor = given, first: bool = first, shape: Any = shape
-            ) -> Any:
-                return pack(given, module, grad, first, shape)
-
-            def pad_given(module: Any, grad: bool, given: Tensor = given, first: bool = first) -> Any:
-                return pad_packed(given, module, grad, first)
-
-            yield Task(f"pack_padded_sequence, {name}", first, pack_given)
-            yield Task(f"pad_packed_sequence, {name}", first, pad_given)
-    for name, given in (("sorted", falling), ("unsorted", lengths)):
-
-        def pack_list(module: Any, grad: bool, given: Tensor = given) -> Any:
-            inputs = sequences(given, grad)
-            return lambda: module.pack_sequence(inputs, given is falling), inputs
-
-        def unpack(module: Any, grad: bool, given: Tensor = given) -> Any:
-            packed = rnn.pack_sequence(sequences(given, False), given is falling)
-            data = packed.data.clone().requires_grad_(grad)
-            packed = packed._replace(data=data)
-            return lambda: module.unpack_sequence(packed), [data]
-
-        yield Task(f"pack_sequence, {name}", None, pack_list)
-        yield Task(f"unpack_sequence, {name}", None, unpack)
+        yield from padded_tasks(inputs, first)
+    yield from list_tasks(inputs)
 
     def invert(module: Any, grad: bool) -> Any:  # noqa: ARG001
         order = lengths.argsort()
@@ -120,6 +86,55 @@ def tasks(lengths: Tensor, features: tuple[int, ...], dtype: torch.dtype) -> Ite
 
     if dtype is torch.int64:
         yield Task("invert_permutation", None, invert)
+
+
+def padded_tasks(inputs: Inputs, first: bool) -> Iterator[Task]:
+    """The functions that take or give a padded tensor, its batch first or second."""
+    lengths, (count, steps) = inputs.lengths, (len(inputs.lengths), int(inputs.lengths.max()))
+    shape = (count, steps) if first else (steps, count)
+
+    def pad(module: Any, grad: bool) -> Any:
+        given = inputs.sequences(lengths, grad)
+        return lambda: module.pad_sequence(given, first), given
+
+    def unpad(module: Any, grad: bool) -> Any:
+        padded = inputs.make(*shape, grad=grad).clone()
+        # torch's turns a time-first argument around in place: give it a view each time.
+        return lambda: module.unpad_sequence(padded.view(padded.shape), lengths, first), [padded]
+
+    def pack(given: Tensor, is_sorted: bool, module: Any, grad: bool) -> Any:
+        padded = inputs.make(*shape, grad=grad)
+        return lambda: module.pack_padded_sequence(padded, given, first, is_sorted), [padded]
+
+    def pad_packed(given: Tensor, is_sorted: bool, module: Any, grad: bool) -> Any:
+        packed = rnn.pack_sequence(inputs.sequences(given, False), is_sorted)
+        data = packed.data.clone().requires_grad_(grad)
+        packed = packed._replace(data=data)
+        return lambda: module.pad_packed_sequence(packed, first), [data]
+
+    yield Task("pad_sequence", first, pad)
+    yield Task("unpad_sequence", first, unpad)
+    for name, is_sorted, given in inputs.orders:
+        yield Task(f"pack_padded_sequence, {name}", first, partial(pack, given, is_sorted))
+        yield Task(f"pad_packed_sequence, {name}", first, partial(pad_packed, given, is_sorted))
+
+
+def list_tasks(inputs: Inputs) -> Iterator[Task]:
+    """The functions between lists of sequences and packs."""
+
+    def pack_list(given: Tensor, is_sorted: bool, module: Any, grad: bool) -> Any:
+        sequences = inputs.sequences(given, grad)
+        return lambda: module.pack_sequence(sequences, is_sorted), sequences
+
+    def unpack(given: Tensor, is_sorted: bool, module: Any, grad: bool) -> Any:
+        packed = rnn.pack_sequence(inputs.sequences(given, False), is_sorted)
+        data = packed.data.clone().requires_grad_(grad)
+        packed = packed._replace(data=data)
+        return lambda: module.unpack_sequence(packed), [data]
+
+    for name, is_sorted, given in inputs.orders:
+        yield Task(f"pack_sequence, {name}", None, partial(pack_list, given, is_sorted))
+        yield Task(f"unpack_sequence, {name}", None, partial(unpack, given, is_sorted))
 
 
 def outputs_of(result: Any) -> list[Tensor]:

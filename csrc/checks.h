@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <vector>
 
+#include "common.h"
 #include "failure.h"
+#include "processor.h"
 #include "tuning.h"
 
 namespace raglane {
@@ -38,6 +40,12 @@ inline std::vector<int64_t> order_of(const int64_t* offsets, int64_t sequences) 
     return offsets[a + 1] - offsets[a] > offsets[b + 1] - offsets[b];
   });
   return order;
+}
+
+// What the kernels are told of the sequences that are in `order`.
+inline Batch batch_of(const int64_t* offsets, int64_t elements, const std::vector<int64_t>& order) {
+  int64_t longest = order.empty() ? 0 : offsets[order[0] + 1] - offsets[order[0]];
+  return {offsets, offsets + 1, elements, order.data(), (int64_t)order.size(), longest, cache_bytes()};
 }
 
 // A thread is worth its start only for so much work; which thread does the work changes no bit.

@@ -22,7 +22,7 @@ struct PackTo {
 
 // The sequences of a checked call, and what depends on the lengths alone.
 struct Batch {
-  const int64_t* offsets;
+  const int64_t *begins, *ends;  // of sequence b the elements [begins[b], ends[b]) are computed
   int64_t elements;
   const int64_t* order;  // the sequences that are not empty, longest first
   int64_t ordered;       // how many
@@ -30,10 +30,30 @@ struct Batch {
   int64_t cache;         // bytes of a core's own cache
 };
 
+// How a backward pass is divided into rounds, which walk some sequences back by so many steps at most.
+struct Rounds {
+  int64_t steps, count;
+  const int64_t* first;     // (count + 1): where a round's sequences begin in `sequence`
+  const int64_t* sequence;  // of each round, those with the most left first
+  int64_t most_sequences, most_elements;  // of a round
+};
+
+// One of them, in one direction.
+struct Round {
+  int64_t direction;
+  const int64_t* row;  // where the rows of a sequence's elements begin in memory that rounds share
+};
+
 // A checked call.
 struct Call : Batch {
   const raglane_layer* layer;
   PackTo packing = {};  // of a call that packs
+  const Rounds* rounds = nullptr;  // of a backward pass that computes the gates again
+  const Round* round = nullptr;    // the one that is walked back now
+
+  // The directions that are walked at once, from this one on.
+  int64_t first_direction() const { return round ? round->direction : 0; }
+  int64_t directions() const { return round ? 1 : layer->directions; }
 };
 
 // Sequences that follow each other, [begin, end), which one thread at a time walks through.

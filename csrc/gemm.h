@@ -47,9 +47,9 @@ template <class S> inline int64_t words(int64_t numbers) {
 template <class S> inline int64_t operand_words(int64_t numbers) { return words<S>(numbers) + (in_bytes<S> ? 1 : 0); }
 
 // A product of a few rows: to[r][to_at[v] ...] = start[r][start_at[v] ...] + the sum over k < depth of
-// rows[r][k * step] * panel[k][v], all in words. `start` may be `to`; the sums are read before the first k and written
-// after the last. In AMX's tiles rows that are multiplied lie evenly spaced in memory, those of `to` as well, and `step`
-// is 1.
+// rows[r][k * step] * panel[k][v], all in words; `depth` is at least 1. `start` may be `to`; the sums are read before the
+// first k and written after the last. In AMX's tiles rows that are multiplied lie evenly spaced in memory, those of `to`
+// as well, and `step` is 1.
 template <class A> struct Product {
   const A* const* rows;
   const A* panel;
@@ -93,7 +93,8 @@ template <int ROWS, int VECTORS, class S> void multiply_tile(const Product<typen
   }
   const A* panel = product.panel;
   const int64_t depth = product.depth, step = product.step;
-  for (int64_t k = 0; k < depth; k++, panel += VECTORS * width) {
+  int64_t k = 0;
+  do {  // there is a first k: for a loop without one the compiler would store all sums before it as well
     if constexpr (registers == 32) {
       V weight[VECTORS];
 #pragma GCC unroll 8
@@ -118,7 +119,8 @@ template <int ROWS, int VECTORS, class S> void multiply_tile(const Product<typen
         for (int r = 0; r < ROWS; r++) sums[r][v] = fma(x[r], weight, sums[r][v]);
       }
     }
-  }
+    panel += VECTORS * width;
+  } while (++k < depth);
 #pragma GCC unroll 8
   for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 8
@@ -242,6 +244,10 @@ template <class S> struct Panels {
   // Pack one panel from a matrix (depth, columns), for one gate.
   void pack_straight(const S* matrix, int64_t panel) { pack_straight(matrix, panel, columns); }
   void pack_straight(const S* matrix, int64_t panel, int64_t row_stride) {
+    pack_rows([=](int64_t row) { return matrix + row * row_stride; }, panel);
+  }
+  // The same of rows that lie anywhere: row(k), k < depth.
+  template <class Row> void pack_rows(Row&& at_row, int64_t panel) {
     int in_panel = units_in(panel);
     A* to = data + panel * panel_columns() * steps();
     int64_t first = panel * panel_columns();
@@ -253,7 +259,7 @@ template <class S> struct Panels {
 #pragma GCC unroll 2
         for (int i = 0; i < in_word; i++) {
           int64_t number = k * in_word + i;
-          row[i] = number < depth ? load(matrix + number * row_stride + column, count) : Vec<A>{};
+          row[i] = number < depth ? load(at_row(number) + column, count) : Vec<A>{};
         }
         if constexpr (in_word == 2) {  // the wider number has the narrow one's bits in its upper half
           using Word = Lanes<float>::word;

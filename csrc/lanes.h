@@ -90,11 +90,10 @@ class LaneSet {
   bool take(int lane) {
     int64_t place = next();
     if (place >= batch_.ordered) return false;
-    const int64_t* offsets = batch_.offsets;
-    int64_t taken = batch_.order[place];
+    int64_t taken = batch_.order[place], begin = batch_.begins[taken], end = batch_.ends[taken];
     sequence[lane] = taken;
-    left[lane] = offsets[taken + 1] - offsets[taken];
-    element[lane] = step_ > 0 ? offsets[taken] : offsets[taken + 1] - 1;
+    left[lane] = end - begin;
+    element[lane] = step_ > 0 ? begin : end - 1;
     return true;
   }
 

@@ -53,8 +53,20 @@ template <class S> class LayerGradients {
 
  public:
   LayerGradients(const Direction* directions, int count, int64_t elements, int64_t input_size, S* grad_values)
-      : of_(directions), count_(count), N_(elements), D_(input_size), grad_values_(grad_values),
-        most_(N_ < tuning::gradient_rows ? N_ : tuning::gradient_rows) {}
+      : of_(directions), count_(count), D_(input_size), grad_values_(grad_values),
+        most_(elements < tuning::gradient_rows ? elements : tuning::gradient_rows) {
+    part_.elements = elements;
+  }
+
+  // What work() takes, where it is called for one part of the elements after the other.
+  struct Part {
+    int64_t elements = 0;                // at most as many as the constructor was told
+    const int64_t* place = nullptr;      // which elements they are in the values; null for 0, 1, 2 ...
+    const S* const* previous = nullptr;  // h before each, where `place` is
+    bool first = true, last = true;      // of all parts
+    bool adds_values = false;            // whether there are gradients of the values that are to be added to
+  };
+  void take(const Part& part) { part_ = part; }
 
   bool reserve(bool poison) {
     int64_t size = 0;
@@ -92,18 +104,28 @@ template <class S> class LayerGradients {
     int64_t unit = 0;
     // Work is dealt out piece by piece, so that each thread gets its part of every matrix.
     auto mine = [&] { return unit++ % threads == thread; };
-    auto pack = [&](const Panels<S>& panels, const S* from, int64_t stride) {
+    auto pack = [&](const Panels<S>& panels, auto&& at_row) {
       for (int64_t panel = 0; panel < panels.count(); panel++)
-        if (mine()) Panels<S>(panels).pack_straight(from, panel, stride);
+        if (mine()) Panels<S>(panels).pack_rows(at_row, panel);
     };
-    for (int d = 0; d < count_; d++)
-      for (int i = 0; i < most_terms; i++) pack(terms_[d][i], of_[d].terms[i].weights, D_);
+    for (int d = 0; d < count_ && part_.first; d++)
+      for (int i = 0; i < most_terms; i++)
+        pack(terms_[d][i], [=, this](int64_t n) { return of_[d].terms[i].weights + n * D_; });
     int64_t begin = 0;
     do {
       Block block = block_at(begin);
       for (int d = 0; d < count_; d++) {
-        for (int i = d > 0; i < most_factors; i++)
-          pack(block.factors[d][i], of_[d].factors[i].data + begin * of_[d].factors[i].stride, of_[d].factors[i].stride);
+        for (int i = d > 0; i < most_factors; i++) {
+          const S* data = of_[d].factors[i].data;
+          const int64_t stride = of_[d].factors[i].stride;
+          const Part& part = part_;
+          if (part.place && i == 0)
+            pack(block.factors[d][i], [&](int64_t n) { return data + part.place[begin + n] * stride; });
+          else if (part.place && i == 1)
+            pack(block.factors[d][i], [&](int64_t n) { return part.previous[begin + n]; });
+          else
+            pack(block.factors[d][i], [=](int64_t n) { return data + (begin + n) * stride; });
+        }
         if constexpr (widens)
           for (int i = 0; i < 2; i++)
             for (int64_t n = begin; of_[d].rows[i].columns && n < block.end; n++)
@@ -121,9 +143,9 @@ template <class S> class LayerGradients {
             if (mine()) sum_columns(d, column, block);
       barrier_.wait(threads);
       begin = block.end;
-    } while (begin < N_);
+    } while (begin < part_.elements);
     if constexpr (widens)
-      for (int d = 0; d < count_; d++)
+      for (int d = 0; d < count_ && part_.last; d++)
         for (int i = 0; i < most_outers; i++) {
           const auto& outer = of_[d].outers[i];
           if (!outer.to) continue;
@@ -136,9 +158,10 @@ template <class S> class LayerGradients {
  private:
   const Direction* of_;
   const int count_;
-  const int64_t N_, D_;
+  const int64_t D_;
   S* grad_values_;
   const int64_t most_;
+  Part part_;
   // What is read vector by vector, packed: weights, and the other factor of outer products, of a block of elements.
   Panels<S> terms_[2][most_terms], factors_[2][most_factors];
   A* sums_[2] = {};         // of biases
@@ -153,17 +176,20 @@ template <class S> class LayerGradients {
     Panels<S> factors[2][most_factors];
   };
   Block block_at(int64_t begin) const {
-    Block block = {begin, begin + most_ < N_ ? begin + most_ : N_, {}};
+    Block block = {begin, begin + most_ < part_.elements ? begin + most_ : part_.elements, {}};
     for (int d = 0; d < count_; d++)
       for (int i = 0; i < most_factors; i++)
         block.factors[d][i] = factors_[d][i], block.factors[d][i].depth = block.end - begin;
     return block;
   }
+  // Whether sums go on from those of the elements before.
+  bool continues(const Block& block) const { return block.begin > 0 || !part_.first; }
 
   // A result (rows, columns) of some terms: the sum over k of left[row * row_step + k * step] times row k of what is
   // packed in `right`, added to what is there, to what is `passed`, or to nothing.
   template <class To> struct Task {
     To* to;
+    const int64_t* place;  // of a row in `to`; null for 0, 1, 2 ...
     int64_t rows, row_step, step;
     int terms;
     bool adds;
@@ -174,14 +200,16 @@ template <class S> class LayerGradients {
 
   template <class Each> void each_task(const Block& block, Each&& each) const {
     if (grad_values_) {
-      Task<S> task = {grad_values_ + block.begin * D_, block.end - block.begin, stride(0, 0), 1, 0, false, {}, {}, {}};
+      const int64_t first = part_.place ? 0 : block.begin * D_;
+      Task<S> task = {grad_values_ + first, part_.place ? part_.place + block.begin : nullptr, block.end - block.begin,
+                      stride(0, 0), 1, 0, part_.adds_values, {}, {}, {}};
       for (int d = 0; d < count_; d++) {
         for (int i = 0; i < most_terms; i++)
           if (of_[d].terms[i].depth) {
             task.left[task.terms] = rows(d, 0, block) + of_[d].terms[i].from;
             task.right[task.terms++] = terms_[d][i];
           }
-        if (of_[d].passed) task.passed[d] = of_[d].passed + block.begin * D_;
+        if (of_[d].passed) task.passed[d] = of_[d].passed + first;
       }
       each(task);
     }
@@ -189,7 +217,7 @@ template <class S> class LayerGradients {
       for (int i = 0; i < most_outers; i++) {
         const auto& outer = of_[d].outers[i];
         if (outer.to)
-          each(Task<A>{results_[d][i], outer.rows, 1, stride(d, outer.left), 1, block.begin > 0,
+          each(Task<A>{results_[d][i], nullptr, outer.rows, 1, stride(d, outer.left), 1, continues(block),
                        {rows(d, outer.left, block) + outer.from}, {block.factors[d][outer.right]}, {}});
       }
   }
@@ -221,7 +249,7 @@ template <class S> class LayerGradients {
     auto each_vector = [&](auto&& use) {
       for (int r = 0; r < count; r++)
         for (int64_t column = first; column < columns && column < first + vectors * width; column += width)
-          use(memory[r] + column - first, task.to + (begin + r) * columns + column,
+          use(memory[r] + column - first, task.to + (task.place ? task.place[begin + r] : begin + r) * columns + column,
               (int)(columns - column < width ? columns - column : width));
     };
     if (task.adds) each_vector([](A* sum, const To* there, int n) { store(sum, load(there, n)); });
@@ -255,12 +283,12 @@ template <class S> class LayerGradients {
     const A* gates = rows(d, 0, block);
     const int64_t columns = of.rows[0].columns, next = first + panel_vectors * width, end = next < columns ? next : columns;
     for (int64_t column = first; column < end; column += width) {
-      V sum = block.begin > 0 ? load((const A*)sums + column - first) : V{};
+      V sum = continues(block) ? load((const A*)sums + column - first) : V{};
       int count = (int)(end - column < width ? end - column : width);
       for (int64_t n = 0; n < block.end - block.begin; n++) sum += load(gates + n * stride(d, 0) + column, count);
       store(sums + column - first, sum);
     }
-    if (block.end < N_) return;
+    if (block.end < part_.elements || !part_.last) return;
     auto give = [&](S* to, int64_t from, int64_t begin, int64_t until) {
       begin = begin > first ? begin : first, until = until < end ? until : end;
       if (to && begin < until) copy_columns(to + begin - from, (const A*)sums + begin - first, 0, until - begin);

@@ -20,7 +20,8 @@ template <class Cell, class S> class PreparedProducts {
     bool cached = weight_bytes <= cache / tuning::weights_of_cache;
     int64_t bytes = l_.directions * l_.elements * input_.row_size() * (int64_t)sizeof(A);
     wanted_ = rows < (cached ? tuning::fold_rows_cached : tuning::fold_rows);
-    if (!rest_in_results() && bytes > tuning::most_products) wanted_ = false;
+    // Where gates are not saved to spare memory, there is none for products either.
+    if (!rest_in_results() && (bytes > tuning::most_products || l_.checkpoint_every > 0)) wanted_ = false;
     if (l_.flags & RAGLANE_FOLD) wanted_ = false;
     if (l_.flags & RAGLANE_PREPARE) wanted_ = true;
   }

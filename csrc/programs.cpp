@@ -350,9 +350,7 @@ extern "C" int32_t raglane_run_program(const raglane_program* program, char* mes
     }
     mine.offsets = offsets.data();
     std::vector<int64_t> order = order_of(mine.offsets, mine.sequences);
-    int64_t longest = order.empty() ? 0 : offsets[order[0] + 1] - offsets[order[0]];
-    ProgramCall call{{mine.offsets, mine.elements, order.data(), (int64_t)order.size(), longest, cache_bytes()},
-                     &mine, &decoded.code};
+    ProgramCall call{batch_of(mine.offsets, mine.elements, order), &mine, &decoded.code};
     return kernels.program(call);
   });
 }

@@ -9,10 +9,11 @@
 #include "cells/table.h"
 #include "checks.h"
 #include "processor.h"
+#include "rounds.h"
 #include "threads.h"
 
 // Python builds and reads these structs number by number: as many of 8 bytes as it counts.
-static_assert(sizeof(raglane_layer) == 54 * 8 && sizeof(raglane_elementwise) == 44 * 8);
+static_assert(sizeof(raglane_layer) == 55 * 8 && sizeof(raglane_elementwise) == 44 * 8);
 static_assert(sizeof(raglane_rows) == 15 * 8 && sizeof(raglane_cell_facts) == 24 + 9 * 8);
 
 namespace {
@@ -24,7 +25,9 @@ using raglane::Group;
 using raglane::Kernels;
 using raglane::PackTo;
 using raglane::PackedHeader;
+using raglane::RoundPlan;
 using raglane::at_least;
+using raglane::batch_of;
 using raglane::byte_kernels_of;
 using raglane::cache_bytes;
 using raglane::cell_count;
@@ -68,6 +71,7 @@ void check_sizes(const raglane_layer& l) {
   check_common(l);
   const raglane_cell_facts& cell = facts_of(l);
   at_least("projection_size", l.projection_size, 0);
+  at_least("checkpoint_every", l.checkpoint_every, 0);
   if (l.projection_size > (1 << 24) || l.gate_stride > (1 << 28))
     fail("sizes: got more than this kernel was written for");
   at_least("gate_stride", l.gate_stride,
@@ -98,13 +102,18 @@ void check_pointers(const raglane_layer& l, bool backward) {
     fail("c_states: got none beside gates; the rule: backward needs both");
   if (!backward) return;
   present("output", l.output);
-  if (cell.saved) present("gates", l.gates);
   if (cell.has_c) present("c_states", l.c_states);
-  present("grad_gates", l.grad_gates);
-  present("previous_h", l.previous_h);
-  if (l.projection_size) present("grad_h", l.grad_h), present("unprojected", l.unprojected);
+  const bool again = l.checkpoint_every > 0;  // the gates, which have no memory of the caller's then
+  if (again) {
+    present("values", l.values);
+  } else {
+    if (cell.saved) present("gates", l.gates);
+    present("grad_gates", l.grad_gates);
+    present("previous_h", l.previous_h);
+    if (l.projection_size) present("grad_h", l.grad_h), present("unprojected", l.unprojected);
+  }
   for (int64_t d = 0; d < l.directions; d++) {
-    if (l.grad_values) present("weights.input", l.weights[d].input);
+    if (again || l.grad_values) present("weights.input", l.weights[d].input);
     if (l.grad_weights[d].input) present("values", l.values);
     if (l.grad_weights[d].projection && !l.projection_size)
       fail("grad_weights.projection: got one; the rule: a layer with a projection alone has it");
@@ -223,13 +232,15 @@ int32_t run(const L* layer, bool backward, char* message, int64_t size, Body&& b
 int32_t run_layer(const raglane_layer* layer, bool backward, char* message, int64_t size) {
   return run(layer, backward, message, size, [&](raglane_layer& mine, const Kernels& kernels) {
     std::vector<int64_t> order = order_of(mine.offsets, mine.sequences);
-    int64_t longest = order.empty() ? 0 : mine.offsets[order[0] + 1] - mine.offsets[order[0]];
     double work = 2.0 * facts_of(mine).gates * mine.hidden_size * (mine.input_size + mine.hidden_size) * mine.elements;
     if (mine.flags == 0) mine.threads = useful_threads(mine.threads, work * mine.directions);
     auto kernel = backward ? kernels.backward : kernels.forward;
     if (mine.dtype == RAGLANE_INT8) kernel = byte_kernels_of(mine.isa).forward;
-    return kernel(
-        Call{{mine.offsets, mine.elements, order.data(), (int64_t)order.size(), longest, cache_bytes()}, &mine});
+    Call call{batch_of(mine.offsets, mine.elements, order), &mine};
+    if (!backward || !mine.checkpoint_every || mine.elements == 0) return kernel(call);
+    RoundPlan rounds(mine.offsets, mine.sequences, order, mine.checkpoint_every);
+    call.rounds = &rounds.plan;
+    return kernel(call);
   });
 }
 

@@ -14,8 +14,8 @@
  *
  * Functions return a raglane_status, and on failure write a message, zero-terminated, of at most `size` bytes.
  * Scratch of a call: packed weights, at most 96 rows per thread, in inference at most 256 MB of input products, and
- * copies of what gradients of values and weights are made of (in bfloat16, wider ones). Of
- * an element-wise one: packed weights, at most 192 rows of gates per thread, 130 rows of sums per direction.
+ * copies of what gradients of values and weights are made of (in bfloat16, wider ones); with `checkpoint_every`, the
+ * gates of a round too. Of an element-wise one: packed weights, at most 192 rows of gates per thread, 130 rows of sums per direction.
  * All of it is reserved before anything is written in place: a call that fails leaves its arguments as they were.
  * No function throws, none keeps memory, and there is no state but the processor's kind: calls from several
  * threads do not meet. All threads of a call round as the caller's does, and take denormal numbers for 0 where it does.
@@ -37,7 +37,7 @@ extern "C" {
 #endif
 
 /* Raised whenever a struct below changes; Python refuses a library of another version. */
-#define RAGLANE_ABI 11
+#define RAGLANE_ABI 12
 
 enum raglane_status { RAGLANE_OK = 0, RAGLANE_BAD_ARGUMENT = 1, RAGLANE_OUT_OF_MEMORY = 2 };
 /* RAGLANE_INT8: all numbers of the call are float, the weights too; they are packed as int8, with a scale for each row of
@@ -121,6 +121,9 @@ typedef struct raglane_layer {
   int64_t projection_size;         /* P where there is a projection, else 0 */
   int64_t gate_stride;             /* row length of gates and grad_gates, in reals: at least S * H, and S * (H rounded
                                       up to a multiple of 16) where gates are saved */
+  int64_t checkpoint_every; /* 0 where backward reads saved gates; else it computes them again, for so many steps of a
+                               sequence at a time, which are all that it has in scratch. Forward prepares no input
+                               products in scratch then. */
 
   const int64_t* offsets;     /* (B + 1), first 0, last N, never falling */
   const void* values;         /* real (N, D) */
@@ -144,6 +147,7 @@ typedef struct raglane_layer {
   const void* grad_c_states;   /* real (K, N, H) or null: cells with c alone */
   const void* grad_final_h; /* real (K, B, P) or null */
   const void* grad_final_c; /* real (K, B, H) or null */
+  /* With `checkpoint_every`, the next four and `gates` are not read: what would stand in them is scratch. */
   void* grad_gates;         /* out, real (K, N, gate_stride), of which the first S * H of a row are written: gradients
                                of the gates' arguments, gate after gate. With S = G + 1 (GRU: r, z, n, n) that of the
                                last gate is there twice: with respect to the input product, and to the hidden one.

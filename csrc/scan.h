@@ -51,7 +51,7 @@ inline int wanted_members(const Batch& batch, int64_t flags, int64_t bytes, int6
 inline int wanted_members(const Call& call, int64_t bytes, int64_t panels) {
   const raglane_layer& layer = *call.layer;
   if (layer.projection_size > 0) return 1;
-  int members = wanted_members(call, layer.flags, bytes, layer.threads / layer.directions);
+  int members = wanted_members(call, layer.flags, bytes, layer.threads / call.directions());
   return (int)(members < panels ? members : panels);
 }
 

@@ -27,25 +27,30 @@ template <class Cell, class S> class BackwardScan {
       projection_[d] = {nullptr, H_, P_, 1, panel_vectors};
     }
     int64_t projected = l_.projection_size ? projection_[0].size() : 0;
-    members_ = wanted_members(call_, hidden_[0].size() * (int64_t)sizeof(A), hidden_[0].count());
-    Division division((int)l_.threads, (int)l_.directions, members_);
-    int teams = division.teams(0) > 0 ? division.teams(0) : 1;
-    capacity_ = lane_capacity(call_, teams, row_size() * (int64_t)sizeof(A));
+    begin();
+    int64_t lanes = capacity_;
+    if (call_.rounds) lanes = call_.rounds->most_sequences < most_lanes ? call_.rounds->most_sequences : most_lanes;
     if (!weights_.reserve(l_.directions * (hidden_[0].size() + projected), poison)) return false;
     for (int d = 0; d < l_.directions; d++) {
       hidden_[d].data = weights_.get() + d * (hidden_[0].size() + projected);
       projection_[d].data = hidden_[d].data + hidden_[0].size();
     }
-    if (!rows_.reserve(l_.threads * capacity_ * row_size(), poison)) return false;
+    if (!rows_.reserve(l_.threads * lanes * row_size(), poison)) return false;
     // What numbers do not fill stays zero.
-    if (in_pairs<S>) memset((void*)rows_.get(), 0, l_.threads * capacity_ * row_size() * sizeof(A));
+    if (in_pairs<S>) memset((void*)rows_.get(), 0, l_.threads * lanes * row_size() * sizeof(A));
     if (!barriers_.reserve(l_.threads + 1, false)) return false;
     for (int64_t i = 0; i <= l_.threads; i++) barriers_.get()[i] = Barrier{};
     return true;
   }
 
   void work(int thread, int threads) {
-    Division division(threads, (int)l_.directions, members_);
+    prepare(thread, threads);
+    barriers_.get()[l_.threads].wait(threads);
+    walk(thread, threads);
+  }
+
+  // The parts of work(), for a pass in rounds: before the first of them,
+  void prepare(int thread, int threads) {
     for (int d = 0; d < l_.directions; d++) {
       for (int64_t panel = thread; panel < hidden_[d].count(); panel += threads)
         hidden_[d].pack_straight((const S*)l_.weights[d].hidden, panel);
@@ -54,12 +59,24 @@ template <class Cell, class S> class BackwardScan {
           projection_[d].pack_straight((const S*)l_.weights[d].projection, panel);
     }
     if (thread == threads - 1) pass_empty();
-    barriers_.get()[l_.threads].wait(threads);
+  }
+  // by one thread, before each,
+  void begin() {
+    members_ = wanted_members(call_, hidden_[0].size() * (int64_t)sizeof(A), hidden_[0].count());
+    Division division((int)l_.threads, (int)call_.directions(), members_);
+    int teams = division.teams(0) > 0 ? division.teams(0) : 1;
+    capacity_ = lane_capacity(call_, teams, row_size() * (int64_t)sizeof(A));
+    for (Queue& queue : queues_) queue = {};
+  }
+  // and the walk itself.
+  void walk(int thread, int threads) {
+    const int directions = (int)call_.directions();
+    Division division(threads, directions, members_);
     if (division.idle(thread)) return;
-    int home = thread % (int)l_.directions;
+    int home = thread % directions;
     scan(home, thread, division);
     if (division.members == 1)
-      for (int other = 1; other < l_.directions; other++) scan((home + other) % (int)l_.directions, thread, division);
+      for (int other = 1; other < directions; other++) scan((home + other) % directions, thread, division);
   }
 
  private:
@@ -93,15 +110,16 @@ template <class Cell, class S> class BackwardScan {
     const S* h_before[most_lanes];
     const S* c_before[most_lanes];
     S* grad_gates[most_lanes];
-    S* previous_h[most_lanes];
+    S* previous_h[most_lanes];   // null in a round, where gradients read h where it is
     S* grad_h[most_lanes];
     S* unprojected[most_lanes];
   };
 
-  // An empty sequence hands the gradient of its final state to its initial one.
+  // An empty sequence hands the gradient of its final state to its initial one; in rounds all do: the gradient of the
+  // state that a round begins with waits there for the next.
   void pass_empty() {
     for (int64_t b = 0; b < l_.sequences; b++) {
-      if (l_.offsets[b] != l_.offsets[b + 1]) continue;
+      if (!call_.rounds && l_.offsets[b] != l_.offsets[b + 1]) continue;
       for (int d = 0; d < l_.directions; d++) {
         int64_t row = d * l_.sequences + b;
         pass((S*)l_.grad_initial_h + row * P_, (const S*)l_.grad_final_h, row * P_, P_);
@@ -114,8 +132,10 @@ template <class Cell, class S> class BackwardScan {
     else memset((void*)to, 0, count * sizeof(S));
   }
 
-  void scan(int d, int thread, const Division& division) {
-    Team team = division.team(thread, d, barriers_.get());
+  // `place`: of the direction, among those that are walked at once.
+  void scan(int place, int thread, const Division& division) {
+    const int d = (int)call_.first_direction() + place;
+    Team team = division.team(thread, place, barriers_.get());
     A* dh = rows_.get() + division.slot(thread) * capacity_ * row_size();
     A* dc = dh + capacity_ * h_stride_;
     A* da = dc + (Cell::has_c ? capacity_ * c_stride_ : 0);
@@ -149,7 +169,8 @@ template <class Cell, class S> class BackwardScan {
     for (bool backwards = false; lanes.active > 0; backwards = !backwards) {
       point(step, lanes, d, {dh, l_.projection_size ? dm : dh, dc, da, in_pairs<S> ? dm + capacity_ * c_stride_ : dh});
       if (l_.projection_size) unproject(step, lanes.active, d);
-      for (int lane = 0; lane < lanes.active; lane++) gates(step, lane, begin, end);
+      for (int lane = 0; lane < lanes.active; lane++)
+        gates(step, lane, lane + 1 < lanes.active ? lane + 1 : lane, begin, end);
       // All of a row's gate gradients are needed now: dh of the step before is what passed the products by, plus the
       // gates' gradients x W_hh. The next step writes other memory, so one wait per step is enough.
       team.barrier->wait(team.members);
@@ -177,8 +198,8 @@ template <class Cell, class S> class BackwardScan {
     int64_t K = l_.directions, back = d == 0 ? -1 : 1;
     for (int lane = 0; lane < lanes.active; lane++) {
       int64_t element = lanes.element[lane], row = d * l_.elements + element;
-      int64_t sequence = d * l_.sequences + lanes.sequence[lane];
-      bool is_first = lanes.left[lane] == 1;
+      const int64_t b = lanes.sequence[lane], sequence = d * l_.sequences + b;
+      bool is_first = element == (d == 0 ? l_.offsets[b] : l_.offsets[b + 1] - 1);
       const S* output = (const S*)l_.output + element * K * P_ + d * P_;
       step.dh[lane] = rows.dh + lane * h_stride_;
       step.dm[lane] = rows.dm + lane * (l_.projection_size ? c_stride_ : h_stride_);
@@ -193,9 +214,10 @@ template <class Cell, class S> class BackwardScan {
         step.grad_c_states[lane] = l_.grad_c_states ? (const S*)l_.grad_c_states + row * H_ : nullptr;
         step.c_before[lane] = is_first ? (const S*)l_.initial_c + sequence * H_ : step.c_states[lane] + back * H_;
       }
+      if (call_.round) row = call_.round->row[b] + element - call_.begins[b];
       step.gates[lane] = (const S*)l_.gates + row * l_.gate_stride;
       step.grad_gates[lane] = (S*)l_.grad_gates + row * l_.gate_stride;
-      step.previous_h[lane] = (S*)l_.previous_h + row * P_;
+      step.previous_h[lane] = call_.round ? nullptr : (S*)l_.previous_h + row * P_;
       if (l_.projection_size) {
         step.grad_h[lane] = (S*)l_.grad_h + row * P_;
         step.unprojected[lane] = (S*)l_.unprojected + row * H_;
@@ -203,8 +225,21 @@ template <class Cell, class S> class BackwardScan {
     }
   }
 
-  // The elementwise part of one lane's step: gradients of the gates' arguments for the units in [begin, end).
-  [[gnu::noinline]] void gates(const Step& step, int lane, int64_t begin, int64_t end) {
+  // Bring a vector of units of what a lane's step reads into the cache: rows of many lanes lie far from each other, where
+  // the processor does not see them coming.
+  RAGLANE_INLINE void fetch(const Step& step, int lane, int64_t unit) const {
+    for (int s = 0; s < Cell::saved; s++) __builtin_prefetch(step.gates[lane] + unit * Cell::saved + s * width);
+    __builtin_prefetch(step.h_before[lane] + unit);
+    if (step.grad_output[lane]) __builtin_prefetch(step.grad_output[lane] + unit);
+    if constexpr (Cell::has_c) {
+      __builtin_prefetch(step.c_states[lane] + unit);
+      __builtin_prefetch(step.c_before[lane] + unit);
+    }
+  }
+
+  // The elementwise part of one lane's step: gradients of the gates' arguments for the units in [begin, end). Meanwhile
+  // the rows of the next lane are fetched.
+  [[gnu::noinline]] void gates(const Step& step, int lane, int next, int64_t begin, int64_t end) {
     // Copies on the stack: the compiler cannot know that the stores below leave `step` alone.
     const S* gates = step.gates[lane];
     const S* output = step.output[lane];
@@ -218,6 +253,7 @@ template <class Cell, class S> class BackwardScan {
     S* previous_h = step.previous_h[lane];
     bool projects = l_.projection_size > 0;
     for (int64_t unit = begin; unit < end; unit += width) {
+      fetch(step, next, unit);
       int count = (int)(end - unit < width ? end - unit : width);
       V save[Cell::saved + 1], argument[Cell::slots], c = {}, c_last = {}, d_c = {}, h = {}, y = {};
 #pragma GCC unroll 8
@@ -237,7 +273,7 @@ template <class Cell, class S> class BackwardScan {
       if constexpr (Cell::has_c) store(dc + unit, d_c, count);
       if (!projects) {
         store(dm + unit, direct, count);
-        store(previous_h + unit, h, count);
+        if (previous_h) store(previous_h + unit, h, count);
       } else if constexpr (Cell::projects) {
         store(step.unprojected[lane] + unit, Cell::unprojected(save, c), count);
       }
@@ -270,7 +306,7 @@ template <class Cell, class S> class BackwardScan {
         store((X*)step.projected[lane] + column, sum, count);
         store(step.grad_h[lane] + column, sum, count);
       }
-      copy_columns(step.previous_h[lane], step.h_before[lane], 0, P_);
+      if (step.previous_h[lane]) copy_columns(step.previous_h[lane], step.h_before[lane], 0, P_);
     }
     for (int lane = 0; lane < active; lane++) memset((void*)step.dm[lane], 0, c_stride_ * sizeof(A));
     for (int64_t panel = 0; panel < projection_[d].count(); panel++)

@@ -38,6 +38,16 @@ def test_placed_and_taken_back(
     assert torch.equal(take_rows(placed, index), values)
 
 
+@looped("dtype", [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn])
+def test_numbers_of_which_torch_moves_no_rows(dtype: torch.dtype) -> None:
+    values, index = torch.arange(3 * 9).view(3, 9).to(dtype), torch.tensor([4, 0, 2])
+    expected = torch.full((5, 9), 2.0).index_copy(0, index, values.float())
+    for placed in (place_rows(values, index, 5, 2.0), place_joined_rows((values[:1], values[1:]), index, 5, 2.0)):
+        assert placed.dtype is dtype
+        assert torch.equal(placed.float(), expected)
+        assert torch.equal(take_rows(placed, index).float(), values.float())
+
+
 @pytest.mark.parametrize(("count", "features"), SIZES)
 def test_gradients_are_those_of_advanced_indexing(count: int, features: tuple[int, ...], device: torch.device) -> None:
     values = torch.randn(2 * count + 3, *features, device=device, requires_grad=True)

@@ -110,6 +110,10 @@ Case<raglane_layer> draw(std::mt19937& random) {
   l.grad_initial_h = below(random, 3) ? out(c, K * l.sequences * P) : nullptr;
   l.grad_initial_c = has_c && below(random, 3) ? out(c, K * l.sequences * H) : nullptr;
   if (!saved || l.dtype == RAGLANE_INT8) l.gates = nullptr;
+  if (below(random, 3) == 0) {  // what rounds have scratch for
+    l.checkpoint_every = 1 + below(random, below(random, 2) ? 6 : 300);
+    l.gates = l.grad_gates = l.previous_h = l.grad_h = l.unprojected = nullptr;
+  }
   l.grad_values = below(random, 2) ? out(c, N * l.input_size) : nullptr;
   for (int64_t d = 0; d < K; d++) {
     raglane_weight_gradients& wanted = l.grad_weights[d];

@@ -29,6 +29,12 @@ _WIDE = 8
 # less than filling all of it first.
 _WORTH_SEARCHING = 4 << 20
 
+# PyTorch moves no rows of these: they are moved as numbers of the same width that it does.
+_FLOATS_OF_8_BITS = [getattr(torch, name) for name in dir(torch) if name.startswith("float8_")]
+_MOVED_AS = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64} | dict.fromkeys(
+    _FLOATS_OF_8_BITS, torch.uint8
+)
+
 
 # NOTE [no setup_context]: Function.apply reads the signature of ``forward`` anew in every call where setup_context
 # is defined, which takes longer than moving the rows of a small batch does.
@@ -166,6 +172,8 @@ def take_rows(values: Tensor, index: Tensor) -> Tensor:
         >>> take_rows(torch.tensor([10, 20, 30]), torch.tensor([2, 0])).tolist()
         [30, 10]
     """
+    if values.dtype in _MOVED_AS:
+        return take_rows(values.view(_MOVED_AS[values.dtype]), index).view(values.dtype)
     if _wants_a_function(values):
         taken: Tensor = _TakeRows.apply(values, index)  # type: ignore[no-untyped-call]
         return taken
@@ -188,6 +196,10 @@ def place_rows(values: Tensor, index: Tensor, size: int, fill: float = 0.0) -> T
         >>> place_rows(torch.tensor([30, 10]), torch.tensor([2, 0]), 3, fill=-1).tolist()
         [10, -1, 30]
     """
+    if values.dtype in _MOVED_AS:
+        kind = _MOVED_AS[values.dtype]
+        bits = torch.tensor(fill, device="cpu").to(values.dtype).view(kind).item()
+        return place_rows(values.view(kind), index, size, bits).view(values.dtype)
     if _wants_a_function(values):
         placed: Tensor = _PlaceRows.apply(values, index, size, fill)  # type: ignore[no-untyped-call]
         return placed
@@ -216,7 +228,7 @@ def place_joined_rows(parts: tuple[Tensor, ...], index: Tensor, size: int, fill:
         [10, -1, 30]
     """
     features = math.prod(parts[0].shape[1:])
-    if parts[0].is_cpu and (features < _WIDE or features * size <= _FEW):
+    if parts[0].dtype in _MOVED_AS or (parts[0].is_cpu and (features < _WIDE or features * size <= _FEW)):
         return place_rows(torch.cat(parts), index, size, fill)
     if torch.is_grad_enabled() and any(part.requires_grad for part in parts) and not is_transformed(parts[0]):
         placed: Tensor = _PlaceJoinedRows.apply(index, size, fill, *parts)  # type: ignore[no-untyped-call]

@@ -38,6 +38,8 @@ LAYERS: dict[str, Callable[..., Any]] = {
     "lstm": rl.nn.LSTM,
     "projected": lambda d, h, **options: rl.nn.LSTM(d, h, proj_size=max(1, h - 3), **options),
     "gru": rl.nn.GRU,
+    "checkpointed": lambda d, h, **options: rl.nn.LSTM(d, h, checkpoint_every=3, **options),
+    "checkpointed gru": lambda d, h, **options: rl.nn.GRU(d, h, checkpoint_every=5, **options),
     "indrnn": rl.nn.IndRNN,
     "mingru": rl.nn.MinGRU,
     "minlstm": rl.nn.MinLSTM,

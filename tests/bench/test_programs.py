@@ -27,7 +27,7 @@ def test_every_table(capsys: pytest.CaptureFixture[str]) -> None:
         "## The sLSTM against its authors' package",
         "## The first call",
     ]
-    assert len([row for row in rows if row[0] == "LayerNormLSTM" and len(row) == 6]) == 1
+    assert len([row for row in rows if row[0] == "LayerNormLSTM" and len(row) == 7]) == 1
 
 
 def test_every_layer_can_be_made() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import FAST, fails, tree, write_steps
+from commands import FAST, fails, tree, undrawn_pictures, write_steps  # noqa: F401
 from raglane.cli import main
 from raglane.training.checkpoint import read_tensors
 

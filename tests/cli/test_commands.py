@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 
-from commands import FAST, fails, tree
+from commands import FAST, fails, tree, undrawn_pictures  # noqa: F401
 from looped import looped
 from raglane.cli import main
 
@@ -387,16 +387,6 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     for piece in ("Task and model", "Training", "Run and output", "[default: 0.003]", "--bucket", "For example"):
         assert piece in printed
-
-
-def test_without_the_cli_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    import importlib.util
-
-    found = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *rest: None if name == "typer" else found(name, *rest)
-    )
-    fails(["train"], capsys, "pip install 'raglane[cli]'")
 
 
 def test_without_the_train_extra(

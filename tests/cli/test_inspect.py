@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from commands import fails, tree, write_steps
+from commands import fails, tree, undrawn_pictures, write_steps  # noqa: F401
 from made_plans import made_plans
 from raglane.cli import main
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from commands import FAST, fails, tree, write_steps
+from commands import FAST, fails, tree, undrawn_pictures, write_steps  # noqa: F401
 from raglane import memory
 from raglane.cli import main
 from raglane.errors import ArgumentError
 from raglane.training import inference
+from raglane.training.choices import INITIAL_STATES, LAYERS, NORMALISED_LAYERS, POOLINGS
 from raglane.training.model import ModelConfig, SequenceModel
-from raglane.training.settings import INITIAL_STATES, LAYERS, NORMALISED_LAYERS, POOLINGS
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,9 @@ def nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("data is read before the mistake is named")
 
     monkeypatch.setattr("raglane.models.sources.Source.read", read)
-    monkeypatch.setattr("raglane.training.checkpoint.load_model", read)
+    # Those that take the function first: one that is imported later would keep the one that fails.
+    for name in ("models.run", "models.card", "models.fit", "models.comparison", "training.checkpoint"):
+        monkeypatch.setattr(f"raglane.{name}.load_model", read)
 
 
 @pytest.mark.usefixtures("nothing_is_read")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from commands import FAST, fails, tree, write_steps
+from commands import FAST, fails, tree, undrawn_pictures, write_steps  # noqa: F401
 from looped import looped
 from raglane.cli import main
 
@@ -342,3 +342,13 @@ def test_a_run_killed_in_its_first_write_is_no_run(tmp_path: Path) -> None:
     (run / ".run.json.partial").write_text("{")
     assert main(["train", str(write_steps(tmp_path / "ok.csv")), "--out", str(run), *FAST, "--quiet"]) == 0
     assert not (run / ".run.json.partial").exists()
+
+
+def test_without_the_cli_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    import importlib.util
+
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "typer" else found(name, *rest)
+    )
+    fails(["train"], capsys, "pip install 'raglane[cli]'")

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raglane.data import Preprocessor, Records
+from raglane.data.labels import sort_labels
 from raglane.data.missing import fill_missing, refuse_missing
-from raglane.data.preprocess import UNKNOWN, sort_labels
 from raglane.data.records import offsets_of
+from raglane.data.vocabulary import UNKNOWN
 from raglane.errors import ArgumentError, CheckpointError, DataError
 
 

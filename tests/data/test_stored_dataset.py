@@ -27,9 +27,10 @@ from attacks.small_shards import small_steps
 from raglane.data import FORMATS, Columns, Dataset, Preprocessor, SequenceDataset, convert, read
 from raglane.data.gathering import KeptParts
 from raglane.data.stores import Shards
-from raglane.errors import ArgumentError, ArgumentTypeError, DataError
+from raglane.errors import DataError
 from raglane.memory import mapped_bytes
 from small_files import WRITERS, asked, same
+from small_tables import small_table, written
 
 _TASKS = [
     Columns(sequence="words", label="kind", id="name"),
@@ -50,26 +51,6 @@ _TASKS = [
     Columns(task="regress", sequence="words", label="total", static=("kind",)),
     Columns(task="forecast", sequence="x", static=("kind",)),
 ]
-
-
-def _table(rows: int = 40) -> pa.Table:
-    chance = np.random.default_rng(3)
-    words = [["abcde"[place] for place in chance.integers(0, 5, row * 7 % 5)] for row in range(rows)]
-    return pa.table(
-        {
-            "words": words,
-            "tags": [[word.upper() for word in row] for row in words],
-            "x": [[[float(row), step, -1.5] for step in range(len(words[row]))] for row in range(rows)],
-            "text": [" ".join(row) for row in words],
-            "kind": ["uvw"[row % 3] for row in range(rows)],
-            "name": [f"n{row}" for row in range(rows)],
-            "total": [row / 3 for row in range(rows)],
-            "two": [[row / 7, -float(row)] for row in range(rows)],
-            "each": [[row / 5 + step for step in range(len(words[row]))] for row in range(rows)],
-            "kinds": [["a", "b", "c"][: row % 4] for row in range(rows)],
-            "sets": [[[word, "z"][: step % 3] for step, word in enumerate(row)] for row in words],
-        }
-    )
 
 
 def _same(batch: dict[str, Any], wanted: dict[str, Any]) -> None:
@@ -130,7 +111,7 @@ def test_large_data_is_read_and_small_data_is_mapped(
 ) -> None:
     monkeypatch.setattr(f"raglane.data.stores.{limit}", 0)
     for number, columns in enumerate(_TASKS):
-        path = _written(_table(), tmp_path)
+        path = written(small_table(), tmp_path)
         with small_steps(6, 200):
             convert(path, tmp_path / f"out{number}", columns)
         records = read(path, columns)
@@ -145,7 +126,7 @@ def test_large_data_is_read_and_small_data_is_mapped(
 
 @pytest.mark.parametrize("number", [*range(6), 9, 12, 13])
 def test_every_source_gives_what_memory_gives(number: int, tmp_path: Path) -> None:
-    columns, table = _TASKS[number], _table()
+    columns, table = _TASKS[number], small_table()
     sources = _sources(table, tmp_path)
     with small_steps(6, 200):
         convert(tmp_path / "a.parquet", tmp_path / "converted", columns)
@@ -177,7 +158,7 @@ def test_every_format_is_opened(name: str, tmp_path: Path) -> None:
 def test_what_was_converted_teaches_and_gives_what_memory_does(number: int, tmp_path: Path) -> None:
     """Of every task, with features: the preprocessor, the batches, and what is read of the folder in the usual way."""
     columns, path = _TASKS[number], tmp_path / "a.parquet"
-    pq.write_table(_table(), path, row_group_size=11)
+    pq.write_table(small_table(), path, row_group_size=11)
     records = read(path, columns)
     with small_steps(9, 400):
         convert(path, tmp_path / "folder", columns)
@@ -204,27 +185,13 @@ def test_what_was_converted_teaches_and_gives_what_memory_does(number: int, tmp_
     ]
 
 
-def test_targets_that_a_folder_was_not_made_with(tmp_path: Path) -> None:
-    pq.write_table(_table(), tmp_path / "a.parquet")
-    convert(tmp_path / "a.parquet", tmp_path / "folder", Columns(task="multilabel", sequence="x", label="kinds"))
-    with pytest.raises(ArgumentError, match="converted for the task multilabel"):
-        Dataset(tmp_path / "folder", Columns(task="regress"))
-    data = Dataset(tmp_path / "folder")
-    with pytest.raises(DataError, match="no numbers to learn"):
-        Preprocessor.fit(data, task="regress")
-    few = Preprocessor.fit(read(tmp_path / "a.parquet", data.columns), task="multilabel")
-    few = Preprocessor.from_config({**few.to_config(), "labels": ["a", "b"]})
-    with pytest.raises(DataError, match=r"part-00000\.arrow: row 3 \(.*the label 'c'|row 3: got the label 'c'"):
-        data.with_preprocessor(few).take(range(8))
-
-
 def test_without_a_preprocessor_features_are_as_they_are(tmp_path: Path) -> None:
     table = pa.table({"x": [[1.0, float("nan")], [], [3.0]], "kind": ["b", "a", "b"]})
     batch = rl.collate(Dataset(table).__getitems__([0, 2]))
     assert batch["inputs"].values.tolist()[0] == [1.0]
     assert batch["inputs"].values.isnan().tolist() == [[False], [True], [False]]
     assert batch["target"].tolist() == [1, 1]
-    words = Dataset(_table(), Columns(sequence="words", label="kind"))
+    words = Dataset(small_table(), Columns(sequence="words", label="kind"))
     assert words.preprocessor.labels == ("u", "v", "w")
     counts = words.statistics.tokens
     best = max(counts, key=lambda word: counts[word])
@@ -248,7 +215,7 @@ def test_a_language_model_reads_no_numbers(tmp_path: Path) -> None:
 
 
 def test_a_converted_folder_opens_without_its_shards(tmp_path: Path) -> None:
-    table = _table()
+    table = small_table()
     pq.write_table(table, tmp_path / "a.parquet")
     columns = Columns(task="tag", sequence="words", label="tags")
     with small_steps(6, 300):
@@ -267,7 +234,7 @@ def test_a_converted_folder_opens_without_its_shards(tmp_path: Path) -> None:
 
 
 def test_values_lie_in_the_file(tmp_path: Path) -> None:
-    convert(_written(_table(), tmp_path), tmp_path / "out", Columns(sequence="x", label="kind"))
+    convert(written(small_table(), tmp_path), tmp_path / "out", Columns(sequence="x", label="kind"))
     store, _ = Shards.of(tmp_path / "out")
     part = store.load(0)
     assert not part.values.flags.owndata
@@ -284,13 +251,8 @@ def test_values_lie_in_the_file(tmp_path: Path) -> None:
     assert torch.equal(data.take(np.arange(4, 9)).values, first)
 
 
-def _written(table: pa.Table, folder: Path) -> Path:
-    pq.write_table(table, path := folder / "a.parquet")
-    return path
-
-
 def test_parts_of_parquet_are_dropped_and_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    columns, table = Columns(sequence="x", label="kind"), _table()
+    columns, table = Columns(sequence="x", label="kind"), small_table()
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=5)
     monkeypatch.setattr("raglane.data.gathering._KEPT", 100)
     data = Dataset(tmp_path / "a.parquet", columns)
@@ -302,7 +264,7 @@ def test_parts_of_parquet_are_dropped_and_read_again(tmp_path: Path, monkeypatch
 
 
 def test_memory_that_is_mapped_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    convert(_written(_table(), tmp_path), tmp_path / "out", Columns(sequence="x", label="kind"))
+    convert(written(small_table(), tmp_path), tmp_path / "out", Columns(sequence="x", label="kind"))
     monkeypatch.setattr("raglane.data.gathering._LOOK", 8)
     data = Dataset(tmp_path / "out")
     for most, times in ((1 << 50, 0), (0, 2)):
@@ -316,7 +278,7 @@ def test_memory_that_is_mapped_is_given_back(tmp_path: Path, monkeypatch: pytest
 def test_workers_open_the_files_again(tmp_path: Path) -> None:
     columns = Columns(sequence="words", label="kind")
     with small_steps(6, 300):
-        convert(_written(_table(), tmp_path), tmp_path / "out", columns)
+        convert(written(small_table(), tmp_path), tmp_path / "out", columns)
     data = Dataset(tmp_path / "out", columns)
     order = [[5, 1], [39, 2, 2], [0]]
     wanted = [rl.collate(data.__getitems__(rows)) for rows in order]
@@ -337,7 +299,7 @@ class _Deadly(Dataset):
 
 def test_a_worker_that_dies_is_told_and_loses_nothing(tmp_path: Path) -> None:
     columns = Columns(sequence="words", label="kind")
-    convert(_written(_table(), tmp_path), tmp_path / "out", columns)
+    convert(written(small_table(), tmp_path), tmp_path / "out", columns)
     before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     loader: DataLoader[Any] = DataLoader(
         _Deadly(tmp_path / "out"), batch_sampler=[[1], [7], [2]], collate_fn=rl.collate, num_workers=1
@@ -346,84 +308,3 @@ def test_a_worker_that_dies_is_told_and_loses_nothing(tmp_path: Path) -> None:
         list(loader)
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
     assert len(list(DataLoader(Dataset(tmp_path / "out"), batch_size=8, collate_fn=rl.collate))) == 5
-
-
-def test_what_is_wrong_names_file_and_row(tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = [{"x": [float(row)], "kind": "ab"[row % 2], "id": f"s{row}"} for row in range(9)]
-    fitted = Preprocessor.fit(read(_written(pa.Table.from_pylist(rows), tmp_path)), task="classify")
-    cases: list[tuple[dict[str, Any], str]] = [
-        ({"x": [None]}, "a null in row 5"),
-        ({"x": [float("nan")]}, r"missing, in .*row 5 \(id 's5'\), step 0"),
-        ({"kind": "c"}, r"label: got one that training has not seen, in .*row 5 \(id 's5'\)"),
-        ({"kind": None}, "a null in row 5"),
-    ]
-    for changed, pattern in cases:
-        bad = [*rows[:5], {**rows[5], **changed}, *rows[6:]]
-        path = _written(pa.Table.from_pylist(bad), tmp_path)
-        with pytest.raises(DataError, match=pattern) as caught:
-            Dataset(path, preprocessor=fitted).take([1, 5])
-        assert "\n" not in str(caught.value)
-        assert "a.parquet" in str(caught.value)
-    other = pa.Table.from_pylist([{**row, "x": [row["x"]] * 2} for row in rows])
-    pq.write_table(other, tmp_path / "b.parquet")
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "c.parquet")
-    data = Dataset([tmp_path / "c.parquet", tmp_path / "b.parquet"])
-    with pytest.raises(DataError, match=r"b\.parquet, row group 0: got features .*after features"):
-        Dataset([tmp_path / "c.parquet", _wide(tmp_path, rows)]).take([0, 12])
-    assert len(data) == 18
-
-
-def _wide(folder: Path, rows: list[dict[str, Any]]) -> Path:
-    wide = pa.Table.from_pylist([{**row, "x": [[1.0, 2.0]]} for row in rows])
-    pq.write_table(wide, folder / "b.parquet")
-    return folder / "b.parquet"
-
-
-def test_a_damaged_folder_is_refused_before_anything_is_cut_out_of_it(tmp_path: Path) -> None:
-    convert(_written(_table(), tmp_path), tmp_path / "out", Columns(sequence="words", label="kind"))
-    content = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-    shard = content["part-00000.arrow"]
-    batch = pa.ipc.open_file(pa.BufferReader(shard)).get_batch(0)
-    offsets = batch.column("words").offsets.buffers()[1].to_pybytes()
-    place = shard.index(offsets[:64])
-    falling = shard[: place + 12] + b"\xff\xff\xff\x7f" + shard[place + 16 :]
-    codes = batch.column("words").values.indices.buffers()[1].to_pybytes()
-    at = shard.index(codes[:64], place + len(offsets))
-    unknown = shard[:at] + b"\x99\x99" + shard[at + 2 :]
-    damaged = [
-        ("part-00000.arrow", falling),
-        ("part-00000.arrow", unknown),
-        ("part-00000.arrow", shard[:-20]),
-        ("part-00000.arrow", None),
-        ("lengths.npy", content["lengths.npy"][:-4]),
-        ("dataset.json", b"{"),
-        ("dataset.json", content["dataset.json"].replace(b'"format_version": 1', b'"format_version": 9')),
-        ("statistics.json", b"[]"),
-    ]
-    for name, bad in damaged:
-        path = tmp_path / "out" / name
-        if bad is None:
-            path.unlink()
-        else:
-            path.write_bytes(bad)
-        with pytest.raises(DataError, match=r"out") as caught:
-            _use(tmp_path / "out")
-        assert "\n" not in str(caught.value)
-        path.write_bytes(content[name])
-    assert len(Dataset(tmp_path / "out").take([0, 1])) == 2
-
-
-def _use(folder: Path) -> None:
-    data = Dataset(folder)
-    assert data.lengths.shape == (40,)
-    data.take(np.arange(40))
-
-
-def test_what_is_no_source_is_refused() -> None:
-    for source in (3, None, [1, 2], {"x": [1]}):
-        with pytest.raises(ArgumentTypeError, match=r"source: .*a path, a list of paths, or what speaks Arrow"):
-            Dataset(source)
-    with pytest.raises(ArgumentTypeError, match="columns"):
-        Dataset(_table(), "words")  # type: ignore[arg-type]
-    with pytest.raises(IndexError, match="there are 40 sequences"):
-        Dataset(_table(), Columns(sequence="x", label="kind"))[40]

@@ -141,6 +141,26 @@ def test_a_file_that_differs_from_its_model_is_not_written(tmp_path: Path) -> No
         in_runtime(b"no model")
 
 
+class Wide(nn.Module):
+    """Operators whose numbers ONNX keeps in float32, in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = rl.nn.LayerNormLSTM(D, 4)
+        self.after = nn.Sequential(nn.LeakyReLU(0.3), nn.CELU(0.7), nn.LayerNorm(4), nn.Hardsigmoid())
+        self.double()
+
+    def forward(self, batch: rl.Ragged) -> Any:
+        return self.after(self.layer(batch)[0].last())
+
+
+def test_float64_is_float64_throughout(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    exported = rl.export.onnx(Wide(), tmp_path / "model.onnx", example=a_batch([3, 5, 1]).to(torch.float64))
+    assert exported.verified is not None
+    assert exported.verified.largest_difference < 1e-13
+
+
 # ---- every cell ------------------------------------------------------------------------------------------------------
 
 VARIANTS: dict[str, list[tuple[Any, dict[str, Any]]]] = {
@@ -167,10 +187,11 @@ def test_every_cell_in_every_variant(variant: str, layout: Any, tmp_path: Path) 
         dtype = layer.weight_ih_l0.dtype
         example = a_batch([3, 5]).to(dtype)
         given = options.get("initial_state") is None and "proj_size" not in options
-        rows = layer.num_layers * (2 if layer.bidirectional else 1)
-        states = tuple(torch.randn(rows, 3, size, dtype=dtype) for size in layer.state_sizes)
+        # Three sequences, since there are 1, 2 or 4 rows of states, which the export could take for sequences.
         example = rl.Ragged([*example.to_list(), example[0]])
-        hx = states if len(states) > 1 else states[0]
+        # As sequences before left them: not any numbers are states of every cell.
+        with torch.no_grad():
+            _, hx = layer(rl.Ragged([torch.randn(4, D, dtype=dtype) for _ in range(len(example))]))
         exported = rl.export.onnx(layer, path, example=(example, hx) if given else example, layout=layout)
         assert exported.verified is not None
         # Normalised, differences of rounding grow from step to step: there the export itself says what they may be.

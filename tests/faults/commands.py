@@ -189,13 +189,13 @@ FAULTS: dict[str, Fault] = {
         "src/raglane/training/tasks/classify.py",
         "confusion_matrix(targets_of(batch).cpu(), output.argmax(-1).cpu(), len(self.labels))",
         "confusion_matrix(output.argmax(-1).cpu(), targets_of(batch).cpu(), len(self.labels))",
-        "training/test_run.py::test_evaluation_agrees_with_predictions",
+        "training/test_answers.py::test_evaluation_agrees_with_predictions",
     ),
     "accuracy-for-macro-f1": Fault(
         "src/raglane/training/tasks/classify.py",
         '"macro_f1": macro_f1(self.matrix)',
         '"macro_f1": accuracy(self.matrix)',
-        "training/test_run.py::test_macro_f1_on_unbalanced_classes",
+        "training/test_answers.py::test_macro_f1_on_unbalanced_classes",
     ),
     "macro-f1-of-absent-classes": Fault(
         "src/raglane/training/metrics.py",
@@ -231,13 +231,13 @@ FAULTS: dict[str, Fault] = {
         "src/raglane/training/tasks/forecast.py",
         "error = (forecasts - known) * real",
         "error = forecasts - known",
-        "training/test_run.py::test_a_missing_target_has_no_error",
+        "training/test_answers.py::test_a_missing_target_has_no_error",
     ),
     "a-forecast-of-the-first-step-again": Fault(
         "src/raglane/training/model.py",
         "forecast = self._next(forecast, self.head(self.encoder.dropout(output)))",
         "forecast = self._next(known[:, :size], self.head(self.encoder.dropout(output)))",
-        "training/test_run.py::test_a_longer_forecast_feeds_itself",
+        "training/test_answers.py::test_a_longer_forecast_feeds_itself",
     ),
     "a-head-of-torchs-product": Fault(
         "src/raglane/training/model.py",

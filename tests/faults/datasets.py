@@ -95,6 +95,6 @@ FAULTS: dict[str, Fault] = {
         "src/raglane/data/stores.py",
         " or (np.diff(offsets) < 0).any()",
         "",
-        "data/test_stored_dataset.py::test_a_damaged_folder_is_refused_before_anything_is_cut_out_of_it",
+        "data/test_stored_mistakes.py::test_a_damaged_folder_is_refused_before_anything_is_cut_out_of_it",
     ),
 }

@@ -48,7 +48,7 @@ FAULTS: dict[str, Fault] = {
         "src/raglane/cells/minlstm.py",
         "torch.sigmoid(F.logsigmoid(f) - F.logsigmoid(i))",
         "f.sigmoid() / (f.sigmoid() + i.sigmoid())",
-        "cells/test_cells.py::test_minlstm_with_extreme_gates",
+        "cells/test_minlstm.py::test_minlstm_with_extreme_gates",
     ),
     "an-slstm-that-never-begins": Fault(
         "src/raglane/cells/slstm.py",

@@ -10,6 +10,7 @@ _ROUNDING = (
     "kernels/test_cpu_matrix.py::test_bfloat16_is_rounded_as_torch_rounds"
     " kernels/test_cpu_elementwise.py::test_bfloat16_is_rounded_as_torch_rounds"
 )
+_ROUNDS = "kernels/test_checkpoints.py::test_agrees_with_the_reference"
 
 FAULTS: dict[str, Fault] = {
     "a-fork-is-not-noticed": Fault(
@@ -56,6 +57,42 @@ FAULTS: dict[str, Fault] = {
         "if self.dtype is torch.int8:",
         "kernels/test_cpu_int8.py::test_what_is_refused",
     ),
+    "a-round-without-the-one-before": Fault(
+        "csrc/backward_rounds.h",
+        "mine_.grad_final_h = mine_.grad_initial_h, mine_.grad_final_c",
+        "mine_.grad_final_c",
+        _ROUNDS,
+    ),
+    "a-round-from-the-wrong-side": Fault(
+        "csrc/backward_rounds.h",
+        "before = d == 0 ? element - 1 : element + 1;",
+        "before = element - 1;",
+        _ROUNDS,
+    ),
+    "values-of-one-direction-in-rounds": Fault(
+        "csrc/backward_rounds.h",
+        "round + 1 == rounds_.count, d > 0}",
+        "round + 1 == rounds_.count, false}",
+        _ROUNDS,
+    ),
+    "sums-of-the-last-round-alone": Fault(
+        "csrc/layer_gradients.h",
+        "return block.begin > 0 || !part_.first;",
+        "return block.begin > 0;",
+        _ROUNDS,
+    ),
+    "gates-are-kept-and-computed-again": Fault(
+        "src/raglane/kernels/cpu/matrix.py",
+        "facts.saved > 0 and not checkpoint_every",
+        "facts.saved > 0",
+        "kernels/test_checkpoints.py::test_what_is_kept",
+    ),
+    "only-one-layer-computes-again": Fault(
+        "src/raglane/kernels/contract.py",
+        "            checkpoint_every=self.checkpoint_every,\n",
+        "",
+        "kernels/test_checkpoints.py::test_what_is_kept",
+    ),
     "packed-for-any-layer": Fault(
         "csrc/raglane.cpp",
         "if (std::memcmp(l.packed, &wanted, sizeof wanted) != 0)",
@@ -82,7 +119,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "a-block-of-elements-in-place-of-those-before": Fault(
         "csrc/layer_gradients.h",
-        "outer.rows, 1, stride(d, outer.left), 1, block.begin > 0,",
+        "outer.rows, 1, stride(d, outer.left), 1, continues(block),",
         "outer.rows, 1, stride(d, outer.left), 1, false,",
         "kernels/test_cpu_matrix.py::test_gradients_of_many_elements[gru-portable]",
     ),

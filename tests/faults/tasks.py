@@ -34,7 +34,7 @@ FAULTS: dict[str, Fault] = {
         "training/test_language.py::test_what_large_outputs_and_changes_cost",
     ),
     "a-loss-says-nothing-of-the-task": Fault(
-        "src/raglane/models/sources.py",
+        "src/raglane/models/guessing.py",
         'if loss is None or loss in LOSSES["classify"]:',
         "if True:",
         "cli/test_tasks.py::test_a_loss_says_what_the_task_is",
@@ -76,7 +76,7 @@ FAULTS: dict[str, Fault] = {
         "training/test_tasks.py::test_binary_channels_are_told_as_such",
     ),
     "an-end-is-no-token": Fault(
-        "src/raglane/data/preprocess.py",
+        "src/raglane/data/vocabulary.py",
         "torch.repeat_interleave(torch.arange(len(lengths)), offsets.diff()) * more + 1",
         "torch.repeat_interleave(torch.arange(len(lengths)), offsets.diff()) * more",
         "training/test_language.py::test_a_text_stands_between_ends",
@@ -128,5 +128,11 @@ FAULTS: dict[str, Fault] = {
         "scores = torch.where(below < ranked, scores, -1.0)",
         "scores = torch.where(below <= ranked, scores, -1.0)",
         "training/test_tasks.py::test_thresholds_against_every_cut",
+    ),
+    "a-search-counts-no-trial-that-runs": Fault(
+        "src/raglane/models/tuning.py",
+        "states=(state.COMPLETE, state.PRUNED, state.RUNNING)))",
+        "states=(state.COMPLETE, state.PRUNED)))",
+        "models/test_tuning.py::test_trials_of_other_processes_count",
     ),
 }

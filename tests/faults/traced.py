@@ -8,6 +8,7 @@ __all__ = ["FAULTS"]
 
 _REFUSED = "programs/test_user_cells.py::test_what_no_program_can_be_is_refused_with_the_reason"
 _LIBRARY = "programs/test_library_cells.py::test_a_cell_gives_what_the_reference_does"
+_SPECIAL = "programs/test_special_values.py"
 
 FAULTS: dict[str, Fault] = {
     "rows-of-a-batch-meet": Fault(
@@ -87,5 +88,125 @@ FAULTS: dict[str, Fault] = {
         "if is_called and not self.by_identity and any(",
         "if not own and any(",
         _REFUSED,
+    ),
+    "gradients-are-not-verified-in-a-graph": Fault(
+        "src/raglane/kernels/program/verify.py",
+        "with torch.inference_mode(False), torch.enable_grad()",
+        "with torch.enable_grad()",
+        "kernels/test_program.py::test_the_first_call_within_an_operator_verifies_gradients",
+    ),
+    "a-program-on-the-disk-is-believed": Fault(
+        "src/raglane/kernels/program/backend.py",
+        "if entry.compiled is not None:\n        entry.reason",
+        "if not entry.is_read:\n        entry.reason",
+        "programs/test_stored.py::test_another_step_under_the_same_key_is_not_believed",
+    ),
+    "a-spoilt-file-is-read": Fault(
+        "src/raglane/programs/stored.py",
+        "hashlib.sha256(body.encode()).hexdigest() != digest",
+        "not body",
+        "programs/test_stored.py::test_a_file_that_was_spoilt_is_written_anew",
+    ),
+    "shapes-are-not-worked-out-first": Fault(
+        "src/raglane/programs/stored_calls.py",
+        "all(part.numel() <= MOST_MADE for part in known[before:])",
+        "True",
+        "programs/test_stored.py::test_what_asks_for_all_memory_is_not_computed",
+    ),
+    "a-closure-is-no-part-of-a-key": Fault(
+        "src/raglane/programs/keys.py",
+        "held = tuple([self._cell(name, cell) for name, cell in cells])",
+        "held = len(list(cells))",
+        "programs/test_keys.py::test_whatever_changes_a_step_changes_its_key",
+    ),
+    "what-torch-calls-is-no-part-of-a-key": Fault(
+        "src/raglane/programs/keys.py",
+        "return any(hasattr(base, name) for base in holder.bases)",
+        "return False",
+        "programs/test_keys.py::test_whatever_changes_a_step_changes_its_key",
+    ),
+    "files-of-others-are-read": Fault(
+        "src/raglane/caches.py",
+        " and not found.st_mode & 0o022",
+        "",
+        "test_caches.py::test_what_is_no_file_of_ours",
+    ),
+    "what-was-detached-changes-in-place": Fault(
+        "src/raglane/programs/trace.py",
+        "if _memory(target.marks) in self._detached:",
+        "if target.marks is self._detached:",
+        _REFUSED,
+    ),
+    "no-grad-is-forgotten": Fault(
+        "src/raglane/programs/trace.py",
+        "if not torch.is_grad_enabled() and not function._schema.is_mutable:",
+        "if function is None:",
+        _REFUSED,
+    ),
+    "no-slope-at-a-state-of-zeros": Fault(
+        "src/raglane/programs/row_formulas.py",
+        'g.each("sqrt", g.each("where", is_zero, 1.0, a))',
+        'g.each("sqrt", a)',
+        _SPECIAL,
+    ),
+    "a-quotient-is-one-too-many": Fault(
+        "src/raglane/programs/formulas.py",
+        'is_over = g.each("and", has_sign, left)',
+        'is_over = g.each("and", has_sign, 0.0)',
+        _SPECIAL,
+    ),
+    "slopes-of-ties-are-shared": Fault(
+        "src/raglane/programs/rules.py",
+        "row_formulas.first_of(formula), keepdim)",
+        "formula, keepdim)",
+        _SPECIAL,
+    ),
+    "a-bound-in-place-without-gradients-has-a-slope": Fault(
+        "src/raglane/programs/trace.py",
+        "if not torch.is_grad_enabled() and found.dtype.is_floating_point:",
+        "if found.dtype is None:",
+        _SPECIAL,
+    ),
+    "joined-parts-lie-on-each-other": Fault(
+        "src/raglane/programs/lower.py",
+        "            start += width\n",
+        "            start += width - 1\n",
+        _SPECIAL,
+    ),
+    "a-program-of-another-layout": Fault(
+        "src/raglane/programs/weights.py",
+        "tuple(part.shape), part.stride(), part.dtype",
+        "tuple(part.shape), part.dtype",
+        "kernels/test_program.py::test_what_a_step_reads_of_its_class_and_of_memory",
+    ),
+    "a-class-never-changes": Fault(
+        "src/raglane/programs/weights.py",
+        "self.classes += self._class(cls)",
+        "self.classes += []",
+        "kernels/test_program.py::test_what_a_step_reads_of_its_class_and_of_memory",
+    ),
+    "a-step-asks-nothing-of-gradients": Fault(
+        "src/raglane/kernels/program/verify.py",
+        "if not case.is_same_without_gradients(want[0]):",
+        "if not want[0]:",
+        "kernels/test_program.py::test_a_step_that_asks_whether_gradients_are_recorded_is_refused",
+    ),
+    "a-step-writes-over-its-callers-state": Fault(
+        "src/raglane/cells/module.py",
+        "own = tuple([part.clone() for part in state])",
+        "own = state",
+        "nn/test_any_cell.py::test_a_step_may_write_over_what_it_is_given",
+    ),
+    "a-compiled-module-is-any-of-its-kind": Fault(
+        "src/raglane/kernels/program/modules.py",
+        "if own.module() is module and own.names == names",
+        "if own.names == names",
+        "nn/test_any_cell_compiled.py",
+    ),
+    "a-tensor-beside-the-parameters-has-no-gradient": Fault(
+        "src/raglane/kernels/program/modules.py",
+        "if any(part.requires_grad and id(part) not in given for part in found.leaves):",
+        "if not found:",
+        "nn/test_any_cell_compiled.py",
     ),
 }

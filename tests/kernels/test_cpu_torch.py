@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from functools import partial
 from threading import Thread
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 import raglane as rl
+from attacks.forked import CONTEXT
 from cpu_networks import (
     LIBRARY,
     MATRIX_CELLS,
@@ -121,7 +123,7 @@ def test_operators_are_what_torch_expects() -> None:
     arguments = ("lstm", network.values, offsets_from_lengths(network.lengths), *network.state, *weights, *[None] * 5)
     torch.library.opcheck(
         operators.recurrence,
-        (*arguments, True, True, False),
+        (*arguments, True, True, False, 0),
         test_utils=["test_schema", "test_faketensor"],
     )
 
@@ -252,10 +254,11 @@ def test_several_python_threads_at_once(use: Use) -> None:
         assert_same_bits(results, wanted)
 
 
-@pytest.mark.parametrize(("start", "workers"), [("fork", 2), ("spawn", 1)])  # one that is spawned takes seconds
+# One that is spawned takes seconds to import torch; one of this server gets the layer in the same way, pickled.
+@pytest.mark.parametrize(("start", "workers"), [("fork", 2), (CONTEXT, 1)], ids=["fork", "server"])
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 @pytest.mark.usefixtures("two_threads")
-def test_workers_of_a_data_loader(start: str, workers: int) -> None:
+def test_workers_of_a_data_loader(start: Any, workers: int) -> None:
     layer = rl.nn.GRU(8, 40, backend="cpu")
     data = Encoded(layer, [torch.randn(length, 8) for length in (30, 1, 9, 12)])
     here = [data[index] for index in range(len(data))]  # the kernels' threads run before the workers start

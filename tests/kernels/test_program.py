@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +15,10 @@ from torch.utils._pytree import tree_leaves
 
 import raglane as rl
 from raglane.errors import ArgumentError, DispatchError
-from raglane.kernels.program import backend
+from raglane.kernels.program import backend, operators
 from raglane.kernels.program import verify as verification
 from raglane.kernels.program.loop import Loop, run_loop
-from raglane.programs import cache
+from raglane.programs import cache, gradients
 from raglane.programs.step import trace
 
 pytestmark = pytest.mark.skipif(bool(rl.native.missing_kernels()), reason="programs run on the cpu kernels")
@@ -41,21 +42,13 @@ class Arc(Scaled):
         return state.atan(), 0.5 * state + x_t[:, :4]
 
 
-class Through(torch.autograd.Function):
-    """The sign, with the gradient of nothing: nobody can see this in a trace."""
+class Hooked(Scaled):
+    """The gradient of its state is another one, which nobody can see in a trace."""
 
-    @staticmethod
-    def forward(ctx: Any, a: Tensor) -> Tensor:  # noqa: ARG004
-        return a.sign()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # noqa: ARG004
-        return grad
-
-
-class Straight(Scaled):
     def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        state = Through.apply(state + x_t[:, :4])  # type: ignore[no-untyped-call]
+        state = (state + x_t[:, :4]).tanh()
+        if state.requires_grad:
+            state.register_hook(lambda grad: 2 * grad)
         return state, state
 
 
@@ -157,7 +150,7 @@ def test_numbers_of_sixteen_bits() -> None:
 def test_what_cannot_be_a_program_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "_warned", set())
     batch = a_batch()
-    for kind, reason in ((Arc, "no program has the operation atan"), (Straight, "the gradients of its program differ")):
+    for kind, reason in ((Arc, "no program has the operation atan"), (Hooked, "the gradients of its program differ")):
         layer = rl.nn.Recurrent(kind, 5, 4)
         with pytest.warns(UserWarning, match=f"The cell 'module {kind.__name__}' runs in plain torch.*{reason}"):
             out, _ = layer(batch)
@@ -209,7 +202,39 @@ def test_a_program_holds_for_what_a_module_is_now() -> None:
     agrees()
 
 
-def test_one_trace_for_all_layers_of_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_step_reads_of_its_class_and_of_memory() -> None:
+    class Own(nn.Module):
+        input_size = hidden_size = 4
+        factor = 0.9
+
+        def __init__(self, weight: Tensor) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(weight)
+
+        def gate(self, state: Tensor) -> Tensor:
+            return state * self.factor
+
+        def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+            weight = self.weight if self.weight.is_contiguous() else 2 * self.weight
+            state = (self.gate(state) + x_t) @ weight
+            return state, state
+
+    batch, weight = rl.Ragged([torch.randn(3, 4)]), torch.randn(4, 4)
+
+    def agrees(cell: nn.Module) -> None:
+        found, wanted = (rl.nn.Recurrent(cell, backend=name)(batch)[0].values for name in ("program", "reference"))
+        torch.testing.assert_close(found, wanted)
+
+    agrees(Own(weight))
+    agrees(Own(weight.t()))
+    Own.factor = 0.1
+    agrees(Own(weight))
+    Own.gate = lambda _, state: 2 * state  # type: ignore[assignment, method-assign]
+    agrees(Own(weight))
+
+
+def test_one_trace_for_all_layers_of_a_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAGLANE_CACHE", str(tmp_path))
     cache.forget()
     traced: list[Any] = []
 
@@ -258,6 +283,19 @@ def test_a_graph_holds_cells_of_the_library_and_leaves_others_out() -> None:
         torch.ops.raglane.program("none", [], batch.values, batch.offsets, [batch.values], [], False, True, False)
 
 
+def test_a_step_that_asks_whether_gradients_are_recorded_is_refused() -> None:
+    class Asking(nn.Module):
+        input_size = hidden_size = 4
+
+        def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+            state = state + x_t if torch.is_grad_enabled() else state - x_t
+            return state, state
+
+    choice = rl.explain(rl.nn.Recurrent(Asking()), rl.Ragged([torch.randn(3, 4)]))
+    assert choice.backend == "reference"
+    assert "something else where no gradients are recorded" in choice.reason
+
+
 def test_rounding_is_no_reason_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
     """An sLSTM divides by a state, which among random numbers is nearly 0 now and then; what is wrong is refused."""
     verdicts = []
@@ -277,3 +315,31 @@ def test_rounding_is_no_reason_to_refuse(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(verification, "run_loop", wrong)
     assert verification.verify(wish, entry, found) == "the values of its program differ from those of torch"
+
+
+def test_the_first_call_within_an_operator_verifies_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAGLANE_CACHE", str(tmp_path))
+    monkeypatch.setattr(backend, "_warned", set())
+    layer, batch = rl.nn.LayerNormGRU(5, 3), a_batch()
+    weights, state = [*layer.parameters()], torch.zeros(4, 3)
+    present = [part is not None for part in layer._weights()[0]]
+
+    def call() -> None:
+        cache.forget()
+        values, offsets = batch.values, batch.offsets
+        with torch.no_grad():
+            operators.program("layernorm_gru", present, values, offsets, [state], weights, False, True, False)
+
+    right = gradients._RULES["tanh"]
+
+    def wrong(graph: Any, gradient: Any, *given: Any) -> Any:
+        return right(graph, graph.each("mul", gradient, 2.0), *given)
+
+    with monkeypatch.context() as patch:
+        patch.setitem(gradients._RULES, "tanh", wrong)
+        with pytest.warns(UserWarning, match="the gradients of its program differ"):
+            call()
+    assert not list(tmp_path.iterdir())
+    call()  # a warning would be an error
+    assert [file.parent.name for file in tmp_path.rglob("*.json")] == ["programs"]
+    cache.forget()

@@ -18,6 +18,7 @@ from commands import FAST, fails, tree, undrawn_pictures, write_steps
 from raglane.cli import main
 from raglane.errors import ArgumentError
 from raglane.models.search import SEARCHED, Range, default_space, read_space
+from raglane.models.tuning import _count
 from raglane.training.run import load_description
 from raglane.training.settings import Settings
 from raglane.training.tasks import TASKS
@@ -137,6 +138,13 @@ def test_mistakes_end_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[
     del before["empty/study.db"], after["empty/study.db"]
     assert after == before
     assert not out.exists()
+
+
+def test_trials_of_other_processes_count() -> None:
+    study = optuna.create_study()
+    first, _ = study.ask(), study.ask()
+    study.tell(first, 1.0)
+    assert _count(study, optuna) == 2
 
 
 def test_a_killed_trial_goes_on_and_time_ends_a_search(tmp_path: Path) -> None:

@@ -88,6 +88,28 @@ def test_gradients_of_gradients(cell: Any) -> None:
     assert torch.autograd.gradgradcheck(function, (values, *parameters), fast_mode=True)
 
 
+@looped("backend", ["auto", "reference"])
+def test_a_step_may_write_over_what_it_is_given(backend: str) -> None:
+    class Over(nn.Module):
+        input_size = hidden_size = 4
+
+        def prepare(self, values: Tensor, offsets: Tensor) -> Tensor:  # noqa: ARG002
+            return values.mul_(2.0)
+
+        def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+            state = state.mul_(0.5).add_(x_t.add_(1.0))
+            return state, state
+
+    values, hx = torch.ones(4, 4), torch.zeros(1, 2, 4)
+    for recorded in (False, True):
+        given = values.clone().requires_grad_(recorded), hx.clone().requires_grad_(recorded)
+        out, state = rl.nn.Recurrent(Over(), backend=backend)(rl.Ragged.from_flat(given[0], lengths=[3, 1]), given[1])
+        assert out.values[:, 0].tolist() == [3.0, 4.5, 5.25, 3.0]
+        assert state[0, :, 0].tolist() == [5.25, 3.0]
+        assert torch.equal(given[0], values)
+        assert torch.equal(given[1], hx)
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_nan_stays_in_its_sequence(schedule: str) -> None:
     layer = rl.nn.Recurrent(Whole, D, H, num_layers=2, bidirectional=True, schedule=schedule)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from crf_by_hand import TAGS, by_hand, close, ours, random_batch, random_crf
 from raglane import Ragged
-from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
+from raglane.errors import ShapeError
 from raglane.nn.crf import recursions
 from raglane.nn.crf.layer import CRF
 from strategies import sequences_of
@@ -374,39 +373,3 @@ def test_operators_keep_torchs_rules() -> None:
     torch.library.opcheck(recursions._posterior_op, (*inputs, reaches, levels, torch.ones(3, dtype=torch.float64)))
     wanted = tuple(part.requires_grad_() for part in inputs[:4])
     torch.library.opcheck(recursions._partition_op, (*wanted, *inputs[4:]))
-
-
-EMISSIONS, GOLD = Ragged([[[0.0] * TAGS] * 2, [[0.0] * TAGS]]), Ragged([[0, 1], [2]])
-
-
-@pytest.mark.parametrize(
-    ("emissions", "tags", "kind", "said"),
-    [
-        (EMISSIONS.values, GOLD, ArgumentTypeError, "emissions: got Tensor"),
-        (EMISSIONS, GOLD.values, ArgumentTypeError, "tags: got Tensor"),
-        (GOLD + 0.5, GOLD, ShapeError, "each of the 3 tags"),
-        (EMISSIONS.map(lambda values: values[:, :2]), GOLD, ShapeError, r"shape \(2,\)"),
-        (EMISSIONS.map(lambda values: values.long()), GOLD, ArgumentTypeError, "floating-point"),
-        (EMISSIONS, GOLD.to(torch.float32), ArgumentTypeError, "tags: got torch.float32"),
-        (EMISSIONS, GOLD.map(lambda values: values.unsqueeze(1)), ShapeError, "tags: got elements of shape"),
-        (EMISSIONS, Ragged([[0], [1, 2]]), ShapeError, "tags: got length 1 for sequence 0"),
-        (EMISSIONS, Ragged([[0, 1]]), ShapeError, "tags: got 1 sequences"),
-        (EMISSIONS, GOLD + 1, ArgumentError, "values from 1 to 3"),
-        (EMISSIONS, GOLD - 1, ArgumentError, "values from -1 to 1"),
-    ],
-)
-def test_mistakes(device: torch.device, emissions: Any, tags: Any, kind: type[RaglaneError], said: str) -> None:
-    if kind is ArgumentError and device.type != "cpu":
-        pytest.skip("a GPU's kernel checks tags itself")
-    batches = [batch.to(device) for batch in (emissions, tags)]
-    with pytest.raises(kind, match=said):
-        CRF(TAGS)(*batches)
-
-
-def test_mistakes_of_other_arguments() -> None:
-    with pytest.raises(ArgumentError, match="num_tags"):
-        CRF(0)
-    with pytest.raises(ArgumentError, match="'mean'"):
-        CRF(TAGS)(*random_batch([1]), reduction="mean")
-    with pytest.raises(ShapeError, match="one device for all, meta"):
-        CRF(TAGS, device="meta").decode(EMISSIONS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import weakref
 from collections.abc import Callable
 from threading import Thread
 from typing import Any
@@ -81,11 +82,17 @@ def by_optimizer(layer: Any) -> None:
     torch.optim.SGD(layer.parameters(), 0.1).step()
 
 
+def by_a_fused_optimizer(layer: Any) -> None:
+    layer(a_batch())[0].values.sum().backward()
+    torch.optim.Adam(layer.parameters(), 0.1, fused=True).step()
+
+
 @looped(
     "change",
     [
         in_place,
         by_optimizer,
+        by_a_fused_optimizer,
         lambda layer: layer.load_state_dict(build("lstm", 2).state_dict()),
         lambda layer: setattr(layer.weight_ih_l1, "data", torch.ones_like(layer.weight_ih_l1)),
         lambda layer: setattr(layer, "bias_hh_l0", nn.Parameter(torch.ones_like(layer.bias_hh_l0))),
@@ -102,6 +109,23 @@ def test_a_change_that_is_seen_ends_it(change: Callable[[Any], Any]) -> None:
     with torch.no_grad():
         wanted = copy.deepcopy(layer)(batch)
         assert same(layer(batch), wanted)
+
+
+def test_no_other_weights_come_to_lie_where_packed_ones_were() -> None:
+    class Memory(bytearray):
+        """Which can be watched."""
+
+    layer, memory = build("gru").eval(), Memory(8 * 3 * H)
+    watched = weakref.ref(memory)
+    layer.bias_hh_l0.data = torch.frombuffer(memory, dtype=torch.float64)
+    del memory
+    rl.freeze(layer)
+    layer.bias_hh_l0.data = torch.ones(3 * H, dtype=torch.float64)
+    assert watched() is not None
+    batch = a_batch()
+    with torch.no_grad():
+        assert same(layer(batch), copy.deepcopy(layer)(batch))
+    assert watched() is None  # the change was seen
 
 
 def test_explain_says_whether_a_layer_is_frozen() -> None:

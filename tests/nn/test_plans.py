@@ -15,8 +15,10 @@ import raglane as rl
 from every_layer import a_batch, assert_same, build, results_of
 from looped import looped
 from own_cells import Leaky
-from raglane.errors import ArgumentError
+from raglane.errors import ArgumentError, RaglaneError
+from raglane.kernels.cpu.recurrence import run_known
 from raglane.kernels.dispatch import BACKENDS
+from raglane.nn.recurrent import request
 from raglane.nn.recurrent.regularisation import Regularisation
 
 
@@ -69,12 +71,63 @@ def test_every_override_counts(monkeypatch: pytest.MonkeyPatch) -> None:
             return plain(request, schedule)
 
         monkeypatch.setattr(backend, "run", run)
+
+    def known(*given: Any) -> Any:
+        ran.append(("cpu", "lanes"))
+        return run_known(*given)
+
+    monkeypatch.setattr("raglane.nn.recurrent.request.run_known", known)
     layer(batch)
     before = list(ran)
+    assert len(before) == 1
     with rl.using(backend="reference", schedule="each"):
         layer(batch)
     layer(batch)
     assert ran == [*before, ("reference", "each"), *before]
+
+
+def test_what_is_known_needs_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One layer, whose tensors are as they should be; where anything is not, a request is made, and says so."""
+    requests = []
+    prepare = request.prepare
+
+    def noted(*given: Any) -> Any:
+        requests.append(given)
+        return prepare(*given)
+
+    monkeypatch.setattr(request, "prepare", noted)
+    layer, batch, padded = build("lstm").eval(), a_batch([3, 0, 2]), torch.randn(4, 2, 3, dtype=torch.float64)
+    single = padded[:, 0].clone()
+    h, c = (torch.randn(1, 3, 4, dtype=torch.float64) for _ in range(2))
+    with rl.using(backend="reference"):
+        wanted = [results_of(layer(*given)) for given in ((batch,), (batch, (h, c)), (padded,), (single,))]
+    count = len(requests)
+    found = [results_of(layer(*given)) for given in ((batch,), (batch, (h, c)), (padded,), (single,))]
+    with torch.no_grad():
+        found += [results_of(layer(*given)) for given in ((batch,), (batch, (h, c)), (padded,), (single,))]
+    assert len(requests) == count
+    for ours, theirs in zip(found, wanted * 2, strict=True):
+        assert_same(ours, theirs, 1e-12)
+    marks = rl.Ragged.from_flat(torch.zeros(5, dtype=torch.bool), lengths=[3, 0, 2])
+    asks: list[Callable[[], Any]] = [
+        lambda: layer(batch, resets=marks),
+        lambda: layer(batch, return_states=True),
+        lambda: layer(batch, [h, c]),
+        lambda: layer(batch, (h.transpose(1, 2).contiguous().transpose(1, 2), c)),
+        lambda: build("lstm", zoneout=0.1)(batch),
+        lambda: build("lstm", input_dropout=0.1)(batch),
+        lambda: build("lstm", weight_dropout=0.1)(batch),
+        lambda: build("lstm", 2)(batch),
+        lambda: build("lstm", initial_state="learned")(batch),
+    ]
+    for ask in asks:
+        count = len(requests)
+        ask()
+        assert len(requests) == count + 1
+    gru = build("gru")
+    for wrong in ((h,), (h, c), h[0], h.float()):
+        with pytest.raises(RaglaneError, match="hx"):
+            gru(batch, wrong)
 
 
 def test_another_module_in_the_place_of_a_cell() -> None:

@@ -214,6 +214,7 @@ def test_a_tensor_without_lengths_is_torchs(arguments: dict[str, Any], chosen: s
     expected, expected_state = theirs(inputs)
     out, state = mine(inputs)
     assert_close(out, expected, "output")
+    assert out.is_contiguous()  # wherever torch's is, of which callers take a view
     for own, other in zip(parts(state), parts(expected_state), strict=True):
         assert_close(own, other, "state")
 

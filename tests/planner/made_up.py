@@ -33,7 +33,7 @@ class Measured(NamedTuple):
 
 def costs(way: Way, mode: str) -> Floats:
     """Seconds per feature: the cpu kernels cost a tenth of torch's, a second thread saves a third."""
-    base = np.array([100.0, 10.0, 0.0, 1.0, 0.0, 2.0, 0.5, 1.0, 0.5]) * 1e-6
+    base = np.array([100.0, 10.0, 0.0, 1.0, 0.0, 2.0, 0.5, 1.0, 0.5, 0.5]) * 1e-6
     if (way.backend, way.schedule) == ("torch", "packed"):
         base = np.concatenate((base, 2 * base, [1e-9, 1e-9]))
     if (way.backend, way.schedule) == ("torch", "padded"):

@@ -45,7 +45,7 @@ def test_times_are_those_of_the_epoch(measured: list[Measured]) -> None:
     # Every batch is the same, so that an epoch is a multiple of one.
     found = _plan([6] * 64, batch_sizes=[16])
     row = next(r for r in found.rows if (r.schedule, r.threads, r.batch_size, r.grouped) == ("padded", 1, 16, False))
-    features = np.array([1, 6, 4 * 6, 96, 96, 96, 16, 0, 0, 0, 0, 0])
+    features = np.array([1, 6, 4 * 6, 96, 96, 96, 16, 0, 0, 0, 0, 0, 0])
     way = Way("torch", "padded", "float32", 1)
     assert row.train_seconds == pytest.approx(4 * features @ costs(way, "train"), rel=0.1)
     assert row.infer_seconds == pytest.approx(4 * features @ costs(way, "infer"), rel=0.1)

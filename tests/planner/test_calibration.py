@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,23 @@ def test_the_shortest_of_two_times_counts(monkeypatch: pytest.MonkeyPatch) -> No
     found = calibrate(rl.nn.GRU(3, 4), [FAST], say_nothing)
     one = seen(FAST, torch.tensor(PROBES[1][2]))
     assert one @ found.seconds[FAST, "train"] == pytest.approx(one @ costs(FAST, "train"), rel=0.05)
+
+
+def test_batches_of_like_size_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_up(monkeypatch)
+    timed, groups = probe.time_in_turns, []
+
+    def time_in_turns(calls: Any, *how: Any) -> list[float]:
+        groups.append([Profile.of(call.way, call.lengths).computed for call in calls])
+        return timed(calls, *how)
+
+    monkeypatch.setattr(probe, "time_in_turns", time_in_turns)
+    calibrate(rl.nn.GRU(3, 4), [FAST], say_nothing)
+    # After the smallest, which hold next to nothing: padding makes some batches of each size far larger than others.
+    one_look = groups[1 : groups.index(groups[0], 1)]
+    assert len(one_look) >= 3
+    for group, larger in pairwise(one_look):
+        assert max(group) <= min(larger)
 
 
 def test_a_machine_that_slows_down_is_told_by_the_yardstick(monkeypatch: pytest.MonkeyPatch) -> None:

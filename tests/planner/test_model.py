@@ -20,19 +20,19 @@ LANES = Way("cpu", "lanes", "float32", 2)
 def test_features_of_a_padded_batch() -> None:
     # Three rows for four steps: 12 elements, of which min(rows, 4) counts all.
     found = seen(PADDED, torch.tensor([4, 1, 2]))
-    assert found.tolist() == [1, 4, 12, 12, 12, 12, 3, 0, 0, 1, 12, 0]
+    assert found.tolist() == [1, 4, 12, 12, 12, 12, 3, 0, 0, 0, 1, 12, 0]
 
 
 def test_features_of_many_rows_are_capped() -> None:
-    found = features(PADDED, Profile.of(PADDED, torch.full((100,), 50)), 70e6)
-    assert found.tolist() == [1, 50, 4 * 50, 16 * 50, 64 * 50, 5000, 100, 70 - 16, 70 - 64, 0, 0, 0]
+    found = features(PADDED, Profile.of(PADDED, torch.full((100,), 50)), 300e6)
+    assert found.tolist() == [1, 50, 4 * 50, 16 * 50, 64 * 50, 5000, 100, 300 - 16, 300 - 64, 300 - 256, 0, 0, 0]
 
 
 def test_packs_have_other_coefficients_where_lengths_differ() -> None:
     even = seen(PACKED, torch.tensor([3, 3]))
     uneven = seen(PACKED, torch.tensor([3, 1]))
-    assert even.tolist() == [1, 3, 6, 6, 6, 6, 2, 0, 0] + 9 * [0] + [0, 0]
-    assert uneven.tolist() == 9 * [0] + [1, 3, 4, 4, 4, 4, 2, 0, 0] + [3 * 4, 0]
+    assert even.tolist() == [1, 3, 6, 6, 6, 6, 2, 0, 0, 0] + 10 * [0] + [0, 0]
+    assert uneven.tolist() == 10 * [0] + [1, 3, 4, 4, 4, 4, 2, 0, 0, 0] + [3 * 4, 0]
 
 
 def test_profile_of_nothing() -> None:

@@ -65,19 +65,6 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
     assert store.load("key", WAYS) is None
 
 
-def test_where_calibrations_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert store.folder() == tmp_path / "plans"
-    monkeypatch.delenv("RAGLANE_CACHE")
-    monkeypatch.setattr("sys.platform", "linux")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert store.folder() == tmp_path / "raglane" / "plans"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert store.folder() == Path.home() / ".cache" / "raglane" / "plans"
-    monkeypatch.setattr("sys.platform", "win32")
-    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "Local"))
-    assert store.folder() == tmp_path / "Local" / "raglane" / "plans"
-
-
 class Leaky(nn.Module):
     def __init__(self, input_size: int, hidden_size: int) -> None:
         super().__init__()

@@ -204,6 +204,27 @@ def _counts(module: Any, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     return state, state + module.t
 
 
+def _clipped(module: Any, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    state = state + module.linear(x_t)
+    state.detach().clamp_(-99.0, 99.0)
+    return state, state
+
+
+class _Own(torch.autograd.Function):
+    """A gradient of one's own, which differs where it is large."""
+
+    @staticmethod
+    def forward(ctx: Any, state: Tensor) -> Tensor:  # noqa: ARG004
+        return state.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # noqa: ARG004
+        return grad.clamp(-99, 99)
+
+
+_OWN: Any = _Own.apply
+
+
 # ruff: noqa: ARG005 (a step has its arguments, whether it reads them or not)
 REFUSED: list[tuple[str, Step, dict[str, Any]]] = [
     ("depends on the numbers", lambda m, x, h: (h, h + x.flatten()[:1].item()), {}),
@@ -229,6 +250,10 @@ REFUSED: list[tuple[str, Step, dict[str, Any]]] = [
     ("no parameter, buffer or attribute", lambda m, x, h: (h, h + OUTSIDE), {}),
     ("own attributes", _counts, {"t": 0}),
     ("in place", lambda m, x, h: (h, h + m.linear.bias.add_(1.0)), {}),
+    # Bounds that random numbers never reach, so that no comparison tells.
+    ("what it has detached", _clipped, {}),
+    ("without gradients", lambda m, x, h: (h, torch.no_grad()(torch.clamp)(h, -99, 99)), {}),
+    ("without gradients", lambda m, x, h: (h, _OWN(h)), {}),
     ("changes torch.float64 to torch.float32", lambda m, x, h: (h, h.float().double()), {}),
     ("raised TypeError", lambda m, x, h: (h, h + np.asarray(h)), {}),
 ]

@@ -12,6 +12,7 @@ import torch
 
 import attacks.__main__ as turns
 from attacks import cells, commands, malformed_files, numbers
+from commands import undrawn_pictures  # noqa: F401
 from raglane.data import Columns
 from raglane.errors import DataError
 from random_cells import ask, naive

@@ -26,42 +26,42 @@ def test_what_a_fault_changes_is_there_once(name: str) -> None:
     assert fault.tests
 
 
-def played(faults: dict[str, Fault]) -> tuple[int, str]:
-    """What comes of playing faults two at a time, and what is said of them.
+_FILE, _OLD = "src/raglane/costs.py", "additions=count.elements - count.sequences"
+# Two plays: one whose tests pass without a fault, and one whose tests do not.
+_PLAYS = [
+    {
+        "one-too-many": Fault(_FILE, _OLD, f"{_OLD} + 1", TESTS),
+        "nothing-changed": Fault(_FILE, _OLD, f"{_OLD} + 0", TESTS),
+        "no-such-text": Fault(_FILE, "a text that is not there", "", TESTS),
+    },
+    {"x": Fault(_FILE, "not there", "", "test_costs.py::test_that_is_not_there")},
+]
+_CODE = f"""
+from faults.__main__ import play
+from faults.fault import Fault
+for faults in {_PLAYS}:
+    print("exit code", play(faults, 2))
+"""
+
+
+def test_what_is_noticed_and_what_is_not() -> None:
+    """In copies: the package of this process, and of those that it starts, stays as it is.
 
     In a process of its own: the server that forks a process for each copy is one for all who fork so here, and others
     have the package in theirs.
     """
-    code = f"import sys; from faults.__main__ import play; from faults.fault import Fault; sys.exit(play({faults}, 2))"
+    before = (ROOT / _FILE).read_text()
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT / "tests", capture_output=True, text=True, check=False, timeout=600
+        [sys.executable, "-c", _CODE], cwd=ROOT / "tests", capture_output=True, text=True, check=False, timeout=600
     )
-    return done.returncode, done.stdout + done.stderr
-
-
-def test_what_is_noticed_and_what_is_not() -> None:
-    """In a copy: the package of this process, and of those that it starts, stays as it is."""
-    file, old = "src/raglane/costs.py", "additions=count.elements - count.sequences"
-    before = (ROOT / file).read_text()
-    faults = {
-        "one-too-many": Fault(file, old, f"{old} + 1", TESTS),
-        "nothing-changed": Fault(file, old, f"{old} + 0", TESTS),
-        "no-such-text": Fault(file, "a text that is not there", "", TESTS),
-    }
-    code, said = played(faults)
-    assert code == 1, said
-    assert "the tests pass without a fault\n" in said
-    assert f"noticed: one-too-many, by {TESTS}\n" in said
-    assert f"NOT noticed: nothing-changed, in {file}, by {TESTS}\n" in said
-    assert f"ERROR: no-such-text: {file} has the old text 0 times, not once" in said
-    assert "3 faults, 2 of the lines above need somebody" in said
-    assert (ROOT / file).read_text() == before
-
-
-def test_a_test_that_fails_without_a_fault_notices_nothing() -> None:
-    code, said = played({"x": Fault("src/raglane/costs.py", "not there", "", "test_costs.py::test_that_is_not_there")})
-    assert code == 1, said
-    assert "FAIL without a fault" in said
+    first, second, _ = done.stdout.split("exit code 1\n")
+    assert "the tests pass without a fault\n" in first
+    assert f"noticed: one-too-many, by {TESTS}\n" in first
+    assert f"NOT noticed: nothing-changed, in {_FILE}, by {TESTS}\n" in first
+    assert f"ERROR: no-such-text: {_FILE} has the old text 0 times, not once" in first
+    assert "3 faults, 2 of the lines above need somebody" in first
+    assert "FAIL without a fault" in second
+    assert (ROOT / _FILE).read_text() == before
 
 
 def test_a_name_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

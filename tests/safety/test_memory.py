@@ -169,7 +169,7 @@ def test_the_operators() -> None:
     def run(**changes: Any) -> Any:
         parts = {"cell": "lstm", "values": given.values, "offsets": given.offsets, "h": h, "c": h}
         parts |= {f"w{index}": weight for index, weight in enumerate(weights)}
-        parts |= {"need_output": True, "save": True, "need_c": False} | changes
+        parts |= {"need_output": True, "save": True, "need_c": False, "checkpoint_every": 0} | changes
         return torch.ops.raglane.recurrence(*parts.values())
 
     output, _, _, gates, cells = run()
@@ -189,14 +189,15 @@ def test_the_operators() -> None:
         ({"w1": None}, "weight_hh_l0: got a NoneType"),
         ({"w4": torch.zeros(1, 1)}, "weight_hr_l0: got a Tensor"),
         ({"w5": torch.zeros(1, 1)}, "weights: got 1 directions, and weights for more"),
+        ({"checkpoint_every": -1}, "checkpoint_every: got -1"),
     ):
         assert refusal(lambda changes=changes: run(**changes))[1].startswith(words), changes  # type: ignore[misc]
     grads = [torch.ones_like(output), None, None, None]
     common = ["lstm", given.values, given.offsets, h, h, *weights]
     wanted = [True] * 7 + [False] * 6
 
-    def back(*parts: Any) -> Any:
-        return torch.ops.raglane.recurrence_backward(*common, *parts)
+    def back(*parts: Any, every: int = 0) -> Any:
+        return torch.ops.raglane.recurrence_backward(*common, *parts, every)
 
     back(output, gates, cells, *grads, wanted)
     for parts, words in (
@@ -208,6 +209,8 @@ def test_the_operators() -> None:
         ((output, gates, cells, *grads, wanted[1:]), "wanted: got 12 bools"),
     ):
         assert refusal(lambda parts=parts: back(*parts))[1].startswith(words), words  # type: ignore[misc]
+    assert refusal(lambda: back(output, gates, cells, *grads, wanted, every=3))[1].startswith("saved gates: got shape")
+    assert refusal(lambda: back(output, gates, cells, *grads, wanted, every=-3))[1].startswith("checkpoint_every: got")
     assert operators.recurrence is not None
 
 

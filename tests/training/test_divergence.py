@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from commands import FAST, fails, tree, write_steps
+from commands import FAST, fails, tree, undrawn_pictures, write_steps  # noqa: F401
 from raglane.cli import main
 from raglane.errors import DivergedError
 from raglane.training.checkpoint import load_model
+from raglane.training.choices import OPTIMIZERS
 from raglane.training.divergence import check_losses, warning
-from raglane.training.settings import OPTIMIZERS, Settings
+from raglane.training.settings import Settings
 from raglane.training.state import TrainingState, load_state
 
 # Each step multiplies the weights by -10, once per epoch: the loss grows until it is lost, in the fifth epoch or so.

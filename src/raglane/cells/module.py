@@ -60,7 +60,8 @@ class ModuleCell(CellSpec):
         """
         if not hasattr(weights, "prepare"):
             return values
-        prepared = weights.prepare(values, offsets)
+        # A module may write over what it is given, which is its caller's.
+        prepared = weights.prepare(values.clone(), offsets)
         where, fix = f"{type(weights).__name__}.prepare", "return a tensor with a row for each row of values"
         if not isinstance(prepared, Tensor) or prepared.dim() != 2 or prepared.shape[0] != values.shape[0]:
             rule = f"one row per element: ({values.shape[0]}, features)"
@@ -82,7 +83,9 @@ class ModuleCell(CellSpec):
             ShapeError: an output or a state of another shape.
         """
         run = weights.step if hasattr(weights, "step") else weights
-        given = run(prepared, state if self.is_tuple else state[0])
+        # A step may write over what it is given: the caller's values and states, or the output of the step before.
+        own = tuple([part.clone() for part in state])
+        given = run(prepared.clone(), own if self.is_tuple else own[0])
         if run is weights:  # one of torch's cells: it gives its state, the first of which is the output
             given = (given[0] if self.is_tuple else given, given)
         where = f"{type(weights).__name__}.step"

@@ -8,7 +8,7 @@ from typing import Any
 from raglane.cli import console, options
 from raglane.cli.evaluate import tell_empty, tell_skipped
 from raglane.errors import ArgumentError, message, quote
-from raglane.training.settings import ENGINES
+from raglane.training.choices import ENGINES
 
 __all__ = ["predict"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,14 +15,10 @@ from raglane.data.features import Feature
 from raglane.data.labels import look_up, places_of
 from raglane.data.missing import fill_missing, how_to_fill
 from raglane.data.statistics import FeatureCounts
+from raglane.data.vocabulary import UNKNOWN, fit_vocabulary
 from raglane.errors import ArgumentError, CheckpointError, DataError, message, quote, quote_all
 
-__all__ = ["END", "UNKNOWN", "FeatureEncoder", "encode", "fit_encoders"]
-
-# What stands for every word that training has not seen: the first entry of each vocabulary.
-UNKNOWN = "<unk>"
-# What stands before and after each text of a language model: the second entry of its vocabulary.
-END = "<end>"
+__all__ = ["FeatureEncoder", "encode", "fit_encoders"]
 
 # Places are float32 in a row of numbers, which holds whole numbers up to here.
 _MOST = 2**24
@@ -118,13 +113,11 @@ def fit_encoders(counted: Mapping[str, FeatureCounts], missing: str) -> tuple[Fe
         if counts.channel is not None:
             found.append(FeatureEncoder(name, counts.per_sequence, counts.channel.mean, counts.channel.deviation))
             continue
-        words = Counter(counts.words)
-        del words[UNKNOWN], words[""]
-        if len(words) >= _MOST:
-            rule = "at most 2**24 of them"
-            raise DataError(message("data", f"{len(words):,} categories of {quote(name)}", rule, "group the rare ones"))
-        ranked = sorted(words.items(), key=lambda pair: (-pair[1], pair[0]))
-        found.append(FeatureEncoder(name, counts.per_sequence, vocabulary=(UNKNOWN, *(word for word, _ in ranked))))
+        words = fit_vocabulary({word: count for word, count in counts.words.items() if word})
+        if len(words) > _MOST:
+            got, rule = f"{len(words) - 1:,} categories of {quote(name)}", "at most 2**24 of them"
+            raise DataError(message("data", got, rule, "group the rare ones"))
+        found.append(FeatureEncoder(name, counts.per_sequence, vocabulary=words))
     return tuple(found)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, overload
@@ -16,19 +15,19 @@ from torch import Tensor
 from raglane import interop
 from raglane.checks import check_flag, check_kind
 from raglane.data.dataset import SequenceDataset
-from raglane.data.encoders import END, UNKNOWN, FeatureEncoder, encode, fit_encoders
+from raglane.data.encoders import FeatureEncoder, encode, fit_encoders
 from raglane.data.epochs import check_least
 from raglane.data.features import Feature
-from raglane.data.labels import encode_targets, fit_targets, look_up, places_of, sort_labels
+from raglane.data.labels import encode_targets, fit_targets, look_up, places_of
 from raglane.data.missing import BLOCKS, check_policy, fill_missing, how_to_fill, refuse_missing
 from raglane.data.preprocess_config import OPTIONAL, TUPLES, check_fitted, read_config
 from raglane.data.records import TIME_GAP, Records
 from raglane.data.statistics import Counted, Statistics
 from raglane.data.targets import TASKS, check_task
+from raglane.data.vocabulary import END, UNKNOWN, between_ends, fit_vocabulary, no_tokens
 from raglane.errors import ArgumentError, CheckpointError, DataError, argument, message, quote, quote_all
-from raglane.segments import plain as segments
 
-__all__ = ["END", "UNKNOWN", "Preprocessor", "between_ends", "sort_labels"]
+__all__ = ["Preprocessor"]
 
 _SCALES_OF_TARGETS = (("target_mean", "target_names"), ("target_std", "target_names"))
 
@@ -162,19 +161,11 @@ class Preprocessor:
             )
         learned["features"] = fit_encoders(known.features, missing)
         if not known.channels:
-            counts = Counter(known.tokens)
-            del counts[UNKNOWN]
-            special: tuple[str, ...] = (UNKNOWN,)
-            if task == "language":
-                del counts[END]
-                special = (UNKNOWN, END)
-            ranked = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
-            kept = [token for token, count in ranked if count >= minimum_count]
-            if max_vocabulary is not None:
-                kept = kept[: max_vocabulary - len(special)]
-            return cls(task=task, vocabulary=(*special, *kept), missing=missing, split=split, **learned)
+            special = (UNKNOWN, END) if task == "language" else (UNKNOWN,)
+            words = fit_vocabulary(known.tokens, special, minimum_count, max_vocabulary)
+            return cls(task=task, vocabulary=words, missing=missing, split=split, **learned)
         if task == "language":
-            raise _no_tokens()
+            raise no_tokens()
         if missing == "error":
             _refuse_missing(records)
         mean = tuple(channel.mean for channel in known.channels.values()) if standardize else None
@@ -394,25 +385,3 @@ def _refuse_missing(records: Records | Statistics) -> None:
             got = f"{channel.missing:,} features of the channel {quote(name)} that are NaN or infinite"
             fix = f"correct the data, or {how_to_fill()}"
             raise DataError(message("data", got, "features are finite numbers", fix))
-
-
-def _no_tokens() -> DataError:
-    rule = "a language model reads tokens"
-    return DataError(message("task", "'language' and sequences of numbers", rule, "use forecast"))
-
-
-def between_ends(values: Tensor, offsets: Tensor, *, with_last: bool) -> tuple[Tensor, Tensor]:
-    """Tokens with the one of the end before each sequence and, where the end is to be learned, after it.
-
-    Raises:
-        DataError: the values are numbers, ``(N, C)``, rather than tokens; sequences of length 0 are of every kind.
-    """
-    if len(values) and values.dim() > 1:
-        raise _no_tokens()
-    more = 2 if with_last else 1
-    lengths = offsets.diff() + more
-    wrapped = segments.offsets_from_lengths(lengths)
-    result = torch.ones(int(wrapped[-1]), dtype=torch.int64)
-    before = torch.repeat_interleave(torch.arange(len(lengths)), offsets.diff()) * more + 1
-    result[torch.arange(len(values)) + before] = values.reshape(len(values)).long()
-    return result, wrapped

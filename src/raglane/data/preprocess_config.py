@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from raglane.data.encoders import END, UNKNOWN, FeatureEncoder
+from raglane.data.encoders import FeatureEncoder
 from raglane.data.targets import TASKS
+from raglane.data.vocabulary import END, UNKNOWN
 from raglane.errors import CheckpointError, message, quote, quote_all
 
 if TYPE_CHECKING:

@@ -20,10 +20,11 @@ from raglane.data.collate import Samples
 from raglane.data.dataset import SequenceDataset
 from raglane.data.gathering import Gathered, KeptParts, Places
 from raglane.data.opening import stores_of
-from raglane.data.preprocess import Preprocessor, between_ends
+from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Columns
 from raglane.data.statistics import Counted, Statistics
 from raglane.data.targets import TASKS
+from raglane.data.vocabulary import between_ends
 from raglane.errors import message
 
 __all__ = ["Dataset"]

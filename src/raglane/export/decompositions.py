@@ -57,8 +57,10 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def exact_decompositions() -> dict[Any, Callable[..., Any]]:
-    """What stands for operators that ONNX computes in float32 in part, whatever the dtype."""
-    return {torch.ops.aten.layer_norm.default: _layer_norm}
+    """What stands for operators of which ONNX computes a part, or keeps a number, in float32, whatever the dtype."""
+    aten = torch.ops.aten
+    others = (aten.celu, aten.elu, aten.hardsigmoid, aten.leaky_relu)
+    return {**torch._decomp.get_decompositions(others), aten.layer_norm.default: _layer_norm}
 
 
 def exact_translations() -> dict[Any, Callable[..., Any]]:
@@ -85,7 +87,8 @@ def _layer_norm(
 ) -> Tensor:
     axes = list(range(-len(normalized_shape), 0))
     centred = input - input.mean(axes, keepdim=True)
-    scaled = centred / (centred.square().mean(axes, keepdim=True) + eps).sqrt()
+    # No quotient by a root: ONNX Runtime makes a LayerNormalization of that, whose eps is a float32.
+    scaled = centred * (centred.square().mean(axes, keepdim=True) + eps).rsqrt()
     scaled = scaled if weight is None else scaled * weight
     return scaled if bias is None else scaled + bias
 

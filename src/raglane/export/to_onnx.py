@@ -12,7 +12,7 @@ from torch import nn
 
 from raglane.checks import check_flag, check_kind
 from raglane.errors import ExportError, message, require
-from raglane.export.decompositions import decompositions, exact_translations
+from raglane.export.decompositions import decompositions, exact_decompositions, exact_translations
 from raglane.export.operators import OPSET, Loops
 from raglane.export.place import Place
 from raglane.export.scans import place_scans
@@ -121,10 +121,10 @@ def _counted(graph: Any) -> dict[str, int]:
 
 def _converted(model: nn.Module, signature: Signature) -> Any:
     """The model as an ``onnx`` program of torch, with Scans in place."""
-    loops = Loops()
+    loops, is_wide = Loops(), any(part.dtype is torch.float64 for part in model.parameters())
     with Place(model) as place:
         place.program = program = traced(model, signature, loops)
-        program = _decomposed(program)
+        program = _decomposed(program, is_wide)
         found: Any = torch.onnx.export(
             program,
             dynamo=True,
@@ -133,7 +133,7 @@ def _converted(model: nn.Module, signature: Signature) -> Any:
             verbose=False,
             input_names=signature.input_names,
             output_names=signature.output_names,
-            custom_translation_table=exact_translations() if _is_wide(model) else None,
+            custom_translation_table=exact_translations() if is_wide else None,
         )
         place_scans(found.model, loops.steps)
     simplify(found.model)
@@ -141,14 +141,10 @@ def _converted(model: nn.Module, signature: Signature) -> Any:
     return found
 
 
-def _is_wide(model: nn.Module) -> bool:
-    return any(part.dtype is torch.float64 for part in model.parameters())
-
-
-def _decomposed(program: Any) -> Any:
-    table = decompositions()
+def _decomposed(program: Any, is_wide: bool) -> Any:
+    table = {**decompositions(), **(exact_decompositions() if is_wide else {})}
     targets = {node.target for node in program.graph.nodes}
-    return program.run_decompositions(table) if targets & table.keys() else program
+    return program.run_decompositions(table) if is_wide or targets & table.keys() else program
 
 
 def _name_dimensions(model: Any, signature: Signature) -> None:

@@ -20,7 +20,6 @@ from raglane.cells.spec import CellSpec
 from raglane.checks import check_dense, check_like, check_storage
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
 from raglane.kernels.contract import Request
-from raglane.segments.plain import lengths_from_offsets
 from raglane.tracing import index_arithmetic, records_operators
 
 __all__ = [
@@ -127,14 +126,19 @@ def check_offsets(offsets: Any, total: int, device: torch.device) -> None:
     """
     if not isinstance(offsets, Tensor):
         raise ArgumentTypeError(message("offsets", f"a {type(offsets).__name__}", "a tensor (B + 1,)", "pass one"))
+    _check_tensor(offsets, device)
+    if offsets.is_cpu and not records_operators():
+        _check_numbers(offsets, total)
+
+
+def _check_tensor(offsets: Tensor, device: torch.device) -> None:
+    """Refuse offsets that are none, whatever their numbers."""
     check_dense("offsets", offsets)
-    got = f"shape {tuple(offsets.shape)}, {offsets.dtype}, on {offsets.device}"
     if offsets.dim() != 1 or not offsets.shape[0] or offsets.dtype is not torch.int64 or offsets.device != device:
+        got = f"shape {tuple(offsets.shape)}, {offsets.dtype}, on {offsets.device}"
         rule = f"(B + 1,), torch.int64, on {device}, where the values are"
         raise ShapeError(message("offsets", got, rule, "build the batch anew"))
     check_storage("offsets", offsets)
-    if offsets.is_cpu and not records_operators():
-        _check_numbers(offsets, total)
 
 
 @index_arithmetic
@@ -186,11 +190,19 @@ def check_stack(
         check_weights(cell.above() if layer else cell, part, width, state_sizes, like, (layer, direction))
 
 
-def check(request: Request) -> Request:
+_copied = index_arithmetic(Tensor.clone)
+
+
+def check(request: Request, *, numbers: bool = True) -> Request:
     """Check the tensors of a request.
 
+    Args:
+        request: what a backend was given.
+        numbers: whether to look at the numbers of the offsets: False where C does before anybody reads them.
+
     Returns:
-        The same request, with offsets and lengths that nobody else can write to where they are on a CPU.
+        The same request, with offsets that nobody else can write to where they are on a CPU, of which the lengths
+        follow.
 
     Raises:
         ArgumentTypeError, ShapeError, ArgumentError: a tensor that no backend can compute with.
@@ -201,13 +213,14 @@ def check(request: Request) -> Request:
     check_like("input", values, tuple(values.shape), values)
     if isinstance(offsets, Tensor) and offsets.is_cpu and not records_operators():
         check_storage("offsets", offsets)
-        offsets = index_arithmetic(Tensor.clone)(offsets)
-    check_offsets(offsets, values.shape[0], values.device)
+        offsets = _copied(offsets)
+    if numbers or not isinstance(offsets, Tensor):
+        check_offsets(offsets, values.shape[0], values.device)
+    else:
+        _check_tensor(offsets, values.device)
     sizes = tuple(part.shape[-1] for part in request.state) or request.state_sizes
     rows = (request.layers * request.directions, offsets.shape[0] - 1)
     for name, size, part in zip(request.cell.states, sizes, request.state, strict=False):
         check_like(f"hx ({name})", part, (*rows, size), values)
     check_stack(request.cell, request.weights, values.shape[1], sizes, request.directions, values)
-    return replace(
-        request, offsets=offsets, lengths=lengths_from_offsets(offsets) if offsets.is_cpu else request.lengths
-    )
+    return replace(request, offsets=offsets, lengths=None if offsets.is_cpu else request.lengths)

@@ -37,6 +37,7 @@ class Traits:
         need_states: whether every layer's states at every step are wanted.
         weights: what the cell reads, one for each layer and direction; nothing where nobody knows. A user's module says
             only so what it computes.
+        checkpoints: whether what backward needs is to be computed again rather than kept.
     """
 
     cell: CellSpec
@@ -46,6 +47,7 @@ class Traits:
     device: torch.device
     need_states: bool = False
     weights: tuple[Any, ...] = ()
+    checkpoints: bool = False
 
 
 class Packed(NamedTuple):
@@ -106,6 +108,8 @@ class Request:
         depth: which layer of a stack this one is, where it is one of several; for messages.
         packed: nothing, or of each layer what the cpu backend made of its weights beforehand, see
             :meth:`raglane.kernels.cpu.layer.Layer.packed`.
+        checkpoint_every: 0 where what backward needs of every step is kept; else how many steps are computed again at a
+            time.
     """
 
     cell: CellSpec
@@ -126,6 +130,7 @@ class Request:
     layout: Packed | Dense | None = None
     depth: int = 0
     packed: tuple[Tensor, ...] = ()
+    checkpoint_every: int = 0
 
     @property
     def count(self) -> int:
@@ -182,6 +187,7 @@ class Request:
             state_sizes=self.state_sizes,
             depth=index,
             packed=self.packed[index : index + 1],
+            checkpoint_every=self.checkpoint_every,
         )
 
     def cast(self, dtype: torch.dtype) -> Request:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
 
 from raglane.cells.spec import CellSpec
 from raglane.indexing import take_rows
@@ -23,7 +25,7 @@ from raglane.kernels.contract import DirectionResult, Request, Result, Traits
 from raglane.kernels.layers import run_directions, run_layers
 from raglane.kernels.walk import Moment, Order, Walk, walk
 from raglane.schedules import SCHEDULES
-from raglane.tracing import index_arithmetic, is_exporting
+from raglane.tracing import are_transforms_active, index_arithmetic, is_exporting
 
 __all__ = ["BACKEND", "ReferenceBackend", "run_direction"]
 
@@ -131,17 +133,67 @@ def _run_direction(
     ready: Walk, holds_state: bool, layer: Request, weights: Any, state: tuple[Tensor, ...], reverse: bool
 ) -> DirectionResult:
     """Walk the table once; see :class:`~raglane.kernels.layers.RunDirection`."""
-    cell, need_states = layer.cell, layer.need_states
     order = ready.orders[int(reverse)]
-    prepared = _prepare(ready, order, cell, weights, layer.values, layer.offsets)
+    prepared = _prepare(ready, order, layer.cell, weights, layer.values, layer.offsets)
     fresh = zip(*(_newcomers(ready, initial) for initial in state), strict=True)
-    rows: tuple[Tensor, ...] = tuple(initial[:0] for initial in state)
-    outputs: list[Tensor] = []
-    history: list[tuple[Tensor, ...]] = []
-    finals: list[tuple[Tensor, ...]] = []
-    for moment, row_inputs in zip(ready.moments, prepared, strict=True):
+    walked = _Walked(tuple(initial[:0] for initial in state), [], [], [])
+    walk_part = partial(_walk_part, layer, weights, holds_state)
+    # Torch's checkpoints hang on what is saved, of which transformations have their own idea.
+    is_plain = torch.is_grad_enabled() and not are_transforms_active() and forward_ad._current_level < 0
+    every = layer.checkpoint_every if is_plain else 0
+    for begin in range(0, len(ready.moments), every or len(ready.moments)):
+        part = slice(begin, begin + every if every else None)
+        moments = ready.moments[part]
+        given = [next(fresh) for moment in moments if moment.begin]
+        if every:
+            ran = checkpoint(
+                walk_part, moments, prepared[part], given, walked.rows, use_reentrant=False, preserve_rng_state=False
+            )
+        else:
+            ran = walk_part(moments, prepared[part], given, walked.rows)
+        walked.outputs.extend(ran.outputs)
+        walked.history.extend(ran.history)
+        walked.finals.extend(ran.finals)
+        walked = walked._replace(rows=ran.rows)
+    return DirectionResult(
+        _callers_order(order, walked.outputs) if layer.need_output else None,
+        tuple(_final(ready, initial, [parts[index] for parts in walked.finals]) for index, initial in enumerate(state)),
+        tuple(_callers_order(order, list(parts)) for parts in zip(*walked.history, strict=True))
+        if layer.need_states
+        else None,
+    )
+
+
+class _Walked(NamedTuple):
+    """What some times of a walk give.
+
+    Attributes:
+        rows: the states of the last time's rows.
+        outputs, history: of each time, what was needed.
+        finals: of each time at which sequences end, their final states.
+    """
+
+    rows: tuple[Tensor, ...]
+    outputs: list[Tensor]
+    history: list[tuple[Tensor, ...]]
+    finals: list[tuple[Tensor, ...]]
+
+
+def _walk_part(
+    layer: Request,
+    weights: Any,
+    holds_state: bool,
+    moments: list[Moment],
+    prepared: tuple[Tensor, ...],
+    given: list[tuple[Tensor, ...]],
+    rows: tuple[Tensor, ...],
+) -> _Walked:
+    """Walk some times of the table, from the states of the rows before and those of the sequences that begin."""
+    fresh = iter(given)
+    walked = _Walked(rows, [], [], [])
+    for moment, row_inputs in zip(moments, prepared, strict=True):
         rows = _enter(moment, rows, fresh)
-        output, new = cell.step(weights, row_inputs, rows)
+        output, new = layer.cell.step(weights, row_inputs, rows)
         if moment.real is not None:
             # NOTE (padding): what padding computes never reaches another step. A row past its end keeps its
             # state, or starts from zero again and again: run on from its own garbage it could overflow, and the
@@ -151,17 +203,13 @@ def _run_direction(
             new = tuple(torch.where(is_real, a, b) for a, b in zip(new, past, strict=True))
         rows = new
         if layer.need_output:
-            outputs.append(output)
-        if need_states:
-            history.append(new)
+            walked.outputs.append(output)
+        if layer.need_states:
+            walked.history.append(new)
         if moment.ending:
             ended = moment.ended
-            finals.append(new if ended is None else tuple(take_rows(part, ended) for part in new))
-    return DirectionResult(
-        _callers_order(order, outputs) if layer.need_output else None,
-        tuple(_final(ready, initial, [parts[index] for parts in finals]) for index, initial in enumerate(state)),
-        tuple(_callers_order(order, list(parts)) for parts in zip(*history, strict=True)) if need_states else None,
-    )
+            walked.finals.append(new if ended is None else tuple(take_rows(part, ended) for part in new))
+    return walked._replace(rows=rows)
 
 
 def _prepare(

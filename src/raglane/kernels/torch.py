@@ -50,6 +50,8 @@ class TorchBackend:
             return f"torch has no kernel for the cell {traits.cell.name!r}"
         if traits.need_states:
             return "torch's kernels do not give the states of every step"
+        if traits.checkpoints:
+            return "torch's kernels save all that backward needs"
         return None
 
     def run(self, request: Request, schedule: str) -> Result:

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from raglane import export
 from raglane.data.missing import BLOCKS
-from raglane.data.preprocess import END, UNKNOWN, Preprocessor
+from raglane.data.preprocess import Preprocessor
 from raglane.data.records import TIME_GAP
+from raglane.data.vocabulary import END, UNKNOWN
 from raglane.errors import ArgumentError, ExportError, message
 from raglane.export.signature import Layout
 from raglane.files import check_new_file, write_file

@@ -18,15 +18,14 @@ from raglane.checks import check_flag
 from raglane.data.records import Records
 from raglane.data.stored_dataset import Dataset
 from raglane.errors import ArgumentError, ArgumentTypeError, argument, message, nearest, quote, require
+from raglane.models.guessing import LABELLED, guess_task
 from raglane.models.logs import check_logger
 from raglane.models.run import Run
 from raglane.models.sources import (
-    LABELLED,
     ColumnNames,
     SavedSource,
     Source,
     chosen_columns,
-    guess_task,
 )
 from raglane.models.steps import changes_of, divide, planned, run_training
 from raglane.reading import as_path

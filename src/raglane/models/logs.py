@@ -26,7 +26,7 @@ def check_logger(name: str | None) -> None:
     """Refuse a logger whose package is not installed, before anything is read.
 
     Args:
-        name: one of :data:`raglane.training.settings.LOGGERS`, or None.
+        name: one of :data:`raglane.training.choices.LOGGERS`, or None.
 
     Raises:
         MissingExtraError: the package is missing, or Lightning, whose loggers these are.

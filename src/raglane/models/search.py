@@ -9,8 +9,9 @@ from typing import Any, get_type_hints
 
 from raglane.errors import ArgumentError, message, nearest, quote
 from raglane.models.configuration import Entry, entry_in_toml, key_of
+from raglane.training.choices import FORWARDS
 from raglane.training.options import check, options
-from raglane.training.settings import FORWARDS, Settings
+from raglane.training.settings import Settings
 from raglane.training.stored import checked, rule_of
 
 __all__ = ["SEARCHED", "Range", "Space", "as_config", "as_table", "default_space", "read_space"]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raglane.errors import ArgumentError, ArgumentTypeError, DataError, message, quote
+from raglane.models.guessing import LABELLED, guess_task, tasks_of
 from raglane.training.options import DATA, check, option, options
-from raglane.training.settings import LOSSES
 
 if TYPE_CHECKING:
     from raglane.data.records import Columns, Records
@@ -18,19 +18,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULT_DATA",
-    "LABELLED",
     "ColumnNames",
     "SavedSource",
     "Source",
     "chosen_columns",
-    "guess_task",
     "renamed",
 ]
 
 DEFAULT_DATA = "Japanese vowels"
-
-# The tasks that labels may be for where they are no classes of sequences, in the order in which they are tried.
-LABELLED = ("tag", "regress", "multilabel")
 
 
 @dataclass(frozen=True)
@@ -165,40 +160,6 @@ def renamed(trained: ColumnNames, given: Mapping[str, Any]) -> ColumnNames:
     return replace(trained, **given)
 
 
-def guess_task(read: Callable[[str], Records], others: tuple[str, ...], loss: str | None = None) -> tuple[Records, str]:
-    """Read data for the task that its labels are for: to classify, unless that cannot be.
-
-    Args:
-        read: reads it for a task.
-        others: the tasks to try, in this order.
-        loss: that was chosen: then only its tasks are tried, those with labels before those without; or None.
-
-    Returns:
-        The records, and the task: a label that is a list as long as the sequence is a tag per element, another list
-        a set of labels, and one that is no class a number. Text in a file without labels is for a language model.
-
-    Raises:
-        DataError: what is wrong for the task classify, where no other can be guessed.
-    """
-    first, *rest = _tasks_of(loss) or ("classify", *others)
-    try:
-        return read(first), first
-    except DataError as error:
-        for task in rest:
-            try:
-                return read(task), task
-            except DataError:
-                continue
-        raise error
-
-
-def _tasks_of(loss: str | None) -> list[str]:
-    """The tasks that a loss is for, where it says more than that classes are told."""
-    if loss is None or loss in LOSSES["classify"]:
-        return []
-    return [task for task, losses in LOSSES.items() if loss in losses]
-
-
 @dataclass(frozen=True)
 class Source:
     """A file or folder and how to read it.
@@ -311,7 +272,7 @@ class Source:
             return guess_task(strict.read, others, loss)
         except DataError as error:
             found: list[tuple[Records, str]] = []
-            for task in _tasks_of(loss) or ("classify", *others):
+            for task in tasks_of(loss) or ("classify", *others):
                 with suppress(DataError):
                     found.append((self.read(task), task))
             if not found:

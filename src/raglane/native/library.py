@@ -37,7 +37,7 @@ __all__ = [
     "program_preamble",
 ]
 
-ABI = 11
+ABI = 12
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 """What the kernels compute in, by its number in ``raglane.h``."""
 
@@ -50,7 +50,7 @@ _MESSAGE = 256
 
 # The structs in the order of raglane_struct, as Python's struct module builds them.
 _SIZES = {
-    "layer": 54 * 8,
+    "layer": 55 * 8,
     "elementwise": 44 * 8,
     "rows": 15 * 8,
     "cell_facts": 24 + 9 * 8,

@@ -17,6 +17,7 @@ __all__ = [
     "check_count",
     "check_dropout",
     "check_dtype",
+    "check_every",
     "check_model",
     "check_number",
     "check_signature",
@@ -83,6 +84,19 @@ def check_count(name: str, value: Any) -> int:
     if int(value) >= 2**31:
         raise ArgumentError(message(name, quote(value), "at most 2**31 - 1", "pass a smaller one"))
     return int(value)
+
+
+def check_every(steps: Any) -> int | None:
+    """A layer's ``checkpoint_every`` as it is.
+
+    Raises:
+        ArgumentError: neither a whole number of at least 1 nor None.
+
+    Example:
+        >>> check_every(32)
+        32
+    """
+    return None if steps is None else check_count("checkpoint_every", steps)
 
 
 def check_dropout(dropout: Any) -> float:

@@ -23,7 +23,7 @@ from raglane.layouts import IntArray, inverse
 from raglane.tracing import index_arithmetic
 
 __all__ = [
-    "check_permutation",
+    "INTEGERS",
     "check_range",
     "raise_unsorted",
     "read_flag",
@@ -33,12 +33,11 @@ __all__ = [
     "read_padded_lengths_on_host",
     "read_padding_side",
     "read_padding_value",
-    "read_permutation",
     "read_total_length",
 ]
 
 _UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
-_INTEGERS = frozenset((torch.int8, torch.int16, torch.int32, torch.int64, *_UNSIGNED))
+INTEGERS = frozenset((torch.int8, torch.int16, torch.int32, torch.int64, *_UNSIGNED))
 _MAKE_A_PACK = "make one with pack_sequence or pack_padded_sequence"
 
 
@@ -108,7 +107,7 @@ def read_padded_lengths(lengths: Any, count: int, batch_first: bool) -> IntArray
         array([3, 2])
     """
     tensor = lengths if isinstance(lengths, Tensor) else _tensor_from(lengths)
-    if tensor.dtype not in _INTEGERS:
+    if tensor.dtype not in INTEGERS:
         raise ShapeError(
             message("lengths", f"dtype {tensor.dtype}", "integers", "count the steps of each sequence; no mask")
         )
@@ -349,57 +348,3 @@ def read_total_length(total_length: Any, steps: int, count: int = 1) -> int:
         rule = "the elements of the padded batch can be counted"
         raise ShapeError(message("total_length", quote(wanted), rule, f"pass {steps}, or None"))
     return wanted
-
-
-@index_arithmetic
-def read_permutation(permutation: Any) -> Tensor:
-    """Check a permutation; its values on a CPU only, since on a device that would wait.
-
-    Returns:
-        the permutation.
-
-    Raises:
-        KindError: not a tensor.
-        DimensionError: not one-dimensional.
-        ShapeError: not of integers, or not each of ``0 ... B - 1`` once.
-
-    Example:
-        >>> read_permutation(torch.tensor([1, 0]))
-        tensor([1, 0])
-    """
-    name, fix = "permutation", "pass the indices that torch.argsort gives"
-    if not isinstance(permutation, Tensor):
-        raise KindError(message(name, f"type {type(permutation).__name__}", "a tensor or None", fix))
-    if permutation.is_nested or permutation.layout is not torch.strided:
-        raise KindError(message(name, f"a tensor of {permutation.layout}", "a dense tensor or None", fix))
-    if permutation.dim() != 1:
-        raise DimensionError(message(name, f"shape {tuple(permutation.shape)}", "one dimension, (B,)", fix))
-    if permutation.dtype not in _INTEGERS:
-        raise ShapeError(message(name, f"dtype {permutation.dtype}", "integers", fix))
-    plain: Tensor = permutation.resolve_neg()
-    if plain.is_cpu:
-        check_permutation(plain.numpy().astype(np.int64, copy=False), name, fix)
-    return plain
-
-
-def check_permutation(array: IntArray, argument: str, fix: str) -> None:
-    """Check that each of ``0 ... B - 1`` is there once.
-
-    Args:
-        array: ``(B,)`` int64.
-        argument: what errors call it.
-        fix: what they advise.
-
-    Raises:
-        ShapeError: a number is missing, repeated or out of range.
-
-    Example:
-        >>> check_permutation(np.array([2, 0, 1]), "order", "sort again")
-    """
-    count = array.shape[0]
-    if count == 0:
-        return
-    # As many numbers as there are, none below 0, the highest count - 1, none missing: each is there once.
-    counts = np.bincount(array) if array.min() >= 0 and array.max() < count else array[:0]
-    if counts.shape[0] != count or np.count_nonzero(counts) != count:
-        raise ShapeError(message(argument, quote(array.tolist()), f"each of 0 to {count - 1} once", fix))

@@ -24,12 +24,12 @@ from raglane.layouts import (
 )
 from raglane.native import rows
 from raglane.packing.arguments import (
-    check_permutation,
     read_packed,
     read_padded,
     read_padded_lengths_on_host,
     read_padding_side,
 )
+from raglane.packing.permutations import check_permutation
 from raglane.segments.plain import lengths_from_offsets, offsets_from_lengths
 from raglane.tracing import never_traced, records_operators
 

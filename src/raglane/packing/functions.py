@@ -20,7 +20,6 @@ from raglane.layouts import (
     send,
 )
 from raglane.packing.arguments import (
-    check_permutation,
     check_range,
     raise_unsorted,
     read_flag,
@@ -29,11 +28,11 @@ from raglane.packing.arguments import (
     read_padded_lengths,
     read_padding_side,
     read_padding_value,
-    read_permutation,
     read_total_length,
 )
 from raglane.packing.flat import flatten_packed, flatten_padded
 from raglane.packing.lists import join, read_sequences, stack
+from raglane.packing.permutations import check_permutation, read_permutation
 from raglane.tracing import never_traced
 
 __all__ = [

@@ -113,7 +113,7 @@ def plan(
 ) -> Plan:
     """Measure a layer for about a minute, and predict what every way to run it on these lengths costs.
 
-    The measurement does not look at the lengths: it is kept (``store.folder()`` says where), and another plan for the
+    The measurement does not look at the lengths: it is kept in the user's folder of caches, and another plan for the
     same layer on the same machine and versions takes some seconds. The times are those of the layer alone.
 
     Args:

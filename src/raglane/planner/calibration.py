@@ -22,6 +22,10 @@ __all__ = ["Calibration", "calibrate"]
 
 # A way that takes so many times as long as the fastest, in most probes of every size, is not looked at again.
 _BEHIND = 2.0
+# Probes that take turns. The batches of an epoch differ, and one that comes again and again finds its memory in the
+# caches and its sizes prepared; but they are of like size: where small batches take turns with large ones, an allocator
+# gives the memory of the large ones back, and the small ones pay for getting it anew.
+_TURNS = 4
 # Bytes that the largest probes hold: more than an allocator keeps.
 _LARGE = 160e6
 # Batches of which memory is measured.
@@ -72,7 +76,7 @@ class _Look(NamedTuple):
 
 
 # All ways once, in short; then those that can win. What else the machine did at one time, it hardly did at both.
-_LOOKS = (_Look(0.15, 2, 0.5), _Look(0.5, 15, 0.5))
+_LOOKS = (_Look(0.15, 6, 0.5), _Look(0.5, 15, 0.5))
 
 
 def calibrate(layer: RecurrentLayer, ways: Sequence[Way], say: Callable[[float], object]) -> Calibration:
@@ -101,7 +105,8 @@ def calibrate(layer: RecurrentLayer, ways: Sequence[Way], say: Callable[[float],
         for place, one in enumerate(able):
             say(done + look.share * place / len(able))
             is_slow = one.way in slow
-            groups = PROBES[:3] if is_slow else (*PROBES, probe.large_probes(_LARGE / max(memory[one.way][1], 1e-9)))
+            probes = PROBES[:3] if is_slow else (*PROBES, probe.large_probes(_LARGE / max(memory[one.way][1], 1e-9)))
+            groups = _take_turns(one.way, probes)
             with at(one.way):
                 said[one.way.threads] += _measure(one, layers[one.way.dtype], groups, look, yardstick)
         done += look.share
@@ -161,6 +166,13 @@ def _ahead(measured: Sequence[_Measured]) -> list[_Measured]:
 
     near = {one.kind for one in measured if any(is_near(one, group) for group in PROBES)}
     return [one for one in measured if one.kind in near]
+
+
+def _take_turns(way: Way, probes: Sequence[Sequence[list[int]]]) -> list[Sequence[list[int]]]:
+    """Which probes take turns: the smallest, then always some that compute about as many elements."""
+    rest = [lengths for group in probes[1:] for lengths in group]
+    rest.sort(key=lambda lengths: Profile.of(way, torch.tensor(lengths)).computed)
+    return [probes[0], *(rest[start : start + _TURNS] for start in range(0, len(rest), _TURNS))]
 
 
 def _measure(

@@ -4,7 +4,7 @@ A step of a schedule costs something whatever it computes, and something per row
 So the time of a call is a sum of features of its batch, each with a coefficient of at least 0 that depends on the
 layer and the machine::
 
-    1,  S,  sum_t min(rows_t, k) for k = 4, 16, 64,  R = sum_t rows_t,  B,  max(0, M - m) for m = 16, 64
+    1,  S,  sum_t min(rows_t, k) for k = 4, 16, 64,  R = sum_t rows_t,  B,  max(0, M - m) for m = 16, 64, 256
 
 where ``rows_t`` is the number of rows at step ``t``, ``S`` the number of steps and ``M`` the megabytes that a training
 step holds. Sums of ``min(rows, k)`` make the cost of a step a concave function of its rows, linear between the ``k``;
@@ -33,8 +33,8 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 _KNOTS = (4, 16, 64)
-# Megabytes that the caches hold, about; and those that an allocator keeps.
-_MUCH = (16.0, 64.0)
+# Megabytes that caches keep, about, that an allocator keeps, and from which on tensors come from the system anew.
+_MUCH = (16.0, 64.0, 256.0)
 # Measurements that are further off than this count less: something else ran meanwhile.
 _TRUSTED = 0.1
 

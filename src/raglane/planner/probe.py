@@ -50,17 +50,13 @@ PROBES: tuple[tuple[list[int], ...], ...] = (
     ([24] * 64, _lognormal(200, 10, 4), [300] * 6, _lognormal(96, 40, 5), [64] * 128, _lognormal(256, 40, 6)),
     (_lognormal(24, 250, 8),),
 )
-"""Lengths of the batches that are measured, from small to large ones, in each group equal and ragged ones.
-
-Those of a group take turns, since the batches of an epoch differ too: a batch that comes again and again finds its
-memory in the caches, and its sizes prepared.
-"""
+"""Lengths of the batches that are measured, from small to large ones, in each group equal and ragged ones."""
 
 
 def large_probes(elements: float) -> tuple[list[int], ...]:
-    """Batches of about so many elements, within limits: equal and ragged."""
+    """Batches of about so many elements, within limits, and of three times as many: equal and ragged."""
     count = int(min(max(elements, 3000), 200_000)) // 100
-    return [100] * count, _lognormal(count, 100, 10), _lognormal(count // 2, 100, 11)
+    return [100] * count, _lognormal(count, 100, 10), _lognormal(count // 2, 100, 11), _lognormal(3 * count, 100, 12)
 
 
 def device_of(layer: RecurrentLayer) -> torch.device:

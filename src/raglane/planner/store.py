@@ -6,15 +6,13 @@ import hashlib
 import inspect
 import json
 import os
-import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import astuple
-from pathlib import Path
 
 import numpy as np
 import torch
 
+from raglane import caches
 from raglane.bench.machine import facts
 from raglane.native.library import location
 from raglane.nn.recurrent.layer import RecurrentLayer
@@ -23,21 +21,12 @@ from raglane.planner.model import Floats
 from raglane.planner.probe import MODES, PROBES
 from raglane.planner.ways import Way
 
-__all__ = ["folder", "key_of", "load", "save"]
+__all__ = ["KIND", "key_of", "load", "save"]
 
-_FORMAT = 1
+KIND = "plans"
+"""The folder among the user's caches."""
 
-
-def folder() -> Path:
-    """Where calibrations lie: ``RAGLANE_CACHE``, or else ``raglane`` in the user's folder of caches."""
-    chosen = os.environ.get("RAGLANE_CACHE")
-    if chosen:
-        return Path(chosen) / "plans"
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
-    else:
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "raglane" / "plans"
+_FORMAT = 2
 
 
 def key_of(layer: RecurrentLayer, ways: Sequence[Way]) -> str:
@@ -66,11 +55,11 @@ def key_of(layer: RecurrentLayer, ways: Sequence[Way]) -> str:
 def load(key: str, ways: Sequence[Way]) -> Calibration | None:
     """The calibration that was saved under a key; None where there is none, or none that can be read."""
     try:
-        content = json.loads((folder() / f"{key}.json").read_text())
+        content = json.loads(caches.load(KIND, key) or "")
         seconds = {(way, mode): _floats(content["seconds"][f"{way}; {mode}"]) for way in ways for mode in MODES}
         memory = {way: _floats(content["memory"][str(way)]) for way in ways}
         return Calibration(seconds, memory, float(_floats([content["yardstick"]])[0]))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
@@ -81,14 +70,7 @@ def save(key: str, calibration: Calibration) -> None:
         "yardstick": calibration.yardstick,
         "memory": {str(way): list(found) for way, found in calibration.memory.items()},
     }
-    try:
-        folder().mkdir(parents=True, exist_ok=True)
-        descriptor, partial = tempfile.mkstemp(dir=folder(), prefix=f"{key}.", suffix=".partial")
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(content, file)
-        os.replace(partial, folder() / f"{key}.json")
-    except OSError:
-        return
+    caches.save(KIND, key, json.dumps(content))
 
 
 def _floats(numbers: Sequence[float]) -> Floats:

@@ -1,4 +1,8 @@
-"""Programs by what they are made of: each step is traced once in a process."""
+"""Programs by what they are made of: each step is traced once in a process, and once on a machine if it can be.
+
+The user's folder of caches holds traces by a key of all that decides them. What is read there is checked, and verified
+against torch before its first use, like what was just traced; what does not hold is traced anew, and written again.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raglane import caches
 from raglane.cells.module import ModuleCell
 from raglane.cells.spec import CellSpec
+from raglane.programs import stored
 from raglane.programs.compiled import Compiled
 from raglane.programs.graph import Refused
+from raglane.programs.keys import Unkeyed, lasting_key
 from raglane.programs.step import Step, trace
+from raglane.programs.trace import Trace
 from raglane.programs.weights import Survey, cell_key, survey
 
-__all__ = ["Entry", "Wish", "forget", "lookup", "plainly"]
+__all__ = ["KIND", "Entry", "Wish", "anew", "forget", "keep", "lookup", "plainly"]
+
+KIND = "programs"
+"""The folder among the user's caches."""
 
 _LARGEST = 1024
 
@@ -55,8 +66,11 @@ class Entry:
         compiled: the programs; None where there are none.
         prepares: whether what the cell prepares is part of them.
         reason: why there are none.
-        seconds: how long it took to trace and to verify them.
+        seconds: how long it took to trace or to read them, and to verify them.
         is_verified: whether they were compared with torch.
+        is_read: whether they are made of a trace that was read from the disk.
+        lasting: the key on the disk; empty where there is none.
+        unkept: why they are not kept on the disk; empty where they are.
     """
 
     compiled: Compiled | None
@@ -64,6 +78,9 @@ class Entry:
     reason: str
     seconds: float
     is_verified: bool = False
+    is_read: bool = False
+    lasting: str = ""
+    unkept: str = ""
 
 
 _entries: OrderedDict[Any, Entry] = OrderedDict()
@@ -83,28 +100,86 @@ def lookup(wish: Wish) -> tuple[Entry, Survey]:
         ('', 2)
     """
     found = survey(wish.weights)
-    key = (cell_key(wish.cell), found.key, wish.width, wish.sizes, wish.output, wish.dtype)
-    entry = _entries.get(key)
+    key = _key(wish, found)
+    entry = _entries.get((key, *found.classes))
     if entry is None:
-        entry = _entries[key] = _make(wish, found)
-        while len(_entries) > _LARGEST:
-            _entries.popitem(last=False)
+        entry = _remember((key, *found.classes), _make(wish, found, key))
     return entry, found
 
 
+def anew(wish: Wish, entry: Entry, found: Survey) -> Entry:
+    """Programs that are traced, in place of some that were read from the disk."""
+    made = _make(wish, found, None)
+    made.lasting, made.unkept = entry.lasting, entry.unkept
+    return _remember((_key(wish, found), *found.classes), made)
+
+
 def forget() -> None:
-    """Forget all programs of this process."""
+    """Forget all programs of this process; what is on the disk stays."""
     _entries.clear()
 
 
-def _make(wish: Wish, found: Survey) -> Entry:
+def keep(wish: Wish, entry: Entry, found: Survey) -> None:
+    """Write the trace of verified programs to the disk, if they can be kept there and are not there already."""
+    if entry.compiled is None or entry.is_read or not entry.lasting:
+        return
+    try:
+        text = stored.written(entry.lasting, entry.prepares, entry.compiled.trace)
+        _trace_of(text, wish, found, entry.lasting)  # what nobody could read is not written
+    except stored.Unstorable as error:
+        entry.unkept = error.reason
+    else:
+        caches.save(KIND, entry.lasting, text)
+
+
+def _key(wish: Wish, found: Survey) -> tuple[Any, ...]:
+    return cell_key(wish.cell), found.key, wish.width, wish.sizes, wish.output, wish.dtype
+
+
+def _remember(key: tuple[Any, ...], entry: Entry) -> Entry:
+    _entries[key] = entry
+    while len(_entries) > _LARGEST:
+        _entries.popitem(last=False)
+    return entry
+
+
+def _make(wish: Wish, found: Survey, key: tuple[Any, ...] | None) -> Entry:
+    """Programs: of a trace that the disk has under a key, or else traced now."""
     start = time.perf_counter()
-    # With what a cell prepares inside, all that depends on a row is computed in one order of sums.
-    entry = _try(wish, found, True)
-    if entry.compiled is None and _prepares(wish):
-        entry = _try(wish, found, False)
+    lasting, unkept = "", ""
+    if key is not None:
+        try:
+            lasting = lasting_key(key)
+        except Unkeyed as error:
+            unkept = error.reason
+    entry = _read(wish, found, lasting) if lasting else None
+    if entry is None:
+        # With what a cell prepares inside, all that depends on a row is computed in one order of sums.
+        entry = _try(wish, found, True)
+        if entry.compiled is None and _prepares(wish):
+            entry = _try(wish, found, False)
+    entry.lasting, entry.unkept = lasting, unkept
     entry.seconds = time.perf_counter() - start
     return entry
+
+
+def _read(wish: Wish, found: Survey, lasting: str) -> Entry | None:
+    """Programs of a trace on the disk; None where there is none that holds for this step."""
+    text = caches.load(KIND, lasting)
+    if text is None:
+        return None
+    try:
+        prepares, trace = _trace_of(text, wish, found, lasting)
+    except stored.Unstorable:
+        return None
+    return Entry(Compiled(trace), prepares, "", 0.0, is_read=True)
+
+
+def _trace_of(text: str, wish: Wish, found: Survey, lasting: str) -> tuple[bool, Trace]:
+    with torch.inference_mode(False), torch.no_grad(), plainly():
+        leaves = [wish.given(part.detach()) for part in found.leaves]
+        widths = wish.width, *(part.shape[1] for part in found.elements)
+        return stored.read(text, lasting, stored.Shapes(leaves, widths, wish.sizes, wish.output, wish.dtype))
 
 
 def _prepares(wish: Wish) -> bool:

@@ -33,13 +33,33 @@ def _scaled(g: Graph, a: Number, factor: float) -> Number:
 
 
 def _div(g: Graph, a: Number, b: Number, rounding_mode: str | None = None) -> Columns:
+    if rounding_mode == "floor":
+        return _divided(g, a, b, rounding_mode)[0]
     share = g.each("div", a, b)
-    return share if rounding_mode is None else g.each("floor", share) if rounding_mode == "floor" else _trunc(g, share)
+    return share if rounding_mode is None else _trunc(g, share)
 
 
 def _remainder(rounding_mode: str) -> Callable[[Graph, Number, Number], Columns]:
     """What is left of a division: of the sign of the divisor where it is rounded down, else of the dividend."""
-    return lambda g, a, b: g.each("sub", a, g.each("mul", _div(g, a, b, rounding_mode), b))
+    return lambda g, a, b: _divided(g, a, b, rounding_mode)[1]
+
+
+def _divided(g: Graph, a: Number, b: Number, rounding_mode: str) -> tuple[Columns, Columns]:
+    """A quotient, rounded, and what is left: right where the dtype counts such quotients one by one, else 0."""
+    width = next(len(part) for part in (a, b) if not isinstance(part, float | int))
+    a, b = [g.full(part, width) if isinstance(part, float | int) else part for part in (a, b)]
+    share = g.each("div", a, b)
+    whole = g.each("floor", share) if rounding_mode == "floor" else _trunc(g, share)
+    # Rounded once, so that it is exact. Nothing times infinity would be no number.
+    left = g.each("add", g.each("mul", g.each("neg", whole), b), a)
+    left = g.each("where", g.each("eq", whole, 0.0), a, left)
+    # A share that was rounded up to the next whole number is one too many, which the sign of what is left tells.
+    one = g.full(1.0, width) if rounding_mode == "floor" else g.each("sign", whole)
+    has_sign = g.each("ne", g.each("lt", left, 0.0), g.each("lt", b if rounding_mode == "floor" else a, 0.0))
+    is_over = g.each("and", has_sign, left)
+    left = g.each("where", is_over, g.each("add", left, g.each("mul", one, b)), left)
+    left = g.each("where", g.each("gt", g.each("abs", left), g.each("abs", b)), 0.0, left)
+    return g.each("where", is_over, g.each("sub", whole, one), whole), left
 
 
 def _pow(g: Graph, a: Number, exponent: Number) -> Columns:
@@ -63,12 +83,15 @@ def _clamp(g: Graph, a: Columns, min: Any = None, max: Any = None) -> Columns:
         if isinstance(bound, float | int):
             a = g.each(name, a, float(bound))
         elif bound is not None:
-            a = g.each("where", g.each(wins, a, bound), bound, a)
+            is_beyond = g.each("or", g.each(wins, a, bound), g.each("ne", bound, bound))  # or no number
+            a = g.each("where", is_beyond, bound, a)
     return a
 
 
 def _lerp(g: Graph, a: Columns, b: Columns, weight: Number) -> Columns:
-    return g.each("add", a, g.each("mul", g.each("sub", b, a), weight))
+    # Not a + weight * (b - a): a weight of 1 gives b, however large a is.
+    rest = 1.0 - weight if isinstance(weight, float | int) else g.each("sub", g.full(1.0, len(a)), weight)
+    return g.each("add", g.each("mul", b, weight), g.each("mul", a, rest))
 
 
 def _addcmul(g: Graph, a: Columns, b: Columns, c: Columns, value: float = 1) -> Columns:
@@ -100,8 +123,10 @@ def _softplus(g: Graph, a: Columns, beta: float = 1, threshold: float = 20) -> C
 
 
 def log_sigmoid(g: Graph, a: Columns) -> Columns:
-    """The logarithm of the sigmoid, which overflows nowhere."""
-    return g.each("sub", g.each("at_most", a, 0.0), g.each("log1p", g.each("exp", g.each("neg", g.each("abs", a)))))
+    """The logarithm of the sigmoid, which overflows nowhere; its slope at 0 is a half."""
+    is_below = g.each("lt", a, 0.0)
+    below, near = g.each("where", is_below, a, 0.0), g.each("where", is_below, a, g.each("neg", a))
+    return g.each("sub", below, g.each("log1p", g.each("exp", near)))
 
 
 def _elu(g: Graph, a: Columns, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Columns:
@@ -134,12 +159,13 @@ def _hard_sigmoid(g: Graph, a: Columns) -> Columns:
 
 
 def _threshold(g: Graph, a: Columns, threshold: float, value: float) -> Columns:
-    return g.each("where", g.each("gt", a, float(threshold)), a, float(value))
+    return g.each("where", g.each("le", a, float(threshold)), float(value), a)
 
 
 def _log_add_exp(g: Graph, a: Columns, b: Columns) -> Columns:
-    apart = g.each("neg", g.each("abs", g.each("sub", a, b)))
-    return g.each("add", g.each("max", a, b), g.each("log1p", g.each("exp", apart)))
+    # Two infinities that are equal are no distance apart.
+    apart = g.each("where", g.each("eq", a, b), 0.0, g.each("sub", a, b))
+    return g.each("add", g.each("max", a, b), g.each("log1p", g.each("exp", g.each("neg", g.each("abs", apart)))))
 
 
 def _tanh_of(g: Graph, a: Columns) -> Columns:
@@ -175,7 +201,7 @@ def _shrunk(g: Graph, a: Columns, bound: float = 0.5) -> Columns:
 
 
 def _hard_shrunk(g: Graph, a: Columns, bound: float = 0.5) -> Columns:
-    return g.each("where", g.each("gt", g.each("abs", a), float(bound)), a, 0.0)
+    return g.each("where", g.each("le", g.each("abs", a), float(bound)), 0.0, a)
 
 
 def _exp_of(factor: float) -> Callable[[Graph, Columns], Columns]:
@@ -234,6 +260,7 @@ FORMULAS: dict[str, Callable[..., Columns]] = {
     "exp2": _exp_of(math.log(2)),
     "log2": _log_by(1 / math.log(2)),
     "log10": _log_by(1 / math.log(10)),
+    "through": _plain("through"),
     "masked_fill": lambda g, a, mask, value: g.each("where", mask, value, a),
 }
 """By the name of an operation of torch: its columns, of a graph and of operands, each columns or a number."""

@@ -256,6 +256,7 @@ def _erf(g: Graph, d: Columns, y: Columns, a: Columns) -> Columns:  # noqa: ARG0
 
 _RULES: dict[str, _Rule] = {
     "copy": _one(lambda g, d, y, a: d),  # noqa: ARG005
+    "through": lambda g, d, y, operands, wanted: [(1, d)],  # noqa: ARG005
     "neg": _one(lambda g, d, y, a: g.each("neg", d)),  # noqa: ARG005
     "abs": _one(lambda g, d, y, a: g.each("mul", d, g.each("sign", a))),  # noqa: ARG005
     "relu": _one(lambda g, d, y, a: g.each("where", g.each("gt", y, 0.0), d, 0.0)),  # noqa: ARG005

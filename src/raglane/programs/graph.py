@@ -43,7 +43,8 @@ class Node:
     Attributes:
         operation: a name among :data:`raglane.programs.program.OPERATIONS` or :data:`SOURCES`, ``"number"``, or one of
             ``at_least`` and ``at_most``, ``max`` and ``min`` whose gradient goes to the first operand where both are
-            equal, as torch's ``clamp`` has it; or ``stop``, which no gradient passes.
+            equal, as torch's ``clamp`` has it; ``stop``, which no gradient passes; or ``through``, the first operand,
+            whose gradient goes to the second as it is.
         operands: columns.
         width: columns of its results together.
         segments, epsilon: see :class:`raglane.programs.program.Instruction`.

@@ -83,8 +83,10 @@ class Moved:
         """The tensor, for the parameters as they are now."""
         total: Tensor | None = None
         for leaf, begin, end in self.pieces:
-            part = leaves[leaf].reshape(-1)
-            part = (part if part.shape[0] == end - begin else part[begin:end]).view(self.shape)
+            part = leaves[leaf]
+            if part.shape != self.shape:
+                is_whole = part.numel() == end - begin
+                part = part.reshape(self.shape) if is_whole else part.reshape(-1)[begin:end].view(self.shape)
             total = part if total is None else total + part
         return total  # type: ignore[return-value]
 
@@ -119,6 +121,7 @@ def moved(calls: Sequence[Call], values: Sequence[Tensor], leaves: int) -> list[
     for call in calls:
         first = call.args[0]
         is_view = call.function is not None and call.function.is_view and type(first) is Known
+        is_view = is_view and call.function is not torch.ops.aten.detach.default  # which has no gradient
         for index in range(len(found), len(found) + call.count):
             if is_view and first.index in roots:
                 roots[index] = roots[first.index]

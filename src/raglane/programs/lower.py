@@ -19,7 +19,7 @@ from raglane.programs.program import Block, Instruction, Kind, Operand, Program,
 
 __all__ = ["Lowered", "lower"]
 
-_SAME = {"at_least": "max", "at_most": "min", "stop": "copy"}
+_SAME = {"at_least": "max", "at_most": "min", "stop": "copy", "through": "copy"}
 _WHOLE = ("row_sum", "row_max", "row_cumsum", "norm", "norm_backward", "product")
 # More pieces than this are moved by one gather.
 _PIECES = 16
@@ -90,6 +90,7 @@ class _Lowering:
     _together: dict[bytes, int] = field(default_factory=dict)
     _done: set[bytes] = field(default_factory=set)
     _moved: dict[bytes, Operand] = field(default_factory=dict)
+    _cut: dict[bytes, list[_Run]] = field(default_factory=dict)
 
     def run(self, outputs: Sequence[Columns], new: Sequence[Columns]) -> Lowered:
         needed = self.graph.needed([*outputs, *new], list(self.kinds))
@@ -182,6 +183,12 @@ class _Lowering:
         """An operand in pieces; the list is cut off where there are too many."""
         if len(columns) == 1:
             return [_Run(0, 1, False)]
+        key = columns.tobytes()
+        if key not in self._cut:
+            self._cut[key] = self._found_runs(columns)
+        return self._cut[key]
+
+    def _found_runs(self, columns: Columns) -> list[_Run]:
         places, steps = self.graph.places(columns), np.diff(columns)
         kinds = np.where((steps == 1) & (np.diff(places) == 0), 1, np.where(steps == 0, 0, -1))
         turns = np.append(np.flatnonzero(np.diff(kinds)) + 1, len(kinds))
@@ -236,12 +243,24 @@ class _Lowering:
     def _gathered(self, columns: Columns, key: bytes) -> int:
         """An operand in many pieces: moved at once, out of one place that holds all of them."""
         graph = self.graph
-        indexes = np.unique(graph.places(columns))
-        source = np.concatenate([graph.columns(int(index)) for index in indexes])
+        indexes = np.unique(graph.places(columns)).tolist()
+        source = np.concatenate([graph.columns(index) for index in indexes])
+        if np.array_equal(source, columns):  # whole results in the order in which they were computed
+            return self._joined(indexes, columns)
         place = self._at_once(source)
         picked: Columns = np.searchsorted(source, columns)
         block = self._together[key] = self._local(len(columns))
         self._add("gather", (Operand(block),), (place,), len(columns), columns=tuple(picked.tolist()))
+        return block
+
+    def _joined(self, indexes: list[int], columns: Columns) -> int:
+        """All that some nodes give, one after the other."""
+        block, start = self._local(len(columns)), 0
+        self._together[columns.tobytes()] = block
+        for index in indexes:
+            width = self.graph.nodes[index].width
+            self._add("copy", (Operand(block, start),), (self._read(self.graph.columns(index), False),), width)
+            start += width
         return block
 
     # Instructions.
@@ -277,7 +296,8 @@ class _Lowering:
             self._add(node.operation, tuple(results), operands, node.span, node)
             return
         name = _SAME.get(node.operation, node.operation)
-        parts = [self._pieces(part) for part in node.operands]
+        read = node.operands[:1] if node.operation == "through" else node.operands
+        parts = [self._pieces(part) for part in read]
         bounds = sorted({run.high for _, runs in parts for run in runs})
         if len(bounds) > _PIECES:
             whole = tuple(self._whole_or_one(columns, runs) for columns, runs in parts)

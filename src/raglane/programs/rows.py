@@ -15,10 +15,11 @@ from torch import Tensor
 
 from raglane.programs.graph import Columns, Refused
 
-__all__ = ["FREE", "Aligned", "RowsMeet", "align", "free", "marks_of"]
+__all__ = ["FREE", "SHIFT", "Aligned", "RowsMeet", "align", "free", "marks_of"]
 
-_SHIFT = 40
-_MASK = (1 << _SHIFT) - 1
+SHIFT = 40
+"""A mark is the row, shifted by so many bits, and the column."""
+_MASK = (1 << SHIFT) - 1
 FREE = 1 << 20
 """The row of a number that is the same for all rows."""
 
@@ -34,12 +35,12 @@ def marks_of(columns: Columns, rows: int) -> Tensor:
         >>> marks_of(np.arange(2), 3).shape
         torch.Size([3, 2])
     """
-    return torch.from_numpy((np.arange(rows)[:, None] << _SHIFT) | np.asarray(columns)[None])
+    return torch.from_numpy((np.arange(rows)[:, None] << SHIFT) | np.asarray(columns)[None])
 
 
 def free(columns: Columns) -> Tensor:
     """The marks ``(w,)`` of columns that all rows share."""
-    return torch.from_numpy((FREE << _SHIFT) | np.asarray(columns))
+    return torch.from_numpy((FREE << SHIFT) | np.asarray(columns))
 
 
 class Aligned:
@@ -68,9 +69,9 @@ class Aligned:
         marks = np.empty((self._count, results.shape[1]), np.int64)
         own = len(self._places[0]) if self._places else 0
         for row, places in enumerate(self._places):
-            marks[places] = (row << _SHIFT) | results[:own]
+            marks[places] = (row << SHIFT) | results[:own]
         if len(self._free):
-            marks[self._free] = (FREE << _SHIFT) | results[own:][self._which]
+            marks[self._free] = (FREE << SHIFT) | results[own:][self._which]
         return torch.from_numpy(marks)
 
 
@@ -91,7 +92,7 @@ def align(operands: Sequence[Tensor], rows: int) -> Aligned:
     """
     arrays = [part.numpy() for part in operands]
     count = arrays[0].shape[0]
-    owners = [part >> _SHIFT for part in arrays]
+    owners = [part >> SHIFT for part in arrays]
     row = np.minimum.reduce([part.min(1) if part.shape[1] else np.full(count, FREE) for part in owners])
     if any(((part != row[:, None]) & (part != FREE)).any() for part in owners):
         raise RowsMeet("rows of the batch meet")

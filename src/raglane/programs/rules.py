@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raglane.programs import row_formulas
 from raglane.programs.formulas import FORMULAS, TRUTHS, log_sigmoid
 from raglane.programs.graph import Columns, Graph, Refused
 from raglane.programs.products import PRODUCTS
@@ -73,8 +74,8 @@ def _filled(value: float | None) -> Rule:
 
 
 def _detach(tracer: Tracer, function: Any, source: Any) -> Tensor:  # noqa: ARG001
-    found: Tensor = _pointwise(lambda g, a: g.each("stop", a), source.dtype is torch.bool)(tracer, None, source)
-    return found
+    found = _pointwise(lambda g, a: g.each("stop", a), source.dtype is torch.bool)(tracer, None, source)
+    return tracer.detach(source, found)
 
 
 def _convert(tracer: Tracer, function: Any, source: Any, **kwargs: Any) -> Tensor:  # noqa: ARG001
@@ -200,76 +201,16 @@ def _reduction(formula: Callable[[Graph, Columns, int], Columns]) -> Rule:
     return rule
 
 
-def _sum(g: Graph, a: Columns, parts: int) -> Columns:
-    return g.sums(a, parts)
-
-
-def _mean(g: Graph, a: Columns, parts: int) -> Columns:
-    return g.each("mul", g.sums(a, parts), parts / len(a))
-
-
-def _max(g: Graph, a: Columns, parts: int) -> Columns:
-    return g.reduce("row_max", a, parts) if len(a) > parts else a
-
-
-def _min(g: Graph, a: Columns, parts: int) -> Columns:
-    return g.each("neg", _max(g, g.each("neg", a), parts))
-
-
-def _product(g: Graph, a: Columns, parts: int) -> Columns:
-    """The product of each part: halves are multiplied until one column is left."""
-    table = np.asarray(a).reshape(parts, -1)
-    while table.shape[1] > 1:
-        half = table.shape[1] // 2
-        pairs = g.each("mul", table[:, :half].reshape(-1), table[:, half : 2 * half].reshape(-1)).reshape(parts, half)
-        table = np.concatenate([pairs, table[:, 2 * half :]], 1)
-    return table[:, 0]
-
-
-def _spread(columns: Columns, width: int) -> Columns:
-    return np.repeat(columns, width // len(columns))
-
-
-def _softmax(g: Graph, a: Columns, parts: int) -> Columns:
-    e = g.each("exp", g.each("sub", a, _spread(_max(g, a, parts), len(a))))
-    return g.each("div", e, _spread(g.sums(e, parts), len(a)))
-
-
-def _cumsum(g: Graph, a: Columns, parts: int) -> Columns:
-    return g.cumsum(a, parts)
-
-
-def _log_sum(g: Graph, a: Columns, parts: int) -> Columns:
-    top = _max(g, a, parts)
-    e = g.each("exp", g.each("sub", a, _spread(top, len(a))))
-    return g.each("add", g.each("log", g.sums(e, parts)), top)
-
-
-def _log_softmax(g: Graph, a: Columns, parts: int) -> Columns:
-    return g.each("sub", a, _spread(_log_sum(g, a, parts), len(a)))
-
-
-def _variance(correction: float) -> Callable[[Graph, Columns, int], Columns]:
-    def formula(g: Graph, a: Columns, parts: int) -> Columns:
-        centred = g.each("sub", a, _spread(_mean(g, a, parts), len(a)))
-        left = len(a) / parts - correction
-        if left <= 0:
-            raise Refused("it takes the variance of one number")
-        return g.each("mul", g.sums(g.each("mul", centred, centred), parts), 1 / left)
-
-    return formula
-
-
 def _var(tracer: Tracer, function: Any, source: Any, dim: Any = None, **kwargs: Any) -> Any:
     name, correction = function._schema.name, kwargs.get("correction")
     if isinstance(dim, bool):
         raise Refused("no program has this form of the variance")
-    formula, dims = _variance(1.0 if correction is None else float(correction)), _dims(dim, source.dim())
+    formula, dims = row_formulas.variance(1.0 if correction is None else float(correction)), _dims(dim, source.dim())
     found = _along(tracer, source, dims, formula, bool(kwargs.get("keepdim")))
     if name == "aten::std":
-        return _pointwise(FORMULAS["sqrt"])(tracer, None, found)
+        return _pointwise(row_formulas.root)(tracer, None, found)
     if name == "aten::var_mean":
-        return found, _along(tracer, source, dims, _mean, bool(kwargs.get("keepdim")))
+        return found, _along(tracer, source, dims, row_formulas.mean, bool(kwargs.get("keepdim")))
     return found
 
 
@@ -279,8 +220,10 @@ def _extreme(formula: Callable[[Graph, Columns, int], Columns]) -> Rule:
     def rule(tracer: Tracer, function: Any, source: Any, dim: Any = None, keepdim: bool = False) -> Any:
         if isinstance(dim, Tensor):
             return RULES["maximum" if function._schema.name == "aten::max" else "minimum"](tracer, None, source, dim)
-        found = _along(tracer, source, _dims(dim, source.dim()), formula, keepdim)
-        return found if dim is None else (found, tracer.nothing(*found.shape))
+        if dim is None:
+            return _along(tracer, source, _dims(dim, source.dim()), formula, keepdim)
+        found = _along(tracer, source, [dim % source.dim()], row_formulas.first_of(formula), keepdim)
+        return found, tracer.nothing(*found.shape)
 
     return rule
 
@@ -300,7 +243,7 @@ def _length(tracer: Tracer, function: Any, source: Any, ord: float = 2, dim: Any
             return g.sums(g.each("abs", a), parts)
         if ord != 2:
             raise Refused(f"no program has the norm of order {ord}")
-        return g.each("sqrt", g.sums(g.each("mul", a, a), parts))
+        return row_formulas.root(g, g.sums(g.each("mul", a, a), parts))
 
     return _along(tracer, source, _dims(dim, source.dim()), formula, keepdim)
 
@@ -379,18 +322,18 @@ RULES: dict[str, Rule] = {
     "copy": _copy,
     **{name: _pointwise(formula) for name, formula in FORMULAS.items()},
     **{name: _pointwise(formula, True) for name, formula in TRUTHS.items()},
-    "sum": _reduction(_sum),
-    "mean": _reduction(_mean),
-    "amax": _reduction(_max),
-    "amin": _reduction(_min),
-    "prod": _reduction(_product),
-    "logsumexp": _reduction(_log_sum),
+    "sum": _reduction(row_formulas.total),
+    "mean": _reduction(row_formulas.mean),
+    "amax": _reduction(row_formulas.largest),
+    "amin": _reduction(row_formulas.smallest),
+    "prod": _reduction(row_formulas.product),
+    "logsumexp": _reduction(row_formulas.log_sum),
     **dict.fromkeys(("var", "std", "var_mean"), _var),
-    "max": _extreme(_max),
-    "min": _extreme(_min),
-    "cumsum": _mapping(_cumsum),
-    **dict.fromkeys(("_softmax", "_safe_softmax"), _mapping(_softmax)),
-    "_log_softmax": _mapping(_log_softmax),
+    "max": _extreme(row_formulas.largest),
+    "min": _extreme(row_formulas.smallest),
+    "cumsum": _mapping(row_formulas.cumulated),
+    **dict.fromkeys(("_softmax", "_safe_softmax"), _mapping(row_formulas.softmax)),
+    "_log_softmax": _mapping(row_formulas.log_softmax),
     "linalg_vector_norm": _length,
     "native_layer_norm": _layer_norm,
     "native_group_norm": _group_norm,

@@ -83,7 +83,10 @@ class _Bare(CellSpec):
 
 def _held(weights: Any) -> Any:
     """What modules hold, with tensors by their identity."""
-    return Survey(by_identity=True).module(weights) if isinstance(weights, nn.Module) else None
+    if not isinstance(weights, nn.Module):
+        return None
+    found = Survey(by_identity=True)
+    return found.module(weights), found.classes
 
 
 def trace(

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from raglane.programs.graph import Columns, Graph, Node, Refused, Result
 from raglane.programs.known import Call, Known, Moved, moved
-from raglane.programs.rows import RowsMeet, align, free, marks_of
+from raglane.programs.rows import FREE, SHIFT, RowsMeet, align, free, marks_of
 
 __all__ = ["Trace", "Tracer", "draws_random_numbers", "rows_for"]
 
@@ -36,7 +36,7 @@ class Trace:
 
     Attributes:
         result: the graph of a step, and what it gives.
-        calls: what is computed from the parameters.
+        calls: what is computed from the parameters; nobody needs it where there is ``moved``.
         vectors: which known tensor each of ``result.vectors`` is, laid flat.
         weights: which known tensor each of the graph's weights is, ``(groups, rows, depth)``.
         reads_itself: whether the step reached a parameter by another way than its module, such as a closure.
@@ -55,7 +55,7 @@ class Trace:
         """The vectors and the weights that a program reads, for the parameters as they are now."""
         known = list(leaves)
         if self.moved is not None:
-            made, count = [part.of(known) for part in self.moved], len(self.vectors)
+            made, count = [part.of(known) for part in self.moved], len(self.result.vectors)
             return [part.reshape(-1) for part in made[:count]], made[count:]
         for call in self.calls:
             call.run(known)
@@ -95,10 +95,12 @@ class Tracer:
     _vectors: dict[int, int] = field(default_factory=dict)
     _weights: dict[tuple[Any, ...], int] = field(default_factory=dict)
     _weight_known: list[int] = field(default_factory=list)
+    _detached: set[int] = field(default_factory=set)
 
     def run(self, step: Callable[[], Any]) -> Any:
         """Run a function, and follow what it does."""
-        with _Follow(self):
+        # What it computes without gradients by itself can then be told.
+        with torch.enable_grad(), _Follow(self):
             return step()
 
     # What goes in.
@@ -146,6 +148,10 @@ class Tracer:
             raise Refused("it reads what is not computed row by row, such as offsets")
         return part
 
+    def _is_nothing(self, tensor: Tensor) -> bool:
+        part = self._parts.get(id(tensor))
+        return part is not None and part.marks is None and part.value is None
+
     def is_known(self, tensor: Tensor) -> bool:
         """Whether a tensor is computed from parameters alone."""
         return self.part(tensor).marks is None
@@ -158,9 +164,13 @@ class Tracer:
         tensors = [part for part in flat if isinstance(part, Tensor)]
         if name == "lift_fresh" and id(tensors[0]) not in self._parts:
             return self._constant(tensors[0].detach().clone())  # a tensor that was made of numbers just now
+        if name == "detach" and self._is_nothing(tensors[0]):
+            return self.nothing(*tensors[0].shape, dtype=tensors[0].dtype)  # autograd does so with some results
         parts = [self.part(part) for part in tensors]
         if all(part.is_constant for part in parts):
             return self._call_constants(function, flat, spec)
+        if not torch.is_grad_enabled() and not function._schema.is_mutable:
+            raise Refused("it computes without gradients, under no_grad() or in a torch.autograd.Function of its own")
         dynamic = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(function.tags)
         if (dynamic and name not in self.rules) or name in ("equal", "is_nonzero", "_local_scalar_dense"):
             raise Refused("what it does depends on the numbers that it computes")
@@ -228,9 +238,13 @@ class Tracer:
         target = self.part(args[0])
         if target.marks is None:
             raise Refused("it changes a parameter, a buffer or a constant in place")
+        if _memory(target.marks) in self._detached:
+            raise Refused("it changes in place what it has detached")
         found = rule(self, function, *args, **kwargs)
         if found.dtype is not args[0].dtype:
             raise Refused("it writes numbers of one dtype over those of another")
+        if not torch.is_grad_enabled() and found.dtype.is_floating_point:
+            found = self.rules["through"](self, None, found, args[0])  # to autograd nothing has happened
         # All views of the target have their marks in the same memory.
         target.marks.copy_(self.marks(found).expand(target.marks.shape))
         return args[0]
@@ -253,6 +267,13 @@ class Tracer:
             self._vectors[part.known] = int(columns[0])
         start = self._vectors[part.known]
         return free(np.arange(start, start + value.numel())).reshape(value.shape)
+
+    def detach(self, source: Tensor, found: Tensor) -> Tensor:
+        """Note that a tensor has the memory of another one, from which it is detached: neither may change in place."""
+        marks = self.marks(source)
+        if not bool((marks >> SHIFT == FREE).all()):  # what all rows share autograd detaches by itself
+            self._detached |= {_memory(marks), _memory(self.marks(found))}
+        return found
 
     def constant(self, tensor: Tensor) -> Tensor:
         """The numbers of a tensor of indices."""
@@ -329,6 +350,10 @@ class _Follow(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         flat, spec = tree_flatten((args, kwargs or {}))
         return self._tracer.call(func, flat, spec)
+
+
+def _memory(marks: Tensor) -> int:
+    return marks.untyped_storage().data_ptr()
 
 
 def rows_for(sizes: Iterable[int]) -> int:

@@ -6,7 +6,7 @@ the step computes: tensors are lifted out, and everything else is part of a key.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,8 @@ __all__ = ["Survey", "cell_key", "replaced", "survey"]
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OWN = frozenset(nn.Module().__dict__) - {"training"}
 _METHODS = ("step", "forward", "prepare")
+# Plain values that a class may hold for its steps.
+_VALUES = (bool, int, float, str, list, tuple, dict, np.ndarray)
 # Numbers of a buffer that are not of floating point and become a part of the key.
 _LARGEST = 1 << 14
 
@@ -37,12 +39,14 @@ class Survey:
         leaves: the tensors, each once.
         elements: those that hold a row for each element of the batch.
         by_identity: whether the key says which tensors there are, rather than of which kind; nothing is a leaf then.
+        classes: what stands in the classes of modules, which may be changed while the process lives.
     """
 
     key: tuple[Any, ...] = ()
     leaves: list[Tensor] = field(default_factory=list)
     elements: list[Tensor] = field(default_factory=list)
     by_identity: bool = False
+    classes: list[Any] = field(default_factory=list)
     _seen: dict[int, int] = field(default_factory=dict)
 
     def tensor(self, part: Tensor) -> tuple[Any, ...]:
@@ -64,7 +68,8 @@ class Survey:
             if part.numel() > _LARGEST or part.dtype.is_complex:
                 raise Refused(f"it has {part.numel()} numbers of {part.dtype}")
             content = part.numpy().tobytes()
-        return ("leaf", index, tuple(part.shape), part.dtype, content)
+        # A step may read memory as it lies, such as by a view.
+        return ("leaf", index, tuple(part.shape), part.stride(), part.dtype, content)
 
     def value(self, part: Any, depth: int = 0) -> Any:
         """The key of anything that a module holds."""
@@ -105,8 +110,25 @@ class Survey:
         tensors = [(name, self.value(item)) for kind in ("_parameters", "_buffers") for name, item in own[kind].items()]
         inner = [(name, self.value(item)) for name, item in own["_modules"].items()]
         cls = type(part)
+        self.classes += self._class(cls)
         code = tuple(getattr(cls, name, None) for name in _METHODS)
         return (cls, code, tuple(held), tuple(tensors), tuple(inner))
+
+    def _class(self, cls: type) -> list[Any]:
+        """What stands in a class and those that it is made of: its functions, and values that a step may read."""
+        if cls.__module__.startswith("torch."):
+            return []
+        found: list[Any] = []
+        for base in cls.__mro__:
+            if base is nn.Module or base.__module__.startswith("torch."):
+                found.append(base)
+                break
+            for name, item in vars(base).items():
+                if isinstance(item, _VALUES) and not name.startswith("__"):
+                    found.append((name, self.value(item)))
+                elif isinstance(item, Hashable) and (callable(item) or isinstance(item, property | staticmethod)):
+                    found.append((name, item))
+        return found
 
 
 def survey(weights: Any) -> Survey:

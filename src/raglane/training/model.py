@@ -22,9 +22,10 @@ from raglane.nn.arguments import check_count
 from raglane.nn.linear import RowByRow, RowLinear, row_linear
 from raglane.ragged import Ragged
 from raglane.training.activity import activity
+from raglane.training.choices import ALWAYS_PER_ELEMENT
 from raglane.training.embedding import Mixed, with_dropout
 from raglane.training.own_cell import is_own, load_cell
-from raglane.training.settings import ALWAYS_PER_ELEMENT, ModelSettings
+from raglane.training.settings import ModelSettings
 from raglane.training.stored import build
 from raglane.training.tasks import TASKS
 

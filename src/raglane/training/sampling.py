@@ -9,8 +9,8 @@ from torch import Tensor
 
 from raglane.checks import check_kind, check_real
 from raglane.data.epochs import check_least
-from raglane.data.preprocess import END
 from raglane.data.splitting import join_tokens, split_texts
+from raglane.data.vocabulary import END
 from raglane.errors import ArgumentError, message
 from raglane.ragged import Ragged
 from raglane.training.checkpoint import SavedModel

@@ -16,7 +16,8 @@ from raglane.nn.recurrent.accelerate import accelerate
 from raglane.nn.recurrent.elementwise_layers import QRNN, SRU, IndRNN, MinGRU, MinLSTM
 from raglane.nn.recurrent.explain import explain
 from raglane.nn.recurrent.inputs import read
-from raglane.nn.recurrent.request import plan_of, prepare
+from raglane.nn.recurrent.plan import plan_of
+from raglane.nn.recurrent.request import prepare
 from raglane.nn.recurrent.torch_layers import GRU, LSTM, RNN
 from raglane.ragged import Ragged
 

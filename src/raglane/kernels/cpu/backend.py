@@ -9,6 +9,8 @@ import torch
 from raglane.kernels import reference
 from raglane.kernels.checks import check
 from raglane.kernels.contract import Request, Result, Traits
+from raglane.kernels.cpu.kind import KINDS
+from raglane.kernels.cpu.matrix import MatrixLayer
 from raglane.kernels.cpu.recurrence import run_layer
 from raglane.kernels.layers import run_layers
 from raglane.native.cells import has_cell
@@ -40,6 +42,8 @@ class CpuBackend:
             return f"the cpu kernels do not run on {traits.device}"
         if _dtype(traits.dtype) not in _DTYPES:
             return f"the cpu kernels do not compute in {traits.dtype}"
+        if traits.checkpoints and KINDS[traits.cell.name] is not MatrixLayer:
+            return f"the cpu kernels save all that backward needs of the cell {traits.cell.name!r}"
         return None
 
     def run(self, request: Request, schedule: str) -> Result:

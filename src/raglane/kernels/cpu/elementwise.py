@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from raglane.cells.elementwise import ElementwiseWeights
+from raglane.errors import ArgumentError, message
 from raglane.kernels.cpu.gradients import outer, spend
 from raglane.kernels.cpu.layer import Grads, Layer, Tensors
 from raglane.kernels.cpu.memory import Given, Saved
@@ -37,7 +38,18 @@ class ElementwiseLayer(Layer):
     pack_function = "raglane_elementwise_pack"
     pack = staticmethod(_pack)
 
-    def __init__(self, cell: str, input_size: int, sizes: tuple[int, ...], directions: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        cell: str,
+        input_size: int,
+        sizes: tuple[int, ...],
+        directions: int,
+        dtype: torch.dtype,
+        checkpoint_every: int = 0,
+    ) -> None:
+        if checkpoint_every:
+            rule = "the kernels of element-wise cells save what backward needs"
+            raise ArgumentError(message("checkpoint_every", repr(checkpoint_every), rule, "pass 0"))
         super().__init__(cell, input_size, sizes, directions, dtype)
         facts = cell_facts()[cell]
         # What skips the cell has a product of its own, where D is not H.

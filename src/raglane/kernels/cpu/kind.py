@@ -16,7 +16,7 @@ from raglane.kernels.cpu.matrix import MatrixLayer
 from raglane.kernels.cpu.memory import refuse
 from raglane.native.memory import NO_MEMORY
 
-__all__ = ["KINDS", "layer_of"]
+__all__ = ["KINDS", "find_layer", "layer_of"]
 
 _BY_WEIGHTS: dict[type, type[Layer]] = {Weights: MatrixLayer, ElementwiseWeights: ElementwiseLayer}
 
@@ -28,8 +28,28 @@ asks the kernels. So this dict needs none, and ``torch.compile`` can trace throu
 
 
 @lru_cache(maxsize=512)
-def _make(cell: str, input_size: int, sizes: tuple[int, ...], directions: int, dtype: torch.dtype) -> Layer:
-    return KINDS[cell](cell, input_size, sizes, directions, dtype)
+def find_layer(
+    cell: str,
+    input_size: int,
+    sizes: tuple[int, ...],
+    directions: int,
+    dtype: torch.dtype,
+    checkpoint_every: int = 0,
+) -> Layer:
+    """The layer of these sizes; made once.
+
+    Args:
+        cell: a key of :data:`KINDS`.
+        input_size: ``D``.
+        sizes: of the states.
+        directions: ``K``.
+        dtype: of all tensors.
+        checkpoint_every: see :class:`~raglane.kernels.cpu.layer.Layer`.
+
+    Raises:
+        ArgumentError, KeyError, ValueError: there is no such layer.
+    """
+    return KINDS[cell](cell, input_size, sizes, directions, dtype, checkpoint_every)
 
 
 def layer_of(
@@ -40,8 +60,9 @@ def layer_of(
     sizes: tuple[int, ...],
     directions: int,
     depth: int = 0,
+    checkpoint_every: int = 0,
 ) -> Layer:
-    """The layer that tensors are meant for; made once for each cell, sizes, directions and dtype.
+    """The layer that tensors are meant for; made once for each cell, sizes, directions, dtype and checkpoint_every.
 
     Args:
         cell: a key of ``CELLS``.
@@ -51,13 +72,14 @@ def layer_of(
         sizes: of the states.
         directions: ``K``.
         depth: which layer of a stack this is, for messages.
+        checkpoint_every: see :class:`~raglane.kernels.cpu.layer.Layer`.
 
     Raises:
         ArgumentTypeError, ShapeError, ArgumentError: there is no such layer; every backend says so in the same words.
     """
     try:
         values = tensors[0]
-        return _make(cell, int(values.shape[1]), sizes, directions, values.dtype)
+        return find_layer(cell, int(values.shape[1]), sizes, directions, values.dtype, checkpoint_every)
     except NO_MEMORY:
         begin = len(tensors) - weights
         refuse(cell, offsets, tensors[0], tensors[1:begin], tensors[begin:], sizes, directions, depth)

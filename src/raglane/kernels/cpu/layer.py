@@ -59,6 +59,8 @@ class Layer(ABC):
         sizes: of the states.
         directions: ``K``.
         dtype: of all tensors.
+        checkpoint_every: 0 to save what backward needs of every element; else of how many steps of a sequence at a time
+            backward computes it again. Layers with matrices on the state alone have that.
 
     Raises:
         ValueError, KeyError: no such layer; :func:`raglane.kernels.cpu.memory.refuse` has the words.
@@ -70,9 +72,17 @@ class Layer(ABC):
     # Makes the argument of forward_function from the numbers of its fields; those of backward alone are zeros.
     pack: ClassVar[Callable[..., bytes]]
 
-    def __init__(self, cell: str, input_size: int, sizes: tuple[int, ...], directions: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        cell: str,
+        input_size: int,
+        sizes: tuple[int, ...],
+        directions: int,
+        dtype: torch.dtype,
+        checkpoint_every: int = 0,
+    ) -> None:
         self.cell, self.input_size, self.sizes = cell, input_size, sizes
-        self.directions, self.dtype = directions, dtype
+        self.directions, self.dtype, self.checkpoint_every = directions, dtype, checkpoint_every
         self.rules = Rules(cell, input_size, sizes, directions, dtype)
         self.each = len(CELLS[cell].weights_type._fields)
         self.weights = directions * self.each
@@ -192,6 +202,19 @@ class Layer(ABC):
             ArgumentTypeError, ShapeError, ArgumentError: as :meth:`raglane.kernels.cpu.memory.Rules.checked`.
         """
         offsets, tensors = self.rules.checked(offsets, tensors, depth)
+        return self.run(offsets, tensors, need_output=need_output, save=save, need_c=need_c, packed=packed)
+
+    def run(
+        self,
+        offsets: Tensor,
+        tensors: Tensors,
+        *,
+        need_output: bool,
+        save: bool,
+        need_c: bool,
+        packed: Tensor | None = None,
+    ) -> Ran:
+        """What :meth:`forward` does, of tensors that were checked a moment ago, with nobody else's code in between."""
         fields = self.head(offsets, tensors, packed, None if packed is None else self._weights_dtype(packed.dtype))
         values, count, sequences = tensors[0], self.directions, offsets.shape[0] - 1
         output = None
@@ -253,7 +276,8 @@ class Layer(ABC):
         take longer to call than to compute where there is little to do. Where that begins, the kernels say.
         """
         kernels = library.library()
-        if self.dtype is not torch.bfloat16 or "avx512bf16" not in kernels.isas:
+        # What is computed again is there for the kernels alone.
+        if self.checkpoint_every or self.dtype is not torch.bfloat16 or "avx512bf16" not in kernels.isas:
             return True
         few = sum(part.numel() for part in self.weights_of(tensors, 0)[:2] if part is not None)
         return bool(tensors[0].shape[0] <= kernels.few_elements and few <= kernels.few_weights)

@@ -22,10 +22,10 @@ from raglane.native.memory import address, addresses
 
 __all__ = ["MatrixLayer", "pack"]
 
-# raglane_layer: thirteen numbers, then offsets, values, two states, ten weights, packed ones, five results; then what
+# raglane_layer: fourteen numbers, then offsets, values, two states, ten weights, packed ones, five results; then what
 # is backward's alone, ten gradients of the time loop and eleven that are made after it.
-pack = struct.Struct("=33q168x").pack
-_pack_backward = struct.Struct("=54q").pack
+pack = struct.Struct("=34q168x").pack
+_pack_backward = struct.Struct("=55q").pack
 
 
 class MatrixLayer(Layer):
@@ -36,10 +36,19 @@ class MatrixLayer(Layer):
     pack_function = "raglane_pack"
     pack = staticmethod(pack)
 
-    def __init__(self, cell: str, input_size: int, sizes: tuple[int, ...], directions: int, dtype: torch.dtype) -> None:
-        super().__init__(cell, input_size, sizes, directions, dtype)
+    def __init__(
+        self,
+        cell: str,
+        input_size: int,
+        sizes: tuple[int, ...],
+        directions: int,
+        dtype: torch.dtype,
+        checkpoint_every: int = 0,
+    ) -> None:
+        super().__init__(cell, input_size, sizes, directions, dtype, checkpoint_every)
         facts = cell_facts()[cell]
-        self.number, self.saves, self.slots = facts.number, facts.saved > 0, facts.slots
+        self.number, self.slots = facts.number, facts.slots
+        self.saves = facts.saved > 0 and not checkpoint_every
         self.hidden_size, self.stride = sizes[-1], _gate_stride(facts.slots, sizes[-1])
 
     def head(
@@ -55,6 +64,7 @@ class MatrixLayer(Layer):
             self.hidden_size,
             0 if weights[4] is None else self.sizes[0],
             self.stride,
+            self.checkpoint_every,
             offsets.data_ptr(),
             values.data_ptr(),
             *addresses(self.initial(tensors), 2),
@@ -111,10 +121,12 @@ class MatrixLayer(Layer):
 
         ``wanted`` says which initial states want theirs, the rest is as for :meth:`backward`.
         """
-        values, count, total, width = tensors[0], self.directions, tensors[0].shape[0], self.sizes[0]
+        values, count, width = tensors[0], self.directions, self.sizes[0]
+        # What is computed again has scratch of the kernels in place of these.
+        total = 0 if self.checkpoint_every else values.shape[0]
         projects, is_lstm = self.weights_of(tensors, 0)[4] is not None, len(self.sizes) > 1
         reuse_gates = overwrite and self.saves
-        reuse_c = overwrite and is_lstm and not projects and not saved.is_shared
+        reuse_c = overwrite and is_lstm and not projects and not saved.is_shared and not self.checkpoint_every
         gates = saved.gates if reuse_gates else values.new_empty(count, total, self.stride)
         previous = saved.c_states if reuse_c else values.new_empty(count, total, width)
         projected = values.new_empty(count, total, width) if projects else None

@@ -20,6 +20,9 @@ from raglane.native.memory import NO_MEMORY, plain
 
 __all__ = ["Given", "Rules", "Saved", "refuse"]
 
+# How many kinds of tensors a layer knows at a glance.
+_LOOKS = 4
+
 
 class _Weight(NamedTuple):
     """What a weight must be: its shape, None where there must be none; its bytes; whether it may be left out."""
@@ -27,10 +30,6 @@ class _Weight(NamedTuple):
     shape: tuple[int, ...] | None
     room: int
     optional: bool
-
-
-def _nothing(*_: Tensor) -> bool:
-    return False
 
 
 class Rules:
@@ -47,7 +46,7 @@ class Rules:
         ValueError, KeyError: the kernels have no such layer.
     """
 
-    __slots__ = ("_expected", "_integers", "_weights", "cell", "directions", "input_size", "size", "sizes")
+    __slots__ = ("_integers", "_looks", "_weights", "cell", "directions", "input_size", "size", "sizes")
 
     def __init__(self, cell: str, input_size: int, sizes: tuple[int, ...], directions: int, dtype: torch.dtype) -> None:
         spec, size = CELLS[cell], dtype.itemsize
@@ -60,8 +59,9 @@ class Rules:
         self.cell, self.input_size, self.sizes, self.directions, self.size = cell, input_size, sizes, directions, size
         self._weights = tuple(weights) * directions
         self._integers = torch.empty(0, dtype=torch.int64, device="cpu")
-        # How many tensors there were last, and what says at once whether so many are what they must be.
-        self._expected: tuple[int, Alike] = (0, _nothing)
+        # For how many tensors, and what says at once whether so many are what they must be: the last few that were met,
+        # since all layers of these sizes share them, and one may train while another answers.
+        self._looks: tuple[tuple[int, Alike], ...] = ()
 
     def checked(self, offsets: Any, tensors: tuple[Any, ...], depth: int) -> tuple[Tensor, tuple[Any, ...]]:
         """Offsets and a layer's tensors in memory that C can read; what lies well is not copied.
@@ -74,11 +74,8 @@ class Rules:
         Raises:
             ArgumentTypeError, ShapeError, ArgumentError: as :func:`raglane.kernels.checks.check` for a request.
         """
-        try:
-            if self._hold(offsets, tensors):
-                return offsets, tensors
-        except NO_MEMORY:
-            pass  # the words follow
+        if self.hold(offsets, tensors):
+            return offsets, tensors
         begin = len(tensors) - len(self._weights)
         refuse(self.cell, offsets, tensors[0], tensors[1:begin], tensors[begin:], self.sizes, self.directions, depth)
         if tensors[0].shape[1] != self.input_size:
@@ -86,8 +83,15 @@ class Rules:
             raise ShapeError(message("input", f"{tensors[0].shape[1]} features", rule, "leave its tensors alone"))
         return plain(offsets), tuple([None if part is None else plain(part) for part in tensors])
 
+    def hold(self, offsets: Any, tensors: tuple[Any, ...]) -> bool:
+        """A quick look at everything: whether C can read it as it is."""
+        try:
+            return self._hold(offsets, tensors)
+        except NO_MEMORY:
+            return False  # no tensor, or one without memory
+
     def _hold(self, offsets: Tensor, tensors: tuple[Any, ...]) -> bool:
-        """A quick look at everything: storages one by one, all else at once where :func:`guard` can."""
+        """Storages one by one, all else at once where :func:`guard` can."""
         values, begin, size = tensors[0], len(tensors) - len(self._weights), self.size
         elements, (count,) = values.shape[0], offsets.shape
         parts = [values, offsets]
@@ -104,16 +108,19 @@ class Rules:
             or offsets.untyped_storage().nbytes() < 8 * (count + offsets.storage_offset())
         ):
             return False
-        expected, alike = self._expected
-        if (len(parts) != expected or not alike(*parts)) and not self._hold_one_by_one(parts, tensors[begin:]):
-            return False
+        for expected, alike in self._looks:
+            if expected == len(parts) and alike(*parts):
+                break
+        else:
+            if not self._hold_one_by_one(parts, tensors[begin:]):
+                return False
         if begin == 1:
             return True
         shapes = [(self.directions, count - 1, each) for each in self.sizes]
         return begin == 1 + len(shapes) and _all_lie_well(tensors[1:begin], shapes, values)
 
     def _hold_one_by_one(self, parts: list[Tensor], weights: tuple[Any, ...]) -> bool:
-        """The same tensor by tensor; where it holds, tensors like these are what is expected from now on."""
+        """The same tensor by tensor; where it holds, tensors like these are known at a glance from now on."""
         values, offsets, *given = parts
         width = self.input_size
         shapes = [shape for part, (shape, _, _) in zip(weights, self._weights, strict=True) if part is not None]
@@ -127,7 +134,7 @@ class Rules:
             return False
         alike = guard(parts, ((None, width), (None,), *shapes))  # type: ignore[arg-type]
         if alike is not None:
-            self._expected = (len(parts), alike)
+            self._looks = ((len(parts), alike), *self._looks[: _LOOKS - 1])
         return True
 
 

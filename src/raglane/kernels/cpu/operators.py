@@ -33,7 +33,7 @@ def _padded(request: Request, weights: tuple[Tensor | None, ...]) -> tuple[Tenso
 
 
 def _layer_of(
-    cell: str, values: Tensor, offsets: Tensor, padded: tuple[Tensor | None, ...]
+    cell: str, values: Tensor, offsets: Tensor, padded: tuple[Tensor | None, ...], checkpoint_every: int
 ) -> tuple[Layer, tuple[Tensor | None, ...]]:
     """What :func:`_padded` took apart, and its tensors. The operator can be called by anybody, with anything."""
     if cell not in cell_facts():
@@ -43,6 +43,9 @@ def _layer_of(
         if part.dim() != 3:
             rule = "(directions, sequences, size)"
             raise ShapeError(message(name, f"shape {tuple(part.shape)}", rule, "pass one state per sequence"))
+    if checkpoint_every < 0:
+        rule = "0, or the steps that are computed again at a time"
+        raise ArgumentError(message("checkpoint_every", repr(checkpoint_every), rule, "pass 0 or more"))
     directions, each = states[0].shape[0], len(CELLS[cell].weights_type._fields)
     weights, rest = padded[2:][: each * directions], padded[2:][each * directions :]
     if any(part is not None for part in rest):
@@ -50,19 +53,20 @@ def _layer_of(
         raise ArgumentError(message("weights", got, rule, "pass a state for both directions"))
     tensors = (values, *states, *weights)
     sizes = tuple(int(part.shape[2]) for part in states)  # no symbol: weights have sizes of their own
-    return layer_of(cell, offsets, tensors, len(weights), sizes, int(directions)), tensors
+    layer = layer_of(cell, offsets, tensors, len(weights), sizes, int(directions), checkpoint_every=checkpoint_every)
+    return layer, tensors
 
 
 @torch.library.custom_op(
     "raglane::recurrence",
     mutates_args=(),
-    schema=f"(str cell, Tensor values, Tensor offsets, {_TENSORS}, bool need_output, bool save, bool need_c)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    schema=f"(str cell, Tensor values, Tensor offsets, {_TENSORS}, bool need_output, bool save, bool need_c,"
+    " int checkpoint_every) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def recurrence(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     """Output, final h, final c, saved gates, c after each element; absent parts are empty tensors."""
-    *padded, need_output, save, need_c = rest
-    layer, tensors = _layer_of(cell, values, offsets, tuple(padded))
+    *padded, need_output, save, need_c, every = rest
+    layer, tensors = _layer_of(cell, values, offsets, tuple(padded), every)
     ran = layer.forward(offsets, tensors, need_output=need_output, save=save, need_c=need_c)
     nothing = [values.new_empty(0) for _ in range(4)]
     output = nothing.pop() if ran.output is None else ran.output
@@ -74,9 +78,9 @@ def recurrence(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> tuple[
 
 @recurrence.register_fake
 def _(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    *padded, need_output, save, need_c = rest
+    *padded, need_output, save, need_c, every = rest
     h, c = padded[:2]
-    layer, _ = _layer_of(cell, values, offsets, tuple(padded))
+    layer, _ = _layer_of(cell, values, offsets, tuple(padded), every)
     gates, c_states = layer.saved_shapes(values.shape[0])
     return (
         values.new_empty(values.shape[0], h.shape[0] * h.shape[2]) if need_output or save else values.new_empty(0),
@@ -91,12 +95,14 @@ def _(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> tuple[Tensor, .
     "raglane::recurrence_backward",
     mutates_args=(),
     schema=f"(str cell, Tensor values, Tensor offsets, {_TENSORS}, Tensor output, Tensor gates, Tensor c_states,"
-    " Tensor? grad_output, Tensor? grad_c_states, Tensor? grad_h, Tensor? grad_c, bool[] wanted) -> Tensor[]",
+    " Tensor? grad_output, Tensor? grad_c_states, Tensor? grad_h, Tensor? grad_c, bool[] wanted, int checkpoint_every)"
+    " -> Tensor[]",
 )
 def _backward_op(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> list[Tensor]:
     """The gradients of (values, h, c, ten weights); those not wanted are empty."""
-    padded, (output, gates, c_states, grad_output, grad_c_states, *grad_final, wanted) = rest[:_PADDED], rest[_PADDED:]
-    layer, tensors = _layer_of(cell, values, offsets, padded)
+    padded, (output, gates, c_states, grad_output, grad_c_states, *grad_final) = rest[:_PADDED], rest[_PADDED:-2]
+    wanted, every = rest[-2:]
+    layer, tensors = _layer_of(cell, values, offsets, padded, every)
     states, weights = len(layer.initial(tensors)), layer.weights
     given = Given(grad_output, grad_c_states, tuple(grad_final[:states]))
     kept = (wanted[0], *wanted[1 : 1 + states], *wanted[3 : 3 + weights])
@@ -114,7 +120,7 @@ def _backward_op(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> list
 
 @_backward_op.register_fake
 def _(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> list[Tensor]:  # noqa: ARG001
-    parts, wanted = (values, *rest[:_PADDED]), rest[-1]
+    parts, wanted = (values, *rest[:_PADDED]), rest[-2]
     return [
         part.new_empty(part.shape) if want and part is not None else values.new_empty(0)
         for part, want in zip(parts, wanted, strict=True)
@@ -124,7 +130,7 @@ def _(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> list[Tensor]:  
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     cell, values, offsets, *rest = inputs
     padded = rest[:_PADDED]
-    ctx.cell, ctx.need_c = cell, rest[-1]
+    ctx.cell, ctx.need_c, ctx.every = cell, *rest[-2:]
     ctx.wanted = [part is not None and part.requires_grad for part in (values, *padded)]
     ctx.save_for_backward(values, offsets, *padded, output[0], output[3], output[4])
 
@@ -132,9 +138,9 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 def _op_backward(ctx: Any, grad_output: Any, grad_h: Any, grad_c: Any, _: Any, grad_c_states: Any) -> tuple[Any, ...]:
     values, offsets, *rest = ctx.saved_tensors
     given = grad_output, grad_c_states if ctx.need_c else None, grad_h, grad_c if rest[1] is not None else None
-    found = _backward_op(ctx.cell, values, offsets, *rest, *given, ctx.wanted)
+    found = _backward_op(ctx.cell, values, offsets, *rest, *given, ctx.wanted, ctx.every)
     grads = [grad if want else None for grad, want in zip(found, ctx.wanted, strict=True)]
-    return None, grads[0], None, *grads[1:], None, None, None
+    return None, grads[0], None, *grads[1:], None, None, None, None
 
 
 recurrence.register_autograd(_op_backward, setup_context=_setup_context)
@@ -163,5 +169,6 @@ def run(
         need_output,
         save,
         need_c,
+        request.checkpoint_every if save else 0,
     )
     return output, (h, c)[: len(request.sizes)], c_states if need_c else None

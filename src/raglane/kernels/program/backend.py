@@ -16,13 +16,13 @@ from raglane.cells.module import ModuleCell
 from raglane.cells.regularised import Regularised
 from raglane.cells.spec import CellSpec
 from raglane.kernels import reference
-from raglane.kernels.checks import check
+from raglane.kernels.checks import check, check_offsets
 from raglane.kernels.contract import DirectionResult, Request, Result, Traits
 from raglane.kernels.layers import run_directions, run_layers
 from raglane.kernels.program.loop import Loop, run_loop
 from raglane.kernels.program.verify import verify
 from raglane.native.library import leave_lost_threads, missing_kernels
-from raglane.programs.cache import Entry, Wish, lookup
+from raglane.programs.cache import Entry, Wish, anew, keep, lookup
 from raglane.programs.graph import Refused
 from raglane.programs.printing import written
 from raglane.programs.step import Step
@@ -59,10 +59,14 @@ class ProgramBackend:
         """Why a step cannot become a program, in a clause; nothing if it can, or where none would run."""
         return "" if _elsewhere(traits) is not None else self._entry(traits)[1]
 
-    def seconds(self, traits: Traits) -> float:
-        """How long it took to trace and verify the program that runs this."""
-        entry, _ = self._entry(traits)
-        return 0.0 if entry is None else entry.seconds
+    def origin(self, traits: Traits) -> str:
+        """Where the program that runs this comes from, and how long it took."""
+        entry, reason = self._entry(traits)
+        if entry is None or reason:
+            return reason
+        made = "read from the disk" if entry.is_read else "traced"
+        unkept = f"; not kept on the disk: {entry.unkept}" if entry.unkept else ""
+        return f"{made} and verified in {1e3 * entry.seconds:.0f} ms{unkept}"
 
     def printed(self, traits: Traits) -> str:
         """The program that runs this, to be read."""
@@ -123,13 +127,23 @@ def ready(wish: Wish) -> tuple[Entry, Survey]:
     """
     entry, found = lookup(wish)
     if entry.compiled is not None and not entry.is_verified:
-        start = time.perf_counter()
-        entry.reason = verify(wish, entry, found)
-        entry.seconds += time.perf_counter() - start
-        entry.is_verified = True
+        start, before = time.perf_counter(), entry.seconds
+        _compare(wish, entry, found)
+        if entry.reason and entry.is_read:  # a file is no reason to refuse a cell
+            entry = anew(wish, entry, found)
+            _compare(wish, entry, found)
         if entry.reason:
             entry.compiled = None
+        entry.seconds = before + time.perf_counter() - start
+        entry.is_verified = True
+        keep(wish, entry, found)
     return entry, found
+
+
+def _compare(wish: Wish, entry: Entry, found: Survey) -> None:
+    """Say why programs must not be used, if that is so."""
+    if entry.compiled is not None:
+        entry.reason = verify(wish, entry, found)
 
 
 def warn(cell: CellSpec, reason: str) -> None:
@@ -145,6 +159,8 @@ def _elsewhere(traits: Traits) -> str | None:
     missing = missing_kernels()
     if missing:
         return missing
+    if traits.checkpoints:
+        return "programs save all that backward needs"
     if traits.device.type != "cpu":
         return f"programs do not run on {traits.device}"
     if traits.dtype not in _DTYPES:
@@ -166,7 +182,7 @@ def _sizes(cell: CellSpec, weights: Any, hidden_size: int) -> tuple[int, ...]:
 
 def _run(request: Request, schedule: str) -> Result:
     """See :meth:`ProgramBackend.run`."""
-    request = check(request)
+    request = check(request, numbers=False)
     if torch.is_autocast_enabled("cpu"):
         if request.cell.follows_autocast:
             return reference.BACKEND.run(request, schedule)
@@ -192,6 +208,8 @@ def run_direction(layer: Request, weights: Any, state: tuple[Tensor, ...], rever
         reason = entry.reason
     except Refused as refused:
         reason = refused.reason
+    if reason or entry.compiled is None or not entry.prepares or has_tangent(found.leaves):
+        check_offsets(layer.offsets, values.shape[0], values.device)  # before C does
     if not reason and has_tangent(found.leaves):
         return reference.run_direction(layer, weights, state, reverse)
     if reason or entry.compiled is None:

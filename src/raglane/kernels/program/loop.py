@@ -19,14 +19,14 @@ from raglane.kernels.cpu.gradients import is_last_use, spend
 from raglane.kernels.cpu.products import times
 from raglane.kernels.cpu.programs import run as run_program
 from raglane.kernels.cpu.sums import outer_products
+from raglane.kernels.program.parameters import Made
 from raglane.programs.compiled import Backward, Compiled, Fetch, Forward, Wanted
 from raglane.programs.lower import Lowered
 from raglane.programs.step import Step
-from raglane.programs.trace import Trace
 from raglane.segments import plain as segments
 from raglane.tracing import are_transformed
 
-__all__ = ["Loop", "gradients", "run_loop"]
+__all__ = ["Loop", "run_loop"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +160,7 @@ class _Loop(torch.autograd.Function):
         wishes = ctx.needs_input_grad[1:]
         _, _, wished_leaves = loop.parts(wishes)
         ctx.loop = loop
-        ctx.known = made = _Made(loop.compiled.trace, leaves, wished_leaves)
+        ctx.known = made = Made(loop.compiled.trace, leaves, wished_leaves)
         ctx.wanted = _wanted(loop, wishes, made)
         found, saved = _forward(loop, elements, states, made.vectors, made.weights, ctx.wanted)
         ctx.nodes = list(saved)
@@ -183,43 +183,7 @@ class _Loop(torch.autograd.Function):
         return None, *back.run(list(grads))
 
 
-class _Made:
-    """What is made of the parameters before a run, and the way back to their gradients."""
-
-    def __init__(self, trace: Trace, leaves: tuple[Tensor, ...], wishes: tuple[Any, ...]) -> None:
-        self.moved, self.wishes = trace.moved, wishes
-        if self.moved is not None:
-            self.leaves: list[Tensor] = [part.detach() for part in leaves]
-            self.vectors, self.weights = trace.known(self.leaves)
-            wanted = [any(wishes[leaf] for leaf, _, _ in part.pieces) for part in self.moved]
-        else:  # it has a graph of its own, which the backward pass ends with
-            with torch.enable_grad():
-                self.leaves = [
-                    part.detach().requires_grad_(bool(wish)) for part, wish in zip(leaves, wishes, strict=True)
-                ]
-                vectors, weights = trace.known(self.leaves)
-            self._ends = [*vectors, *weights]
-            self.vectors, self.weights = [part.detach() for part in vectors], [part.detach() for part in weights]
-            wanted = [part.requires_grad for part in self._ends]
-        count = len(self.vectors)
-        self.wanted = tuple(wanted[:count]), tuple(wanted[count:])
-
-    def gradients(self, made: Mapping[int, Tensor]) -> list[Tensor | None]:
-        """The gradients of the parameters, from those of the vectors and then the weights, by their place."""
-        found: list[Tensor | None] = [None] * len(self.leaves)
-        if self.moved is not None:
-            for place, gradient in made.items():
-                self.moved[place].give(gradient, self.leaves, found)
-            return found
-        wished = [part for part in self.leaves if part.requires_grad]
-        if not made or not wished:
-            return found
-        pairs = [(self._ends[place], gradient) for place, gradient in made.items()]
-        rest = iter(gradients(pairs, wished, keep=True))
-        return [next(rest) if part.requires_grad else None for part in self.leaves]
-
-
-def _wanted(loop: Loop, wishes: tuple[bool, ...], made: _Made) -> Wanted:
+def _wanted(loop: Loop, wishes: tuple[bool, ...], made: Made) -> Wanted:
     elements, states, _ = loop.parts(wishes)  # type: ignore[arg-type]
     _, unchanged = loop.split(states)
     return Wanted(
@@ -239,7 +203,7 @@ class _Backward:
         loop: Loop,
         tensors: tuple[Tensor, ...],
         saved: dict[int, Tensor],
-        known: _Made,
+        known: Made,
         wanted: Wanted,
         wishes: tuple[bool, ...],
     ) -> None:
@@ -351,34 +315,6 @@ class _Backward:
                 totals[summed] = cast(Tensor, outer_products(self.finals[summed], None, sums=True)[1])
             made[place] = totals[summed]
         return self.known.gradients(made)
-
-
-class _Seed(torch.autograd.Function):
-    """Zero, whose gradient for each of its inputs is given: a graph starts here."""
-
-    @staticmethod
-    def forward(ctx: Any, grads: list[Tensor], *parts: Tensor) -> Tensor:
-        ctx.grads = grads
-        return parts[0].new_zeros(())
-
-    @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> tuple[Any, ...]:
-        return None, *ctx.grads
-
-
-def gradients(pairs: list[tuple[Tensor, Tensor]], wished: list[Tensor], *, keep: bool = False) -> list[Tensor | None]:
-    """The gradients of some tensors, from results and theirs.
-
-    What :func:`torch.autograd.grad` does; but given gradients of results it imports half a second's worth of algebra.
-
-    Args:
-        pairs: results, and their gradients.
-        wished: what they were computed from.
-        keep: whether the graph is kept.
-    """
-    with torch.enable_grad():
-        seed = _Seed.apply([grad for _, grad in pairs], *[part for part, _ in pairs])  # type: ignore[no-untyped-call]
-    return list(torch.autograd.grad(seed, wished, retain_graph=keep, allow_unused=True))
 
 
 def _filled(part: Tensor | None, like: Tensor, shape: tuple[int, ...]) -> Tensor:

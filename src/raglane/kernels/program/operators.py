@@ -14,8 +14,8 @@ from torch import Tensor
 from raglane.cells import CELLS, CellSpec
 from raglane.kernels.checks import check
 from raglane.kernels.contract import DirectionResult, Request
-from raglane.kernels.program.loop import gradients
 from raglane.kernels.program.modules import Named, cell_of, weights_of
+from raglane.kernels.program.parameters import gradients
 
 __all__ = ["program", "run_direction"]
 

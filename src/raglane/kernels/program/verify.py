@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raglane.kernels.program.loop import Loop, gradients, run_loop
+from raglane.kernels.program.loop import Loop, run_loop
+from raglane.kernels.program.parameters import gradients
 from raglane.programs.cache import Entry, Wish, plainly
 from raglane.programs.step import Step
 from raglane.programs.weights import Survey
@@ -37,6 +38,7 @@ def verify(wish: Wish, entry: Entry, found: Survey) -> str:
         Why the program must not be used; nothing where all agrees.
     """
     generator = torch.Generator().manual_seed(0)
+    # To leave the inference mode also makes autograd see what is computed within an operator of a compiled graph.
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False), plainly():
         step = Step(wish.cell, wish.weights, found, entry.prepares)
         is_telling = False
@@ -45,6 +47,8 @@ def verify(wish: Wish, entry: Entry, found: Survey) -> str:
             try:
                 case = _drawn(wish, entry, step, found, rows, noise, generator)
                 got, want = case.by_program(), case.by_torch(case.tensors)
+                if not case.is_same_without_gradients(want[0]):
+                    return "its step does something else where no gradients are recorded"
             except Exception as error:
                 return f"its program could not be verified: {type(error).__name__}: {error}"
             for index, kind in enumerate(("values", "gradients")):
@@ -77,6 +81,13 @@ class _Case:
         elements, states, leaves = self.loop.parts(tensors)
         output, new, _ = self.loop.step.run(list(leaves), list(elements), list(states), self.loop.offsets)
         return self._with_gradients([output, *new], tensors)
+
+    def is_same_without_gradients(self, results: list[Tensor]) -> bool:
+        """Whether torch's step gives the same numbers where no gradients are recorded."""
+        elements, states, leaves = self.loop.parts(tuple([part.detach() for part in self.tensors]))
+        with torch.no_grad():
+            output, new, _ = self.loop.step.run(list(leaves), list(elements), list(states), self.loop.offsets)
+        return all(_agree(one, other, other.dtype) for one, other in zip([output, *new], results, strict=True))
 
     def nudged(self, generator: torch.Generator) -> tuple[Tensor, ...]:
         """The tensors, with what is read and the states a few roundings away; masks and weights stay."""
@@ -124,9 +135,7 @@ def _drawn(
 
 def _gradients(results: list[Tensor], wished: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
     pairs = [(part, grad) for part, grad in zip(results, grads, strict=True) if part.requires_grad]
-    if not pairs:
-        return []
-    found = gradients(pairs, wished)
+    found = gradients(pairs, wished) if pairs else [None] * len(wished)
     return [torch.zeros_like(part) if grad is None else grad for part, grad in zip(wished, found, strict=True)]
 
 

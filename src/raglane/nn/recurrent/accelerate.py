@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from raglane.errors import ArgumentTypeError, message
-from raglane.nn.arguments import check_model
+from raglane.nn.arguments import check_every, check_model
 from raglane.nn.recurrent.layer import OPTIONS, RecurrentLayer
 from raglane.nn.recurrent.torch_layers import GRU, LSTM, RNN
 from raglane.tracing import is_jit_traced
@@ -107,7 +107,7 @@ class Acceleration:
         return "\n".join(lines)
 
 
-def accelerate(model: M) -> M:
+def accelerate(model: M, *, checkpoint_every: int | None = None) -> M:
     """Make every ``torch.nn.RNN``, ``LSTM`` and ``GRU`` of a model Raglane's, in place.
 
     The layers stay the same objects with the same parameters, buffers and hooks, and instances of the torch class that
@@ -119,12 +119,15 @@ def accelerate(model: M) -> M:
 
     Args:
         model: any module; it may be such a layer itself.
+        checkpoint_every: a number of steps, for less memory in training; see
+            :class:`~raglane.nn.recurrent.layer.RecurrentLayer`. None to leave that of layers as it is.
 
     Returns:
         The model that was given.
 
     Raises:
         ArgumentTypeError: not a module.
+        ArgumentError: ``checkpoint_every`` is neither a whole number of at least 1 nor None.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.LSTM(3, 4))
@@ -132,6 +135,7 @@ def accelerate(model: M) -> M:
         >>> isinstance(model[1], LSTM), isinstance(model[1], torch.nn.LSTM)
         (True, True)
     """
+    check_every(checkpoint_every)
     report = acceleration(model)
     left = {name: reason for name, reason in report.left.items() if not reason.endswith(_OF_CELLS)}
     for module in model.modules():
@@ -139,6 +143,8 @@ def accelerate(model: M) -> M:
             # torch.fx knows the layers that it must not look into by the module that they come from.
             vars(module)["__module__"] = type(module).__module__
             module.__class__ = _OURS[type(module)]
+        if checkpoint_every is not None and isinstance(module, RecurrentLayer):
+            module.checkpoint_every = checkpoint_every
     if left:
         names = "; ".join(f"{name or 'the model itself'}: {reason}" for name, reason in left.items())
         warnings.warn(f"rl.accelerate has left a layer as it is. {names}.", stacklevel=2)

@@ -57,10 +57,12 @@ def explain(
         )
     dense = isinstance(batch, Tensor) and lengths is None
     cell = layer.regularisation.cell(layer.cell, layer.training)
-    traits = Traits(
-        cell, layer.input_size, layer.hidden_size, values.dtype, values.device, return_states, layer._weights()
-    )
+    sizes, weights, every = (layer.input_size, layer.hidden_size), layer._weights(), layer.checkpoint_every
+    traits = Traits(cell, *sizes, values.dtype, values.device, return_states, weights, every is not None)
     choice = choose(traits, layer.schedule, layer.backend, dense=dense)
+    if every is not None:
+        said = f"backward computes again what it needs, {every} steps at a time"
+        choice = replace(choice, reason=f"{choice.reason}; {said}")
     if choice.backend == "program":
         return _with_program(choice, traits, program)
     kept = kept_of(layer)
@@ -76,7 +78,7 @@ def explain(
 
 
 def _with_program(choice: Choice, traits: Traits, shows: bool) -> Choice:
-    """The choice of a program: how long it took to trace, and what it is."""
-    said = f"traced and verified in {1e3 * programs.BACKEND.seconds(traits):.0f} ms"
+    """The choice of a program: where it comes from, how long that took, and what it is."""
+    said = programs.BACKEND.origin(traits)
     shown = programs.BACKEND.printed(traits) if shows else ""
     return replace(choice, reason=f"{choice.reason}; {said}", program=shown)

@@ -16,7 +16,7 @@ from raglane.native.cells import cell_facts
 from raglane.nn.arguments import check_model
 from raglane.nn.recurrent.kept import Kept, keep
 from raglane.nn.recurrent.layer import RecurrentLayer
-from raglane.nn.recurrent.request import forget_plan
+from raglane.nn.recurrent.plan import forget_plan
 
 __all__ = ["freeze"]
 

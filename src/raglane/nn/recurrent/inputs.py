@@ -88,7 +88,7 @@ def read(input: Any, lengths: Any, batch_first: bool) -> Inputs:
         ArgumentTypeError: an input of the wrong kind, or lengths with an input that has its own.
         ShapeError: a tensor of other dimensions, or a sparse one.
     """
-    if isinstance(input, Ragged | PackedSequence):
+    if isinstance(input, (Ragged, PackedSequence)):
         if lengths is not None:
             raise ArgumentTypeError(
                 message("lengths", "lengths", f"a {type(input).__name__} brings its own", "leave them out")
@@ -177,7 +177,8 @@ def _read_dense(input: Tensor, batch_first: bool) -> Inputs:
         if count == 1 or steps == 1:
             return flat.view(*input.shape[:2], flat.shape[1])
         padded = flat.view(count, steps, flat.shape[1])
-        return padded if batch_first else padded.transpose(0, 1)
+        # Step after step in memory, as torch's layers give it: their callers take views of it.
+        return padded if batch_first else padded.transpose(0, 1).contiguous()
 
     layout = Dense(batch_first) if input.numel() else None
     return Inputs(input, flatten, layout, is_dense=True, count=count)
@@ -197,6 +198,8 @@ def _even(values: Tensor, count: int, steps: int) -> Ragged:
 
 @index_arithmetic
 def _even_offsets(count: int, steps: int, device: torch.device) -> Tensor:
+    if not torch.compiler.is_compiling() and steps:
+        return torch.arange(0, count * steps + 1, steps, device=device)  # one operation in place of two
     return torch.arange(count + 1, device=device) * steps
 
 

@@ -13,7 +13,7 @@ from raglane.cells.spec import CellSpec
 from raglane.checks import check_flag
 from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError, ShapeError, message
 from raglane.kernels.dispatch import check_names
-from raglane.nn.arguments import check_count
+from raglane.nn.arguments import check_count, check_every
 from raglane.nn.recurrent.initial_state import LengthState
 from raglane.nn.recurrent.regularisation import Regularisation
 from raglane.nn.recurrent.request import State, one_or_tuple, run
@@ -35,6 +35,7 @@ class Options(TypedDict, total=False):
     state_dropout: float
     weight_dropout: float
     zoneout: float | tuple[float, ...]
+    checkpoint_every: int | None
 
 
 OPTIONS = tuple(Options.__annotations__)
@@ -56,6 +57,9 @@ class RecurrentLayer(torch.nn.Module):
         input_dropout, state_dropout, weight_dropout, zoneout: regularisation in training; see
             :class:`~raglane.nn.recurrent.regularisation.Regularisation`. Where a call has resets, they act on
             episodes in place of sequences.
+        checkpoint_every: a number of steps, for less memory in training: what backward needs of the steps is not kept,
+            but computed again, for so many steps of each sequence at a time; docs/methods.md says what that spares and
+            who can. None to keep it.
     """
 
     input_size: int
@@ -69,6 +73,7 @@ class RecurrentLayer(torch.nn.Module):
     backend: str = "auto"
     regularisation: Regularisation = Regularisation()
     initial_state: str = "zeros"
+    checkpoint_every: int | None = None
 
     @property
     @abstractmethod
@@ -108,6 +113,7 @@ class RecurrentLayer(torch.nn.Module):
                     "build a layer of the size that you need",
                 )
             )
+        check_every(self.checkpoint_every)
 
     def _has_own_initial(self) -> bool:
         """Whether a sequence for which no state is given begins with anything but zeros."""
@@ -119,6 +125,7 @@ class RecurrentLayer(torch.nn.Module):
         schedule: str = "auto",
         backend: str = "auto",
         initial_state: str | torch.nn.Module = "zeros",
+        checkpoint_every: int | None = None,
         **regularisation: Any,
     ) -> None:
         """Take up the options that torch's layers do not have; the cell and its sizes are known by now."""
@@ -128,6 +135,7 @@ class RecurrentLayer(torch.nn.Module):
                 raise ArgumentTypeError(message(name, repr(value), rule, "leave it out"))
         check_names(schedule, backend)
         self.schedule, self.backend = schedule, backend
+        self.checkpoint_every = check_every(checkpoint_every)
         self.regularisation = Regularisation(**regularisation)
         self.regularisation.check_fits(self.cell.states, self.cell.reads_state)
         if isinstance(initial_state, torch.nn.Module):
@@ -240,8 +248,10 @@ class RecurrentLayer(torch.nn.Module):
             ArgumentError: ``return_output`` or ``return_states`` is not a bool.
             DispatchError: the schedule and backend chosen cannot run this.
         """
-        check_flag("return_output", return_output)
-        check_flag("return_states", return_states)
+        if return_output is not True:
+            check_flag("return_output", return_output)
+        if return_states is not False:
+            check_flag("return_states", return_states)
         if torch.compiler.is_compiling() and (isinstance(input, PackedSequence) or are_transforms_active()):
             if is_exporting() and isinstance(input, PackedSequence):
                 rule, fix = "a graph cannot hold one", "pass a Ragged, or a padded tensor with lengths"
@@ -341,7 +351,7 @@ class RecurrentLayer(torch.nn.Module):
 
     def extra_repr(self) -> str:
         """Torch's line, with the other options that were chosen."""
-        names = ("schedule", "backend", "initial_state")
+        names = ("schedule", "backend", "initial_state", "checkpoint_every")
         chosen = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(RecurrentLayer, name)}
         chosen |= {name: value for name, value in vars(self.regularisation).items() if value}
         parts = [super().extra_repr(), *(f"{name}={value!r}" for name, value in chosen.items())]

@@ -1,184 +1,34 @@
-"""From a layer's call to a request for a backend, and back: the whole way of every call, in :func:`run`.
-
-A layer changes seldom, so it is checked and the backend chosen once: a :class:`Plan`, which holds for as long
-as nothing that it was made of has changed. Tensors are another matter: each call takes them from the layer anew, and
-the backend looks at them in every call.
-"""
+"""From a layer's call to a request for a backend, and back: the whole way of every call, in :func:`run`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from raglane.cells.spec import CellSpec
 from raglane.checks import check_fits, check_storage
 from raglane.errors import ArgumentTypeError, DispatchError, ShapeError, message
-from raglane.kernels import dispatch, program
-from raglane.kernels.contract import Backend, Packed, Request, Traits, zero_state
+from raglane.kernels.contract import Packed, Request, Result, zero_state
+from raglane.kernels.cpu.layer import Layer
+from raglane.kernels.cpu.recurrence import run_known
 from raglane.nn.recurrent.inputs import Inputs, flatten_marks, read
-from raglane.nn.recurrent.kept import Kept, kept_of
+from raglane.nn.recurrent.plan import Plan, plan_of
 from raglane.nn.recurrent.regularisation import regularised
 from raglane.nn.recurrent.resets import Pieces, check_marks, split
 from raglane.ragged import Ragged
-from raglane.tracing import are_transforms_active, is_jit_traced
+from raglane.tracing import is_jit_traced
 
 if TYPE_CHECKING:
     from raglane.nn.recurrent.layer import RecurrentLayer
 
-__all__ = ["Plan", "State", "forget_plan", "one_or_tuple", "plan_of", "prepare", "run"]
+__all__ = ["State", "one_or_tuple", "prepare", "run"]
 
 State = Tensor | tuple[Tensor, ...]
 
 # What stands for the offsets of a request whose values lie in another layout than the flat one.
 _NOWHERE = torch.empty(0, dtype=torch.int64, device="cpu")
-
-
-@dataclass(slots=True, eq=False)
-class Plan:
-    """What the calls of a layer have in common.
-
-    Attributes:
-        facts: what it was made of, and holds for.
-        cell: the layer's equations.
-        run_cell: what regularisation makes of them.
-        state_sizes: the size of each state of ``cell``.
-        layers, directions: how many of each.
-        dropout: between layers; 0 outside of training.
-        regularises: whether anything differs from the plain cell.
-        begins: whether a sequence for which no state is given begins with anything but zeros.
-        backend, schedule: who runs it, and how.
-        kept: the weights that ``rl.freeze`` has packed, where this plan can use them.
-    """
-
-    facts: tuple[Any, ...]
-    cell: CellSpec
-    run_cell: CellSpec
-    state_sizes: tuple[int, ...]
-    layers: int
-    directions: int
-    dropout: float
-    regularises: bool
-    begins: bool
-    backend: Backend
-    schedule: str
-    kept: Kept | None
-
-
-# Not on the layers themselves, so that no copy, no pickle and nobody who looks through their attributes finds it.
-_plans: WeakKeyDictionary[torch.nn.Module, Plan] = WeakKeyDictionary()
-
-
-def plan_of(
-    layer: RecurrentLayer,
-    weights: tuple[Any, ...],
-    data: Tensor,
-    need_states: bool = False,
-    is_dense: bool = False,
-) -> Plan:
-    """The plan for the calls of a layer as it is now: the last one, where all that it rests on is as it was.
-
-    Args:
-        layer: the layer.
-        weights: the layer's, as they are now; how many there are.
-        data: the input, in any layout, for its dtype and device.
-        need_states: whether the states of every step are wanted.
-        is_dense: whether the input is a tensor in which every element is real.
-
-    Raises:
-        ArgumentError: an attribute of the layer was changed to what it cannot be.
-        DispatchError: no backend runs this.
-    """
-    width, size, layers = layer.input_size, layer.hidden_size, layer.num_layers
-    facts = (
-        layer.cell,
-        width,
-        size,
-        layers,
-        len(weights),
-        getattr(layer, "proj_size", 0),
-        layer.bidirectional,
-        layer.dropout,
-        layer.training,
-        layer.schedule,
-        layer.backend,
-        layer.regularisation,
-        layer._has_own_initial(),
-        data.dtype,
-        data.device,
-        need_states,
-        is_dense,
-        dispatch.override(),
-        torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
-        are_transforms_active(),
-    )
-    if torch.compiler.is_compiling():
-        return _make_plan(layer, facts, weights, data, need_states, is_dense)
-    plan = _plans.get(layer)
-    # 7.0 is equal to 7, and no size.
-    if plan is None or plan.facts != facts or not (type(width) is type(size) is type(layers) is int):
-        plan = _plans[layer] = _make_plan(layer, facts, weights, data, need_states, is_dense)
-    return plan
-
-
-def _make_plan(
-    layer: RecurrentLayer,
-    facts: tuple[Any, ...],
-    weights: tuple[Any, ...],
-    data: Tensor,
-    need_states: bool,
-    is_dense: bool,
-) -> Plan:
-    layer._check_sizes(len(weights))
-    cell, rule = layer.cell, layer.regularisation
-    run_cell = rule.cell(cell, layer.training)
-    traits = Traits(run_cell, layer.input_size, layer.hidden_size, data.dtype, data.device, need_states, weights)
-    backend, schedule = dispatch.pick(traits, layer.schedule, layer.backend, dense=is_dense)
-    if backend == "reference":
-        _warn(layer, traits)
-    return Plan(
-        facts,
-        cell,
-        run_cell,
-        layer.state_sizes,
-        layer.num_layers,
-        2 if layer.bidirectional else 1,
-        layer.dropout if layer.training else 0.0,
-        rule.acts(layer.training),
-        layer._has_own_initial(),
-        dispatch.BACKENDS[backend],
-        schedule,
-        _kept(layer) if backend == "cpu" else None,
-    )
-
-
-def _kept(layer: RecurrentLayer) -> Kept | None:
-    """What was packed of the weights, where a plan can use it."""
-    if torch.compiler.is_compiling():
-        return None  # what is compiled is never looked at again
-    kept = kept_of(layer)
-    return None if kept is not None and kept.of_int8 and layer.training else kept
-
-
-def _warn(layer: RecurrentLayer, traits: Traits) -> None:
-    """Say once of a cell that plain torch runs it, where nobody chose that and its step cannot become a program."""
-    chosen = dispatch.override()
-    if {layer.schedule, layer.backend, *chosen} != {dispatch.AUTO} or are_transforms_active():
-        return
-    if torch.compiler.is_compiling():
-        return
-    reason = program.BACKEND.why_not(traits)
-    if reason:
-        program.warn(traits.cell, reason)
-
-
-def forget_plan(layer: RecurrentLayer) -> None:
-    """Make the layer's plan anew at its next call."""
-    _plans.pop(layer, None)
 
 
 def run(
@@ -203,16 +53,22 @@ def run(
         rule = "a trace holds PyTorch's own operators and the sizes of one batch: it could not run another"
         fix = "use torch.export.export or torch.compile, or backend='torch' with a tensor without lengths"
         raise DispatchError(message("torch.jit.trace", f"a layer {type(layer).__name__}", rule, fix))
-    pieces = None
+    pieces: Pieces | None = None
+    known: Result | None = None
     if resets is not None:
         check_marks(resets, input)
         pieces = split(inputs.batch, flatten_marks(resets, lengths, layer.batch_first))
-    request = prepare(layer, plan, inputs, weights, hx, pieces, need_output, need_states)
-    if plan.regularises:
-        request = regularised(layer.regularisation, plan.run_cell, request)
-    elif plan.kept is not None:
-        request.packed = plan.kept.packed_for(weights)
-    result = plan.backend.run(request, plan.schedule)
+    elif plan.known is not None and not need_states:
+        known = _run_known(plan, plan.known, inputs, weights, hx, need_output)
+    if known is not None:
+        result = known
+    else:
+        request = prepare(layer, plan, inputs, weights, hx, pieces, need_output, need_states)
+        if plan.regularises:
+            request = regularised(layer.regularisation, plan.run_cell, request)
+        elif plan.kept is not None:
+            request.packed = plan.kept.packed_for(weights)
+        result = plan.backend.run(request, plan.schedule)
     # The mask that drops parts of the state is a state of its own, which the caller does not see.
     own = len(plan.state_sizes)
     output = None if result.output is None else inputs.restore(result.output)
@@ -281,7 +137,31 @@ def prepare(
         need_output,
         need_states,
         plan.state_sizes,
+        checkpoint_every=layer.checkpoint_every or 0,
     )
+
+
+def _run_known(
+    plan: Plan, known: Layer, inputs: Inputs, weights: tuple[Any, ...], hx: Any, need_output: bool
+) -> Result | None:
+    """Run what needs no request, since the plan says all but the tensors, and they are what the layer wants.
+
+    Where they are not, there is no result: a request is checked one by one, and says what is wrong.
+    """
+    state: tuple[Any, ...] = ()
+    if hx is not None:
+        state = (hx,) if len(plan.state_sizes) == 1 else hx
+        # None would be read as a parameter that a layer does not have.
+        if not isinstance(state, tuple) or not all(isinstance(part, Tensor) for part in state):
+            return None
+        if not inputs.is_batched:
+            state = tuple([part.unsqueeze(1) for part in state])
+    elif plan.begins:
+        return None
+    batch = inputs.batch
+    own = weights[0] if len(weights) == 1 else (*weights[0], *weights[1])
+    packed = None if plan.kept is None else plan.kept.packed_for(weights)
+    return run_known(known, batch._offsets, (batch._values, *state, *own), need_output, packed[0] if packed else None)
 
 
 def _goes_as_it_came(layer: RecurrentLayer, plan: Plan, inputs: Inputs, weights: tuple[Any, ...], hx: Any) -> bool:

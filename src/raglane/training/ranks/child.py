@@ -41,18 +41,23 @@ class _Teller:
 
     def started(self, state: TrainingState, epochs: int, batches: int) -> None:
         """The loop starts."""
-        self._pipe.send(("started", state, epochs, batches))
+        _send(self._pipe, "started", state, epochs, batches)
 
     def batch_done(self, epoch: int, batch: int, totals: Totals) -> None:
         """A batch is done: told a few times a second, since reading the sums waits for a GPU."""
         now = time.monotonic()
         if now - self._told >= _REPORT:
             self._told = now
-            self._pipe.send(("batch_done", epoch, batch, Totals(**totals.to_config())))
+            _send(self._pipe, "batch_done", epoch, batch, Totals(**totals.to_config()))
 
     def epoch_done(self, row: dict[str, float], is_best: bool) -> None:
         """An epoch is complete."""
-        self._pipe.send(("epoch_done", row, is_best))
+        _send(self._pipe, "epoch_done", row, is_best)
+
+
+def _send(pipe: Connection, *words: Any) -> None:
+    """Send something with the numbers of its tensors: PyTorch would send where they lie, which only a fork may ask."""
+    pipe.send_bytes(pickle.dumps(words, protocol=pickle.HIGHEST_PROTOCOL))
 
 
 def run(pipe: Connection) -> None:
@@ -69,7 +74,7 @@ def run(pipe: Connection) -> None:
     threading.Thread(target=_listen, args=(pipe, stops, words), daemon=True).start()
     with flags(place.flags):
         told = _work(pipe, place, content, stops, words)
-        pipe.send(("ended", told))
+        _send(pipe, "ended", told)
         if isinstance(told, LostRankError):
             # A worker of this rank has died. The others hear of it by the end of this one, and one of them saves.
             os._exit(0)
@@ -85,7 +90,7 @@ def _work(pipe: Connection, place: Place, content: bytes, stops: Stops, words: S
 
     def is_keeper() -> bool:
         nonlocal saves
-        pipe.send(("ended", None))
+        _send(pipe, "ended", None)
         saves = words.get() == "save"
         return saves
 

@@ -31,7 +31,7 @@ TASKS: dict[str, type[Task]] = {
     "forecast": Forecast,
     "language": Language,
 }
-"""The tasks by name, as :data:`raglane.training.settings.TASKS` lists them."""
+"""The tasks by name, as :data:`raglane.training.choices.TASKS` lists them."""
 
 
 def settle(settings: Settings, training: Records | Dataset) -> tuple[Settings, str | None]:

@@ -1,0 +1,111 @@
+"""Files and folders that a dataset cannot be cut out of: refused, by file and row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.ipc
+import pyarrow.parquet as pq
+import pytest
+
+from raglane.data import Columns, Dataset, Preprocessor, convert, read
+from raglane.errors import ArgumentError, ArgumentTypeError, DataError
+from small_tables import small_table, written
+
+
+def test_targets_that_a_folder_was_not_made_with(tmp_path: Path) -> None:
+    pq.write_table(small_table(), tmp_path / "a.parquet")
+    convert(tmp_path / "a.parquet", tmp_path / "folder", Columns(task="multilabel", sequence="x", label="kinds"))
+    with pytest.raises(ArgumentError, match="converted for the task multilabel"):
+        Dataset(tmp_path / "folder", Columns(task="regress"))
+    data = Dataset(tmp_path / "folder")
+    with pytest.raises(DataError, match="no numbers to learn"):
+        Preprocessor.fit(data, task="regress")
+    few = Preprocessor.fit(read(tmp_path / "a.parquet", data.columns), task="multilabel")
+    few = Preprocessor.from_config({**few.to_config(), "labels": ["a", "b"]})
+    with pytest.raises(DataError, match=r"part-00000\.arrow: row 3 \(.*the label 'c'|row 3: got the label 'c'"):
+        data.with_preprocessor(few).take(range(8))
+
+
+def test_what_is_wrong_names_file_and_row(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"x": [float(row)], "kind": "ab"[row % 2], "id": f"s{row}"} for row in range(9)]
+    fitted = Preprocessor.fit(read(written(pa.Table.from_pylist(rows), tmp_path)), task="classify")
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"x": [None]}, "a null in row 5"),
+        ({"x": [float("nan")]}, r"missing, in .*row 5 \(id 's5'\), step 0"),
+        ({"kind": "c"}, r"label: got one that training has not seen, in .*row 5 \(id 's5'\)"),
+        ({"kind": None}, "a null in row 5"),
+    ]
+    for changed, pattern in cases:
+        bad = [*rows[:5], {**rows[5], **changed}, *rows[6:]]
+        path = written(pa.Table.from_pylist(bad), tmp_path)
+        with pytest.raises(DataError, match=pattern) as caught:
+            Dataset(path, preprocessor=fitted).take([1, 5])
+        assert "\n" not in str(caught.value)
+        assert "a.parquet" in str(caught.value)
+    other = pa.Table.from_pylist([{**row, "x": [row["x"]] * 2} for row in rows])
+    pq.write_table(other, tmp_path / "b.parquet")
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "c.parquet")
+    data = Dataset([tmp_path / "c.parquet", tmp_path / "b.parquet"])
+    with pytest.raises(DataError, match=r"b\.parquet, row group 0: got features .*after features"):
+        Dataset([tmp_path / "c.parquet", _wide(tmp_path, rows)]).take([0, 12])
+    assert len(data) == 18
+
+
+def _wide(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    wide = pa.Table.from_pylist([{**row, "x": [[1.0, 2.0]]} for row in rows])
+    pq.write_table(wide, folder / "b.parquet")
+    return folder / "b.parquet"
+
+
+def test_a_damaged_folder_is_refused_before_anything_is_cut_out_of_it(tmp_path: Path) -> None:
+    convert(written(small_table(), tmp_path), tmp_path / "out", Columns(sequence="words", label="kind"))
+    content = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    shard = content["part-00000.arrow"]
+    batch = pa.ipc.open_file(pa.BufferReader(shard)).get_batch(0)
+    offsets = batch.column("words").offsets.buffers()[1].to_pybytes()
+    place = shard.index(offsets[:64])
+    falling = shard[: place + 12] + b"\xff\xff\xff\x7f" + shard[place + 16 :]
+    codes = batch.column("words").values.indices.buffers()[1].to_pybytes()
+    at = shard.index(codes[:64], place + len(offsets))
+    unknown = shard[:at] + b"\x99\x99" + shard[at + 2 :]
+    damaged = [
+        ("part-00000.arrow", falling),
+        ("part-00000.arrow", unknown),
+        ("part-00000.arrow", shard[:-20]),
+        ("part-00000.arrow", None),
+        ("lengths.npy", content["lengths.npy"][:-4]),
+        ("dataset.json", b"{"),
+        ("dataset.json", content["dataset.json"].replace(b'"format_version": 1', b'"format_version": 9')),
+        ("statistics.json", b"[]"),
+    ]
+    for name, bad in damaged:
+        path = tmp_path / "out" / name
+        if bad is None:
+            path.unlink()
+        else:
+            path.write_bytes(bad)
+        with pytest.raises(DataError, match=r"out") as caught:
+            _use(tmp_path / "out")
+        assert "\n" not in str(caught.value)
+        path.write_bytes(content[name])
+    assert len(Dataset(tmp_path / "out").take([0, 1])) == 2
+
+
+def _use(folder: Path) -> None:
+    data = Dataset(folder)
+    assert data.lengths.shape == (40,)
+    data.take(np.arange(40))
+
+
+def test_what_is_no_source_is_refused() -> None:
+    for source in (3, None, [1, 2], {"x": [1]}):
+        with pytest.raises(ArgumentTypeError, match=r"source: .*a path, a list of paths, or what speaks Arrow"):
+            Dataset(source)
+    with pytest.raises(ArgumentTypeError, match="columns"):
+        Dataset(small_table(), "words")  # type: ignore[arg-type]
+    with pytest.raises(IndexError, match="there are 40 sequences"):
+        Dataset(small_table(), Columns(sequence="x", label="kind"))[40]

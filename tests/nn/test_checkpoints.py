@@ -1,0 +1,169 @@
+"""``checkpoint_every``: layers that compute again what backward needs, as users meet them."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import raglane as rl
+from every_layer import LAYERS, a_batch, build, gradients, parts
+from looped import looped
+from own_cells import Leaky
+from raglane.errors import ArgumentError
+from raglane.native import missing_kernels
+
+needs_kernels = pytest.mark.skipif(missing_kernels() is not None, reason=str(missing_kernels()))
+
+
+def pair(kind: str = "LSTM", **options: Any) -> tuple[Any, Any]:
+    """A layer and the same one that keeps everything."""
+    torch.manual_seed(0)
+    layer = getattr(rl.nn, kind)(5, 7, checkpoint_every=2, **options)
+    plain = copy.deepcopy(layer)
+    plain.checkpoint_every = None
+    return layer, plain
+
+
+def batch(dtype: torch.dtype = torch.float32) -> rl.Ragged:
+    torch.manual_seed(1)
+    return rl.Ragged.from_flat(torch.randn(15, 5, dtype=dtype).requires_grad_(), lengths=[4, 0, 1, 8, 2])
+
+
+def trained(layer: Any, given: Any, **options: Any) -> list[Tensor]:
+    """The outputs, and all gradients of their squares."""
+    torch.manual_seed(2)
+    out, final = layer(given, **options)
+    values = out.values if isinstance(out, rl.Ragged) else out
+    loss = torch.stack([part.float().square().sum() for part in (values, *parts(final))]).sum()
+    leaf = given.values if isinstance(given, rl.Ragged) else given
+    return [values.detach(), *torch.autograd.grad(loss, [leaf, *layer.parameters()])]
+
+
+@needs_kernels
+@looped("kind", ["LSTM", "GRU", "RNN"])
+def test_in_every_use_of_a_layer(kind: str) -> None:
+    uses: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"num_layers": 2, "bidirectional": True, "dropout": 0.3}, {}),
+        ({"weight_dropout": 0.3, "input_dropout": 0.3, "num_layers": 2}, {}),
+        ({"initial_state": "learned", "bias": False}, {}),
+        ({"bidirectional": True}, {"resets": batch()._like(torch.arange(15) % 3 == 0)}),
+        ({"dtype": torch.float64}, {}),
+    ]
+    for options, call in uses:
+        layer, plain = pair(kind, **options)
+        given = batch(options.get("dtype", torch.float32))
+        assert rl.explain(layer, given).backend == "cpu"
+        torch.testing.assert_close(trained(layer, given, **call), trained(plain, given, **call), rtol=1e-4, atol=1e-5)
+    layer, plain = pair(kind)
+    padded = torch.randn(6, 3, 5, requires_grad=True)
+    for options in ({}, {"lengths": [6, 0, 2]}):
+        torch.testing.assert_close(trained(layer, padded, **options), trained(plain, padded, **options))
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(trained(layer, padded), trained(plain, padded), rtol=0.1, atol=0.1)
+
+
+@pytest.mark.filterwarnings("ignore:The cell .* runs in plain torch:UserWarning")
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_layer_gives_the_same_with_it(name: str) -> None:
+    """Those without a kernel that computes again run in plain torch, and say so."""
+    layer, given = build(name, 2, bidirectional=True), a_batch()
+    wanted = [given.values, *layer.parameters()]
+    found = []
+    for every in (None, 2):
+        layer.checkpoint_every = every
+        out, _ = layer(given)
+        found.append([out.values, *gradients([out.values], wanted)])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-9)
+    said = str(rl.explain(layer, given))
+    assert said.endswith("; backward computes again what it needs, 2 steps at a time")
+    assert rl.explain(layer, given).backend in ("cpu", "reference")
+
+
+@needs_kernels
+def test_who_runs_it_and_why() -> None:
+    layer, _ = pair("GRU")
+    assert rl.explain(layer, batch()).backend == "cpu"
+
+    class Unheard(Leaky):
+        """A cell of which nobody was warned before."""
+
+    other: Any = rl.nn.Recurrent(Unheard, 5, 7, checkpoint_every=3)
+    with pytest.warns(UserWarning, match=r"runs in plain torch, step by step: checkpoint_every has kernels for RNN"):
+        other(batch(torch.float64))
+    other = rl.nn.MinGRU(5, 7, checkpoint_every=3)
+    choice = rl.explain(other, batch())
+    assert choice.backend == "reference"
+    for words in (
+        "the cpu kernels save all that backward needs of the cell 'mingru'",
+        "programs save all that backward needs",
+        "torch has no kernel for the cell 'mingru'",
+        "3 steps at a time",
+    ):
+        assert words in choice.reason
+    with pytest.raises(rl.errors.DispatchError, match="torch's kernels save all that backward needs"):
+        rl.nn.LSTM(5, 7, checkpoint_every=3, backend="torch")(batch())
+
+
+@needs_kernels
+def test_compiled_and_transformed() -> None:
+    layer, plain = pair(bidirectional=True)
+    compiled: Any = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    wanted = trained(plain, batch())
+    compiled_layer = trained(layer, batch())
+    out, _ = compiled(batch())
+    torch.testing.assert_close(out.values, wanted[0])
+    given = batch()
+    found = torch.autograd.grad(compiled(given)[0].values.square().sum(), [given.values, *layer.parameters()])
+    again = torch.autograd.grad(layer(given)[0].values.square().sum(), [given.values, *layer.parameters()])
+    torch.testing.assert_close(list(found), list(again))
+    torch.testing.assert_close(compiled_layer, wanted)
+
+    def loss(values: Tensor, of: Any = layer) -> Tensor:
+        out: rl.Ragged = of(rl.Ragged.from_flat(values, lengths=[4, 0, 1, 8, 2]))[0]
+        return out.values.square().sum()
+
+    values = batch().values.detach()
+    torch.testing.assert_close(torch.func.grad(loss)(values), torch.func.grad(loss)(values, plain))
+
+
+def test_no_gradients_no_difference() -> None:
+    layer, plain = pair()
+    with torch.inference_mode():
+        assert torch.equal(layer(batch())[0].values, plain(batch())[0].values)
+    assert set(layer.state_dict()) == set(plain.state_dict())
+    assert pickle.loads(pickle.dumps(layer)).checkpoint_every == 2
+    assert repr(layer) == "LSTM(5, 7, checkpoint_every=2)"
+    old = vars(plain).copy()
+    plain.__dict__.pop("checkpoint_every")
+    assert plain.checkpoint_every is None  # as of layers that were stored before there was such a thing
+    assert set(old) - set(vars(plain)) == {"checkpoint_every"}
+
+
+@needs_kernels
+def test_accelerate() -> None:
+    model: Any = nn.Sequential(nn.Linear(5, 5), nn.LSTM(5, 7), nn.GRU(7, 7))
+    rl.accelerate(model, checkpoint_every=3)
+    assert [each.checkpoint_every for each in model[1:]] == [3, 3]
+    given = torch.randn(6, 2, 5, requires_grad=True)
+    assert "3 steps at a time" in rl.explain(model[1], given).reason
+    trained(model[1], given)
+    assert [each.checkpoint_every for each in rl.accelerate(model)[1:]] == [3, 3]
+    assert not hasattr(rl.restore(model)[1], "checkpoint_every")
+    with pytest.raises(ArgumentError, match="checkpoint_every: got 0"):
+        rl.accelerate(nn.Sequential(nn.LSTM(5, 7)), checkpoint_every=0)
+
+
+@looped("wrong", [0, -1, 2.5, "8", True, 1 << 40])
+def test_what_is_no_number_of_steps(wrong: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"checkpoint_every: got .*; the rule: (a whole number|at most)"):
+        rl.nn.LSTM(5, 7, checkpoint_every=wrong)
+    layer = rl.nn.LSTM(5, 7)
+    layer(batch())  # what is kept of that call must not outlive the attribute
+    layer.checkpoint_every = wrong
+    with pytest.raises(ArgumentError, match="checkpoint_every: got "):
+        layer(batch())

@@ -1,0 +1,157 @@
+"""Graphs of layers: they serve many batches, and know layers that rl.accelerate converted as torch's own."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo.testing
+from torch import Tensor, nn
+from torch.nn.utils import rnn
+
+import raglane as rl
+from differences import largest_difference
+from raglane.errors import RaglaneError
+from raglane.native import missing_kernels
+
+pytestmark = pytest.mark.skipif(missing_kernels() is not None, reason=str(missing_kernels()))
+
+_COMPILES_PADDING = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+
+
+def random_batch(kind: str, seed: int, least: int = 1, most: int = 9) -> tuple[Any, dict[str, Any]]:
+    """This many sequences of at most this many steps, as an input of a kind, and what is given beside it."""
+    torch.manual_seed(seed)
+    count, steps = (int(size) for size in torch.randint(least, most, (2,)))
+    lengths = torch.randint(0, steps + 1, (count,))
+    lengths[0] = steps
+    padded = torch.randn(count, steps, 2)
+    if kind == "dense":
+        return padded, {}
+    if kind == "padded":
+        return padded, {"lengths": lengths}
+    return rl.Ragged.from_padded(padded, lengths), {}
+
+
+def results(layer: Any, kind: str, seed: int) -> list[Tensor]:
+    """Outputs, states and gradients of a layer, compiled or not, for a random batch."""
+    given, options = random_batch(kind, seed)
+    out, (h, c) = layer(given, **options)
+    values = out.values if kind == "Ragged" else out
+    grads = torch.autograd.grad(values.square().sum() + h.sum() + c.sum(), list(layer.parameters()))
+    return [values.detach(), h.detach(), c.detach(), *grads]
+
+
+@pytest.mark.parametrize("kind", ["Ragged", "padded", "dense"])
+def test_the_number_of_graphs_over_twenty_batches(kind: str) -> None:
+    """One for the sizes that came first, one for most others; torch sets sizes of 1, and equal ones, apart."""
+    torch._dynamo.reset()
+    layer = rl.nn.LSTM(2, 3, bidirectional=True, batch_first=True)
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    twin = torch.compile(layer, backend=counter, fullgraph=True)
+    for seed in range(20):
+        assert largest_difference(results(twin, kind, seed), results(layer, kind, seed)) < 1e-5
+    assert 2 <= counter.frame_count <= 4
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_a_pack_made_and_unmade_within_a_model() -> None:
+    """By torch's functions and by ours, around our layers, torch's, and torch's after ``rl.accelerate``."""
+
+    class Model(nn.Module):
+        def __init__(self, layer: nn.Module, functions: Any) -> None:
+            super().__init__()
+            self.layer, self.functions = layer, functions
+
+        def forward(self, padded: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+            packed = self.functions.pack_padded_sequence(padded, lengths, batch_first=True, enforce_sorted=False)
+            out, (h, _) = self.layer(packed)
+            return self.functions.pad_packed_sequence(out, batch_first=True)[0], h
+
+    for make in (
+        lambda: rl.nn.LSTM(2, 3),
+        lambda: rl.nn.LSTM(2, 3, backend="torch"),
+        lambda: rl.accelerate(nn.LSTM(2, 3)),
+    ):
+        # torch 2.11 and 2.12 cannot compile what unpacks a pack that comes from outside of the graph.
+        for functions in (rnn, rl.packing) if _COMPILES_PADDING else (rl.packing,):
+            torch._dynamo.reset()
+            model = Model(make(), functions)
+            twin = torch.compile(model, backend="eager")
+            for lengths in ([4, 1, 2], [1, 5]):
+                padded = torch.randn(len(lengths), 5, 2)
+                found, wanted = twin(padded, torch.tensor(lengths)), model(padded, torch.tensor(lengths))
+                assert largest_difference(found, wanted) < 1e-6
+
+
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # torch 2.11's own, when it loads
+def test_exported_programs_run_other_batches() -> None:
+    """Saved, loaded, and run with other numbers of sequences, steps and elements."""
+    dynamic = torch.export.Dim.DYNAMIC
+    shapes: dict[str, Any] = {
+        "dense": {"input": {0: dynamic, 1: dynamic}},
+        "padded": {"input": {0: dynamic, 1: dynamic}, "lengths": {0: dynamic}},
+        "Ragged": {"input": [{0: dynamic}, {0: dynamic}]},
+    }
+    for cell in ("LSTM", "MinLSTM"):
+        layer = getattr(rl.nn, cell)(2, 3, 2, bidirectional=True, batch_first=True)
+        for kind, dims in shapes.items():
+            given, options = random_batch(kind, 3, least=2)  # what is 1 in the example stays 1
+            with torch.no_grad():
+                program = torch.export.export(layer, (given,), options, dynamic_shapes=dims)
+                stored = io.BytesIO()
+                torch.export.save(program, stored)
+                stored.seek(0)
+                loaded = torch.export.load(stored).module()
+                for seed in (3, 4, 5):
+                    given, options = random_batch(kind, seed, least=2, most=3 * seed)
+                    found, wanted = loaded(given, **options)[0], layer(given, **options)[0]
+                    if kind == "Ragged":
+                        found, wanted = found.values, wanted.values
+                    assert largest_difference(found, wanted) < 1e-6
+
+
+class Tagger(nn.Module):
+    """A model as people write it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.head = nn.LSTM(2, 3, 2, bidirectional=True, batch_first=True), nn.Linear(6, 4)
+
+    def forward(self, padded: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.encoder(padded)[0])
+        return scores
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning", "ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per:UserWarning")
+def test_what_knows_torchs_layers_knows_turned_ones() -> None:
+    model, padded = rl.accelerate(Tagger()), torch.randn(4, 5, 2)
+    other = torch.randn(2, 9, 2)
+    traced = torch.jit.trace(model, (padded,))
+    for program in (traced, torch.fx.symbolic_trace(model), torch.export.export(model, (padded,)).module()):
+        assert largest_difference(program(padded), model(padded)) < 1e-6
+    assert largest_difference(traced(other), model(other)) < 1e-6
+    with pytest.raises(RaglaneError, match=r"call rl\.restore\(model\) before torch\.jit\.script\(model\)"):
+        torch.jit.script(model)
+    with pytest.warns(UserWarning, match=r"rl\.freeze\(model, dtype=torch\.int8\), or call rl\.restore"):
+        partly = torch.ao.quantization.quantize_dynamic(model, {nn.LSTM, nn.Linear}, dtype=torch.qint8)
+    assert isinstance(partly.encoder, rl.nn.LSTM)
+    scripted = torch.jit.script(rl.restore(model))
+    assert largest_difference(scripted(other), model(other)) < 1e-6
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*rl.restore.*")
+        whole = torch.ao.quantization.quantize_dynamic(model, {nn.LSTM}, dtype=torch.qint8)
+    assert not isinstance(whole.encoder, nn.LSTM)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_old_exporter_to_onnx_takes_turned_layers() -> None:
+    onnx = pytest.importorskip("onnx")
+    model, stored = rl.accelerate(Tagger()), io.BytesIO()
+    torch.onnx.export(model, (torch.randn(4, 5, 2),), stored, dynamo=False)  # type: ignore[arg-type]
+    kinds = {node.op_type for node in onnx.load_model_from_string(stored.getvalue()).graph.node}
+    assert "LSTM" in kinds

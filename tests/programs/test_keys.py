@@ -1,0 +1,264 @@
+"""Keys that hold in another process: alike where the same step is taken, and nowhere else."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from textwrap import dedent
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from raglane.programs import keys
+from raglane.programs.keys import Unkeyed, lasting_key
+from raglane.programs.weights import survey
+from scripts import Script
+
+SOURCE = """
+import dataclasses, enum, math, torch
+from torch import nn
+import torch.nn.functional as F
+
+FACTOR = 0.5
+TABLE = {"one": [1, 2.0], "set": {"a", "b"}}
+
+def helper(a, low=-1.0, *, high=1.0):
+    return a.clamp(low, high) * inner(a) - Pair(a).both
+
+def inner(a):
+    return a * FACTOR + TABLE["one"][0]
+
+def made(number):
+    def of(a):
+        return a + number
+    return of
+
+shifted = made(3.0)
+
+class Base(nn.Module):
+    power = 2
+    def start(self, x):
+        return self.linear(x) ** self.power
+    def forward(self, x):
+        return self.start(x)
+    @property
+    def slope(self):
+        return 0.25
+    @staticmethod
+    def turned(a):
+        return -a
+
+class Pair:
+    def __init__(self, a):
+        self.both = a + 1.5
+
+def print(*_):
+    pass
+
+class Kind(enum.Enum):
+    ONE = 1.5
+    TWO = 2.5
+
+@dataclasses.dataclass
+class Options:
+    slope: float = 0.5
+    def applied(self, a):
+        return a * self.slope
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a):
+        return a + a
+    @staticmethod
+    def backward(ctx, grad):
+        return grad + grad
+
+class Norm(nn.Module):
+    def forward(self, a):
+        return Twice.apply(F.layer_norm(a, (4,))) * math.pi
+
+class Own(Base):
+    def __init__(self, scale=0.5):
+        super().__init__()
+        self.linear, self.norm, self.scale = nn.Linear(9, 4), Norm(), scale
+        self.notes = {"a": [1, (2, None)]}
+        self.kind, self.options = Kind.ONE, Options()
+        print("not a part of a step")
+    def step(self, x_t, state):
+        def local(a):
+            return a * 2.0
+        state = self.norm(local(self(torch.cat([x_t, state], 1)))) + shifted(helper(state)) * self.slope
+        state = self.options.applied(state) if type(self.kind) is Kind else state
+        return super().turned(state), state
+    def unread(self):
+        return open("/dev/null")
+"""
+CHANGES = {
+    "a comment": ("return a * 2.0", "return a * 2.0  # twice"),
+    "what no step reads": ('open("/dev/null")', 'open("/dev/zero")'),
+}
+OTHERS = {
+    "a number in the step": ("a * 2.0", "a * 2.5"),
+    "a function that it calls": ("* inner(a)", "+ inner(a)"),
+    "a default": ("low=-1.0", "low=-2.0"),
+    "a default by name": ("high=1.0", "high=1.5"),
+    "a number around a function": ("FACTOR = 0.5", "FACTOR = 0.25"),
+    "a table": ("[1, 2.0]", "[2, 2.0]"),
+    "a closure": ("made(3.0)", "made(4.0)"),
+    "an attribute of a base": ("power = 2", "power = 3"),
+    "a method of a base": ("self.linear(x) **", "-self.linear(x) **"),
+    "a property": ("return 0.25", "return 0.5"),
+    "a static method": ("return -a", "return a"),
+    "what torch calls": ("return self.start(x)", "return self.start(2 * x)"),
+    "an enumeration": ("ONE = 1.5", "ONE = 2.0"),
+    "a method of an attribute": ("return a * self.slope", "return a / self.slope"),
+    "a field of it": ("slope: float = 0.5", "slope: float = 0.75"),
+    "how something is made": ("a + 1.5", "a + 1.25"),
+    "what autograd calls": ("grad + grad", "grad * 3"),
+    "an inner module": ("math.pi", "math.e"),
+    "an attribute": ("scale=0.5", "scale=0.75"),
+    "a sign of zero": ("FACTOR = 0.5", "FACTOR = -0.0"),
+    "another sign of zero": ("FACTOR = 0.5", "FACTOR = 0.0"),
+    "a kind of number": ("[1, 2.0]", "[1, 2]"),
+    "a shape": ("nn.Linear(9, 4)", "nn.Linear(9, 4, bias=False)"),
+    "a class of torch": ("F.layer_norm", "F.rms_norm"),
+}
+
+
+def own(source: str = SOURCE, **space: Any) -> Any:
+    """A module of a source."""
+    names: dict[str, Any] = {"__name__": "somebody", **space}
+    exec(compile(source, "somewhere", "exec", dont_inherit=True), names)
+    return names["Own"]
+
+
+def key_of(module: nn.Module) -> str:
+    return lasting_key(survey(module).key)
+
+
+def test_a_source_has_one_key() -> None:
+    key = key_of(own()())
+    assert key == key_of(own()())
+    for name, (old, new) in CHANGES.items():
+        assert SOURCE.count(old) == 1
+        assert key_of(own(SOURCE.replace(old, new))()) == key, name
+
+
+def test_whatever_changes_a_step_changes_its_key() -> None:
+    found = {"nothing": key_of(own()())}
+    for name, (old, new) in OTHERS.items():
+        assert SOURCE.count(old) >= 1, name
+        found[name] = key_of(own(SOURCE.replace(old, new, 1))())
+    found["training"] = key_of(own()().eval())
+    found["an attribute of the module"] = key_of(own()(0.125))
+    module = own()()
+    module.notes["a"][0] = 2
+    found["within its attributes"] = key_of(module)
+    module = own()()
+    module.step = module.norm.forward
+    same = [name for name, key in found.items() if list(found.values()).count(key) > 1]
+    assert not same
+    with pytest.raises(Unkeyed):
+        key_of(module)  # a method of this object and no other
+
+
+def test_versions_are_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, seen = own()(), set()
+    for place, value in (
+        (None, None),
+        ("raglane.__version__", "0"),
+        ("torch.__version__", "0"),
+        ("torch.version.git_version", "0"),
+        ("sys.version", "0"),
+        ("raglane.programs.keys._FORMAT", 0),
+        ("torch.get_default_dtype", lambda: torch.float64),
+        ("pathlib.Path.read_bytes", lambda _: b"another source"),
+    ):
+        with monkeypatch.context() as patch:
+            if place is not None:
+                patch.setattr(place, value)
+            keys._versions.cache_clear()
+            seen.add(key_of(module))
+    assert len(seen) == 8
+    monkeypatch.setattr(keys, "_IMPORTED", 0.0)
+    keys._versions.cache_clear()
+    with pytest.raises(Unkeyed, match="changed since it was imported"):
+        key_of(module)
+    monkeypatch.undo()
+    keys._versions.cache_clear()
+
+
+def test_what_torch_was_made_to_do_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = own()()
+    key = key_of(module)
+    with monkeypatch.context() as patch:
+        patch.setattr("torch.nn.functional.layer_norm", lambda a, shape: a * len(shape))
+        other = key_of(module)
+    with monkeypatch.context() as patch:
+        patch.setattr(nn.Linear, "forward", lambda linear, x: x @ linear.weight.T)
+        assert len({key, other, key_of(module)}) == 3
+    assert key_of(module) == key
+
+
+class Thing:
+    size = 4
+
+
+UNKNOWN = {
+    "os, which may know": ("return a * 2.0", "return a * float(os.environ.get('SCALE', 1))"),
+    "imports os within a step": ("return a * 2.0", "import os; return a"),
+    "time, which may know": ("return a * 2.0", "return a * time.time()"),
+    "calls getattr": ("self.slope", "getattr(self, 'sl' + 'ope')"),
+    "calls open": ("return a * 2.0", "return a * len(open('/dev/null').read())"),
+    "reads a Thing": ("return a * 2.0", "return a * thing.size"),
+    "reads a Linear": ("return a * 2.0", "return layer(a)"),
+    "reads a tensor": ("return a * 2.0", "return a * number"),
+    "changes FACTOR": ("return a * 2.0", "global FACTOR; FACTOR = 1; return a"),
+    "reads a _lru_cache_wrapper": ("return a * 2.0", "return cached(a)"),
+    "numpy, which may know": ("return a * 2.0", "return a * float(np.sqrt(2.0))"),
+}
+
+
+@pytest.mark.parametrize("reason", UNKNOWN)
+def test_what_is_not_known_has_no_key(reason: str) -> None:
+    import functools
+    import time
+
+    import numpy as np
+
+    old, new = UNKNOWN[reason]
+    cached = functools.lru_cache(lambda a: a)
+    around = {"os": os, "time": time, "thing": Thing(), "layer": nn.Linear(4, 4), "number": torch.ones(1)}
+    made = own(SOURCE.replace(old, new, 1), np=np, cached=cached, **around)()
+    with pytest.raises(Unkeyed) as refused:
+        key_of(made)
+    assert reason in refused.value.reason
+
+
+def test_too_much_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    def chained(number: int) -> Any:
+        inner = math.sin if number == 0 else chained(number - 1)
+        return lambda a: inner(a)
+
+    key = lasting_key(chained(20))
+    assert key == lasting_key(chained(20)) != lasting_key(chained(19))
+    with pytest.raises(Unkeyed, match="one within the other"):
+        lasting_key(chained(sys.getrecursionlimit() // 3))
+    monkeypatch.setattr(keys, "_MOST", 10)
+    with pytest.raises(Unkeyed, match="more than 10"):
+        lasting_key(chained(20))
+
+
+def test_another_process_has_the_same_key(script: Script) -> None:
+    code = dedent(f"""
+        source = {SOURCE!r}
+        names = {{"__name__": "somebody"}}
+        exec(source, names)
+        from raglane.programs.keys import lasting_key
+        from raglane.programs.weights import survey
+        print(lasting_key(survey(names["Own"]()).key))
+    """)
+    assert script(code).stdout == key_of(own()()) + "\n"

@@ -1,0 +1,285 @@
+"""Programs on the disk: found by a fresh process, and never believed."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from textwrap import dedent
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import raglane as rl
+from every_layer import KINDS, H, a_batch, build
+from raglane.kernels.program import backend
+from raglane.programs import cache, stored
+from random_cells import RandomCell
+from scripts import Script
+
+pytestmark = pytest.mark.skipif(bool(rl.native.missing_kernels()), reason="programs run on the cpu kernels")
+
+
+class Leaky(nn.Module):
+    """What is read besides parameters: a sigmoid of one, a constant, a number."""
+
+    def __init__(self, input_size: int = 3, hidden_size: int = H) -> None:
+        super().__init__()
+        self.input_size, self.hidden_size, self.low = input_size, hidden_size, -0.5
+        self.linear, self.decay = (
+            nn.Linear(input_size + hidden_size, hidden_size),
+            nn.Parameter(torch.ones(hidden_size)),
+        )
+        self.register_buffer("order", torch.arange(hidden_size - 1, -1, -1))
+
+    def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        new = self.linear(torch.cat([x_t, state], 1))[:, self.order].clamp(min=self.low)
+        state = torch.lerp(new, state, self.decay.sigmoid() * torch.tensor([0.5, 1.0, 1.0, 1.0]))
+        return state.tanh(), state
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RAGLANE_CACHE", str(tmp_path))
+    cache.forget()
+    return tmp_path / "programs"
+
+
+def answers(layer: Any, batch: rl.Ragged) -> list[Tensor]:
+    """What a layer gives, and all gradients."""
+    torch.manual_seed(1)
+    layer.zero_grad()
+    out = layer(batch)[0].values
+    out.sin().sum().backward()
+    return [out.detach(), *[part.grad.clone() for part in layer.parameters() if part.grad is not None]]
+
+
+def same(one: list[Tensor], other: list[Tensor]) -> bool:
+    return len(one) == len(other) and all(map(torch.equal, one, other))
+
+
+def entries() -> list[cache.Entry]:
+    return list(cache._entries.values())
+
+
+def leaky() -> tuple[Any, rl.Ragged, list[Tensor]]:
+    """A layer whose program is on the disk, a batch, and what it gives."""
+    torch.manual_seed(0)
+    layer, batch = rl.nn.Recurrent(Leaky, 3, H), rl.Ragged([torch.randn(length, 3) for length in (3, 0, 5)])
+    expected = answers(layer, batch)
+    cache.forget()
+    return layer, batch, expected
+
+
+def test_every_cell_of_the_library_comes_back_with_its_bits(folder: Path) -> None:
+    cases = [
+        *[build(kind, backend="program") for kind in KINDS],
+        rl.nn.LSTM(3, 6, proj_size=2, backend="program", dtype=torch.float64),
+        rl.nn.LSTM(3, H, zoneout=0.5, dtype=torch.float64),
+        rl.nn.GRU(3, H, state_dropout=0.5, dtype=torch.float64),
+        rl.nn.Recurrent(lambda *sizes: Leaky(*sizes).double(), 3, H),
+    ]
+    batch = a_batch()
+    for layer in cases:
+        cache.forget()
+        expected = answers(layer, batch)
+        # A regularised cell is traced as the cell inside of it, too, which may be there already.
+        assert {(entry.unkept, entry.reason) for entry in entries()} == {("", "")}, layer
+        assert not entries()[-1].is_read
+        cache.forget()
+        assert same(answers(layer, batch), expected)
+        assert all(entry.is_read for entry in entries()), layer
+        assert "read from the disk and verified in" in rl.explain(layer, batch).reason
+    assert len(list(folder.iterdir())) >= len(cases)
+
+
+def test_random_cells_are_what_they_were() -> None:
+    kept = 0
+    for seed in range(24):
+        cell = RandomCell(seed)
+        layer = rl.nn.Recurrent(lambda *_, cell=cell: cell, cell.input_size, cell.hidden_size)
+        wish = _wish(layer)
+        entry, found = backend.ready(wish)
+        if entry.compiled is None:
+            continue
+        # They reach their parameters by themselves: no file may hold them, but it could.
+        trace = replace(entry.compiled.trace, reads_itself=False)
+        text = stored.written("key", entry.prepares, trace)
+        assert stored.written("key", *stored.read(text, "key", _shapes(wish, found))) == text
+        kept += 1
+    assert kept > 8
+
+
+def _wish(layer: Any) -> cache.Wish:
+    sizes = layer.cell.state_sizes(layer.hidden_size)
+    cell = layer.cells[0]
+    dtype = next(layer.parameters()).dtype
+    return cache.Wish(layer.cell, cell, layer.input_size, sizes, layer.cell.output_size, dtype)
+
+
+def _shapes(wish: cache.Wish, found: Any) -> stored.Shapes:
+    return stored.Shapes(found.leaves, (wish.width,), wish.sizes, wish.output, wish.dtype)
+
+
+def test_a_fresh_process_finds_it(script: Script, folder: Path) -> None:
+    code = dedent("""
+        import hashlib, torch, raglane as rl
+        torch.manual_seed(0)
+        batch = rl.Ragged([torch.randn(length, 3) for length in (3, 0, 5)])
+        layer = rl.nn.LayerNormLSTM(3, 5)
+        out = layer(batch)[0].values
+        out.sum().backward()
+        parts = [out.detach(), *(part.grad for part in layer.parameters())]
+        print(hashlib.sha256(b"".join(part.numpy().tobytes() for part in parts)).hexdigest())
+        print("read from the disk" in rl.explain(layer, batch).reason)
+    """)
+    first, second = (script(code, RAGLANE_CACHE=str(folder.parent)) for _ in range(2))
+    assert first.stdout.endswith("False\n"), first.stderr
+    assert second.stdout == first.stdout.replace("False", "True"), second.stderr
+
+
+def test_a_file_that_was_spoilt_is_written_anew(folder: Path) -> None:
+    layer, batch, expected = leaky()
+    (file,) = folder.iterdir()
+    whole = file.read_bytes()
+    drawn = random.Random(0)
+    spoilt = [whole[:length] for length in (0, 1, 63, 64, 65, 66, len(whole) // 2, len(whole) - 2, len(whole) - 1)]
+    spoilt += [
+        whole[:place] + bytes([whole[place] ^ (1 << drawn.randrange(7))]) + whole[place + 1 :]
+        for place in (*range(0, 70, 7), *range(70, len(whole), len(whole) // 25))
+    ]
+    spoilt += [whole + b" ", b"\n" + whole, whole.replace(b'"key"', b'"Key"'), b"[" * 100_000, b"\xff" * 9]
+    for content in spoilt:
+        assert content != whole
+        file.write_bytes(content)
+        cache.forget()
+        entry, _ = backend.ready(_wish(layer))
+        assert (entry.is_read, entry.reason) == (False, "")
+        assert file.read_bytes() == whole
+    assert same(answers(layer, batch), expected)
+
+
+def test_another_step_under_the_same_key_is_not_believed(folder: Path) -> None:
+    """Whoever knows the digest can write what looks whole: it is compared with torch, and traced anew."""
+    layer, batch, expected = leaky()
+    (file,) = folder.iterdir()
+    whole = file.read_text()
+    body = whole.split("\n")[1].replace("-0.5", "0.25")
+    assert body != whole.split("\n")[1]
+    file.write_text(f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}\n")
+    assert same(answers(layer, batch), expected)
+    assert [(entry.is_read, entry.reason) for entry in entries()] == [(False, "")]
+    assert file.read_text() == whole
+
+
+def test_whatever_a_file_says_nothing_but_the_right_numbers_comes_of_it(folder: Path) -> None:
+    layer, batch, expected = leaky()
+    (file,) = folder.iterdir()
+    content = json.loads(file.read_text().split("\n")[1])
+    drawn, refused, read = random.Random(0), 0, 0
+    for _ in range(100):
+        changed = copy.deepcopy(content)
+        for _ in range(drawn.choice((1, 1, 2))):
+            _spoil(changed, drawn)
+        body = json.dumps(changed)
+        file.write_text(f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}\n")
+        cache.forget()
+        entry, _ = backend.ready(_wish(layer))
+        assert entry.reason == ""
+        refused += not entry.is_read
+        read += entry.is_read
+        if entry.is_read:  # another spelling of the same, or a number that rounding hides
+            for one, other in zip(answers(layer, batch), expected, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+    assert refused > 60
+    assert read > 0
+
+
+ODD = [0, 1, -1, 2, 5, 1 << 40, 1 << 70, -(1 << 63), 0.5, -0.0, float("nan"), float("inf"), "", "tanh", "add", "matmul"]
+ODD += [
+    None,
+    True,
+    [],
+    {},
+    [0, 1, 4],
+    {"known": 0},
+    {"known": 99},
+    {"dtype": "x"},
+    {"device": "cpu"},
+    "element",
+    "number",
+]
+
+
+def _spoil(content: Any, drawn: random.Random) -> None:
+    """Change something at some depth."""
+    place = content
+    while True:
+        keys = list(place) if isinstance(place, dict) else range(len(place))
+        key = drawn.choice(keys)
+        inner = place[key]
+        if not isinstance(inner, list | dict) or not inner or drawn.random() < 0.1:
+            break
+        place = inner
+    how = drawn.random()
+    if how < 0.15 and isinstance(place, list):
+        del place[key]
+    elif how < 0.3 and isinstance(place, list):
+        place.insert(key, copy.deepcopy(drawn.choice(place)))
+    elif how < 0.5 and type(inner) in (int, float):
+        place[key] = inner + drawn.choice((1, -1))
+    else:
+        place[key] = drawn.choice(ODD)
+
+
+def test_what_asks_for_all_memory_is_not_computed(folder: Path) -> None:
+    layer, _, _ = leaky()
+    (file,) = folder.iterdir()
+    content = json.loads(file.read_text().split("\n")[1])
+    huge = ["expand", "default", [{"known": 0}, [1 << 20, 1 << 20, 4]], {"dict": {}}, 1]
+    shapes = _shapes(_wish(layer), backend.ready(_wish(layer))[1])
+    for call in (
+        huge,
+        ["from_file", "default", ["/dev/null"], {"dict": {}}, 1],
+        ["add_", "Tensor", [{"known": 0}, {"known": 0}], {"dict": {}}, 1],
+        ["sigmoid", "out", [{"known": 0}], {"dict": {"out": {"known": 0}}}, 1],
+    ):
+        changed = content | {"calls": [*content["calls"], call]}
+        body = json.dumps(changed)
+        with pytest.raises(stored.Unstorable):
+            stored.read(f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}\n", content["key"], shapes)
+    body = json.dumps(content)
+    stored.read(f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}\n", content["key"], shapes)
+
+
+def test_what_cannot_be_kept_says_why(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    around = SimpleNamespace(scale=0.5)
+
+    class Around(Leaky):
+        def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+            return state, state * around.scale + x_t[:, :1]
+
+    class Computed(Leaky):
+        def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+            return state, state + torch.linalg.inv(self.linear.weight[:, :4])[0] * x_t[:, :1]
+
+    batch = rl.Ragged([torch.randn(length, 3) for length in (3, 0, 5)])
+    for kind, reason in ((Around, "reads a SimpleNamespace that it finds around it"), (Computed, "linalg_inv")):
+        choice = rl.explain(rl.nn.Recurrent(kind, 3, H), batch)
+        assert choice.backend == "program", choice.reason
+        assert "traced and verified in" in choice.reason
+        assert f"not kept on the disk: it {'reads' if kind is Around else 'computes'}" in choice.reason
+        assert reason in choice.reason
+    assert not folder.exists()
+    (folder.parent / "file").write_text("")
+    monkeypatch.setenv("RAGLANE_CACHE", str(folder.parent / "file"))
+    layer = rl.nn.Recurrent(Leaky, 3, H)
+    layer(batch)
+    cache.forget()
+    assert "; traced and verified in" in rl.explain(layer, batch).reason

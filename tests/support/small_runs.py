@@ -1,0 +1,26 @@
+"""Trainings that take a moment: their settings and their data."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from raglane.data.records import Records, offsets_of
+from raglane.training.settings import Settings
+
+__all__ = ["QUICK", "small_records"]
+
+QUICK = Settings(epochs=4, hidden=5, batch_size=4, lr=0.05, dropout=0.3, threads=1)
+
+
+def small_records(count: int = 30, seed: int = 0) -> Records:
+    """Sequences of three channels whose label is the sign of the first channel's mean."""
+    random = np.random.default_rng(seed)
+    lengths = random.integers(0, 7, count)
+    values = random.normal(size=(int(lengths.sum()), 3)).astype(np.float32)
+    offsets = offsets_of(lengths)
+    sums = [values[start:end, 0].sum() for start, end in pairwise(offsets)]
+    labels = tuple("up" if total > 0 else "down" for total in sums)
+    tags = np.where(values[:, 1] > 0, "high", "low").astype(object)
+    return Records(values, offsets, labels=labels, tags=tags, channels=("a", "b", "c"))

@@ -1,0 +1,150 @@
+"""What a trained model answers, and how it is evaluated, against its own module and against counts by hand."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from raglane.data.preprocess import Preprocessor
+from raglane.data.records import Records, offsets_of
+from raglane.ragged import Ragged
+from raglane.training.batches import Batch
+from raglane.training.checkpoint import load_model
+from raglane.training.inference import evaluate, predict
+from raglane.training.run import train
+from raglane.training.settings import ModelSettings
+from raglane.training.tasks import make_task
+from small_runs import QUICK, small_records
+
+
+@pytest.mark.parametrize("task", ["classify", "tag", "forecast"])
+@pytest.mark.parametrize("missing", ["error", "forward"])
+def test_predictions_are_those_of_the_model(tmp_path: Path, task: str, missing: str) -> None:
+    records = small_records(25)
+    if missing == "forward":
+        values = records.values.copy()
+        values[::5, 1] = np.nan
+        records = replace(records, values=values)
+    train(replace(QUICK, epochs=2, task=task, missing=missing), records, None, tmp_path / "run")
+    saved = load_model(tmp_path / "run")
+    table = predict(saved, records, batch_size=7, probabilities=task != "forecast").columns
+    labels = saved.preprocessor.labels
+    dataset = saved.preprocessor.apply(records, require_targets=False)
+    for row in range(25):
+        inputs = dataset[row]["inputs"]
+        with torch.no_grad():
+            output = saved.model(Ragged([inputs]))
+        answer = table["prediction"][row]
+        if task == "forecast":
+            if len(inputs) == 0:
+                assert answer is None
+                continue
+            mean, std = torch.tensor(saved.preprocessor.mean), torch.tensor(saved.preprocessor.std)
+            torch.testing.assert_close(torch.tensor(answer[0]), output.values[-1] * std + mean, rtol=1e-4, atol=1e-5)
+            continue
+        shares = (output.values if task == "tag" else output[0]).softmax(-1)
+        assert labels is not None
+        for place, label in enumerate(labels):
+            expected = shares[..., place]
+            torch.testing.assert_close(torch.tensor(table[f"p_{label}"][row]), expected, rtol=1e-4, atol=1e-6)
+        chosen = shares.argmax(-1).tolist()
+        assert answer == (labels[chosen] if task == "classify" else [labels[place] for place in chosen])
+    assert table["id"] == list(range(25))
+
+
+def test_rows_permuted_are_predictions_permuted(tmp_path: Path) -> None:
+    records = small_records(25)
+    train(replace(QUICK, epochs=1), records, None, tmp_path / "run")
+    saved = load_model(tmp_path / "run")
+    order = np.random.default_rng(3).permutation(25)
+    straight, permuted = predict(saved, records).columns, predict(saved, records.select(order), batch_size=4).columns
+    assert permuted["prediction"] == [straight["prediction"][row] for row in order]
+    assert permuted["probability"] == pytest.approx([straight["probability"][row] for row in order], rel=1e-5)
+
+
+def test_evaluation_agrees_with_predictions(tmp_path: Path) -> None:
+    records = small_records(25)
+    for task, truth in (
+        ("classify", list(records.labels or ())),
+        ("tag", records.tags.tolist() if records.tags is not None else []),
+    ):
+        train(replace(QUICK, epochs=2, task=task), records, None, tmp_path / task)
+        saved = load_model(tmp_path / task)
+        evaluation = evaluate(saved, records, batch_size=6)
+        answers: list[Any] = predict(saved, records).columns["prediction"]
+        flat = answers if task == "classify" else [tag for answer in answers for tag in answer]
+        right = sum(one == other for one, other in zip(flat, truth, strict=True))
+        assert evaluation.count == len(truth)
+        assert evaluation.numbers["accuracy"] == pytest.approx(right / len(truth))
+        assert evaluation.confusion is not None
+        pairs = Counter(zip(truth, flat, strict=True))
+        counted = [[pairs[one, other] for other in evaluation.labels] for one in evaluation.labels]
+        assert evaluation.confusion.tolist() == counted
+
+
+def test_macro_f1_on_unbalanced_classes(tmp_path: Path) -> None:
+    """Against precision and recall counted by hand: 20 against 5, of which the rare one is mostly missed."""
+    records = small_records(25)
+    train(replace(QUICK, epochs=1), records, None, tmp_path / "run")
+    saved = load_model(tmp_path / "run")
+    answers = predict(saved, records).columns["prediction"]
+    # The labels are made from the answers, so that what is right and wrong is known.
+    names = list(saved.preprocessor.labels or ())
+    labels = [name if row % 5 else names[1 - names.index(name)] for row, name in enumerate(answers)]
+    evaluation = evaluate(saved, replace(records, labels=tuple(labels)))
+    scores = []
+    for name in names:
+        right = sum(one == other == name for one, other in zip(labels, answers, strict=True))
+        if labels.count(name) + answers.count(name):
+            scores.append(2 * right / (labels.count(name) + answers.count(name)))
+    assert evaluation.numbers["macro_f1"] == pytest.approx(sum(scores) / len(scores))
+    assert evaluation.numbers["macro_f1"] != pytest.approx(evaluation.numbers["accuracy"])
+
+
+def test_a_longer_forecast_feeds_itself(tmp_path: Path) -> None:
+    records = small_records(12)
+    train(replace(QUICK, epochs=2, task="forecast"), records, None, tmp_path / "run")
+    saved = load_model(tmp_path / "run")
+    answers = predict(saved, records, horizon=3).columns["prediction"]
+    # The obvious way: append what was forecast to the data and forecast again from the start.
+    for row, answer in enumerate(answers):
+        values = records.select([row]).values
+        if len(values) == 0:
+            assert answer is None
+            continue
+        for step in range(3):
+            grown = Records(values, offsets_of([len(values)]), channels=records.channels)
+            one = predict(saved, grown).columns["prediction"][0][0]
+            assert answer[step] == pytest.approx(one, rel=1e-3, abs=1e-4)
+            values = np.concatenate([values, np.array([one], dtype=np.float32)])
+
+
+def test_what_was_missing_is_no_target(tmp_path: Path) -> None:
+    records = small_records(12)
+    values = records.values.copy()
+    values[:, 2] = np.nan
+    values[0, 2] = 1.0
+    gaps = replace(records, values=values)
+    train(replace(QUICK, epochs=1, task="forecast", missing="zero"), gaps, None, tmp_path / "run")
+    evaluation = evaluate(load_model(tmp_path / "run"), gaps)
+    steps = int((records.lengths - 1).clip(min=0).sum())
+    assert evaluation.count == 2 * steps
+
+
+def test_a_missing_target_has_no_error() -> None:
+    """Whatever is forecast where the second channel was missing; by hand, the flags being the last two columns."""
+    targets = torch.tensor([[1.0, 0.0, 0.0, 1.0], [3.0, 4.0, 0.0, 0.0]])
+    inputs = torch.tensor([[0.0, 9.0, 0.0, 0.0], [1.0, 0.0, 0.0, 1.0]])
+    batch = Batch(Ragged([inputs]), targets, torch.tensor([0]))
+    fitted = Preprocessor("forecast", ("a", "b"), std=(1.0, 10.0), missing="zero")
+    task = make_task(fitted, ModelSettings("forecast"))
+    for wild in (0.0, 100.0):
+        score = task.score(torch.tensor([[2.0, wild], [3.0, 5.0]]), batch)
+        assert [float(part) for part in (score.loss, score.metric, score.count)] == [1 + 1, 1 + 10, 3]
+        assert float(score.baseline) == 1 + 2 + 40
