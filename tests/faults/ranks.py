@@ -51,4 +51,34 @@ FAULTS: dict[str, Fault] = {
         "answers.to_pandas()",
         "models/test_tables.py::test_tables_of_all_kinds_and_in_any_parts",
     ),
+    "the-last-step-of-an-epoch-is-left-out": Fault(
+        "src/raglane/training/loop.py",
+        "is_step = done % every == 0 or done == count",
+        "is_step = done % every == 0",
+        "training/test_ranks.py::test_steps_of_several_batches_are_those_of_large_ones",
+    ),
+    "a-gradient-of-several-batches-is-a-sum": Fault(
+        "src/raglane/training/loop.py",
+        "torch._foreach_div_(gradients, max(float(self.counted), 1.0))",
+        "pass",
+        "training/test_ranks.py::test_a_gradient_is_that_of_one_process",
+    ),
+    "what-was-counted-is-counted-again": Fault(
+        "src/raglane/training/loop.py",
+        "max(float(self.counted), 1.0))\n            self.counted = 0.0",
+        "max(float(self.counted), 1.0))",
+        "training/test_ranks.py::test_steps_of_several_batches_are_those_of_large_ones",
+    ),
+    "a-rank-tells-where-its-tensors-lie": Fault(
+        "src/raglane/training/ranks/child.py",
+        "pipe.send_bytes(pickle.dumps(words, protocol=pickle.HIGHEST_PROTOCOL))",
+        "pipe.send(words)",
+        "training/test_ranks.py::test_what_a_rank_tells_needs_nothing_of_it",
+    ),
+    "an-error-keeps-where-ranks-meet": Fault(
+        "src/raglane/training/ranks/launch.py",
+        "        del store",
+        "        pass",
+        "training/test_ranks.py::test_what_an_error_keeps_can_be_collected_in_a_process_that_is_forked_later",
+    ),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import threading
 import time
 from dataclasses import replace
 from itertools import pairwise
+from multiprocessing import Pipe, current_process
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from raglane.training import batches
 from raglane.training.checkpoint import read_tensors
 from raglane.training.machine import check_machine
 from raglane.training.ranks import launch as launching
+from raglane.training.ranks.child import _send
 from raglane.training.run import train
 from raglane.training.settings import Settings
 from raglane.training.state import Totals, TrainingState
@@ -65,20 +68,29 @@ def _largest(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> fl
 def test_weights_and_sums_are_those_of_one_process(tmp_path: Path) -> None:
     chunked = replace(_QUICK, task="forecast", layer="lstm", steps=2, batch_size=5)
     accumulated = replace(_QUICK, accumulate=3, batch_size=4)
-    for name, settings, counts in (
-        ("plain", _QUICK, (2, 3)),
-        ("accumulated", accumulated, (2,)),
-        ("chunked", chunked, (3,)),
+    for name, settings, ranks in (
+        ("plain", _QUICK, 3),
+        ("accumulated", accumulated, 2),
+        ("chunked", chunked, 3),
     ):
         alone = _trained(tmp_path / name, settings)
-        for ranks in counts:
-            folder = tmp_path / f"{name}-{ranks}"
-            shared = _trained(folder, replace(settings, ranks=ranks))
-            assert 0 < _largest(alone, shared) < 1e-5, (name, ranks)
-            mine, theirs = _numbers(tmp_path / name), _numbers(folder)
-            assert mine["order"] == theirs["order"]
-            for one, other in zip(mine["history"], theirs["history"], strict=True):
-                assert one == pytest.approx(other, rel=1e-5)
+        folder = tmp_path / f"{name}-{ranks}"
+        shared = _trained(folder, replace(settings, ranks=ranks))
+        assert 0 < _largest(alone, shared) < 1e-5, (name, ranks)
+        mine, theirs = _numbers(tmp_path / name), _numbers(folder)
+        assert mine["order"] == theirs["order"]
+        for one, other in zip(mine["history"], theirs["history"], strict=True):
+            assert one == pytest.approx(other, rel=1e-5)
+
+
+def test_steps_of_several_batches_are_those_of_large_ones(tmp_path: Path) -> None:
+    """Also those after the first, and where an epoch ends before there are as many batches."""
+    large = Settings(epochs=3, hidden=4, optimizer="sgd", lr=0.5, clip=0.0, threads=1, batch_size=12)
+    weights = []
+    for place, settings in enumerate((large, replace(large, batch_size=5, accumulate=4))):
+        train(settings, _records(12), None, tmp_path / str(place))
+        weights.append(read_tensors(tmp_path / str(place) / "last" / "weights.safetensors"))
+    assert _largest(*weights) < 1e-5
 
 
 def test_a_gradient_is_that_of_one_process() -> None:
@@ -92,12 +104,11 @@ def test_a_gradient_is_that_of_one_process() -> None:
     alone = gradients(kinds, 1)[0]
     for one, several_of_it, limit in ((alone[0], alone[4], 1e-6), (alone[1], alone[5], 1e-12)):
         assert float((one - several_of_it).norm() / one.norm()) < limit
-    for ranks in (2, 3):
-        found = gradients(kinds, ranks)
-        for place, (_, dtype) in enumerate(kinds):
-            error = float((found[0][place] - alone[place]).norm() / alone[place].norm())
-            assert error < (1e-6 if dtype == torch.float32 else 1e-12), (ranks, kinds[place], error)
-            assert all(torch.equal(others[place], found[0][place]) for others in found), (ranks, kinds[place])
+    found = gradients(kinds, 3)
+    for place, (_, dtype) in enumerate(kinds):
+        error = float((found[0][place] - alone[place]).norm() / alone[place].norm())
+        assert error < (1e-6 if dtype == torch.float32 else 1e-12), (kinds[place], error)
+        assert all(torch.equal(others[place], found[0][place]) for others in found), kinds[place]
 
 
 class _Watcher:
@@ -149,6 +160,49 @@ def test_a_stop_is_agreed_upon_and_the_run_goes_on_to_the_same_bits(tmp_path: Pa
     train(_LONG, _records(), _records(9), tmp_path / "stopped", resume=True, watcher=watcher)
     assert len(watcher.rows) == 3 - result.state.epoch
     assert _whole(tmp_path / "stopped") == _whole(tmp_path / "whole")
+
+
+def test_what_an_error_keeps_can_be_collected_in_a_process_that_is_forked_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There the place where the ranks were to meet has lost its thread; a DataLoader's worker died of that."""
+
+    def none(pipe: Any) -> Any:
+        raise OSError("no process")
+
+    monkeypatch.setattr(launching, "start_process", none)
+    kept = []
+    try:
+        _trained(tmp_path / "run", replace(_QUICK, ranks=2))
+    except OSError as error:
+        kept.append(error)
+    # A thread leaves its stack, which is given back once the stacks of many others lie there, too.
+    ends = threading.Event()
+    others = [threading.Thread(target=ends.wait) for _ in range(16)]
+    for thread in others:
+        thread.start()
+    child = os.fork()
+    if child == 0:
+        one = threading.Thread(target=int)
+        one.start()
+        one.join()
+        kept.clear()
+        gc.collect()
+        os._exit(0)
+    ends.set()
+    for thread in others:
+        thread.join()
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(kept) == 1
+
+
+def test_what_a_rank_tells_needs_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that was stopped within an epoch has sums in tensors, and a rank shares no secret with who watches it."""
+    mine, its = Pipe()
+    _send(its, "ended", TrainingState(totals=Totals(torch.tensor(1.5))))
+    monkeypatch.setattr(current_process(), "authkey", b"another")
+    _, state = mine.recv()
+    assert float(state.totals.loss) == 1.5
 
 
 def test_files_say_what_was_chosen_and_not_what_was_found(tmp_path: Path) -> None:

@@ -168,6 +168,9 @@ def launch(work: Work, watcher: Watcher | None = None) -> TrainingResult:
         for rank in ranks:
             _reap(rank)
             rank.pipe.close()
+        # It has a thread, which it waits for when it ends. An error's traceback would keep it until some process that
+        # was forked later collects garbage: there the thread is none, and a DataLoader's worker died of that.
+        del store
 
 
 def _reap(rank: _Rank) -> None:
