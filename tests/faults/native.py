@@ -83,7 +83,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "gates-are-kept-and-computed-again": Fault(
         "src/raglane/kernels/cpu/matrix.py",
-        "facts.saved > 0 and not checkpoint_every",
+        "facts.saved > 0 and not self.checkpoint_every",
         "facts.saved > 0",
         "kernels/test_checkpoints.py::test_what_is_kept",
     ),

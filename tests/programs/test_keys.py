@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from raglane.programs import keys
-from raglane.programs.keys import Unkeyed, lasting_key
+from raglane.programs.graph import Unkept
+from raglane.programs.keys import lasting_key
 from raglane.programs.weights import survey
 from scripts import Script
 
@@ -161,7 +162,7 @@ def test_whatever_changes_a_step_changes_its_key() -> None:
     module.step = module.norm.forward
     same = [name for name, key in found.items() if list(found.values()).count(key) > 1]
     assert not same
-    with pytest.raises(Unkeyed):
+    with pytest.raises(Unkept):
         key_of(module)  # a method of this object and no other
 
 
@@ -185,7 +186,7 @@ def test_versions_are_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(seen) == 8
     monkeypatch.setattr(keys, "_IMPORTED", 0.0)
     keys._versions.cache_clear()
-    with pytest.raises(Unkeyed, match="changed since it was imported"):
+    with pytest.raises(Unkept, match="changed since it was imported"):
         key_of(module)
     monkeypatch.undo()
     keys._versions.cache_clear()
@@ -233,7 +234,7 @@ def test_what_is_not_known_has_no_key(reason: str) -> None:
     cached = functools.lru_cache(lambda a: a)
     around = {"os": os, "time": time, "thing": Thing(), "layer": nn.Linear(4, 4), "number": torch.ones(1)}
     made = own(SOURCE.replace(old, new, 1), np=np, cached=cached, **around)()
-    with pytest.raises(Unkeyed) as refused:
+    with pytest.raises(Unkept) as refused:
         key_of(made)
     assert reason in refused.value.reason
 
@@ -245,10 +246,10 @@ def test_too_much_code(monkeypatch: pytest.MonkeyPatch) -> None:
 
     key = lasting_key(chained(20))
     assert key == lasting_key(chained(20)) != lasting_key(chained(19))
-    with pytest.raises(Unkeyed, match="one within the other"):
+    with pytest.raises(Unkept, match="one within the other"):
         lasting_key(chained(sys.getrecursionlimit() // 3))
     monkeypatch.setattr(keys, "_MOST", 10)
-    with pytest.raises(Unkeyed, match="more than 10"):
+    with pytest.raises(Unkept, match="more than 10"):
         lasting_key(chained(20))
 
 

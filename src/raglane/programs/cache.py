@@ -19,8 +19,8 @@ from raglane.cells.module import ModuleCell
 from raglane.cells.spec import CellSpec
 from raglane.programs import stored
 from raglane.programs.compiled import Compiled
-from raglane.programs.graph import Refused
-from raglane.programs.keys import Unkeyed, lasting_key
+from raglane.programs.graph import Refused, Unkept
+from raglane.programs.keys import lasting_key
 from raglane.programs.step import Step, trace
 from raglane.programs.trace import Trace
 from raglane.programs.weights import Survey, cell_key, survey
@@ -126,7 +126,7 @@ def keep(wish: Wish, entry: Entry, found: Survey) -> None:
     try:
         text = stored.written(entry.lasting, entry.prepares, entry.compiled.trace)
         _trace_of(text, wish, found, entry.lasting)  # what nobody could read is not written
-    except stored.Unstorable as error:
+    except Unkept as error:
         entry.unkept = error.reason
     else:
         caches.save(KIND, entry.lasting, text)
@@ -150,7 +150,7 @@ def _make(wish: Wish, found: Survey, key: tuple[Any, ...] | None) -> Entry:
     if key is not None:
         try:
             lasting = lasting_key(key)
-        except Unkeyed as error:
+        except Unkept as error:
             unkept = error.reason
     entry = _read(wish, found, lasting) if lasting else None
     if entry is None:
@@ -170,7 +170,7 @@ def _read(wish: Wish, found: Survey, lasting: str) -> Entry | None:
         return None
     try:
         prepares, trace = _trace_of(text, wish, found, lasting)
-    except stored.Unstorable:
+    except Unkept:
         return None
     return Entry(Compiled(trace), prepares, "", 0.0, is_read=True)
 

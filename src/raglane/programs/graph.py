@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["SOURCES", "Columns", "Graph", "Node", "Refused", "Result"]
+__all__ = ["SOURCES", "Columns", "Graph", "Node", "Refused", "Result", "Unkept"]
 
 Columns = Any  # (w,) int64 of NumPy: numbers of columns
 SOURCES = ("element", "state", "vector")
@@ -34,6 +34,10 @@ class Refused(Exception):  # noqa: N818 (an answer, and no error of anybody's)
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+class Unkept(Refused):
+    """What was traced has no key or no form in which the disk could hold it, or a text there is not what was traced."""
 
 
 @dataclass(frozen=True, eq=False)

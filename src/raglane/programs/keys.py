@@ -26,7 +26,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Unkeyed", "lasting_key"]
+from raglane.programs.graph import Unkept
+
+__all__ = ["lasting_key"]
 
 _FORMAT = 1
 _IMPORTED = time.time()
@@ -55,18 +57,6 @@ _MADE_BY_PYTHON = 1 << 9
 _MOST = 2000
 
 
-class Unkeyed(Exception):  # noqa: N818 (an answer, and no error of anybody's)
-    """There is no key that holds in another process.
-
-    Attributes:
-        reason: why, in a clause.
-    """
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
 def lasting_key(key: Any) -> str:
     """A key that is the same in another process where, and only where, the same step is taken.
 
@@ -74,7 +64,7 @@ def lasting_key(key: Any) -> str:
         key: the key in this process: nested tuples of plain values, types and functions.
 
     Raises:
-        Unkeyed: something in it is not known with certainty.
+        Unkept: something in it is not known with certainty.
 
     Example:
         >>> lasting_key(("a", 1)) == lasting_key(("a", 1)) != lasting_key(("a", 2))
@@ -85,7 +75,7 @@ def lasting_key(key: Any) -> str:
         root = walk.value(key)
         walk.finish()
     except RecursionError:
-        raise Unkeyed("it reaches too many functions, one within the other") from None
+        raise Unkept("it reaches too many functions, one within the other") from None
     content = repr((_versions(), torch.get_default_dtype(), root, walk.found))
     return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:40]
 
@@ -97,7 +87,7 @@ def _versions() -> tuple[Any, ...]:
     place = Path(__file__).parents[1]
     for file in sorted([*(place / "cells").glob("*.py"), *(place / "programs").glob("*.py")]):
         if file.stat().st_mtime > _IMPORTED:
-            raise Unkeyed("Raglane's own source was changed since it was imported")
+            raise Unkept("Raglane's own source was changed since it was imported")
         content = file.read_bytes()
         digest.update(f"{file.parent.name} {file.name} {len(content)}\n".encode())
         digest.update(content)
@@ -133,7 +123,7 @@ class _Walk:
         """The text of anything."""
         if isinstance(part, _PLAIN):
             if type(part) not in _PLAIN:
-                raise Unkeyed(f"it reads a {type(part).__name__}, of which it is not known what it does")
+                raise Unkept(f"it reads a {type(part).__name__}, of which it is not known what it does")
             return type(part).__name__, repr(part)
         if isinstance(part, _TORCH):
             return "torch", repr(part)
@@ -173,7 +163,7 @@ class _Walk:
         if known is not None:
             return known, False
         if len(self._numbers) == _MOST:
-            raise Unkeyed(f"it reaches more than {_MOST} functions and classes")
+            raise Unkept(f"it reaches more than {_MOST} functions and classes")
         self._numbers[id(part)] = number = len(self._numbers)
         self._alive.append(part)
         return number, True
@@ -194,7 +184,7 @@ class _Walk:
     def _module(self, part: types.ModuleType) -> Any:
         root = part.__name__.partition(".")[0]
         if not _is_known(part.__name__) and (root in sys.stdlib_module_names or root == "numpy"):
-            raise Unkeyed(f"it reads the module {part.__name__}, which may know more than its arguments")
+            raise Unkept(f"it reads the module {part.__name__}, which may know more than its arguments")
         number, is_new = self._number(part)
         if is_new:
             self.found.append((number, "module", part.__name__))
@@ -240,7 +230,7 @@ class _Walk:
         if isinstance(part, types.MethodDescriptorType) and _is_known(part.__objclass__.__module__):
             return "method", part.__objclass__.__qualname__, part.__name__
         kind = "tensor" if isinstance(part, Tensor) else type(part).__name__
-        raise Unkeyed(f"it reads a {kind} that it finds around it, not in its module")
+        raise Unkept(f"it reads a {kind} that it finds around it, not in its module")
 
     def _function(self, part: types.FunctionType) -> Any:
         number, is_new = self._number(part)
@@ -282,7 +272,7 @@ class _Walk:
             if name in space:
                 read.append((name, self._around(space[name])))
             elif hasattr(builtins, name) and name not in _BUILTINS and not _is_exception(getattr(builtins, name)):
-                raise Unkeyed(f"it calls {name}, which may read what no key knows")
+                raise Unkept(f"it calls {name}, which may read what no key knows")
         consts = [
             self._code(part, space) if isinstance(part, types.CodeType) else self.value(part) for part in code.co_consts
         ]
@@ -296,9 +286,9 @@ def _names_around(code: types.CodeType) -> set[str]:
     found = set()
     for instruction in dis.get_instructions(code):
         if instruction.opname == "IMPORT_NAME":
-            raise Unkeyed(f"it imports {instruction.argval} within a step")
+            raise Unkept(f"it imports {instruction.argval} within a step")
         if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
-            raise Unkeyed(f"it changes {instruction.argval}, which lies outside of its module")
+            raise Unkept(f"it changes {instruction.argval}, which lies outside of its module")
         if "GLOBAL" in instruction.opname or instruction.opname == "LOAD_NAME":
             found.add(instruction.argval)
     return found

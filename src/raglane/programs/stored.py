@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raglane.programs.graph import SOURCES, Columns, Graph, Node, Result
+from raglane.programs.graph import SOURCES, Columns, Graph, Node, Result, Unkept
 from raglane.programs.known import Moved
 from raglane.programs.program import OPERATIONS
-from raglane.programs.stored_calls import MOST_MADE, Unstorable, call_read, call_written, check, shapes_of, whole
+from raglane.programs.stored_calls import MOST_MADE, call_read, call_written, check, shapes_of, whole
 from raglane.programs.trace import Trace
 
-__all__ = ["Shapes", "Unstorable", "read", "written"]
+__all__ = ["Shapes", "read", "written"]
 
 _MOST_NODES, _MOST_COLUMNS, _MOST_NUMBERS, _MOST_CALLS = 1 << 14, 1 << 22, 1 << 26, 1 << 12
 _ROWS = ("row_sum", "row_max", "row_cumsum", "norm", "norm_backward", "product")
@@ -58,10 +58,10 @@ def written(key: str, prepares: bool, trace: Trace) -> str:
         trace: of a step.
 
     Raises:
-        Unstorable: it computes something from parameters that no file can name.
+        Unkept: it computes something from parameters that no file can name.
     """
     if trace.reads_itself:
-        raise Unstorable("it reaches a parameter by another way than its module")
+        raise Unkept("it reaches a parameter by another way than its module")
     result, graph = trace.result, trace.result.graph
     content: dict[str, Any] = {
         "key": key,
@@ -95,17 +95,17 @@ def read(text: str, key: str, shapes: Shapes) -> tuple[bool, Trace]:
         Whether what the cell prepares is a part of the step, and the trace.
 
     Raises:
-        Unstorable: it is not what :func:`written` gave for this key, or does not fit.
+        Unkept: it is not what :func:`written` gave for this key, or does not fit.
     """
     try:
         digest, body, rest = text.split("\n")
         if rest or hashlib.sha256(body.encode()).hexdigest() != digest:
-            raise Unstorable("it was changed")
+            raise Unkept("it was changed")
         return _Reader(json.loads(body), shapes).read(key)
-    except Unstorable:
+    except Unkept:
         raise
     except Exception as error:  # whatever is in it, it is no trace
-        raise Unstorable(f"{type(error).__name__}: {error}") from error
+        raise Unkept(f"{type(error).__name__}: {error}") from error
 
 
 # ---- columns ------------------------------------------------------------------------------------------------------

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raglane.programs.graph import Unkept
 from raglane.programs.known import Call, Known
 from raglane.programs.rules import RULES
 
-__all__ = ["MOST_MADE", "Unstorable", "call_read", "call_written", "check", "shapes_of", "whole"]
+__all__ = ["MOST_MADE", "call_read", "call_written", "check", "shapes_of", "whole"]
 
 MOST_MADE = 1 << 28
 """Numbers of a tensor that is made of parameters."""
@@ -25,22 +26,10 @@ _OPERATIONS = frozenset((*RULES, "_weight_norm_interface"))
 _FORMATS = {str(kind): kind for kind in (torch.contiguous_format, torch.preserve_format)}
 
 
-class Unstorable(Exception):  # noqa: N818 (an answer, and no error of anybody's)
-    """A trace that no file can hold, or a text that is none.
-
-    Attributes:
-        reason: why, in a clause.
-    """
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
 def check(holds: bool) -> None:
     """Refuse a text in which something does not hold."""
     if not holds:
-        raise Unstorable("what it says does not hold together")
+        raise Unkept("what it says does not hold together")
 
 
 def whole(number: Any, least: int, most: int) -> int:
@@ -62,13 +51,13 @@ def call_written(call: Call) -> list[Any]:
 def _function(name: Any, overload: Any) -> Any:
     """An operation of torch by its name."""
     if type(name) is not str or type(overload) is not str or name not in _OPERATIONS:
-        raise Unstorable(f"it computes {name} from its parameters")
+        raise Unkept(f"it computes {name} from its parameters")
     packet = getattr(torch.ops.aten, name)
     if overload not in packet.overloads():
-        raise Unstorable(f"torch has no {name}.{overload}")
+        raise Unkept(f"torch has no {name}.{overload}")
     function = getattr(packet, overload)
     if function._schema.is_mutable:
-        raise Unstorable(f"it changes what it computes, by {name}")
+        raise Unkept(f"it changes what it computes, by {name}")
     return function
 
 
@@ -86,7 +75,7 @@ def _argument_written(part: Any) -> Any:
             return {kind: str(part)}
     if part == torch.device("cpu"):
         return {"device": "cpu"}
-    raise Unstorable(f"it gives torch a {type(part).__name__}")
+    raise Unkept(f"it gives torch a {type(part).__name__}")
 
 
 _TAGS: dict[str, Callable[[Any], Any]] = {

@@ -16,7 +16,7 @@ from torch import Tensor
 from raglane.cells.elementwise import ElementwiseWeights
 from raglane.errors import ArgumentError, message
 from raglane.kernels.cpu.gradients import outer, spend
-from raglane.kernels.cpu.layer import Grads, Layer, Tensors
+from raglane.kernels.cpu.layer import Grads, Layer, LayerSpec, Tensors
 from raglane.kernels.cpu.memory import Given, Saved
 from raglane.native.cells import cell_facts
 from raglane.native.library import preamble
@@ -38,23 +38,15 @@ class ElementwiseLayer(Layer):
     pack_function = "raglane_elementwise_pack"
     pack = staticmethod(_pack)
 
-    def __init__(
-        self,
-        cell: str,
-        input_size: int,
-        sizes: tuple[int, ...],
-        directions: int,
-        dtype: torch.dtype,
-        checkpoint_every: int = 0,
-    ) -> None:
-        if checkpoint_every:
+    def __init__(self, spec: LayerSpec) -> None:
+        if spec.checkpoint_every:
             rule = "the kernels of element-wise cells save what backward needs"
-            raise ArgumentError(message("checkpoint_every", repr(checkpoint_every), rule, "pass 0"))
-        super().__init__(cell, input_size, sizes, directions, dtype)
-        facts = cell_facts()[cell]
+            raise ArgumentError(message("checkpoint_every", repr(spec.checkpoint_every), rule, "pass 0"))
+        super().__init__(spec)
+        facts = cell_facts()[self.cell]
         # What skips the cell has a product of its own, where D is not H.
         self.number, self.skips = facts.number, facts.skips
-        self.saved = facts.saved + (facts.skips and input_size != sizes[0])
+        self.saved = facts.saved + (facts.skips and self.input_size != self.sizes[0])
 
     def head(
         self, offsets: Tensor, tensors: Tensors, packed: Tensor | None = None, dtype: torch.dtype | None = None

@@ -5,13 +5,11 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-import torch
-
 from raglane.cells import CELLS
 from raglane.cells.elementwise import ElementwiseWeights
 from raglane.cells.spec import Weights
 from raglane.kernels.cpu.elementwise import ElementwiseLayer
-from raglane.kernels.cpu.layer import Layer
+from raglane.kernels.cpu.layer import Layer, LayerSpec
 from raglane.kernels.cpu.matrix import MatrixLayer
 from raglane.kernels.cpu.memory import refuse
 from raglane.native.memory import NO_MEMORY
@@ -28,28 +26,13 @@ asks the kernels. So this dict needs none, and ``torch.compile`` can trace throu
 
 
 @lru_cache(maxsize=512)
-def find_layer(
-    cell: str,
-    input_size: int,
-    sizes: tuple[int, ...],
-    directions: int,
-    dtype: torch.dtype,
-    checkpoint_every: int = 0,
-) -> Layer:
-    """The layer of these sizes; made once.
-
-    Args:
-        cell: a key of :data:`KINDS`.
-        input_size: ``D``.
-        sizes: of the states.
-        directions: ``K``.
-        dtype: of all tensors.
-        checkpoint_every: see :class:`~raglane.kernels.cpu.layer.Layer`.
+def find_layer(spec: LayerSpec) -> Layer:
+    """The layer that is made for this; made once.
 
     Raises:
         ArgumentError, KeyError, ValueError: there is no such layer.
     """
-    return KINDS[cell](cell, input_size, sizes, directions, dtype, checkpoint_every)
+    return KINDS[spec.cell](spec)
 
 
 def layer_of(
@@ -62,7 +45,7 @@ def layer_of(
     depth: int = 0,
     checkpoint_every: int = 0,
 ) -> Layer:
-    """The layer that tensors are meant for; made once for each cell, sizes, directions, dtype and checkpoint_every.
+    """The layer that tensors are meant for.
 
     Args:
         cell: a key of ``CELLS``.
@@ -72,14 +55,14 @@ def layer_of(
         sizes: of the states.
         directions: ``K``.
         depth: which layer of a stack this is, for messages.
-        checkpoint_every: see :class:`~raglane.kernels.cpu.layer.Layer`.
+        checkpoint_every: see :class:`~raglane.kernels.cpu.layer.LayerSpec`.
 
     Raises:
         ArgumentTypeError, ShapeError, ArgumentError: there is no such layer; every backend says so in the same words.
     """
     try:
         values = tensors[0]
-        return find_layer(cell, int(values.shape[1]), sizes, directions, values.dtype, checkpoint_every)
+        return find_layer(LayerSpec(cell, int(values.shape[1]), sizes, directions, values.dtype, checkpoint_every))
     except NO_MEMORY:
         begin = len(tensors) - weights
         refuse(cell, offsets, tensors[0], tensors[1:begin], tensors[begin:], sizes, directions, depth)

@@ -22,7 +22,7 @@ from raglane.kernels.cpu.memory import Given, Rules, Saved
 from raglane.native import library
 from raglane.native.memory import address, addresses
 
-__all__ = ["Grads", "Layer", "Ran", "Tensors"]
+__all__ = ["Grads", "Layer", "LayerSpec", "Ran", "Tensors"]
 
 Tensors = tuple[Any, ...]
 """A layer's tensors: the values ``(N, D)``; ``(K, B, size)`` per state, or none where all begin with zeros; and the
@@ -30,6 +30,27 @@ weights, those of the cell's ``weights_type``, direction after direction, None f
 
 Grads = tuple[Tensor | None, ...]
 """Gradients of :data:`Tensors`, in that order; None where there is none."""
+
+
+class LayerSpec(NamedTuple):
+    """What a layer is made for.
+
+    Attributes:
+        cell: a key of ``CELLS``.
+        input_size: ``D``.
+        sizes: of the states.
+        directions: ``K``.
+        dtype: of all tensors.
+        checkpoint_every: 0 to save what backward needs of every element; else of how many steps of a sequence at a time
+            backward computes it again. Layers with matrices on the state alone have that.
+    """
+
+    cell: str
+    input_size: int
+    sizes: tuple[int, ...]
+    directions: int
+    dtype: torch.dtype
+    checkpoint_every: int = 0
 
 
 class Ran(NamedTuple):
@@ -54,13 +75,7 @@ class Layer(ABC):
     The two kinds, with matrices on the state and without, differ in what is abstract here.
 
     Args:
-        cell: a key of ``CELLS``.
-        input_size: ``D``.
-        sizes: of the states.
-        directions: ``K``.
-        dtype: of all tensors.
-        checkpoint_every: 0 to save what backward needs of every element; else of how many steps of a sequence at a time
-            backward computes it again. Layers with matrices on the state alone have that.
+        spec: what it is made for.
 
     Raises:
         ValueError, KeyError: no such layer; :func:`raglane.kernels.cpu.memory.refuse` has the words.
@@ -72,20 +87,11 @@ class Layer(ABC):
     # Makes the argument of forward_function from the numbers of its fields; those of backward alone are zeros.
     pack: ClassVar[Callable[..., bytes]]
 
-    def __init__(
-        self,
-        cell: str,
-        input_size: int,
-        sizes: tuple[int, ...],
-        directions: int,
-        dtype: torch.dtype,
-        checkpoint_every: int = 0,
-    ) -> None:
-        self.cell, self.input_size, self.sizes = cell, input_size, sizes
-        self.directions, self.dtype, self.checkpoint_every = directions, dtype, checkpoint_every
-        self.rules = Rules(cell, input_size, sizes, directions, dtype)
-        self.each = len(CELLS[cell].weights_type._fields)
-        self.weights = directions * self.each
+    def __init__(self, spec: LayerSpec) -> None:
+        self.cell, self.input_size, self.sizes, self.directions, self.dtype, self.checkpoint_every = spec
+        self.rules = Rules(self.cell, self.input_size, self.sizes, self.directions, self.dtype)
+        self.each = len(CELLS[self.cell].weights_type._fields)
+        self.weights = self.directions * self.each
 
     def initial(self, tensors: Tensors) -> Tensors:
         """The initial states among a layer's tensors."""

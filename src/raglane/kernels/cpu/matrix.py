@@ -14,7 +14,7 @@ from torch import Tensor
 
 from raglane.cells.spec import Weights
 from raglane.kernels.cpu.gradients import outer, spend
-from raglane.kernels.cpu.layer import Grads, Layer, Tensors
+from raglane.kernels.cpu.layer import Grads, Layer, LayerSpec, Tensors
 from raglane.kernels.cpu.memory import Given, Saved
 from raglane.native.cells import cell_facts
 from raglane.native.library import preamble
@@ -36,20 +36,12 @@ class MatrixLayer(Layer):
     pack_function = "raglane_pack"
     pack = staticmethod(pack)
 
-    def __init__(
-        self,
-        cell: str,
-        input_size: int,
-        sizes: tuple[int, ...],
-        directions: int,
-        dtype: torch.dtype,
-        checkpoint_every: int = 0,
-    ) -> None:
-        super().__init__(cell, input_size, sizes, directions, dtype, checkpoint_every)
-        facts = cell_facts()[cell]
+    def __init__(self, spec: LayerSpec) -> None:
+        super().__init__(spec)
+        facts = cell_facts()[self.cell]
         self.number, self.slots = facts.number, facts.slots
-        self.saves = facts.saved > 0 and not checkpoint_every
-        self.hidden_size, self.stride = sizes[-1], _gate_stride(facts.slots, sizes[-1])
+        self.saves = facts.saved > 0 and not self.checkpoint_every
+        self.hidden_size, self.stride = self.sizes[-1], _gate_stride(facts.slots, self.sizes[-1])
 
     def head(
         self, offsets: Tensor, tensors: Tensors, packed: Tensor | None = None, dtype: torch.dtype | None = None

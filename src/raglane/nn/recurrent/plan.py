@@ -17,7 +17,7 @@ from raglane.cells.spec import CellSpec
 from raglane.kernels import dispatch, program
 from raglane.kernels.contract import Backend, Traits
 from raglane.kernels.cpu.kind import find_layer
-from raglane.kernels.cpu.layer import Layer
+from raglane.kernels.cpu.layer import Layer, LayerSpec
 from raglane.nn.recurrent.kept import Kept, kept_of
 from raglane.tracing import are_transforms_active
 
@@ -166,7 +166,7 @@ def _known(layer: RecurrentLayer, traits: Traits) -> Layer | None:
     if torch.compiler.is_compiling() or are_transforms_active() or torch.is_autocast_enabled("cpu"):
         return None
     directions = 2 if layer.bidirectional else 1
-    return find_layer(traits.cell.name, traits.input_size, layer.state_sizes, directions, traits.dtype)
+    return find_layer(LayerSpec(traits.cell.name, traits.input_size, layer.state_sizes, directions, traits.dtype))
 
 
 def _warn(layer: RecurrentLayer, traits: Traits) -> None:
