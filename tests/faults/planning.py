@@ -97,4 +97,10 @@ FAULTS: dict[str, Fault] = {
         "np.repeat([each, each], [len(extreme), len(drawn)])",
         "planner/test_batches.py::test_the_longest_is_in_a_sample",
     ),
+    "what-is-far-beyond-all-measurements-is-not-marked": Fault(
+        "src/raglane/planner/calibration.py",
+        "times[seconds <= _REACH * self.longest[way, mode]]",
+        "times[seconds >= 0]",
+        "planner/test_advice.py::test_what_lies_far_beyond_all_measurements_is_marked",
+    ),
 }

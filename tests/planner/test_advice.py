@@ -8,7 +8,7 @@ import torch
 
 import raglane as rl
 from planner.made_up import Measured, costs, held, make_up, seen
-from raglane.planner import advice
+from raglane.planner import advice, words
 from raglane.planner.model import Floats, Profile
 from raglane.planner.rows import Row
 from raglane.planner.ways import Way
@@ -52,6 +52,19 @@ def test_times_are_those_of_the_epoch(measured: list[Measured]) -> None:
     assert row.step_max == pytest.approx(row.train_seconds / 4)
     weights = sum(4 * weight.numel() for weight in rl.nn.LSTM(3, 4).parameters())
     assert row.peak_bytes == pytest.approx(weights + held(Profile.of(way, torch.tensor([6] * 16))), rel=0.02)
+
+
+def test_what_lies_far_beyond_all_measurements_is_marked(measured: list[Measured]) -> None:
+    found = _plan([6] * 64, batch_sizes=[16])
+    assert not any(row.is_rough for row in found.rows if row.backend != "reference")
+    assert "~" not in str(found).replace("~:", "")
+    # A pack of some 100,000 elements over 2,000 steps takes a hundred times as long as the longest that was measured.
+    found = _plan([2000] * 300 + [1500] * 300, batch_sizes=[64])
+    ways = {(row.backend, row.schedule): row.is_rough for row in found.rows if not row.grouped and row.batch_size}
+    assert ways["torch", "packed"]
+    assert words.ROUGH in str(found)
+    packed = next(words.fields(row) for row in found.rows if row.is_rough)
+    assert [text.startswith("~") for text in packed] == [False] * 7 + [True] * 3 + [False]
 
 
 def test_a_sample_stands_for_all(measured: list[Measured]) -> None:
@@ -245,4 +258,6 @@ def test_other_cells_are_timed_in_turns(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def _row() -> Row:
-    return Row("cpu", "lanes", 8, None, False, "float32", 1, 10, 1000, 0, 1e-3, 1e-4, 1e-4, 1e-4, 1e-4, 5000, 1.0)
+    return Row(
+        "cpu", "lanes", 8, None, False, "float32", 1, 10, 1000, 0, 1e-3, 1e-4, 1e-4, 1e-4, 1e-4, 5000, 1.0, False
+    )

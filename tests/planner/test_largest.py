@@ -12,12 +12,12 @@ from raglane.planner.calibration import Calibration
 from raglane.planner.largest import largest_batch
 from raglane.planner.rows import Row
 
-BEST = Row("cpu", "lanes", 8, None, False, "float32", 1, 10, 1000, 0, 1e-3, 1e-4, 1e-4, 1e-4, 1e-4, 5000, 1.0)
+BEST = Row("cpu", "lanes", 8, None, False, "float32", 1, 10, 1000, 0, 1e-3, 1e-4, 1e-4, 1e-4, 1e-4, 5000, 1.0, False)
 LENGTHS = torch.tensor([3, 5, 0, 12])
 
 
 def _found(memory: float, memory_of: list[float], best: Row = BEST, *, runs: bool = False) -> tuple[int, int | None]:
-    known = Calibration({}, {best.way: np.array(memory_of)})
+    known = Calibration({}, {best.way: np.array(memory_of)}, {})
     return largest_batch(rl.nn.LSTM(3, 4), LENGTHS, best, known, memory, 1000, runs=runs)
 
 

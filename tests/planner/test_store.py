@@ -17,6 +17,7 @@ WAYS = [Way("cpu", "lanes", "float32", 2), Way("torch", "packed", "float32", 1)]
 FOUND = Calibration(
     {(way, mode): np.array([0.1, 2.5e-7, float(len(mode))]) for way in WAYS for mode in MODES},
     {way: np.array([1.0, 64.0, 8.0]) for way in WAYS},
+    {(way, mode): 0.25 * len(mode) for way in WAYS for mode in MODES},
 )
 
 
@@ -35,6 +36,7 @@ def test_what_was_saved_comes_back(folder: Path) -> None:
         assert found.memory[way].tolist() == FOUND.memory[way].tolist()
         for mode in MODES:
             assert found.seconds[way, mode].tolist() == FOUND.seconds[way, mode].tolist()
+    assert found.longest == FOUND.longest
     assert [file.name for file in folder.iterdir()] == ["key.json"]
 
 

@@ -85,6 +85,7 @@ def _row(
         step_p90=most,
         step_max=float(steps.max()),
         peak_bytes=4096 * max(elements),
+        is_rough=False,
         rank_spread=1.0 if ranks == 1 else 1.0 + 0.02 * ranks + (0.3 if grouped else 0.1),
     )
 

@@ -162,6 +162,7 @@ def _ways(inspection: Inspection) -> str:
         f"The layer {plan.layer} over all sequences once: elements computed, the share of them that does not exist, "
         "training, inference, the step that nine of ten do not exceed, and the memory of a step. The best is marked."
     )
+    about += f" {words.ROUGH}." if any(row.is_rough for row in rows) else ""
     return (
         html.paragraphs(about)
         + "\n"

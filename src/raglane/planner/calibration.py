@@ -28,6 +28,8 @@ _BEHIND = 2.0
 _TURNS = 4
 # Bytes that the largest probes hold: more than an allocator keeps.
 _LARGE = 160e6
+# What takes so many times as long as any call that was measured is known from a line through smaller ones alone.
+_REACH = 3.0
 # Batches of which memory is measured.
 _WEIGHED = ([5] * 12, [30], [40, *[4] * 7], [12] * 30)
 
@@ -40,15 +42,29 @@ class Calibration:
         seconds: by way and mode, those of :func:`~raglane.planner.model.features`.
         yardstick: seconds of the yardstick, the median while the layer was measured, at the most threads.
         memory: by way, for a call, an element computed and a sequence, the bytes of a training step.
+        longest: by way and mode, seconds of the longest call that was measured.
     """
 
     seconds: dict[tuple[Way, str], Floats]
     memory: dict[Way, Floats]
+    longest: dict[tuple[Way, str], float]
     yardstick: float = 1.0
 
     def bytes_of(self, way: Way, profile: Profile) -> int:
         """The bytes that a training step of a batch holds at its peak, without weights that were there before."""
         return int(_size(profile) @ self.memory[way])
+
+    def reaches(self, way: Way, mode: str, seconds: Floats, weights: Floats) -> bool:
+        """Whether most of the time is in calls of about the sizes that were measured, and not far beyond them.
+
+        Args:
+            way: of the calls.
+            mode: of ``MODES``.
+            seconds: ``(C,)``, what they take.
+            weights: ``(C,)``, how many are like each.
+        """
+        times = seconds * weights
+        return bool(times[seconds <= _REACH * self.longest[way, mode]].sum() >= times.sum() / 2)
 
     def features(self, way: Way, profile: Profile) -> Floats:
         """What :attr:`seconds` has coefficients of."""
@@ -113,10 +129,11 @@ def calibrate(layer: RecurrentLayer, ways: Sequence[Way], say: Callable[[float],
         say(done)
         able = [one for one in _ahead(able) if one.way not in slow]
     usual = {threads: statistics.median(found) for threads, found in said.items()}
-    found = Calibration({}, memory, usual[max(usual)])
+    found = Calibration({}, memory, {}, usual[max(usual)])
     for one in measured:
         seen = np.array([found.features(one.way, profile) for profile in one.profiles.values()])
-        found.seconds[one.way, one.mode] = fit(seen, usual[one.way.threads] * np.array(list(one.times.values())))
+        seconds = usual[one.way.threads] * np.array(list(one.times.values()))
+        found.seconds[one.way, one.mode], found.longest[one.way, one.mode] = fit(seen, seconds), float(seconds.max())
     return found
 
 

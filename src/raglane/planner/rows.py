@@ -12,6 +12,7 @@ from raglane.data.order import Limit
 from raglane.planner.batches import Epoch
 from raglane.planner.calibration import Calibration
 from raglane.planner.model import Floats, Profile
+from raglane.planner.probe import MODES
 from raglane.planner.ways import Way
 
 __all__ = ["LEAST", "Row", "row_of"]
@@ -46,6 +47,8 @@ class Row:
             backward pass, gradients and weights.
         rank_spread: how long a step of several processes takes, which is that of the slowest, in proportion to the
             mean; 1 for one process.
+        is_rough: whether most of the time is in calls several times as long as any that was measured in this way, which
+            only happens where it cannot win: it is extrapolated, and may be off by a factor.
     """
 
     backend: str
@@ -65,6 +68,7 @@ class Row:
     step_max: float
     peak_bytes: int
     rank_spread: float
+    is_rough: bool
 
     @property
     def way(self) -> Way:
@@ -118,7 +122,7 @@ def row_of(
     """
     found = [profiles(way, lengths) for lengths in epoch.batches]
     seen = np.array([calibration.features(way, profile) for profile in found])
-    train, infer = (np.maximum(seen @ calibration.seconds[way, mode], LEAST) for mode in ("train", "infer"))
+    train, infer = (np.maximum(seen @ calibration.seconds[way, mode], LEAST) for mode in MODES)
     computed = epoch.padded if way.schedule in ("padded", "masked") else epoch.elements
     return Row(
         way.backend,
@@ -138,6 +142,10 @@ def row_of(
         step_max=float(train.max()),
         peak_bytes=weights + max(calibration.bytes_of(way, profile) for profile in found),
         rank_spread=_spread(train, epoch.weights, ranks),
+        is_rough=not all(
+            calibration.reaches(way, mode, seconds, epoch.weights)
+            for mode, seconds in zip(MODES, (train, infer), strict=True)
+        ),
     )
 
 

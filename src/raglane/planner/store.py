@@ -26,7 +26,7 @@ __all__ = ["KIND", "key_of", "load", "save"]
 KIND = "plans"
 """The folder among the user's caches."""
 
-_FORMAT = 2
+_FORMAT = 3
 
 
 def key_of(layer: RecurrentLayer, ways: Sequence[Way]) -> str:
@@ -58,7 +58,9 @@ def load(key: str, ways: Sequence[Way]) -> Calibration | None:
         content = json.loads(caches.load(KIND, key) or "")
         seconds = {(way, mode): _floats(content["seconds"][f"{way}; {mode}"]) for way in ways for mode in MODES}
         memory = {way: _floats(content["memory"][str(way)]) for way in ways}
-        return Calibration(seconds, memory, float(_floats([content["yardstick"]])[0]))
+        longest = {(way, mode): float(content["longest"][f"{way}; {mode}"]) for way in ways for mode in MODES}
+        _floats(list(longest.values()))
+        return Calibration(seconds, memory, longest, float(_floats([content["yardstick"]])[0]))
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
@@ -67,6 +69,7 @@ def save(key: str, calibration: Calibration) -> None:
     """Keep a calibration, whole or not at all; a folder that cannot be written is passed over."""
     content = {
         "seconds": {f"{way}; {mode}": list(found) for (way, mode), found in calibration.seconds.items()},
+        "longest": {f"{way}; {mode}": found for (way, mode), found in calibration.longest.items()},
         "yardstick": calibration.yardstick,
         "memory": {str(way): list(found) for way, found in calibration.memory.items()},
     }

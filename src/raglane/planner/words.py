@@ -19,10 +19,24 @@ from raglane.planner.rows import LEAST, Row
 if TYPE_CHECKING:
     from raglane.planner.advice import Plan
 
-__all__ = ["COLUMNS", "bytes_in_words", "describe", "fields", "seconds_in_words", "shown", "table", "tail", "why"]
+__all__ = [
+    "COLUMNS",
+    "ROUGH",
+    "bytes_in_words",
+    "describe",
+    "fields",
+    "seconds_in_words",
+    "shown",
+    "table",
+    "tail",
+    "why",
+]
 
 COLUMNS = ("backend", "schedule", "batches", "dtype", "threads", "elements", "waste", "train", "infer", "p90", "memory")
 """The columns of the table of a plan."""
+
+ROUGH = "~: its calls are much longer than any that was measured in this way, so the time may be off by a factor"
+"""What the sign before a time says."""
 
 # Shares of the sequences that may make a long tail, and how much longer the longest must be.
 _TAILS, _LONG = (0.999, 0.99, 0.95), 2.0
@@ -70,7 +84,10 @@ def fields(row: Row) -> tuple[str, ...]:
     """A row as the words of ``COLUMNS``."""
     batches = f"{row.limit}, {'grouped' if row.grouped else 'random'}"
     waste = f"{row.waste / row.elements:.0%}" if row.elements else "0%"
-    train, infer, p90 = map(seconds_in_words, (row.train_seconds, row.infer_seconds, row.step_p90))
+    about = "~" if row.is_rough else ""
+    train, infer, p90 = (
+        f"{about}{seconds_in_words(seconds)}" for seconds in (row.train_seconds, row.infer_seconds, row.step_p90)
+    )
     return (
         row.backend,
         row.schedule,
@@ -98,7 +115,8 @@ def shown(plan: Plan) -> list[Row]:
 
 def table(plan: Plan) -> str:
     """A plan for a terminal: the layer, the rows that matter, the recommendation, and what else there is to say."""
-    rows = [("", *COLUMNS), *((">" if row is plan.best else "", *fields(row)) for row in shown(plan))]
+    seen = shown(plan)
+    rows = [("", *COLUMNS), *((">" if row is plan.best else "", *fields(row)) for row in seen)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     left = (0, 1, 2, 3, 4)
     lines = [
@@ -118,6 +136,7 @@ def table(plan: Plan) -> str:
     run = "" if plan.most_bytes is None else f" (one was run: {bytes_in_words(plan.most_bytes)})"
     notes.append(f"a training step fits into memory up to {plan.most_elements:,} elements{run}")
     notes += [plan.tail] if plan.tail else []
+    notes += [ROUGH] if any(row.is_rough for row in seen) else []
     notes += (
         [f"other programs kept this machine busy: plan again with {argument('fresh', True)} when it is idle"]
         if plan.busy
