@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from raglane.files import settle, whole_folder, write_file, write_folder
+from raglane.files import settle, whole_folder, write_file, write_files, write_folder
 
 
 def _names(folder: Path) -> list[str]:
@@ -115,3 +115,23 @@ def test_what_is_half_goes_and_what_is_whole_stands_under_its_name(tmp_path: Pat
 
 def test_nothing_there_is_none(tmp_path: Path) -> None:
     assert whole_folder(tmp_path / "best") is None
+
+
+def test_files_that_belong_together_survive_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    together = {tmp_path / "model.onnx": b"new", tmp_path / "model.json": b"new"}
+    for name, count in (("fsync", 0), ("fsync", 1), ("replace", 0), ("replace", 1)):
+        with monkeypatch.context() as patch:
+            _fail_after(count, patch, name)
+            with pytest.raises(OSError, match="No space"):
+                write_files(together)
+        assert _names(tmp_path) == [], (name, count)
+    write_files(dict.fromkeys(together, b"old"))
+    with monkeypatch.context() as patch:
+        _fail_after(1, patch, "fsync")
+        with pytest.raises(OSError, match="No space") as found:
+            write_files(together)
+    assert found.value.filename == str(tmp_path / "model.json")
+    assert {path.read_bytes() for path in together} == {b"old"}
+    write_files(together)
+    assert {path.read_bytes() for path in together} == {b"new"}
+    assert _names(tmp_path) == ["model.json", "model.onnx"]

@@ -12,7 +12,7 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -30,6 +30,7 @@ __all__ = [
     "whole_file",
     "whole_folder",
     "write_file",
+    "write_files",
     "write_folder",
 ]
 
@@ -87,6 +88,48 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
             partial.unlink(missing_ok=True)
             raise
         sync_folder(path.parent)
+
+
+def write_files(files: Mapping[Path, bytes]) -> None:
+    """Write files that belong together: each whole, and none of them where one cannot be written.
+
+    All are on the disk under passing names before the first is at its place, so a disk that fills leaves what was
+    there as it was.
+
+    Args:
+        files: the bytes of each file by its place; a file that is there is replaced.
+
+    Raises:
+        OSError: as :func:`write_file`.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_files({Path(folder, "a.json"): b"{}", Path(folder, "b.txt"): b"hello"})
+        ...     sorted(file.name for file in Path(folder).iterdir())
+        ['a.json', 'b.txt']
+    """
+    partials = {path: _partial(path) for path in files}
+    new = {path for path in files if not os.path.lexists(path)}
+    placed: list[Path] = []
+    with ExitStack() as turns:
+        try:
+            # In one order, so that no two processes wait for each other.
+            for path in sorted(files, key=os.path.abspath):
+                with _naming(path):
+                    turns.enter_context(turn(partials[path]))
+            for path, content in files.items():
+                with _naming(path):
+                    _write_to_disk(partials[path], content)
+            for path in files:
+                os.replace(partials[path], path)
+                placed.append(path)
+        except BaseException:
+            for path in [*partials.values(), *new.intersection(placed)]:
+                path.unlink(missing_ok=True)
+            raise
+    for folder in {path.parent for path in files}:
+        sync_folder(folder)
 
 
 def write_folder(path: Path, files: Mapping[str, bytes]) -> None:

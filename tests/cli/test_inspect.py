@@ -8,7 +8,6 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -178,16 +177,15 @@ def test_a_page_needs_its_extra(
 def test_a_full_disk_leaves_no_file(
     data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from raglane import files
+    bring, calls = os.fsync, []
 
-    write = files.whole_file
+    def fill(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) == 2:
+            raise OSError(28, "No space left on device")
+        bring(descriptor)
 
-    def fill(path: Path) -> Any:
-        if "report" in path.name:
-            raise OSError(28, "No space left on device", str(path))
-        return write(path)
-
-    monkeypatch.setattr(files, "whole_file", fill)
+    monkeypatch.setattr(os, "fsync", fill)
     Path("old.json").write_text("old")
     before = tree(Path())
     fails(["inspect", "ok.csv", "--html", "report.html", "--json", "found.json"], capsys, "No space left")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
+from typing import Any
 
 import pytest
 
 from raglane.cli import main
+from raglane.cli.app import app
 from raglane.data import FORMATS
 from raglane.data.records import ROLES
 from raglane.models.sources import ColumnNames
@@ -46,3 +49,14 @@ def test_every_role_of_a_column_is_an_option(
     for option in options(ColumnNames).values():
         assert f" {option.flag} " in page
         assert option.help + (f" [default: ({option.unset})]" if option.unset else "") in page
+
+
+@pytest.mark.parametrize("command", app.registered_commands, ids=lambda command: command.callback.__name__)
+def test_the_help_is_wrapped_by_the_terminal_and_leaves_nothing_out(
+    command: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "600")
+    assert main([command.callback.__name__, "--help"]) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    for paragraph in (inspect.getdoc(command.callback.__wrapped__) or "").split("\n\n"):
+        assert " ".join(paragraph.split()) in lines

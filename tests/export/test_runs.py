@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -82,6 +83,24 @@ def test_what_a_graph_does_not_prepare_is_refused(tmp_path: Path, capsys: pytest
     }.items():
         assert main(["export", str(folder), str(tmp_path / place)]) == 2
         assert words in capsys.readouterr().err
+    assert [part.name for part in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_full_disk_leaves_neither_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_run().save(tmp_path / "model")
+    bring, calls = os.fsync, []
+
+    def fill(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        bring(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fill)
+    assert main(["export", str(tmp_path / "model"), str(tmp_path / "model.onnx"), "--no-verify"]) == 2
+    assert f"{tmp_path}/model.json: No space left" in capsys.readouterr().err
     assert [part.name for part in tmp_path.iterdir()] == ["model"]
 
 

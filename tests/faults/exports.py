@@ -19,6 +19,18 @@ FAULTS: dict[str, Fault] = {
         "if share != share:",
         "export/test_onnx.py::test_a_file_that_differs_from_its_model_is_not_written",
     ),
+    "half-of-what-belongs-together-is-left": Fault(
+        "src/raglane/files.py",
+        "for path in [*partials.values(), *new.intersection(placed)]:",
+        "for path in partials.values():",
+        "test_files.py::test_files_that_belong_together_survive_a_full_disk",
+    ),
+    "a-file-without-its-description": Fault(
+        "src/raglane/models/exported.py",
+        'write_files({exported.path: content, beside: f"{text}\\n".encode()})',
+        'write_files({exported.path: content}), write_files({beside: f"{text}\\n".encode()})',
+        "export/test_runs.py::test_a_full_disk_leaves_neither_file",
+    ),
     "a-file-knows-no-scale": Fault(
         "src/raglane/models/exported.py",
         "(values.double() * self.std + self.mean).to(values.dtype)",

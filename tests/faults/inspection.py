@@ -67,10 +67,4 @@ FAULTS: dict[str, Fault] = {
         'f"{layout}-"',
         "inspection/test_found.py::test_names_in_a_page_are_one_of_a_kind_and_all_tags_close",
     ),
-    "half-a-report-is-left": Fault(
-        "src/raglane/cli/inspect.py",
-        "            if path in new:",
-        "            if path not in new:",
-        "cli/test_inspect.py::test_a_full_disk_leaves_no_file",
-    ),
 }

@@ -49,7 +49,7 @@ def compare(
 
     raglane compare runs/gru runs/lstm -o cells.md -o cells.png
     """
-    from raglane.files import check_new_file, write_file
+    from raglane.files import check_new_file, write_files
 
     places = output or []
     for place in places:
@@ -68,8 +68,7 @@ def compare(
             content[place] = as_picture(groups, suffix == ".svg")
         else:
             content[place] = as_csv(groups) if suffix == ".csv" else as_markdown(groups).encode()
-    for place, made in content.items():
-        write_file(place, made)
+    write_files(content)
     if not quiet:
         console.say(*as_text(groups).splitlines())
         if places:

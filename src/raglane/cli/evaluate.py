@@ -125,49 +125,44 @@ def report(
         asked: further arguments of :func:`raglane.training.inference.evaluate`.
         is_short: leave the table to its file.
     """
-    from raglane.files import write_file
+    from raglane.files import write_files
     from raglane.training import inference
     from raglane.training.folder import EVALUATION
     from raglane.training.stored import to_json
 
     evaluation = inference.evaluate(saved, records, device=device, **(asked or {}))
     say(f"{name}: {_numbers(evaluation)} ({evaluation.sequences:,} sequences of {records.source.name})")
-    written = _write_details(folder, evaluation, say=None if is_short else say)
+    details = _details(folder, evaluation, say=None if is_short else say)
     content = {"data": str(records.source), **evaluation.to_config()}
     if records.skipped:
         content["skipped"] = [asdict(row) for row in records.skipped]
-    write_file(folder / EVALUATION, to_json(content))
+    write_files({folder / EVALUATION: to_json(content)} | {folder / name: made for name, made in details.items()})
     if not is_short:
-        say(f"written: {', '.join([str(folder / EVALUATION), *written])}")
+        say(f"written: {', '.join([str(folder / EVALUATION), *details])}")
 
 
-def _write_details(folder: Path, evaluation: Evaluation, say: Callable[[str], None] | None) -> list[str]:
-    """What goes with the numbers: a matrix, a table, a picture; and the names of the files."""
-    from raglane.files import write_file
+def _details(folder: Path, evaluation: Evaluation, say: Callable[[str], None] | None) -> dict[str, bytes]:
+    """What goes with the numbers: a matrix, a table, a picture, as files by their names."""
     from raglane.report.figures import points_png
     from raglane.report.tables import rows_table
 
-    written = []
+    details: dict[str, bytes] = {}
     measured = evaluation.measured
     if evaluation.confusion is not None:
-        _write_confusion(folder, evaluation, say)
-        written += ["confusion.png", "confusion.txt"]
+        details |= _confusion(folder, evaluation, say)
     if measured.table:
         table = rows_table(measured.table)
-        write_file(folder / "table.txt", (table + "\n").encode())
-        written.append("table.txt")
+        details["table.txt"] = (table + "\n").encode()
         if say is not None and len(measured.table) <= _LONGEST_TABLE:
             for line in table.splitlines():
                 say(line)
     if measured.points:
-        write_file(folder / "points.png", points_png(measured.points, f"{folder.name}\n{_numbers(evaluation)}"))
-        written.append("points.png")
-    return written
+        details["points.png"] = points_png(measured.points, f"{folder.name}\n{_numbers(evaluation)}")
+    return details
 
 
-def _write_confusion(folder: Path, evaluation: Evaluation, say: Callable[[str], None] | None) -> None:
+def _confusion(folder: Path, evaluation: Evaluation, say: Callable[[str], None] | None) -> dict[str, bytes]:
     """The confusion matrix as picture and text."""
-    from raglane.files import write_file
     from raglane.report.figures import confusion_png
     from raglane.report.tables import confusion_table
 
@@ -178,8 +173,8 @@ def _write_confusion(folder: Path, evaluation: Evaluation, say: Callable[[str], 
             say(line)
     numbers = evaluation.numbers
     title = f"{folder.name}\naccuracy {numbers['accuracy']:.3f}, macro-F1 {numbers['macro_f1']:.3f}"
-    write_file(folder / "confusion.txt", (table + "\n").encode())
-    write_file(folder / "confusion.png", confusion_png(matrix, evaluation.labels, title))
+    picture = confusion_png(matrix, evaluation.labels, title)
+    return {"confusion.png": picture, "confusion.txt": (table + "\n").encode()}
 
 
 def _numbers(evaluation: Evaluation) -> str:

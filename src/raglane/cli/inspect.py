@@ -112,6 +112,7 @@ def inspect(
     source = Source(data, format, names)
     check_default(source, settings)
     _check_outputs(data, html=html, json=place)
+    from raglane.files import write_files
     from raglane.inspection import reading
     from raglane.inspection.document import as_json
     from raglane.inspection.inspect import inspect as find_out
@@ -126,7 +127,7 @@ def inspect(
 
             progress.stage("drawing")
             files[html] = as_page(found)
-    _write(files)
+    write_files(files)
     if json is not None and place is None:
         sys.stdout.write(as_json(found).decode("utf-8", errors="backslashreplace"))
         sys.stdout.flush()
@@ -147,23 +148,6 @@ def _tell(found: Inspection, written: list[Path]) -> None:
     else:
         console.say(*lines(found, bar))
     console.say("train with:", found.command)
-
-
-def _write(files: dict[Path, bytes]) -> None:
-    """Write each file whole or not at all, and none where one cannot be written."""
-    from raglane.files import write_file
-
-    done: list[Path] = []
-    new = {path for path in files if not path.exists()}
-    try:
-        for path, content in files.items():
-            write_file(path, content)
-            done.append(path)
-    except OSError:
-        for path in done:
-            if path in new:
-                path.unlink(missing_ok=True)
-        raise
 
 
 def _check_outputs(data: Path | None, **places: Path | None) -> None:

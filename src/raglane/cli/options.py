@@ -96,8 +96,14 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         with flags(_flags_of(context) | from_file):
             function(**values)
 
+    run.__doc__ = _prose(inspect.getdoc(function) or "")
     run.__signature__ = inspect.Signature(sorted(parameters, key=_panel))  # type: ignore[attr-defined]
     return run
+
+
+def _prose(text: str) -> str:
+    """A docstring for the help page: a paragraph is a line, for the terminal to wrap, and brackets are no markup."""
+    return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n")).replace("[", r"\[")
 
 
 def _flags_of(context: typer.Context) -> dict[str, str]:

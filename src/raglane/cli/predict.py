@@ -59,7 +59,6 @@ def predict(
         _on_ray(run, output, data, {**columns, **({} if format is None else {"format": format})}, engine, asked, quiet)
         return
     from raglane.data.skipping import skipped_lines
-    from raglane.files import write_file
     from raglane.models.run import load
     from raglane.training.inference import pick_device
     from raglane.training.predictions import check_apart, check_output, write_predictions
@@ -76,9 +75,7 @@ def predict(
     if not quiet:
         tell_empty(records, model.task, console.say)
     predictions = model.predict(records, **asked)
-    write_predictions(output, predictions)
-    if skips:
-        write_file(listed, skipped_lines(records.skipped))
+    write_predictions(output, predictions, {listed: skipped_lines(records.skipped)} if skips else {})
     if not quiet:
         if skips:
             tell_skipped(len(records.skipped), listed, console.say)

@@ -22,7 +22,7 @@ from raglane.export.tracing import check_dtype, evaluating, quiet, traced
 from raglane.export.verify import Verified, check_agrees, in_runtime
 from raglane.files import check_new_file, write_file
 
-__all__ = ["Exported", "onnx"]
+__all__ = ["Exported", "made", "onnx"]
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,21 @@ def onnx(
         ...     exported.inputs, exported.outputs
         ({'values': ['sequences', 'steps', 3], 'lengths': ['sequences']}, ['output_0', 'output_1'])
     """
+    content, exported = made(model, path, example=example, layout=layout, verify=verify, metadata=metadata)
+    write_file(exported.path, content)
+    return exported
+
+
+def made(
+    model: nn.Module,
+    path: str | Path,
+    *,
+    example: Any,
+    layout: Layout = "padded",
+    verify: bool = True,
+    metadata: Mapping[str, str] | None = None,
+) -> tuple[bytes, Exported]:
+    """What :func:`onnx` writes, not yet written: for who writes more than one file. Arguments and errors as there."""
     check_kind("model", model, nn.Module, "a torch.nn.Module", "pass a layer or a model")
     check_flag("verify", verify)
     target = Path(path)
@@ -97,9 +112,8 @@ def onnx(
         program.model.metadata_props.update(metadata or {})
         content = _bytes_of(program)
         verified = check_agrees(in_runtime(content), model, signature) if verify else None
-    write_file(target, content)
     graph = program.model.graph
-    return Exported(
+    return content, Exported(
         target,
         {value.name: [_size(size) for size in value.shape] for value in graph.inputs},
         [value.name for value in graph.outputs],

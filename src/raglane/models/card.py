@@ -16,7 +16,7 @@ from raglane.data.lengths import Distribution, summary
 from raglane.data.records import Records
 from raglane.data.stored_dataset import Dataset
 from raglane.errors import DataError, count_of, shorten
-from raglane.files import write_file
+from raglane.files import write_files
 from raglane.models.configuration import entries
 from raglane.models.sources import DEFAULT_DATA
 from raglane.planner.words import seconds_in_words
@@ -95,8 +95,7 @@ def write_card(folder: Path, settings: Settings, result: TrainingResult, parts: 
     """
     card = make_card(folder, settings, result, parts)
     content = as_page(card)
-    write_file(folder / CARD, as_markdown(card).encode())
-    write_file(folder / REPORT, content)
+    write_files({folder / CARD: as_markdown(card).encode(), folder / REPORT: content})
 
 
 def make_card(folder: Path, settings: Settings, result: TrainingResult, parts: Parts) -> Card:

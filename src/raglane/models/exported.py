@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from raglane import export
 from raglane.data.missing import BLOCKS
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import TIME_GAP
 from raglane.data.vocabulary import END, UNKNOWN
 from raglane.errors import ArgumentError, ExportError, message
 from raglane.export.signature import Layout
-from raglane.files import check_new_file, write_file
+from raglane.export.to_onnx import Exported, made
+from raglane.files import check_new_file, write_files
 from raglane.ragged import Ragged
 from raglane.segments import plain as segments
 from raglane.training.model import SequenceModel
@@ -148,7 +148,7 @@ def description_path(path: Path) -> Path:
 
 def export_run(
     model: SequenceModel, preprocessor: Preprocessor, path: Path, *, layout: Layout, verify: bool
-) -> export.Exported:
+) -> Exported:
     """Write a run's model with its preprocessing, and a JSON beside it.
 
     Args:
@@ -170,10 +170,10 @@ def export_run(
     module = RunModule(model, preprocessor)
     description = _described(model, preprocessor, layout)
     text = json.dumps(description, ensure_ascii=False, indent=1)
-    exported = export.onnx(
+    content, exported = made(
         module, path, example=_example(preprocessor), layout=layout, verify=verify, metadata={"raglane": text}
     )
-    write_file(beside, f"{text}\n".encode())
+    write_files({exported.path: content, beside: f"{text}\n".encode()})
     return exported
 
 

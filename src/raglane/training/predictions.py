@@ -6,12 +6,12 @@ import csv
 import io
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from raglane.errors import ArgumentError, message, require
-from raglane.files import check_new_file, write_file
+from raglane.files import check_new_file, write_files
 from raglane.reading import as_path
 from raglane.training.checkpoint import CONFIG
 from raglane.training.folder import RUN_FILES, RUN_FOLDERS
@@ -81,12 +81,15 @@ def _real(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-def write_predictions(path: str | os.PathLike[str], predictions: Predictions) -> None:
+def write_predictions(
+    path: str | os.PathLike[str], predictions: Predictions, beside: Mapping[Path, bytes] | None = None
+) -> None:
     r"""Write a table of predictions whole or not at all.
 
     Args:
         path: ends in ``.parquet``, ``.csv`` (lists as JSON text) or ``.jsonl``.
         predictions: the table. A number that is not finite becomes null, an empty entry in ``.csv``.
+        beside: files that belong to it, by their places: there are all of them, or none.
 
     Raises:
         ArgumentError: as :func:`check_output`.
@@ -102,7 +105,7 @@ def write_predictions(path: str | os.PathLike[str], predictions: Predictions) ->
     """
     check_output(path)
     path = as_path(path)
-    write_file(path, WRITERS[path.suffix.lower()](finite(predictions.columns)))
+    write_files({path: WRITERS[path.suffix.lower()](finite(predictions.columns)), **(beside or {})})
 
 
 def _parquet(columns: dict[str, list[Any]]) -> bytes:
