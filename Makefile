@@ -50,8 +50,9 @@ demo: $(READY)
 	$(BIN)/raglane predict $(RUN) --output $(RUN)/predictions.csv --probabilities
 	@head -n 4 $(RUN)/predictions.csv | cut -d, -f1-3
 
+# Compiled modules are kept, whatever the environment says: else each process of the tests compiles them all again.
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --quiet
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --quiet
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -98,6 +98,14 @@ def poisoned_memory() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def unsynced_files() -> Iterator[None]:
+    """Do not wait for the disk: no test pulls the plug. Processes that tests start do wait."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", os.fstat)  # which refuses what is no open file, as fsync does
+        yield
+
+
 @pytest.fixture(autouse=True)
 def default_device(device: torch.device) -> Iterator[None]:
     """Make what the tests create, layers and tensors alike, live on the device under test."""

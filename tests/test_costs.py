@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import raglane as rl
+from looped import looped
 from raglane.costs import Cost, cost
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.schedules import SCHEDULES
@@ -55,14 +56,12 @@ def test_costs_are_those_of_the_product_with_a_column(lengths: list[int]) -> Non
         assert one.elements == one.multiplications
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32]
-)
+@looped("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32])
 def test_lengths_of_every_integer_dtype(dtype: torch.dtype, device: torch.device) -> None:
     assert cost(torch.tensor([4, 0, 2]).to(dtype).to(device)) == cost([4, 0, 2])
 
 
-@pytest.mark.parametrize(
+@looped(
     "lengths",
     [
         (4, 0, 2),
@@ -71,7 +70,6 @@ def test_lengths_of_every_integer_dtype(dtype: torch.dtype, device: torch.device
         [torch.tensor(4), torch.tensor(0), torch.tensor(2)],
         rl.Ragged.from_flat(torch.zeros(6, 3), lengths=[4, 0, 2]),
     ],
-    ids=["tuple", "array", "small array", "list of tensors", "Ragged"],
 )
 def test_lengths_of_every_kind(lengths: Any) -> None:
     assert cost(lengths) == cost([4, 0, 2])
@@ -88,13 +86,13 @@ def test_ragged_on_a_device(device: torch.device) -> None:
     assert cost(rl.Ragged.from_flat(torch.zeros(6, 3, device=device), lengths=[4, 0, 2])) == cost([4, 0, 2])
 
 
-@pytest.mark.parametrize("lengths", [[], (), np.array([]), torch.tensor([], dtype=torch.int32), [0], [0, 0]])
+@looped("lengths", [[], (), np.array([]), torch.tensor([], dtype=torch.int32), [0], [0, 0]])
 def test_nothing_costs_nothing(lengths: Any) -> None:
     for one in cost(lengths).values():
         assert (one.steps, one.elements, one.waste, one.multiplications, one.additions) == (0, 0, 0, 0, 0)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("lengths", "kind", "words"),
     [
         ([3, -1, 2], ArgumentError, "lengths: got -1 at index 1; the rule: a length is at least 0"),

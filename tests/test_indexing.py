@@ -22,7 +22,7 @@ def numbers(count: int, features: tuple[int, ...], dtype: torch.dtype, device: t
     return torch.randint(0, 2 if dtype is torch.bool else 100, (count, *features), device=device).to(dtype)
 
 
-@pytest.mark.parametrize(("count", "features"), SIZES)
+@looped(("count", "features"), SIZES)
 @looped("dtype", DTYPES)
 @looped("fill", [0.0, 1.0])
 def test_placed_and_taken_back(
@@ -48,7 +48,7 @@ def test_numbers_of_which_torch_moves_no_rows(dtype: torch.dtype) -> None:
         assert torch.equal(take_rows(placed, index).float(), values.float())
 
 
-@pytest.mark.parametrize(("count", "features"), SIZES)
+@looped(("count", "features"), SIZES)
 def test_gradients_are_those_of_advanced_indexing(count: int, features: tuple[int, ...], device: torch.device) -> None:
     values = torch.randn(2 * count + 3, *features, device=device, requires_grad=True)
     index = torch.randperm(2 * count + 3, device=device)[:count]
@@ -63,7 +63,7 @@ def test_gradients_are_those_of_advanced_indexing(count: int, features: tuple[in
     assert torch.equal(ours, values.detach()[index])
 
 
-@pytest.mark.parametrize(("count", "features"), SIZES)
+@looped(("count", "features"), SIZES)
 @looped("dtype", DTYPES)
 def test_joined(count: int, features: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
     values = numbers(count, features, dtype, device)
@@ -73,7 +73,7 @@ def test_joined(count: int, features: tuple[int, ...], dtype: torch.dtype, devic
     assert torch.equal(placed, place_rows(values, index, 2 * count + 3, 1.0))
 
 
-@pytest.mark.parametrize(("count", "features"), SIZES)
+@looped(("count", "features"), SIZES)
 def test_joined_gradients(count: int, features: tuple[int, ...], device: torch.device) -> None:
     parts = [part.requires_grad_() for part in torch.randn(count, *features, device=device).tensor_split(3)]
     parts[0].requires_grad_(False)

@@ -255,7 +255,7 @@ def test_gradients_flow_through_a_ragged_batch() -> None:
     assert grad.tolist() == [2.0, 0.0, 12.0, 9.0, 6.0]
 
 
-@pytest.mark.parametrize(
+@looped(
     ("path", "function", "kind", "said"),
     [
         (lambda p: p.each, len, ArgumentTypeError, r"type int for \[0\]"),

@@ -48,6 +48,16 @@ def test_the_case_that_fails_is_named(pytester: pytest.Pytester) -> None:
                 if error is KeyError:
                     raise error
 
+        @looped(
+            "make",
+            [
+                lambda: 1,
+                lambda: "x" * 1000,
+            ],
+        )
+        def test_functions(make):
+            assert make() == 1
+
         @looped("size", [1, 2])
         def test_skips(size):
             if size == 2:
@@ -55,13 +65,14 @@ def test_the_case_that_fails_is_named(pytester: pytest.Pytester) -> None:
         """
     )
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
-    result.assert_outcomes(passed=1, failed=3)
+    result.assert_outcomes(passed=1, failed=4)
     result.stdout.fnmatch_lines(
         [
             "*assert (3 <= 2*",
             "*case: size = 3",
             "*case: name = 'a'",
             "*case: error = <class 'ValueError'>",
+            "*case: make = <lambda> of line 24",
             "*leave it out of the list*",
         ]
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from torch._utils import ExceptionWrapper
 
+from looped import looped
 from raglane import errors
 from raglane.cli import main
 from raglane.cli.console import complain, say
@@ -28,7 +29,7 @@ def test_what_is_not_printable_is_an_escape() -> None:
     assert printable("née 日本 ü 😀") == "née 日本 ü 😀"
 
 
-@pytest.mark.parametrize("kind", _KINDS)
+@looped("kind", _KINDS)
 def test_every_error_is_one_printable_line(kind: type[RaglaneError]) -> None:
     """Also one whose message no helper put together."""
     error = kind(f"{EVIL}: wrong")

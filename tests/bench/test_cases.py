@@ -86,7 +86,7 @@ def test_operations_are_those_of_the_matrix_products(cell: str, gates: int) -> N
     assert operations(cell, Size(7, 6, 4), "train") == 3 * counted
 
 
-@pytest.mark.parametrize(("cell", "products"), [("indrnn_tanh", 1), ("mingru", 2), ("minlstm", 3), ("sru", 4)])
+@looped(("cell", "products"), [("indrnn_tanh", 1), ("mingru", 2), ("minlstm", 3), ("sru", 4)])
 def test_an_elementwise_cell_has_input_products_alone(cell: str, products: int) -> None:
     assert cell in ELEMENTWISE
     assert operations(cell, Size(7, 6, 4), "infer") == 2 * products * 6 * 4
@@ -95,7 +95,7 @@ def test_an_elementwise_cell_has_input_products_alone(cell: str, products: int) 
 # -- lengths ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", LENGTHS)
+@looped("name", LENGTHS)
 @looped("count", [32, 33, 256])
 def test_every_rule_gives_the_same_lengths_each_time(name: str, count: int) -> None:
     drawn = LENGTHS[name].draw(count)
@@ -105,14 +105,14 @@ def test_every_rule_gives_the_same_lengths_each_time(name: str, count: int) -> N
     assert LENGTHS[name].draw(count) == drawn
 
 
-@pytest.mark.parametrize("count", [32, 64, 256, 257])
+@looped("count", [32, 64, 256, 257])
 def test_a_filled_batch_has_as_many_elements_as_an_equal_one(count: int) -> None:
     lengths = LENGTHS["fill-0.1"].draw(count)
     assert sum(lengths) == sum(LENGTHS["equal"].draw(count)) == 30 * count
     assert sum(lengths) / (count * max(lengths)) == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize("name", QUANTILES)
+@looped("name", QUANTILES)
 def test_lengths_like_real_data_follow_its_quantiles(name: str) -> None:
     quantiles = QUANTILES[name]
     assert len(quantiles) == 101

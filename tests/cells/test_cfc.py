@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import raglane as rl
+from looped import looped
 from raglane.cells import CELLS
 from raglane.errors import ArgumentError
 
@@ -32,7 +33,7 @@ def _loop(layer: Any, series: torch.Tensor, gap_column: int | None) -> torch.Ten
     return torch.stack(found)
 
 
-@pytest.mark.parametrize("gap_column", [None, 0, 2, 3])
+@looped("gap_column", [None, 0, 2, 3])
 def test_times_in_any_column(gap_column: int | None) -> None:
     layer: Any = rl.nn.CfC(D + 1, H, backbone_units=U, gap_column=gap_column, dtype=torch.float64)
     batch = _batch([3, 0, 5])

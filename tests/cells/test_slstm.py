@@ -10,6 +10,7 @@ from torch import Tensor
 
 import raglane as rl
 from cell_requests import random_weights
+from looped import looped
 from naive_cells import naive_step
 from raglane import cells
 from raglane.errors import ArgumentError
@@ -21,7 +22,7 @@ def _randn(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
 
 
-@pytest.mark.parametrize("heads", [1, 2, 3, 6])
+@looped("heads", [1, 2, 3, 6])
 def test_heads_read_their_own_units(heads: int) -> None:
     cell = cells.SLSTM(heads)
     weights, values, mask = random_weights(cell, D, H), _randn(R, D), torch.rand(R, H, dtype=torch.float64)
@@ -70,7 +71,7 @@ def test_it_is_its_authors() -> None:
     torch.testing.assert_close(mine, (other[0], recurrent, other[2]), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("level", [-300.0, -80.0, 0.0, 80.0, 300.0])
+@looped("level", [-300.0, -80.0, 0.0, 80.0, 300.0])
 def test_a_sequence_begins_with_any_input_gate(level: float) -> None:
     """The first output is that of the candidate, and all stays finite, however small or large exp(i) would be."""
     weights = cells.slstm.SLSTMWeights(torch.zeros(4, 1), torch.zeros(4, 1))

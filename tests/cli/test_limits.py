@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from commands import FAST, fails, tree, undrawn_pictures, write_steps  # noqa: F401
+from looped import looped
 from raglane import memory
 from raglane.cli import main
 from raglane.errors import ArgumentError
@@ -111,9 +112,7 @@ def test_the_batch_of_a_deep_model_counts_too(
     assert main([*command, "--out", str(tmp_path / "run"), "--batch-size", "2"]) == 0
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("hidden", 2 * 10**9), ("layers", 2 * 10**9), ("layers", 10**6), ("hidden", 70)]
-)
+@looped(("name", "value"), [("hidden", 2 * 10**9), ("layers", 2 * 10**9), ("layers", 10**6), ("hidden", 70)])
 def test_a_configuration_that_asks_for_a_model_that_is_not_there(
     work: Path, capsys: pytest.CaptureFixture[str], name: str, value: int
 ) -> None:
@@ -180,7 +179,7 @@ def test_a_forecast_for_which_there_is_no_memory(work: Path, capsys: pytest.Capt
 
 
 @pytest.mark.usefixtures("nothing_is_read")
-@pytest.mark.parametrize(
+@looped(
     ("option", "values"),
     [
         ("lr", ["nan", "inf", "-inf", "-1", "0", "1e39", "1e308", "1e999"]),
@@ -198,7 +197,6 @@ def test_a_forecast_for_which_there_is_no_memory(work: Path, capsys: pytest.Capt
         ("seed", ["-1", str(2**63), str(10**400), "9" * 5000]),
         *((name, ["nan", "inf", "-0.1", "1", "1e400"]) for name in ("dropout", "zoneout", "validation-fraction")),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_numbers_that_nobody_can_mean(
     work: Path, capsys: pytest.CaptureFixture[str], option: str, values: list[str]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from commands import undrawn_pictures  # noqa: F401
 from raglane.cli import main
 from raglane.data import read
 from raglane.errors import ArgumentTypeError, RaglaneError

@@ -107,7 +107,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
 
 
 @looped("steps", [1, 4, 40])
-@pytest.mark.parametrize("name", list(MAKERS))
+@looped("name", list(MAKERS))
 def test_in_chunks_every_layer_gives_what_it_gives_whole(name: str, steps: int) -> None:
     layer = MAKERS[name]()
     layer.backend = "reference"
@@ -218,7 +218,7 @@ def test_a_compiled_model_carries_without_a_break() -> None:
         torch.testing.assert_close(*outputs)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("change", "error", "words"),
     [
         ({"layer": nn.GRU(3, 4)}, ArgumentTypeError, "layer: got a GRU"),

@@ -15,6 +15,7 @@ from torch import Tensor
 
 import raglane as rl
 from batches import numbered, random_batch
+from looped import looped
 from raglane.data.chunks import Chunk, Chunks
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from strategies import lengths as any_lengths
@@ -235,7 +236,7 @@ def test_inputs_that_want_gradients_get_them() -> None:
     torch.testing.assert_close(gradient, 2 * values.detach())
 
 
-@pytest.mark.parametrize(
+@looped(
     ("data", "arguments", "error", "words"),
     [
         (numbered([1]), {"steps": 0}, ArgumentError, "steps: got 0"),

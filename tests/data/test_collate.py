@@ -49,7 +49,7 @@ def test_sequences_become_ragged_in_their_order(lengths: list[int], features: tu
         assert all(torch.equal(batch[i], tensor) for i, tensor in enumerate(tensors))
 
 
-@pytest.mark.parametrize(
+@looped(
     ("samples", "expected"),
     [
         ([1, 2, 3], torch.tensor([1, 2, 3])),

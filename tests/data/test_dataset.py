@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import raglane as rl
+from looped import looped
 from raglane.data import Batches, Limit, Records, SequenceDataset, split
 from raglane.data.records import Columns, offsets_of, place_of
 from raglane.errors import ArgumentError, DataError, ShapeError
@@ -63,7 +64,7 @@ def test_place_of_an_element() -> None:
     assert [place_of(offsets, element) for element in range(5)] == [(1, 0), (1, 1), (3, 0), (3, 1), (3, 2)]
 
 
-@pytest.mark.parametrize(
+@looped(
     ("change", "words"),
     [
         ({"offsets": np.array([0, 3])}, "values: got 8 elements"),
@@ -178,7 +179,7 @@ def test_splits_of_other_seeds_differ() -> None:
     assert all(len(part) == 20 * 8 for part in parts)
 
 
-@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, float("nan")])
+@looped("fraction", [0.0, 1.0, -0.1, float("nan")])
 def test_a_fraction_that_is_none(fraction: float) -> None:
     with pytest.raises(ArgumentError, match="fraction"):
         split(records_of([1, 1]), fraction)
@@ -258,7 +259,7 @@ def test_pieces_of_a_forecast_predict_within_themselves() -> None:
     assert max(pieces.lengths) == 2
 
 
-@pytest.mark.parametrize("rows", [[4], [0, -5], [0.5], ["a"], [[0]]])
+@looped("rows", [[4], [0, -5], [0.5], ["a"], [[0]]])
 def test_rows_that_are_not_there(rows: list[Any]) -> None:
     with pytest.raises((IndexError, TypeError, ShapeError), match="index: got"):
         dataset_of().__getitems__(rows)

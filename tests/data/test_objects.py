@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import raglane as rl
+from looped import looped
 from raglane.data import Columns, Records, records_from
 from raglane.errors import ArgumentTypeError, DataError, ShapeError
 
@@ -146,7 +147,7 @@ class _Other:
     """Neither a sequence nor a table."""
 
 
-@pytest.mark.parametrize(
+@looped(
     ("data", "labels", "error", "words"),
     [
         (3, None, ArgumentTypeError, ["data: got 3", "a list of sequences"]),

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from looped import looped
 from raglane.data import Preprocessor, Records
 from raglane.data.labels import sort_labels
 from raglane.data.missing import fill_missing, refuse_missing
@@ -104,8 +105,8 @@ def slow_fill(records: Records, missing: str, mean: list[float], std: list[float
     return np.array(rows)
 
 
-@pytest.mark.parametrize("missing", ["zero", "forward"])
-@pytest.mark.parametrize("standardize", [True, False])
+@looped("missing", ["zero", "forward"])
+@looped("standardize", [True, False])
 def test_missing_features_against_a_loop(missing: str, standardize: bool) -> None:
     for gaps in (0.0, 0.3, 0.9):
         records = features(gaps=gaps)
@@ -234,8 +235,8 @@ def test_what_cannot_be_learned_from() -> None:
         Preprocessor.fit(tokens(["a"]), task="forecast", max_vocabulary=1)
 
 
-@pytest.mark.parametrize("missing", ["error", "zero"])
-@pytest.mark.parametrize("kind", ["features", "tokens", "tags"])
+@looped("missing", ["error", "zero"])
+@looped("kind", ["features", "tokens", "tags"])
 def test_json_round_trip(missing: str, kind: str) -> None:
     if kind == "features":
         records, task = features(), "classify"

@@ -17,6 +17,7 @@ import pytest
 
 import raglane as rl
 from commands import undrawn_pictures
+from looped import looped
 from markdown_files import Block, blocks
 from raglane.cli import main
 
@@ -67,7 +68,7 @@ def _run_commands(block: str, capsys: pytest.CaptureFixture[str]) -> None:
         assert _CHECKER.check_output(expected, printed, _FLAGS), f"{command}\nprinted:\n{printed}\nnot:\n{expected}"
 
 
-@pytest.mark.parametrize("block", README, ids=[block.splitlines()[0][:40] for block in README])
+@looped("block", README)
 def test_block(block: str) -> None:
     _run(block, {"__name__": "readme", "rl": rl}, "README.md")
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
+from looped import looped
 from markdown_files import anchors, blocks, broken_links, links
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +25,7 @@ def test_documents_are_found() -> None:
     }
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+@looped("path", DOCUMENTS)
 def test_links_lead_somewhere(path: Path) -> None:
     assert broken_links(path, ROOT) == []
 

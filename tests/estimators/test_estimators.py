@@ -18,6 +18,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_classifiers_train, check_estimator, check_regressors_train
 
 import raglane as rl
+from looped import looped
 from raglane.errors import ArgumentError, ArgumentTypeError, DataError
 from raglane.sklearn import RaglaneClassifier, RaglaneRegressor
 
@@ -198,7 +199,7 @@ def test_parameters_are_the_settings() -> None:
     assert found[0] != found[2]
 
 
-@pytest.mark.parametrize(
+@looped(
     ("parameters", "X", "y", "error", "words"),
     [
         ({"hidden": 0}, None, None, ArgumentError, "hidden: got 0"),

@@ -121,7 +121,7 @@ FAULTS: dict[str, Fault] = {
         "csrc/layer_gradients.h",
         "outer.rows, 1, stride(d, outer.left), 1, continues(block),",
         "outer.rows, 1, stride(d, outer.left), 1, false,",
-        "kernels/test_cpu_matrix.py::test_gradients_of_many_elements[gru-portable]",
+        "kernels/test_cpu_matrix.py::test_gradients_of_many_elements[gru]",
     ),
     "an-lstm-that-forgets-its-gradient": Fault(
         "csrc/cells/lstm.h",

@@ -60,8 +60,8 @@ def own(network: Network, found: list[Tensor], need_states: bool = False) -> lis
     return found[:-weights]
 
 
-@pytest.mark.parametrize("isa", LIBRARY.isas)
-@pytest.mark.parametrize("cell", MATRIX_CELLS)
+@looped("isa", LIBRARY.isas)
+@looped("cell", MATRIX_CELLS)
 @pytest.mark.usefixtures("two_threads")
 def test_the_same_bits_as_of_a_layer_that_keeps_everything(cell: str, isa: str, use: Use) -> None:
     """Outputs, states, and the gradients of values and initial states; those of weights are sums in another order."""
@@ -86,7 +86,7 @@ def test_the_same_bits_as_of_a_layer_that_keeps_everything(cell: str, isa: str, 
 
 @looped("every", [1, 3, 100])
 @looped("lengths", LENGTHS)
-@pytest.mark.parametrize("cell", MATRIX_CELLS)
+@looped("cell", MATRIX_CELLS)
 @pytest.mark.usefixtures("two_threads")
 def test_agrees_with_the_reference(cell: str, lengths: str, every: int, use: Use) -> None:
     for index, isa in enumerate(LIBRARY.isas):
@@ -101,7 +101,7 @@ def test_agrees_with_the_reference(cell: str, lengths: str, every: int, use: Use
                 assert_close(with_gradients(network, checkpointed(every)), wanted, tolerance)
 
 
-@pytest.mark.parametrize("cell", MATRIX_CELLS)
+@looped("cell", MATRIX_CELLS)
 def test_bits_do_not_depend_on_the_threads(cell: str, use: Use) -> None:
     """Of the gradients of weights neither, with more elements in a round than the kernels pack at a time."""
     network = make(cell, [300, 0, 1, 411, 150, *[7] * 25], (9, 37, 0), directions=2)

@@ -108,8 +108,8 @@ def each_step(network: Network, found: list[np.ndarray]) -> list[tuple[np.ndarra
 
 
 @looped("division", DIVISIONS)
-@pytest.mark.parametrize("isa", LIBRARY.isas)
-@pytest.mark.parametrize("cell", MATRIX_CELLS)
+@looped("isa", LIBRARY.isas)
+@looped("cell", MATRIX_CELLS)
 @pytest.mark.usefixtures("two_threads")
 def test_agrees_with_integers_in_numpy(cell: str, isa: str, division: str, use: Use) -> None:
     use(isa, DIVISIONS[division] | POISON)
@@ -124,7 +124,7 @@ def test_agrees_with_integers_in_numpy(cell: str, isa: str, division: str, use: 
                 assert np.array_equal(found, wanted)
 
 
-@pytest.mark.parametrize("isa", LIBRARY.isas)
+@looped("isa", LIBRARY.isas)
 def test_the_largest_products(isa: str, use: Use) -> None:
     """Sums of two bytes times bytes here are more than 16 bits hold, of either sign."""
     use(isa)

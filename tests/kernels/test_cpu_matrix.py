@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from operator import methodcaller
 
@@ -83,24 +83,28 @@ def test_gradients_by_torchs_products(cell: str, lengths: str, monkeypatch: pyte
 MANY = [300, 0, 1, 411, 150, *[7] * 25]
 
 
-@looped("dtype", TOLERANCE)
-@pytest.mark.parametrize("isa", LIBRARY.isas)
+@cache
+def _of_many(cell: str, sizes: tuple[int, int, int]) -> tuple[Network, list[Tensor]]:
+    network = make(cell, MANY, sizes, directions=2)
+    return network, with_gradients(network, reference.BACKEND)
+
+
+# Not bfloat16: a thousand steps of its rounding say little about the products.
+@looped("dtype", [torch.float64, torch.float32])
+@looped("isa", LIBRARY.isas)
 @pytest.mark.parametrize("cell", [*MATRIX_CELLS, *ELEMENTWISE_CELLS])
 @pytest.mark.usefixtures("two_threads")
 def test_gradients_of_many_elements(cell: str, isa: str, dtype: torch.dtype, use: Use) -> None:
     use(isa, POISON)
-    if dtype is torch.bfloat16:
-        return  # a thousand steps of its rounding say little about the products
     for sizes in ((5, 7, 0), (6, 6, 0), (3, 9, 4)):
         if sizes[2] and cell != "lstm":
             continue
-        network = make(cell, MANY, sizes, directions=2)
-        wanted = with_gradients(network, reference.BACKEND)
+        network, wanted = _of_many(cell, sizes)
         assert_close(with_gradients(network.map(lambda t: t.to(dtype)), BACKEND), wanted, 10 * TOLERANCE[dtype])
 
 
 @looped("directions", [1, 2])
-@pytest.mark.parametrize("cell", [*MATRIX_CELLS, *ELEMENTWISE_CELLS])
+@looped("cell", [*MATRIX_CELLS, *ELEMENTWISE_CELLS])
 def test_states_that_nobody_gave_are_zeros(cell: str, directions: int) -> None:
     network = make(cell, LENGTHS["mixed"], layers=2, directions=directions)
     sizes = tuple(part.shape[2] for part in network.state)
@@ -118,7 +122,7 @@ def test_states_that_nobody_gave_are_zeros(cell: str, directions: int) -> None:
 
 @looped("lengths", LENGTHS)
 @looped("directions", [1, 2])
-@pytest.mark.parametrize("cell", MATRIX_CELLS)
+@looped("cell", MATRIX_CELLS)
 @pytest.mark.usefixtures("two_threads")
 def test_layers(cell: str, directions: int, lengths: str, use: Use) -> None:
     cases = []
@@ -134,7 +138,7 @@ def test_layers(cell: str, directions: int, lengths: str, use: Use) -> None:
         assert_close(with_gradients(network.map(methodcaller("to", dtype)), BACKEND), wanted, tolerance)
 
 
-@pytest.mark.parametrize("cell", MATRIX_CELLS)
+@looped("cell", MATRIX_CELLS)
 def test_without_output_or_gradients(cell: str) -> None:
     network = make(cell, LENGTHS["mixed"], layers=2, directions=2)
     with torch.no_grad():
@@ -151,7 +155,7 @@ def test_ten_thousand_steps(cell: str, use: Use) -> None:
 
 
 @looped("directions", [1, 2])
-@pytest.mark.parametrize("cell", MATRIX_CELLS)
+@looped("cell", MATRIX_CELLS)
 def test_states_of_every_step(cell: str, directions: int) -> None:
     for projection in (0, 6) if cell == "lstm" else (0,):
         network = make(cell, LENGTHS["mixed"], (5, 17, projection), layers=2, directions=directions)
@@ -164,8 +168,8 @@ def test_states_of_every_step(cell: str, directions: int) -> None:
 # ---- isolation --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("isa", LIBRARY.isas)
-@pytest.mark.parametrize("cell", MATRIX_CELLS)
+@looped("isa", LIBRARY.isas)
+@looped("cell", MATRIX_CELLS)
 def test_nan_stays_in_its_sequence(cell: str, isa: str, use: Use) -> None:
     use(isa, POISON)
     clean = make(cell, [4, 3, 5, 1, 6], (5, 19, 0), directions=2)
@@ -197,8 +201,8 @@ def test_gradients_of_a_sequence_are_its_own() -> None:
 
 
 @looped("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("isa", LIBRARY.isas)
-@pytest.mark.parametrize("cell", MATRIX_CELLS)
+@looped("isa", LIBRARY.isas)
+@looped("cell", MATRIX_CELLS)
 def test_batch_invariance(cell: str, isa: str, dtype: torch.dtype, use: Use) -> None:
     """A sequence's outputs and states are bit-identical alone, in any batch, and however the work is divided."""
     network = make(cell, [9, 1, 30, 0, 5, 5, 14, 2, 2, 2, 21], (9, 37, 0), directions=2).map(lambda t: t.to(dtype))
@@ -227,7 +231,7 @@ def test_batch_invariance(cell: str, isa: str, dtype: torch.dtype, use: Use) -> 
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("cell", MATRIX_CELLS)
+@looped("cell", MATRIX_CELLS)
 @pytest.mark.usefixtures("two_threads")
 def test_gradients_are_the_same_bits_from_run_to_run(cell: str, use: Use) -> None:
     network = make(cell, torch.randint(1, 20, (60,)).tolist(), (20, 40, 0), directions=2).map(Tensor.float)
@@ -239,7 +243,7 @@ def test_gradients_are_the_same_bits_from_run_to_run(cell: str, use: Use) -> Non
 
 @looped("dtype", TOLERANCE)
 @looped("many", [False, True])
-@pytest.mark.parametrize("isa", LIBRARY.isas)
+@looped("isa", LIBRARY.isas)
 @pytest.mark.parametrize("cell", [*MATRIX_CELLS, *ELEMENTWISE_CELLS])
 def test_gradients_are_the_same_bits_at_any_number_of_threads(
     cell: str, isa: str, many: bool, dtype: torch.dtype, use: Use
@@ -261,8 +265,8 @@ def test_gradients_are_the_same_bits_at_any_number_of_threads(
 
 
 @looped("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("isa", LIBRARY.isas)
-@pytest.mark.parametrize("cell", [*MATRIX_CELLS, *ELEMENTWISE_CELLS])
+@looped("isa", LIBRARY.isas)
+@looped("cell", [*MATRIX_CELLS, *ELEMENTWISE_CELLS])
 def test_gradients_of_values_and_states_are_the_same_bits_in_any_batch(
     cell: str, isa: str, dtype: torch.dtype, use: Use
 ) -> None:
@@ -319,8 +323,8 @@ def floats(first: int, last: int, step: int) -> Tensor:
     return torch.from_numpy(np.arange(first, last, step, dtype=np.int64).astype(np.uint32).view(np.float32))
 
 
-@pytest.mark.parametrize("isa", LIBRARY.isas)
-@pytest.mark.parametrize("function", TRUTH)
+@looped("isa", LIBRARY.isas)
+@looped("function", TRUTH)
 def test_within_four_ulp(function: str, isa: str) -> None:
     """Of some floats; ``make ulps`` takes all of them."""
     kernels = LIBRARY.with_isa(isa)
@@ -339,7 +343,7 @@ def test_within_four_ulp(function: str, isa: str) -> None:
 # ---- bfloat16 ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("isa", LIBRARY.isas)
+@looped("isa", LIBRARY.isas)
 def test_bfloat16_is_rounded_as_torch_rounds(isa: str, use: Use) -> None:
     """To nearest, ties to even: of sums that float32 holds exactly, each of which is stored once."""
     use(isa)

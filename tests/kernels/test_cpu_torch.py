@@ -32,6 +32,7 @@ from cpu_networks import (
     squares,
     with_gradients,
 )
+from looped import looped
 from raglane.cells import CELLS
 from raglane.errors import ArgumentError
 from raglane.kernels import reference
@@ -46,7 +47,7 @@ from scripts import Script
 # ---- PyTorch's machinery ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cell", MATRIX_CELLS)
+@looped("cell", MATRIX_CELLS)
 def test_second_derivatives(cell: str) -> None:
     def penalty(backend: Backend) -> list[Tensor]:
         torch.manual_seed(3)
@@ -58,7 +59,7 @@ def test_second_derivatives(cell: str) -> None:
     assert_close(penalty(BACKEND), penalty(reference.BACKEND), 1e-10)
 
 
-@pytest.mark.parametrize("cell", MATRIX_CELLS)
+@looped("cell", MATRIX_CELLS)
 def test_backward_twice_through_a_kept_graph(cell: str) -> None:
     network = make(cell, [3, 0, 5]).map(lambda t: t.clone().requires_grad_())
     loss = squares(network.run(BACKEND))
@@ -66,7 +67,7 @@ def test_backward_twice_through_a_kept_graph(cell: str) -> None:
     assert_same_bits(list(torch.autograd.grad(loss, network.tensors())), list(first))
 
 
-@pytest.mark.parametrize("cell", MATRIX_CELLS)
+@looped("cell", MATRIX_CELLS)
 def test_some_gradients_only(cell: str) -> None:
     network = make(cell, [3, 0, 5], directions=2)
     for tensor in network.tensors():
@@ -88,7 +89,7 @@ def test_autocast_takes_bfloat16() -> None:
     assert all(p.grad is not None and p.grad.dtype is torch.float32 for p in layer.parameters())
 
 
-@pytest.mark.parametrize("cell", MATRIX_CELLS)
+@looped("cell", MATRIX_CELLS)
 def test_compiled_without_breaks_or_recompiling(cell: str) -> None:
     spec_weights = make(cell, [1], (5, 6, 0), directions=2).map(Tensor.float)
     graphs = []
@@ -129,8 +130,8 @@ def test_operators_are_what_torch_expects() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, when the first dual tensor is made
-@pytest.mark.parametrize("cell", ["lstm", "mingru"])
-@pytest.mark.parametrize("trained", [False, True])
+@looped("cell", ["lstm", "mingru"])
+@looped("trained", [False, True])
 def test_derivatives_forward(cell: str, trained: bool) -> None:
     """They are the reference kernel's, whether or not somebody wants them backward as well."""
     network = make(cell, [3, 0, 2]).map(lambda t: t.clone().requires_grad_(trained))
@@ -338,8 +339,8 @@ def test_workers_of_a_data_loader_that_may_use_threads() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, when the first dual tensor is made
-@pytest.mark.parametrize("backend", [BACKEND, torch_kernels.BACKEND])
-@pytest.mark.parametrize("trained", [False, True])
+@looped("backend", [BACKEND, torch_kernels.BACKEND])
+@looped("trained", [False, True])
 def test_derivatives_forward_in_any_tensor(backend: Backend, trained: bool) -> None:
     """In one weight or one state alone, the input being an ordinary tensor."""
     network = make("lstm", [3, 0, 2], (3, 4, 0), layers=2).map(lambda t: t.clone().requires_grad_(trained))

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 import raglane as rl
+from looped import looped
 from raglane.errors import ArgumentTypeError, DispatchError
 from raglane.kernels.cpu.recurrence import run_known
 from raglane.kernels.dispatch import BACKENDS
@@ -32,7 +33,7 @@ def test_every_pair_is_of_known_schedules() -> None:
         assert set(backend.schedules) <= set(SCHEDULES)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("chosen", "expected"),
     [
         ({}, FASTEST),
@@ -56,7 +57,7 @@ def test_naming_one_resolves_the_other(chosen: dict[str, Any], expected: tuple[s
     assert (choice.backend, choice.schedule) == expected
 
 
-@pytest.mark.parametrize(
+@looped(
     ("layer", "options", "backend"),
     [
         ("LSTM", {}, "torch"),
@@ -96,7 +97,7 @@ def test_kinds_of_input() -> None:
     assert rl.explain(layer, a_batch().to_packed()).schedule == "packed"
 
 
-@pytest.mark.parametrize(
+@looped(
     ("chosen", "says"),
     [
         ({"schedule": "fast"}, "each, padded, masked, packed, lanes"),

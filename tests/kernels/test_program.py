@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import raglane as rl
+from looped import looped
 from raglane.errors import ArgumentError, DispatchError
 from raglane.kernels.program import backend, operators
 from raglane.kernels.program import verify as verification
@@ -69,7 +70,7 @@ LAYERS = [
 ]
 
 
-@pytest.mark.parametrize("make", LAYERS)
+@looped("make", LAYERS)
 def test_a_program_runs_with_gradients_of_both_orders(make: Any) -> None:
     layer, batch = make(dtype=torch.float64), a_batch(torch.float64, (3, 0, 2))
     assert rl.explain(layer, batch).backend == "program"
@@ -83,7 +84,7 @@ def test_a_program_runs_with_gradients_of_both_orders(make: Any) -> None:
     assert torch.autograd.gradgradcheck(run, wished, fast_mode=True)
 
 
-@pytest.mark.parametrize("make", LAYERS)
+@looped("make", LAYERS)
 def test_bits_are_those_of_a_sequence_alone(make: Any) -> None:
     layer, batch = make(), a_batch(lengths=(30, 0, 1, 70, 9, 33, 64, 2, *[3] * 20))
     for training in (True, False):
@@ -251,7 +252,7 @@ def test_one_trace_for_all_layers_of_a_kind(tmp_path: Path, monkeypatch: pytest.
     assert len(traced) == 2
 
 
-@pytest.mark.parametrize("make", LAYERS)
+@looped("make", LAYERS)
 def test_copies_and_pickles(make: Any) -> None:
     layer, batch = make(), a_batch()
     expected = layer(batch)[0].values

@@ -153,7 +153,7 @@ def test_projection_and_no_bias(schedule: str, bias: bool, proj_size: int, devic
 
 
 @looped("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", CELLS)
+@looped("name", CELLS)
 def test_no_bias(name: str, schedule: str, device: torch.device) -> None:
     _assert_true(truth(name, (2, 0, 3, 1), 1, 2, device, bias=False), schedule)
 
@@ -210,7 +210,7 @@ def test_any_schedule(lengths: list[int], upwards: bool, monkeypatch: pytest.Mon
     _assert_true(truth("lstm", tuple(lengths), 1, 2, device), "staggered")
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@looped("schedule", SCHEDULES)
 def test_padding_cannot_overflow(schedule: str, device: torch.device) -> None:
     # This state grows tenfold per step: one sequence of 400 steps of zeros makes 400 steps of padding for the other,
     # whose state would pass float64's largest number there, and its zero gradient would become NaN.
@@ -230,7 +230,7 @@ def test_padding_cannot_overflow(schedule: str, device: torch.device) -> None:
 
 
 @looped("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", CELLS)
+@looped("name", CELLS)
 def test_outputs_that_nobody_reads(name: str, schedule: str, device: torch.device) -> None:
     request = random_request(name, LENGTHS["mixed"], 2, 2, device=device)
     whole = BACKEND.run(request, schedule)
@@ -241,7 +241,7 @@ def test_outputs_that_nobody_reads(name: str, schedule: str, device: torch.devic
 
 
 @looped("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", CELLS)
+@looped("name", CELLS)
 def test_every_state(name: str, schedule: str, device: torch.device) -> None:
     """All states of all steps and layers, whether the output is wanted or not, and their gradients."""
     wanted = _histories(name, device)

@@ -108,7 +108,7 @@ def _values_and_gradients(request: Request, schedule: str, counted: Any) -> dict
 
 
 @looped("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", CELLS)
+@looped("name", CELLS)
 def test_float32(name: str, schedule: str, device: torch.device) -> None:
     exact = random_request(name, LENGTHS["skewed"], 2, 2, device=device)
     wanted = BACKEND.run(exact, schedule)
@@ -121,7 +121,7 @@ def test_float32(name: str, schedule: str, device: torch.device) -> None:
 
 
 @looped("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("name", CELLS)
+@looped("name", CELLS)
 def test_half_precision(name: str, dtype: torch.dtype, device: torch.device) -> None:
     request = random_request(name, LENGTHS["mixed"], directions=2, dtype=dtype, device=device)
     results = [BACKEND.run(request, schedule) for schedule in SCHEDULES]
@@ -134,7 +134,7 @@ def test_half_precision(name: str, dtype: torch.dtype, device: torch.device) -> 
 
 
 @looped("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", CELLS)
+@looped("name", CELLS)
 def test_autocast(name: str, schedule: str, device: torch.device) -> None:
     request = random_request(name, LENGTHS["mixed"], 2, dtype=torch.float32, device=device, need_states=True)
     plain = BACKEND.run(request, schedule)
@@ -150,7 +150,7 @@ def test_autocast(name: str, schedule: str, device: torch.device) -> None:
     assert {gradient.dtype for gradient in by_weights} == {torch.float32}
 
 
-@pytest.mark.parametrize("name", CELLS)
+@looped("name", CELLS)
 def test_autocast_leaves_float64_alone(name: str, device: torch.device) -> None:
     request = random_request(name, [2, 1], device=device)
     with torch.autocast(device.type, torch.bfloat16):
@@ -160,7 +160,7 @@ def test_autocast_leaves_float64_alone(name: str, device: torch.device) -> None:
 
 
 @looped("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", CELLS)
+@looped("name", CELLS)
 def test_weights_get_zeros_where_there_is_no_element(name: str, schedule: str, device: torch.device) -> None:
     request = random_request(name, [0, 0], 2, 2, device=device)
     result = BACKEND.run(request, schedule)
@@ -170,7 +170,7 @@ def test_weights_get_zeros_where_there_is_no_element(name: str, schedule: str, d
 
 
 @looped("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", CELLS)
+@looped("name", CELLS)
 def test_nothing_given_is_changed(name: str, schedule: str, device: torch.device) -> None:
     request = random_request(name, LENGTHS["mixed"], 2, 2, device=device)
     given = [*leaves_of(request), request.offsets, request.host_lengths]
@@ -205,7 +205,7 @@ def _projected() -> tuple[Weights, ...]:
     return tuple(Weights(empty(16, width), empty(16, 2), empty(16), empty(16), empty(2, 4)) for width in (3, 3, 4, 4))
 
 
-@pytest.mark.parametrize("name", CELLS)
+@looped("name", CELLS)
 def test_every_cell_on_a_device_without_data(name: str) -> None:
     request = random_request(name, [2, 0, 1], directions=2, device=torch.device("meta"), need_states=True)
     result = BACKEND.run(request, "packed")
@@ -221,7 +221,7 @@ def gpu(device: torch.device) -> None:
 
 
 @looped("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", CELLS)
+@looped("name", CELLS)
 @pytest.mark.usefixtures("gpu")
 def test_nothing_waits_for_a_gpu(name: str, schedule: str, device: torch.device) -> None:
     request = random_request(name, LENGTHS["mixed"], 2, 2, device=device)

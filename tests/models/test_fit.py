@@ -15,6 +15,7 @@ import torch
 
 import raglane as rl
 from commands import FAST, tree, undrawn_pictures, write_steps  # noqa: F401
+from looped import looped
 from raglane.cli import main
 from raglane.errors import ArgumentError, ArgumentTypeError, DataError, DivergedError, ShapeError
 
@@ -183,7 +184,7 @@ def test_a_bar_is_for_those_who_look(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize(
+@looped(
     ("options", "error", "words"),
     [
         ({"hiden": 3}, ArgumentTypeError, "'hiden'.*pass hidden, perhaps"),

@@ -46,7 +46,7 @@ def by_arithmetic() -> Any:
 
 @looped("dtype", DTYPES)
 @looped("batch_first", [False, True])
-@pytest.mark.parametrize("lengths", LENGTHS)
+@looped("lengths", LENGTHS)
 def test_a_padded_tensor_there_and_back(lengths: list[int], batch_first: bool, dtype: torch.dtype) -> None:
     given = torch.tensor(lengths)
     padded = _padded(lengths, batch_first, dtype=dtype)
@@ -67,7 +67,7 @@ def test_a_padded_tensor_there_and_back(lengths: list[int], batch_first: bool, d
 
 
 @looped("dtype", DTYPES)
-@pytest.mark.parametrize("lengths", [lengths for lengths in LENGTHS if sum(lengths)])
+@looped("lengths", [lengths for lengths in LENGTHS if sum(lengths)])
 def test_a_pack_there_and_back(lengths: list[int], dtype: torch.dtype) -> None:
     packed = _pack(lengths, dtype)
     found = rows.flatten_packed(packed)
@@ -234,7 +234,7 @@ def test_what_is_not_for_the_kernels_is_left_alone() -> None:
         assert rows.flatten_padded(dual, torch.tensor([4, 2]), False) is None
 
 
-@pytest.mark.parametrize(
+@looped(
     ("sizes", "order"),
     [
         ([2, 3, 1], [2, 0, 1]),

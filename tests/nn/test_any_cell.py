@@ -35,13 +35,13 @@ def compare(layer: Any, lengths: list[int], with_hx: bool = False) -> None:
 
 @looped("with_hx", [False, True])
 @looped("both", [False, True])
-@pytest.mark.parametrize("cell", OWN)
+@looped("cell", OWN)
 def test_a_naive_loop(cell: Any, both: bool, with_hx: bool) -> None:
     compare(rl.nn.Recurrent(cell, D, H, num_layers=2, bidirectional=both), LENGTHS, with_hx)
 
 
 @looped("schedule", SCHEDULES)
-@pytest.mark.parametrize("cell", OWN)
+@looped("cell", OWN)
 def test_a_naive_loop_under_every_schedule(cell: Any, schedule: str) -> None:
     compare(rl.nn.Recurrent(cell, D, H, num_layers=2, bidirectional=True, schedule=schedule), LENGTHS, True)
 
@@ -54,7 +54,7 @@ def test_a_naive_loop_on_any_lengths(lengths: list[int], schedule: str, seed: in
         compare(rl.nn.Recurrent(Whole, D, H, bidirectional=True, schedule=schedule), lengths)
 
 
-@pytest.mark.parametrize("cell", [*OWN, lambda *_: Fixed()])
+@looped("cell", [*OWN, lambda *_: Fixed()])
 def test_an_instance(cell: Any) -> None:
     module: Any = cell(D, H)
     layer = rl.nn.Recurrent(module)
@@ -110,7 +110,7 @@ def test_a_step_may_write_over_what_it_is_given(backend: str) -> None:
         assert torch.equal(given[1], hx)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@looped("schedule", SCHEDULES)
 def test_nan_stays_in_its_sequence(schedule: str) -> None:
     layer = rl.nn.Recurrent(Whole, D, H, num_layers=2, bidirectional=True, schedule=schedule)
     clean = sequences_of([3, 2, 4])
@@ -211,8 +211,8 @@ def test_dropout_on_inputs_of_an_own_cell() -> None:
 # -- every way to call ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("first", [False, True])
-@pytest.mark.parametrize("cell", [Leaky, Whole])
+@looped("first", [False, True])
+@looped("cell", [Leaky, Whole])
 def test_every_kind_of_input(cell: Any, first: bool) -> None:
     layer = rl.nn.Recurrent(cell, D, H, num_layers=2, bidirectional=True, batch_first=first)
     batch = rl.Ragged(sequences_of([4, 1, 5]))
@@ -290,8 +290,8 @@ def test_steps_of_a_stream() -> None:
         rl.nn.Recurrent(Leaky, D, H, bidirectional=True).step(torch.zeros(2, D, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("initial_state", ["learned", "lengths"])
-@pytest.mark.parametrize("cell", [Leaky, Whole, Moved])
+@looped("initial_state", ["learned", "lengths"])
+@looped("cell", [Leaky, Whole, Moved])
 def test_initial_states(cell: Any, initial_state: str) -> None:
     layer = rl.nn.Recurrent(cell, D, H, num_layers=2, bidirectional=True, initial_state=initial_state)
     with torch.no_grad():

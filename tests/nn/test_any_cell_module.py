@@ -64,7 +64,7 @@ def test_names_of_parameters() -> None:
     assert "num_layers=2, bidirectional=True" in repr(layer)
 
 
-@pytest.mark.parametrize("cell", OWN)
+@looped("cell", OWN)
 def test_copies_and_files(cell: Any) -> None:
     layer, batch = rl.nn.Recurrent(cell, D, H, num_layers=2, initial_state="learned"), a_batch()
     expected = results_of(layer(batch))
@@ -92,7 +92,7 @@ class Elman(nn.Module):
         return state, state
 
 
-@pytest.mark.parametrize("lengths", [LENGTHS, [3, 2], [0], []])
+@looped("lengths", [LENGTHS, [3, 2], [0], []])
 def test_autocast(lengths: list[int], device: torch.device) -> None:
     """Dtypes hang neither on the schedule nor on whether there are empty sequences."""
     layer = rl.nn.Recurrent(Elman, D, H, num_layers=2, bidirectional=True)

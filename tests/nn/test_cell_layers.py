@@ -57,13 +57,13 @@ def test_layers_are_their_formulas(kind: Kind, layers: int, both: bool, bias: bo
 
 
 @looped("lengths", [[], [0], [0, 0], [1], [3, 3], [30, 1, 1, 2]])
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@looped("kind", KINDS)
 def test_few_and_uneven_sequences(kind: Kind, lengths: list[int]) -> None:
     _assert_truth(kind, build(kind, bidirectional=True), lengths)
 
 
 @looped("clip", [0.4, 2])
-@pytest.mark.parametrize("kind", GATED, ids=str)
+@looped("kind", GATED)
 def test_clip(kind: Kind, clip: float) -> None:
     layer = build(kind, 2, bidirectional=True, clip=clip)
     with torch.no_grad():
@@ -76,7 +76,7 @@ def test_clip(kind: Kind, clip: float) -> None:
     assert not torch.allclose(layer(batch)[0].values, free(batch)[0].values)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@looped("kind", KINDS)
 def test_gradients_are_the_limits_of_differences(kind: Kind) -> None:
     layer = build(kind, 2, bidirectional=True)
     names, given = zip(*layer.named_parameters(), strict=True)
@@ -97,7 +97,7 @@ def test_gradients_are_the_limits_of_differences(kind: Kind) -> None:
 
 
 @looped("first", [False, True])
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@looped("kind", KINDS)
 def test_like_in_like_out(kind: Kind, first: bool) -> None:
     """Every kind of input gives the ragged batch's numbers, in its own kind."""
     layer = build(kind, 2, bidirectional=True, batch_first=first)
@@ -132,7 +132,7 @@ def test_like_in_like_out(kind: Kind, first: bool) -> None:
     _same(every_state, expected_state)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@looped("kind", KINDS)
 def test_packs_with_empty_sequences(kind: Kind) -> None:
     layer, batch = build(kind), _batch([3, 0, 2])
     out, state = layer(batch.to_packed())
@@ -142,7 +142,7 @@ def test_packs_with_empty_sequences(kind: Kind) -> None:
 
 
 @looped("first", [False, True])
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@looped("kind", KINDS)
 def test_step_by_step_equals_at_once(kind: Kind, first: bool) -> None:
     layer = build(kind, 2, batch_first=first)
     inputs = torch.randn(6, 3, D, dtype=torch.float64)
@@ -161,7 +161,7 @@ def test_step_by_step_equals_at_once(kind: Kind, first: bool) -> None:
 
 
 @looped(("layers", "both"), SHAPES)
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@looped("kind", KINDS)
 def test_no_output_and_summary(kind: Kind, layers: int, both: bool) -> None:
     layer, batch = build(kind, layers, bidirectional=both), _batch([4, 1, 6])
     out, state = layer(batch)
@@ -178,7 +178,7 @@ def test_no_output_and_summary(kind: Kind, layers: int, both: bool) -> None:
 
 
 @looped(("layers", "both"), SHAPES)
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@looped("kind", KINDS)
 def test_return_states(kind: Kind, layers: int, both: bool) -> None:
     layer, batch = build(kind, layers, bidirectional=both), _batch(LENGTHS)
     hx = a_state(layer, len(LENGTHS))
@@ -196,7 +196,7 @@ def test_return_states(kind: Kind, layers: int, both: bool) -> None:
     _same(parts(again[-1])[0].values, out.values)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@looped("kind", KINDS)
 def test_dropout_acts_between_layers_in_training_only(kind: Kind) -> None:
     layer, batch = build(kind, 2, dropout=1.0), _batch(LENGTHS)
     plain = build(kind, 2)
@@ -230,7 +230,7 @@ def test_other_dtypes(kind: Kind, dtype: torch.dtype) -> None:
 
 # Not every CPU has torch's kernels for float16.
 @looped(("dtype", "backend"), [(torch.bfloat16, "auto"), (torch.float16, "reference")])
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@looped("kind", KINDS)
 def test_autocast(kind: Kind, dtype: torch.dtype, backend: str, device: torch.device) -> None:
     layer = build(kind, 2, units=32, dtype=torch.float32, backend=backend)
     batch = rl.Ragged(sequences_of(LENGTHS, (D,), torch.float32))
@@ -290,8 +290,8 @@ def test_a_bound_that_is_not_reached_changes_nothing() -> None:
     assert all(bool((weight.abs() <= 1).all()) for name, weight in layer.named_parameters() if "weight_hh" in name)
 
 
-@pytest.mark.parametrize("backend", ["auto", "reference"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@looped("backend", ["auto", "reference"])
+@looped("dtype", [torch.float32, torch.float64])
 def test_minlstm_with_extreme_gates(dtype: torch.dtype, backend: str) -> None:
     """Where both gates are 0 in every dtype, their ratio still decides, and gradients are finite."""
     layer: Any = rl.nn.MinLSTM(1, 3, dtype=dtype, backend=backend)

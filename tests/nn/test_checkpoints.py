@@ -68,7 +68,7 @@ def test_in_every_use_of_a_layer(kind: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The cell .* runs in plain torch:UserWarning")
-@pytest.mark.parametrize("name", LAYERS)
+@looped("name", LAYERS)
 def test_every_layer_gives_the_same_with_it(name: str) -> None:
     """Those without a kernel that computes again run in plain torch, and say so."""
     layer, given = build(name, 2, bidirectional=True), a_batch()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from crf_by_hand import TAGS, by_hand, close, ours, random_batch, random_crf
+from looped import looped
 from raglane import Ragged
 from raglane.errors import ShapeError
 from raglane.nn.crf import recursions
@@ -22,8 +23,8 @@ LENGTHS = [[3, 0, 1, 4], [1], [0], [0, 0], [], [4, 4], [2, 4, 1, 1, 0, 3]]
 FORBIDDEN = -float("inf")
 
 
-@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-@pytest.mark.parametrize("tags", [1, TAGS])
+@looped("lengths", LENGTHS)
+@looped("tags", [1, TAGS])
 def test_equals_the_sum_over_all_paths(lengths: list[int], tags: int) -> None:
     """Every method, and the gradients of every differentiable one to emissions and parameters."""
     crf = random_crf(tags)
@@ -63,7 +64,7 @@ METHODS: dict[str, Callable[[CRF, Ragged, Ragged], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
+@looped("method", METHODS)
 @pytest.mark.parametrize("forbid", [False, True])
 def test_gradients_and_second_gradients(method: str, forbid: bool) -> None:
     """By finite differences; with forbidden tags and transitions too, which stay as they are."""
@@ -279,7 +280,7 @@ def test_autocast(device: torch.device) -> None:
             torch.testing.assert_close(value, expected[name])
 
 
-@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@looped("lengths", LENGTHS)
 def test_reductions(lengths: list[int]) -> None:
     crf = random_crf()
     emissions, tags = random_batch(lengths)

@@ -60,7 +60,7 @@ def _by_hand(encoder: SequenceEncoder, sequence: Tensor) -> Tensor:
 
 @looped("bidirectional", [False, True])
 @looped("embedding", [None, 5])
-@pytest.mark.parametrize("pooling", ["summary", *POOLINGS, None])
+@looped("pooling", ["summary", *POOLINGS, None])
 def test_the_recipe_by_hand(pooling: str | None, embedding: int | None, bidirectional: bool, device: Any) -> None:
     size = D if embedding is None else TOKENS
     encoder = SequenceEncoder(
@@ -78,8 +78,8 @@ def test_the_recipe_by_hand(pooling: str | None, embedding: int | None, bidirect
         assert found.lengths.tolist() == LENGTHS
 
 
-@pytest.mark.parametrize("layer_norm", [False, True])
-@pytest.mark.parametrize("layer", LAYERS)
+@looped("layer_norm", [False, True])
+@looped("layer", LAYERS)
 def test_every_layer_learns(layer: str, layer_norm: bool, device: Any) -> None:
     if layer_norm and layer not in ("lstm", "gru"):
         with pytest.raises(ArgumentError, match=r"layer: got .*with layer_norm one of lstm, gru"):
@@ -114,7 +114,7 @@ def test_any_layer_will_do(device: Any) -> None:
     assert SequenceEncoder(D, H, GRU)(Ragged([torch.randn(2, D)])).shape == (1, H)
 
 
-@pytest.mark.parametrize("pooling", ["summary", *POOLINGS, None])
+@looped("pooling", ["summary", *POOLINGS, None])
 def test_device_and_dtype_reach_every_part(pooling: str | None) -> None:
     encoder = SequenceEncoder(D, H, embedding=5, pooling=pooling, device="meta", dtype=torch.float64)
     assert {(part.device.type, part.dtype) for part in encoder.parameters()} == {("meta", torch.float64)}
@@ -188,7 +188,7 @@ def test_mistakes(options: dict[str, Any], batch: Any, kind: type[RaglaneError],
         SequenceEncoder(**{"input_size": D, "hidden_size": H} | options)(batch)
 
 
-@pytest.mark.parametrize("pooling", ["summary", *POOLINGS, None])
+@looped("pooling", ["summary", *POOLINGS, None])
 def test_dropout_of_every_pooling_is_for_training_only(pooling: str | None, device: Any) -> None:
     """In evaluation the numbers are those of the same network without dropout."""
     batch = _floats(device)

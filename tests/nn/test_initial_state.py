@@ -95,7 +95,7 @@ def by_hand(layer: Any, batch: rl.Ragged) -> Any:
 
 
 @looped("kind", KINDS)
-@pytest.mark.parametrize("name", LAYERS)
+@looped("name", LAYERS)
 def test_as_if_it_were_given(name: str, kind: str) -> None:
     """Results, and gradients of everything, the initial state's parameters and the features it reads included."""
     layer = layer_of(name, kind)
@@ -124,14 +124,14 @@ def test_zeros() -> None:
     assert not any(key.startswith("initial_") for key in layer.state_dict())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@looped("kind", KINDS)
 def test_what_is_given_goes_before(kind: str) -> None:
     layer = layer_of("gru", kind)
     batch, hx = rl.Ragged(sequences_of(LENGTHS)), torch.randn(4, len(LENGTHS), H, dtype=torch.float64)
     assert_same(results_of(layer(batch, hx)), results_of(plain_copy(layer, "gru")(batch, hx)), 0.0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@looped("kind", KINDS)
 def test_an_empty_sequence_ends_with_it(kind: str) -> None:
     layer = layer_of("lstm", kind)
     batch = rl.Ragged(sequences_of(LENGTHS))
@@ -174,7 +174,7 @@ def test_gradients(name: str, kind: str) -> None:
 
 
 @looped("first", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
+@looped("kind", KINDS)
 def test_every_kind_of_input(kind: str, first: bool) -> None:
     layer = layer_of("lstm", kind, batch_first=first)
     batch = rl.Ragged(sequences_of([4, 1, 5]))
@@ -194,7 +194,7 @@ def test_every_kind_of_input(kind: str, first: bool) -> None:
     assert_same([dense], [layer(equal)[0].to_padded(first)[0]])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@looped("kind", KINDS)
 def test_no_output_and_every_state(kind: str) -> None:
     layer = layer_of("lstm", kind)
     batch = rl.Ragged(sequences_of(LENGTHS))
@@ -220,7 +220,7 @@ def test_a_stream_begins_with_it() -> None:
 
 
 @looped("count", [0, 1])
-@pytest.mark.parametrize("kind", KINDS)
+@looped("kind", KINDS)
 def test_few_sequences(kind: str, count: int) -> None:
     layer = layer_of("gru", kind)
     batch = rl.Ragged.from_flat(torch.zeros(0, D, dtype=torch.float64), lengths=[0] * count)
@@ -231,7 +231,7 @@ def test_few_sequences(kind: str, count: int) -> None:
         assert_same([state], [by_hand(layer, batch)])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@looped("kind", KINDS)
 def test_autocast(kind: str, device: torch.device) -> None:
     """What a module makes there is bfloat16, and what is learned is not: both fit."""
     initial = {
@@ -267,8 +267,8 @@ def test_names_of_parameters() -> None:
     assert "initial_state='learned'" in repr(learned)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["lstm", "sru"])
+@looped("kind", KINDS)
+@looped("name", ["lstm", "sru"])
 def test_copies_and_files(name: str, kind: str) -> None:
     layer = layer_of(name, kind)
     batch = rl.Ragged(sequences_of(LENGTHS))
@@ -329,7 +329,7 @@ class Gives(nn.Module):
         return self.made(batch)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("made", "kind", "says"),
     [
         (lambda _: None, ArgumentTypeError, "initial_state: got a NoneType; the rule: a tensor"),
@@ -355,7 +355,7 @@ def test_a_tensor_for_a_pair() -> None:
         layer(rl.Ragged(sequences_of([2, 1])))
 
 
-@pytest.mark.parametrize("given", ["random", None, 0, torch.zeros(1, 1, H), OfLength])
+@looped("given", ["random", None, 0, torch.zeros(1, 1, H), OfLength])
 def test_no_such_initial_state(given: Any) -> None:
     with pytest.raises(ArgumentError, match=r"initial_state: got .* 'zeros', 'learned', 'lengths', or a module"):
         build("gru", initial_state=given)

@@ -71,7 +71,7 @@ def test_against_a_padded_loss_masked_by_hand(
 
 
 @looped("reduction", REDUCTIONS)
-@pytest.mark.parametrize("name", CASES)
+@looped("name", CASES)
 def test_gradients(name: str, reduction: str) -> None:
     case = CASES[name]
     values, target = case.draw(6)
@@ -88,7 +88,7 @@ def test_gradients(name: str, reduction: str) -> None:
 
 
 @looped("reduction", ["element", "sequence"])
-@pytest.mark.parametrize("name", CASES)
+@looped("name", CASES)
 def test_a_nan_stays_in_its_sequence(name: str, reduction: str) -> None:
     case = CASES[name]
     counts = [2, 3, 1]
@@ -106,7 +106,7 @@ def test_a_nan_stays_in_its_sequence(name: str, reduction: str) -> None:
 
 
 @looped("reduction", REDUCTIONS)
-@pytest.mark.parametrize("name", CASES)
+@looped("name", CASES)
 @looped("per_sequence", [False, True])
 def test_what_has_weight_zero_may_be_nan(name: str, reduction: str, per_sequence: bool) -> None:
     case = CASES[name]
@@ -129,7 +129,7 @@ def test_what_has_weight_zero_may_be_nan(name: str, reduction: str, per_sequence
 
 
 @looped("reduction", ["element", "sequence"])
-@pytest.mark.parametrize("name", CASES)
+@looped("name", CASES)
 @looped("counts", [[], [0], [0, 0], [2, 0, 1]])
 def test_where_nothing_counts_the_loss_is_zero(name: str, reduction: str, counts: list[int]) -> None:
     """Empty batches, and one whose weights are all 0."""
@@ -206,7 +206,7 @@ def test_class_weights_by_hand() -> None:
 
 
 @looped("reduction", REDUCTIONS)
-@pytest.mark.parametrize("name", CASES)
+@looped("name", CASES)
 def test_one_target_a_sequence(name: str, reduction: str) -> None:
     case = CASES[name]
     counts = [2, 0, 3]
@@ -219,7 +219,7 @@ def test_one_target_a_sequence(name: str, reduction: str) -> None:
 
 
 @looped("reduction", REDUCTIONS)
-@pytest.mark.parametrize("name", CASES)
+@looped("name", CASES)
 def test_bfloat16(name: str, reduction: str) -> None:
     """The result keeps the dtype, and a long sequence is not added up in it."""
     case = CASES[name]
@@ -236,7 +236,7 @@ def test_bfloat16(name: str, reduction: str) -> None:
 
 
 @looped("reduction", REDUCTIONS)
-@pytest.mark.parametrize("name", CASES)
+@looped("name", CASES)
 def test_nothing_is_padded(name: str, reduction: str) -> None:
     case = CASES[name]
     counts = [100, *[1] * 60]
@@ -253,7 +253,7 @@ def test_nothing_is_padded(name: str, reduction: str) -> None:
 
 
 @looped("reduction", REDUCTIONS)
-@pytest.mark.parametrize("name", CASES)
+@looped("name", CASES)
 def test_never_asks_for_lengths_that_the_host_does_not_know(name: str, reduction: str) -> None:
     """On a GPU, to ask would be to wait for it."""
     case = CASES[name]
@@ -277,7 +277,7 @@ def test_elements_without_a_feature_lose_nothing() -> None:
     assert losses.mse_loss(batch, batch).item() == 0
 
 
-@pytest.mark.parametrize("name", ["cross_entropy, everything", "mse_loss"])
+@looped("name", ["cross_entropy, everything", "mse_loss"])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_compiles_without_a_break(name: str, reduction: str) -> None:
     case = CASES[name]

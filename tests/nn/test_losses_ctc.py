@@ -82,7 +82,7 @@ def test_long_sequences_in_float32() -> None:
 
 
 @looped("labels", [[], [1], [1, 1], [1, 2], [2, 1, 2], [1, 1, 1]])
-@pytest.mark.parametrize("steps", [0, 1, 2, 3, 4, 5])
+@looped("steps", [0, 1, 2, 3, 4, 5])
 def test_against_every_path(steps: int, labels: list[int]) -> None:
     """The definition: the sum over all paths that read as the labels once repeats and blanks are dropped."""
     probabilities = torch.rand(steps, 3, dtype=torch.float64)
@@ -171,8 +171,8 @@ def test_reductions_by_hand() -> None:
     assert loss("sequence") == pytest.approx(mean)
 
 
-@pytest.mark.parametrize("reduction", ["element", "sequence"])
-@pytest.mark.parametrize("pairs", [[], [(0, 0)], [(0, 0), (0, 0)]])
+@looped("reduction", ["element", "sequence"])
+@looped("pairs", [[], [(0, 0)], [(0, 0), (0, 0)]])
 def test_where_nothing_counts_the_loss_is_zero(pairs: list[tuple[int, int]], reduction: Any) -> None:
     values, targets = draw(pairs)
     result = ctc_loss(batch_of(values, pairs), targets, reduction=reduction)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import raglane as rl
+from looped import looped
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.nn.pooling import POOLINGS, AttentionPooling, Pooling
 from strategies import lengths
@@ -60,7 +61,7 @@ def test_against_a_loop(name: str, lengths: list[int], device: torch.device) -> 
         torch.testing.assert_close(ours, reference, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@looped("name", NAMES)
 def test_gradients(name: str) -> None:
     pooling = build(name)
     values = torch.randn(6, 6, dtype=torch.float64, requires_grad=True)
@@ -74,7 +75,7 @@ def test_gradients(name: str) -> None:
     assert torch.autograd.gradgradcheck(function, inputs)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@looped("name", NAMES)
 def test_a_nan_stays_in_its_sequence(name: str) -> None:
     pooling = build(name)
     middle = torch.randn(3, 6, dtype=torch.float64)
@@ -92,8 +93,8 @@ def test_a_nan_stays_in_its_sequence(name: str) -> None:
         torch.testing.assert_close(ours, reference, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("lengths", [[], [0], [0, 0, 0]])
+@looped("name", NAMES)
+@looped("lengths", [[], [0], [0, 0, 0]])
 def test_empty_batches_give_zeros_and_no_gradient(name: str, lengths: list[int]) -> None:
     pooling = build(name)
     values = torch.empty(0, 6, dtype=torch.float64, requires_grad=True)
@@ -122,8 +123,8 @@ def test_equal_scores_give_the_mean() -> None:
     torch.testing.assert_close(pooling(batch), batch.mean())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", POOLINGS)
+@looped("dtype", [torch.float32, torch.bfloat16])
+@looped("name", POOLINGS)
 def test_keeps_the_dtype(name: str, dtype: torch.dtype) -> None:
     pooling = POOLINGS[name](4).to(dtype)
     batch = rl.Ragged([torch.randn(700, 4), torch.empty(0, 4), torch.randn(2, 4)]).to(dtype)
@@ -142,7 +143,7 @@ def test_compiles_without_a_break(name: str) -> None:
         torch.testing.assert_close(compiled(batch), pooling(batch))
 
 
-@pytest.mark.parametrize(
+@looped(
     ("call", "error", "says"),
     [
         (lambda: Pooling("median"), ArgumentError, "one of last, first"),

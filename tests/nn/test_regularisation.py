@@ -63,8 +63,8 @@ def test_every_schedule_and_backend_draws_the_same(name: str) -> None:
     assert_alike_everywhere(build(name, 2, bidirectional=True, **options_of(name, dropout=0.3)))
 
 
-@pytest.mark.parametrize("name", ["lstm", "sru"])
-@pytest.mark.parametrize("options", SINGLE, ids=str)
+@looped("name", ["lstm", "sru"])
+@looped("options", SINGLE)
 def test_each_alone_draws_the_same(name: str, options: dict[str, Any]) -> None:
     assert_alike_everywhere(build(name, 2, bidirectional=True, **options))
 
@@ -103,7 +103,7 @@ def test_masks_do_not_hang_on_the_layout_of_hx() -> None:
     assert_same(run(layer, batch, hx=other), run(layer, batch, hx=hx), 0.0)
 
 
-@pytest.mark.parametrize("name", ["lstm", "layernorm_gru", "indrnn_tanh", "minlstm"])
+@looped("name", ["lstm", "layernorm_gru", "indrnn_tanh", "minlstm"])
 def test_gradients_under_a_fixed_seed(name: str) -> None:
     layer = build(name, 2, bidirectional=True, **options_of(name, dropout=0.2))
     parameters = list(layer.parameters())
@@ -119,7 +119,7 @@ def test_gradients_under_a_fixed_seed(name: str) -> None:
 # -- evaluation -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@looped("name", LAYERS)
 def test_nothing_is_left_of_it_in_evaluation(name: str) -> None:
     options = {**options_of(name, dropout=0.5), "zoneout": (0.0,) * len(build(name).cell.states)}
     layer = build(name, 2, bidirectional=True, **options).eval()
@@ -130,7 +130,7 @@ def test_nothing_is_left_of_it_in_evaluation(name: str) -> None:
     assert_same(run(layer, batch, return_states=True), run(plain, batch, return_states=True), 0.0)
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@looped("name", LAYERS)
 def test_evaluation_takes_the_mean_of_zoneout(name: str) -> None:
     """Each new state is the share held times the old one, and the rest times what the cell gives."""
     count = len(build(name).cell.states)
@@ -181,8 +181,8 @@ def test_a_checkpoint_draws_the_same_again() -> None:
     assert_same(gradients(again, wanted), gradients(plain, wanted), 0.0)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", ["lstm", "sru"])
+@looped("schedule", SCHEDULES)
+@looped("name", ["lstm", "sru"])
 def test_nan_stays_in_its_sequence(name: str, schedule: str) -> None:
     layer = build(name, 2, bidirectional=True, schedule=schedule, **options_of(name, dropout=0.2))
     clean = [torch.randn(length, 3, dtype=torch.float64) for length in (3, 2, 4)]

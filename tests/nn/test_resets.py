@@ -107,7 +107,7 @@ class Affine(nn.Module):
 
 
 @looped("both", [False, True])
-@pytest.mark.parametrize("name", LAYERS)
+@looped("name", LAYERS)
 def test_every_layer(name: str, both: bool) -> None:
     layer = build(name, 2, bidirectional=both)
     compare(layer, MARKS["mixed"], with_hx=False)
@@ -122,15 +122,15 @@ def test_all_places_of_marks(name: str, both: bool, marks: list[list[int]], with
     compare(build(name, 2, bidirectional=both), marks, with_hx)
 
 
-@pytest.mark.parametrize(("schedule", "backend"), PAIRS)
+@looped(("schedule", "backend"), PAIRS)
 def test_every_schedule_and_backend(schedule: str, backend: str) -> None:
     layer = build("lstm", 2, bidirectional=True, schedule=schedule, backend=backend)
     compare(layer, MARKS["mixed"], with_hx=True)
 
 
 @looped("with_hx", [False, True])
-@pytest.mark.parametrize("initial_state", ["learned", "lengths", "module"])
-@pytest.mark.parametrize("name", ["lstm", "gru"])
+@looped("initial_state", ["learned", "lengths", "module"])
+@looped("name", ["lstm", "gru"])
 def test_what_an_episode_begins_with(name: str, initial_state: Any, with_hx: bool) -> None:
     """Each episode has an initial state of its own, learned or computed of that episode alone."""
     if initial_state == "module":
@@ -200,7 +200,7 @@ def test_a_batch_of_no_sequences() -> None:
 # -- what a reset cuts ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@looped("schedule", SCHEDULES)
 def test_nothing_crosses_a_reset(schedule: str) -> None:
     """Neither a NaN nor a gradient, in either direction."""
     layer = build("gru", 1, bidirectional=True, schedule=schedule)
@@ -249,8 +249,8 @@ def test_the_reverse_direction_reads_hx_even_so() -> None:
 # -- every kind of input ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("first", [False, True])
-@pytest.mark.parametrize("name", ["lstm", "sru"])
+@looped("first", [False, True])
+@looped("name", ["lstm", "sru"])
 def test_every_kind_of_input(name: str, first: bool) -> None:
     layer = build(name, 2, bidirectional=True, batch_first=first)
     counts = [4, 1, 5]
@@ -333,7 +333,7 @@ def test_compiled(device: torch.device) -> None:
 # -- mistakes ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@looped(
     ("resets", "kind", "says"),
     [
         ([True, False], ArgumentTypeError, "resets: got a list; .* a Ragged"),
@@ -353,7 +353,7 @@ def test_resets_that_do_not_fit(resets: Any, kind: type[Exception], says: str) -
         build("gru")(rl.Ragged(sequences_of([3, 2])), resets=resets)
 
 
-@pytest.mark.parametrize("shape", [(2, 4), (3, 3), (3, 2, 1), (3,)])
+@looped("shape", [(2, 4), (3, 3), (3, 2, 1), (3,)])
 def test_padded_resets_of_another_shape(shape: tuple[int, ...]) -> None:
     inputs = torch.zeros(3, 2, 3, dtype=torch.float64)
     for lengths in (None, torch.tensor([3, 2])):

@@ -273,7 +273,7 @@ def test_return_states(arguments: dict[str, Any]) -> None:
 
 
 @looped("first", [False, True])
-@pytest.mark.parametrize("kind", KINDS, ids=name_of)
+@looped("kind", KINDS)
 def test_step_by_step_equals_at_once(kind: dict[str, Any], first: bool) -> None:
     _, layer = pair_of_layers({**kind, "num_layers": 2, "batch_first": first}, torch.float64)
     inputs = torch.randn(6, 3, 5, dtype=torch.float64)
@@ -288,7 +288,7 @@ def test_step_by_step_equals_at_once(kind: dict[str, Any], first: bool) -> None:
     assert alone.shape == (layer.proj_size or 4,)
 
 
-@pytest.mark.parametrize(("schedule", "backend"), PAIRS)
+@looped(("schedule", "backend"), PAIRS)
 @looped("arguments", [a for a in ARGUMENTS if a["num_layers"] == 2 and a["bias"]])
 def test_dropout_is_nothing_in_eval_mode(arguments: dict[str, Any], schedule: str, backend: str) -> None:
     theirs, mine = pair_of_layers({**arguments, "dropout": 0.5}, torch.float64, schedule=schedule, backend=backend)
@@ -373,8 +373,8 @@ def test_autocast() -> None:
         torch.testing.assert_close(out.values.float(), expected.values, rtol=0.05, atol=0.02)
 
 
-@pytest.mark.parametrize("backend", _HERE)
-@pytest.mark.parametrize("kind", ["GRU", "LSTM"])
+@looped("backend", _HERE)
+@looped("kind", ["GRU", "LSTM"])
 def test_a_pack_on_every_backend(kind: str, backend: str) -> None:
     """Empty sequences are in a pack's order alone, where torch's own kernels do not look."""
     layer = getattr(rl.nn, kind)(5, 4, 2, bidirectional=True, backend=backend, dtype=torch.float64)

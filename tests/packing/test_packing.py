@@ -89,7 +89,7 @@ def assert_same(ours: Any, theirs: Any) -> None:
 # ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@looped("name", FUNCTIONS)
 def test_signature_is_torchs(name: str) -> None:
     ours = inspect.signature(getattr(packing, name)).parameters.values()
     theirs = inspect.signature(getattr(rnn, name)).parameters.values()
@@ -284,7 +284,7 @@ LENGTHS |= {
 LENGTHS["torch.uint64"] = torch.tensor([1, 3, 0, 3]).to(torch.uint64)
 
 
-@pytest.mark.parametrize("kind", LENGTHS)
+@looped("kind", LENGTHS)
 @looped("where", ["host", "device"])
 def test_lengths_of_every_kind(kind: str, where: str, device: torch.device) -> None:
     lengths = LENGTHS[kind]

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import raglane as rl
+from looped import looped
 from planner.made_up import Measured, costs, held, make_up, seen
 from raglane.planner import advice, words
 from raglane.planner.model import Floats, Profile
@@ -185,7 +186,7 @@ def test_lengths_come_in_many_forms(measured: list[Measured]) -> None:
     assert all(best == found[0] for best in found)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("options", "words"),
     [
         ({"lengths": []}, "lengths: got 0 sequences"),

@@ -10,6 +10,7 @@ import pytest
 
 import raglane as rl
 from drawings import EIGHT
+from looped import looped
 from raglane import plot
 from raglane.data import Batches, Limit, Order
 
@@ -60,7 +61,7 @@ def test_borders_are_those_of_the_batches() -> None:
     assert len(plot.histogram(lengths, 8).axes[0].lines) == 0
 
 
-@pytest.mark.parametrize("lengths", [[], [0], [7], [0, 0, 0]])
+@looped("lengths", [[], [0], [7], [0, 0, 0]])
 def test_hardly_any_lengths(lengths: list[int]) -> None:
     counts, _ = plot.histogram(lengths, 2).axes
     assert sum(_bars(counts).values()) == len(lengths)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from cpu_networks import DIVISIONS, LIBRARY, NO_TEAM, POISON, Use
+from looped import looped
 from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
 from raglane.kernels.cpu.programs import run
 from raglane.programs.program import OPERATIONS, Block, Instruction, Operand, Program, Weight
@@ -49,7 +50,7 @@ def of_operation(name: str, width: int, *, number: bool = False) -> Program:
     return Program(tuple(blocks), (), (made,), outputs, (Operand(1),))
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@looped("isa", ISAS)
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.usefixtures("two_threads")
 def test_every_operation(dtype: torch.dtype, isa: str, use: Use) -> None:
@@ -121,8 +122,8 @@ def test_random_programs(isa: str, use: Use) -> None:
             assert_agrees(case.to(dtype), 10 * tolerance)
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", TOLERANCE)
+@looped("isa", ISAS)
+@looped("dtype", TOLERANCE)
 @pytest.mark.usefixtures("two_threads")
 def test_a_sequence_has_the_same_bits_alone(dtype: torch.dtype, isa: str, use: Use) -> None:
     for seed in range(30):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from cpu_networks import LIBRARY, POISON, Use
+from looped import looped
 from raglane.errors import RaglaneError
 from raglane.kernels.cpu.products import times
 from raglane.kernels.cpu.sums import outer_products
@@ -21,7 +22,7 @@ def expected(left: Tensor, right: Tensor, groups: int) -> Tensor:
     return torch.einsum("ngi,ngj->gij", *parts)
 
 
-@pytest.mark.parametrize("isa", LIBRARY.isas)
+@looped("isa", LIBRARY.isas)
 @pytest.mark.usefixtures("two_threads")
 def test_outer_products_and_sums(isa: str, use: Use) -> None:
     use(isa, POISON)

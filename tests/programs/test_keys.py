@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from looped import looped
 from raglane.programs import keys
 from raglane.programs.graph import Unkept
 from raglane.programs.keys import lasting_key
@@ -223,7 +224,7 @@ UNKNOWN = {
 }
 
 
-@pytest.mark.parametrize("reason", UNKNOWN)
+@looped("reason", UNKNOWN)
 def test_what_is_not_known_has_no_key(reason: str) -> None:
     import functools
     import time

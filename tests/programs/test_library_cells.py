@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from looped import looped
 from raglane.cells import CELLS, GRU, LSTM, PeepholeLSTM
 from raglane.cells.regularised import Regularised, RegularisedWeights
 from traced_cells import N, agree, weights_of
@@ -17,7 +18,7 @@ def test_a_program_means_the_same_to_a_second_interpreter() -> None:
         agree(cell, weights_of(cell), cell.state_sizes(4), 4, width=6, need_states=True)
 
 
-@pytest.mark.parametrize("name", CELLS)
+@looped("name", CELLS)
 def test_a_cell_gives_what_the_reference_does(name: str) -> None:
     cell = CELLS[name]
     sizes = cell.state_sizes(4)
@@ -32,7 +33,7 @@ def test_projections_and_clips() -> None:
         agree(cell, weights_of(cell), sizes, sizes[0], width=6)
 
 
-@pytest.mark.parametrize("name", ["lstm", "gru", "layernorm_lstm", "sru"])
+@looped("name", ["lstm", "gru", "layernorm_lstm", "sru"])
 def test_dropout_on_the_state_and_zoneout(name: str) -> None:
     inner = CELLS[name]
     weights, sizes = weights_of(inner), inner.state_sizes(4)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import raglane as rl
 from batches import same
+from looped import looped
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from strategies import lengths, sequences_of
 
@@ -80,7 +81,7 @@ def test_selecting(lengths: list[int], data: st.DataObject) -> None:
     assert batch.order_by_length(descending=True).tolist() == sorted(range(count), key=lambda i: -lengths[i])
 
 
-@pytest.mark.parametrize(
+@looped(
     ("index", "error", "says"),
     [
         (5, IndexError, "2 sequences"),
@@ -203,7 +204,7 @@ def test_numpy_shares_memory() -> None:
 # -- from_flat and its mistakes -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@looped(
     ("arguments", "error", "says"),
     [
         ({}, ArgumentTypeError, "neither"),
@@ -224,7 +225,7 @@ def test_from_flat_refuses(arguments: dict[str, Any], error: type[Exception], sa
         rl.Ragged.from_flat(torch.arange(6), **arguments)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("sequences", "error", "says"),
     [
         (torch.ones(2, 3), ArgumentTypeError, "from_padded"),
@@ -241,7 +242,7 @@ def test_constructor_refuses(sequences: Any, error: type[Exception], says: str) 
         rl.Ragged(sequences)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("padded", "arguments", "error", "says"),
     [
         (torch.ones(2, 3), {}, ArgumentTypeError, "neither"),

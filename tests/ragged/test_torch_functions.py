@@ -112,7 +112,7 @@ def test_equal_lengths_of_other_origin() -> None:
     assert torch.equal((left + right).values, left.values + right.values)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("call", "says"),
     [
         (lambda r: torch.sum(r), r"call r\.sum\(\)"),
@@ -141,7 +141,7 @@ def test_refuses_with_advice(call: Callable[[rl.Ragged], Any], says: str) -> Non
         call(a_batch(4))
 
 
-@pytest.mark.parametrize(
+@looped(
     ("call", "says"),
     [
         (lambda r: r + a_batch(4)[:1], "the same lengths"),

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 import raglane as rl
 from batches import same
+from looped import looped
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.packing.flat import find_padded
 from strategies import sequences_of
@@ -110,7 +111,7 @@ def test_any_numpy_array(array: Any) -> None:
     assert rl.Ragged.from_flat(array, lengths=[1, 2]).values.tolist() == array.tolist()
 
 
-@pytest.mark.parametrize(
+@looped(
     ("call", "error", "says"),
     [
         (lambda: rl.Ragged(["ab"]), ArgumentTypeError, r"sequences\[0\].*vocabulary"),
@@ -209,7 +210,7 @@ _ODD_LENGTHS = [
 ]
 
 
-@pytest.mark.parametrize("lengths", _ODD_LENGTHS, ids=range(len(_ODD_LENGTHS)))
+@looped("lengths", _ODD_LENGTHS)
 def test_lengths_wherever_they_lie(lengths: Any) -> None:
     """With gaps, backwards, in the other byte order: what counts is which numbers they are."""
     sequences = sequences_of([2, 4, 1], (3,), torch.float32)

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from looped import looped
 from raglane.report.figures import confusion_png, curves_png
 from raglane.report.tables import confusion_table
 
@@ -26,8 +27,8 @@ def _row(epoch: int, validation: bool, metric: str) -> dict[str, float]:
     return row | {"seconds": 1.0, "elements_per_second": 10.0}
 
 
-@pytest.mark.parametrize("metric", ["accuracy", "MAE"])
-@pytest.mark.parametrize("validation", [True, False])
+@looped("metric", ["accuracy", "MAE"])
+@looped("validation", [True, False])
 @pytest.mark.parametrize("epochs", [1, 7])
 def test_curves(metric: str, validation: bool, epochs: int) -> None:
     history = [_row(epoch + 1, validation, metric) for epoch in range(epochs)]
@@ -36,7 +37,7 @@ def test_curves(metric: str, validation: bool, epochs: int) -> None:
     assert curves_png(history, metric, "a run", best_epoch=1) != plain
 
 
-@pytest.mark.parametrize("classes", [1, 2, 9, 60])
+@looped("classes", [1, 2, 9, 60])
 def test_confusion_grows_with_the_classes(classes: int) -> None:
     matrix = [[3 if row == column else 0 for column in range(classes)] for row in range(classes)]
     width, height = _size(confusion_png(matrix, [f"class {place}" for place in range(classes)], "a run"))

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import raglane as rl
+from looped import looped
 from raglane import Ragged, segments
 from raglane.data import Batches, Chunks, Limit, Records, SequenceDataset
 from raglane.data.records import offsets_of
@@ -73,7 +74,7 @@ def test_whatever_is_given_is_refused_in_the_librarys_own_words(calls: Callable[
         assert not faults, (name, faults[:5])
 
 
-@pytest.mark.parametrize("name", [name for name, (_, right) in calls_of_segments().items() if "offsets" in right])
+@looped("name", [name for name, (_, right) in calls_of_segments().items() if "offsets" in right])
 def test_offsets_that_do_not_describe_the_values_never_reach_torch(name: str) -> None:
     """Which writes beyond its memory where repeats do not add up to the size that it was told."""
     function, right = calls_of_segments()[name]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import raglane as rl
 from attacks.memory import WRONG
+from looped import looped
 from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
 from raglane.kernels.cpu import guards, matrix, operators
 from raglane.kernels.cpu.guards import guard
@@ -54,7 +55,7 @@ def same_refusals(run: Callable[[str], Any]) -> tuple[type[Exception], str]:
 # ---- the same words everywhere ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("change", WRONG)
+@looped("change", WRONG)
 def test_a_wrong_parameter_gets_the_same_words_from_every_backend(change: str) -> None:
     for name in ("weight_ih_l0", "weight_hh_l1_reverse", "bias_hh_l0_reverse"):
         for direct in (False, True):  # torch's own kernels take a tensor without lengths as it is

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from looped import looped
 from raglane.errors import ArgumentError, ArgumentTypeError
 from raglane.schedules import DEFAULT_LANES, SCHEDULES, Schedule, Table
 
@@ -184,8 +185,8 @@ def test_default_lanes() -> None:
     assert SCHEDULES["lanes"].count(lengths).steps == 4
 
 
-@pytest.mark.parametrize("method", ["table", "count"])
-@pytest.mark.parametrize(
+@looped("method", ["table", "count"])
+@looped(
     ("lanes", "kind", "words"),
     [
         (0, ArgumentError, "lanes: got 0; the rule: at least 1. Fix: pass an int of at least 1, or None for 16"),
@@ -199,7 +200,7 @@ def test_wrong_lanes(method: str, lanes: Any, kind: type[Exception], words: str)
         getattr(SCHEDULES["lanes"], method)(_tensor([2, 1]), lanes)
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@looped("name", SCHEDULES)
 def test_counting_is_instant_where_a_table_would_be_huge(name: str) -> None:
     # Padded, this table has a billion elements; it must not be built to be counted.
     lengths = torch.full((100_001,), 5)

@@ -84,7 +84,7 @@ def test_against_a_loop(name: str, features: tuple[int, ...], lengths: list[int]
     torch.testing.assert_close(ours.grad, expected_grad, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", [*PER_SEQUENCE, *PER_ELEMENT])
+@looped("name", [*PER_SEQUENCE, *PER_ELEMENT])
 def test_gradients_of_gradients(name: str) -> None:
     apply, _ = {**PER_SEQUENCE, **PER_ELEMENT}[name]
 
@@ -98,7 +98,7 @@ def test_gradients_of_gradients(name: str) -> None:
     assert torch.autograd.gradgradcheck(function, values)
 
 
-@pytest.mark.parametrize("name", [*PER_SEQUENCE, *PER_ELEMENT])
+@looped("name", [*PER_SEQUENCE, *PER_ELEMENT])
 def test_a_nan_stays_in_its_sequence(name: str) -> None:
     """Values and gradients of a sequence between two of NaN are those that it has alone."""
     apply, _ = {**PER_SEQUENCE, **PER_ELEMENT}[name]
@@ -120,7 +120,7 @@ def test_a_nan_stays_in_its_sequence(name: str) -> None:
 
 
 @looped("dtype", [torch.int16, torch.int64, torch.bool])
-@pytest.mark.parametrize("name", ["first", "last", "sum", "max", "min", "cumsum", "reverse", "truncate"])
+@looped("name", ["first", "last", "sum", "max", "min", "cumsum", "reverse", "truncate"])
 def test_integers(name: str, dtype: torch.dtype) -> None:
     sequences = [torch.randint(0, 2, (length, 2)).to(dtype) for length in (3, 1, 4)]
     batch = rl.Ragged(sequences)
@@ -215,7 +215,7 @@ def test_half_precision_is_added_up_in_float32(dtype: torch.dtype) -> None:
     assert one.grad.item() == 1000
 
 
-@pytest.mark.parametrize(
+@looped(
     ("call", "error", "says"),
     [
         (lambda r: r.mean(), ArgumentTypeError, r"r\.to\(torch\.float32\)\.mean\(\)"),
@@ -243,7 +243,7 @@ def test_rows_taken_and_placed_are_each_others_gradient() -> None:
     assert place_rows(few, index, 5, 3.0)[[1, 3]].tolist() == [[3, 3], [3, 3]]
 
 
-@pytest.mark.parametrize(("size", "step"), [(2, 1), (3, 2), (4, 1), (4, 4), (5, None)])
+@looped(("size", "step"), [(2, 1), (3, 2), (4, 1), (4, 4), (5, None)])
 def test_windows_of_a_large_batch_add_gradients_where_they_overlap(size: int, step: int | None) -> None:
     """Many rows are moved in another way than few, which must know that some come twice."""
     values = torch.randn(20_000, dtype=torch.float64, requires_grad=True)

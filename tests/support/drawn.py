@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ def texts_of(figure: Figure, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str,
 
     with monkeypatch.context() as patch:
         patch.setattr(Text, "draw", record)
-        figure.canvas.draw()
+        figure.draw_without_rendering()
     return list(drawn.values())
 
 
@@ -58,7 +57,9 @@ def faults_of_texts(figure: Figure, monkeypatch: pytest.MonkeyPatch) -> list[str
     for text, _, box in texts:
         if box.x0 < 0 or box.y0 < 0 or box.x1 > figure.bbox.x1 or box.y1 > figure.bbox.y1:
             faults.append(f"{text!r} leaves the figure")
-    for (one, _, box), (other, _, around) in combinations(texts, 2):
-        if box.x0 < around.x1 and around.x0 < box.x1 and box.y0 < around.y1 and around.y0 < box.y1:
-            faults.append(f"{one!r} overlaps {other!r}")
+    # Of each box, the places of the others after it that it overlaps.
+    x0, y0, x1, y1 = np.array([box.extents for _, _, box in texts]).T
+    overlaps = (x0[:, None] < x1) & (x0 < x1[:, None]) & (y0[:, None] < y1) & (y0 < y1[:, None])
+    for one, other in np.argwhere(np.triu(overlaps, 1)):
+        faults.append(f"{texts[one][0]!r} overlaps {texts[other][0]!r}")
     return faults

@@ -45,7 +45,7 @@ def looped(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[Test
                 except pytest.skip.Exception as skipped:
                     raise RuntimeError(f"{given} would skip all cases after it: leave it out of the list") from skipped
                 except BaseException as error:  # pytest's own failures are no Exceptions
-                    error.add_note("case: " + ", ".join(f"{name} = {value!r}" for name, value in given.items()))
+                    error.add_note("case: " + ", ".join(f"{name} = {_told(value)}" for name, value in given.items()))
                     raise
 
         signature = inspect.signature(test)
@@ -54,3 +54,10 @@ def looped(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[Test
         return run
 
     return decorate
+
+
+def _told(value: object) -> str:
+    """A value by its repr, of which a function's says nothing and a batch's is long."""
+    code = getattr(value, "__code__", None)
+    text = repr(value) if code is None else f"{code.co_qualname} of line {code.co_firstlineno}"
+    return text if len(text) <= 300 else f"{text[:300]}..."

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import raglane as rl
+from commands import undrawn_pictures  # noqa: F401
 from raglane.data import Feature, Preprocessor, Records
 from raglane.data.records import offsets_of
 from raglane.errors import DataError

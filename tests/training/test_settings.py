@@ -68,7 +68,7 @@ def test_forecast_runs_forwards_only() -> None:
         Settings(task="forecast", bidirectional=True)
 
 
-@pytest.mark.parametrize(("name", "choices"), _CHOICES.items())
+@looped(("name", "choices"), _CHOICES.items())
 def test_every_choice_is_accepted_and_kept(name: str, choices: tuple[str, ...]) -> None:
     for choice in choices:
         needed: dict[str, Any] = {"batch_elements": 64} if name == "too_long" else {}
@@ -89,7 +89,7 @@ def test_the_names_are_those_of_the_library() -> None:
         SequenceEncoder(3, 4, initial_state=initial_state)
 
 
-@pytest.mark.parametrize(
+@looped(
     "given",
     [
         {"layer_norm": True, "layer": "sru"},

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import raglane as rl
+from looped import looped
 from raglane.data import Batches, Limit, Order, SequenceDataset
 from raglane.data.order.arrangement import Arrangement
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
@@ -291,7 +292,7 @@ def test_no_more_is_arranged_than_is_asked_for(monkeypatch: pytest.MonkeyPatch) 
         assert state["pool"] > 5
 
 
-@pytest.mark.parametrize(
+@looped(
     ("lengths", "arguments", "error", "words"),
     [
         ([1, -2], {}, ArgumentError, "lengths: got -2 at index 1"),

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from looped import looped
 from raglane.data import Limit
 from raglane.data.order.limit import pieces_of
 from raglane.errors import ArgumentError, ArgumentTypeError
@@ -96,7 +97,7 @@ def test_pieces(lengths: list[int], longest: int) -> None:
     assert list(zip(owners.tolist(), found.tolist(), strict=True)) == wanted
 
 
-@pytest.mark.parametrize(
+@looped(
     ("arguments", "error", "words"),
     [
         ({}, ArgumentError, "limit: got no number"),
