@@ -39,7 +39,7 @@ def test_cells(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
 
 
 def test_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    assert numbers.main(60, 1) == 0, capsys.readouterr().out
+    assert numbers.main(30, 1) == 0, capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -60,8 +60,8 @@ PER_ELEMENT: dict[str, tuple[Batch, Single]] = {
 }
 
 
-@pytest.mark.parametrize("features", [(), (3,), (2, 2)])
-@pytest.mark.parametrize("name", [*PER_SEQUENCE, *PER_ELEMENT])
+@looped("features", [(), (3,), (2, 2)])
+@looped("name", [*PER_SEQUENCE, *PER_ELEMENT])
 @given(lengths=lengths())
 def test_against_a_loop(name: str, features: tuple[int, ...], lengths: list[int], device: torch.device) -> None:
     apply, single = {**PER_SEQUENCE, **PER_ELEMENT}[name]
