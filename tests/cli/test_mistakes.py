@@ -225,8 +225,9 @@ def test_labels_that_stand_once_stay_in_the_training_part(tmp_path: Path, capsys
 
 
 def test_one_sequence_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write_steps(tmp_path / "one.csv", 1)
-    command = ["train", str(path), "--label-column", "label", "--out", str(tmp_path / "run"), *FAST]
+    path = tmp_path / "one.csv"
+    path.write_text("id,t,a,label\ns0,0,1.5,x\ns0,1,2.5,y\n")
+    command = ["train", str(path), "--task", "tag", "--label-column", "label", "--out", str(tmp_path / "run"), *FAST]
     fails(command, capsys, "1 sequence;", "--validation-fraction 0")
     assert main([*command, "--validation-fraction", "0", "--quiet"]) == 0
 
@@ -352,3 +353,33 @@ def test_without_the_cli_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
         importlib.util, "find_spec", lambda name, *rest: None if name == "typer" else found(name, *rest)
     )
     fails(["train"], capsys, "pip install 'raglane[cli]'")
+
+
+@pytest.mark.parametrize("given", [["--epochs", "1e99"], ["--epochs=many"], ["--lr", "fast"]])
+def test_an_option_that_is_no_number_is_told_what_it_got(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    name, value = " ".join(given).replace("=", " ").split()
+    fails(["train", *given], capsys, f"{name}: got {value!r}; the rule: a", "number. Fix: write it in digits, such as")
+
+
+@pytest.mark.parametrize("task", ["classify", "tag"])
+def test_one_class_is_nothing_to_tell_apart(
+    tmp_path: Path, task: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [[1.0], [2.0, 3.0], [4.0]]
+    lines = [{"x": row, "y": ["same"] * len(row) if task == "tag" else "same"} for row in rows]
+    Path("same.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    named = ["--task", task, "--sequence-column", "x", "--label-column", "y"]
+    fails(["train", "same.jsonl", *named, "--out", "run", *FAST, "-q"], capsys, "same.jsonl: got one class", "'same'")
+    assert not Path("run").exists()
+
+
+def test_parts_that_cannot_be_had_are_refused_before_anything_is_read(
+    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bad.csv").write_text("nothing of the kind")
+    command = ["train", str(tmp_path / "bad.csv"), "--out", str(tmp_path / "run"), *FAST]
+    for part in ("--validation", "--test"):
+        fails([*command, part, str(tmp_path / "none.csv")], capsys, "none.csv: got no such file")
+    both = ["--validation", str(work / "ok.csv"), "--validation-fraction", "0.2"]
+    fails([*command, *both], capsys, "--validation-fraction: got it beside --validation", "leave one out")

@@ -313,6 +313,12 @@ def test_missing_numbers_a_short_row_and_infinity(tmp_path: Path) -> None:
         ("id,x,y\n", Columns(), ["no rows"]),
         ("id,x,y\n1,1,a\n1,1,a,4,5\n", Columns(), ["line 3", "5"]),
         ('id,x,y\n1,1,"a\n1,1,a\n', Columns(), ["do not fit"]),
+        ("id;x;y\n1;1.5;a\n", Columns(), ["entries separated by ';'", "a comma", "sep=';'"]),
+        ("\ufeffid;x;y\n1;1,5;a\n", Columns(), ["entries separated by ';'", "a comma", "sep=';'"]),
+        ("id\tx\ty\n1\t1.5\ta\n", Columns(), [r"entries separated by '\t'", r"sep='\t'"]),
+        ("id,t,x,y\nid,t,x,y\n1,1,1,a\n2,2,2,b\n", Columns(), ["the header again in data row 0", "one header"]),
+        ("id,x,y\n1,1,a\nid,x,y\n2,2,b\n", Columns(), ["the header again in data row 1", "remove the row"]),
+        ("text,label\na b,x\nc,y\ntext,label\n", Columns(), ["the header again in data row 2"]),
     ],
 )
 def test_bad_files(tmp_path: Path, text: str, columns: Columns, words: list[str]) -> None:

@@ -78,7 +78,7 @@ def test_what_a_graph_does_not_prepare_is_refused(tmp_path: Path, capsys: pytest
     run.save(folder)
     for place, words in {
         "model.txt": "ends in .onnx",
-        "no/model.onnx": "mkdir -p",
+        "no/model.onnx": "no/model.onnx'; the rule: a file in a folder that exists. Fix: mkdir -p",
         "model/m.onnx": "no file of",
     }.items():
         assert main(["export", str(folder), str(tmp_path / place)]) == 2

@@ -7,7 +7,8 @@ import re
 import traceback
 import warnings
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated
+from itertools import pairwise
+from typing import Annotated, Any
 
 import typer
 
@@ -22,7 +23,7 @@ from raglane.cli.predict import predict
 from raglane.cli.sample import sample
 from raglane.cli.train import train
 from raglane.cli.tune import tune
-from raglane.errors import DivergedError, RaglaneError, message, shorten
+from raglane.errors import DivergedError, RaglaneError, message, quote, shorten
 from raglane.training.own_cell import place_of_error
 
 __all__ = ["app", "run"]
@@ -33,6 +34,9 @@ _EXIT_CODES = (
 )
 # Characters of a message that is not our own: it quotes what was typed, however long.
 _LONGEST = 500
+
+# What Typer says, in words of Pydantic, of an entry that is no number.
+_NO_NUMBER = re.compile(r"Input should be a valid (integer|number)")
 
 app = typer.Typer(
     name="raglane",
@@ -93,16 +97,16 @@ def run(arguments: list[str]) -> int:
     except Exception as error:
         if debug:
             complain(*traceback.format_exc().splitlines())
-        message, code = _explain(error)
+        message, code = _explain(error, arguments)
     # Our own messages are one line; those of libraries may be several.
     complain(f"raglane: error: {' '.join(message.splitlines())}")
     return code
 
 
-def _explain(error: Exception) -> tuple[str, int]:
+def _explain(error: Exception, arguments: list[str]) -> tuple[str, int]:
     """What an error means to the user, and the exit code."""
     if isinstance(error, _UsageError):
-        return shorten(error.format_message(), _LONGEST), 2  # type: ignore[attr-defined]
+        return shorten(_no_number(error, arguments) or error.format_message(), _LONGEST), 2  # type: ignore[attr-defined]
     if isinstance(error, DivergedError):
         return str(error), 3
     if isinstance(error, RaglaneError):
@@ -123,6 +127,18 @@ def _explain(error: Exception) -> tuple[str, int]:
         return message("--cell", shorten(place, _LONGEST), "a step that runs", "correct it; --debug shows the trace"), 2
     text = shorten(f"{type(error).__name__}: {error}".splitlines()[0], _LONGEST)
     return f"{text} (a fault of Raglane; --debug shows the trace)", 1
+
+
+def _no_number(error: Any, arguments: list[str]) -> str | None:
+    """The line of what is no number where one belongs: Typer's does not say what was given. None of other errors."""
+    found = _NO_NUMBER.search(error.format_message())
+    flags: list[str] = getattr(getattr(error, "param", None), "opts", [])
+    given = [f"{before}={after}" for before, after in pairwise(arguments) if before in flags] + arguments
+    values = [text.split("=", 1)[1] for text in given if text.split("=", 1)[0] in flags and "=" in text]
+    if found is None or not values:
+        return None
+    kind, example = ("a whole number", "8") if found[1] == "integer" else ("a number", "0.5")
+    return message(flags[0], quote(values[-1]), kind, f"write it in digits, such as {example}")
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -89,6 +89,7 @@ def train(
                 order.say(options.IS_BACK)
             _train(order)
     else:
+        _check_parts(validation, test, origins)
         is_guessed = "task" not in choices and source.path is not None
         # A loss may say more about the task than the labels do.
         loss = choices.get("loss") if is_guessed else None
@@ -108,6 +109,21 @@ def train(
         check_folder(folder, overwrite=overwrite)
         with at_work(folder):
             _train(order)
+
+
+def _check_parts(validation: Path | None, test: Path | None, origins: options.Origins) -> None:
+    """Refuse parts that are not there, or are asked for twice, before the first of the data is read."""
+    from raglane.data.formats.base import open_error
+
+    if validation is not None and origins["validation_fraction"] == "option":
+        rule = "the data of --validation are all that training is validated on"
+        raise ArgumentError(message("validation_fraction", "it beside --validation", rule, "leave one out"))
+    for part in (validation, test):
+        try:
+            if part is not None:
+                os.stat(part)
+        except OSError as error:
+            raise open_error(part, error) from error
 
 
 def settings_of(choices: options.Given) -> Settings:

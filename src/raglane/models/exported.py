@@ -166,7 +166,8 @@ def export_run(
     if path.suffix.lower() != ".onnx":
         raise ArgumentError(message("path", repr(str(path)), "a name that ends in .onnx", "change the suffix"))
     beside = description_path(path)
-    check_new_file("path", beside)
+    for file in (path, beside):
+        check_new_file("path", file)
     module = RunModule(model, preprocessor)
     description = _described(model, preprocessor, layout)
     text = json.dumps(description, ensure_ascii=False, indent=1)

@@ -11,9 +11,10 @@ import torch
 from raglane.data.chunks import Chunks
 from raglane.data.dataset import SequenceDataset
 from raglane.data.order import Batches
+from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
 from raglane.data.stored_dataset import Dataset
-from raglane.errors import ArgumentError, DataError, argument, message
+from raglane.errors import ArgumentError, DataError, argument, message, quote
 from raglane.training.batches import chunked_order, training_order
 from raglane.training.checkpoint import model_files
 from raglane.training.machine import check_machine, check_size
@@ -75,6 +76,7 @@ def prepare(
         torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
     preprocessor = fit(training, settings)
+    _refuse_one_class(preprocessor, training)
     task = make_task(preprocessor, settings)
 
     def applied(records: Records | Dataset) -> SequenceDataset | Dataset:
@@ -119,6 +121,15 @@ def prepare(
         device,
         lambda: model_files(model, preprocessor, columns),
     )
+
+
+def _refuse_one_class(preprocessor: Preprocessor, training: Records | Dataset) -> None:
+    """Refuse to tell apart what is all the same: any model would be right, and none would have learned."""
+    labels = preprocessor.labels or ()
+    if preprocessor.task in ("classify", "tag") and len(labels) == 1:
+        source = str(training.source) if isinstance(training, Records) else "data"
+        got, rule = f"one class throughout, {quote(labels[0])}", "at least two classes to tell apart"
+        raise DataError(message(source, got, rule, "add data of another, or check which column holds the labels"))
 
 
 def _refuse_in_memory(settings: Settings) -> None:

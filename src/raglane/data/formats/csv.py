@@ -22,7 +22,7 @@ from __future__ import annotations
 import io
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -70,6 +70,9 @@ __all__ = [
 ]
 
 _ID_NAMES = (*ID_NAMES, "sequence", "series", "case")
+
+# What separates entries in files that are called CSV as well.
+_OTHER_MARKS = (";", "\t", "|")
 
 # A column of one of these names holds texts, where no column says which rows belong together.
 _TEXTS = ("text", "sentence", "document", "question", "review")
@@ -154,6 +157,7 @@ def records_of_entries(
         DataError: as :func:`read`.
     """
     present = list(entries)
+    _refuse_header(path, entries, range(len(entries[id_name])) if rows is None else rows)
     time, time_note = choose_time(path, entries, columns, [name for name in present if name != id_name])
     table = group(path, entries, columns, id_name, time, rows)
     free = [name for name in present if name not in (id_name, time)]
@@ -214,6 +218,7 @@ def whole_rows(path: Path, entries: dict[str, npt.NDArray[np.object_]], columns:
         DataError: as :func:`read`.
     """
     arrow = require("pyarrow", "data")
+    _refuse_header(path, entries, range(first, first + len(next(iter(entries.values())))))
     table: dict[str, Any] = {name: arrow.array(entry.tolist(), "string") for name, entry in entries.items()}
     wanted = {columns.label: "a number to learn is finite"} if TASKS[columns.task].label == "numbers" else {}
     words = list(columns.categorical or ())
@@ -275,6 +280,8 @@ def parsed(path: Path, content: IO[bytes], size: int | None) -> Iterator[npt.NDA
                 # A row that is too short ends in entries that are not there at all.
                 yield frame.fillna("").to_numpy(dtype=object)
     except (pandas.errors.ParserError, pandas.errors.EmptyDataError) as error:
+        content.seek(0)
+        _check_separator(path, content.readline().decode("utf-8-sig", errors="replace").strip())
         got = f"rows that do not fit ({' '.join(str(error).split()).rstrip('.')})"
         raise data_error(path, got, "each row has an entry for each column", "correct the file") from error
 
@@ -282,8 +289,28 @@ def parsed(path: Path, content: IO[bytes], size: int | None) -> Iterator[npt.NDA
 def header_of(path: Path, rows: npt.NDArray[np.object_]) -> list[str]:
     """The names of the columns, of which some may be empty."""
     header: list[str] = rows[0].tolist() if len(rows) else []
+    if len(header) == 1:
+        _check_separator(path, header[0])
     counts = Counter(header)
     twice = next((name for name in header if name and counts[name] > 1), None)
     if twice is not None:
         raise data_error(path, f"two columns {quote(twice)}", "a column's name is its own", "rename one")
     return header
+
+
+def _check_separator(path: Path, line: str) -> None:
+    """Raise where the first line has other marks between its entries than commas."""
+    mark = next((mark for mark in _OTHER_MARKS if mark in line), None)
+    if mark is not None and "," not in line:
+        fix = f"convert it: pandas.read_csv({str(path)!r}, sep={mark!r}).to_csv('commas.csv', index=False)"
+        raise data_error(path, f"entries separated by {mark!r}", "a comma separates them", fix)
+
+
+def _refuse_header(
+    path: Path, entries: Mapping[str, npt.NDArray[np.object_]], rows: Sequence[int] | npt.NDArray[np.int64]
+) -> None:
+    """Raise where a row is the header again, as where files were joined: its words would be data."""
+    again = np.logical_and.reduce([entry == name for name, entry in entries.items()])
+    if again.any():
+        got = f"the header again in data row {rows[int(again.argmax())]}"
+        raise data_error(path, got, "a file has one header", "remove the row")

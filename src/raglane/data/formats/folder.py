@@ -54,7 +54,8 @@ def read(path: Path, columns: Columns) -> Records:
         counts.append(len(found))
     if not lines:
         raise data_error(path, "texts of blank lines only", "a line is a sequence", "check the files")
-    notes = [f"{len(texts)} classes, one per file; a sequence is the {columns.split or 'characters'} of a line"]
+    many = "1 class" if len(texts) == 1 else f"{len(texts)} classes"
+    notes = [f"{many}, one per file; a sequence is the {columns.split or 'characters'} of a line"]
     if left_out:
         notes.append(f"left out: {', '.join(left_out)}")
     classes = np.repeat(np.array([text.stem for text in texts], dtype=object), counts)
