@@ -118,10 +118,9 @@ def _check_parts(validation: Path | None, test: Path | None, origins: options.Or
     if validation is not None and origins["validation_fraction"] == "option":
         rule = "the data of --validation are all that training is validated on"
         raise ArgumentError(message("validation_fraction", "it beside --validation", rule, "leave one out"))
-    for part in (validation, test):
+    for part in filter(None, (validation, test)):
         try:
-            if part is not None:
-                os.stat(part)
+            os.stat(part)
         except OSError as error:
             raise open_error(part, error) from error
 
