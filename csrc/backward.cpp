@@ -2,8 +2,8 @@
 // kernels.h.
 #include "apply.h"
 #include "backward_rounds.h"
+#include "call_gradients.h"
 #include "kernels.h"
-#include "layer_gradients.h"
 #include "peak.h"
 #include "scan_backward.h"
 

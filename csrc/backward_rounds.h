@@ -10,7 +10,7 @@
 // them round after round, and those of a round in the order of its rows.
 #pragma once
 
-#include "layer_gradients.h"
+#include "call_gradients.h"
 #include "packed.h"
 #include "scan_backward.h"
 

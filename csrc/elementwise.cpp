@@ -1,8 +1,8 @@
 // The element-wise loops for the instruction set that the build names; see kernels.h.
+#include "call_gradients.h"
 #include "elementwise_backward.h"
 #include "elementwise_forward.h"
 #include "kernels.h"
-#include "layer_gradients.h"
 
 // What follows a loop that goes back has no pairs to multiply.
 #if RAGLANE_LEVEL >= 4

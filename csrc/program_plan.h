@@ -6,6 +6,7 @@
 #pragma once
 
 #include "program_product.h"
+#include "program_sharing.h"
 #include "scan.h"
 
 namespace raglane::RAGLANE_TARGET {
@@ -176,7 +177,7 @@ template <class A> class ProgramPlan {
   void add_local(int64_t local) {
     int64_t columns = code_.block[local].width;
     for (int64_t s = 0; s < code_.states; s++)
-      if (is_all_of(next(s), local) && !is_prepared(local) && may_share(local, block_of_state(s))) {
+      if (is_all_of(code_, next(s), local) && !is_prepared(local) && may_share(code_, local, block_of_state(s))) {
         slots_.get()[slot_count_] = slots_.get()[block_of_state(s)];
         return;
       }
@@ -189,61 +190,13 @@ template <class A> class ProgramPlan {
     else add_slot(code_.block[local].carried ? in_lane : in_block, columns);
   }
 
-  bool is_all_of(const CodeOutput& output, int64_t local) const {
-    return output.place.block == local && output.place.start == 0 && !output.place.spread &&
-           output.width == code_.block[local].width;
-  }
-  bool is_state(const Place& place) const { return place.block >= 0 && code_.block[place.block].kind == RAGLANE_STATE; }
-
   bool may_be_output(int64_t local, int64_t o) const {
     const raglane_tensor& to = tensor(RAGLANE_LOCAL + 1, o);
-    if (!is_all_of(code_.output[o], local) || is_narrow(to)) return false;
+    if (!is_all_of(code_, code_.output[o], local) || is_narrow(to)) return false;
     for (int64_t b = 0; b < code_.blocks; b++)
       if (code_.block[b].kind == RAGLANE_ELEMENT && tensor(RAGLANE_ELEMENT, code_.block[b].index).data == to.data &&
-          (is_prepared(local) || !may_share(local, b)))
+          (is_prepared(local) || !may_share(code_, local, b)))
         return false;
-    return true;
-  }
-
-  // Whether what is written to a local is nothing that is read of another block at that time or later, so that both may
-  // be in one place.
-  bool may_share(int64_t local, int64_t other) const {
-    struct Read {
-      int64_t instruction, begin, end;
-      bool is_beside;  // each column is read when what takes its place is written
-    };
-    constexpr int most = 24;
-    Read reads[most];
-    int count = 0;
-    auto note = [&](const Place& place, int64_t width, int64_t instruction, bool each) {
-      if (place.block != other) return;
-      bool all = width < 0;
-      if (count < most)
-        reads[count] = {instruction, all ? 0 : place.start,
-                        all ? code_.block[other].width : place.start + (place.spread ? 1 : width), each && !place.spread};
-      count++;
-    };
-    for (int64_t i = 0; i < code_.instructions; i++) {
-      const CodeInstruction& by = code_.instruction[i];
-      OperationFacts facts = facts_of_operation(by.operation);
-      for (int o = 0; o < facts.operands; o++)
-        note(by.operands[o], by.operation == RAGLANE_OF_GATHER ? -1 : columns_read(by, o, code_.weight), i, facts.each);
-    }
-    for (int64_t o = 0; o < code_.outputs + code_.states; o++)
-      if (o >= code_.outputs || !is_state(code_.output[o].place))  // outputs of states are the first that is copied
-        note(code_.output[o].place, code_.output[o].width, code_.instructions, false);
-    if (count > most) return false;
-    for (int64_t i = 0; i < code_.instructions; i++) {
-      const CodeInstruction& by = code_.instruction[i];
-      for (int r = 0; r < facts_of_operation(by.operation).results; r++) {
-        if (by.results[r].block != local) continue;
-        int64_t begin = by.results[r].start, end = begin + columns_written(by, r);
-        for (const Read* read = reads; read < reads + count; read++) {
-          if (read->instruction < i || read->begin >= end || begin >= read->end) continue;
-          if (read->instruction > i || !read->is_beside || read->begin != begin) return false;
-        }
-      }
-    }
     return true;
   }
 
@@ -354,7 +307,7 @@ template <class A> class ProgramPlan {
 
   // Whether the next value of a state is what another state is now, or its own in other columns.
   bool meets_states(int64_t state) const {
-    return is_state(next(state).place) && !stays(state);
+    return is_state(code_, next(state).place) && !stays(state);
   }
   bool stays(int64_t state) const {
     const CodeOutput& next = code_.output[code_.outputs + state];
@@ -374,7 +327,7 @@ template <class A> class ProgramPlan {
   void copy_outputs(bool of_states) {
     for (int64_t o = 0; o < code_.outputs; o++) {
       const CodeOutput& output = code_.output[o];
-      if (is_state(output.place) != of_states) continue;
+      if (is_state(code_, output.place) != of_states) continue;
       int64_t to = code_.first_tensor[RAGLANE_LOCAL + 1] + o;
       if (output.place.block >= 0 && is_in(slots_.get()[output.place.block], to)) continue;
       add(is_narrow(p_.tensors[to]) ? round_off<A> : run_of<A>(RAGLANE_OF_COPY), all_of(code_.blocks + o),

@@ -1,0 +1,30 @@
+// Random numbers in buffers of their exact size, for the driver.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "../raglane.h"
+
+using Bytes = std::vector<unsigned char>;
+
+inline int64_t bytes_of(int64_t dtype) { return dtype == RAGLANE_FLOAT64 ? 8 : dtype == RAGLANE_BFLOAT16 ? 2 : 4; }
+
+inline Bytes random_reals(int64_t dtype, int64_t count, std::mt19937& random) {
+  std::uniform_real_distribution<float> uniform(-0.5f, 0.5f);
+  Bytes bytes(count * bytes_of(dtype));
+  for (int64_t i = 0; i < count; i++) {
+    float value = uniform(random);
+    double wide = value;
+    uint32_t bits;
+    std::memcpy(&bits, &value, 4);
+    uint16_t half = (uint16_t)(bits >> 16);
+    const void* from = dtype == RAGLANE_FLOAT64 ? (void*)&wide : dtype == RAGLANE_BFLOAT16 ? (void*)&half : (void*)&value;
+    std::memcpy(bytes.data() + i * bytes_of(dtype), from, bytes_of(dtype));
+  }
+  return bytes;
+}
+
+inline int64_t below(std::mt19937& random, int n) { return (int64_t)(random() % n); }
