@@ -189,6 +189,8 @@ def test_the_operators() -> None:
         ({"w1": torch.zeros(1, 1)}, "weight_hh_l0: got shape (1, 1)"),
         ({"w1": None}, "weight_hh_l0: got a NoneType"),
         ({"w4": torch.zeros(1, 1)}, "weight_hr_l0: got a Tensor"),
+        # As many tensors as in the run before, of the same shapes.
+        ({"w3": None, "w4": weights[3]}, "weight_hr_l0: got a Parameter"),
         ({"w5": torch.zeros(1, 1)}, "weights: got 1 directions, and weights for more"),
         ({"checkpoint_every": -1}, "checkpoint_every: got -1"),
     ):

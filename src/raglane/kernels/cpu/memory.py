@@ -95,10 +95,11 @@ class Rules:
         values, begin, size = tensors[0], len(tensors) - len(self._weights), self.size
         elements, (count,) = values.shape[0], offsets.shape
         parts = [values, offsets]
-        for part, (_, room, optional) in zip(tensors[begin:], self._weights, strict=True):
+        for part, (shape, room, optional) in zip(tensors[begin:], self._weights, strict=True):
             if part is not None:
                 parts.append(part)
-                if part.untyped_storage().nbytes() < room + part.storage_offset() * size:
+                # A look at all cannot tell one that must not be there from another of its shape that is missing.
+                if shape is None or part.untyped_storage().nbytes() < room + part.storage_offset() * size:
                     return False
             elif not optional:
                 return False
