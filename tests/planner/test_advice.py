@@ -198,12 +198,18 @@ def test_lengths_come_in_many_forms(measured: list[Measured]) -> None:
         ({"batch_sizes": []}, "batch_sizes: got"),
         ({"batch_sizes": [0]}, "batch_sizes: got 0"),
         ({"batch_sizes": 32}, "batch_sizes: got 32"),
+        ({"batch_sizes": "32"}, "batch_sizes: got '32'"),
+        ({"batch_sizes": iter([])}, "batch_sizes: got"),
         ({"threads": [0]}, "threads: got 0"),
         ({"threads": 2}, "threads: got 2"),
         ({"memory": 0}, "memory: got 0"),
         ({"fresh": "yes"}, "fresh: got"),
         ({"dtypes": ["float32"]}, "dtypes: got"),
         ({"dtypes": [torch.int64]}, "dtypes: got"),
+        ({"dtypes": torch.bfloat16}, "dtypes: got torch.bfloat16"),
+        ({"backends": "cpu"}, "backends: got 'cpu'"),
+        ({"backends": 5}, "backends: got 5"),
+        ({"backends": []}, "backends: got"),
     ],
 )
 def test_bad_arguments(measured: list[Measured], options: dict[str, object], words: str) -> None:
@@ -221,6 +227,12 @@ def test_a_plan_takes_no_random_numbers(measured: list[Measured], monkeypatch: p
     torch.manual_seed(3)
     _plan(layer=layer)
     assert torch.equal(torch.rand(3), wanted)
+
+
+def test_lists_that_are_read_once(measured: list[Measured]) -> None:
+    found = _plan(batch_sizes=iter([8, 32]), threads=iter([1]), dtypes=iter([torch.bfloat16]), backends=iter(["cpu"]))
+    assert {(row.batch_size, row.dtype) for row in found.rows} > {(8, "float32"), (32, "bfloat16")}
+    assert {(row.backend, row.threads) for row in found.rows} == {("cpu", 1)}
 
 
 def test_backends_are_those_asked_for(measured: list[Measured]) -> None:

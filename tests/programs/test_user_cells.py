@@ -255,6 +255,7 @@ REFUSED: list[tuple[str, Step, dict[str, Any]]] = [
     ("without gradients", lambda m, x, h: (h, torch.no_grad()(torch.clamp)(h, -99, 99)), {}),
     ("without gradients", lambda m, x, h: (h, _OWN(h)), {}),
     ("changes torch.float64 to torch.float32", lambda m, x, h: (h, h.float().double()), {}),
+    ("reduces torch.float64 to torch.float32", lambda m, x, h: (h, h + h.sum(1, True, dtype=torch.float32)), {}),
     ("raised TypeError", lambda m, x, h: (h, h + np.asarray(h)), {}),
 ]
 

@@ -182,43 +182,51 @@ def plan(
     )
 
 
+def _listed(name: str, given: Any, rule: str, example: str) -> list[Any]:
+    """What the caller gave as a list of one item or more."""
+    found = [] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
+    if not found:
+        raise ArgumentError(message(name, quote(given), rule, f"pass {example}, say, or leave it out"))
+    return found
+
+
 def _sizes(given: Sequence[int] | None, count: int) -> list[int]:
     if given is None:
         return [size for size in _BATCH_SIZES if size * _FEWEST_BATCHES <= count] or [min(_BATCH_SIZES[0], count)]
-    if not isinstance(given, Iterable) or not list(given):
-        rule = "at least one number of sequences"
-        raise ArgumentError(message("batch_sizes", quote(given), rule, "pass [32], say, or leave it out"))
-    return [check_whole("batch_sizes", size, 1, "pass numbers of sequences") for size in given]
+    sizes = _listed("batch_sizes", given, "at least one number of sequences", "[32]")
+    return [check_whole("batch_sizes", size, 1, "pass numbers of sequences") for size in sizes]
 
 
 def _threads(given: Sequence[int] | None) -> list[int]:
     if given is None:
         return thread_counts(min(processors(), max(torch.get_num_threads(), 1)))
-    if not isinstance(given, Iterable) or not list(given):
-        raise ArgumentError(message("threads", quote(given), "at least one number", "pass [1], say, or leave it out"))
-    return [check_whole("threads", count, 1, "pass numbers of threads") for count in given]
+    counts = _listed("threads", given, "at least one number", "[1]")
+    return [check_whole("threads", count, 1, "pass numbers of threads") for count in counts]
 
 
-def _dtypes(given: Sequence[torch.dtype] | None) -> Sequence[torch.dtype]:
-    for dtype in given or ():
+def _dtypes(given: Sequence[torch.dtype] | None) -> list[torch.dtype]:
+    rule = "torch's floating-point dtypes"
+    if given is None or (isinstance(given, Sequence) and not given):
+        return []
+    dtypes = _listed("dtypes", given, rule, "[torch.bfloat16]")
+    for dtype in dtypes:
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-            raise ArgumentTypeError(
-                message("dtypes", quote(dtype), "torch's floating-point dtypes", "pass [torch.bfloat16], say")
-            )
-    return given or ()
+            raise ArgumentTypeError(message("dtypes", quote(dtype), rule, "pass [torch.bfloat16], say"))
+    return dtypes
 
 
 def _of_backends(ways: list[Way], wanted: Sequence[str] | None) -> list[Way]:
     """The ways of the backends that are asked for."""
     if wanted is None:
         return ways
-    for name in wanted:
+    names = _listed("backends", wanted, "at least one name", '["cpu"]')
+    for name in names:
         check_names("auto", name)
-    found = [way for way in ways if way.backend in wanted]
+    found = [way for way in ways if way.backend in names]
     if not found:
         able = ", ".join(dict.fromkeys(way.backend for way in ways))
         rule = f"this layer can be run by {able}"
-        raise DispatchError(message("backends", quote(list(wanted)), rule, "pass one of these, or leave it out"))
+        raise DispatchError(message("backends", quote(names), rule, "pass one of these, or leave it out"))
     return found
 
 

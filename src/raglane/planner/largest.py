@@ -53,8 +53,8 @@ def largest_batch(
     seconds = best.train_seconds / (best.elements - best.waste) * elements
     if not runs or elements == 0 or seconds > _LONGEST or memory > _SHARE * available_memory():
         return elements, None
-    batch = _batch(drawn, elements)
-    call = step_of(cast(layer, best.dtype), make_batch(cast(layer, best.dtype), batch), "train")
+    twin = cast(layer, best.dtype)
+    call = step_of(twin, make_batch(twin, _batch(drawn, elements)), "train")
     with at(best.way):
         return elements, weights + peak_bytes(call, device_of(layer))
 

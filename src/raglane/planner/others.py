@@ -52,7 +52,7 @@ def compare_cells(layer: RecurrentLayer, lengths: Tensor, best: Row) -> dict[str
         sizes = {"num_layers": layer.num_layers, "bidirectional": layer.bidirectional}
         other = kind(layer.input_size, layer.hidden_size, **sizes).to(device, batch.values.dtype)
         ways = ways_of(other, [batch.values.dtype], [best.threads])
-        calls[name] = _step(other.train(layer.training), batch, next(iter(ways)))
+        calls[name] = _step(other.train(layer.training), batch, ways[0])
     times = dict(zip(calls, time_in_turns(list(calls.values()), device), strict=True))
     own = times.pop("")
     found = {name: taken / own for name, taken in times.items()}

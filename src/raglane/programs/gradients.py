@@ -3,6 +3,8 @@
 Each rule is the operation's derivative as torch has it, down to which operand gets the gradient where two are equal.
 """
 
+# ruff: noqa: ARG001, ARG005 (all rules have the same arguments, whether they read them or not)
+
 from __future__ import annotations
 
 import math
@@ -188,18 +190,18 @@ _Rule = Callable[[Graph, Columns, Columns, list[Columns], list[bool]], _Pairs]
 
 def _one(formula: Callable[[Graph, Columns, Columns, Columns], Columns]) -> _Rule:
     """Of one operand: the gradient from the graph, the result's gradient, the result and the operand."""
-    return lambda g, d, y, operands, wanted: [(0, formula(g, d, y, operands[0]))]  # noqa: ARG005
+    return lambda g, d, y, operands, wanted: [(0, formula(g, d, y, operands[0]))]
 
 
-def _add(g: Graph, d: Columns, y: Columns, operands: list[Columns], wanted: list[bool]) -> _Pairs:  # noqa: ARG001
+def _add(g: Graph, d: Columns, y: Columns, operands: list[Columns], wanted: list[bool]) -> _Pairs:
     return [(0, d), (1, d)]
 
 
-def _sub(g: Graph, d: Columns, y: Columns, operands: list[Columns], wanted: list[bool]) -> _Pairs:  # noqa: ARG001
+def _sub(g: Graph, d: Columns, y: Columns, operands: list[Columns], wanted: list[bool]) -> _Pairs:
     return [(0, d), *([(1, g.each("neg", d))] if wanted[1] else [])]
 
 
-def _mul(g: Graph, d: Columns, y: Columns, operands: list[Columns], wanted: list[bool]) -> _Pairs:  # noqa: ARG001
+def _mul(g: Graph, d: Columns, y: Columns, operands: list[Columns], wanted: list[bool]) -> _Pairs:
     return [(place, g.each("mul", d, operands[1 - place])) for place in (0, 1) if wanted[place]]
 
 
@@ -209,7 +211,7 @@ def _div(g: Graph, d: Columns, y: Columns, operands: list[Columns], wanted: list
 
 
 def _larger(wins: str) -> _Rule:
-    def rule(g: Graph, d: Columns, y: Columns, operands: list[Columns], wanted: list[bool]) -> _Pairs:  # noqa: ARG001
+    def rule(g: Graph, d: Columns, y: Columns, operands: list[Columns], wanted: list[bool]) -> _Pairs:
         half = g.each("mul", d, g.each("mul", g.each("eq", *operands), 0.5))
         return [
             (place, g.each("where", g.each(wins, operands[place], operands[1 - place]), d, half))
@@ -221,13 +223,13 @@ def _larger(wins: str) -> _Rule:
 
 
 def _held(wins: str) -> _Rule:
-    def rule(g: Graph, d: Columns, y: Columns, operands: list[Columns], wanted: list[bool]) -> _Pairs:  # noqa: ARG001
+    def rule(g: Graph, d: Columns, y: Columns, operands: list[Columns], wanted: list[bool]) -> _Pairs:
         return [(0, g.each("where", g.each(wins, *operands), d, 0.0))]
 
     return rule
 
 
-def _where(g: Graph, d: Columns, y: Columns, operands: list[Columns], wanted: list[bool]) -> _Pairs:  # noqa: ARG001
+def _where(g: Graph, d: Columns, y: Columns, operands: list[Columns], wanted: list[bool]) -> _Pairs:
     truth = operands[0]
     pairs = []
     if wanted[1]:
@@ -249,29 +251,29 @@ def _pow(g: Graph, d: Columns, y: Columns, operands: list[Columns], wanted: list
     return pairs
 
 
-def _erf(g: Graph, d: Columns, y: Columns, a: Columns) -> Columns:  # noqa: ARG001
+def _erf(g: Graph, d: Columns, y: Columns, a: Columns) -> Columns:
     bell = g.each("exp", g.each("neg", g.each("mul", a, a)))
     return g.each("mul", d, g.each("mul", bell, 2 / math.sqrt(math.pi)))
 
 
 _RULES: dict[str, _Rule] = {
-    "copy": _one(lambda g, d, y, a: d),  # noqa: ARG005
-    "through": lambda g, d, y, operands, wanted: [(1, d)],  # noqa: ARG005
-    "neg": _one(lambda g, d, y, a: g.each("neg", d)),  # noqa: ARG005
-    "abs": _one(lambda g, d, y, a: g.each("mul", d, g.each("sign", a))),  # noqa: ARG005
-    "relu": _one(lambda g, d, y, a: g.each("where", g.each("gt", y, 0.0), d, 0.0)),  # noqa: ARG005
-    "exp": _one(lambda g, d, y, a: g.each("mul", d, y)),  # noqa: ARG005
-    "expm1": _one(lambda g, d, y, a: g.each("mul", d, g.each("add", y, 1.0))),  # noqa: ARG005
-    "log": _one(lambda g, d, y, a: g.each("div", d, a)),  # noqa: ARG005
-    "log1p": _one(lambda g, d, y, a: g.each("div", d, g.each("add", a, 1.0))),  # noqa: ARG005
-    "sqrt": _one(lambda g, d, y, a: g.each("div", d, g.each("mul", y, 2.0))),  # noqa: ARG005
-    "rsqrt": _one(lambda g, d, y, a: g.each("mul", g.each("mul", d, -0.5), g.each("mul", y, g.each("mul", y, y)))),  # noqa: ARG005
-    "reciprocal": _one(lambda g, d, y, a: g.each("neg", g.each("mul", d, g.each("mul", y, y)))),  # noqa: ARG005
-    "sigmoid": _one(lambda g, d, y, a: g.each("sigmoid_backward", d, y)),  # noqa: ARG005
-    "tanh": _one(lambda g, d, y, a: g.each("tanh_backward", d, y)),  # noqa: ARG005
+    "copy": _one(lambda g, d, y, a: d),
+    "through": lambda g, d, y, operands, wanted: [(1, d)],
+    "neg": _one(lambda g, d, y, a: g.each("neg", d)),
+    "abs": _one(lambda g, d, y, a: g.each("mul", d, g.each("sign", a))),
+    "relu": _one(lambda g, d, y, a: g.each("where", g.each("gt", y, 0.0), d, 0.0)),
+    "exp": _one(lambda g, d, y, a: g.each("mul", d, y)),
+    "expm1": _one(lambda g, d, y, a: g.each("mul", d, g.each("add", y, 1.0))),
+    "log": _one(lambda g, d, y, a: g.each("div", d, a)),
+    "log1p": _one(lambda g, d, y, a: g.each("div", d, g.each("add", a, 1.0))),
+    "sqrt": _one(lambda g, d, y, a: g.each("div", d, g.each("mul", y, 2.0))),
+    "rsqrt": _one(lambda g, d, y, a: g.each("mul", g.each("mul", d, -0.5), g.each("mul", y, g.each("mul", y, y)))),
+    "reciprocal": _one(lambda g, d, y, a: g.each("neg", g.each("mul", d, g.each("mul", y, y)))),
+    "sigmoid": _one(lambda g, d, y, a: g.each("sigmoid_backward", d, y)),
+    "tanh": _one(lambda g, d, y, a: g.each("tanh_backward", d, y)),
     "erf": _one(_erf),
-    "sin": _one(lambda g, d, y, a: g.each("mul", d, g.each("cos", a))),  # noqa: ARG005
-    "cos": _one(lambda g, d, y, a: g.each("neg", g.each("mul", d, g.each("sin", a)))),  # noqa: ARG005
+    "sin": _one(lambda g, d, y, a: g.each("mul", d, g.each("cos", a))),
+    "cos": _one(lambda g, d, y, a: g.each("neg", g.each("mul", d, g.each("sin", a)))),
     "add": _add,
     "sub": _sub,
     "mul": _mul,

@@ -1,5 +1,7 @@
 """Matrix products of rows: with known matrices, and of rows with rows."""
 
+# ruff: noqa: ARG001 (all rules have the same arguments, whether they read them or not)
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -10,7 +12,7 @@ import torch
 from torch import Tensor
 
 from raglane.programs.graph import Columns, Graph, Refused
-from raglane.programs.rows import FREE, align
+from raglane.programs.rows import FREE, SHIFT, align
 from raglane.programs.trace import Tracer
 
 __all__ = ["PRODUCTS"]
@@ -34,19 +36,16 @@ def _batched(tracer: Tracer, start: Tensor | None, a: Any, b: Any) -> Tensor:
         raise Refused("it multiplies nothing")
     if start is None:
         zero = tracer.graph.number(0.0)
-        start = torch.full((groups, m, n), (FREE << 40) | zero)
+        start = torch.full((groups, m, n), (FREE << SHIFT) | zero)
     which = torch.arange(groups).repeat_interleave(m)
-    if not tracer.is_known(b):
-        held = tracer.marks(b)
-        if not bool((held >> 40 == FREE).all()):
-            return _rows_with_rows(tracer, start, marks, held)
-        pick: Callable[[Columns], int] = lambda chosen: _copied_weight(tracer, held[which[chosen]])  # noqa: E731
-    else:
-        pick = lambda chosen: _known_weight(tracer, b, which[chosen])  # noqa: E731
+    held = None if tracer.is_known(b) else tracer.marks(b)
+    if held is not None and not bool((held >> SHIFT == FREE).all()):
+        return _rows_with_rows(tracer, start, marks, held)
     both = [marks.reshape(-1, k), start.reshape(-1, n)]
     aligned = align(both, tracer.rows)
     columns, begin = aligned.columns
-    weight = pick(torch.from_numpy(aligned.chosen))
+    chosen = which[torch.from_numpy(aligned.chosen)]
+    weight = _copied_weight(tracer, held[chosen]) if held is not None else _known_weight(tracer, b, chosen)
     found = _product(tracer, begin.reshape(-1), columns.reshape(-1), weight, len(columns))
     return tracer.wrap(aligned.marks(found.reshape(-1, n)).reshape(groups, m, n), tracer.dtype)
 
@@ -74,7 +73,7 @@ def _known_weight(tracer: Tracer, b: Any, which: Tensor) -> int:
 
 def _copied_weight(tracer: Tracer, held: Tensor) -> int:
     """A weight that was known, and then copied for each row: ``held`` are marks ``(groups, k, n)``."""
-    columns = (held & ((1 << 40) - 1)).numpy()
+    columns = (held & ((1 << SHIFT) - 1)).numpy()
     graph = tracer.graph
     places = np.unique(graph.places(columns.reshape(-1)))
     if len(places) != 1 or graph.nodes[places[0]].operation != "vector":
@@ -145,26 +144,26 @@ def _start(tracer: Tracer, start: Any, shape: tuple[int, ...], beta: float, alph
     return tracer.marks(start).expand(shape)
 
 
-def _mm(tracer: Tracer, function: Any, a: Any, b: Any) -> Tensor:  # noqa: ARG001
+def _mm(tracer: Tracer, function: Any, a: Any, b: Any) -> Tensor:
     found = _batched(tracer, None, _one(a, tracer), _one(b, tracer))
     return tracer.wrap(tracer.marks(found)[0], tracer.dtype)
 
 
-def _addmm(tracer: Tracer, function: Any, start: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Tensor:  # noqa: ARG001
+def _addmm(tracer: Tracer, function: Any, start: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Tensor:
     begin = _start(tracer, start, (a.shape[0], b.shape[1]), beta, alpha).unsqueeze(0)
     found = _batched(tracer, begin, _one(a, tracer), _one(b, tracer))
     return tracer.wrap(tracer.marks(found)[0], tracer.dtype)
 
 
-def _bmm(tracer: Tracer, function: Any, a: Any, b: Any) -> Tensor:  # noqa: ARG001
+def _bmm(tracer: Tracer, function: Any, a: Any, b: Any) -> Tensor:
     return _batched(tracer, None, a, b)
 
 
-def _baddbmm(tracer: Tracer, function: Any, start: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Tensor:  # noqa: ARG001
+def _baddbmm(tracer: Tracer, function: Any, start: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Tensor:
     return _batched(tracer, _start(tracer, start, (a.shape[0], a.shape[1], b.shape[2]), beta, alpha), a, b)
 
 
-def _mv(tracer: Tracer, function: Any, a: Any, b: Any) -> Tensor:  # noqa: ARG001
+def _mv(tracer: Tracer, function: Any, a: Any, b: Any) -> Tensor:
     column = (
         tracer.note(torch.ops.aten.unsqueeze.default, b, 1)
         if tracer.is_known(b)

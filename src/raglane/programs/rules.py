@@ -1,5 +1,7 @@
 """What the operations of torch make of rows: :data:`RULES`, by their names."""
 
+# ruff: noqa: ARG001 (all rules have the same arguments, whether they read them or not)
+
 from __future__ import annotations
 
 import math
@@ -73,12 +75,12 @@ def _filled(value: float | None) -> Rule:
     return rule
 
 
-def _detach(tracer: Tracer, function: Any, source: Any) -> Tensor:  # noqa: ARG001
+def _detach(tracer: Tracer, function: Any, source: Any) -> Tensor:
     found = _pointwise(lambda g, a: g.each("stop", a), source.dtype is torch.bool)(tracer, None, source)
     return tracer.detach(source, found)
 
 
-def _convert(tracer: Tracer, function: Any, source: Any, **kwargs: Any) -> Tensor:  # noqa: ARG001
+def _convert(tracer: Tracer, function: Any, source: Any, **kwargs: Any) -> Tensor:
     dtype = kwargs.get("dtype") or source.dtype
     if dtype is source.dtype:
         return tracer.wrap(tracer.marks(source).clone(), dtype)
@@ -91,7 +93,7 @@ def _convert(tracer: Tracer, function: Any, source: Any, **kwargs: Any) -> Tenso
     raise Refused(f"it changes {source.dtype} to {dtype}")
 
 
-def _copy(tracer: Tracer, function: Any, target: Any, source: Any, *_: Any) -> Tensor:  # noqa: ARG001
+def _copy(tracer: Tracer, function: Any, target: Any, source: Any, *_: Any) -> Tensor:
     marks = tracer.marks(source).expand(target.shape).clone()
     return tracer.wrap(marks, target.dtype)
 
@@ -188,14 +190,15 @@ def _along(
 def _reduction(formula: Callable[[Graph, Columns, int], Columns]) -> Rule:
     def rule(
         tracer: Tracer,
-        function: Any,  # noqa: ARG001
+        function: Any,
         source: Any,
         dim: Any = None,
         keepdim: bool = False,
-        **kwargs: Any,  # noqa: ARG001
+        **kwargs: Any,
     ) -> Tensor:
-        if source.dtype is not tracer.dtype:
-            raise Refused(f"it reduces {source.dtype}")
+        dtype = kwargs.get("dtype") or source.dtype
+        if not source.dtype is dtype is tracer.dtype:
+            raise Refused(f"it reduces {source.dtype} to {dtype}")
         return _along(tracer, source, _dims(dim, source.dim()), formula, bool(keepdim))
 
     return rule
@@ -229,7 +232,7 @@ def _extreme(formula: Callable[[Graph, Columns, int], Columns]) -> Rule:
 
 
 def _mapping(formula: Callable[[Graph, Columns, int], Columns]) -> Rule:
-    def rule(tracer: Tracer, function: Any, source: Any, dim: int, to: Any = None, **kwargs: Any) -> Tensor:  # noqa: ARG001
+    def rule(tracer: Tracer, function: Any, source: Any, dim: int, to: Any = None, **kwargs: Any) -> Tensor:
         if source.dtype is not tracer.dtype or kwargs.get("dtype") not in (None, tracer.dtype):
             raise Refused(f"it sums {source.dtype}")
         return _along(tracer, source, [dim % source.dim()], formula, None)
@@ -237,7 +240,7 @@ def _mapping(formula: Callable[[Graph, Columns, int], Columns]) -> Rule:
     return rule
 
 
-def _length(tracer: Tracer, function: Any, source: Any, ord: float = 2, dim: Any = None, keepdim: bool = False) -> Any:  # noqa: ARG001
+def _length(tracer: Tracer, function: Any, source: Any, ord: float = 2, dim: Any = None, keepdim: bool = False) -> Any:
     def formula(g: Graph, a: Columns, parts: int) -> Columns:
         if ord == 1:
             return g.sums(g.each("abs", a), parts)
@@ -267,7 +270,7 @@ def _scaled(tracer: Tracer, found: Tensor, gain: Any, bias: Any, shape: tuple[in
     return found
 
 
-def _layer_norm(tracer: Tracer, function: Any, source: Any, shape: Any, gain: Any, bias: Any, epsilon: float) -> Any:  # noqa: ARG001
+def _layer_norm(tracer: Tracer, function: Any, source: Any, shape: Any, gain: Any, bias: Any, epsilon: float) -> Any:
     kept = source.shape[: source.dim() - len(shape)]
     found = _normalised(tracer, source, (*kept, math.prod(shape)), epsilon)
     unread = tracer.nothing(1)
@@ -276,7 +279,7 @@ def _layer_norm(tracer: Tracer, function: Any, source: Any, shape: Any, gain: An
 
 def _group_norm(
     tracer: Tracer,
-    function: Any,  # noqa: ARG001
+    function: Any,
     source: Any,
     gain: Any,
     bias: Any,
@@ -291,13 +294,13 @@ def _group_norm(
     return _scaled(tracer, found, gain, bias, (channels, *(1,) * (source.dim() - 2))), unread, unread
 
 
-def _gated(tracer: Tracer, function: Any, source: Any, dim: int = -1) -> Tensor:  # noqa: ARG001
+def _gated(tracer: Tracer, function: Any, source: Any, dim: int = -1) -> Tensor:
     one, gate = (tracer.wrap(part, source.dtype) for part in tracer.marks(source).chunk(2, dim))
     found: Tensor = _pointwise(lambda g, a, b: g.each("mul", a, g.each("sigmoid", b)))(tracer, None, one, gate)
     return found
 
 
-def _log_sigmoid(tracer: Tracer, function: Any, source: Any) -> Any:  # noqa: ARG001
+def _log_sigmoid(tracer: Tracer, function: Any, source: Any) -> Any:
     return _pointwise(log_sigmoid)(tracer, None, source), tracer.nothing(1)
 
 

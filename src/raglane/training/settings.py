@@ -50,8 +50,6 @@ def _share(example: str) -> Rule:
 
 
 _SHARE = _share("0.2")
-
-
 _WEIGHT = Rule(lambda weight: 0 <= weight <= _HIGHEST, f"a number of at least 0, {_WITHIN}", "pass 2, say")
 
 
@@ -152,7 +150,6 @@ class ModelSettings:
             "a forecast must not know how long its sequence will be",
             "pass learned or zeros",
         )
-
         self._refuse(
             "tie_weights",
             self.tie_weights and self.task != "language",
@@ -327,7 +324,6 @@ class Settings(ModelSettings):
         RUN,
         Rule(lambda workers: workers >= 0, "at least 0", "pass 0, or the number of processes"),
     )
-
     logger: str | None = option(
         None,
         "Also log each epoch to TensorBoard, Weights & Biases or MLflow, where that package is installed.",
@@ -363,7 +359,6 @@ class Settings(ModelSettings):
             (self.bucket or self.batch_elements is not None, "chunks are of one length anyway"),
         ):
             self._refuse("steps", self.steps is not None and is_broken, rule, "leave it out")
-
         for name in ("activation_penalty", "temporal_penalty"):
             rule = "it is for a language model"
             self._refuse(name, getattr(self, name) > 0 and self.task != "language", rule, "leave it out")

@@ -115,9 +115,7 @@ def prepare(
     values, offsets = batch.values, batch.offsets
     state: tuple[Tensor, ...] = ()
     if hx is not None:
-        state = _check_state(plan, hx, whole._count if inputs.is_batched else None, whole.values)
-        if not inputs.is_batched:
-            state = tuple([part.unsqueeze(1) for part in state])
+        state = _given_state(plan, hx, inputs, whole._count, whole.values)
         if pieces is not None:
             pairs = zip(state, _own_state(layer, plan, batch), strict=True)
             state = tuple([pieces.enter(*pair, plan.directions) for pair in pairs])
@@ -191,9 +189,7 @@ def _prepare_as_it_came(
     """The request for an input that needs no way through the flat layout."""
     state: tuple[Tensor, ...] = ()
     if hx is not None:
-        state = _check_state(plan, hx, inputs.count if inputs.is_batched else None, inputs.data)
-        if not inputs.is_batched:
-            state = tuple([part.unsqueeze(1) for part in state])
+        state = _given_state(plan, hx, inputs, inputs.count, inputs.data)
     return Request(
         plan.cell,
         inputs.data,
@@ -247,6 +243,13 @@ def _own_state(layer: RecurrentLayer, plan: Plan, batch: Ragged) -> tuple[Tensor
     if not plan.begins:
         return zero_state(batch.values, plan.layers * plan.directions, batch._count, plan.state_sizes)
     return _check_state(plan, layer._own_initial(batch), batch._count, batch.values, "initial_state")
+
+
+def _given_state(plan: Plan, hx: Any, inputs: Inputs, count: int, values: Tensor) -> tuple[Tensor, ...]:
+    """The caller's initial state, checked: one ``(L * K, B, size)`` each, also where the input has no batch."""
+    if inputs.is_batched:
+        return _check_state(plan, hx, count, values)
+    return tuple([part.unsqueeze(1) for part in _check_state(plan, hx, None, values)])
 
 
 def _check_state(plan: Plan, hx: Any, count: int | None, values: Tensor, argument: str = "hx") -> tuple[Tensor, ...]:
