@@ -125,6 +125,12 @@ FAULTS: dict[str, Fault] = {
         "return False",
         "programs/test_keys.py::test_whatever_changes_a_step_changes_its_key",
     ),
+    "what-reads-by-a-computed-name-has-a-key": Fault(
+        "src/raglane/programs/keys.py",
+        "        if part in _GETTERS:",
+        "        if part in ():",
+        "programs/test_keys.py::test_what_is_not_known_has_no_key",
+    ),
     "files-of-others-are-read": Fault(
         "src/raglane/caches.py",
         " and not found.st_mode & 0o022",

@@ -214,6 +214,10 @@ UNKNOWN = {
     "imports os within a step": ("return a * 2.0", "import os; return a"),
     "time, which may know": ("return a * 2.0", "return a * time.time()"),
     "calls getattr": ("self.slope", "getattr(self, 'sl' + 'ope')"),
+    "calls attrgetter": ("return a * 2.0", "return a * operator.attrgetter('sca' + 'le')(self)"),
+    "calls methodcaller": ("return a * 2.0", "return operator.methodcaller('di' + 'v', 2.0)(a)"),
+    "reads __dict__": ("return a * 2.0", "return a * self.__dict__['sca' + 'le']"),
+    "reads __getattribute__": ("return a * 2.0", "return a * object.__getattribute__(self, 'sca' + 'le')"),
     "calls open": ("return a * 2.0", "return a * len(open('/dev/null').read())"),
     "reads a Thing": ("return a * 2.0", "return a * thing.size"),
     "reads a Linear": ("return a * 2.0", "return layer(a)"),
@@ -227,13 +231,21 @@ UNKNOWN = {
 @looped("reason", UNKNOWN)
 def test_what_is_not_known_has_no_key(reason: str) -> None:
     import functools
+    import operator
     import time
 
     import numpy as np
 
     old, new = UNKNOWN[reason]
     cached = functools.lru_cache(lambda a: a)
-    around = {"os": os, "time": time, "thing": Thing(), "layer": nn.Linear(4, 4), "number": torch.ones(1)}
+    around = {
+        "os": os,
+        "operator": operator,
+        "time": time,
+        "thing": Thing(),
+        "layer": nn.Linear(4, 4),
+        "number": torch.ones(1),
+    }
     made = own(SOURCE.replace(old, new, 1), np=np, cached=cached, **around)()
     with pytest.raises(Unkept) as refused:
         key_of(made)

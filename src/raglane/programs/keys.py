@@ -5,7 +5,8 @@ Python made of their source, what these read of closures and of the module aroun
 the code that runs, not of a file that may have been changed since. Torch and Raglane's own rooms go by their versions.
 
 What cannot be read with certainty has no such key: an object that a function finds around it, an import within a
-step, ``getattr`` with a name that is computed, a module of Python's that knows the time or the environment.
+step, ``getattr`` and its like, whose names may be computed, a module of Python's that knows the time or the
+environment.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import dis
 import enum
 import functools
 import hashlib
+import operator
 import sys
 import time
 import types
@@ -44,6 +46,9 @@ _BUILTINS = frozenset(
     " iter len list map max min next object pow property range reversed round set slice sorted staticmethod str sum"
     " super tuple type zip Ellipsis NotImplemented __debug__".split()
 )
+# What reads attributes that the code around it need not name.
+_GETTERS = (operator.attrgetter, operator.methodcaller)
+_GETTING = ("__dict__", "__getattr__", "__getattribute__")
 # Of a class: what making an instance runs, what turning one into text does, and what no step reads.
 _MAKING = frozenset(("__init__", "__new__", "__init_subclass__", "__post_init__"))
 _SHOWING = frozenset(("__repr__", "__str__", "__format__"))
@@ -169,6 +174,8 @@ class _Walk:
         return number, True
 
     def _class(self, part: type) -> Any:
+        if part in _GETTERS:
+            raise Unkept(f"it calls {part.__name__}, which may read what no key knows")
         is_written_in_c = not part.__flags__ & _MADE_BY_PYTHON
         if _is_known(part.__module__) and (is_written_in_c or _resolves(part)):
             return "class", part.__module__, part.__qualname__
@@ -264,6 +271,9 @@ class _Walk:
     def _code(self, code: types.CodeType, space: dict[str, Any]) -> Any:
         """The instructions of a function, with what its names stand for."""
         self._names.update(code.co_names)
+        for name in _GETTING:
+            if name in code.co_names:
+                raise Unkept(f"it reads {name}, which may give what no key knows")
         read = []
         names = _names_around(code)
         self._makes_any |= "type" in names
