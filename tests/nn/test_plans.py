@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -171,3 +172,13 @@ def test_weights_are_read_once_per_call(backend: str | None) -> None:
         drawn.calls = 0
         layer(given, **options)
         assert drawn.calls == 1, type(given)
+
+
+@pytest.mark.parametrize("layer", [rl.nn.GRU(3, 4), rl.nn.LSTM(3, 4)], ids=["GRU", "LSTM"])
+def test_a_state_of_other_dimensions_is_refused_in_words(layer: rl.nn.GRU | rl.nn.LSTM) -> None:
+    """Also where the input has no batch, and a dimension of the state is put in between."""
+    sequence = torch.randn(5, 3)
+    for shape in ((), (4,), (1, 1, 4)):
+        part = torch.zeros(shape)
+        with pytest.raises(rl.errors.ShapeError, match=re.escape(f"hx (h): got shape {shape}")):
+            layer(sequence, part if isinstance(layer, rl.nn.GRU) else (part, part))

@@ -153,6 +153,8 @@ def _run_known(
         if not isinstance(state, tuple) or not all(isinstance(part, Tensor) for part in state):
             return None
         if not inputs.is_batched:
+            if any(part.dim() != 2 for part in state):
+                return None
             state = tuple([part.unsqueeze(1) for part in state])
     elif plan.begins:
         return None
