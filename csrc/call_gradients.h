@@ -1,4 +1,4 @@
-// Which gradients a call asks for, said to LayerGradients: of layers of both kinds, and of outer products alone.
+// From a call to the gradients that it asks for: of layers of both kinds, and of outer products alone.
 #pragma once
 
 #include "cells/table.h"
