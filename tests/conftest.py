@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     }
     for name, reason in skips.items():
         for item in items:
-            if name in item.keywords and not config.getoption(f"--{name}"):
+            if item.get_closest_marker(name) and not config.getoption(f"--{name}"):
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 

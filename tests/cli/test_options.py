@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
+import io
 import re
 from typing import Any
 
 import pytest
 
+from looped import looped
 from raglane.cli import main
 from raglane.cli.app import app
 from raglane.data import FORMATS
@@ -19,18 +22,29 @@ from raglane.training.settings import Settings
 
 
 def _page(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str) -> str:
-    """A help page without its frames, in one line."""
+    """A help page."""
     monkeypatch.setenv("COLUMNS", "300")
     assert main([command, "--help"]) == 0
-    return re.sub(r"[│\s]+", " ", capsys.readouterr().out)
+    return _without_frames(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Settings)])
-def test_every_setting_is_an_option(
-    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    option, default = options(Settings)[name], getattr(Settings(), name)
-    page = _page(capsys, monkeypatch, "train")
+def _without_frames(page: str) -> str:
+    """A page in one line."""
+    return re.sub(r"[│\s]+", " ", page)
+
+
+@pytest.fixture(scope="module")
+def page_of_train() -> str:
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        patch.setenv("COLUMNS", "300")
+        assert main(["train", "--help"]) == 0
+    return _without_frames(printed.getvalue())
+
+
+@looped("name", [field.name for field in dataclasses.fields(Settings)])
+def test_every_setting_is_an_option(name: str, page_of_train: str) -> None:
+    option, default, page = options(Settings)[name], getattr(Settings(), name), page_of_train
     flag = option.flag or f"--{name.replace('_', '-')}"
     shown = f"({option.unset})" if default is None else default
     ending = "" if default is False else f" [default: {shown}]"
