@@ -79,7 +79,8 @@ def test_tables_and_pictures_are_written_whole(runs: Path, tmp_path: Path, capsy
 def test_mistakes_end_in_one_line(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     broken, out = tmp_path / "broken", tmp_path / "table.md"
     run = str(runs / "a")
-    fails(["compare", run, str(tmp_path / "no"), "-o", str(out)], capsys, "no/run.json: got No such file")
+    fails(["compare", run, str(tmp_path / "no"), "-o", str(out)], capsys, "no: got no such folder", "of a run")
+    fails(["compare", run, str(runs), "-o", str(out)], capsys, "a folder without a saved model")
     fails(["compare", run, "-o", str(tmp_path / "table.txt")], capsys, "--output: got", ".md, .csv, .png, .svg")
     fails(["compare", run, "-o", str(tmp_path / "no" / "table.md")], capsys, "--output: got")
     for name in ("run.json", "last/training.json", "best/config.json", "best/weights.safetensors", "evaluation.json"):

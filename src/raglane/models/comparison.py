@@ -12,7 +12,7 @@ from raglane.errors import DataError, message
 from raglane.models.configuration import entries
 from raglane.models.sources import DEFAULT_DATA
 from raglane.report.comparison import Group
-from raglane.training.checkpoint import load_model
+from raglane.training.checkpoint import load_model, model_folder
 from raglane.training.description import RunDescription, load_description
 from raglane.training.folder import EVALUATION, LAST, find
 from raglane.training.settings import Settings
@@ -62,6 +62,8 @@ def read_run(folder: Path) -> Reached:
     Raises:
         CheckpointError: it is none, is damaged, or has no model yet.
     """
+    # First, so that a folder of something else is told what it is.
+    model_folder(folder)
     description = load_description(folder)
     saved = load_model(folder)
     state = load_progress(find(folder, LAST))
