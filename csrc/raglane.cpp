@@ -6,6 +6,7 @@
 #include <numeric>
 #include <vector>
 
+#include "blocks.h"
 #include "cells/table.h"
 #include "checks.h"
 #include "processor.h"
@@ -330,6 +331,18 @@ int32_t raglane_describe_cell(int64_t cell, raglane_cell_facts* facts, char* mes
 int64_t raglane_few_elements(void) { return tuning::few_elements; }
 
 int64_t raglane_few_weights(void) { return tuning::few_weights; }
+
+void* raglane_take_block(int64_t bytes, int64_t* size) {
+  const raglane::Block block = bytes > 0 ? raglane::take_block((size_t)bytes) : raglane::Block();
+  *size = (int64_t)block.size;
+  return block.data;
+}
+
+void raglane_give_block(void* block, int64_t size) {
+  if (block && size > 0) raglane::give_block({block, (size_t)size});
+}
+
+int64_t raglane_least_block(void) { return tuning::least_block; }
 
 int32_t raglane_has_isa(int64_t isa) { return processor_has(isa); }
 

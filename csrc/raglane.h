@@ -37,7 +37,7 @@ extern "C" {
 #endif
 
 /* Raised whenever a struct below changes; Python refuses a library of another version. */
-#define RAGLANE_ABI 12
+#define RAGLANE_ABI 13
 
 enum raglane_status { RAGLANE_OK = 0, RAGLANE_BAD_ARGUMENT = 1, RAGLANE_OUT_OF_MEMORY = 2 };
 /* RAGLANE_INT8: all numbers of the call are float, the weights too; they are packed as int8, with a scale for each row of
@@ -343,6 +343,14 @@ RAGLANE_EXPORT int32_t raglane_scatter(const raglane_rows* rows, char* message, 
  * instruction is faster. */
 RAGLANE_EXPORT int64_t raglane_few_elements(void);
 RAGLANE_EXPORT int64_t raglane_few_weights(void);
+
+/* A large block of memory, of at least `bytes`, of those that calls keep from one to the next: for results that only
+ * raglane_backward reads. `size`: the bytes of the block. Null, and `size` 0, where there is none: ask an allocator. */
+RAGLANE_EXPORT void* raglane_take_block(int64_t bytes, int64_t* size);
+/* Give one back that nobody reads or writes any more, with its size. */
+RAGLANE_EXPORT void raglane_give_block(void* block, int64_t size);
+/* What is worth a block, in bytes: an allocator keeps what is smaller. */
+RAGLANE_EXPORT int64_t raglane_least_block(void);
 
 /* 1 where this library was built with an instruction set and this processor has it, else 0. */
 RAGLANE_EXPORT int32_t raglane_has_isa(int64_t isa);

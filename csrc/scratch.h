@@ -3,7 +3,9 @@
 
 #include <stdlib.h>
 
+#include "blocks.h"
 #include "simd.h"
+#include "tuning.h"
 
 namespace raglane::RAGLANE_TARGET {
 
@@ -13,10 +15,14 @@ template <class T> class Scratch {
   Scratch() = default;
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
-  ~Scratch() { free(data_); }
+  ~Scratch() {
+    if (block_.data) give_block(block_);
+    else free(data_);
+  }
   bool reserve(int64_t count, bool poison) {
     size_t bytes = ((size_t)count * sizeof(T) + 127) / 64 * 64;
-    data_ = (T*)aligned_alloc(64, bytes);
+    if (bytes >= tuning::least_block) block_ = take_block(bytes);
+    data_ = (T*)(block_.data ? block_.data : aligned_alloc(64, bytes));
     if (data_ && poison) memset((void*)data_, 0xff, bytes);
     return data_ != nullptr;
   }
@@ -24,6 +30,7 @@ template <class T> class Scratch {
 
  private:
   T* data_ = nullptr;
+  Block block_;  // where it is large
 };
 
 }  // namespace raglane::RAGLANE_TARGET

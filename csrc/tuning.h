@@ -5,6 +5,7 @@
 // order of a sum, or who makes it. What follows from the number of registers stands where it is used.
 #pragma once
 
+#include <stddef.h>
 #include <stdint.h>
 
 namespace raglane::tuning {
@@ -91,6 +92,12 @@ inline constexpr int unit_tiles = 4;
 inline constexpr int64_t part_depth = 128;
 // Elements whose rows are packed at a time. 256 or 1,024 take up to 6 % longer.
 inline constexpr int64_t gradient_rows = 512;
+
+// ---- memory ---------------------------------------------------------------------------------------------------------
+
+// Bytes of a block that stays for the next call; the C library keeps what is smaller. Where the faults of new pages are
+// spared, a training step takes 6 to 28 % less processor time, with 128 to 200 steps at (64, 256, 256) and (256, 128, 64).
+inline constexpr size_t least_block = 8 << 20;
 
 // ---- the machine ----------------------------------------------------------------------------------------------------
 

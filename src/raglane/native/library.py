@@ -11,6 +11,7 @@ import ctypes
 import os
 import sys
 import threading
+import weakref
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -37,7 +38,7 @@ __all__ = [
     "program_preamble",
 ]
 
-ABI = 12
+ABI = 13
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 """What the kernels compute in, by its number in ``raglane.h``."""
 
@@ -80,6 +81,7 @@ class Library:
         isa: the one in use.
         few_elements: up to this many, the kernels make the gradients of values and weights best,
         few_weights: where a direction has at most this many; see ``csrc/tuning.h``.
+        least_block: bytes that are worth a block; see :mod:`raglane.native.large`.
         flags: how the work is divided, ``raglane_flags`` in ``raglane.h``; 0 outside of tests.
     """
 
@@ -88,6 +90,7 @@ class Library:
     isa: str
     few_elements: int
     few_weights: int
+    least_block: int
     flags: int = 0
 
     def with_isa(self, isa: str) -> Library:
@@ -131,6 +134,23 @@ class Library:
         if status != 0:
             _raise(status, words)
         return result
+
+    def block(self, wanted: int) -> ctypes.Array[ctypes.c_char] | None:
+        """Memory that stays for the next call; it is given back when the array has gone.
+
+        Args:
+            wanted: bytes.
+
+        Returns:
+            An array of at least as many, of any content; None where the system has none to keep.
+        """
+        size = ctypes.c_int64()
+        address = self.handle.raglane_take_block(wanted, ctypes.byref(size))
+        if not address:
+            return None
+        memory = (ctypes.c_char * size.value).from_address(address)
+        weakref.finalize(memory, self.handle.raglane_give_block, address, size.value).atexit = False
+        return memory
 
     def multiply_registers(self, dtype: torch.dtype, rounds: int) -> int:
         """The most that products can reach: fused multiply-adds in registers alone, on as many threads as a call has.
@@ -201,8 +221,12 @@ def library() -> Library:
     handle.raglane_multiply_registers.argtypes = [*[integer] * 4, ctypes.POINTER(integer), text, integer]
     handle.raglane_describe_cell.argtypes = [integer, text, text, integer]
     handle.raglane_few_elements.restype = handle.raglane_few_weights.restype = integer
+    handle.raglane_take_block.argtypes, handle.raglane_take_block.restype = [integer, ctypes.POINTER(integer)], pointer
+    handle.raglane_give_block.argtypes, handle.raglane_give_block.restype = [pointer, integer], None
+    handle.raglane_least_block.restype = integer
     isas = tuple(name for name, number in _ISAS.items() if handle.raglane_has_isa(number))
-    loaded = Library(handle, isas, isas[0], handle.raglane_few_elements(), handle.raglane_few_weights())
+    sizes = handle.raglane_few_elements(), handle.raglane_few_weights(), handle.raglane_least_block()
+    loaded = Library(handle, isas, isas[0], *sizes)
     wanted = os.environ.get("RAGLANE_ISA")
     return loaded if not wanted else loaded.with_isa(wanted)
 

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from raglane.native import large
+
 __all__ = ["peak_bytes"]
 
 _LOUDNESS = "KINETO_LOG_LEVEL"
@@ -37,7 +39,7 @@ def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+            with large.from_torch(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
                 call()
         results: Any = getattr(record.profiler, "kineto_results", None)
         events = [event for event in results.events() if event.name() == "[memory]"]

@@ -18,6 +18,7 @@ from raglane.errors import ArgumentError, message
 from raglane.kernels.cpu.gradients import outer, spend
 from raglane.kernels.cpu.layer import Grads, Layer, LayerSpec, Tensors
 from raglane.kernels.cpu.memory import Given, Saved
+from raglane.native import large
 from raglane.native.cells import cell_facts
 from raglane.native.library import preamble
 from raglane.native.memory import address, addresses
@@ -92,8 +93,8 @@ class ElementwiseLayer(Layer):
         skips = self.skips and weights[0].skip is None
         width = rows if weights[0].skip is None else rows + size
         keeps = overwrite and saved.gates.numel() > 0
-        gates = saved.gates if keeps else values.new_empty(count, values.shape[0], width)
-        skipped = values.new_empty(count, *values.shape) if skips else None
+        gates = saved.gates if keeps else large.empty(values, count, values.shape[0], width)
+        skipped = large.empty(values, count, *values.shape) if skips else None
         initial = tuple([torch.empty_like(part) for part in self.initial(tensors)])
         # One direction alone may have a bias: the kernels give the sums of both or of none.
         recurrent, bias = [

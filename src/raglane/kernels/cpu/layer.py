@@ -19,7 +19,7 @@ from raglane.cells import CELLS
 from raglane.errors import ArgumentError, message
 from raglane.kernels.checks import check_offsets
 from raglane.kernels.cpu.memory import Given, Rules, Saved
-from raglane.native import library
+from raglane.native import large, library
 from raglane.native.memory import address, addresses
 
 __all__ = ["Grads", "Layer", "LayerSpec", "Ran", "Tensors"]
@@ -231,8 +231,8 @@ class Layer(ABC):
         if save or need_c:
             gates_shape, c_shape = self.saved_shapes(values.shape[0])
             # Torch reads sizes one by one in half the time that it takes for a tuple of them.
-            gates = values.new_empty(*gates_shape) if save else None
-            c_states = values.new_empty(*c_shape)
+            gates = large.empty(values, *gates_shape) if save else None
+            c_states = values.new_empty(*c_shape) if need_c else large.empty(values, *c_shape)
         argument = self.pack(*fields, address(output), *addresses(final, 2), address(gates), address(c_states))
         self._call(self.forward_function, argument, offsets, values)
         saved = None

@@ -16,6 +16,7 @@ from raglane.cells.spec import Weights
 from raglane.kernels.cpu.gradients import outer, spend
 from raglane.kernels.cpu.layer import Grads, Layer, LayerSpec, Tensors
 from raglane.kernels.cpu.memory import Given, Saved
+from raglane.native import large
 from raglane.native.cells import cell_facts
 from raglane.native.library import preamble
 from raglane.native.memory import address, addresses
@@ -119,10 +120,10 @@ class MatrixLayer(Layer):
         projects, is_lstm = self.weights_of(tensors, 0)[4] is not None, len(self.sizes) > 1
         reuse_gates = overwrite and self.saves
         reuse_c = overwrite and is_lstm and not projects and not saved.is_shared and not self.checkpoint_every
-        gates = saved.gates if reuse_gates else values.new_empty(count, total, self.stride)
-        previous = saved.c_states if reuse_c else values.new_empty(count, total, width)
-        projected = values.new_empty(count, total, width) if projects else None
-        unprojected = values.new_empty(count, total, self.hidden_size) if projects else None
+        gates = saved.gates if reuse_gates else large.empty(values, count, total, self.stride)
+        previous = saved.c_states if reuse_c else large.empty(values, count, total, width)
+        projected = large.empty(values, count, total, width) if projects else None
+        unprojected = large.empty(values, count, total, self.hidden_size) if projects else None
         states = zip(self.initial(tensors), wanted, strict=True)
         initial = tuple([torch.empty_like(part) if want else None for part, want in states])
         fields = _pack_backward(

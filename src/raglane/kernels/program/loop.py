@@ -20,6 +20,7 @@ from raglane.kernels.cpu.products import times
 from raglane.kernels.cpu.programs import run as run_program
 from raglane.kernels.cpu.sums import outer_products
 from raglane.kernels.program.parameters import Made
+from raglane.native import large
 from raglane.programs.compiled import Backward, Compiled, Fetch, Forward, Wanted
 from raglane.programs.lower import Lowered
 from raglane.programs.step import Step
@@ -114,16 +115,13 @@ def _forward(
 
 
 def _beside(program: Forward, like: Tensor) -> dict[int, Tensor]:
-    """Memory for what is saved for the backward pass alone: in one piece, which the next call is given again.
-
-    glibc hands several large pieces back to the system one by one, and each page of new ones costs a fault.
-    """
+    """Memory for what is saved for the backward pass alone: in one piece, which the next call is given again."""
     widths = {
         place: program.lowered.program.outputs[place][1] for node, place in program.saved.items() if node in program.own
     }
     if len(widths) < 2:
         return {}
-    whole = like.new_empty(like.shape[0], sum(widths.values()))
+    whole = large.empty(like, like.shape[0], sum(widths.values()))
     return dict(zip(widths, whole.split(list(widths.values()), 1), strict=True))
 
 
@@ -237,8 +235,9 @@ class _Backward:
             node: _filled(part, like, (batch, width)) for node, width, part in zip(nodes, widths, finals, strict=True)
         }
         over = self._over(program)
-        weights = self.known.weights
-        self.outputs, self.finals = _run(program.lowered, loop.offsets, not loop.ascending, given, weights, over)
+        self.outputs, self.finals = _run(
+            program.lowered, loop.offsets, not loop.ascending, given, self.known.weights, over
+        )
         if over:
             spend(*over.values())
         grad_states = self.finals[: len(changing)]
@@ -248,7 +247,7 @@ class _Backward:
                 zip(unchanged_finals, unchanged_steps or [None] * len(unchanged_finals), strict=True)
             )
         ]
-        grad_elements = self._elements(program, weights, self.wanted.elements)
+        grad_elements = self._elements(program)
         grad_leaves = self._leaves(program)
         found = [*grad_elements, *loop.join(grad_states, grad_unchanged), *grad_leaves]
         return [part if wish else None for part, wish in zip(found, self.wishes, strict=True)]
@@ -271,24 +270,24 @@ class _Backward:
         parts += [] if steps is None else [segments.sum(steps, self.loop.offsets)]
         return sum(parts[1:], parts[0]) if parts else None
 
-    def _elements(self, program: Backward, weights: list[Tensor], wishes: tuple[bool, ...]) -> list[Tensor | None]:
+    def _elements(self, program: Backward) -> list[Tensor | None]:
+        """The gradients of what is given for each element: what the loop has left, and the products after it."""
         found: list[Tensor | None] = []
-        for place, (node, element, wish) in enumerate(zip(self.compiled.elements, self.elements, wishes, strict=True)):
-            deferred = [part for part in program.deferred if part[2][0] == node] if wish else []
-            if not wish:
+        for place, (node, element) in enumerate(zip(self.compiled.elements, self.elements, strict=True)):
+            if not self.wanted.elements[place]:
                 found.append(None)
                 continue
+            deferred = [part for part in program.deferred if part[2][0] == node]
             total = self._take(program.elements[place]) if place in program.elements else None
+            if total is not None and deferred:
+                total = total.clone()  # the sums for parameters may read it too
             for weight, fetch, (_, start, width) in deferred:
-                part = times(self._take(fetch), weights[weight].mT)
+                part = times(self._take(fetch), self.known.weights[weight].mT)
                 if total is None and width == element.shape[1]:
                     total = part
-                else:
-                    if total is None:
-                        total = torch.zeros_like(element)
-                    elif place in program.elements and part is not total:
-                        total = total.clone()
-                    total[:, start : start + width] += part
+                    continue
+                total = torch.zeros_like(element) if total is None else total
+                total[:, start : start + width] += part
             found.append(torch.zeros_like(element) if total is None else total)
         return found
 

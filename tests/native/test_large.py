@@ -1,0 +1,174 @@
+"""Memory that stays for the next call: whose it is, when it is given again, and what becomes of it."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import random
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import raglane as rl
+from attacks.guarded import chosen_library
+from cpu_networks import ELEMENTWISE_CELLS, LIBRARY, MATRIX_CELLS, TOLERANCE, assert_close, truth, with_gradients
+from raglane.kernels.cpu import BACKEND
+from raglane.native import large, missing_kernels
+from raglane.planner.peak import peak_bytes
+
+pytestmark = pytest.mark.skipif(missing_kernels() is not None, reason=str(missing_kernels()))
+
+LIKE = torch.zeros(1)
+# Numbers of the smallest block.
+LEAST = LIBRARY.least_block // 4
+
+
+@pytest.fixture
+def always() -> Iterator[None]:
+    """Every tensor that may be of a block is of one."""
+    with chosen_library(replace(LIBRARY, least_block=1)):
+        yield
+
+
+def test_small_tensors_are_torchs() -> None:
+    assert large.empty(LIKE, 3, 5).untyped_storage().resizable()
+    assert large.empty(LIKE.double(), 0, 7).shape == (0, 7)
+    whole = large.empty(LIKE.bfloat16(), 4, LEAST)
+    assert (whole.dtype, whole.shape) == (torch.bfloat16, (4, LEAST))
+    assert whole.is_contiguous()
+    assert not whole.untyped_storage().resizable()
+
+
+def test_memory_is_given_again_and_only_when_nothing_refers_to_it() -> None:
+    draw = random.Random(3)
+    seen: set[int] = set()
+    held: list[tuple[Any, int]] = []
+    again = 0
+    for number in range(60):
+        part = large.empty(LIKE, draw.randrange(LEAST, 3 * LEAST)).fill_(number)
+        again += part.data_ptr() in seen
+        seen.add(part.data_ptr())
+        views = [part, part[5:], part.detach(), part.view(1, -1), part.untyped_storage(), part.numpy()]
+        held.append((draw.choice(views), number))
+        del part, views
+        if len(held) > 3:
+            one, its = held.pop(draw.randrange(len(held)))
+            numbers = torch.empty(0).set_(one) if isinstance(one, torch.UntypedStorage) else torch.as_tensor(one)
+            assert (numbers.view(-1)[: LEAST - 5] == its).all(), its
+    assert again > 30
+
+
+def test_a_block_that_nobody_wants_gives_way() -> None:
+    if sys.platform != "linux":
+        pytest.skip("this system does not say what is mapped")
+    libc = ctypes.CDLL(None)
+
+    def is_mapped(address: int) -> bool:
+        return bool(
+            libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(mmap.PAGESIZE), ctypes.create_string_buffer(1)) == 0
+        )
+
+    first, second = [large.empty(LIKE, LEAST).data_ptr() for _ in range(2)]
+    assert first == second
+    assert is_mapped(first)
+    kept = [large.empty(LIKE, 5 * LEAST) for _ in range(16)]
+    assert len({part.data_ptr() for part in kept}) == 16
+    assert first in {part.data_ptr() for part in kept} or not is_mapped(first)
+
+
+def test_threads_share_nothing_at_a_time() -> None:
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        for _ in range(30):
+            parts = [large.empty(LIKE, LEAST + number).fill_(number) for _ in range(2)]
+            if not all((part == number).all() for part in parts):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_a_forked_process_has_memory_of_its_own() -> None:
+    large.empty(LIKE, LEAST)  # which waits
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(write, f"{large.empty(LIKE, LEAST).fill_(1).data_ptr()}".encode())
+        os._exit(0)
+    mine = large.empty(LIKE, LEAST).fill_(2)
+    assert os.waitpid(child, 0)[1] == 0
+    assert int(os.read(read, 100)) == mine.data_ptr()
+    assert (mine == 2).all()
+
+
+def test_without_memory_torch_says_so() -> None:
+    with pytest.raises(RuntimeError, match=r"can.t allocate memory|not enough memory"):
+        large.empty(LIKE, 1 << 60)
+    assert large.empty(LIKE, LEAST).numel() == LEAST
+
+
+class _Torn:
+    """The kernels' library, whose blocks are full of NaN."""
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.handle, name)
+
+    def raglane_take_block(self, wanted: int, size: Any) -> int:
+        address: int = self.handle.raglane_take_block(wanted, size)
+        ctypes.memset(address, 0xFF, wanted)
+        return address
+
+
+@pytest.mark.parametrize("cell", [*MATRIX_CELLS, *ELEMENTWISE_CELLS])
+def test_layers_agree_with_the_reference_on_memory_that_was_used_before(cell: str) -> None:
+    network, wanted = truth(cell, "mixed", (5, 17, 0), 2, False)
+    torn: Any = _Torn(LIBRARY.handle)
+    with chosen_library(replace(LIBRARY, least_block=1, handle=torn)):
+        for dtype in (torch.float64, torch.float32, torch.bfloat16):
+            own = network.map(lambda part, dtype=dtype: part.to(dtype))  # type: ignore[misc]
+            assert_close(with_gradients(own, BACKEND), wanted, TOLERANCE[dtype])
+
+
+@pytest.mark.usefixtures("always")
+def test_programs_too() -> None:
+    torch.manual_seed(0)
+    layer, plain = rl.nn.LayerNormLSTM(3, 5), rl.nn.LayerNormLSTM(3, 5, backend="reference")
+    plain.load_state_dict(layer.state_dict())
+    batch = rl.Ragged([torch.randn(length, 3) for length in (4, 0, 1, 9)])
+    found: list[list[Tensor | None]] = []
+    for each in (layer, plain):
+        for _ in range(2):
+            each.zero_grad()
+            out, state = each(batch)
+            (out.values.square().sum() + state[1].sum()).backward()
+        found.append([out.values.detach(), *(weight.grad for weight in each.parameters())])
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("always")
+def test_memory_of_a_step_is_counted_whoever_gives_it() -> None:
+    layer = rl.nn.LSTM(8, 16)
+    batch = rl.Ragged([torch.randn(50, 8)])
+
+    def step() -> None:
+        layer(batch)[0].values.sum().backward()
+
+    step()
+    # Of each of the 50 elements: the output, four gates and c.
+    assert peak_bytes(step, torch.device("cpu")) >= 4 * 50 * 16 * 6
