@@ -207,14 +207,14 @@ FAULTS: dict[str, Fault] = {
     ),
     "storage-not-looked-at": Fault(
         "src/raglane/kernels/cpu/memory.py",
-        "or part.untyped_storage().nbytes() < room + part.storage_offset() * size:",
-        "or part.untyped_storage().nbytes() < part.storage_offset() * size:",
+        "or storage.nbytes() < room + part.storage_offset() * size:",
+        "or storage.nbytes() < part.storage_offset() * size:",
         "safety/test_memory.py::test_a_parameter_that_loses_memory_after_a_call_is_refused",
     ),
     "a-weight-that-must-not-be-there": Fault(
         "src/raglane/kernels/cpu/memory.py",
-        "if shape is None or part.untyped_storage()",
-        "if part.untyped_storage()",
+        "if shape is None or storage.nbytes()",
+        "if storage.nbytes()",
         "safety/test_memory.py::test_the_operators",
     ),
 }

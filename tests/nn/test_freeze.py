@@ -87,6 +87,11 @@ def by_a_fused_optimizer(layer: Any) -> None:
     torch.optim.Adam(layer.parameters(), 0.1, fused=True).step()
 
 
+def turned(weight: torch.Tensor) -> torch.Tensor:
+    """The same memory, in which what stands in other rows is read as a weight of the same shape."""
+    return weight.as_strided(weight.shape, (1, weight.shape[0]))
+
+
 @looped(
     "change",
     [
@@ -97,6 +102,8 @@ def by_a_fused_optimizer(layer: Any) -> None:
         lambda layer: setattr(layer.weight_ih_l1, "data", torch.ones_like(layer.weight_ih_l1)),
         lambda layer: setattr(layer, "bias_hh_l0", nn.Parameter(torch.ones_like(layer.bias_hh_l0))),
         lambda layer: layer.float().double(),
+        lambda layer: setattr(layer.weight_hh_l0, "data", turned(layer.weight_hh_l0.data)),
+        lambda layer: setattr(layer.weight_hh_l0, "data", torch._neg_view(layer.weight_hh_l0.data)),
         lambda layer: nn.utils.parametrizations.weight_norm(layer, "weight_hh_l0"),
     ],
 )

@@ -131,6 +131,27 @@ def test_what_is_known_needs_no_request(monkeypatch: pytest.MonkeyPatch) -> None
             gru(batch, wrong)
 
 
+@pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype stage")
+def test_a_state_that_is_none_is_refused_where_no_request_is_made() -> None:
+    lstm, gru = build("lstm"), build("gru")
+    batch, single = a_batch([3, 0, 2]), torch.randn(4, 3, dtype=torch.float64)
+    nested = torch.nested.nested_tensor([torch.zeros(4, dtype=torch.float64)])
+    for layer, given, wrong in (
+        (lstm, batch, ()),
+        (lstm, single, ()),
+        (lstm, single, (torch.zeros(()), torch.zeros(()))),
+        (gru, single, torch.zeros((), dtype=torch.float64)),
+        (gru, single, torch.zeros(4, dtype=torch.float64)),
+        (gru, single, nested),
+        (gru, batch, nested),
+    ):
+        with rl.using(backend="reference"), pytest.raises(RaglaneError, match="hx") as wanted:
+            layer(given, wrong)
+        with pytest.raises(type(wanted.value)) as found:
+            layer(given, wrong)
+        assert str(found.value) == str(wanted.value)
+
+
 def test_another_module_in_the_place_of_a_cell() -> None:
     layer, batch = rl.nn.Recurrent(Leaky(3, 4)), a_batch([2, 3])
     layer(batch)

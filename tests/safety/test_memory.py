@@ -305,6 +305,36 @@ def test_a_look_that_is_always_or_never_content_is_not_used(wrong: bool, monkeyp
     assert not guards._is_right.__wrapped__()
 
 
+@pytest.mark.parametrize("rows", [0, 1])
+def test_one_row_or_none_says_nothing_about_more(rows: int) -> None:
+    """The numbers of one row stand side by side at any stride; those of many rows at that stride do not."""
+    for number, wide in enumerate((torch.randn(6, 11), torch.randn(11, 6).t())):
+        values = wide[:, :4]
+        given, layer = rl.Ragged.from_flat(values, lengths=[4, 0, 2]), rl.nn.GRU(4, 13 + 2 * number + rows)
+        layer(rl.Ragged.from_flat(values[:rows], lengths=[rows]))
+        with rl.using(backend="reference"):
+            wanted = layer(given)[0].values
+        torch.testing.assert_close(layer(given)[0].values, wanted)
+    # Offsets of no sequence are one number.
+    offsets = torch.tensor([0, 9, 2, 9, 6])[::2]
+    given = rl.Ragged._make(wide[:, :4].contiguous(), offsets, None)
+    layer = rl.nn.GRU(4, 17 + rows)
+    layer(rl.Ragged._make(given.values[:0], offsets[:1], None))
+    with rl.using(backend="reference"):
+        wanted = layer(given)[0].values
+    torch.testing.assert_close(layer(given)[0].values, wanted)
+
+
+def test_a_look_is_right_whatever_the_defaults_are() -> None:
+    dtype = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        with torch.device("meta"):
+            assert guards._is_right.__wrapped__() is guards._is_right()
+    finally:
+        torch.set_default_dtype(dtype)
+
+
 def test_negative_views() -> None:
     """Memory that holds the numbers with the other sign."""
     layer, given = lstm("cpu"), batch()

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["NO_MEMORY", "address", "addresses", "lies_well", "plain"]
+from raglane.errors import ShapeError, message
+
+__all__ = ["NO_MEMORY", "address", "addresses", "lies_nowhere", "lies_well", "plain"]
 
 NO_MEMORY = (RuntimeError, AttributeError, ValueError, IndexError, TypeError, KeyError)
 """What is raised where a quick look meets no tensor, or one without memory."""
@@ -35,17 +37,46 @@ def lies_well(part: Any, shape: tuple[int, ...], dtype: torch.dtype, size: int) 
             and part.is_cpu
             and part.is_contiguous()
             and not part.is_neg()
+            and not lies_nowhere(part)
             and part.untyped_storage().nbytes() >= part.nbytes + part.storage_offset() * size
         )
     except NO_MEMORY:
         return False
 
 
-def plain(part: Tensor) -> Tensor:
-    """A tensor whose numbers stand in memory as they are, side by side."""
+def lies_nowhere(part: Tensor) -> bool:
+    """Whether a tensor has numbers and no memory: a wrapper of other tensors, say, or zeros that nobody has written.
+
+    To C its address is that of a tensor which is missing.
+
+    Example:
+        >>> lies_nowhere(torch.zeros(2)), lies_nowhere(torch.zeros(0)), lies_nowhere(torch._efficientzerotensor((2,)))
+        (False, False, True)
+    """
+    return not part.data_ptr() and part.numel() > 0
+
+
+def plain(name: str, part: Tensor) -> Tensor:
+    """A tensor whose numbers stand in memory as they are, side by side.
+
+    Args:
+        name: what the caller calls it.
+        part: a dense tensor on the CPU.
+
+    Raises:
+        ShapeError: it has no memory of its own.
+    """
     # What torch.func has left behind is wrapped still.
     alive: Tensor = torch._C._functorch.unwrap_if_dead(part)
-    return alive.resolve_neg().contiguous()
+    try:
+        found = alive.resolve_neg().contiguous()
+        found = found.clone() if lies_nowhere(found) else found
+        if not lies_nowhere(found):
+            return found
+    except NO_MEMORY:
+        pass  # the words follow
+    rule, fix = "numbers in memory, which the cpu kernels read", "pass a plain tensor, or choose backend='reference'"
+    raise ShapeError(message(name, f"a {type(part).__name__} without memory of its own", rule, fix))
 
 
 def address(tensor: Tensor | None) -> int:

@@ -8,7 +8,8 @@ rightly; where it says no, or does not exist, Python asks.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
+from math import prod
 from typing import Any
 
 import torch
@@ -28,14 +29,23 @@ def guard(examples: Sequence[Tensor], shapes: Sequence[tuple[int | None, ...]]) 
         shapes: of each, with None for a size that may differ; only the first may.
 
     Returns:
-        None where torch cannot do it.
+        None where torch cannot do it, or where the strides of an example are not those of numbers side by side for all
+        sizes: of one row, or of none, any distance between rows will do.
 
     Example:
         >>> alike = guard([torch.zeros(4, 3)], [(None, 3)])
         >>> alike is None or (alike(torch.ones(5, 3)), alike(torch.ones(3, 5).t()), alike(torch.ones(5, 3).double()))
         (True, False, False)
     """
-    return _make(examples, shapes) if _is_right() else None
+    is_for_all = all(map(_has_strides_for_all_sizes, examples, shapes))
+    return _make(examples, shapes) if is_for_all and _is_right() else None
+
+
+def _has_strides_for_all_sizes(example: Tensor, shape: tuple[int | None, ...]) -> bool:
+    """Whether as many rows as there may be would lie side by side with an example's strides."""
+    if None not in shape:
+        return True
+    return example.stride() == tuple([prod(shape[place + 1 :]) for place in range(len(shape))])  # type: ignore[arg-type]
 
 
 def _make(examples: Sequence[Tensor], shapes: Sequence[tuple[int | None, ...]]) -> Alike | None:
@@ -52,24 +62,26 @@ def _make(examples: Sequence[Tensor], shapes: Sequence[tuple[int | None, ...]]) 
 @lru_cache(maxsize=1)
 def _is_right() -> bool:
     """Whether the class exists and tells apart what must be told apart."""
-    good, weight = torch.zeros(4, 3), torch.nn.Parameter(torch.zeros(2, 3))
+    # Whatever torch's defaults are when somebody asks first.
+    zeros = partial(torch.zeros, dtype=torch.float32, device="cpu")
+    good, weight = zeros(4, 3), torch.nn.Parameter(zeros(2, 3))
     alike = _make([good, weight], [(None, 3), (2, 3)])
     others = [
-        torch.zeros(5, 2),
-        torch.zeros(3, 4).t(),
-        torch.zeros(4, 6)[:, ::2],
-        torch.zeros(4, 3, 1),
-        torch.zeros(4, 3).double(),
-        torch.zeros(4, 3, device="meta"),
-        torch.zeros(4, 3).to_sparse(),
-        torch._neg_view(torch.zeros(4, 3)),
+        zeros(5, 2),
+        zeros(3, 4).t(),
+        zeros(4, 6)[:, ::2],
+        zeros(4, 3, 1),
+        zeros(4, 3).double(),
+        torch.zeros(4, 3, device="meta", dtype=torch.float32),
+        zeros(4, 3).to_sparse(),
+        torch._neg_view(zeros(4, 3)),
     ]
     try:
         return (
             alike is not None
-            and alike(torch.ones(7, 3), weight)
+            and alike(zeros(7, 3), weight)
             and not any(alike(other, weight) for other in others)
-            and not alike(good, torch.nn.Parameter(torch.zeros(3, 3)))
+            and not alike(good, torch.nn.Parameter(zeros(3, 3)))
         )
     except (TypeError, ValueError, RuntimeError):
         return False

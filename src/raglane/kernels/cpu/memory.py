@@ -16,9 +16,15 @@ from raglane.errors import ArgumentError, ShapeError, message
 from raglane.kernels.checks import check_offsets, check_weights, weight_shapes
 from raglane.kernels.cpu.guards import Alike, guard
 from raglane.native.library import DTYPES
-from raglane.native.memory import NO_MEMORY, plain
+from raglane.native.memory import NO_MEMORY, lies_nowhere, plain
 
-__all__ = ["Given", "Rules", "Saved", "refuse"]
+__all__ = ["Given", "Rules", "Saved", "Storages", "refuse"]
+
+Storages = list[torch.UntypedStorage]
+"""The memory of tensors that were looked at.
+
+NOTE (threads): whoever calls C holds it until C returns. Another thread may give a weight other memory meanwhile
+(``.data =``, ``.to()``, ``set_``), and what C reads must not be given back."""
 
 # How many kinds of tensors a layer knows at a glance.
 _LOOKS = 4
@@ -81,44 +87,59 @@ class Rules:
         if tensors[0].shape[1] != self.input_size:
             rule = f"{self.input_size} features, as when the layer ran"
             raise ShapeError(message("input", f"{tensors[0].shape[1]} features", rule, "leave its tensors alone"))
-        return plain(offsets), tuple([None if part is None else plain(part) for part in tensors])
+        names = self._names(begin - 1, depth)
+        found = [None if part is None else plain(name, part) for name, part in zip(names, tensors, strict=True)]
+        return plain("offsets", offsets), tuple(found)
 
-    def hold(self, offsets: Any, tensors: tuple[Any, ...]) -> bool:
-        """A quick look at everything: whether C can read it as it is."""
+    def _names(self, states: int, depth: int) -> list[str]:
+        """What messages call a layer's tensors, so many of them initial states."""
+        spec = CELLS[self.cell]
+        names = ["input", *(f"hx ({name})" for name in spec.states[:states])]
+        for direction in range(self.directions):
+            end = f"_l{depth}{'_reverse' if direction else ''}"
+            names += [name + end for name, *_ in weight_shapes(spec, self.input_size, self.sizes) or ()]
+        return names
+
+    def hold(self, offsets: Any, tensors: tuple[Any, ...]) -> Storages:
+        """A quick look at everything: its memory, if C can read it as it is; else nothing."""
         try:
             return self._hold(offsets, tensors)
         except NO_MEMORY:
-            return False  # no tensor, or one without memory
+            return []  # no tensor, or one without memory
 
-    def _hold(self, offsets: Tensor, tensors: tuple[Any, ...]) -> bool:
+    def _hold(self, offsets: Tensor, tensors: tuple[Any, ...]) -> Storages:
         """Storages one by one, all else at once where :func:`guard` can."""
         values, begin, size = tensors[0], len(tensors) - len(self._weights), self.size
         elements, (count,) = values.shape[0], offsets.shape
         parts = [values, offsets]
+        storages = [values.untyped_storage(), offsets.untyped_storage()]
         for part, (shape, room, optional) in zip(tensors[begin:], self._weights, strict=True):
             if part is not None:
                 parts.append(part)
+                storages.append(storage := part.untyped_storage())
                 # A look at all cannot tell one that must not be there from another of its shape that is missing.
-                if shape is None or part.untyped_storage().nbytes() < room + part.storage_offset() * size:
-                    return False
+                if shape is None or storage.nbytes() < room + part.storage_offset() * size:
+                    return []
             elif not optional:
-                return False
+                return []
         if (
             count == 0
-            or values.untyped_storage().nbytes() < (elements * self.input_size + values.storage_offset()) * size
-            or offsets.untyped_storage().nbytes() < 8 * (count + offsets.storage_offset())
+            or storages[0].nbytes() < (elements * self.input_size + values.storage_offset()) * size
+            or storages[1].nbytes() < 8 * (count + offsets.storage_offset())
         ):
-            return False
+            return []
         for expected, alike in self._looks:
             if expected == len(parts) and alike(*parts):
                 break
         else:
             if not self._hold_one_by_one(parts, tensors[begin:]):
-                return False
-        if begin == 1:
-            return True
-        shapes = [(self.directions, count - 1, each) for each in self.sizes]
-        return begin == 1 + len(shapes) and _all_lie_well(tensors[1:begin], shapes, values)
+                return []
+        if begin > 1:
+            shapes = [(self.directions, count - 1, each) for each in self.sizes]
+            if begin != 1 + len(shapes) or not _all_lie_well(tensors[1:begin], shapes, values):
+                return []
+            storages += [part.untyped_storage() for part in tensors[1:begin]]
+        return storages
 
     def _hold_one_by_one(self, parts: list[Tensor], weights: tuple[Any, ...]) -> bool:
         """The same tensor by tensor; where it holds, tensors like these are known at a glance from now on."""
@@ -259,6 +280,7 @@ def _all_lie_well(parts: Sequence[Any], shapes: Sequence[tuple[int, ...]], like:
                 or not part.is_cpu
                 or not part.is_contiguous()
                 or part.is_neg()
+                or lies_nowhere(part)
                 or part.untyped_storage().nbytes() < part.nbytes + part.storage_offset() * size
             ):
                 return False
@@ -275,5 +297,5 @@ def _all_checked(
     for name, part, shape in zip(names, parts, shapes, strict=False):
         if part is not None:
             check_like(name, part, shape, like)
-        found.append(None if part is None else plain(part))
+        found.append(None if part is None else plain(name, part))
     return found

@@ -108,7 +108,7 @@ def run(
     finals = [torch.empty(batch, *shape, dtype=dtype, device="cpu") for shape in encoded.shapes[2]]
     for made in chain(outputs, finals):
         _add(fields, made)
-    offsets = plain(offsets)
+    offsets = plain("offsets", offsets)
     argument = _pack(
         *program_preamble(dtype),
         batch,

@@ -77,7 +77,10 @@ def run_known(
     Raises:
         ArgumentError: the offsets are wrong; only the kernel has looked at them.
     """
-    if forward_ad._current_level >= 0 or records_operators() or not layer.rules.hold(offsets, tensors):
+    if forward_ad._current_level >= 0 or records_operators():
+        return None
+    storages = layer.rules.hold(offsets, tensors)
+    if not storages:
         return None
     leave_lost_threads()
     if torch.is_grad_enabled() and _any_requires_grad(tensors):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from raglane.checks import check_dense, check_storage
 from raglane.errors import ArgumentTypeError, ShapeError, message
-from raglane.native.memory import NO_MEMORY, plain
+from raglane.native.memory import NO_MEMORY, lies_nowhere, plain
 
 __all__ = ["checked_rows"]
 
@@ -47,10 +47,7 @@ def checked_rows(name: str, part: Any, shape: tuple[int, ...], dtypes: tuple[tor
         rule = f"{shape}, {' or '.join(map(str, dtypes))}, on cpu"
         raise ShapeError(message(name, got, rule, "pass what the program was made for"))
     check_storage(name, part)
-    copied = plain(part).clone(memory_format=torch.contiguous_format)
-    if not _lies_in_memory(copied):
-        raise ShapeError(message(name, "a tensor without memory", "numbers in memory", "compute it first"))
-    return copied
+    return plain(name, part).clone(memory_format=torch.contiguous_format)
 
 
 def _lies_in_memory(part: Tensor) -> bool:
@@ -60,5 +57,7 @@ def _lies_in_memory(part: Tensor) -> bool:
         return False
     if part.numel() == 0:
         return True
+    if lies_nowhere(part):
+        return False
     last = sum([(size - 1) * stride for size, stride in zip(sizes, strides, strict=True)])
     return part.untyped_storage().nbytes() >= (part.storage_offset() + last + 1) * part.element_size()

@@ -31,8 +31,11 @@ class Kept:
 
     def __init__(self, weights: Sequence[Tensor], packed: Sequence[Tensor]) -> None:
         self.of_int8 = packed[0].dtype is torch.int8
-        # An alias of each holds its memory: no other numbers come to lie at the same address.
-        self._known = [(part, part._version, part.data_ptr(), part.detach()) for part in weights]
+        # An alias of each holds its memory: no other numbers come to lie at the same address. The same memory may be
+        # read in another order, or with the other sign.
+        self._known = [
+            (part, part._version, part.data_ptr(), part.stride(), part.is_neg(), part.detach()) for part in weights
+        ]
         self._packed = tuple(packed)
         self.ended = False
 
@@ -52,10 +55,15 @@ class Kept:
                     continue
                 if place == len(all_known):
                     return ()
-                known, version, address, _ = all_known[place]
+                known, version, address, strides, is_neg, _ = all_known[place]
                 if part is not known:
                     return ()  # for this call alone, as torch.func.functional_call does it
-                if part._version != version or part.data_ptr() != address:
+                if (
+                    part._version != version
+                    or part.data_ptr() != address
+                    or part.stride() != strides
+                    or part.is_neg() is not is_neg
+                ):
                     self._end()
                     return ()
                 place += 1

@@ -150,10 +150,11 @@ def _run_known(
     if hx is not None:
         state = (hx,) if len(plan.state_sizes) == 1 else hx
         # None would be read as a parameter that a layer does not have.
-        if not isinstance(state, tuple) or not all(isinstance(part, Tensor) for part in state):
+        # No part at all would be read as zeros.
+        if not isinstance(state, tuple) or not state or not all(isinstance(part, Tensor) for part in state):
             return None
         if not inputs.is_batched:
-            if any(part.dim() != 2 for part in state):
+            if any(part.dim() != 2 or part.is_nested for part in state):
                 return None
             state = tuple([part.unsqueeze(1) for part in state])
     elif plan.begins:
@@ -276,12 +277,13 @@ def _check_state(plan: Plan, hx: Any, count: int | None, values: Tensor, argumen
     if (
         not isinstance(given, tuple | list)
         or len(given) != len(names)
-        or not all(isinstance(part, Tensor) for part in given)
+        or not all(isinstance(part, Tensor) and not part.is_nested for part in given)
     ):
+        is_nested = isinstance(hx, Tensor) and hx.is_nested
         raise ArgumentTypeError(
             message(
                 argument,
-                f"a {type(hx).__name__}",
+                "a nested tensor" if is_nested else f"a {type(hx).__name__}",
                 "a tensor" if len(names) == 1 else f"a tuple ({', '.join(names)}) of tensors",
                 "pass what the layer returned as its state, or None for zeros",
             )

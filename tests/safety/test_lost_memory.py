@@ -1,0 +1,113 @@
+"""Tensors that have no memory, and memory that a tensor loses during a call."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+import raglane as rl
+from raglane.errors import RaglaneError
+from raglane.native import library, missing_kernels
+
+pytestmark = pytest.mark.skipif(missing_kernels() is not None, reason=str(missing_kernels()))
+
+
+class Wrapped(Tensor):
+    """Computes with another tensor, as quantized and distributed tensors do."""
+
+    of: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Wrapped:
+        made: Wrapped = Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        return made
+
+    def __init__(self, inner: Tensor) -> None:
+        self.of = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        given = tree_map(lambda part: part.of if isinstance(part, Wrapped) else part, (args, kwargs or {}))
+        found = func(*given[0], **given[1])
+        return tree_map(lambda part: Wrapped(part) if isinstance(part, Tensor) else part, found)
+
+
+@pytest.mark.parametrize("kind", [rl.nn.GRU, rl.nn.SRU])
+def test_a_tensor_without_memory_is_refused(kind: Callable[..., Any]) -> None:
+    """Its address is that of a bias or a state that is not there: zeros, in silence."""
+    layer = kind(3, 4)
+    given = rl.Ragged.from_flat(torch.randn(5, 3), lengths=[3, 0, 2])
+    out, final = layer(given)
+    state = final if isinstance(final, tuple) else (final,)
+    weights = {name: part.detach() for name, part in layer.named_parameters()}
+    calls: dict[str, Callable[[], Any]] = {
+        name: lambda name=name: torch.func.functional_call(layer, {**weights, name: Wrapped(weights[name])}, (given,))  # type: ignore[misc]
+        for name in weights
+    }
+    calls["input"] = lambda: layer(rl.Ragged._make(Wrapped(given.values), given.offsets, None))
+    calls["offsets"] = lambda: layer(rl.Ragged._make(given.values, Wrapped(given.offsets), None))
+    wrapped = tuple(Wrapped(part.detach()) for part in state)
+    calls["hx"] = lambda: layer(given, wrapped if len(state) > 1 else wrapped[0])
+    calls["gradient"] = lambda: torch.autograd.grad(out.values, layer.weight_ih_l0, Wrapped(torch.ones(5, 4)))
+    for name, call in calls.items():
+        for grad in (True, False):
+            if name == "gradient" and not grad:
+                continue
+            with torch.set_grad_enabled(grad), pytest.raises(RaglaneError, match="without memory of its own"):
+                call()
+
+
+def test_zeros_that_nobody_has_written() -> None:
+    layer, given = rl.nn.LSTM(3, 4), torch.randn(1, 5, 3)
+    nothing = torch._efficientzerotensor((1, 5, 4))
+    found, wanted = (layer(given, (state, state))[0] for state in (nothing, torch.zeros(1, 5, 4)))
+    assert found.equal(wanted)
+    weights = {**layer.state_dict(), "weight_hh_l0": torch._efficientzerotensor((16, 4))}
+    found, _ = torch.func.functional_call(layer, weights, (given,))
+    with torch.no_grad():
+        nn.init.zeros_(layer.get_parameter("weight_hh_l0"))
+    assert found.equal(layer(given)[0])
+
+
+@pytest.mark.parametrize("grad", [False])
+def test_what_another_thread_gives_back_lives_until_the_call_ends(grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a model's ``.to()`` in another thread, which changes weights in place while C reads them."""
+
+    class Memory(bytearray):
+        """Which can be watched."""
+
+    layer, given = rl.nn.GRU(3, 4), rl.Ragged.from_flat(torch.randn(5, 3), lengths=[3, 0, 2])
+    wanted = layer(given)[0].values
+    plain, lived = library.call, []
+
+    def call(*arguments: Any) -> None:
+        for part in layer.parameters():
+            part.data = part.data.clone()
+        lived.append([memory() is not None for memory in watched])
+        plain(*arguments)
+
+    def watch() -> list[weakref.ref[Memory]]:
+        made = []
+        for part in layer.parameters():
+            memory = Memory(part.numel() * 4)
+            there = torch.frombuffer(memory, dtype=torch.float32).view_as(part)
+            part.data = there.copy_(part.detach())
+            made.append(weakref.ref(memory))
+        return made
+
+    monkeypatch.setattr(library, "call", call)
+    watched = watch()
+    with torch.set_grad_enabled(grad):
+        out = layer(given)[0].values
+    assert out.equal(wanted)
+    if grad:
+        watched = watch()
+        out.sum().backward()
+    assert lived == [[True] * 4] * (1 + grad)
+    assert not any(memory() is not None for memory in watched)
