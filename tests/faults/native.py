@@ -33,6 +33,24 @@ FAULTS: dict[str, Fault] = {
         " ragged/test_travelling.py::test_lengths_wherever_they_lie"
         " kernels/test_cpu_elementwise.py::test_tensors_with_gaps",
     ),
+    "one-row-says-how-many-lie": Fault(
+        "src/raglane/kernels/cpu/guards.py",
+        "is_for_all = all(map(_has_strides_for_all_sizes, examples, shapes))",
+        "is_for_all = True",
+        "safety/test_memory.py::test_one_row_or_none_says_nothing_about_more",
+    ),
+    "a-tensor-without-memory-is-missing": Fault(
+        "src/raglane/native/memory.py",
+        "return not part.data_ptr() and part.numel() > 0",
+        "return False",
+        "safety/test_lost_memory.py::test_a_tensor_without_memory_is_refused",
+    ),
+    "memory-given-back-while-c-reads-it": Fault(
+        "src/raglane/kernels/cpu/memory.py",
+        "storages.append(storage := part.untyped_storage())",
+        "storage = part.untyped_storage()",
+        "safety/test_lost_memory.py::test_what_another_thread_gives_back_lives_until_the_call_ends",
+    ),
     "padded-rows-and-steps-swapped": Fault(
         "src/raglane/native/rows.py",
         "strides = stride[batch_dim] * size, stride[1 - batch_dim] * size",

@@ -167,3 +167,27 @@ def test_what_is_no_number_of_steps(wrong: Any) -> None:
     layer.checkpoint_every = wrong
     with pytest.raises(ArgumentError, match="checkpoint_every: got "):
         layer(batch())
+
+
+@looped("directions", [1, 2])
+def test_derivatives_of_all_states(directions: int) -> None:
+    """Second derivatives and batches of gradients, by the reference, of what the kernels lay out in their own way."""
+    for size in (0, 2):
+        for every in (None, 2):
+            sizes: dict[str, Any] = {"proj_size": size, "bidirectional": directions == 2, "dtype": torch.float64}
+            layers = [
+                rl.nn.LSTM(3, 4, backend="cpu", checkpoint_every=every, **sizes),
+                rl.nn.LSTM(3, 4, backend="reference", **sizes),
+            ]
+            layers[1].load_state_dict(layers[0].state_dict())
+            values = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+            found = []
+            for layer in layers:
+                *_, states = layer(rl.Ragged.from_flat(values, lengths=[1, 0, 3]), return_states=True)
+                c, wanted = states[0][1].values, [values, *layer.parameters()]
+                (grad,) = torch.autograd.grad(c.sin().sum(), values, create_graph=True)
+                second = torch.autograd.grad(grad.square().sum(), wanted, retain_graph=True)
+                pushed = torch.stack([torch.ones_like(c), 2 * torch.ones_like(c)])
+                batched = torch.autograd.grad(c, values, pushed, is_grads_batched=True)
+                found.append([*second, *batched])
+            torch.testing.assert_close(found[0], found[1])

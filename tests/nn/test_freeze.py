@@ -118,6 +118,16 @@ def test_a_change_that_is_seen_ends_it(change: Callable[[Any], Any]) -> None:
         assert same(layer(batch), wanted)
 
 
+def test_torchs_default_device_is_none_of_a_layers_own() -> None:
+    layer, batch = build("lstm").eval(), a_batch()
+    with torch.no_grad():
+        wanted = layer(batch)
+        with torch.device("meta"):
+            rl.freeze(layer)
+        forget(layer)
+        assert same(layer(batch), wanted)
+
+
 def test_no_other_weights_come_to_lie_where_packed_ones_were() -> None:
     class Memory(bytearray):
         """Which can be watched."""

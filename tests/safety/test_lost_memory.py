@@ -75,7 +75,7 @@ def test_zeros_that_nobody_has_written() -> None:
     assert found.equal(layer(given)[0])
 
 
-@pytest.mark.parametrize("grad", [False])
+@pytest.mark.parametrize("grad", [False, True])
 def test_what_another_thread_gives_back_lives_until_the_call_ends(grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a model's ``.to()`` in another thread, which changes weights in place while C reads them."""
 

@@ -139,8 +139,10 @@ class Layer(ABC):
             ArgumentTypeError, ShapeError: as :meth:`forward`.
             ArgumentError: there are no kernels for weights of int8.
         """
-        offsets, values = torch.zeros(1, dtype=torch.int64), torch.empty(0, self.input_size, dtype=self.dtype)
-        offsets, tensors = self.rules.checked(offsets, (values, *weights), depth)
+        # On the host, whatever torch's default device is.
+        offsets = torch.zeros(1, dtype=torch.int64, device="cpu")
+        values = torch.empty(0, self.input_size, dtype=self.dtype, device="cpu")
+        offsets, tensors, _storages = self.rules.checked(offsets, (values, *weights), depth)
         results = (0,) * 5
         dtype = dtype or torch.uint8
         fields = self.pack(*self.head(offsets, tensors, None, self._weights_dtype(dtype)), *results)
@@ -207,7 +209,7 @@ class Layer(ABC):
         Raises:
             ArgumentTypeError, ShapeError, ArgumentError: as :meth:`raglane.kernels.cpu.memory.Rules.checked`.
         """
-        offsets, tensors = self.rules.checked(offsets, tensors, depth)
+        offsets, tensors, _storages = self.rules.checked(offsets, tensors, depth)
         return self.run(offsets, tensors, need_output=need_output, save=save, need_c=need_c, packed=packed)
 
     def run(
@@ -220,7 +222,10 @@ class Layer(ABC):
         need_c: bool,
         packed: Tensor | None = None,
     ) -> Ran:
-        """What :meth:`forward` does, of tensors that were checked a moment ago, with nobody else's code in between."""
+        """What :meth:`forward` does, of tensors that were checked a moment ago, with nobody else's code in between.
+
+        The caller holds their memory, see :data:`raglane.kernels.cpu.memory.Storages`.
+        """
         fields = self.head(offsets, tensors, packed, None if packed is None else self._weights_dtype(packed.dtype))
         values, count, sequences = tensors[0], self.directions, offsets.shape[0] - 1
         output = None
@@ -266,7 +271,7 @@ class Layer(ABC):
         Raises:
             ArgumentTypeError, ShapeError, ArgumentError: what forward ran or saved has changed since.
         """
-        offsets, tensors = self.rules.checked(offsets, tensors, depth)
+        offsets, tensors, _storages = self.rules.checked(offsets, tensors, depth)
         values, count = tensors[0], self.directions
         output = (values.shape[0], count * self.sizes[0])
         gates, c_states = self.saved_shapes(values.shape[0])

@@ -69,8 +69,8 @@ class Rules:
         # since all layers of these sizes share them, and one may train while another answers.
         self._looks: tuple[tuple[int, Alike], ...] = ()
 
-    def checked(self, offsets: Any, tensors: tuple[Any, ...], depth: int) -> tuple[Tensor, tuple[Any, ...]]:
-        """Offsets and a layer's tensors in memory that C can read; what lies well is not copied.
+    def checked(self, offsets: Any, tensors: tuple[Any, ...], depth: int) -> tuple[Tensor, tuple[Any, ...], Storages]:
+        """Offsets and a layer's tensors in memory that C can read, and that memory; what lies well is not copied.
 
         Args:
             offsets: ``(B + 1,)`` int64.
@@ -80,8 +80,8 @@ class Rules:
         Raises:
             ArgumentTypeError, ShapeError, ArgumentError: as :func:`raglane.kernels.checks.check` for a request.
         """
-        if self.hold(offsets, tensors):
-            return offsets, tensors
+        if storages := self.hold(offsets, tensors):
+            return offsets, tensors, storages
         begin = len(tensors) - len(self._weights)
         refuse(self.cell, offsets, tensors[0], tensors[1:begin], tensors[begin:], self.sizes, self.directions, depth)
         if tensors[0].shape[1] != self.input_size:
@@ -89,7 +89,9 @@ class Rules:
             raise ShapeError(message("input", f"{tensors[0].shape[1]} features", rule, "leave its tensors alone"))
         names = self._names(begin - 1, depth)
         found = [None if part is None else plain(name, part) for name, part in zip(names, tensors, strict=True)]
-        return plain("offsets", offsets), tuple(found)
+        offsets = plain("offsets", offsets)
+        storages = [part.untyped_storage() for part in (offsets, *found) if part is not None]
+        return offsets, tuple(found), storages
 
     def _names(self, states: int, depth: int) -> list[str]:
         """What messages call a layer's tensors, so many of them initial states."""

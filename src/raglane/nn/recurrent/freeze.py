@@ -145,6 +145,6 @@ def _packed(layer: RecurrentLayer, weights: tuple[Any, ...], depth: int, dtype: 
     directions = 2 if layer.bidirectional else 1
     own = tuple(part for each in weights[depth * directions :][:directions] for part in each)
     width = layer.input_size if depth == 0 else directions * layer.state_sizes[0]
-    offsets, tensors = torch.zeros(1, dtype=torch.int64), (own[0].new_empty(0, width), *own)
+    offsets, tensors = torch.zeros(1, dtype=torch.int64, device="cpu"), (own[0].new_empty(0, width), *own)
     kind = layer_of(layer.cell.name, offsets, tensors, len(own), layer.state_sizes, directions, depth)
     return kind.packed(own, depth, dtype)
