@@ -26,12 +26,19 @@ from raglane.planner.peak import peak_bytes
 pytestmark = pytest.mark.skipif(missing_kernels() is not None, reason=str(missing_kernels()))
 
 LIKE = torch.zeros(1)
-# Numbers of the smallest block.
-LEAST = LIBRARY.least_block // 4
+# Numbers of the smallest block here.
+LEAST = 1 << 15
+
+
+@pytest.fixture(autouse=True)
+def small_blocks() -> Iterator[None]:
+    """Tensors of far less than usual have blocks."""
+    with chosen_library(replace(LIBRARY, least_block=4 * LEAST)):
+        yield
 
 
 @pytest.fixture
-def always() -> Iterator[None]:
+def always(small_blocks: None) -> Iterator[None]:
     """Every tensor that may be of a block is of one."""
     with chosen_library(replace(LIBRARY, least_block=1)):
         yield
