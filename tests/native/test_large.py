@@ -20,10 +20,8 @@ import raglane as rl
 from attacks.guarded import chosen_library
 from cpu_networks import ELEMENTWISE_CELLS, LIBRARY, MATRIX_CELLS, TOLERANCE, assert_close, truth, with_gradients
 from raglane.kernels.cpu import BACKEND
-from raglane.native import large, missing_kernels
+from raglane.native import large
 from raglane.planner.peak import peak_bytes
-
-pytestmark = pytest.mark.skipif(missing_kernels() is not None, reason=str(missing_kernels()))
 
 LIKE = torch.zeros(1)
 # Numbers of the smallest block here.

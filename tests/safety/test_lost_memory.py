@@ -13,7 +13,9 @@ from torch.utils._pytree import tree_map
 
 import raglane as rl
 from raglane.errors import RaglaneError
+from raglane.kernels.cpu import programs
 from raglane.native import library, missing_kernels
+from raglane.programs.program import Block, Instruction, Operand, Program
 
 pytestmark = pytest.mark.skipif(missing_kernels() is not None, reason=str(missing_kernels()))
 
@@ -75,13 +77,13 @@ def test_zeros_that_nobody_has_written() -> None:
     assert found.equal(layer(given)[0])
 
 
+class Memory(bytearray):
+    """Which can be watched."""
+
+
 @pytest.mark.parametrize("grad", [False, True])
 def test_what_another_thread_gives_back_lives_until_the_call_ends(grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a model's ``.to()`` in another thread, which changes weights in place while C reads them."""
-
-    class Memory(bytearray):
-        """Which can be watched."""
-
     layer, given = rl.nn.GRU(3, 4), rl.Ragged.from_flat(torch.randn(5, 3), lengths=[3, 0, 2])
     wanted = layer(given)[0].values
     plain, lived = library.call, []
@@ -111,3 +113,26 @@ def test_what_another_thread_gives_back_lives_until_the_call_ends(grad: bool, mo
         out.sum().backward()
     assert lived == [[True] * 4] * (1 + grad)
     assert not any(memory() is not None for memory in watched)
+
+
+def test_so_does_what_a_program_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = Block("element", 1), Block("state", 1), Block("local", 1)
+    add = Instruction("add", (Operand(2),), (Operand(0), Operand(1)), width=1)
+    sums = Program(blocks, (), (add,), ((Operand(2), 1),), (Operand(2),))
+    memory = Memory(12)
+    watched = weakref.ref(memory)
+    given = nn.Parameter(torch.frombuffer(memory, dtype=torch.float32).view(3, 1).fill_(1.0))
+    del memory
+    plain, lived = library.call, []
+
+    def call(*arguments: Any) -> None:
+        given.data = torch.zeros(3, 1)
+        lived.append(watched() is not None)
+        plain(*arguments)
+
+    monkeypatch.setattr(programs, "call", call)
+    with torch.no_grad():
+        outputs, _ = programs.run(sums, offsets=torch.tensor([0, 3]), elements=[given], states=[torch.zeros(1, 1)])
+    assert outputs[0].flatten().tolist() == [1.0, 2.0, 3.0]
+    assert lived == [True]
+    assert watched() is None

@@ -91,11 +91,14 @@ def run(
     narrow = (dtype, torch.bfloat16) if dtype is torch.float32 else (dtype,)
     rows = ((count,), (batch,), (batch,), (), ())
     fields = array("q")
-    kept = []  # what was copied lives until the end
+    # What was copied lives until the end, and so does memory in whose place another thread puts other memory.
+    kept: list[Tensor] = []
+    storages = []
     for name, own, shapes, size in zip(_GIVEN, given, encoded.shapes, rows, strict=True):
         dtypes = narrow if name == "elements" else (dtype,)
         for place, (part, shape) in enumerate(zip(own, shapes, strict=True)):
             kept.append(checked_rows(f"{name}[{place}]", part, (*size, *shape), dtypes))
+            storages.append(kept[-1].untyped_storage())
             _add(fields, kept[-1])
     kinds = [dtype] * len(program.outputs) if output_dtypes is None else list(output_dtypes)
     if len(kinds) != len(program.outputs) or not set(kinds) <= set(narrow):
