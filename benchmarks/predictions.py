@@ -21,6 +21,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,89 @@ def remember(kept: Callable[..., Calibration]) -> Callable[..., Calibration]:
     return wrapped
 
 
+@dataclass
+class Checked:
+    """What was found of a layer on a list, by setting.
+
+    Attributes:
+        found: the settings.
+        best: the row that the planner recommends.
+        total: elements of the list.
+        look: seconds of the yardstick while the planner measured.
+    """
+
+    found: list[Setting]
+    best: Row
+    total: int
+    look: float
+
+    def epoch(self, setting: Setting) -> float:
+        """Seconds of an epoch."""
+        return setting.epoch(self.total, self.look)
+
+    def miss(self, setting: Setting) -> float:
+        """How far the prediction is off."""
+        return setting.row.train_seconds / self.epoch(setting) - 1
+
+    def raw_miss(self, setting: Setting) -> float:
+        """The same without the yardstick."""
+        return setting.row.train_seconds / (statistics.median(setting.turns) * self.total) - 1
+
+    def ends(self) -> tuple[float, float]:
+        """Seconds of an epoch as advised, and of the fastest that was found."""
+        advised = min(self.found, key=lambda setting: setting.row is not self.best)
+        return self.epoch(advised), min(map(self.epoch, self.found))
+
+    def head(self) -> str:
+        """The cells of the table of lists."""
+        missed = list(map(self.miss, self.found))
+        sizes = f"{statistics.median(map(abs, missed)):.1%} | {max(missed, key=abs):+.1%}"
+        advised, best = self.ends()
+        per = [1e6 * seconds / self.total for seconds in (advised, best)]
+        return f"{len(self.found)} | {sizes} | {per[0]:.3g} | {per[1]:.3g} | {advised / best:.2f}"
+
+    def row(self, setting: Setting) -> str:
+        """The cells of the table of settings."""
+        one = setting.row
+        words = f"{one.backend} {one.schedule}, {one.batch_size} {'grouped' if one.grouped else 'random'}"
+        predicted = f"{'~' * one.is_rough}{one.train_seconds:.4g}"
+        return f"{words} | {predicted} | {self.epoch(setting):.4g} | {self.miss(setting):+.1%}"
+
+
+def check(layer: Any, lengths: torch.Tensor, seconds: float, yardstick: Yardstick) -> Checked:
+    """Plan, then run the settings of the plan; the layer is measured anew where nothing is remembered of it."""
+    plan = rl.plan(lengths, layer, batch_sizes=SIZES, threads=[torch.get_num_threads()], fresh=not calibrations)
+    found = settings_of(plan, layer, lengths)
+    measure(found, seconds, yardstick)
+    return Checked(found, plan.best, int(lengths.sum()), calibrations[-1].yardstick)
+
+
+def summary(every: list[Checked]) -> str:
+    """What follows from all layers and lists: what the advice costs, and the misses by kind."""
+    costs = [advised / best for advised, best in (one.ends() for one in every)]
+    lines = [f"The advice costs {max(costs):.2f} at most, {statistics.median(costs):.2f} in the median.", ""]
+    lines += ["| settings | how many | median miss | above 15 % | worst |", "| --- | --- | --- | --- | --- |"]
+    kinds: dict[str, Callable[[Row], bool]] = {
+        "All": lambda _: True,
+        "Lanes": lambda row: row.backend == "cpu",
+        "Torch, within what was measured": lambda row: row.backend == "torch" and not row.is_rough,
+        "Torch, extrapolated (~)": lambda row: row.backend == "torch" and row.is_rough,
+    }
+    for kind, holds in kinds.items():
+        some = [one.miss(setting) for one in every for setting in one.found if holds(setting.row)]
+        if some:
+            large, typical = sum(abs(miss) > 0.15 for miss in some), statistics.median(map(abs, some))
+            lines.append(f"| {kind} | {len(some)} | {typical:.1%} | {large} | {max(some, key=abs):+.1%} |")
+    raw = [one.raw_miss(setting) for one in every for setting in one.found]
+    drifts = [drift for one in every for setting in one.found for drift in setting.drift]
+    typical = statistics.median(map(abs, raw))
+    lines += ["", f"Without the yardstick: median miss {typical:.1%}, worst {max(raw, key=abs):+.1%}."]
+    if drifts:
+        typical = statistics.median(drifts)
+        lines.append(f"The halves of a measurement differ by {typical:.1%}, the median of all settings.")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("lists", nargs="+", metavar="NAME=FILE")
@@ -142,64 +226,20 @@ def main() -> None:
     print(f"`python benchmarks/predictions.py` with {chosen.seconds:g} s per setting. {where}.\n")
     print("| list | cell | H | settings | median miss | worst miss | advised, us | best found, us | costs |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
-    rows: list[str] = []
-    misses: list[tuple[Row, float]] = []
-    raw: list[float] = []
-    drifts: list[float] = []
-    costs: list[float] = []
-    for cell in chosen.cells:
-        for hidden in chosen.hidden:
-            layer = getattr(rl.nn, cell)(hidden, hidden)
-            yardstick = Yardstick(torch.device("cpu"))
-            calibrations.clear()
-            for name, lengths in lists.items():
-                plan = rl.plan(
-                    lengths, layer, batch_sizes=SIZES, threads=[torch.get_num_threads()], fresh=not calibrations
-                )
-                look = calibrations[-1].yardstick
-                found = settings_of(plan, layer, lengths)
-                measure(found, chosen.seconds, yardstick)
-                total = int(lengths.sum())
-                missed = [setting.row.train_seconds / setting.epoch(total, look) - 1 for setting in found]
-                raw += [one.row.train_seconds / (statistics.median(one.turns) * total) - 1 for one in found]
-                drifts += [drift for one in found for drift in one.drift]
-                best = min(found, key=lambda setting: setting.epoch(total, look))
-                advised = min(found, key=lambda setting: setting.row is not plan.best)
-                cost = advised.epoch(total, look) / best.epoch(total, look)
-                misses += zip((setting.row for setting in found), missed, strict=True)
-                costs.append(cost)
-                for setting, miss in zip(found, missed, strict=True):
-                    one = setting.row
-                    words = f"{one.backend} {one.schedule}, {one.batch_size} {'grouped' if one.grouped else 'random'}"
-                    times = (
-                        f"{'~' * one.is_rough}{one.train_seconds:.4g} | {setting.epoch(total, look):.4g} | {miss:+.1%}"
-                    )
-                    rows.append(f"| {name} | {cell} | {hidden} | {words} | {times} |")
-                sizes = f"{statistics.median(map(abs, missed)):.1%} | {max(missed, key=abs):+.1%}"
-                per = [1e6 * one.epoch(total, look) / total for one in (advised, best)]
-                head = f"| {name} | {cell} | {hidden} | {len(found)}"
-                print(f"{head} | {sizes} | {per[0]:.3g} | {per[1]:.3g} | {cost:.2f} |", flush=True)
-    kinds = {
-        "All": lambda _: True,
-        "Lanes": lambda row: row.backend == "cpu",
-        "Torch, within what was measured": lambda row: row.backend == "torch" and not row.is_rough,
-        "Torch, extrapolated (~)": lambda row: row.backend == "torch" and row.is_rough,
-    }
-    print(f"\nThe advice costs {max(costs):.2f} at most, {statistics.median(costs):.2f} in the median.\n")
-    print("| settings | how many | median miss | above 15 % | worst |")
-    print("| --- | --- | --- | --- | --- |")
-    for kind, holds in kinds.items():
-        some = [miss for row, miss in misses if holds(row)]
-        if some:
-            large = sum(abs(miss) > 0.15 for miss in some)
-            typical = statistics.median(map(abs, some))
-            print(f"| {kind} | {len(some)} | {typical:.1%} | {large} | {max(some, key=abs):+.1%} |")
-    print()
-    print(f"Without the yardstick: median miss {statistics.median(map(abs, raw)):.1%}, worst {max(raw, key=abs):+.1%}.")
-    print(f"The halves of a measurement differ by {statistics.median(drifts):.1%}, the median of all settings.\n")
+    every: dict[str, Checked] = {}
+    for cell, hidden in product(chosen.cells, chosen.hidden):
+        layer, yardstick = getattr(rl.nn, cell)(hidden, hidden), Yardstick(torch.device("cpu"))
+        calibrations.clear()
+        for name, lengths in lists.items():
+            case = f"{name} | {cell} | {hidden}"
+            every[case] = check(layer, lengths, chosen.seconds, yardstick)
+            print(f"| {case} | {every[case].head()} |", flush=True)
+    print(f"\n{summary(list(every.values()))}\n")
     print("| list | cell | H | setting | predicted, s | measured, s | miss |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
-    print("\n".join(rows))
+    for case, one in every.items():
+        for setting in one.found:
+            print(f"| {case} | {one.row(setting)} |")
 
 
 def _split(text: str) -> tuple[str, str, str]:

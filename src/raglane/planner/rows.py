@@ -47,8 +47,8 @@ class Row:
             backward pass, gradients and weights.
         rank_spread: how long a step of several processes takes, which is that of the slowest, in proportion to the
             mean; 1 for one process.
-        is_rough: whether most of the time is in calls several times as long as any that was measured in this way, which
-            only happens where it cannot win: it is extrapolated, and may be off by a factor.
+        is_rough: whether most of the time is in calls several times as long as any that was measured in this way: it is
+            extrapolated, and may be off by a factor. Ways that cannot win are measured on shorter calls than others.
     """
 
     backend: str
