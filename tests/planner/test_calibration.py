@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,16 @@ def test_predictions_are_what_the_machine_takes(monkeypatch: pytest.MonkeyPatch)
         assert found.bytes_of(way, profile) == pytest.approx(held(profile), rel=0.02)
     assert shares == sorted(shares)
     assert shares[-1] == 1
+
+
+def test_a_look_that_something_else_made_longer_makes_no_call_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_up(monkeypatch)
+    looks = count()
+    monkeypatch.setattr(probe.Yardstick, "look", lambda _: 20.0 if next(looks) % 3 == 1 else 1.0)
+    found = calibrate(rl.nn.GRU(3, 4), [FAST], say_nothing)
+    for lengths in PROBES[1]:
+        one = seen(FAST, torch.tensor(lengths))
+        assert one @ found.seconds[FAST, "train"] == pytest.approx(one @ costs(FAST, "train"), rel=0.05)
 
 
 def test_the_shortest_of_two_times_counts(monkeypatch: pytest.MonkeyPatch) -> None:
