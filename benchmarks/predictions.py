@@ -33,7 +33,7 @@ from raglane.planner import Row, advice
 from raglane.planner.batches import epoch_of
 from raglane.planner.calibration import Calibration
 from raglane.planner.probe import Yardstick, make_batch, step_of
-from raglane.planner.ways import at
+from raglane.planner.ways import Way, at
 from safety import processor
 
 CELLS, HIDDEN = ("LSTM", "GRU", "MinGRU"), (64, 128, 256)
@@ -216,7 +216,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("lists", nargs="+", metavar="NAME=FILE")
     parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument("--cells", nargs="+", default=CELLS)
+    parser.add_argument("--cells", nargs="+", choices=CELLS, default=CELLS)
     parser.add_argument("--hidden", nargs="+", type=int, default=HIDDEN)
     chosen = parser.parse_args()
     advice.calibrate = remember(advice.calibrate)
@@ -228,7 +228,8 @@ def main() -> None:
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     every: dict[str, Checked] = {}
     for cell, hidden in product(chosen.cells, chosen.hidden):
-        layer, yardstick = getattr(rl.nn, cell)(hidden, hidden), Yardstick(torch.device("cpu"))
+        layer = getattr(rl.nn, cell)(hidden, hidden)
+        yardstick = Yardstick(layer, Way("cpu", "lanes", "float32", torch.get_num_threads()))
         calibrations.clear()
         for name, lengths in lists.items():
             case = f"{name} | {cell} | {hidden}"

@@ -100,7 +100,7 @@ def calibrate(layer: RecurrentLayer, ways: Sequence[Way], say: Callable[[float],
 
     Args:
         layer: its weights get no gradients and stay as they are.
-        ways: that can run it.
+        ways: that can run it, the fastest backend first.
         say: told which share is done, from 0 to 1.
     """
     layers = {way.dtype: cast(layer, way.dtype) for way in ways}
@@ -112,7 +112,7 @@ def calibrate(layer: RecurrentLayer, ways: Sequence[Way], say: Callable[[float],
             known[key] = _weigh(way, layers[way.dtype])
     memory = {way: known[way.backend, way.schedule, way.dtype] for way in ways}
     measured = able = [_Measured(way, mode) for way in ways for mode in MODES]
-    yardstick = probe.Yardstick(probe.device_of(layer))
+    yardstick = probe.Yardstick(layers[ways[0].dtype], ways[0])
     said: dict[int, list[float]] = {way.threads: [] for way in ways}
     # Nobody takes the reference kernel for its speed where another runs the layer: it is measured on less, and once.
     slow = {way for way in ways if way.backend == "reference" and any(way.backend != other.backend for other in ways)}

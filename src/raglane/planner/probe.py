@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raglane.kernels.dispatch import using
 from raglane.nn.recurrent.layer import RecurrentLayer
+from raglane.planner.ways import Way
 from raglane.ragged import Ragged
 
 __all__ = [
@@ -34,8 +36,9 @@ Call = Callable[[], object]
 # A group of calls is repeated for so long, and after the first round at least so often; but once where the first round
 # takes three times as long.
 _SECONDS, _FEWEST = 0.06, 3
-# Rows of the yardstick's matrix, and products at each look: half a millisecond each on two processors of today.
-_YARD, _LOOKS = 384, 9
+# What the yardstick's batch has: sequences at most and at least, steps on average, and elements times weights, about.
+# Calls at each look.
+_MOST_YARD, _LEAST_YARD, _MEAN, _YARD_WORK, _LOOKS = 64, 4, 16, 1e8, 7
 
 
 def _lognormal(count: int, mean: float, seed: int) -> list[int]:
@@ -116,7 +119,7 @@ def time_in_turns(
     Returns:
         Seconds of each call, but for those at the end that got no turn.
     """
-    wait = torch.cuda.synchronize if device.type == "cuda" else _nothing
+    wait = _wait_of(device)
     spent, warm = 0.0, 0
     while warm < len(calls) and spent < within:
         spent += _clock(calls[warm], wait)
@@ -130,20 +133,38 @@ def time_in_turns(
 
 
 class Yardstick:
-    """How fast the machine is at the moment: the time of a product of matrices, on the threads that torch uses then.
+    """How fast the machine is at the moment: the time of a small training step of the layer, on the threads of torch.
 
     Shared machines are now faster, now slower, by a half and for seconds. What is measured between two looks at the
     yardstick can be told from that.
+
+    NOTE (why not a product of matrices): a machine has more than one way to be slow. Where two threads change places
+    from one cache to two, a step of the layer takes up to 1.5 times as long and a product 1.05 times.
+
+    Args:
+        layer: in whose dtype the way is.
+        way: to run it, whatever else is measured; its number of threads does not matter.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._factor = torch.randn(_YARD, _YARD, device=device)
+    def __init__(self, layer: RecurrentLayer, way: Way) -> None:
+        self._way, self._wait = way, _wait_of(device_of(layer))
+        weights = sum(weight.numel() for weight in layer.parameters())
+        count = min(max(int(_YARD_WORK / (_MEAN * max(weights, 1))), _LEAST_YARD), _MOST_YARD)
+        self._step = step_of(layer, make_batch(layer, _lognormal(count, _MEAN, 3)), "train")
+        self._call()
 
     def look(self) -> float:
-        """Seconds, the median of some products."""
-        wait = torch.cuda.synchronize if self._device.type == "cuda" else _nothing
-        return statistics.median(_clock(lambda: self._factor @ self._factor, wait) for _ in range(_LOOKS))
+        """Seconds, the median of some calls."""
+        return statistics.median(_clock(self._call, self._wait) for _ in range(_LOOKS))
+
+    def _call(self) -> None:
+        with using(schedule=self._way.schedule, backend=self._way.backend):
+            self._step()
+
+
+def _wait_of(device: torch.device) -> Callable[[], object]:
+    """What waits until the device has done what it was told."""
+    return torch.cuda.synchronize if device.type == "cuda" else _nothing
 
 
 def _clock(call: Call, wait: Callable[[], object]) -> float:

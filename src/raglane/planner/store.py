@@ -26,7 +26,7 @@ __all__ = ["KIND", "key_of", "load", "save"]
 KIND = "plans"
 """The folder among the user's caches."""
 
-_FORMAT = 3
+_FORMAT = 4
 
 
 def key_of(layer: RecurrentLayer, ways: Sequence[Way]) -> str:
