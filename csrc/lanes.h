@@ -62,6 +62,7 @@ class LaneSet {
   // Go to the next step. finish(lane) is called for a lane whose sequence ended, then begin(lane) if it takes another;
   // else the last live lane moves into its place: move(from, to).
   template <class Finish, class Begin, class Move> void advance(Finish&& finish, Begin&& begin, Move&& move) {
+    at_once_ = 0;
     for (int lane = 0; lane < active;) {
       if (--left[lane] > 0) {
         element[lane++] += step_;
@@ -86,6 +87,8 @@ class LaneSet {
   int capacity_;
   int64_t step_;
   int64_t share_ = 0;
+  int64_t worked_ = 0;   // elements of what it has taken
+  int64_t at_once_ = 0;  // how many it has taken from the counter at this step
 
   bool take(int lane) {
     int64_t place = next();
@@ -93,6 +96,7 @@ class LaneSet {
     int64_t taken = batch_.order[place], begin = batch_.begins[taken], end = batch_.ends[taken];
     sequence[lane] = taken;
     left[lane] = end - begin;
+    worked_ += end - begin;
     element[lane] = step_ > 0 ? begin : end - 1;
     return true;
   }
@@ -104,7 +108,15 @@ class LaneSet {
       int64_t round = share_++;
       return round * team_.count + (round % 2 ? team_.count - 1 - team_.index : team_.index);
     }
-    return (int64_t)team_.count * capacity_ + __atomic_fetch_add(&queue_->taken, 1, __ATOMIC_RELAXED);
+    const int64_t dealt = (int64_t)team_.count * capacity_;
+    // Where many lanes end at once, a team that has its share of the work would fill them all, and leave few to the
+    // others, whose lanes end now, too.
+    if (team_.dealt && worked_ * team_.count >= batch_.elements) {
+      int64_t waiting = batch_.ordered - dealt - __atomic_load_n(&queue_->taken, __ATOMIC_RELAXED);
+      if (at_once_ * (team_.count - 1) >= waiting) return batch_.ordered;
+    }
+    at_once_++;
+    return dealt + __atomic_fetch_add(&queue_->taken, 1, __ATOMIC_RELAXED);
   }
 };
 
