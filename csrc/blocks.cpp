@@ -25,10 +25,13 @@ int count = 0;
 
 // glibc keeps blocks as large as the largest that it once took back, up to 32 MB, and twice as much at the end of its
 // heap. So it is given one, untouched: it would learn that from those that it does not see any more.
-void teach_allocator() {
+bool teach_allocator() {
   void* volatile block = malloc((32 << 20) - (64 << 10));  // which no compiler may leave out
   free(block);
+  return true;
 }
+
+[[maybe_unused]] const bool taught = teach_allocator();  // when the kernels are loaded
 
 Block remove(int place) { return std::exchange(waiting[place], waiting[--count]); }
 
@@ -67,8 +70,6 @@ Block take_block(size_t bytes) {
     if (found >= 0) old = remove(found);
   }
   if (old.data) munmap(old.data, old.size);
-  static const bool taught = (teach_allocator(), true);
-  (void)taught;
   // Lengths differ a little from call to call, so a sixteenth to an eighth is added; pages that nobody writes cost nothing.
   size_t step = 4096;
   while (step < bytes / 16) step *= 2;
