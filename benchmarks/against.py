@@ -1,6 +1,7 @@
 """This checkout against another one, in one run: how much faster a training step and inference have become.
 
     python benchmarks/against.py ../other/.venv/bin/python > benchmarks/results/against.md
+    python benchmarks/against.py ../other/.venv/bin/python librispeech,trec train --without-torch
 
 The other checkout is installed in an environment of its own, whose Python is given. A process for each keeps the same
 layers and batches. They take turns, case by case and round by round, so that both meet the same machine. A figure is
@@ -9,12 +10,14 @@ the median of the rounds' ratios. Torch's ways, on padded tensors and packs, tak
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
 import torch
@@ -95,50 +98,63 @@ def ask(process: Any, case: list[Any]) -> float:
     return float(process.stdout.readline())
 
 
-def main(other: str, names: tuple[str, ...], modes: tuple[str, ...]) -> None:
+def rounds_of(processes: Sequence[Any], cases: Sequence[list[Any]], rounds: int) -> list[list[float]]:
+    """Seconds of each case in its process, round by round."""
+    return [[ask(process, case) for process, case in zip(processes, cases, strict=True)] for _ in range(rounds)]
+
+
+def ratios(found: list[list[float]]) -> list[float]:
+    """The others' times over the first one's, medians of the rounds."""
+    ours, *others = zip(*found, strict=True)
+    return [statistics.median(theirs / mine for mine, theirs in zip(ours, one, strict=True)) for one in others]
+
+
+def main() -> None:
     from raglane.bench.lengths import LENGTHS as KNOWN
 
-    new, old, torchs = start(sys.executable), start(other), start(sys.executable)
-    print("| cell | lengths | B, H, D | mode | other / this | torch padded / this | torch packed / this |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("other", metavar="PYTHON")
+    parser.add_argument("lengths", nargs="?", type=_split, default=LENGTHS, metavar="NAME,...")
+    parser.add_argument("modes", nargs="?", type=_split, default=("train", "infer"), metavar="MODE,...")
+    parser.add_argument("--sizes", type=_sizes, default=SIZES, metavar="BxHxD,...")
+    parser.add_argument("--without-torch", action="store_true", help="compare the two checkouts alone")
+    chosen = parser.parse_args()
+    new, old = start(sys.executable), start(chosen.other)
+    torchs = None if chosen.without_torch else start(sys.executable)
+    heads = ["cell", "lengths", "B, H, D", "mode", "other / this"]
+    heads += [] if torchs is None else ["torch padded / this", "torch packed / this"]
+    print(f"| {' | '.join(heads)} |\n|{' --- |' * len(heads)}")
     gains: dict[str, list[float]] = {}
-    for mode in modes:
-        for name in names:
-            for cell in CELLS:
-                for size in SIZES:
-                    case = [cell, size[1], size[2], KNOWN[name].draw(size[0]), mode]
-                    rounds = [
-                        (
-                            ask(new, [*case, "ours"]),
-                            ask(old, [*case, "ours"]),
-                            ask(torchs, [*case, "padded"]),
-                        )
-                        for _ in range(ROUNDS)
-                    ]
-                    packed = [(ask(new, [*case, "ours"]), ask(torchs, [*case, "packed"])) for _ in range(2)]
-                    ratio = statistics.median(theirs / ours for ours, theirs, _ in rounds)
-                    padded = statistics.median(theirs / ours for ours, _, theirs in rounds)
-                    pack = statistics.median(theirs / ours for ours, theirs in packed)
-                    gains.setdefault(f"{mode}, {name}", []).append(ratio)
-                    sizes = ", ".join(map(str, size))
-                    print(
-                        f"| {cell} | {name} | {sizes} | {mode} | {ratio:.2f} | {padded:.2f} | {pack:.2f} |", flush=True
-                    )
+    for mode, name, cell, size in product(chosen.modes, chosen.lengths, CELLS, chosen.sizes):
+        case = [cell, size[1], size[2], KNOWN[name].draw(size[0]), mode]
+        ours, padded, packed = [[*case, way] for way in ("ours", "padded", "packed")]
+        if torchs is None:
+            found = ratios(rounds_of((new, old), (ours, ours), ROUNDS))
+        else:
+            found = ratios(rounds_of((new, old, torchs), (ours, ours, padded), ROUNDS))
+            found += ratios(rounds_of((new, torchs), (ours, packed), 2))
+        gains.setdefault(f"{mode}, {name}", []).append(found[0])
+        words = [cell, name, ", ".join(map(str, size)), mode, *(f"{ratio:.2f}" for ratio in found)]
+        print(f"| {' | '.join(words)} |", flush=True)
     print("\n| mode, lengths | other / this, geometric mean | smallest |")
     print("| --- | --- | --- |")
     for name, found in gains.items():
         print(f"| {name} | {statistics.geometric_mean(found):.2f} | {min(found):.2f} |")
-    for process in (new, old, torchs):
+    for process in filter(None, (new, old, torchs)):
         process.stdin.close()
         process.wait()
+
+
+def _split(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+def _sizes(text: str) -> list[tuple[int, ...]]:
+    return [tuple(map(int, size.split("x"))) for size in text.split(",")]
 
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--worker"]:
         worker()
     else:
-        main(
-            sys.argv[1],
-            tuple(sys.argv[2].split(",")) if len(sys.argv) > 2 else LENGTHS,
-            tuple(sys.argv[3].split(",")) if len(sys.argv) > 3 else ("train", "infer"),
-        )
+        main()

@@ -138,8 +138,8 @@ class Yardstick:
     Shared machines are now faster, now slower, by a half and for seconds. What is measured between two looks at the
     yardstick can be told from that.
 
-    NOTE (why not a product of matrices): a machine has more than one way to be slow. Where two threads change places
-    from one cache to two, a step of the layer takes up to 1.5 times as long and a product 1.05 times.
+    NOTE (why not a product of matrices): a machine has more than one way to be slow. In one state of a virtual machine,
+    steps of layers take up to 1.5 times as long and a product 1.05 times; see docs/performance.md.
 
     Args:
         layer: in whose dtype the way is.
