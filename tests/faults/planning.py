@@ -25,6 +25,12 @@ FAULTS: dict[str, Fault] = {
         "self.times.setdefault(key, taken)",
         "planner/test_calibration.py::test_the_shortest_of_two_times_counts",
     ),
+    "the-yardstick-runs-what-is-measured": Fault(
+        "src/raglane/planner/probe.py",
+        "        with using(schedule=self._way.schedule, backend=self._way.backend):\n            self._step()\n",
+        "        self._step()\n",
+        "planner/test_calibration.py::test_the_yardstick_is_one_step_whatever_is_measured",
+    ),
     "a-thread-fewer-is-never-looked-at-again": Fault(
         "src/raglane/planner/calibration.py",
         "return [one for one in measured if one.kind in near]",

@@ -11,12 +11,13 @@ import torch
 
 import raglane as rl
 from planner.made_up import costs, held, make_up, say_nothing, seen
+from raglane.kernels.dispatch import override
 from raglane.planner import calibration, probe
 from raglane.planner.calibration import calibrate
 from raglane.planner.model import Profile
 from raglane.planner.peak import peak_bytes
 from raglane.planner.probe import MODES, PROBES
-from raglane.planner.ways import Way, ways_of
+from raglane.planner.ways import Way, at, ways_of
 
 FAST, SLOW = Way("torch", "padded", "float32", 1), Way("reference", "each", "float32", 1)
 
@@ -211,3 +212,26 @@ def test_no_memory_is_held_for_padding_that_is_not_there() -> None:
         ragged()
         packed = peak_bytes(ragged, torch.device("cpu"))
     assert packed * 3 < padded
+
+
+def test_the_yardstick_is_one_step_whatever_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[tuple[str | None, str | None]] = []
+    sizes: list[list[int]] = []
+
+    def step_of(_: object, batch: rl.Ragged, mode: str) -> Any:
+        sizes.append(batch.host_lengths.tolist())
+        assert mode == "train"
+        return lambda: ran.append(override())
+
+    monkeypatch.setattr(probe, "step_of", step_of)
+    layers = [rl.nn.GRU(3, 4), rl.nn.GRU(3, 4), rl.nn.GRU(64, 512)]
+    for layer in layers:
+        stick = probe.Yardstick(layer, FAST)
+        ran.clear()
+        with at(SLOW):
+            stick.look()
+        assert set(ran) == {("padded", "torch")}
+        assert len(ran) >= 5
+    # Two of them have to agree: one is in a benchmark, another in the calibration that it checks.
+    assert sizes[0] == sizes[1]
+    assert sum(sizes[2]) < sum(sizes[0])
