@@ -20,7 +20,9 @@ smallest of many times is partly luck.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -234,6 +236,14 @@ def main() -> None:
     parser.add_argument("--cells", nargs="+", choices=CELLS, default=CELLS)
     parser.add_argument("--hidden", nargs="+", type=int, default=HIDDEN)
     chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        # What an earlier run kept must not stand in for what this one measures.
+        os.environ["RAGLANE_CACHE"] = folder
+        compare(chosen)
+
+
+def compare(chosen: argparse.Namespace) -> None:
+    """Measure, and write the tables."""
     advice.calibrate = remember(advice.calibrate)
     lists = {name: torch.tensor(np.loadtxt(Path(file), dtype=np.int64)) for name, _, file in map(_split, chosen.lists)}
     print("# What the planner predicts, and what happens\n")
