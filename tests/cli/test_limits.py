@@ -40,7 +40,7 @@ def nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("raglane.models.sources.Source.read", read)
     # Those that take the function first: one that is imported later would keep the one that fails.
-    for name in ("models.run", "models.card", "models.fit", "models.comparison", "training.checkpoint"):
+    for name in ("models.run", "models.card", "models.fit", "training.checkpoint"):
         monkeypatch.setattr(f"raglane.{name}.load_model", read)
 
 

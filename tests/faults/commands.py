@@ -10,15 +10,27 @@ FAULTS: dict[str, Fault] = {
     # ---- cells in files -------------------------------------------------------------------------------------------
     "a-changed-cell-is-run": Fault(
         "src/raglane/training/own_cell.py",
-        "if wanted not in (None, digest):",
+        "if given.digest != digest:",
         "if False:",
         "training/test_own_cell.py::test_a_file_that_is_not_what_it_was",
     ),
     "code-of-a-run-is-run": Fault(
         "src/raglane/training/own_cell.py",
-        "    check_place(layer, folder)\n    try:",
-        "    try:",
-        "training/test_own_cell.py::test_no_code_of_a_runs_folder_is_run",
+        "if digest not in _NAMED:",
+        "if name_cell(layer.partition('@')[0]) == '':",
+        "training/test_own_cell.py::test_no_code_is_run_because_a_run_names_it",
+    ),
+    "a-config-file-brings-code": Fault(
+        "src/raglane/cli/options.py",
+        "named_choice if sources",
+        "name_cell if sources",
+        "training/test_own_cell.py::test_no_command_runs_the_cell_of_a_run",
+    ),
+    "code-that-ranks-are-not-handed": Fault(
+        "src/raglane/training/work.py",
+        'take_code(state.pop("code"))',
+        'state.pop("code")',
+        "training/test_own_cell.py::test_two_ranks_and_a_table_in_another_process_are_handed_the_code",
     ),
     "a-channel-seen-in-the-sequence-before": Fault(
         "src/raglane/data/missing.py",

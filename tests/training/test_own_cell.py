@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib
 import json
 import pickle
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +17,11 @@ import torch
 import raglane as rl
 from commands import FAST, fails, undrawn_pictures, write_steps  # noqa: F401
 from raglane.cli import main
-from raglane.errors import ArgumentError, CheckpointError
-from raglane.training.own_cell import is_own, label_of, load_cell, pinned
+from raglane.errors import ArgumentError, ArgumentTypeError, CheckpointError
+from raglane.models import tables
+from raglane.training import own_cell
+from raglane.training.checkpoint import read_tensors
+from raglane.training.own_cell import is_own, label_of, load_cell, name_cell
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_cell.py"
 
@@ -29,82 +35,182 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_steps(tmp_path / "ok.csv")
     cell = ["--cell", "cells/mine.py:TwoSpeeds", "--layers", "2", "--bidirectional"]
     assert main(["train", "ok.csv", *cell, *FAST, "--quiet", "--out", "run"]) == 0
+    start_afresh(monkeypatch)
     return tmp_path
+
+
+CELL = ["--cell", "cells/mine.py:TwoSpeeds"]
+NAMELESS = "no code is run because a run names it"
+
+
+def start_afresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget which code was named, as a new process does."""
+    monkeypatch.setattr(own_cell, "_NAMED", {})
+    monkeypatch.setattr(own_cell, "_MODULES", {})
+
+
+def commands_of(run: str) -> list[list[str]]:
+    """Every command that reads a run, without a cell."""
+    return [
+        ["predict", run, "ok.csv", "-o", "p.csv"],
+        ["predict", run, "ok.csv", "-o", "p", "--engine", "ray"],
+        ["evaluate", run, "ok.csv"],
+        ["sample", run],
+        ["export", run, "model.onnx"],
+        ["train", "--resume", "--out", run, "--epochs", "3"],
+    ]
 
 
 def test_a_run_keeps_the_path_and_the_digest_and_no_code(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = json.loads((work / "run" / "run.json").read_text())["settings"]
-    assert settings["layer"] == pinned(str(work / "cells" / "mine.py:TwoSpeeds"))
+    named = str(work / "cells" / "mine.py:TwoSpeeds")
+    assert settings["layer"] == name_cell(named)
     assert len(settings["layer"].partition("@")[2]) == 64
     assert not list((work / "run").rglob("*.py"))
     assert all(b"sigmoid" not in path.read_bytes() for path in (work / "run").rglob("*") if path.is_file())
     monkeypatch.chdir(work / "cells")  # the path is whole
-    run = rl.load(work / "run")
+    start_afresh(monkeypatch)
+    run = rl.load(work / "run", cell="mine.py:TwoSpeeds")
     recurrent: Any = run.model.encoder.recurrent
     assert type(recurrent.cells[0]).__name__ == "TwoSpeeds"
-    found = run.predict(work / "ok.csv")
-    again = pickle.loads(pickle.dumps(run)).predict(work / "ok.csv")
-    assert found.columns == again.columns
-    assert main(["evaluate", str(work / "run"), str(work / "ok.csv")]) == 0
-    assert main(["train", "--resume", "--out", str(work / "run"), "--epochs", "3", "--quiet"]) == 0
+    found, kept = run.predict(work / "ok.csv"), pickle.dumps(run)
+    start_afresh(monkeypatch)
+    assert pickle.loads(kept).predict(work / "ok.csv").columns == found.columns
+    monkeypatch.chdir(work)
+    start_afresh(monkeypatch)
+    assert main(["evaluate", "run", "ok.csv", *CELL]) == 0
+    start_afresh(monkeypatch)
+    assert main(["train", "--resume", "--out", "run", "--epochs", "3", "--quiet", *CELL]) == 0
+
+
+def test_no_command_runs_the_cell_of_a_run(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in commands_of("run"):
+        fails(command, capsys, NAMELESS, f"--cell {work / 'cells' / 'mine.py'}:TwoSpeeds")
+    with pytest.raises(CheckpointError, match=NAMELESS):
+        rl.load("run")
+    with pytest.raises(CheckpointError, match=NAMELESS):
+        rl.fit("ok.csv", out="run", resume=True, progress=False)
+    command = ["train", "--config", "run/run.toml", "--out", "other"]
+    fails(command, capsys, "no code is run because a file names it")
+    (work / "search.toml").write_text(f'[search]\ncell = ["{work}/cells/mine.py:TwoSpeeds", "gru"]\n')
+    command = ["tune", "ok.csv", "--config", "search.toml", "--out", "study", "--trials", "1"]
+    fails(command, capsys, "no code is run because a file names it")
+    assert not (work / "other").exists()
+    assert not (work / "study").exists()
+
+
+def test_a_run_is_compared_without_its_code(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (work / "cells" / "mine.py").unlink()
+    assert main(["compare", "run"]) == 0
+    weights = sum(tensor.numel() for tensor in read_tensors(work / "run" / "best" / "weights.safetensors").values())
+    assert str(weights) in capsys.readouterr().out.replace(",", "")
+
+
+@pytest.mark.parametrize("given", ["file", "class"])
+def test_a_cell_that_is_named_again(work: Path, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    monkeypatch.syspath_prepend(work / "cells")
+    cell: Any = importlib.import_module("mine").TwoSpeeds if given == "class" else "cells/mine.py:TwoSpeeds"
+    found = rl.load("run", cell=cell).predict("ok.csv")
+    sys.modules.pop("mine", None)
+    assert len(found) == len(rl.load("run").predict("ok.csv"))  # the same code, named before
+
+
+def test_a_config_file_and_a_search_with_a_cell_that_the_command_names(work: Path) -> None:
+    named = ["--cell", str(work / "cells" / "mine.py:TwoSpeeds")]
+    assert main(["train", "--config", "run/run.toml", *named, "--out", "other", "--quiet"]) == 0
+    (work / "search.toml").write_text(f'[search]\ncell = ["{work}/cells/mine.py:TwoSpeeds"]\n')
+    search = ["tune", "ok.csv", *FAST, "--config", "search.toml", *named, "--out", "study", "--trials", "1", "--quiet"]
+    assert main(search) == 0
+    kept = json.loads((work / "study" / "run" / "run.json").read_text())["settings"]["layer"]
+    assert kept == name_cell(named[1])
 
 
 def test_a_file_that_is_not_what_it_was(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cell = work / "cells" / "mine.py"
-    commands = [
-        ["predict", "run", "ok.csv", "-o", "p.csv"],
-        ["evaluate", "run", "ok.csv"],
-        ["train", "--resume", "--out", "run", "--epochs", "3"],
-        ["train", "--config", "run/run.toml", "--out", "other"],
-    ]
     spy = work / "ran"
     cell.write_text(f"open({str(spy)!r}, 'w')\n" + cell.read_text())
-    for command in commands:
-        fails(command, capsys, f"'{cell}' with the SHA-256", "Fix: put the file back as it was, or train anew.")
+    for command in commands_of("run"):
+        fails([*command, *CELL], capsys, "mine.py' with the SHA-256", "Fix: put the file back as it was, or train anew")
     with pytest.raises(CheckpointError, match=r"cell TwoSpeeds: .*in training it had"):
-        rl.load("run")
+        rl.load("run", cell="cells/mine.py:TwoSpeeds")
     cell.unlink()
-    for command in commands:
-        fails(command, capsys, f"'{cell}': No such file", "Fix: put it there, or name another.")
+    for command in commands_of("run"):
+        fails([*command, *CELL], capsys, "mine.py': No such file", "Fix: put it there, or name another.")
     assert not spy.exists()  # no line of the changed file was run
     assert not (work / "p.csv").exists()
-    assert not (work / "other").exists()
 
 
-@pytest.mark.parametrize("place", ["run/cell.py", "run/best/cell.py", "run/deep/cell.py", "run/link.py"])
-def test_no_code_of_a_runs_folder_is_run(work: Path, place: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Not even where the run's files name it, with the digest that it has."""
-    evil = work / place
-    evil.parent.mkdir(exist_ok=True)
-    code = f"open({str(work / 'ran')!r}, 'w')\n" + EXAMPLE.read_text()
-    evil.write_text(code)
-    if place.endswith("link.py"):  # a path elsewhere that leads into the folder
-        (work / "cells" / "link.py").symlink_to(evil)
-        evil = work / "cells" / "link.py"
-    for name in ("run.json", "best/config.json"):
-        path = work / "run" / name
-        known = json.loads(path.read_text())
-        known["settings" if name == "run.json" else "model"]["layer"] = pinned(f"{evil}:TwoSpeeds")
-        path.write_text(json.dumps(known))
-    for command in (
-        ["predict", "run", "ok.csv", "-o", "p.csv"],
-        ["train", "--resume", "--out", "run", "--epochs", "3"],
-    ):
-        fails(command, capsys, "no code is run that lies in the folder of a run or of a model")
-    assert not (work / "ran").exists()
+def test_a_cell_for_a_model_that_has_another(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "ok.csv", *FAST, "--quiet", "--out", "plain"]) == 0
+    fails(["evaluate", "plain", "ok.csv", *CELL], capsys, "the cell gru of the library", "leave --cell out")
+    fails(["evaluate", "run", "ok.csv", "--cell", "gru"], capsys, "a file of Python and its class TwoSpeeds")
+    fails(["evaluate", "run", "ok.csv", "--cell", "cells/mine.py:Other"], capsys, "the class TwoSpeeds")
+    with pytest.raises(ArgumentTypeError, match="a class of a file"):
+        rl.load("run", cell=int)
+    with pytest.raises(ArgumentTypeError, match="a file of Python and a class in it"):
+        rl.load("run", cell=3)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    "layer", ["cells/mine.py:TwoSpeeds", "{}/cells/mine.py:TwoSpeeds", "cells/mine.py:TwoSpeeds@{0:064d}"]
+    "place",
+    [
+        "run/cell.py",
+        "run/best/cell.py",
+        "/proc/self/cwd/lib/cell.py",
+        "lib/cell.py",
+        "{}/lib/cell.py",
+        "lib/../lib/cell.py",
+        "link.py",
+    ],
 )
+def test_no_code_is_run_because_a_run_names_it(
+    work: Path, place: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even with the digest that the file has, from wherever a command is called, beside a cell that was named."""
+    code = f"open({str(work / 'ran')!r}, 'w')\n" + EXAMPLE.read_text()
+    for path in (work / "run" / "cell.py", work / "run" / "best" / "cell.py", work / "lib" / "cell.py"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(code)
+    (work / "link.py").symlink_to(work / "lib" / "cell.py")
+    layer = f"{place.format(work)}:TwoSpeeds@{hashlib.sha256(code.encode()).hexdigest()}"
+    for name in ("run.json", "best/config.json"):
+        path = work / "run" / name
+        known = json.loads(path.read_text())
+        known["settings" if name == "run.json" else "model"]["layer"] = layer
+        path.write_text(json.dumps(known))
+    text = (work / "run" / "run.toml").read_text()
+    text = "".join(f"cell = {json.dumps(layer)}\n" if line[:4] == "cell" else f"{line}\n" for line in text.splitlines())
+    (work / "run" / "run.toml").write_text(text)
+    for named, says in ([], NAMELESS), (CELL, "with the SHA-256"):
+        for command in commands_of("run"):
+            start_afresh(monkeypatch)
+            fails([*command, *named], capsys, says)
+    fails(["train", "--config", "run/run.toml", "--out", "other"], capsys, "no code is run because a file names it")
+    assert main(["compare", "run"]) == 0
+    assert not (work / "ran").exists()
+
+
+@pytest.mark.parametrize("layer", ["cells/mine.py:TwoSpeeds", "{}/cells/mine.py:TwoSpeeds"])
 def test_a_model_that_does_not_say_which_file_it_was(
     work: Path, layer: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = work / "run" / "best" / "config.json"
     known = json.loads(path.read_text())
-    known["model"]["layer"] = layer.format(0) if "@" in layer else layer.format(work)
+    known["model"]["layer"] = layer.format(work)
     path.write_text(json.dumps(known))
-    fails(["predict", "run", "ok.csv", "-o", "p.csv"], capsys, "an absolute path, and the SHA-256 of the file")
+    fails(["predict", "run", "ok.csv", "-o", "p.csv", *CELL], capsys, "the SHA-256 of the file, which a run keeps")
+
+
+def test_two_ranks_and_a_table_in_another_process_are_handed_the_code(
+    work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = ["--ranks", "2", "--threads", "1"]
+    assert main(["train", "ok.csv", *CELL, *FAST, *both, "--quiet", "--out", "two"]) == 0
+    kept = pickle.dumps(rl.load("two", cell=CELL[1]).predictor())
+    start_afresh(monkeypatch)
+    monkeypatch.setattr(tables, "_RUNS", {})
+    table = {"a": [[0.1, 0.2], [0.3]], "b": [[0.1, 0.2], [0.3]]}
+    assert len(pickle.loads(kept)(table)["prediction"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -115,7 +221,7 @@ def test_a_model_that_does_not_say_which_file_it_was(
         ("x = 1\nimport nothing_there", "A", "line 2: ModuleNotFoundError: No module named 'nothing_there'"),
         ("raise SystemExit(0)", "A", "line 1: SystemExit: 0"),
         ("\0", "A", "SyntaxError"),
-        ("class B:\n    def step(self): ...", "A", "a class with step(x_t, state), and 'mine.py' has B"),
+        ("class B:\n    def step(self): ...", "A", "a class with step(x_t, state), and '"),
         ("A = 3", "A", "has none. Fix: name one that is there"),
         ("class A: ...", "A", "cell"),
     ],
@@ -156,7 +262,7 @@ def test_from_python(tmp_path: Path) -> None:
     batch = [torch.randn(length, 2) for length in (3, 1, 4, 2) * 3]
     run = rl.fit(batch, ["a", "b", "b", "a"] * 3, layer=f"{EXAMPLE}:TwoSpeeds", epochs=1, hidden=4, progress=False)
     run.save(tmp_path / "model")
-    again = rl.load(tmp_path / "model").predict(batch)
+    again = rl.load(tmp_path / "model", cell=f"{EXAMPLE}:TwoSpeeds").predict(batch)
     assert again.columns == run.predict(batch).columns
     with pytest.raises(ArgumentError, match="zoneout"):
         rl.fit(batch, ["a", "b", "b", "a"] * 3, layer=f"{EXAMPLE}:TwoSpeeds", zoneout=0.1, progress=False)
@@ -170,8 +276,8 @@ def test_names() -> None:
         *(False,) * 7,
     ]
     assert label_of("/c:/d.py:Cell@" + "0" * 64) == "Cell"
-    assert pinned("gru") == "gru"
+    assert name_cell("gru") == "gru"
     with pytest.raises(ArgumentError, match="unchanged"):
-        load_cell(f"{EXAMPLE}:TwoSpeeds@" + "0" * 64)
-    layer = load_cell(f"{EXAMPLE}:TwoSpeeds")(3, 4, num_layers=2)
+        name_cell(f"{EXAMPLE}:TwoSpeeds@" + "0" * 64)
+    layer = load_cell(name_cell(f"{EXAMPLE}:TwoSpeeds"))(3, 4, num_layers=2)
     assert layer(rl.Ragged([torch.randn(2, 3)]))[0].values.shape == (2, 4)

@@ -37,6 +37,7 @@ def evaluate(
     horizon: options.Horizon = 1,
     device: options.Device = "auto",
     quiet: options.Quiet = False,
+    cell: options.Cell = None,
     debug: options.Debug = False,  # noqa: ARG001
 ) -> None:
     """Measure the best model of a run: its loss, the metrics of its task, and the simple rules that it has to beat.
@@ -68,7 +69,7 @@ def evaluate(
     with at_work(run, "run") as is_back:
         if is_back:
             say(options.IS_BACK)
-        model = load(run)
+        model = load(run, cell=cell)
         records = model.test_part() if data is None else model.read(data, format=format, **columns)
         tell_empty(records, model.task, say)
         asked = {"batch_size": batch_size, "top": top, "horizon": horizon}

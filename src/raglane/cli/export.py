@@ -39,6 +39,7 @@ def export(
     layout: _Chosen = _Layout.padded,
     verify: _Verify = True,
     quiet: options.Quiet = False,
+    cell: options.Cell = None,
     debug: options.Debug = False,  # noqa: ARG001
 ) -> None:
     """Write the best model of a run as an ONNX file, and what a program must know of it as a JSON beside it.
@@ -56,7 +57,7 @@ def export(
 
     for file in (path, description_path(path)):
         check_apart(file, run, run)
-    exported = load(run).export(path, layout=layout.value, verify=verify)
+    exported = load(run, cell=cell).export(path, layout=layout.value, verify=verify)
     if quiet:
         return
     console.say(f"model: {path}, {path.stat().st_size:,} bytes; what it takes and gives: {description_path(path)}")

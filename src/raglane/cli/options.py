@@ -19,6 +19,7 @@ from raglane.cli.configuration import CONFIG, DEFAULT, FILE, IGNORE, Key, names_
 from raglane.errors import flags, quote
 from raglane.models.sources import ColumnNames
 from raglane.training.options import DATA, MODEL, RUN, TRAINING, flag_of, options
+from raglane.training.own_cell import name_cell, named_choice
 from raglane.training.settings import Settings
 
 __all__ = ["Given", "Origins", "command", "path"]
@@ -94,11 +95,20 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             values[origins] = sources
         from_file = {name: f"{known[name].name} in {values[CONFIG]}" for name in known if sources[name] == FILE}
         with flags(_flags_of(context) | from_file):
+            _name_cells(values, sources)
             function(**values)
 
     run.__doc__ = _prose(inspect.getdoc(function) or "")
     run.__signature__ = inspect.Signature(sorted(parameters, key=_panel))  # type: ignore[attr-defined]
     return run
+
+
+def _name_cells(values: dict[str, Any], sources: Mapping[str, str]) -> None:
+    """Name the user's own cell: the command line may bring code, a file of options may not."""
+    choices = next((part for part in values.values() if isinstance(part, dict) and "layer" in part), None)
+    if choices is not None:
+        name = named_choice if sources["layer"] == FILE else name_cell
+        choices["layer"] = name(choices["layer"])
 
 
 def _prose(text: str) -> str:
@@ -111,7 +121,7 @@ def _flags_of(context: typer.Context) -> dict[str, str]:
     trained = {name: flag_of(kind, name) for kind in (Settings, ColumnNames) for name in options(kind)}
     own = {option.name or "": option.opts[0] for option in context.command.params if option.opts[0].startswith("-")}
     # What the command line calls --out is an argument called folder.
-    return {"folder": "--out"} | trained | own
+    return {"folder": "--out", "cell": "--cell"} | trained | own
 
 
 def _config(known: Mapping[str, Key], tables: tuple[str, ...]) -> tuple[Any, Any]:
@@ -220,6 +230,16 @@ DataToPredict = Annotated[
     ),
 ]
 Run = Annotated[Path, typer.Argument(parser=path, help="Folder of a run, or of a saved model.", show_default=False)]
+
+Cell = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE.py:CLASS",
+        help="The cell of one's own that the model was trained with; its file must be as it was.",
+        rich_help_panel=RUN,
+        show_default=False,
+    ),
+]
 
 Format = Annotated[
     str | None,

@@ -28,6 +28,7 @@ def predict(
     device: options.Device = "auto",
     engine: options.Engine = "processes",
     quiet: options.Quiet = False,
+    cell: options.Cell = None,
     debug: options.Debug = False,  # noqa: ARG001
 ) -> None:
     """Predict with the best model of a run: one row per sequence, in the order of the data.
@@ -56,7 +57,9 @@ def predict(
         "device": device,
     }
     if engine != "processes":
-        _on_ray(run, output, data, {**columns, **({} if format is None else {"format": format})}, engine, asked, quiet)
+        _on_ray(
+            run, cell, output, data, {**columns, **({} if format is None else {"format": format})}, engine, asked, quiet
+        )
         return
     from raglane.data.skipping import skipped_lines
     from raglane.models.run import load
@@ -66,7 +69,7 @@ def predict(
     check_output(output)
     # Before anything is read, which can take a while.
     pick_device(device)
-    model = load(run)
+    model = load(run, cell=cell)
     records = model.test_part() if data is None else model.read(data, need_labels=False, format=format, **columns)
     check_apart(output, records.source, run)
     skips, listed = columns.get("on_bad_row") == "skip", output.with_suffix(".skipped.jsonl")
@@ -83,7 +86,14 @@ def predict(
 
 
 def _on_ray(
-    run: Path, output: Path, data: Path | None, named: options.Given, engine: str, asked: dict[str, Any], quiet: bool
+    run: Path,
+    cell: str | None,
+    output: Path,
+    data: Path | None,
+    named: options.Given,
+    engine: str,
+    asked: dict[str, Any],
+    quiet: bool,
 ) -> None:
     """Predict on a cluster, for Parquet files."""
     if engine not in ENGINES:
@@ -98,6 +108,6 @@ def _on_ray(
     from raglane.models.on_ray import predict_on_ray
     from raglane.models.run import load
 
-    count = predict_on_ray(load(run), str(data), output, **asked)
+    count = predict_on_ray(load(run, cell=cell), str(data), output, **asked)
     if not quiet:
         console.say(f"predictions: {count:,} sequences, {output}")

@@ -30,6 +30,7 @@ def sample(
     temperature: _Temperature = 1.0,
     seed: _Seed = 0,
     device: options.Device = "auto",
+    cell: options.Cell = None,
     debug: options.Debug = False,  # noqa: ARG001
 ) -> None:
     """Draw text from the best model of a run of the task language: one text per line.
@@ -48,7 +49,7 @@ def sample(
     where = pick_device(device)
     tidy(run)
     texts = sampling.sample(
-        load_model(run),
+        load_model(run, cell),
         prompt=prompt,
         count=count,
         length=length,

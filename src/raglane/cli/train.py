@@ -14,7 +14,7 @@ from raglane.errors import ArgumentError, message, quote
 from raglane.models.configuration import as_toml, entries, other_entries
 from raglane.models.sources import DEFAULT_DATA, ColumnNames, SavedSource, Source
 from raglane.training.auto import PLANNED, left_to_plan
-from raglane.training.own_cell import check_stored, label_of
+from raglane.training.own_cell import label_of
 from raglane.training.settings import Settings
 
 if TYPE_CHECKING:
@@ -235,12 +235,12 @@ def _resumed(
     quiet: bool,
 ) -> _Order:
     """The order to go on with a run: its own data and settings, but for what may change."""
-    from raglane.models.steps import changes_of
+    from raglane.models.steps import changes_of, without_own_cell
     from raglane.training.run import load_description, refuse_diverged
 
     description = load_description(out)
     refuse_diverged(description, out)
-    check_stored(description.settings.layer, out)
+    choices = without_own_cell(description.settings.layer, choices)
     if not description.data:
         rule = "this run was started from Python, with data in memory"
         fix = f"go on from there: rl.fit(data, out={str(out)!r}, resume=True)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -16,6 +16,7 @@ from raglane.models.configuration import as_toml, entries, key_of, other_entries
 from raglane.models.sources import ColumnNames, Source
 from raglane.training.auto import left_to_plan
 from raglane.training.options import RUN, TRAINING
+from raglane.training.own_cell import named_choice
 
 __all__ = ["tune"]
 
@@ -81,6 +82,8 @@ def tune(
     settings, source = settings_of(choices), Source(data, format, ColumnNames(**columns))
     table = {} if config is None else read_toml(config).get("search", {})
     said = read_space(table, f"[search] in {config}")
+    if "layer" in said:
+        said["layer"] = tuple(named_choice(layer) for layer in cast(tuple[str, ...], said["layer"]))
     check_default(source, settings)
     if not show_config:
         require("optuna", "tune")

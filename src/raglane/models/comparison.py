@@ -12,7 +12,7 @@ from raglane.errors import DataError, message
 from raglane.models.configuration import entries
 from raglane.models.sources import DEFAULT_DATA
 from raglane.report.comparison import Group
-from raglane.training.checkpoint import load_model, model_folder
+from raglane.training.checkpoint import count_weights
 from raglane.training.description import RunDescription, load_description
 from raglane.training.folder import EVALUATION, LAST, find
 from raglane.training.settings import Settings
@@ -63,9 +63,8 @@ def read_run(folder: Path) -> Reached:
         CheckpointError: it is none, is damaged, or has no model yet.
     """
     # First, so that a folder of something else is told what it is.
-    model_folder(folder)
+    weights = count_weights(folder)
     description = load_description(folder)
-    saved = load_model(folder)
     state = load_progress(find(folder, LAST))
     path = find(folder, EVALUATION)
     test: dict[str, Any] = {}
@@ -77,7 +76,6 @@ def read_run(folder: Path) -> Reached:
                 for name, value in test.items()
                 if isinstance(value, float | int) and name not in ("sequences", "count")
             }
-    weights = sum(parameter.numel() for parameter in saved.model.parameters())
     return Reached(folder, description, state, weights, test)
 
 

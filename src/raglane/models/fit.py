@@ -27,13 +27,13 @@ from raglane.models.sources import (
     Source,
     chosen_columns,
 )
-from raglane.models.steps import changes_of, divide, planned, run_training
+from raglane.models.steps import changes_of, divide, planned, run_training, without_own_cell
 from raglane.reading import as_path
 from raglane.training.auto import left_to_plan
 from raglane.training.checkpoint import load_model, read_model
 from raglane.training.folder import at_work, check_folder
 from raglane.training.machine import check_machine
-from raglane.training.own_cell import check_stored
+from raglane.training.own_cell import name_cell
 from raglane.training.run import TrainingResult, load_description, refuse_diverged
 from raglane.training.settings import Settings
 from raglane.training.stored import build, rule_of
@@ -97,6 +97,8 @@ def fit(
         if followed is not None:
             return followed
     chosen, columns, plans = _sorted(options)
+    if isinstance(chosen.get("layer"), str):
+        chosen["layer"] = name_cell(chosen["layer"])
     folder = None if out is None else as_path(out)
     check_flag("resume", resume)
     check_flag("overwrite", overwrite)
@@ -214,7 +216,7 @@ def _beginning(
     check_folder(folder, resume=True)
     description = load_description(folder)
     refuse_diverged(description, folder)
-    check_stored(description.settings.layer, folder)
+    chosen = without_own_cell(description.settings.layer, chosen)
     names = SavedSource.load(folder, description.data).columns if description.data else ColumnNames(**columns)
     changes = changes_of(folder, description.settings, chosen)
     settings = _settings(description.settings.to_config() | changes)

@@ -23,6 +23,7 @@ from raglane.training.checkpoint import SavedModel, describe, load_model, model_
 from raglane.training.folder import DESCRIPTION, find, tidy
 from raglane.training.inference import Evaluation, Predictions
 from raglane.training.model import SequenceModel
+from raglane.training.own_cell import NamedCode, named_code, take_code
 from raglane.training.run import TrainingResult, load_description
 from raglane.training.stored import build, reading
 
@@ -35,15 +36,19 @@ __all__ = ["Run", "load"]
 _PICKLE = Path("a pickled run")
 
 
-def load(path: str | os.PathLike[str]) -> Run:
+def load(path: str | os.PathLike[str], *, cell: str | type | None = None) -> Run:
     """Read a run, to predict with its best model.
 
     Args:
         path: the folder of a run, or of a model: a copy of the ``best/`` of a run.
+        cell: of a model with a cell of one's own, the class or ``"path/to/file.py:MyCell"``. Its file must be the one
+            of the training. No code is run because a run names it: None allows what was named in this process before.
 
     Raises:
-        ArgumentTypeError: ``path`` is not a path.
-        CheckpointError: no such folder, no model in it, a file that is damaged, or a newer format.
+        ArgumentError: the file of ``cell`` cannot be read.
+        ArgumentTypeError: ``path`` is not a path, or ``cell`` no cell.
+        CheckpointError: no such folder, no model in it, a file that is damaged, or a newer format; or a cell that
+            nobody named, or another one.
         MissingExtraError: safetensors is not installed.
 
     Example:
@@ -56,7 +61,7 @@ model. Fix: give the folder that raglane train wrote.
     """
     folder = as_path(path)
     tidy(folder)
-    return Run(load_model(folder), folder)
+    return Run(load_model(folder, cell), folder)
 
 
 class Run:
@@ -114,7 +119,7 @@ class Run:
 
     def __reduce__(self) -> tuple[Any, ...]:
         files = model_files(self.model, self.preprocess, self.saved.columns)
-        return _from_files, (files, self.notes)
+        return _from_files, (files, self.notes, named_code(self.model.config.layer))
 
     @property
     def model(self) -> SequenceModel:
@@ -341,7 +346,8 @@ class Run:
             return self._moved[device]
 
 
-def _from_files(files: dict[str, bytes], notes: tuple[str, ...]) -> Run:
+def _from_files(files: dict[str, bytes], notes: tuple[str, ...], code: NamedCode | None = None) -> Run:
+    take_code(code)
     return Run(read_model(files, _PICKLE), notes=notes)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from raglane.models.holding_out import hold_out
 from raglane.models.logs import LoggingWatcher
 from raglane.models.sources import ColumnNames
 from raglane.training.folder import DESCRIPTION, LAST, find
-from raglane.training.own_cell import pinned
+from raglane.training.own_cell import check_named, is_own
 from raglane.training.run import TrainingResult, load_description, train
 from raglane.training.settings import Settings
 from raglane.training.state import load_state
@@ -50,6 +50,22 @@ def changes_of(folder: Path, before: Settings | ColumnNames, given: Mapping[str,
         got = f"{changes[refused]!r}, and the run in {str(folder)!r} was started with another value"
         raise ArgumentError(message(refused, got, rule, f"leave {argument(refused)} out, or start a new run"))
     return changes
+
+
+def without_own_cell(stored: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a run that goes on without the user's own cell, which must be the one of the run.
+
+    Args:
+        stored: the cell of the run.
+        given: options by their names.
+
+    Raises:
+        CheckpointError: the run has a cell of somebody's own, and the user has named no such code, or other code.
+    """
+    layer = given.get("layer")
+    cell = layer if isinstance(layer, str) and is_own(layer) else None
+    check_named(stored, cell)
+    return {name: value for name, value in given.items() if name != "layer" or cell is None}
 
 
 def divide(
@@ -176,8 +192,6 @@ def run_training(
     if settings.logger is not None and folder is not None:
         watcher = LoggingWatcher(settings, folder, watcher)
     try:
-        # With the file's whole path, from wherever the run is repeated.
-        settings = replace(settings, layer=pinned(settings.layer))
         config = run_config(settings, data)
         result = train(settings, training, validation, folder, watcher=watcher, config=config, **more)
     except DivergedError:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from raglane.errors import ArgumentTypeError, message, require
+from raglane.training.own_cell import named_code, take_code
 from raglane.training.stored import finite
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class TablePredictor:
         if run.folder is not None:
             self._source: Any = str(run.folder.absolute())
             self._key = self._source
+            self._code = named_code(run.model.config.layer)
         else:
             self._source = pickle.dumps(run)
             self._key = hashlib.sha256(self._source).hexdigest()
@@ -62,7 +64,11 @@ class TablePredictor:
             from raglane.models.run import load
 
             source = self._source
-            _RUNS[self._key] = load(source) if isinstance(source, str) else pickle.loads(source)
+            if isinstance(source, str):
+                take_code(self._code)
+                _RUNS[self._key] = load(source)
+            else:
+                _RUNS[self._key] = pickle.loads(source)
         return _RUNS[self._key]
 
     def __call__(self, table: Any) -> Any:

@@ -17,13 +17,14 @@ from raglane.memory import FLOAT, TENSOR, check_memory
 from raglane.reading import as_path
 from raglane.training.folder import BEST, find
 from raglane.training.model import ModelConfig, SequenceModel
-from raglane.training.own_cell import check_stored, is_own, label_of
+from raglane.training.own_cell import check_named, is_own, label_of, name_cell
 from raglane.training.stored import damaged, parse_json, read_bytes, read_json, reading, to_json
 
 __all__ = [
     "FORMAT_VERSION",
     "SavedModel",
     "check_tensors",
+    "count_weights",
     "load_model",
     "model_files",
     "model_folder",
@@ -97,18 +98,46 @@ def model_files(model: SequenceModel, preprocessor: Preprocessor, columns: Mappi
     return {CONFIG: to_json(config), WEIGHTS: to_safetensors(model.state_dict())}
 
 
-def load_model(path: str | os.PathLike[str]) -> SavedModel:
+def load_model(path: str | os.PathLike[str], cell: str | type | None = None) -> SavedModel:
     """Read a saved model.
+
+    Args:
+        path: the folder of a model, or of a run: then its best model.
+        cell: the user's own cell, of :func:`raglane.training.own_cell.name_cell`; None takes one that was named in
+            this process before.
+
+    Raises:
+        ArgumentError: the file of the cell cannot be read.
+        ArgumentTypeError: ``path`` is not a path, or ``cell`` no cell.
+        CheckpointError: no such folder, no model in it, a file that is damaged, or a newer format.
+    """
+    folder = model_folder(as_path(path))
+    choice = None if cell is None else name_cell(cell)
+    return _made(read_json(folder / CONFIG), lambda: read_tensors(folder / WEIGHTS), folder, choice)
+
+
+def count_weights(path: str | os.PathLike[str]) -> int:
+    """The number of weights of a saved model, read without its code.
 
     Args:
         path: the folder of a model, or of a run: then its best model.
 
     Raises:
-        ArgumentTypeError: ``path`` is not a path.
         CheckpointError: no such folder, no model in it, a file that is damaged, or a newer format.
     """
     folder = model_folder(as_path(path))
-    return _made(read_json(folder / CONFIG), lambda: read_tensors(folder / WEIGHTS), folder)
+    config = read_json(folder / CONFIG)
+    check_format(folder / CONFIG, config, FORMAT, FORMAT_VERSION)
+    with reading(folder / CONFIG):
+        sizes = ModelConfig.from_config(config["model"])
+    weights = read_tensors(folder / WEIGHTS)
+    if not is_own(sizes.layer):
+        with reading(folder / CONFIG):
+            wanted = sizes.count()[0]
+        if sum(tensor.numel() for tensor in weights.values()) < wanted:
+            raise damaged(folder / WEIGHTS, f"fewer than the {wanted:,} weights that {CONFIG} describes")
+        return wanted
+    return sum(tensor.numel() for tensor in weights.values())
 
 
 def read_model(files: Mapping[str, bytes], folder: Path) -> SavedModel:
@@ -128,12 +157,16 @@ def read_model(files: Mapping[str, bytes], folder: Path) -> SavedModel:
     return _made(config, lambda: parse_tensors(files[WEIGHTS], folder / WEIGHTS), folder)
 
 
-def _made(config: dict[str, Any], read_weights: Callable[[], dict[str, Tensor]], folder: Path) -> SavedModel:
+def _made(
+    config: dict[str, Any], read_weights: Callable[[], dict[str, Tensor]], folder: Path, cell: str | None = None
+) -> SavedModel:
     """The model of a configuration, with the weights that are read once it is known how many there should be."""
     check_format(folder / CONFIG, config, FORMAT, FORMAT_VERSION)
     with reading(folder / CONFIG):
         sizes = ModelConfig.from_config(config["model"])
-        check_stored(sizes.layer, folder)
+    # Outside of reading, whose messages are about the file.
+    check_named(sizes.layer, cell)
+    with reading(folder / CONFIG):
         preprocessor = Preprocessor.from_config(config["preprocessor"])
         sizes.check_fits(preprocessor)
         weights, tensors = sizes.count()

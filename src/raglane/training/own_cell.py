@@ -1,13 +1,14 @@
-"""A cell of one's own for ``raglane train``: a class in a file, which is run only while it is the file that was named.
+"""A cell of one's own: a class in a file, whose code runs only where the user names the file in this process.
 
-``--cell path/to/file.py:MyCell`` names one. A run keeps the path and the SHA-256 of the file, as
-``/path/to/file.py:MyCell@SHA256``, and never the code: what a run's folder holds is data, and no code that lies there
-is ever run.
+``--cell path/to/file.py:MyCell`` and ``rl.load(..., cell=MyCell)`` name one. A run keeps the path and the SHA-256 of
+the file, as ``/path/to/file.py:MyCell@SHA256``, and never the code. That text is compared with the named file; nothing
+is read or run because a run holds it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
 import re
 import sys
@@ -17,26 +18,54 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from raglane.errors import ArgumentError, CheckpointError, message, quote, shorten
+from raglane.errors import ArgumentError, ArgumentTypeError, CheckpointError, argument, message, quote, shorten
 from raglane.reading import check_file
 
 if TYPE_CHECKING:
     from raglane.nn.recurrent.layer import RecurrentLayer
 
-__all__ = ["check_place", "check_stored", "is_own", "label_of", "load_cell", "pinned", "place_of_error"]
+__all__ = [
+    "NamedCode",
+    "check_named",
+    "check_place",
+    "is_own",
+    "label_of",
+    "load_cell",
+    "name_cell",
+    "named_choice",
+    "named_code",
+    "place_of_error",
+    "take_code",
+]
 
-# The modules that were made of files, by path and digest: a cell is one class in a process.
-_LOADED: dict[tuple[str, str], ModuleType] = {}
 
-_FORM = re.compile(r"(?P<path>[^\0]+\.py):(?P<name>[^\W\d]\w*)(?:@(?P<digest>[0-9a-f]{64}))?")
+class NamedCode(NamedTuple):
+    """The file of a cell that the user named, as it was read then.
+
+    Attributes:
+        path: absolute.
+        content: of the file; its SHA-256 is the one that runs keep.
+        cell: the class, where it was given as such; it is used as it is.
+    """
+
+    path: str
+    content: bytes
+    cell: type | None = None
 
 
-class _Named(NamedTuple):
-    """What a choice of a cell says."""
+class _Choice(NamedTuple):
+    """The parts of ``path/to/file.py:MyCell@SHA256``."""
 
     path: str
     name: str
     digest: str | None
+
+
+# By SHA-256: the files that the user named in this process, and the modules made of them.
+_NAMED: dict[str, NamedCode] = {}
+_MODULES: dict[str, ModuleType] = {}
+
+_FORM = re.compile(r"(?P<path>[^\0]+\.py):(?P<name>[^\W\d]\w*)(?:@(?P<digest>[0-9a-f]{64}))?")
 
 
 def is_own(layer: str) -> bool:
@@ -59,83 +88,159 @@ def label_of(layer: str) -> str:
     return _parts(layer).name if is_own(layer) else layer
 
 
-def pinned(layer: str) -> str:
-    """A choice of a cell as a run keeps it: with the absolute path, and the SHA-256 of the file as it is now.
+def name_cell(cell: object) -> str:
+    """Name the code of a cell, which :func:`load_cell` may run from now on, in this process.
 
     Args:
-        layer: the choice; that of a named cell stays.
+        cell: ``path/to/file.py:MyCell``, or a class that was imported from a file. The name of a cell of the library
+            is returned unchanged.
+
+    Returns:
+        The choice as a run keeps it: with the absolute path, and the SHA-256 of the file.
 
     Raises:
-        ArgumentError: the file cannot be read, or is not the one that the choice says.
+        ArgumentError: the file cannot be read, or is another one than a choice with a SHA-256 names.
+        ArgumentTypeError: neither a text nor a class of a file.
+    """
+    if isinstance(cell, type):
+        path, name, wanted = _source_of(cell), cell.__name__, None
+    elif not isinstance(cell, str):
+        fix = "pass 'path/to/file.py:MyCell'"
+        raise ArgumentTypeError(message("cell", quote(cell), "a file of Python and a class in it, or a class", fix))
+    elif not is_own(cell):
+        return cell
+    else:
+        path, name, wanted = _parts(cell)
+    content = _read(path)
+    digest = hashlib.sha256(content).hexdigest()
+    if wanted not in (None, digest):
+        raise ArgumentError(_changed(path, digest, str(wanted)))
+    path = os.path.abspath(path)
+    _NAMED[digest] = NamedCode(path, content, cell if isinstance(cell, type) else None)
+    return f"{path}:{name}@{digest}"
+
+
+def named_choice(layer: str) -> str:
+    """Complete the choice of a cell that a file holds, if the user named the same file in this process.
+
+    Args:
+        layer: the choice in a file; the name of a cell of the library is returned unchanged.
+
+    Raises:
+        ArgumentError: the user has not named that file.
     """
     if not is_own(layer):
         return layer
-    path, name, _ = _parts(layer)
-    return f"{os.path.abspath(path)}:{name}@{_read(layer)[1]}"
+    path, name, wanted = _parts(layer)
+    path = os.path.abspath(path)
+    found = next((digest for digest, code in _NAMED.items() if code.path == path or digest == wanted), None)
+    if found is None or wanted not in (None, found):
+        fix = f"name it yourself, with {argument('layer', f'{path}:{name}')}"
+        raise ArgumentError(
+            message("layer", f"{quote(layer)} in a file", "no code is run because a file names it", fix)
+        )
+    return f"{path}:{name}@{found}"
 
 
-def check_stored(layer: str, folder: Path) -> None:
-    """Refuse what a stored model says of its cell, unless it is a file elsewhere that is as it was in training.
+def named_code(layer: str) -> NamedCode | None:
+    """The code of a cell that the user named, for the processes that train or predict with this one.
 
     Args:
-        layer: the choice of the cell.
-        folder: of the model, or of the run.
+        layer: the choice of the cell; None is returned for a cell of the library.
+    """
+    return _NAMED[check_named(layer)] if is_own(layer) else None
+
+
+def take_code(code: NamedCode | None) -> None:
+    """Take the code that the user named in the process that started this one.
+
+    Args:
+        code: of :func:`named_code` there.
+    """
+    if code is not None:
+        _NAMED[hashlib.sha256(code.content).hexdigest()] = code
+
+
+def check_named(layer: str, cell: str | None = None) -> str:
+    """Refuse the cell of a run unless the user named the same code.
+
+    Args:
+        layer: the choice of the cell, as the run keeps it.
+        cell: the user's choice, of :func:`name_cell`; None allows any that was named in this process.
+
+    Returns:
+        The SHA-256 of the code; "" for a cell of the library.
 
     Raises:
-        CheckpointError: the file is missing, was changed, lies within the folder, or nothing says what it was.
+        CheckpointError: the run holds no SHA-256, the user named no code, or other code.
     """
     if not is_own(layer):
-        return
+        if cell is not None:
+            rule = f"the cell {layer} of the library, which was trained"
+            raise CheckpointError(message("cell", quote(_short(cell)), rule, f"leave {argument('cell')} out"))
+        return ""
     path, name, digest = _parts(layer)
-    where = f"cell {name}"
-    if not os.path.isabs(path) or digest is None:
-        rule, fix = "an absolute path, and the SHA-256 of the file", "train anew"
-        raise CheckpointError(message(where, quote(layer), rule, fix))
-    check_place(layer, folder)
-    try:
-        _read(layer)
-    except ArgumentError as error:
-        raise CheckpointError(f"{where}: {error}") from error
+    if digest is None:
+        rule = "the SHA-256 of the file, which a run keeps"
+        raise CheckpointError(message(f"cell {name}", quote(layer), rule, "train anew"))
+    if cell is None:
+        if digest not in _NAMED:
+            got, rule = f"the file {_shown(path)}, named by the run", "no code is run because a run names it"
+            fix = f"name it yourself, with {argument('cell', f'{path}:{name}')}"
+            raise CheckpointError(message(f"cell {name}", got, rule, fix))
+        return digest
+    if not is_own(cell):
+        rule = f"a file of Python and its class {name}, which was trained"
+        raise CheckpointError(message("cell", quote(cell), rule, f"pass path/to/file.py:{name}"))
+    given = _parts(cell)
+    if given.digest != digest:
+        raise CheckpointError(f"cell {name}: {_changed(given.path, str(given.digest), digest)}")
+    if given.name != name:
+        raise CheckpointError(message("cell", quote(given.name), f"the class {name}, which was trained", "name that"))
+    return digest
 
 
 def check_place(layer: str, folder: Path) -> None:
-    """Refuse a file that lies where runs and models are kept.
+    """Refuse to train with a file that lies in the folder of the run, which may be replaced, moved or deleted.
 
     Args:
         layer: the choice of the cell.
-        folder: of the run, or of a model.
+        folder: of the run.
 
     Raises:
-        CheckpointError: the file lies within it.
+        ArgumentError: the file lies within it.
     """
-    if not is_own(layer):
-        return
-    path, name, _ = _parts(layer)
-    # A run has its models in folders of its own.
-    homes = (folder, *([folder.parent] if folder.name in ("best", "last") else []))
-    if any(Path(path).resolve().is_relative_to(home.resolve()) for home in homes):
-        rule = "no code is run that lies in the folder of a run or of a model"
-        raise CheckpointError(message(f"cell {name}", _shown(path), rule, "keep the file elsewhere"))
+    if is_own(layer) and Path(_parts(layer).path).resolve().is_relative_to(folder.resolve()):
+        path, name, _ = _parts(layer)
+        rule = "a file outside of the folder of the run"
+        raise ArgumentError(message(f"cell {name}", _shown(path), rule, "keep the file elsewhere"))
 
 
 def load_cell(layer: str) -> Callable[..., RecurrentLayer]:
-    """What makes a layer of the class that is named, from ``(input_size, hidden_size, **options)``.
+    """A function that makes a layer of a user's class from ``(input_size, hidden_size, **options)``.
 
     Args:
-        layer: the choice of the cell.
+        layer: the choice of the cell, of :func:`name_cell`.
 
     Raises:
-        ArgumentError: the file cannot be read or run, is another one than the choice says, or has no such class.
+        ArgumentError: the code cannot be run, or has no such class.
+        CheckpointError: the user has not named this code in this process.
     """
-    path, name, _ = _parts(layer)
-    content, digest = _read(layer)
-    module = _LOADED.get((path, digest)) or _run(path, content, digest)
+    digest, (path, name, _) = check_named(layer), _parts(layer)
+    code = _NAMED[digest]
+    if code.cell is not None and code.cell.__name__ == name:
+        return _maker(code.cell)
+    module = _MODULES.get(digest) or _run(code, digest)
     make = getattr(module, name, None)
     if not callable(make):
         classes = [key for key, part in vars(module).items() if callable(getattr(part, "step", None))]
         rule = f"a class with step(x_t, state), and {_shown(path)} has {', '.join(classes) or 'none'}"
         raise ArgumentError(message("layer", quote(name), rule, "name one that is there"))
 
+    return _maker(make)
+
+
+def _maker(make: Callable[..., Any]) -> Callable[..., RecurrentLayer]:
     def layer_of(input_size: int, hidden_size: int, **options: Any) -> RecurrentLayer:
         from raglane.nn import Recurrent
 
@@ -150,53 +255,65 @@ def place_of_error(error: BaseException) -> str | None:
     Args:
         error: any.
     """
-    files = {path for path, _ in _LOADED}
+    files = {_NAMED[digest].path for digest in _MODULES}
     lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
     return f"{lines[-1].filename}, line {lines[-1].lineno}: {_words(error)}" if lines else None
 
 
-def _parts(layer: str) -> _Named:
+def _parts(layer: str) -> _Choice:
     found = _FORM.fullmatch(layer)
     if found is None:
         rule = "a cell of the library, or a file of Python and a class in it, path/to/file.py:MyCell"
         raise ArgumentError(message("layer", quote(layer), rule, "name one of them"))
-    return _Named(*found.groups())
+    return _Choice(*found.groups())
 
 
-def _read(layer: str) -> tuple[bytes, str]:
-    """The file and its SHA-256, which is what the choice says, if it says one."""
-    path, _, wanted = _parts(layer)
+def _source_of(cell: type) -> str:
+    """The file that a class was imported from."""
+    try:
+        return inspect.getfile(cell)
+    except (TypeError, OSError) as error:
+        fix = "put it in a file, and import it"
+        raise ArgumentTypeError(message("cell", quote(cell), "a class of a file of Python", fix)) from error
+
+
+def _read(path: str) -> bytes:
     try:
         check_file(Path(path))
-        content = Path(path).read_bytes()
+        return Path(path).read_bytes()
     except (OSError, ValueError) as error:
         got = f"{_shown(path)}: {getattr(error, 'strerror', None) or error}"
-        raise ArgumentError(
-            message("layer", got, "a file that can be read", "put it there, or name another")
-        ) from error
-    digest = hashlib.sha256(content).hexdigest()
-    if wanted not in (None, digest):
-        got = f"{_shown(path)} with the SHA-256 {digest[:12]}..., in training it had {str(wanted)[:12]}..."
-        fix = "put the file back as it was, or train anew"
-        raise ArgumentError(message("layer", got, "the file of the training, unchanged", fix))
-    return content, digest
+        fix = "put it there, or name another"
+        raise ArgumentError(message("layer", got, "a file that can be read", fix)) from error
 
 
-def _run(path: str, content: bytes, digest: str) -> ModuleType:
-    """The file as a module of its own, which pickling finds by its name."""
+def _changed(path: str, found: str, trained: str) -> str:
+    """The message for a file that is not the one of the training."""
+    got = f"{_shown(path)} with the SHA-256 {found[:12]}..., in training it had {trained[:12]}..."
+    return message("layer", got, "the file of the training, unchanged", "put the file back as it was, or train anew")
+
+
+def _run(code: NamedCode, digest: str) -> ModuleType:
+    """The code as a module of its own, which pickling finds by its name."""
+    path = code.path
     module = ModuleType(f"raglane_cell_{digest[:16]}")
     module.__file__ = path
     sys.modules[module.__name__] = module
     try:
-        exec(compile(content, path, "exec"), vars(module))
+        exec(compile(code.content, path, "exec"), vars(module))
     except (Exception, SystemExit) as error:
         del sys.modules[module.__name__]
         own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
         line = error.lineno if isinstance(error, SyntaxError) else own[-1].lineno if own else None
         got = f"{_shown(path)}{'' if line is None else f', line {line}'}: {_words(error)}"
         raise ArgumentError(message("layer", got, "a file that Python can run", "correct it")) from error
-    _LOADED[path, digest] = module
+    _MODULES[digest] = module
     return module
+
+
+def _short(layer: str) -> str:
+    """A choice without its SHA-256."""
+    return layer.partition("@")[0]
 
 
 def _shown(path: str) -> str:

@@ -20,7 +20,7 @@ from raglane.reading import as_path
 from raglane.training.description import RunDescription, load_description, refuse_diverged
 from raglane.training.folder import CONFIG, SKIPPED, at_work, check_folder, replacing
 from raglane.training.identity import identity
-from raglane.training.own_cell import check_place, pinned
+from raglane.training.own_cell import check_named, check_place
 from raglane.training.ranks.spread import spread
 from raglane.training.settings import Settings
 from raglane.training.tasks import settle
@@ -118,7 +118,7 @@ def train(
         OSError: a file cannot be written.
     """
     require("safetensors", "train")
-    settings = replace(settings, layer=pinned(settings.layer))
+    check_named(settings.layer)
     if folder is None:
         if resume:
             fix = f"give {argument('folder')}"

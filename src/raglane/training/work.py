@@ -19,6 +19,7 @@ from raglane.training.description import RunDescription
 from raglane.training.folder import BEST, CURVES, LAST
 from raglane.training.history import curves_csv
 from raglane.training.optimizers import make_optimizer
+from raglane.training.own_cell import named_code, take_code
 from raglane.training.prepared import Prepared, prepare
 from raglane.training.ranks.group import ALONE, Ranks
 from raglane.training.settings import Settings
@@ -85,6 +86,14 @@ class Work:
     def settings(self) -> Settings:
         """Every choice."""
         return self.description.settings
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The code of the user's own cell goes along: another process takes none that it was not handed.
+        return {**vars(self), "code": named_code(self.settings.layer)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        take_code(state.pop("code"))
+        vars(self).update(state)
 
 
 @dataclass(frozen=True)
