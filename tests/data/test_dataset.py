@@ -273,5 +273,7 @@ def test_items_taken_out_of_a_batch_are_those_of_the_dataset() -> None:
     assert [int(item["index"]) for item in items[1:]] == [0, 3]
     with pytest.raises(IndexError):
         items[3]
-    with pytest.raises(ArgumentError, match="at least one sample"):
-        rl.collate(data.__getitems__([]))
+    nothing, some = rl.collate(data.__getitems__([])), rl.collate(data.__getitems__([2]))
+    assert len(nothing["inputs"]) == len(nothing["index"]) == 0
+    assert nothing["inputs"].values.shape[1:] == some["inputs"].values.shape[1:]
+    assert {name: part.dtype for name, part in nothing.items()} == {name: part.dtype for name, part in some.items()}

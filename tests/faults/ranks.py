@@ -81,4 +81,10 @@ FAULTS: dict[str, Fault] = {
         "        pass",
         "training/test_ranks.py::test_what_an_error_keeps_can_be_collected_in_a_process_that_is_forked_later",
     ),
+    "an-idle-rank-without-a-batch": Fault(
+        "src/raglane/data/collate.py",
+        "if isinstance(samples, Samples):",
+        "if isinstance(samples, Samples) and len(samples):",
+        "data/test_dataset.py::test_items_taken_out_of_a_batch_are_those_of_the_dataset",
+    ),
 }

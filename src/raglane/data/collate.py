@@ -97,7 +97,7 @@ def collate(samples: Sequence[Any] | Mapping[Any, Any]) -> Any:
         raglane.errors.ShapeError: samples[1]: got features (13,); the rule: features (12,), as in samples[0]. \
 Fix: give every sample the same trailing dimensions.
     """
-    if isinstance(samples, Samples) and len(samples):
+    if isinstance(samples, Samples):
         return samples.batch()
     if isinstance(samples, Mapping):
         return _columns(samples)

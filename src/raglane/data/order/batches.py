@@ -76,7 +76,8 @@ class Batches(Epochs[list[int]], Sampler[list[int]]):
 
     The limit is that of a step: of one batch on one rank, or of the batches of all ``ranks`` together. The sequences of
     a step are shared out, the longest first, each to the rank that has the fewest elements. So all ranks have equally
-    many steps of about the same work, and a run that goes on with another number of ranks covers what remained.
+    many steps of about the same work, and a run that goes on with another number of ranks covers what remained. Where
+    a step has fewer sequences than ranks, the other ranks have none in it: their batch is an empty list.
 
     Each time that an epoch was iterated to its end, the next iteration is the next epoch; :meth:`set_epoch` chooses
     another (Lightning calls it).
@@ -97,8 +98,7 @@ class Batches(Epochs[list[int]], Sampler[list[int]]):
     Raises:
         ArgumentTypeError: lengths or another argument of the wrong kind.
         ShapeError: lengths that are not a flat list.
-        ArgumentError: a length or a number is too small, a sequence does not fit into a batch, or a step has fewer
-            sequences than there are ranks.
+        ArgumentError: a length or a number is too small, or a sequence does not fit into a batch.
 
     Example:
         >>> batches = Batches([5, 1, 9, 2, 8, 1], Limit(sequences=2), Order.sorted())
@@ -140,8 +140,6 @@ class Batches(Epochs[list[int]], Sampler[list[int]]):
         self._usual = limit.usual(self._elements / max(len(known) - len(self._dropped), 1))
         self._largest = self._draw_largest() if self.largest_first else _NONE
         self._known: _Known | None = None
-        if ranks > 1:
-            self._check_ranks()
 
     def __len__(self) -> int:
         """The number of batches in this epoch, the same on every rank.
@@ -187,8 +185,6 @@ class Batches(Epochs[list[int]], Sampler[list[int]]):
         if self.ranks == 1:
             found: list[int] = rows.tolist()
             return found
-        if len(rows) < self.ranks:
-            raise self._too_few(len(rows))
         own: list[int] = rows[owners_of(self._lengths[rows], self.ranks) == self.rank].tolist()
         return own
 
@@ -287,30 +283,6 @@ class Batches(Epochs[list[int]], Sampler[list[int]]):
                 break
             chosen.append(place)
         return np.sort(in_turn[chosen])
-
-    def _check_ranks(self) -> None:
-        """Raise where a step could have fewer sequences than ranks."""
-        limit = self.limit
-        longest = int(np.delete(self._lengths, self._dropped).max(initial=0))
-        if limit.longest is not None and limit.longest < 3 * self.ranks * longest:
-            got = f"{self.ranks} ranks, and {limit} with a sequence of {longest:,} elements"
-            rule = f"room for three of the longest sequences per rank, {3 * self.ranks * longest:,} elements"
-            raise ArgumentError(message("ranks", got, rule, "raise the limit, take fewer ranks, or cut the longest"))
-        for epoch in (0, 1):
-            known = self._begin(epoch)
-            sizes = known.arrangement.sizes()
-            if limit.sequences is not None:
-                rests = sizes % limit.sequences
-                rests[rests == 0] = limit.sequences
-                sizes = np.where(sizes < limit.sequences, sizes, (limit.sequences + rests) // 2)
-            least = int(min(sizes.min(initial=self.ranks), len(known.largest) or self.ranks))
-            if least < self.ranks:
-                raise self._too_few(least)
-
-    def _too_few(self, count: int) -> ArgumentError:
-        got = f"{self.ranks} ranks for a step of {count} sequences"
-        rule = f"at least one sequence per rank in every step, and the limit is {self.limit}"
-        return ArgumentError(message("ranks", got, rule, "raise the limit, or take fewer ranks"))
 
 
 def _settle(lengths: _Integers, limit: Limit) -> tuple[_Integers, _Integers, int]:
