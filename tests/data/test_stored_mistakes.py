@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def test_a_damaged_folder_is_refused_before_anything_is_cut_out_of_it(tmp_path: 
         ("part-00000.arrow", None),
         ("lengths.npy", content["lengths.npy"][:-4]),
         ("dataset.json", b"{"),
-        ("dataset.json", content["dataset.json"].replace(b'"format_version": 1', b'"format_version": 9')),
+        ("dataset.json", content["dataset.json"].replace(b'"format_version": 2', b'"format_version": 9')),
         ("statistics.json", b"[]"),
     ]
     for name, bad in damaged:
@@ -95,10 +96,73 @@ def test_a_damaged_folder_is_refused_before_anything_is_cut_out_of_it(tmp_path: 
     assert len(Dataset(tmp_path / "out").take([0, 1])) == 2
 
 
+def test_zeroed_bytes_of_a_shard_are_noticed_by_whatever_reads_them(tmp_path: Path) -> None:
+    """Training on a shard with 64 zeroed bytes gave another model."""
+    values = np.random.default_rng(3).normal(size=(300_000, 2)).astype(np.float32)
+    rows = np.split(values, np.arange(1000, 300_000, 1000))
+    table = pa.table({"x": [row.tolist() for row in rows], "kind": ["a", "b"] * 150})
+    pq.write_table(table, tmp_path / "a.parquet")
+    convert(tmp_path / "a.parquet", tmp_path / "out", Columns(label="kind"))
+    path = tmp_path / "out" / "part-00000.arrow"
+    content = path.read_bytes()
+    place = content.index(values[200_000:200_008].tobytes())
+    path.write_bytes(content[:place] + bytes(64) + content[place + 64 :])
+    data = Dataset(tmp_path / "out")
+    # Blocks are verified as they are read: those without damage are good.
+    assert len(data.take([0, 5, 299])) == 3
+    for rows_read in ([200], [199, 200, 201], range(300)):
+        with pytest.raises(DataError, match=r"part-00000\.arrow: got a damaged file: the checksum of the bytes"):
+            Dataset(tmp_path / "out").take(rows_read)
+    with pytest.raises(DataError, match=r"part-00000\.arrow: got a damaged file: its checksum differs"):
+        read(tmp_path / "out")
+    with pytest.raises(DataError, match=r"part-00000\.arrow: got a damaged file: its checksum differs"):
+        convert(tmp_path / "out", tmp_path / "again", Columns(label="kind"))
+
+
+def test_any_changed_byte_of_a_folder_is_noticed(tmp_path: Path) -> None:
+    convert(written(small_table(), tmp_path), tmp_path / "out", Columns(sequence="words", label="kind"))
+    random = np.random.default_rng(1)
+    for path in sorted((tmp_path / "out").iterdir()):
+        content = path.read_bytes()
+        head = min(len(content), 140)
+        for place in (*range(0, head, 3), *random.integers(0, len(content), 40).tolist(), len(content) - 1):
+            path.write_bytes(content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :])
+            with pytest.raises(DataError, match=path.name):
+                _use(tmp_path / "out")
+        path.write_bytes(content)
+    _use(tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["part-00000.arrow", "lengths.npy", "statistics.json"])
+def test_a_file_that_is_not_there_is_not_called_damaged(tmp_path: Path, name: str) -> None:
+    convert(written(small_table(), tmp_path), tmp_path / "out", Columns(sequence="words", label="kind"))
+    (tmp_path / "out" / name).unlink()
+    with pytest.raises(DataError, match=r"got no such file; .* put it back") as caught:
+        _use(tmp_path / "out")
+    assert "damaged" not in str(caught.value)
+
+
+def test_a_dataset_of_a_relative_path_is_read_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the workers of a cluster do."""
+    monkeypatch.chdir(tmp_path)
+    written(small_table(), tmp_path)
+    convert("a.parquet", "out", Columns(sequence="words", label="kind"))
+    (tmp_path / "elsewhere").mkdir()
+    for source in ("out", "a.parquet"):
+        data = Dataset(source, Columns(sequence="words", label="kind"))
+        lengths, content = data.lengths[[3, 1]].tolist(), pickle.dumps(data)
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        assert pickle.loads(content).take([3, 1]).lengths.tolist() == lengths
+        monkeypatch.chdir(tmp_path)
+
+
 def _use(folder: Path) -> None:
     data = Dataset(folder)
     assert data.lengths.shape == (40,)
     data.take(np.arange(40))
+    assert data.statistics.sequences == 40
 
 
 def test_what_is_no_source_is_refused() -> None:

@@ -97,4 +97,22 @@ FAULTS: dict[str, Fault] = {
         "",
         "data/test_stored_mistakes.py::test_a_damaged_folder_is_refused_before_anything_is_cut_out_of_it",
     ),
+    "a-block-that-is-not-compared": Fault(
+        "src/raglane/data/formats/integrity.py",
+        "blocks[self._pending[blocks]]",
+        "blocks[self._pending[blocks]][1:]",
+        "data/test_stored_mistakes.py::test_zeroed_bytes_of_a_shard_are_noticed_by_whatever_reads_them",
+    ),
+    "a-description-without-its-seal": Fault(
+        "src/raglane/data/formats/ipc.py",
+        "    if not is_whole:",
+        "    if False:",
+        "data/test_stored_mistakes.py::test_any_changed_byte_of_a_folder_is_noticed",
+    ),
+    "a-relative-path-in-another-process": Fault(
+        "src/raglane/data/stores.py",
+        '"folder": self.folder.absolute()',
+        '"folder": self.folder',
+        "data/test_stored_mistakes.py::test_a_dataset_of_a_relative_path_is_read_from_another_folder",
+    ),
 }

@@ -97,6 +97,35 @@ def test_mistakes_end_in_one_line(runs: Path, tmp_path: Path, capsys: pytest.Cap
     assert {path.split("/")[0] for path in tree(tmp_path)} == {"broken"}
 
 
+def _leaves(content: Any, place: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The place of each value that is no object or list."""
+    keys = content if isinstance(content, dict) else range(len(content)) if isinstance(content, list) else ()
+    return [leaf for key in keys for leaf in _leaves(content[key], (*place, key))] or [place]
+
+
+@pytest.mark.parametrize("name", ["run.json", "evaluation.json", "best/config.json", "last/training.json"])
+def test_any_changed_value_is_one_line_or_good(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """Such as a path that is a number, or a count of 10^30."""
+    run = tmp_path / "run"
+    shutil.copytree(runs / "a", run)
+    content = (run / name).read_bytes()
+    is_state = name == "last/training.json"
+    command = ["train", "--resume", "--out", str(run)] if is_state else ["compare", str(run)]
+    for leaf in _leaves(json.loads(content)):
+        for value in (10**30,) if is_state else (5, 10**30, "x", None):
+            changed = json.loads(content)
+            part = changed
+            for key in leaf[:-1]:
+                part = part[key]
+            part[leaf[-1]] = value
+            (run / name).write_text(json.dumps(changed))
+            code, found = main(command), capsys.readouterr().err
+            assert code in (0, 2), (leaf, value, found)
+            assert [line for line in found.splitlines() if "warning" not in line] == [found.strip()] * (code == 2)
+
+
 def test_data_is_the_same_in_any_order_and_parts() -> None:
     random = np.random.default_rng(0)
     lengths = [3, 0, 2, 5]

@@ -20,6 +20,7 @@ import numpy as np
 from raglane.checks import check_choice, check_flag
 from raglane.data import shards
 from raglane.data.formats import pick
+from raglane.data.formats.integrity import checksums, seal
 from raglane.data.formats.ipc import DESCRIPTION, FORMAT_VERSION, LENGTHS, STATISTICS, is_converted
 from raglane.data.formats.pieces import pieces_of, sift
 from raglane.data.jobs import Job, State, clear, progress_file
@@ -29,7 +30,7 @@ from raglane.data.records import LISTS, Columns, Records, Skipped
 from raglane.data.shards import Layout, bounded, bytes_of, write_shard
 from raglane.data.skipping import ON_BAD_ROW, SKIPPED, Alike, skipped_lines
 from raglane.data.statistics import Statistics
-from raglane.data.stores import offsets_in
+from raglane.data.stores import offsets_in, span_in
 from raglane.errors import ArgumentError, DataError, argument, message, quote, require
 from raglane.files import check_place, put_folder, settle, whole_file, write_file
 from raglane.lock import locked
@@ -236,9 +237,11 @@ class _Writer:
         state = self._state
         layout = state.layout or Layout.of(self._held[0])
         name = f"part-{len(state.shards):05d}.arrow"
-        write_shard(self._work / "data" / name, self._held, layout, state.names)
         statistics = sum(map(Statistics.of, self._held), Statistics())
-        shard = {"file": name, "sequences": statistics.sequences, "elements": statistics.elements}
+        path = self._work / "data" / name
+        write_shard(path, self._held, layout, state.names)
+        shard: dict[str, Any] = {"file": name, "sequences": statistics.sequences, "elements": statistics.elements}
+        shard |= {"values": span_in(path, state.names["sequence"], layout), "checksums": checksums(path)}
         entry = {
             "shard": shard,
             "position": position,
@@ -271,10 +274,11 @@ def _finish(folder: Path, job: Job, state: State) -> None:
         **({} if state.layout is None else state.layout.to_config()),
         "skipped": len(state.skipped),
         "shards": state.shards,
+        "checksums": {name: checksums(folder / name) for name in (LENGTHS, STATISTICS)},
         "sources": job.sources(),
         "key": job.key(),
     }
-    _write_json(folder / DESCRIPTION, description)
+    _write_json(folder / DESCRIPTION, seal(description))
 
 
 def _read_with(columns: Columns) -> dict[str, Any]:

@@ -204,8 +204,10 @@ class Gathered:
                 self._add(number, local[low:high], source, found, places(number), values, targets)
                 if (there := parts.get(number).beside) is not None:
                     beside.append(there.cut(local[low:high], source))
+            except DataError:
+                raise
             except (IndexError, ValueError) as error:
-                rule, fix = "what raglane convert wrote, whole", "convert the data again"
+                rule, fix = "what raglane convert wrote, whole", "delete the folder, and convert the data again"
                 raise DataError(message(parts.name(number), "a damaged file", rule, fix)) from error
         self.values = _joined(values, np.zeros((0, 1), dtype=np.float32))
         self.targets = _joined(targets, np.zeros(0, dtype=np.int64)) if len(targets) == len(groups) > 0 else None

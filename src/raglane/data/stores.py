@@ -15,17 +15,18 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane.data.beside import lists_of
-from raglane.data.formats.base import check_readable, data_error
-from raglane.data.formats.ipc import LENGTHS, STATISTICS, described, opened, readable
+from raglane.data.formats.base import check_readable
+from raglane.data.formats.integrity import Blocks, damaged, verify_file
+from raglane.data.formats.ipc import DESCRIPTION, LENGTHS, STATISTICS, described, opened, readable
 from raglane.data.formats.table import Chosen, choose, records_of
 from raglane.data.locations import is_url, open_location
 from raglane.data.parts import Part, Store, list_lengths
 from raglane.data.records import Columns
 from raglane.data.shards import Layout, layout_in
 from raglane.data.statistics import Statistics
-from raglane.errors import DataError, require
+from raglane.errors import require
 
-__all__ = ["Groups", "Shards", "offsets_in"]
+__all__ = ["Groups", "Shards", "offsets_in", "span_in"]
 
 # Bytes of the offsets and labels of all sequences up to which they are copied into memory; and bytes of all values up
 # to which they are mapped. Beyond them what a batch needs is read: 256 sequences of 8 elements, of 2 GB, take 0.8 ms
@@ -48,6 +49,7 @@ class Shards(Store):
     shards: list[dict[str, Any]]
     names: dict[str, Any]
     layout: Layout
+    checksums: dict[str, str]
     _mapped: dict[int, mmap.mmap] = field(default_factory=dict)
 
     @classmethod
@@ -60,9 +62,10 @@ class Shards(Store):
         description = described(folder)
         try:
             layout = layout_in(description)
-            return cls(folder, description["shards"], description["columns"], layout), description["task"]
+            shards, names = description["shards"], description["columns"]
+            return cls(folder, shards, names, layout, description["checksums"]), description["task"]
         except (KeyError, TypeError, ValueError) as error:
-            raise _damaged(folder / "dataset.json") from error
+            raise damaged(folder / DESCRIPTION) from error
 
     @property
     def sizes(self) -> list[int]:
@@ -73,16 +76,17 @@ class Shards(Store):
         """The arrays of a file, without a copy."""
         shard = self.shards[number]
         path = self.folder / shard["file"]
-        self._mapped[number], batch = _map(path)
+        mapped = self._mapped[number] = _map(path)
+        blocks = Blocks(path, memoryview(mapped), shard["checksums"])
+        # Before Arrow reads any of it.
+        blocks.verify_outside(*shard["values"])
+        batch = _batch_in(path, mapped)
         with readable(path, "Arrow"):
             sequences = batch.column(self.names["sequence"])
-            offsets, values, words = sequences.offsets.to_numpy(), sequences.values, None
+            offsets, words = sequences.offsets.to_numpy(), None
+            values = _values_of(sequences, self.layout)
             if self.layout.is_tokens:
-                values, words = values.indices.to_numpy(), tuple(values.dictionary.to_pylist())
-            else:
-                width = max(len(self.layout.channels), 1)
-                flat = values.flatten() if width > 1 else values
-                values = flat.to_numpy().reshape(-1, width)
+                words = tuple(sequences.values.dictionary.to_pylist())
             labels, label_words = None, ()
             if self.layout.has_labels or self.layout.has_tags:
                 column = batch.column(self.names["label"])
@@ -97,31 +101,33 @@ class Shards(Store):
         has_all = len(offsets) == shard["sequences"] + 1 and len(values) == shard["elements"]
         # Else rows would be cut out of other memory.
         if not has_all or offsets[0] != 0 or offsets[-1] != len(values) or (np.diff(offsets) < 0).any():
-            raise _damaged(path)
+            raise damaged(path)
         part = _ReadPart(offsets, values, words, labels, label_words, self.layout, ids, beside)
-        if sum(shard["elements"] for shard in self.shards) * values.itemsize * _width(values) > _MAPPED:
-            part.read_from(path, self._mapped[number])
+        is_large = sum(shard["elements"] for shard in self.shards) * values.itemsize * _width(values) > _MAPPED
+        part.lies_in(path if is_large else None, mapped, blocks)
         return part
 
     def lengths_of_all(self) -> npt.NDArray[Any]:
         """From the file beside the shards, which is mapped into memory."""
         path = self.folder / LENGTHS
+        verify_file(path, self.checksums[LENGTHS])
         try:
             # Copied where it is written to, which nobody does: so torch need not be told that nobody may.
             lengths: npt.NDArray[Any] = np.load(path, mmap_mode="c")
         except (OSError, ValueError) as error:
-            raise _damaged(path) from error
+            raise damaged(path) from error
         if lengths.shape != (sum(self.sizes),) or lengths.dtype.kind != "i":
-            raise _damaged(path)
+            raise damaged(path)
         return np.asarray(lengths)
 
     def statistics(self) -> Statistics:
         """From the file beside the shards."""
         path = self.folder / STATISTICS
+        verify_file(path, self.checksums[STATISTICS])
         try:
             return Statistics.from_config(json.loads(path.read_bytes()))
         except (OSError, KeyError, TypeError, ValueError) as error:
-            raise _damaged(path) from error
+            raise damaged(path) from error
 
     def name(self, number: int) -> str:
         """The file."""
@@ -134,7 +140,8 @@ class Shards(Store):
                 mapped.madvise(mmap.MADV_DONTNEED)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_mapped": {}}
+        # Another process may stand in another folder.
+        return {**self.__dict__, "folder": self.folder.absolute(), "_mapped": {}}
 
 
 def _width(values: npt.NDArray[Any]) -> int:
@@ -142,21 +149,26 @@ def _width(values: npt.NDArray[Any]) -> int:
 
 
 class _ReadPart(Part):
-    """A part of which values are read from the file, once :meth:`read_from` says so."""
+    """A part whose values are verified as they are read: where they are mapped, or from the file if it is large."""
 
-    _file: tuple[int, int] | None = None
+    _place: int
+    _blocks: Blocks
+    _file: int | None = None
 
-    def read_from(self, path: Path, mapped: mmap.mmap) -> None:
-        """Read values from now on, rather than look at them where they are mapped.
+    def lies_in(self, path: Path | None, mapped: mmap.mmap, blocks: Blocks) -> None:
+        """Set where the values are.
 
         Args:
-            path: the file.
-            mapped: the same, of which ``values`` are a part.
+            path: the file that values are read from; None reads them where they are mapped.
+            mapped: the same file, of which ``values`` are a part.
+            blocks: of the file.
         """
-        descriptor = os.open(path, os.O_RDONLY)
-        weakref.finalize(self, os.close, descriptor)
-        beginning = np.frombuffer(mapped, dtype=np.uint8).ctypes.data
-        object.__setattr__(self, "_file", (descriptor, self.values.ctypes.data - beginning))
+        if path is not None:
+            descriptor = os.open(path, os.O_RDONLY)
+            weakref.finalize(self, os.close, descriptor)
+            object.__setattr__(self, "_file", descriptor)
+        object.__setattr__(self, "_place", _place_in(mapped, self.values))
+        object.__setattr__(self, "_blocks", blocks)
 
     def cut(
         self,
@@ -165,37 +177,66 @@ class _ReadPart(Part):
         elements: npt.NDArray[np.int64] | slice,
     ) -> npt.NDArray[Any]:
         """The values of some sequences, one after the other."""
+        size = self.values.itemsize * _width(self.values)
+        begins, counts = starts * size + self._place, lengths * size
+        self._blocks.verify(begins, begins + counts)
         if self._file is None or isinstance(elements, slice):
             return super().cut(starts, lengths, elements)
-        descriptor, place = self._file
-        size = self.values.itemsize * _width(self.values)
-        wanted = zip((lengths * size).tolist(), (starts * size + place).tolist(), strict=True)
-        content = b"".join([os.pread(descriptor, count, start) for count, start in wanted])
+        wanted = zip(counts.tolist(), begins.tolist(), strict=True)
+        content = b"".join([os.pread(self._file, count, start) for count, start in wanted])
         found = np.frombuffer(content, dtype=self.values.dtype)
         return found.reshape(int(lengths.sum()), *self.values.shape[1:])
 
 
-def _damaged(path: Path) -> DataError:
-    return data_error(path, "a damaged file", "what raglane convert wrote", "convert the data again")
-
-
-def _map(path: Path) -> tuple[mmap.mmap, Any]:
-    """An Arrow file of one batch, mapped into memory, and the batch."""
-    arrow = require("pyarrow", "data")
+def _map(path: Path) -> mmap.mmap:
+    """A shard, mapped into memory."""
+    if not path.exists():
+        raise damaged(path)
     check_readable(path)
     with readable(path, "Arrow"), path.open("rb") as file:
         # Not Arrow's own mapping, whose pages nobody can give back.
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        reader = opened(arrow.BufferReader(arrow.py_buffer(mapped)))
-        batch = reader.get_batch(0)
+        try:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except ValueError as error:
+            raise damaged(path, "0 bytes") from error
+
+
+def _batch_in(path: Path, mapped: mmap.mmap) -> Any:
+    """The one batch of a shard."""
+    arrow = require("pyarrow", "data")
+    with readable(path, "Arrow"):
+        batch = opened(arrow.BufferReader(arrow.py_buffer(mapped))).get_batch(0)
         batch.validate()
-        return mapped, batch
+        return batch
+
+
+def _values_of(sequences: Any, layout: Layout) -> npt.NDArray[Any]:
+    """The values of the column of sequences: features ``(N, C)``, or the places of tokens ``(N,)``."""
+    if layout.is_tokens:
+        places: npt.NDArray[Any] = sequences.values.indices.to_numpy()
+        return places
+    width = max(len(layout.channels), 1)
+    flat = sequences.values.flatten() if width > 1 else sequences.values
+    values: npt.NDArray[Any] = flat.to_numpy().reshape(-1, width)
+    return values
+
+
+def _place_in(mapped: mmap.mmap, values: npt.NDArray[Any]) -> int:
+    """The byte of a file at which values begin that lie in it."""
+    return int(values.ctypes.data - np.frombuffer(mapped, dtype=np.uint8).ctypes.data)
+
+
+def span_in(path: Path, sequence: str, layout: Layout) -> tuple[int, int]:
+    """The bytes of a file of :func:`~raglane.data.shards.write_shard` that hold its values: the first, and the end."""
+    mapped = _map(path)
+    values = _values_of(_batch_in(path, mapped).column(sequence), layout)
+    begin = _place_in(mapped, values) if values.size else 0
+    return begin, begin + values.nbytes
 
 
 def offsets_in(path: Path, sequence: str) -> npt.NDArray[Any]:
     """The offsets of the column of sequences in a file of :func:`~raglane.data.shards.write_shard`, without a copy."""
-    _, batch = _map(path)
-    offsets: npt.NDArray[Any] = batch.column(sequence).offsets.to_numpy()
+    offsets: npt.NDArray[Any] = _batch_in(path, _map(path)).column(sequence).offsets.to_numpy()
     return offsets
 
 
@@ -259,4 +300,5 @@ class Groups(Store):
         return False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_file": {}}
+        location = self.location if is_url(self.location) else os.path.abspath(self.location)
+        return {**self.__dict__, "location": location, "_file": {}}

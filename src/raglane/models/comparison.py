@@ -10,7 +10,7 @@ from typing import Any
 
 from raglane.errors import DataError, message
 from raglane.models.configuration import entries
-from raglane.models.sources import DEFAULT_DATA
+from raglane.models.sources import DEFAULT_DATA, SavedSource
 from raglane.report.comparison import Group
 from raglane.training.checkpoint import count_weights
 from raglane.training.description import RunDescription, load_description
@@ -33,6 +33,7 @@ class Reached:
         state: where it stands.
         weights: of its model.
         test: the numbers of its last evaluation, and the data of it; {} for none.
+        source: where the data comes from; None for data in memory.
     """
 
     folder: Path
@@ -40,12 +41,14 @@ class Reached:
     state: TrainingState
     weights: int
     test: dict[str, Any]
+    source: SavedSource | None = None
 
     @property
     def data(self) -> str:
         """The data in a word."""
-        kept = self.description.data
-        return "data in memory" if not kept else Path(kept["path"]).name if kept.get("path") else DEFAULT_DATA
+        if self.source is None:
+            return "data in memory"
+        return Path(self.source.path).name if self.source.path else DEFAULT_DATA
 
     @property
     def key(self) -> tuple[str, str]:
@@ -76,7 +79,8 @@ def read_run(folder: Path) -> Reached:
                 for name, value in test.items()
                 if isinstance(value, float | int) and name not in ("sequences", "count")
             }
-    return Reached(folder, description, state, weights, test)
+    source = SavedSource.load(folder, description.data) if description.data else None
+    return Reached(folder, description, state, weights, test, source)
 
 
 def compare(folders: Iterable[str | os.PathLike[str]]) -> tuple[Group, ...]:

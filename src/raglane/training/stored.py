@@ -207,6 +207,8 @@ def checked(hint: Any, value: Any, name: str) -> Any:
     if isinstance(value, wanted) and (hint is bool or not isinstance(value, bool)):
         if hint is float and not -_LARGEST <= value <= _LARGEST:
             raise ValueError(f"{name} = {quote(value)}, which is beyond every number of 64 bits")
+        if hint is int and not -(2**63) <= value < 2**63:
+            raise ValueError(f"{name} = {quote(value)}, which is beyond every whole number of 64 bits")
         return value
     words = _WORDS.get(hint, {list: "a list", dict: "an object"}.get(origin, "what it should be"))
     raise ValueError(f"{name} = {quote(value)}, which is not {words}")

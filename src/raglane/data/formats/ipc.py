@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from raglane.data.formats.base import check_readable, data_error
+from raglane.data.formats.integrity import damaged, is_sealed, verify_file
 from raglane.data.formats.pieces import BYTES, ROWS, Piece, Start
 from raglane.data.formats.table import Chosen, choose, records_of
 from raglane.data.records import Columns, Records
@@ -43,7 +44,7 @@ CHANNELS = b"raglane.channels"
 DESCRIPTION = "dataset.json"
 # What stands beside it: the length of each sequence, and what is counted of all.
 LENGTHS, STATISTICS = "lengths.npy", "statistics.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 def is_converted(path: Path) -> bool:
@@ -64,23 +65,25 @@ def described(path: Path) -> dict[str, Any]:
     """
     try:
         description: dict[str, Any] = json.loads((path / DESCRIPTION).read_bytes())
-        version, _ = description["format_version"], [shard["file"] for shard in description["shards"]]
+        version = description["format_version"]
+        is_whole = version != FORMAT_VERSION or is_sealed(description)
     except FileNotFoundError as error:
         rule = f"a folder of Arrow files was written by raglane convert and holds {DESCRIPTION}"
         raise data_error(path, f"no {DESCRIPTION}", rule, "pass the files, or convert them") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
-        got = f"a damaged {DESCRIPTION}"
-        raise data_error(path, got, "what raglane convert wrote", "convert the data again") from error
+        raise damaged(path / DESCRIPTION) from error
     if version != FORMAT_VERSION:
         got = f"format {version} of a converted folder"
         raise data_error(path, got, f"this Raglane reads format {FORMAT_VERSION}", "convert the data again")
+    if not is_whole:
+        raise damaged(path / DESCRIPTION, "its checksum differs")
     return description
 
 
-def _files(path: Path, columns: Columns) -> tuple[list[Path], Columns]:
-    """The Arrow files of a path, and their columns: of a folder that was converted they are known."""
+def _files(path: Path, columns: Columns) -> tuple[list[tuple[Path, str | None]], Columns]:
+    """The Arrow files of a path with their checksums, and the columns: of a converted folder both are known."""
     if not path.is_dir():
-        return [path], columns
+        return [(path, None)], columns
     description = described(path)
     columns = with_names(columns, description["columns"])
     features = description.get("features", [])
@@ -91,7 +94,7 @@ def _files(path: Path, columns: Columns) -> tuple[list[Path], Columns]:
     }
     categorical = tuple(name for name, _, is_numbers in features if not is_numbers) or None
     columns = replace(columns, sequence=description["columns"]["sequence"], categorical=categorical, **beside)
-    return [path / shard["file"] for shard in description["shards"]], columns
+    return [(path / shard["file"], shard["checksums"]) for shard in description["shards"]], columns
 
 
 def with_names(columns: Columns, names: Mapping[str, Any]) -> Columns:
@@ -148,6 +151,13 @@ def table_of(path: Path) -> Any:
         return table
 
 
+def _verified(path: Path, expected: str | None) -> Any:
+    """The content of an Arrow file, which is compared with its checksums where there are any."""
+    if expected is not None:
+        verify_file(path, expected)
+    return table_of(path)
+
+
 def opened(source: Any) -> Any:
     """What reads the batches of an Arrow file or stream; ``source`` is a ``pyarrow.NativeFile``."""
     ipc = require("pyarrow.ipc", "data")
@@ -177,7 +187,7 @@ def read(path: Path, columns: Columns) -> Records:
     """
     arrow = require("pyarrow", "data")
     files, columns = _files(path, columns)
-    tables = [table_of(shard) for shard in files]
+    tables = [_verified(shard, expected) for shard, expected in files]
     with readable(path, "Arrow"):
         table = arrow.concat_tables(tables)
         chosen = choose(path, table.schema, columns)
@@ -198,8 +208,8 @@ def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
     """The same piece by piece; a piece begins at a row."""
     first = 0
     files, columns = _files(path, columns)
-    for shard in files:
-        table = table_of(shard)
+    for shard, expected in files:
+        table = _verified(shard, expected)
         chosen = choose(shard, table.schema, columns)
         for row, part in slices(table):
             if not start or first + row >= start[0]:
