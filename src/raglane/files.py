@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from raglane.errors import ArgumentError, argument, message, quote
 from raglane.lock import turn
@@ -23,6 +23,7 @@ from raglane.reading import NotAFileError, check_file
 __all__ = [
     "check_new_file",
     "check_place",
+    "no_formula",
     "put_folder",
     "remove",
     "settle",
@@ -33,6 +34,21 @@ __all__ = [
     "write_files",
     "write_folder",
 ]
+
+
+def no_formula(entry: Any) -> Any:
+    """An entry of a CSV file that spreadsheets do not execute: a text that looks like a formula, behind an apostrophe.
+
+    Source: OWASP, CSV Injection.
+
+    Args:
+        entry: any; what is no text is returned unchanged.
+
+    Example:
+        >>> no_formula("=1+1"), no_formula("a"), no_formula(-1)
+        ("'=1+1", 'a', -1)
+    """
+    return f"'{entry}" if isinstance(entry, str) and entry.startswith(("=", "+", "-", "@", "\t", "\r")) else entry
 
 
 def write_file(path: Path, content: bytes) -> None:

@@ -124,6 +124,29 @@ def test_predict_in_every_format(work: Path, tmp_path: Path) -> None:
             assert float(row["p_down"]) + float(row["p_up"]) == pytest.approx(1)
 
 
+def test_texts_that_a_spreadsheet_executes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = _steps()
+    for row in rows[1:]:
+        row[0], row[-1] = {"s1": "=1+1", "s2": "+1", "s3": "@a", "s4": "-1"}.get(row[0], row[0]), f"={row[-1]}"
+    data, run = str(_write_csv(tmp_path / "steps.csv", rows)), str(tmp_path / "run")
+    assert main(["train", data, "--out", run, *FAST, "--quiet"]) == 0
+    found = {}
+    for name, more in (("plain", []), ("escaped", ["--escape-formulas"])):
+        command = ["predict", run, data, "-o", str(tmp_path / f"{name}.csv"), "--probabilities", "--quiet", *more]
+        assert main(command) == 0
+        with (tmp_path / f"{name}.csv").open(newline="") as file:
+            found[name] = list(csv.reader(file))
+    assert {row[0] for row in found["plain"]} >= {"=1+1", "+1", "@a", "-1", "s5"}
+    assert {row[0] for row in found["escaped"]} >= {"'=1+1", "'+1", "'@a", "'-1", "s5"}
+    assert {row[1] for row in found["escaped"][1:]} <= {"'=up", "'=down"}
+    for plain, escaped in zip(found["plain"], found["escaped"], strict=True):
+        assert [entry.removeprefix("'") for entry in escaped] == plain
+    for output in ("p.jsonl", "p.parquet"):
+        command = ["predict", run, data, "-o", str(tmp_path / output), "--escape-formulas"]
+        fails(command, capsys, "--escape-formulas", "a .csv file")
+        assert not (tmp_path / output).exists()
+
+
 def test_predict_needs_no_label_and_keeps_the_order(work: Path, tmp_path: Path) -> None:
     order = [7, 3, 19, 0, 12]
     data = _write_csv(tmp_path / "new.csv", _steps(label=False, order=order))

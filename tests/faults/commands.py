@@ -281,4 +281,10 @@ FAULTS: dict[str, Fault] = {
         "if loss > max(_HIGH * _LOST * base, 1.0):",
         "training/test_divergence.py::test_what_counts_as_lost",
     ),
+    "formulas-that-are-not-escaped": Fault(
+        "src/raglane/training/predictions.py",
+        "list(map(no_formula, entries))",
+        "list(entries)",
+        "cli/test_commands.py::test_texts_that_a_spreadsheet_executes",
+    ),
 }

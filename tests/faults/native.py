@@ -201,4 +201,10 @@ FAULTS: dict[str, Fault] = {
         "waiting[i].size >= bytes / 2",
         "native/test_large.py::test_memory_is_given_again_and_only_when_nothing_refers_to_it",
     ),
+    "a-library-that-cannot-be-mapped": Fault(
+        "src/raglane/native/library.py",
+        "    except OSError as error:\n        reason",
+        "    except KeyError as error:\n        reason",
+        "native/test_library.py::test_a_library_that_cannot_be_mapped_is_one_warning_and_torch_runs_the_layers",
+    ),
 }

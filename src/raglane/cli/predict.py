@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from raglane.cli import console, options
 from raglane.cli.evaluate import tell_empty, tell_skipped
 from raglane.errors import ArgumentError, message, quote
 from raglane.training.choices import ENGINES
+from raglane.training.options import RUN
 
 __all__ = ["predict"]
+
+
+_EscapeFormulas = Annotated[
+    bool,
+    typer.Option(
+        "--escape-formulas",
+        help="Put an apostrophe before texts of a .csv that a spreadsheet would execute: =, +, -, @.",
+        rich_help_panel=RUN,
+    ),
+]
 
 
 @options.command
@@ -27,6 +40,7 @@ def predict(
     batch_size: options.PredictionBatchSize = 256,
     device: options.Device = "auto",
     engine: options.Engine = "processes",
+    escape_formulas: _EscapeFormulas = False,
     quiet: options.Quiet = False,
     cell: options.Cell = None,
     debug: options.Debug = False,  # noqa: ARG001
@@ -35,7 +49,8 @@ def predict(
 
     The columns are id (the data's, else the row number from 0), prediction and its probability. For the task tag,
     they hold one list per sequence; a forecast is a list of steps, each a list of channels. With --on-bad-row skip,
-    predictions.skipped.jsonl lists the rows that were left out of predictions.csv.
+    predictions.skipped.jsonl lists the rows that were left out of predictions.csv. A .csv keeps texts unchanged,
+    also those that a spreadsheet executes, such as =1+1: for one, pass --escape-formulas, or write .parquet.
 
     For example:
 
@@ -57,6 +72,9 @@ def predict(
         "device": device,
     }
     if engine != "processes":
+        if escape_formulas:
+            rule = "a cluster writes Parquet, which has no formulas"
+            raise ArgumentError(message("escape_formulas", f"it with the engine {engine}", rule, "leave it out"))
         _on_ray(
             run, cell, output, data, {**columns, **({} if format is None else {"format": format})}, engine, asked, quiet
         )
@@ -66,7 +84,7 @@ def predict(
     from raglane.training.inference import pick_device
     from raglane.training.predictions import check_apart, check_output, write_predictions
 
-    check_output(output)
+    check_output(output, escape_formulas=escape_formulas)
     # Before anything is read, which can take a while.
     pick_device(device)
     model = load(run, cell=cell)
@@ -78,7 +96,8 @@ def predict(
     if not quiet:
         tell_empty(records, model.task, console.say)
     predictions = model.predict(records, **asked)
-    write_predictions(output, predictions, {listed: skipped_lines(records.skipped)} if skips else {})
+    beside = {listed: skipped_lines(records.skipped)} if skips else {}
+    write_predictions(output, predictions, beside, escape_formulas=escape_formulas)
     if not quiet:
         if skips:
             tell_skipped(len(records.skipped), listed, console.say)

@@ -11,6 +11,7 @@ import ctypes
 import os
 import sys
 import threading
+import warnings
 import weakref
 from dataclasses import dataclass, replace
 from functools import cache
@@ -184,11 +185,22 @@ def location() -> Path | None:
 
 
 @cache
+def _mapped(path: Path) -> ctypes.CDLL | str:
+    """The shared library, or the reason why the system cannot map it, such as a want of memory; a warning gives it."""
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        reason = f"the cpu kernels cannot be loaded: {error}"
+        warnings.warn(f"{reason}. PyTorch runs the layers, slower", RuntimeWarning, stacklevel=2)
+        return reason
+
+
+@cache
 def library() -> Library:
     """Load the kernels, once.
 
     Raises:
-        MissingExtraError: this installation was built without them.
+        MissingExtraError: this installation was built without them, or they cannot be loaded.
         ArgumentError: ``RAGLANE_ISA`` names an instruction set that is not available.
     """
     found = location()
@@ -198,7 +210,9 @@ def library() -> Library:
             " compiler with OpenMP. Fix: install g++ or clang++, then install raglane again"
         )
     # torch is imported by now, so the library shares the OpenMP runtime that torch brought.
-    handle = ctypes.CDLL(str(found))
+    handle = _mapped(found)
+    if isinstance(handle, str):
+        raise MissingExtraError(f"{handle}. Fix: free memory or raise its limit, and start again")
     if handle.raglane_abi() != ABI:
         raise MissingExtraError(
             f"the cpu kernels at {found} are of another version of raglane. Fix: reinstall raglane."

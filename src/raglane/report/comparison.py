@@ -10,6 +10,7 @@ from typing import Any
 
 from raglane.drawing import PALETTE, frame, new_figure, png, svg, title_of
 from raglane.errors import printable, shorten
+from raglane.files import no_formula
 from raglane.report.card import Table, as_table
 from raglane.report.tables import rows_table
 
@@ -72,7 +73,8 @@ def as_csv(groups: Sequence[Group]) -> bytes:
     writer.writeheader()
     for group in groups:
         for row in group.rows:
-            writer.writerow({"data": group.title, **dict(zip(group.columns, row, strict=True))})
+            entries = zip(group.columns, map(no_formula, row), strict=True)
+            writer.writerow({"data": no_formula(group.title), **dict(entries)})
     return text.getvalue().encode(errors="backslashreplace")
 
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from raglane.errors import ArgumentError, message, require
-from raglane.files import check_new_file, write_files
+from raglane.errors import ArgumentError, message, quote, require
+from raglane.files import check_new_file, no_formula, write_files
 from raglane.reading import as_path
 from raglane.training.checkpoint import CONFIG
 from raglane.training.folder import RUN_FILES, RUN_FOLDERS
@@ -21,16 +21,17 @@ from raglane.training.stored import finite
 __all__ = ["WRITERS", "check_apart", "check_output", "write_predictions"]
 
 
-def check_output(path: str | os.PathLike[str]) -> None:
+def check_output(path: str | os.PathLike[str], *, escape_formulas: bool = False) -> None:
     """Refuse a file that could not be written, before anything is computed.
 
     Args:
         path: where predictions are to go.
+        escape_formulas: as in :func:`write_predictions`.
 
     Raises:
         ArgumentTypeError: ``path`` is not a path.
-        ArgumentError: an unknown suffix, a folder or something else that is not a file, or a file in a folder that is
-            missing or closed to us.
+        ArgumentError: an unknown suffix, formulas escaped in another file than ``.csv``, a folder or something else
+            that is not a file, or a file in a folder that is missing or closed to us.
         OSError: the file, or its folder, cannot be reached.
         MissingExtraError: Parquet without pyarrow.
 
@@ -42,6 +43,9 @@ def check_output(path: str | os.PathLike[str]) -> None:
         raise ArgumentError(
             message("output", repr(str(path)), f"a name that ends in {', '.join(WRITERS)}", "change the suffix")
         )
+    if escape_formulas and path.suffix.lower() != ".csv":
+        rule = "a .csv file, which spreadsheets read as text"
+        raise ArgumentError(message("escape_formulas", f"it for {quote(str(path))}", rule, "leave it out"))
     check_new_file("output", path)
     if path.suffix.lower() == ".parquet":
         require("pyarrow", "data")
@@ -82,7 +86,11 @@ def _real(path: Path) -> Path:
 
 
 def write_predictions(
-    path: str | os.PathLike[str], predictions: Predictions, beside: Mapping[Path, bytes] | None = None
+    path: str | os.PathLike[str],
+    predictions: Predictions,
+    beside: Mapping[Path, bytes] | None = None,
+    *,
+    escape_formulas: bool = False,
 ) -> None:
     r"""Write a table of predictions whole or not at all.
 
@@ -90,6 +98,8 @@ def write_predictions(
         path: ends in ``.parquet``, ``.csv`` (lists as JSON text) or ``.jsonl``.
         predictions: the table. A number that is not finite becomes null, an empty entry in ``.csv``.
         beside: files that belong to it, by their places: there are all of them, or none.
+        escape_formulas: put an apostrophe before texts of ``.csv`` that a spreadsheet would execute: those that begin
+            with ``=``, ``+``, ``-``, ``@``, a tab or a carriage return.
 
     Raises:
         ArgumentError: as :func:`check_output`.
@@ -103,8 +113,11 @@ def write_predictions(
         ...     path.read_text()
         'id,prediction\n0,a\n'
     """
-    check_output(path)
+    check_output(path, escape_formulas=escape_formulas)
     path = as_path(path)
+    if escape_formulas:
+        columns = {no_formula(name): list(map(no_formula, entries)) for name, entries in predictions.columns.items()}
+        predictions = Predictions(columns)
     write_files({path: WRITERS[path.suffix.lower()](finite(predictions.columns)), **(beside or {})})
 
 
