@@ -87,4 +87,10 @@ FAULTS: dict[str, Fault] = {
         "if isinstance(samples, Samples) and len(samples):",
         "data/test_dataset.py::test_items_taken_out_of_a_batch_are_those_of_the_dataset",
     ),
+    "a-folder-that-a-machine-does-not-see": Fault(
+        "src/raglane/training/ranks/on_ray.py",
+        "        if not sees:",
+        "        if False:",
+        "training/test_ray_machines.py::test_what_a_machine_lacks",
+    ),
 }

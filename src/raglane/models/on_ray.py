@@ -22,7 +22,7 @@ from raglane.errors import ArgumentError, DataError, RaglaneError, argument, mes
 from raglane.files import check_place, put_folder, write_file
 from raglane.models.run import Run
 from raglane.models.tables import TablePredictor
-from raglane.training.ranks.on_ray import connected
+from raglane.training.ranks.on_ray import check_machines, connected
 
 __all__ = ["predict_on_ray"]
 
@@ -79,6 +79,7 @@ def predict_on_ray(run: Run, data: str, output: Path, workers: int | None = None
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
+        check_machines(ray, partial, "output")
         places = [{"place": place} for place in range(len(blocks))]
         strategy = ray.data.ActorPoolStrategy(size=workers or max(1, int(ray.cluster_resources().get("CPU", 1))))
         done = (

@@ -11,10 +11,11 @@ import shutil
 import threading
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from raglane.errors import ArgumentError, RaglaneError, argument, current_flags, flags, message, require
+from raglane.errors import ArgumentError, RaglaneError, argument, current_flags, flags, message, quote, require
 from raglane.training.bookkeeper import Watcher
 from raglane.training.folder import LAST, repair
 from raglane.training.ranks.group import Ranks, lost
@@ -22,7 +23,7 @@ from raglane.training.state import Totals, TrainingState, load_state
 from raglane.training.tasks import TASKS
 from raglane.training.work import TrainingResult, Work, perform
 
-__all__ = ["connected", "launch_on_ray"]
+__all__ = ["check_machines", "connected", "launch_on_ray"]
 
 # How often workers are started again, and seconds between two looks at how far they are.
 _ATTEMPTS, _LOOK = 4, 0.2
@@ -46,6 +47,48 @@ def connected() -> Any:
         except ConnectionError:
             ray.init(**quiet)
     return ray
+
+
+def check_machines(ray: Any, folder: Path, given_as: str) -> None:
+    """Refuse a cluster of which a machine lacks this version of Raglane, or a folder that all machines must share.
+
+    Args:
+        ray: of :func:`connected`.
+        folder: that was made here.
+        given_as: the argument that names its place, for the message.
+
+    Raises:
+        ArgumentError: the message names the machine, and what it lacks.
+    """
+    machines = [machine for machine in ray.nodes() if machine["Alive"]]
+    if len(machines) < 2:
+        return
+    pinned = require("ray.util.scheduling_strategies", "ray").NodeAffinitySchedulingStrategy
+    look = ray.remote(num_cpus=0, max_retries=0)(_look)
+    answers = [
+        look.options(scheduling_strategy=pinned(machine["NodeID"], soft=False)).remote(str(folder.absolute()))
+        for machine in machines
+    ]
+    for machine, answer in zip(machines, answers, strict=True):
+        name = machine["NodeManagerHostname"]
+        try:
+            found, sees = ray.get(answer)
+        except Exception as error:
+            # Also where Raglane cannot be imported, of which Ray tells in many lines.
+            found, sees = f"none that can be imported ({(str(error).strip() or 'no reason').splitlines()[-1]})", True
+        if found != version("raglane"):
+            got, rule = f"the machine {name}, with Raglane {found}", f"Raglane {version('raglane')} on every machine"
+            fix = "install it there, or give Ray a runtime_env that does"
+            raise ArgumentError(message("engine", got, rule, fix))
+        if not sees:
+            got = f"{quote(str(folder.parent))}, which the machine {name} does not see"
+            rule, fix = "a folder on storage that all machines share", f"give another {argument(given_as)}"
+            raise ArgumentError(message(given_as, got, rule, fix))
+
+
+def _look(folder: str) -> tuple[str, bool]:
+    """The version of Raglane of a machine, and whether it sees a folder."""
+    return version("raglane"), os.path.isdir(folder)
 
 
 class _Messages:
@@ -159,6 +202,8 @@ def launch_on_ray(work: Work, watcher: Watcher | None = None) -> TrainingResult:
     messages = ray.remote(num_cpus=0)(_Messages).remote()
     own = folder / _OWN
     try:
+        own.mkdir(exist_ok=True)
+        check_machines(ray, own, "out")
         given = {"messages": messages, "flags": current_flags(), "work": [ray.put(_absolute(work))]}
         with _heard(ray, messages, watcher):
             for _ in range(_ATTEMPTS):
