@@ -119,9 +119,21 @@ FAULTS: dict[str, Fault] = {
     ),
     "frequent-tokens-hidden": Fault(
         "src/raglane/training/unknown.py",
-        "minlength=config.input_size) == 1",
-        "minlength=config.input_size) >= 1",
+        "minlength=size) == 1",
+        "minlength=size) >= 1",
         "training/test_tasks.py::test_rare_tokens_are_read_as_unknown",
+    ),
+    "the-unknown-word-is-rare": Fault(
+        "src/raglane/training/unknown.py",
+        "            words[0] = False\n",
+        "            pass\n",
+        "training/test_feature_models.py::test_nothing_is_rare_where_only_the_unknown_word_comes_once",
+    ),
+    "a-town-per-element": Fault(
+        "src/raglane/training/unknown.py",
+        "columns[place][first] if encoder.per_sequence else columns[place]",
+        "columns[place]",
+        "training/test_feature_models.py::test_the_same_categories_are_rare_in_a_converted_folder",
     ),
     "thresholds-between-equals": Fault(
         f"{_TASKS}multilabel.py",

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 
 import raglane as rl
 from commands import undrawn_pictures  # noqa: F401
-from raglane.data import Feature, Preprocessor, Records
+from raglane.data import Columns, Dataset, Feature, Preprocessor, Records, convert, read
 from raglane.data.records import offsets_of
 from raglane.errors import DataError
 from raglane.ragged import Ragged
@@ -88,20 +90,69 @@ def test_what_follows_from_a_feature_alone_is_learned(tmp_path: Path, tokens: bo
         again.predict(replace(data, features=()))
 
 
+def _towns() -> Records:
+    """Sequences with a town each, one of them missing, and a day per element."""
+    towns = np.array(["Rome", "Rome", "Oslo", None], dtype=object)
+    days = np.array(["mo", "tu", "mo", "we", "tu", "mo"], dtype=object)
+    features = (Feature("town", towns, per_sequence=True), Feature("day", days, per_sequence=False))
+    values = np.ones((6, 1), np.float32)
+    return Records(values, offsets_of([1, 1, 3, 1]), labels=("a", "b", "a", "b"), channels=("x0",), features=features)
+
+
 def test_categories_that_occur_once_are_read_as_unknown() -> None:
-    towns = np.array(["Rome", "Rome", "Oslo"], dtype=object)
-    values = np.ones((3, 1), np.float32)
-    feature = Feature("town", towns, per_sequence=True)
-    data = Records(values, offsets_of([1, 1, 1]), labels=("a", "b", "a"), channels=("x0",), features=(feature,))
-    settings = Settings(unknown_rate=1.0)
+    settings, data = Settings(unknown_rate=1.0), _towns()
     preprocessor = Preprocessor.fit(data, task="classify")
     dataset = preprocessor.apply(data)
-    rare = RareTokens.of(dataset, ModelConfig.of(settings, preprocessor), settings)
+    rare = RareTokens.of(dataset, preprocessor, settings)
     assert rare is not None
-    assert rare.rare[0].tolist() == [False, False, True]
+    # Oslo stands on three elements of its one sequence. The unknown town, which comes once too, is no word.
+    assert [words.tolist() for words in rare.rare] == [[False, False, True], [False, False, False, True]]
     hidden = rare._hidden_columns(dataset.values)
-    assert hidden[:, 1].tolist() == [1, 1, 0]
+    assert hidden[:, 1].tolist() == [1, 1, 0, 0, 0, 0]
+    assert hidden[:, 2].tolist() == [1, 2, 1, 0, 2, 1]
     assert torch.equal(hidden[:, 0], dataset.values[:, 0])
+    assert RareTokens.of(dataset, preprocessor, Settings(unknown_rate=0.0)) is None
+
+
+def test_the_same_categories_are_rare_in_a_converted_folder(tmp_path: Path) -> None:
+    rows = [
+        {"x": [[1.0]] * length, "town": town, "kind": kind}
+        for length, town, kind in ((1, "Rome", "a"), (2, "Rome", "b"), (4, "Oslo", "a"), (1, "Bonn", "b"))
+    ]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    columns = Columns(label="kind", static=("town",), categorical=("town",))
+    convert(tmp_path / "a.parquet", tmp_path / "folder", columns)
+    found = []
+    for data in (read(tmp_path / "a.parquet", columns), Dataset(tmp_path / "folder", columns)):
+        preprocessor = Preprocessor.fit(data, task="classify")
+        rare = RareTokens.of(preprocessor.apply(data), preprocessor, Settings())
+        assert rare is not None
+        vocabulary = preprocessor.features[0].vocabulary or ()
+        found.append({word: bool(hidden) for word, hidden in zip(vocabulary, rare.rare[0], strict=True)})
+    assert found[0] == found[1] == {"<unk>": False, "Rome": False, "Oslo": True, "Bonn": True}
+
+
+@pytest.mark.parametrize("texts", [["ab"], ["ab", "ac"]])
+def test_the_end_of_a_text_is_never_hidden(texts: list[str]) -> None:
+    data = Records(np.array(list("".join(texts)), dtype=object), offsets_of([len(text) for text in texts]))
+    settings = Settings(task="language", unknown_rate=1.0)
+    preprocessor = Preprocessor.fit(data, task="language")
+    rare = RareTokens.of(preprocessor.apply(data), preprocessor, settings)
+    assert rare is not None
+    assert rare.rare[0][:2].tolist() == [False, False]
+    once = {"ab": "ab", "abac": "bc"}["".join(texts)]
+    assert {word for word, hidden in zip(preprocessor.vocabulary or (), rare.rare[0], strict=True) if hidden} == set(
+        once
+    )
+
+
+def test_nothing_is_rare_where_only_the_unknown_word_comes_once() -> None:
+    towns = np.array(["Rome", "Rome", None], dtype=object)
+    feature = Feature("town", towns, per_sequence=True)
+    values = np.ones((3, 1), np.float32)
+    data = Records(values, offsets_of([1, 1, 1]), labels=("a", "b", "a"), channels=("x0",), features=(feature,))
+    preprocessor = Preprocessor.fit(data, task="classify")
+    assert RareTokens.of(preprocessor.apply(data), preprocessor, Settings()) is None
 
 
 def test_a_forecast_keeps_what_a_sequence_has() -> None:

@@ -195,6 +195,7 @@ def run_epochs(
     folder: Path | None,
     device: torch.device,
     model_files: Callable[[], dict[str, bytes]],
+    rare: RareTokens | None = None,
     optimizer_state: dict[str, Any] | None = None,
     carried: tuple[Tensor, ...] = (),
     watcher: Watcher | None = None,
@@ -214,6 +215,7 @@ def run_epochs(
         folder: of the run; best, last and curves.csv are written in it. None writes nothing.
         device: where to train.
         model_files: gives the files of the model as it is now.
+        rare: tokens that are read as unknown while the model learns, or None.
         optimizer_state: of the run that goes on.
         carried: the layer's states after the last chunk of the run that goes on.
         watcher: told of batches and epochs.
@@ -238,7 +240,7 @@ def run_epochs(
     with closing(stops), warnings.catch_warnings():
         stops.listen()
         try:
-            loop = _Loop(book, RareTokens.of(training, model.config, settings), device, optimizer_state)
+            loop = _Loop(book, rare, device, optimizer_state)
             book.started(device)
             for epoch in range(state.epoch, settings.epochs):
                 order.set_epoch(epoch)

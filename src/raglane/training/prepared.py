@@ -22,6 +22,7 @@ from raglane.training.model import ModelConfig, SequenceModel
 from raglane.training.ranks.group import ALONE, Ranks
 from raglane.training.settings import Settings
 from raglane.training.tasks import Task, fit, make_task
+from raglane.training.unknown import RareTokens
 
 __all__ = ["Prepared", "prepare"]
 
@@ -38,6 +39,7 @@ class Prepared:
         validation: the sequences that decide which epoch is best, or None.
         device: where to train.
         files: gives the files of the model as it is.
+        rare: tokens that are read as unknown while the model learns, or None.
     """
 
     model: SequenceModel
@@ -47,6 +49,7 @@ class Prepared:
     validation: SequenceDataset | Dataset | None
     device: torch.device
     files: Callable[[], dict[str, bytes]]
+    rare: RareTokens | None
 
 
 def prepare(
@@ -94,6 +97,8 @@ def prepare(
         targets = _targets_of(training_set)
         task.class_weights = None if targets is None else task.weigh(targets)
     config = ModelConfig.of(settings, preprocessor)
+    # Before sequences are split, whose pieces would count what a sequence has several times.
+    rare = RareTokens.of(training_set, preprocessor, settings)
     if settings.batch_elements is not None and settings.too_long == "split" and not isinstance(training_set, Dataset):
         training_set = training_set.cut(settings.batch_elements)
     order: Batches | Chunks = (
@@ -120,6 +125,7 @@ def prepare(
         validation_set,
         device,
         lambda: model_files(model, preprocessor, columns),
+        rare,
     )
 
 

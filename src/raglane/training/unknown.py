@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from raglane.data.dataset import SequenceDataset
+from raglane.data.preprocess import Preprocessor
 from raglane.data.stored_dataset import Dataset
 from raglane.training.batches import Batch
-from raglane.training.model import ModelConfig
 from raglane.training.settings import Settings
 
 __all__ = ["RareTokens"]
@@ -32,18 +32,16 @@ class RareTokens:
     in_targets: bool
 
     @classmethod
-    def of(cls, training: SequenceDataset | Dataset, config: ModelConfig, settings: Settings) -> RareTokens | None:
+    def of(
+        cls, training: SequenceDataset | Dataset, preprocessor: Preprocessor, settings: Settings
+    ) -> RareTokens | None:
         """Those of the training part; None where there are none, or none is to be hidden."""
-        if config.embedding is None or settings.unknown_rate == 0:
+        if settings.unknown_rate == 0:
             return None
         if isinstance(training, Dataset):
             rare = [_once(counts, words) for counts, words in _counted(training)]
-        elif config.categories:
-            columns = training.values[:, -len(config.categories) :].long().unbind(1)
-            pairs = zip(columns, config.categories, strict=True)
-            rare = [torch.bincount(column, minlength=count) == 1 for column, count in pairs]
         else:
-            rare = [torch.bincount(training.values, minlength=config.input_size) == 1]
+            rare = _once_in(training, preprocessor)
         for words in rare:
             # The unknown token itself.
             words[0] = False
@@ -68,6 +66,22 @@ class RareTokens:
         rare = self.rare[column] = self.rare[column].to(tokens.device)
         drawn = torch.rand(tokens.shape, device=tokens.device) < self.rate
         return tokens.masked_fill(rare[tokens] & drawn, 0)
+
+
+def _once_in(training: SequenceDataset, preprocessor: Preprocessor) -> list[Tensor]:
+    """The same of a dataset in memory; what a sequence has once is counted once, on however many elements it stands."""
+    coded = [encoder for encoder in preprocessor.features if encoder.vocabulary is not None]
+    sizes = [len(encoder.vocabulary or ()) for encoder in coded]
+    columns = [training.values]
+    if training.values.dim() == 2:
+        sizes += [] if preprocessor.vocabulary is None else [len(preprocessor.vocabulary)]
+        columns = list(training.values[:, training.values.shape[1] - len(sizes) :].long().unbind(1))
+    elif preprocessor.vocabulary is not None:
+        sizes = [len(preprocessor.vocabulary)]
+    first = training.offsets[:-1][training.lengths > 0]
+    for place, encoder in enumerate(coded):
+        columns[place] = columns[place][first] if encoder.per_sequence else columns[place]
+    return [torch.bincount(column, minlength=size) == 1 for column, size in zip(columns, sizes, strict=True)]
 
 
 def _once(counts: Mapping[str, int], words: Sequence[str]) -> Tensor:

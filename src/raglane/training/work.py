@@ -151,6 +151,7 @@ def perform(
                 folder=folder,
                 device=prepared.device,
                 model_files=prepared.files,
+                rare=prepared.rare,
                 optimizer_state=start.optimizer,
                 carried=start.carried,
                 watcher=watcher,
