@@ -97,4 +97,28 @@ FAULTS: dict[str, Fault] = {
         "",
         "data/test_stored_mistakes.py::test_a_damaged_folder_is_refused_before_anything_is_cut_out_of_it",
     ),
+    "labels-of-other-types-merge": Fault(
+        "src/raglane/data/shards.py",
+        "if kinds and before and not set(kinds) & set(before):",
+        "if kinds and not before:",
+        "data/test_label_kinds.py::test_labels_of_other_types_are_refused",
+    ),
+    "labels-of-a-table-go-by-their-words": Fault(
+        "src/raglane/data/formats/table.py",
+        "kinds = column_kinds(table.column(chosen.label).type, columns.task)",
+        "kinds = None",
+        "data/test_label_kinds.py::test_labels_of_other_types_are_refused",
+    ),
+    "what-was-converted-forgets-what-labels-were": Fault(
+        "src/raglane/data/shards.py",
+        '"target_names", "features", "label_kinds")',
+        '"target_names", "features")',
+        "data/test_label_kinds.py::test_what_was_converted_keeps_what_its_labels_were",
+    ),
+    "labels-in-memory-are-not-compared": Fault(
+        "src/raglane/data/opening.py",
+        "if found.wants_labels and len(stores) > 1:",
+        "if found.wants_labels and len(stores) > 9:",
+        "data/test_label_kinds.py::test_labels_of_csv_files_are_what_they_look_like",
+    ),
 }
