@@ -121,4 +121,46 @@ FAULTS: dict[str, Fault] = {
         "if found.wants_labels and len(stores) > 9:",
         "data/test_label_kinds.py::test_labels_of_csv_files_are_what_they_look_like",
     ),
+    "lengths-of-another-column": Fault(
+        "src/raglane/data/conversion.py",
+        'state.names["sequence"])).astype(kind)',
+        'state.names.get("label", state.names["sequence"]))).astype(kind)',
+        "data/test_conversion.py::test_lengths_are_those_of_the_sequences_not_of_other_lists",
+    ),
+    "channels-in-the-order-of-the-file": Fault(
+        "src/raglane/data/gathering.py",
+        "[layout.channels.index(name) for name in preprocessor.channels]",
+        "[place for place, name in enumerate(layout.channels) if name in preprocessor.channels]",
+        "data/test_stored_dataset.py::test_channels_are_gathered_in_the_order_of_training",
+    ),
+    "characters-for-bytes": Fault(
+        "src/raglane/data/splitting.py",
+        'list(text.encode().decode("latin-1"))',
+        "list(text)",
+        "data/test_splitting.py",
+    ),
+    "bytes-that-stay-bytes": Fault(
+        "src/raglane/data/splitting.py",
+        '"".join(tokens).encode("latin-1", errors="replace").decode(errors="replace")',
+        '"".join(tokens)',
+        "data/test_splitting.py::test_texts_are_cut_into_what_was_named",
+    ),
+    "bytes-counted-as-characters": Fault(
+        "src/raglane/data/splitting.py",
+        "sum(ord(token) & 0xC0 != 0x80 for token in tokens) + texts",
+        "len(tokens) + texts",
+        "data/test_splitting.py::test_texts_are_cut_into_what_was_named",
+    ),
+    "observations-of-the-sequence-before": Fault(
+        "src/raglane/data/missing.py",
+        "np.concatenate([last[:1], last[:-1]]), starts)",
+        "np.concatenate([last[:1], last[:-1]]), 0)",
+        "data/test_preprocess.py::test_observations_are_cut_where_sequences_begin",
+    ),
+    "an-observation-seen-before-it-is-made": Fault(
+        "src/raglane/data/missing.py",
+        "np.concatenate([last[:1], last[:-1]])",
+        "np.concatenate([last[1:], last[-1:]])",
+        "data/test_preprocess.py::test_observations_are_cut_where_sequences_begin",
+    ),
 }

@@ -111,4 +111,16 @@ FAULTS: dict[str, Fault] = {
         "if longest >= 0 else found",
         _TESTS + "test_settled.py::test_batches_are_those_that_were_recorded",
     ),
+    "the-same-noise-in-every-epoch": Fault(
+        "src/raglane/data/order/arrangement.py",
+        "shares_of(key_of(self._key, _NOISE), rows)",
+        "shares_of(_NOISE, rows)",
+        _TESTS + "test_batches.py::test_noise_is_other_noise_in_every_epoch_and_for_every_seed",
+    ),
+    "noise-with-the-key-of-the-order": Fault(
+        "src/raglane/data/order/arrangement.py",
+        "key_of(self._key, _NOISE)",
+        "key_of(self._key, _WHOLE)",
+        _TESTS + "test_settled.py::test_batches_are_those_that_were_recorded",
+    ),
 }
