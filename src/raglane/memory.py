@@ -9,7 +9,7 @@ from pathlib import Path
 
 from raglane.errors import ArgumentError, message
 
-__all__ = ["FLOAT", "TENSOR", "TRAINED_TENSOR", "available_memory", "check_memory", "mapped_bytes"]
+__all__ = ["FLOAT", "TENSOR", "TRAINED_TENSOR", "available_memory", "check_memory", "is_mapped", "mapped_bytes"]
 
 # The bytes of a weight; and those that PyTorch and Python spend on a tensor of weights whatever its size, in a model
 # and in training, with what is saved: measured on thousands of layers of one unit.
@@ -63,6 +63,29 @@ def mapped_bytes() -> int:
         return int(Path("/proc/self/statm").read_bytes().split()[2]) * mmap.PAGESIZE
     except (OSError, ValueError, IndexError):
         return 0
+
+
+def is_mapped(address: int, size: int) -> bool:
+    """True for memory of a file that this process cannot write to; False where the system does not tell.
+
+    Args:
+        address: of its first byte.
+        size: in bytes. Fewer than a mebibyte are not looked for.
+
+    Example:
+        >>> is_mapped(id(None), 16)
+        False
+    """
+    try:
+        lines = Path("/proc/self/maps").read_bytes().splitlines() if size >= 1 << 20 else []
+    except OSError:
+        return False
+    for line in lines:
+        places, allowed, _, _, inode = line.split()[:5]
+        first, end = (int(place, 16) for place in places.split(b"-"))
+        if first <= address < end:
+            return address + size <= end and inode != b"0" and (b"w" not in allowed or b"p" in allowed)
+    return False
 
 
 def _free() -> float:

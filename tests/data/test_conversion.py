@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from attacks.small_shards import small_steps
-from raglane.data import FORMATS, Columns, Preprocessor, Statistics, convert, read
+from raglane.data import FORMATS, Columns, Dataset, Preprocessor, Statistics, convert, read
 from raglane.data.conversion import Conversion
 from raglane.errors import ArgumentError, DataError
 from raglane.lock import locked
@@ -258,3 +258,21 @@ def test_what_is_half_done_goes_on_only_with_the_same(tmp_path: Path) -> None:
         assert convert(path, tmp_path / "other", on_bad_row="skip").statistics.sequences == 9
         assert convert(other, tmp_path / "out", overwrite=True).statistics.sequences == 2
     assert not (tmp_path / ".out.converting").exists()
+
+
+@pytest.mark.parametrize("label", ["sets", "numbers", "steps"])
+def test_lengths_are_those_of_the_sequences_not_of_other_lists(label: str, tmp_path: Path) -> None:
+    labels = {
+        "sets": [["a"], ["a", "b"], []],
+        "numbers": [[0.5, 1.5]] * 3,
+        "steps": [[[1.0, 2.0]] * 3, [], [[3.0, 4.0]]],
+    }
+    lengths, task = [3, 0, 1], "multilabel" if label == "sets" else "regress"
+    words = [["w"] * length for length in lengths]
+    table = pa.table({"sets": labels["sets"], "y": labels[label], "words": words, "more": [["m"] * n for n in lengths]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    columns = Columns(task=task, sequence="words", label="y", features=("more",))
+    assert Dataset(tmp_path / "a.parquet", columns).lengths.tolist() == lengths
+    done = convert(tmp_path / "a.parquet", tmp_path / "out", columns)
+    assert np.load(done.folder / "lengths.npy").tolist() == lengths
+    assert Dataset(done.folder).lengths.tolist() == lengths

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from looped import looped
-from raglane.data import Preprocessor, Records
+from raglane import Ragged
+from raglane.data import Preprocessor, Records, observations
 from raglane.data.labels import sort_labels
 from raglane.data.missing import fill_missing, refuse_missing
 from raglane.data.records import offsets_of
@@ -283,3 +284,37 @@ def test_a_configuration_that_cannot_be_read() -> None:
         Preprocessor.from_config({**config, "labels": None})
     with pytest.raises(CheckpointError, match="'perhaps'"):
         Preprocessor.from_config({**config, "task": "perhaps"})
+
+
+def _slow_observations(
+    values: np.ndarray[Any, Any], lengths: list[int], gaps: np.ndarray[Any, Any]
+) -> list[list[float]]:
+    """Element by element: what was last seen in the same sequence, and how long ago."""
+    rows, element = [], 0
+    for length in lengths:
+        seen, since = [0.0] * values.shape[1], [0.0] * values.shape[1]
+        for step in range(length):
+            gap = 0.0 if step == 0 else float(gaps[element])
+            since = [time + gap for time in since]
+            known = np.isfinite(values[element])
+            elapsed = list(since)
+            seen = [float(new) if there else old for new, there, old in zip(values[element], known, seen, strict=True)]
+            since = [0.0 if there else time for there, time in zip(known, since, strict=True)]
+            rows.append([*seen, *(0.0 if there else 1.0 for there in known), *elapsed])
+            element += 1
+    return rows
+
+
+def test_observations_are_cut_where_sequences_begin() -> None:
+    chance = np.random.default_rng(11)
+    for lengths in ([3, 0, 1, 4], [1, 1, 1], [0, 5, 0, 0, 2], [0], [7], [1, 6, 1]):
+        values = chance.normal(size=(sum(lengths), 3)).astype(np.float32)
+        values[chance.random(values.shape) < 0.5] = np.nan
+        gaps = chance.random(len(values)) + 0.5
+        batch = Ragged.from_flat(torch.from_numpy(values), lengths=torch.tensor(lengths))
+        for times in (gaps, np.ones(len(values))):
+            given = None if times is not gaps else batch.with_values(torch.from_numpy(gaps))
+            found = observations(batch, given)
+            assert found.lengths.tolist() == lengths
+            wanted = np.array(_slow_observations(values, lengths, times)).reshape(-1, 9)
+            np.testing.assert_allclose(found.values.double().numpy(), wanted, rtol=1e-5, atol=1e-6)

@@ -308,3 +308,29 @@ def test_a_worker_that_dies_is_told_and_loses_nothing(tmp_path: Path) -> None:
         list(loader)
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
     assert len(list(DataLoader(Dataset(tmp_path / "out"), batch_size=8, collate_fn=rl.collate))) == 5
+
+
+@pytest.mark.parametrize("order", [("p", "q", "r"), ("r", "q", "p"), ("q", "r", "p"), ("r", "p"), ("q",)])
+def test_channels_are_gathered_in_the_order_of_training(order: tuple[str, ...], tmp_path: Path) -> None:
+    chance = np.random.default_rng(4)
+    lengths = [2, 0, 1, 5, 3]
+    channels = {
+        name: [chance.normal(place, place + 1, n).tolist() for n in lengths] for place, name in enumerate("pqr")
+    }
+    pq.write_table(pa.table({**channels, "y": list("aabba")}), tmp_path / "a.parquet")
+    trained = Columns(sequence=order[0], label="y", features=order)
+    fitted = Preprocessor.fit(read(tmp_path / "a.parquet", trained), task="classify")
+    columns = Columns(sequence="p", label="y", features=("p", "q", "r"))
+    convert(tmp_path / "a.parquet", tmp_path / "out", columns)
+    rows = [3, 0, 1, 4, 2]
+    wanted = np.concatenate([np.stack([channels[name][row] for name in order], axis=1) for row in rows])
+    if len(order) > 1:
+        wanted = (wanted - np.array(fitted.mean)) / np.array(fitted.std)
+    for source in (tmp_path / "a.parquet", tmp_path / "out"):
+        data = Dataset(source, columns, preprocessor=fitted)
+        if len(order) == 1:
+            # A single column of numbers has a channel without a name.
+            with pytest.raises(DataError, match="channels"):
+                data.take(rows)
+            continue
+        np.testing.assert_allclose(data.take(rows).values.double().numpy(), wanted, rtol=1e-5, atol=1e-6)

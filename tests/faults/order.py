@@ -87,4 +87,40 @@ FAULTS: dict[str, Fault] = {
         "found[last] = np.minimum(lengths, longest)",
         _TESTS + "test_limit.py::test_pieces",
     ),
+    "lengths-in-a-file-are-copied": Fault(
+        "src/raglane/data/order/settled.py",
+        "if is_mapped(lengths.ctypes.data, lengths.nbytes):",
+        "if lengths.nbytes < 0:",
+        _TESTS + "test_settled.py::test_lengths_in_a_file_stay_there_and_give_the_same_batches",
+    ),
+    "a-file-that-is-written-to-is-not-copied": Fault(
+        "src/raglane/memory.py",
+        ' and (b"w" not in allowed or b"p" in allowed)',
+        "",
+        _TESTS + "test_settled.py::test_a_file_that_is_mapped_to_be_written_is_copied",
+    ),
+    "too-long-in-a-later-block": Fault(
+        "src/raglane/data/order/settled.py",
+        "start + np.flatnonzero(block > most)",
+        "np.flatnonzero(block > most)",
+        _TESTS + "test_settled.py::test_lengths_in_blocks_are_as_a_whole",
+    ),
+    "lengths-sorted-in-too-few-bits": Fault(
+        "src/raglane/data/order/arrangement.py",
+        "if longest < 2**16 else found",
+        "if longest >= 0 else found",
+        _TESTS + "test_settled.py::test_batches_are_those_that_were_recorded",
+    ),
+    "the-same-noise-in-every-epoch": Fault(
+        "src/raglane/data/order/arrangement.py",
+        "shares_of(key_of(self._key, _NOISE), rows)",
+        "shares_of(_NOISE, rows)",
+        _TESTS + "test_batches.py::test_noise_is_other_noise_in_every_epoch_and_for_every_seed",
+    ),
+    "noise-with-the-key-of-the-order": Fault(
+        "src/raglane/data/order/arrangement.py",
+        "key_of(self._key, _NOISE)",
+        "key_of(self._key, _WHOLE)",
+        _TESTS + "test_settled.py::test_batches_are_those_that_were_recorded",
+    ),
 }

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from raglane.data.jobs import Job, State, clear, progress_file
 from raglane.data.locations import expand, fingerprint, local, size_of
 from raglane.data.progress import Progress
 from raglane.data.records import LISTS, Columns, Records, Skipped
-from raglane.data.shards import Layout, bounded, bytes_of, write_shard
+from raglane.data.shards import Layout, bounded, bytes_of, check_labels, write_shard
 from raglane.data.skipping import ON_BAD_ROW, SKIPPED, Alike, skipped_lines
 from raglane.data.statistics import Statistics
 from raglane.data.stores import offsets_in, span_in
@@ -201,9 +201,10 @@ class _Writer:
         done, size = 0, max(size_of(location), 1)
         for piece in pieces_of(pick(path, job.format), path, columns, start):
             bad: list[Skipped] | None = [] if job.on_bad_row == "skip" else None
-            read = 0
+            read, kinds = 0, set[str]()
             for records in sift(piece, bad, self._checked, location):
                 read += 1
+                kinds.update(Layout.of(records).label_kinds)
                 for part in bounded(records, shards.SHARD):
                     if self._held_bytes >= 2 * shards.SHARD:
                         self._write(None)
@@ -212,16 +213,24 @@ class _Writer:
             if bad and not read and not start:
                 # Not the rows are bad, but how they are read.
                 raise DataError(bad[0].error)
+            self._note_labels(kinds, "" if start else location)
             start = piece.end
             self._skipped += map(asdict, bad or ())
             if self._held_bytes >= shards.SHARD or (self._is_loose and self._held):
                 self._write((number, *piece.end))
             self._progress.done(min(done / size, 1.0))
 
+    def _note_labels(self, kinds: set[str], begun: str) -> None:
+        """Add what the labels of a piece are; where it begins a file, one of their kinds must have come before."""
+        if (layout := self._state.layout) is not None:
+            if begun:
+                check_labels(tuple(sorted(kinds)), begun, layout.label_kinds, self._job.locations[0])
+            self._state.layout = replace(layout, label_kinds=tuple(sorted({*layout.label_kinds, *kinds})))
+
     def _checked(self, records: Records) -> Records:
         """Records that are like those before."""
         state = self._state
-        alike = Alike(state.layout, state.columns)
+        alike = Alike(state.layout, state.columns, self._job.locations[0])
         try:
             return alike.checked(records)
         finally:

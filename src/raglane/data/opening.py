@@ -15,6 +15,7 @@ from raglane.data.formats.table import choose
 from raglane.data.locations import expand, is_url, local
 from raglane.data.parts import Memory, Store, Tables
 from raglane.data.records import Columns
+from raglane.data.shards import check_labels
 from raglane.data.stores import Groups, Shards
 from raglane.errors import ArgumentError, ArgumentTypeError, DataError, argument, message, quote, require
 
@@ -41,7 +42,8 @@ def stores_of(source: Any, columns: Columns | None, format: str | None) -> tuple
         return [store], asked
     stores: list[Store] = []
     found: Columns | None = None
-    for location in expand(source):
+    locations = expand(source)
+    for location in locations:
         path = Path(location)
         if not is_url(location) and format in (None, "arrow") and is_converted(path):
             shards, task = Shards.of(path)
@@ -55,7 +57,19 @@ def stores_of(source: Any, columns: Columns | None, format: str | None) -> tuple
             continue
         columns = columns or Columns()
         stores.append(_of_file(location, columns, format))
-    return stores, found or columns or Columns()
+    found = found or columns or Columns()
+    if found.wants_labels and len(stores) > 1:
+        _check_labels(stores, locations)
+    return stores, found
+
+
+def _check_labels(stores: Sequence[Store], locations: Sequence[str]) -> None:
+    """Refuse files whose labels are of other kinds than those of the files before."""
+    first, known = "", set[str]()
+    for store, location in zip(stores, locations, strict=True):
+        kinds = store.label_kinds
+        check_labels(kinds, location, tuple(sorted(known)), first)
+        first, known = first or (location if kinds else ""), known | set(kinds)
 
 
 def _names_files(source: Any) -> bool:

@@ -150,6 +150,11 @@ class Store:
         is_short = every.max(initial=0) < 2**31
         return every.astype(np.int32 if is_short else np.int64, copy=False)
 
+    @property
+    def label_kinds(self) -> tuple[str, ...]:
+        """What the labels are, in the words of :func:`~raglane.data.targets.kinds_of`; () where there are none."""
+        return ()
+
     def statistics(self) -> Statistics | None:
         """What was counted before; None where nobody has."""
         return None
@@ -173,6 +178,11 @@ class Memory(Store):
     def sizes(self) -> list[int]:
         """One part."""
         return [len(self.records)]
+
+    @property
+    def label_kinds(self) -> tuple[str, ...]:
+        """As the records have them."""
+        return Layout.of(self.records).label_kinds
 
     def load(self, number: int) -> Part:  # noqa: ARG002
         """The records."""
@@ -201,6 +211,12 @@ class Tables(Store):
     def sizes(self) -> list[int]:
         """Rows of each."""
         return [table.num_rows for _, _, table in self.tables]
+
+    @property
+    def label_kinds(self) -> tuple[str, ...]:
+        """As the type of the column says."""
+        schemas = [table.schema for _, _, table in self.tables[:1]]
+        return self.chosen.label_kinds(schemas[0], self.columns.task) if schemas else ()
 
     def load(self, number: int) -> Part:
         """Records of some rows, taken apart."""

@@ -184,6 +184,8 @@ class Records:
         columns: what the reader was asked for, with the columns that it found: asking for these again reads another
             file in the same way, whatever else that file holds.
         skipped: rows of the source that were left out, where that was asked for.
+        label_kinds: what the labels were in the source, as :func:`~raglane.data.targets.kinds_of` calls it; None where
+            the source has nothing but texts.
 
     Raises:
         ArgumentTypeError: an attribute of the wrong class.
@@ -209,6 +211,7 @@ class Records:
     targets: Targets | None = None
     features: tuple[Feature, ...] = ()
     skipped: tuple[Skipped, ...] = ()
+    label_kinds: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         self._check_kinds()

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,11 @@ import numpy.typing as npt
 
 from raglane.data.formats.ipc import CHANNELS
 from raglane.data.records import Columns, Records, offsets_of
-from raglane.data.targets import TASKS
+from raglane.data.targets import TASKS, kinds_of
 from raglane.errors import DataError, message, quote, quote_all, require
 from raglane.files import whole_file
 
-__all__ = ["SHARD", "Layout", "bounded", "bytes_of", "layout_in", "write_shard"]
+__all__ = ["SHARD", "Layout", "bounded", "bytes_of", "check_labels", "layout_in", "write_shard"]
 
 # Bytes of a shard: large enough that few are open, and small enough to be made in memory.
 SHARD = 1 << 27
@@ -45,6 +45,7 @@ class Layout:
         targets_per_element: whether there is one row of them per element.
         target_names: of the numbers.
         features: beside the values: the name of each, whether there is one per sequence, and whether it is a number.
+        label_kinds: what classes, or the labels of sets, were in the source; () where that is not known.
     """
 
     is_tokens: bool
@@ -56,6 +57,7 @@ class Layout:
     targets_per_element: bool = False
     target_names: tuple[str, ...] = ()
     features: tuple[tuple[str, bool, bool], ...] = ()
+    label_kinds: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, records: Records) -> Layout:
@@ -75,6 +77,7 @@ class Layout:
             targets is not None and targets.per_element,
             () if targets is None else targets.names,
             tuple((feature.name, feature.per_sequence, feature.is_numbers) for feature in records.features),
+            _label_kinds(records),
         )
 
     @property
@@ -95,8 +98,12 @@ class Layout:
             return self.has_tags if wanted.per == "element" else self.has_labels
         return wanted.label is None or self.targets == ("sets" if wanted.label == "set" else "numbers")
 
-    def check(self, records: Records) -> None:
+    def check(self, records: Records, first: str = "") -> None:
         """Refuse records of another layout; sequences without elements are of every kind.
+
+        Args:
+            records: to check. Labels that are nothing but texts in their source are not: these few may not tell.
+            first: the source of those before.
 
         Raises:
             DataError: the records do not fit.
@@ -106,6 +113,8 @@ class Layout:
             found = replace(found, is_tokens=self.is_tokens, channels=self.channels)
         if found == self:
             return
+        if records.label_kinds is not None:
+            check_labels(found.label_kinds, str(records.source), self.label_kinds, first)
         for name, here, before in (
             ("tokens or features", found.kind, self.kind),
             ("ids", found.ids, self.ids),
@@ -129,7 +138,7 @@ class Layout:
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Layout:
         """The object that :meth:`to_config` described."""
-        names = {name: tuple(config.get(name, ())) for name in ("channels", "target_names")}
+        names = {name: tuple(config.get(name, ())) for name in ("channels", "target_names", "label_kinds")}
         return cls(**{**config, **names, "features": tuple(map(tuple, config.get("features", ())))})
 
     def names(self, columns: Columns) -> dict[str, str]:
@@ -155,6 +164,34 @@ class Layout:
         return names
 
 
+def _label_kinds(records: Records) -> tuple[str, ...]:
+    """What the labels of records were in their source: as it has them, or as they are written."""
+    if records.label_kinds is not None:
+        return records.label_kinds
+    if records.targets is None:
+        return kinds_of(records.labels or () if records.tags is None else records.tags.tolist())
+    return () if records.targets.is_numbers else kinds_of(chain.from_iterable(records.targets.values))
+
+
+def check_labels(kinds: tuple[str, ...], source: str, before: tuple[str, ...], first: str) -> None:
+    """Refuse labels none of which is of a kind that those before are of: 1, "1" and 1.0 would be three, or one.
+
+    Args:
+        kinds: of the labels; () where they are not known.
+        source: theirs.
+        before: the kinds before.
+        first: the source of those.
+
+    Raises:
+        DataError: none of the kinds is among those before.
+    """
+    if kinds and before and not set(kinds) & set(before):
+        got = f"labels that are {' and '.join(kinds)}, after {' and '.join(before)}"
+        got += f" in {first}" if first and first != source else ""
+        rule = "the labels of all files are of one kind"
+        raise DataError(message(source, got, rule, "write them alike, or read the files one by one"))
+
+
 def layout_in(description: Mapping[str, Any]) -> Layout:
     """The layout of a folder that was converted.
 
@@ -164,12 +201,7 @@ def layout_in(description: Mapping[str, Any]) -> Layout:
     Raises:
         KeyError, TypeError, ValueError: it is damaged.
     """
-    first = ("is_tokens", "channels", "ids", "has_labels", "has_tags")
-    # What was converted before has none of these.
-    later = ("targets", "targets_per_element", "target_names", "features")
-    return Layout.from_config(
-        {name: description[name] for name in first} | {name: description[name] for name in later if name in description}
-    )
+    return Layout.from_config({field.name: description[field.name] for field in fields(Layout)})
 
 
 def bytes_of(records: Records) -> int:

@@ -44,10 +44,12 @@ class Alike:
     Attributes:
         layout: of the rows; None before the first.
         columns: that the first rows were read with.
+        source: of the first rows.
     """
 
     layout: Layout | None = None
     columns: Columns | None = None
+    source: str = ""
 
     def checked(self, records: Records) -> Records:
         """Records that are like those before; without ids, where those had none.
@@ -63,9 +65,10 @@ class Alike:
             # Sequences without an element do not say of what kind they are.
             before, self.layout = self.layout, Layout.of(records)
             if before is not None:
-                replace(before, is_tokens=self.layout.is_tokens, channels=self.layout.channels).check(records)
+                kept = replace(before, is_tokens=self.layout.is_tokens, channels=self.layout.channels)
+                kept.check(records, self.source)
         records = _alike(records, self.layout)
-        self.layout.check(records)
+        self.layout.check(records, self.source)
         return records
 
 

@@ -72,6 +72,11 @@ class Shards(Store):
         """As the description says."""
         return [shard["sequences"] for shard in self.shards]
 
+    @property
+    def label_kinds(self) -> tuple[str, ...]:
+        """As they were when they were converted."""
+        return self.layout.label_kinds
+
     def load(self, number: int) -> Part:
         """The arrays of a file, without a copy."""
         shard = self.shards[number]
@@ -273,6 +278,12 @@ class Groups(Store):
         """As the end of the file says."""
         metadata = self._open()[0].metadata
         return [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+
+    @property
+    def label_kinds(self) -> tuple[str, ...]:
+        """As the type of the column says."""
+        file, chosen = self._open()
+        return chosen.label_kinds(file.schema_arrow, self.columns.task)
 
     def load(self, number: int) -> Part:
         """The records of a row group, taken apart."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +13,9 @@ import numpy.typing as npt
 from raglane.checks import check_choice, check_flag, check_kind
 from raglane.errors import DataError, message
 
-__all__ = ["TASKS", "Targets", "Wanted", "check_task"]
+__all__ = ["TASKS", "Targets", "Wanted", "check_task", "kinds_of"]
+
+_NUMBER = re.compile(r"[+-]?(\d+|(\d+\.\d*|\.?\d+)([eE][+-]?\d+)?)")
 
 
 @dataclass(frozen=True)
@@ -94,3 +98,24 @@ class Targets:
             elements: the flat indices of their elements.
         """
         return replace(self, values=self.values[elements if self.per_element else rows])
+
+
+def kinds_of(labels: Iterable[str]) -> tuple[str, ...]:
+    """What labels are that are nothing but texts in their source, by how they are written; in order, each once.
+
+    Args:
+        labels: any number, any of them several times.
+
+    Example:
+        >>> kinds_of(["2", "1.0", "2"]), kinds_of(["true", "1.0a"]), kinds_of([])
+        (('fractions', 'whole numbers'), ('texts', 'truth values'), ())
+    """
+    return tuple(sorted(set(map(_kind_of, set(labels)))))
+
+
+def _kind_of(label: str) -> str:
+    if label.lower() in ("true", "false"):
+        # Which are other labels.
+        return "truth values" if label.islower() else "truth values with a capital"
+    found = _NUMBER.fullmatch(label)
+    return "texts" if found is None else "fractions" if found[2] else "whole numbers"

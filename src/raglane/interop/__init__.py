@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from raglane.arrays import as_tensor
 from raglane.interop.arrow import from_arrow, to_arrow
-from raglane.interop.numbers import read_integers, read_lengths, read_values
+from raglane.interop.numbers import given_lengths, read_integers, read_lengths, read_values
 from raglane.interop.sequences import from_list, from_nested, to_nested
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "from_arrow",
     "from_list",
     "from_nested",
+    "given_lengths",
     "read_integers",
     "read_lengths",
     "read_values",

@@ -13,7 +13,7 @@ from raglane.errors import ArgumentTypeError, RaglaneError, ShapeError, message
 from raglane.segments.checks import check_lengths
 from raglane.tracing import index_arithmetic
 
-__all__ = ["read_integers", "read_lengths", "read_values"]
+__all__ = ["given_lengths", "read_integers", "read_lengths", "read_values"]
 
 
 def read_values(data: Any, name: str) -> Tensor:
@@ -63,6 +63,11 @@ def read_integers(data: Any, name: str) -> Tensor:
         >>> read_integers([3, 1], "lengths")
         tensor([3, 1])
     """
+    return _given_integers(data, name).to(torch.int64)
+
+
+def _given_integers(data: Any, name: str) -> Tensor:
+    """Integers in one dimension, in the dtype in which they are given, so that they need not be copied."""
     try:
         # Numbers that the caller wrote down stay on the host, whatever torch's default device is.
         tensor = as_tensor(data, "cpu")
@@ -84,7 +89,29 @@ def read_integers(data: Any, name: str) -> Tensor:
         return tensor.new_empty(0, dtype=torch.int64)
     if tensor.dtype is torch.bool or tensor.is_floating_point() or tensor.is_complex():
         raise ArgumentTypeError(message(name, f"{tensor.dtype}", "integers", "convert with .to(torch.int64)"))
-    return tensor.detach().resolve_neg().to(torch.int64)
+    # NumPy adds 64 bits up without a sign to floats.
+    return tensor.detach().resolve_neg().to(torch.int64 if tensor.dtype is torch.uint64 else tensor.dtype)
+
+
+@index_arithmetic
+def given_lengths(data: Any) -> Tensor:
+    """Lengths as a caller gives them, on the CPU, in the dtype and memory that they have; no number is looked at.
+
+    Returns:
+        ``(B,)`` of an integer dtype, not uint64.
+
+    Raises:
+        ArgumentTypeError: not an array of integers.
+        ShapeError: not one-dimensional.
+
+    Example:
+        >>> given_lengths(torch.tensor([3, 1], dtype=torch.int16))
+        tensor([3, 1], dtype=torch.int16)
+    """
+    given = _given_integers(data, "lengths")
+    if given.is_meta:
+        raise ArgumentTypeError(message("lengths", "a tensor without data, on meta", "integers", "pass real ones"))
+    return given.cpu()
 
 
 @index_arithmetic
@@ -103,9 +130,6 @@ def read_lengths(data: Any) -> Tensor:
         >>> read_lengths(torch.tensor([3, 1], dtype=torch.int16))
         tensor([3, 1])
     """
-    given = read_integers(data, "lengths")
-    if given.is_meta:
-        raise ArgumentTypeError(message("lengths", "a tensor without data, on meta", "integers", "pass real ones"))
-    lengths = given.cpu()
+    lengths = given_lengths(data).to(torch.int64)
     check_lengths(lengths)
     return lengths

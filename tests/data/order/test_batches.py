@@ -230,6 +230,19 @@ def test_orders_are_what_they_say() -> None:
         assert not np.array_equal(rows, np.arange(3000))
 
 
+def test_noise_is_other_noise_in_every_epoch_and_for_every_seed() -> None:
+    lengths = np.random.default_rng(2).integers(20, 60, 240)
+    # One pool, so that nothing but noise gives a sequence other company.
+    order = Order.windows(240, noise=0.4)
+    met = []
+    for seed, epoch in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        batches = Batches(lengths, Limit(sequences=8), order, seed=seed)
+        batches.set_epoch(epoch)
+        met.append({(one, other) for batch in batches for one in batch for other in batch if one < other})
+    for place, pairs in enumerate(met):
+        assert all(len(pairs & others) < 0.5 * len(pairs) for others in met[:place])
+
+
 def test_a_plain_loop_gets_other_batches_in_every_epoch() -> None:
     plain, told = (Batches(list(range(30)), Limit(sequences=4), seed=2) for _ in range(2))
     epochs = [list(plain) for _ in range(3)]

@@ -246,7 +246,7 @@ def whole_rows(path: Path, entries: dict[str, npt.NDArray[np.object_]], columns:
             raise data_error(path, got, "each row has a label", "fill it, or remove the row")
     records = records_of(path, rows.select(chosen.names), chosen, columns, first=first)
     each = f"each row is a sequence, the text of {quote(chosen.sequence)}"
-    return replace(records, notes=(each, *records.notes))
+    return replace(records, notes=(each, *records.notes), label_kinds=None)
 
 
 def entries_of(path: Path) -> tuple[dict[str, npt.NDArray[np.object_]], tuple[str, ...]]:

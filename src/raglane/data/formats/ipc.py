@@ -80,10 +80,10 @@ def described(path: Path) -> dict[str, Any]:
     return description
 
 
-def _files(path: Path, columns: Columns) -> tuple[list[tuple[Path, str | None]], Columns]:
-    """The Arrow files of a path with their checksums, and the columns: of a converted folder both are known."""
+def _files(path: Path, columns: Columns) -> tuple[list[tuple[Path, str | None]], Columns, Mapping[str, Any]]:
+    """The Arrow files of a path with their checksums, the columns, and the description of a converted folder."""
     if not path.is_dir():
-        return [(path, None)], columns
+        return [(path, None)], columns, {}
     description = described(path)
     columns = with_names(columns, description["columns"])
     features = description.get("features", [])
@@ -94,7 +94,7 @@ def _files(path: Path, columns: Columns) -> tuple[list[tuple[Path, str | None]],
     }
     categorical = tuple(name for name, _, is_numbers in features if not is_numbers) or None
     columns = replace(columns, sequence=description["columns"]["sequence"], categorical=categorical, **beside)
-    return [(path / shard["file"], shard["checksums"]) for shard in description["shards"]], columns
+    return [(path / shard["file"], shard["checksums"]) for shard in description["shards"]], columns, description
 
 
 def with_names(columns: Columns, names: Mapping[str, Any]) -> Columns:
@@ -186,17 +186,27 @@ def read(path: Path, columns: Columns) -> Records:
         MissingExtraError: pyarrow is not installed.
     """
     arrow = require("pyarrow", "data")
-    files, columns = _files(path, columns)
+    files, columns, description = _files(path, columns)
     tables = [_verified(shard, expected) for shard, expected in files]
     with readable(path, "Arrow"):
         table = arrow.concat_tables(tables)
         chosen = choose(path, table.schema, columns)
         table.validate(full=True)
-        return named(records_of(path, table.select(chosen.names), chosen, columns), table, chosen)
+        return named(records_of(path, table.select(chosen.names), chosen, columns), table, chosen, description)
 
 
-def named(records: Records, table: Any, chosen: Chosen) -> Records:
-    """Records with the channels called as the table's column of sequences says."""
+def named(records: Records, table: Any, chosen: Chosen, description: Mapping[str, Any] | None = None) -> Records:
+    """Records with the channels called as the table's column of sequences says, and labels that are what they were.
+
+    Args:
+        records: of the table.
+        table: a ``pyarrow.Table``.
+        chosen: its columns.
+        description: of the folder that was converted and has the table; else None, or empty.
+    """
+    if description:
+        kinds = description.get("label_kinds")
+        records = replace(records, label_kinds=None if kinds is None else tuple(kinds))
     metadata = table.schema.field(chosen.sequence).metadata or {}
     if CHANNELS not in metadata or records.is_tokens:
         return records
@@ -207,7 +217,7 @@ def named(records: Records, table: Any, chosen: Chosen) -> Records:
 def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
     """The same piece by piece; a piece begins at a row."""
     first = 0
-    files, columns = _files(path, columns)
+    files, columns, description = _files(path, columns)
     for shard, expected in files:
         table = _verified(shard, expected)
         chosen = choose(shard, table.schema, columns)
@@ -215,11 +225,19 @@ def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
             if not start or first + row >= start[0]:
                 with readable(shard, "Arrow"):
                     part.validate(full=True)
-                yield table_piece(shard, part, chosen, columns, row, first + row + part.num_rows)
+                yield table_piece(shard, part, chosen, columns, row, first + row + part.num_rows, description)
         first += table.num_rows
 
 
-def table_piece(path: Path, table: Any, chosen: Chosen, columns: Columns, row: int, end: int) -> Piece:
+def table_piece(
+    path: Path,
+    table: Any,
+    chosen: Chosen,
+    columns: Columns,
+    row: int,
+    end: int,
+    description: Mapping[str, Any] | None = None,
+) -> Piece:
     """A piece of a table.
 
     Args:
@@ -229,12 +247,13 @@ def table_piece(path: Path, table: Any, chosen: Chosen, columns: Columns, row: i
         columns: for the task.
         row: the number of its first row in the file.
         end: where the next piece begins.
+        description: as :func:`named` takes it.
     """
 
     def records(first: int, last: int) -> Records:
         part = table.select(chosen.names).slice(first, last - first)
         with readable(path, "column"):
-            found = named(records_of(path, part, chosen, columns, first=row + first), table, chosen)
+            found = named(records_of(path, part, chosen, columns, first=row + first), table, chosen, description)
         # Asked for again, so that the rows that follow, of this file and of others, are read in the same way.
         return replace(found, columns=replace(found.columns, id=chosen.id))
 

@@ -14,13 +14,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from raglane.data.formats.arrow import Reader, explode, is_label, is_label_list, is_list, is_number, is_text, words_of
+from raglane.data.formats.arrow import (
+    Reader,
+    arrow_types,
+    explode,
+    is_label,
+    is_label_list,
+    is_list,
+    is_number,
+    is_text,
+    words_of,
+)
 from raglane.data.formats.base import columns_argument
 from raglane.data.records import offsets_of, place_of
 from raglane.data.targets import TASKS, Targets
 from raglane.errors import count_of, quote
 
-__all__ = ["label_kind", "labels_in", "names_of", "read_labels"]
+__all__ = ["column_kinds", "label_kind", "labels_in", "names_of", "read_labels"]
 
 _Found = tuple[tuple[str, ...] | None, npt.NDArray[np.object_] | None, Targets | None]
 
@@ -58,6 +68,20 @@ def label_kind(task: str) -> tuple[Callable[[Any], bool], str]:
     if TASKS[task].per == "element":
         return is_label_list, "column of lists of strings, integers or booleans, one per element"
     return is_label, "column of strings, integers or booleans"
+
+
+def column_kinds(kind: Any, task: str) -> tuple[str, ...]:
+    """What the labels of a column are, by its type, in the words of :func:`~raglane.data.targets.kinds_of`.
+
+    Args:
+        kind: of the column: labels, or lists of them.
+        task: a key of ``TASKS``; numbers to learn are no labels.
+    """
+    while is_list(kind):
+        kind = kind.value_type
+    if not is_label(kind) or TASKS[task].label == "numbers":
+        return ()
+    return ("texts",) if is_text(kind) else ("truth values",) if arrow_types().is_boolean(kind) else ("whole numbers",)
 
 
 def _is_numbers(kind: Any, depth: int = 2) -> bool:

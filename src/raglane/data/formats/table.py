@@ -42,7 +42,7 @@ from raglane.data.formats.base import (
     takes_tokens,
 )
 from raglane.data.formats.features import beside, with_features
-from raglane.data.formats.labels import label_kind, read_labels
+from raglane.data.formats.labels import column_kinds, label_kind, read_labels
 from raglane.data.formats.sequences import is_whole, sequences_of
 from raglane.data.records import Columns, Records
 from raglane.errors import quote
@@ -66,6 +66,10 @@ class Chosen:
         """Each column once, in no special order."""
         every = (self.sequence, self.label, self.id, *self.features, *self.static)
         return list({name: None for name in every if name is not None})
+
+    def label_kinds(self, schema: Any, task: str) -> tuple[str, ...]:
+        """What the labels of a table with this ``pyarrow.Schema`` are; () where none are read."""
+        return () if self.label is None else column_kinds(schema.field(self.label).type, task)
 
 
 def choose(path: Path, schema: Any, columns: Columns) -> Chosen:
@@ -161,8 +165,9 @@ def records_of(
     reader = Reader(path, ids, lines, first)
     values, offsets = sequences_of(reader, table.column(chosen.sequence), chosen.sequence, columns)
     split = (columns.split or "words") if is_text(table.column(chosen.sequence).type) else None
-    labels, tags, targets = None, None, None
+    labels, tags, targets, kinds = None, None, None, None
     if chosen.label is not None:
+        kinds = column_kinds(table.column(chosen.label).type, columns.task)
         labels, tags, targets = read_labels(reader, table.column(chosen.label), chosen.label, offsets, columns.task)
     width = values.shape[1] if values.ndim == 2 else 0
     channels = tuple(f"x{channel}" for channel in range(width))
@@ -171,7 +176,10 @@ def records_of(
         values, channels, features = with_features(reader, table, chosen, columns, values, offsets)
     # A guessed id column is not asked for again: another file may do without ids.
     found = replace(columns, sequence=chosen.sequence, label=chosen.label or columns.label, split=split)
-    return Records(values, offsets, ids, labels, tags, channels, path, chosen.notes, found, targets, features)
+    notes = chosen.notes
+    return Records(
+        values, offsets, ids, labels, tags, channels, path, notes, found, targets, features, label_kinds=kinds
+    )
 
 
 def _ids(reader: Reader, column: Any, name: str) -> tuple[str | int, ...]:

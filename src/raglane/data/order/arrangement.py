@@ -124,7 +124,7 @@ class Arrangement:
 
 
 def falling(lengths: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
-    """Numbers that ascend as lengths fall, of the same dtype: NumPy sorts 16 bits by their digits, which is fast.
+    """Numbers that ascend as lengths fall, in 16 bits where these do: NumPy sorts them by their digits, which is fast.
 
     Args:
         lengths: ``(M,)``.
@@ -133,8 +133,9 @@ def falling(lengths: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
         >>> falling(np.array([3, 1, 2], np.uint16)).tolist()
         [0, 2, 1]
     """
-    found: npt.NDArray[np.integer] = lengths.max(initial=0) - lengths
-    return found
+    longest = lengths.max(initial=0)
+    found: npt.NDArray[np.integer] = longest - lengths
+    return found.astype(np.uint16, copy=False) if longest < 2**16 else found
 
 
 def _reordered(rows: _Integers, bounds: _Integers, batches: _Integers) -> tuple[_Integers, _Integers]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -13,15 +14,15 @@ import numpy.typing as npt
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from raglane import interop
 from raglane.checks import check_flag, check_kind
 from raglane.data.epochs import Epochs, check_least
 from raglane.data.order.arrangement import Arrangement, falling
-from raglane.data.order.limit import TOO_LONG, Limit, pieces_of
+from raglane.data.order.limit import TOO_LONG, Limit
 from raglane.data.order.order import KINDS, Order
 from raglane.data.order.permutation import key_of
+from raglane.data.order.settled import settle
 from raglane.data.order.shares import owners_of
-from raglane.errors import ArgumentError, argument, message
+from raglane.errors import ArgumentError, message
 
 __all__ = ["Batches"]
 
@@ -83,7 +84,8 @@ class Batches(Epochs[list[int]], Sampler[list[int]]):
     another (Lightning calls it).
 
     Args:
-        lengths: ``(B,)`` integers, each at least 0: list, NumPy array or tensor.
+        lengths: ``(B,)`` integers, each at least 0: list, NumPy array or tensor. They are copied, unless they lie in a
+            file that is mapped.
         limit: how large a batch is.
         order: in which order sequences come.
         seed: 0 or above.
@@ -132,13 +134,9 @@ class Batches(Epochs[list[int]], Sampler[list[int]]):
         self.limit, self.order, self.seed = limit, order, seed
         self.ranks, self.rank = ranks, rank
         self.largest_first = check_flag("largest_first", largest_first)
-        known, self._dropped, self.too_long = _settle(interop.read_lengths(lengths).numpy(), limit)
-        # A copy, in as few bytes as do: millions of lengths are looked up at random.
-        dtype = np.uint16 if known.max(initial=0) < 2**16 else np.int64
-        self._lengths: npt.NDArray[np.integer] = known.astype(dtype)
-        self._elements = int(known.sum()) - int(known[self._dropped].sum())
-        self._usual = limit.usual(self._elements / max(len(known) - len(self._dropped), 1))
-        self._largest = self._draw_largest() if self.largest_first else _NONE
+        self._settled = settled = settle(lengths, limit)
+        self._lengths, self._dropped, self.too_long = settled.lengths, settled.dropped, settled.too_long
+        self._usual = limit.usual(settled.elements / max(len(settled.lengths) - len(settled.dropped), 1))
         self._known: _Known | None = None
 
     def __len__(self) -> int:
@@ -195,7 +193,7 @@ class Batches(Epochs[list[int]], Sampler[list[int]]):
         return self._known
 
     def _begin(self, epoch: int) -> _Known:
-        largest = self._largest if epoch == 0 else _NONE
+        largest = self._largest if self.largest_first and epoch == 0 else _NONE
         arrangement = Arrangement(
             self._lengths,
             self.limit,
@@ -254,7 +252,7 @@ class Batches(Epochs[list[int]], Sampler[list[int]]):
         limit, order = self.limit, self.order
         return {
             "sequences": len(self._lengths),
-            "elements": self._elements,
+            "elements": self._settled.elements,
             "batch_sequences": limit.sequences or 0,
             "batch_elements": limit.elements or 0,
             "batch_padded": limit.padded or 0,
@@ -268,7 +266,8 @@ class Batches(Epochs[list[int]], Sampler[list[int]]):
             "largest_first": int(self.largest_first),
         }
 
-    def _draw_largest(self) -> _Integers:
+    @cached_property
+    def _largest(self) -> _Integers:
         """The rows of the largest batch, ascending: from the longest on, and then what still fits."""
         limit = self.limit
         # Those that are dropped are the longest.
@@ -283,19 +282,3 @@ class Batches(Epochs[list[int]], Sampler[list[int]]):
                 break
             chosen.append(place)
         return np.sort(in_turn[chosen])
-
-
-def _settle(lengths: _Integers, limit: Limit) -> tuple[_Integers, _Integers, int]:
-    """The lengths of what there is to come, which of them are left out, and how many were longer than a batch."""
-    longest = limit.longest
-    over = _NONE if longest is None else np.flatnonzero(lengths > longest)
-    if len(over) == 0 or longest is None or limit.too_long == "alone":
-        return lengths, _NONE, len(over)
-    if limit.too_long == "refuse":
-        place = int(over[0])
-        got = f"{int(lengths[place]):,} at index {place}" + f", one of {len(over):,} such" * (len(over) > 1)
-        fix = f"raise the limit, or choose what becomes of it: {argument('too_long', 'split')}, drop or alone"
-        raise ArgumentError(message("lengths", got, f"no sequence longer than a batch, {limit}", fix))
-    if limit.too_long == "split":
-        return pieces_of(lengths, longest)[1], _NONE, len(over)
-    return lengths, over, len(over)

@@ -1,0 +1,124 @@
+"""Lengths as batches need them: the same batches as ever, without a copy of lengths that lie in a file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from looped import looped
+from raglane.data import Batches, Limit, Order
+from raglane.data.order import settled
+from raglane.data.order.limit import TOO_LONG
+from raglane.data.order.settled import settle
+from raglane.errors import ArgumentError
+
+_PLACES = np.arange(4000) * 7919 % 61
+
+
+# Digests of batches, written down when every process still made a copy of all lengths.
+@looped(
+    ("lengths", "limit", "order", "ranks", "digest"),
+    [
+        (_PLACES, Limit(sequences=32), Order.random(), 2, "040661fb5ce7214d"),
+        (_PLACES * 3000, Limit(sequences=32), Order.grouped(5, noise=0.2), 1, "c40d6cff23408b8b"),
+        (_PLACES, Limit(sequences=32), Order.windows(700), 2, "7e528c7a7b03b90d"),
+        (_PLACES, Limit(elements=600, too_long="split"), Order.grouped(5), 2, "a99aaed1c476d835"),
+        (_PLACES, Limit(elements=50, too_long="split"), Order.sorted(), 1, "a25e33710179c3a2"),
+        (_PLACES, Limit(elements=50, too_long="drop"), Order.random(), 1, "29de59cc58d2475b"),
+        (_PLACES * 3000, Limit(sequences=9, elements=90_000, too_long="drop"), Order.grouped(5), 1, "1737b41bc411409c"),
+        (_PLACES * 3000, Limit(padded=150_000, too_long="alone"), Order.sorted(), 1, "b9f0c4ee3a31c966"),
+        (_PLACES, Limit(padded=700), Order.grouped(5, noise=0.2), 1, "a03daa59793e8fb6"),
+    ],
+)
+def test_batches_are_those_that_were_recorded(
+    lengths: np.ndarray[Any, Any], limit: Limit, order: Order, ranks: int, digest: str
+) -> None:
+    found = hashlib.sha256()
+    for rank in range(ranks):
+        batches = Batches(lengths, limit, order, seed=7, largest_first=True, ranks=ranks, rank=rank)
+        found.update(json.dumps([list(batches), list(batches), batches.state_dict()]).encode())
+    assert found.hexdigest()[:16] == digest
+
+
+def _mapped(folder: Path, lengths: np.ndarray[Any, Any], mode: Any) -> np.ndarray[Any, Any]:
+    np.save(folder / "lengths.npy", lengths)
+    mapped: np.ndarray[Any, Any] = np.load(folder / "lengths.npy", mmap_mode=mode)
+    return mapped
+
+
+@pytest.mark.parametrize("mode", ["r", "c"])
+def test_lengths_in_a_file_stay_there_and_give_the_same_batches(tmp_path: Path, mode: str) -> None:
+    lengths = np.random.default_rng(0).integers(0, 70, 2_000_000, dtype=np.int32)
+    lengths[-5:] = 90_000
+    mapped = _mapped(tmp_path, lengths, mode)
+    # As a Dataset has them.
+    known = torch.from_numpy(np.asarray(mapped)) if mode == "c" else mapped
+    for limit in (Limit(sequences=64), Limit(elements=4000, too_long="drop"), Limit(padded=4000, too_long="alone")):
+        tracemalloc.start()
+        batches = Batches(known, limit, Order.grouped(3), seed=2)
+        iterator = iter(batches)
+        first = [next(iterator) for _ in range(5)]
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert most < lengths.nbytes / 2
+        wanted = Batches(lengths, limit, Order.grouped(3), seed=2)
+        iterator = iter(wanted)
+        assert first == [next(iterator) for _ in range(5)]
+        assert batches.state_dict() == wanted.state_dict()
+
+
+def test_a_file_that_is_mapped_to_be_written_is_copied(tmp_path: Path) -> None:
+    mapped = _mapped(tmp_path, np.arange(400_000, dtype=np.int32), "r+")
+    batches = Batches(mapped, Limit(sequences=4), Order.sorted())
+    mapped[:] = 1
+    assert next(iter(batches)) == [399_999, 399_998, 399_997, 399_996]
+
+
+def test_lengths_in_blocks_are_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settled, "_BLOCK", 4)
+    chance = np.random.default_rng(0)
+    kinds = (np.uint8, np.int8, np.uint16, np.int32, np.int64, np.uint64)
+    for case in range(120):
+        dtype, too_long = kinds[case % len(kinds)], TOO_LONG[1 + case % 3]
+        lengths = chance.integers(0, 41, case % 30).tolist()
+        most = int(chance.integers(1, 30))
+        found = settle(np.array(lengths, dtype), Limit(elements=most, too_long=too_long))
+        fitting = [length for length in lengths if length <= most]
+        over = [row for row, length in enumerate(lengths) if length > most]
+        assert found.too_long == len(over)
+        assert found.dropped.tolist() == (over if too_long == "drop" else [])
+        if too_long == "drop":
+            assert (found.elements, found.longest) == (sum(fitting), max(fitting, default=0))
+        else:
+            assert found.elements == sum(lengths) == found.lengths.sum()
+            assert found.longest == found.lengths.max(initial=0)
+        if too_long == "split" and over:
+            assert found.longest == most
+            assert found.lengths.tolist() == [
+                min(most, length - start) for length in lengths for start in range(0, max(length, 1), most)
+            ]
+        else:
+            assert found.lengths.tolist() == lengths
+
+
+@looped(
+    ("lengths", "limit", "words"),
+    [
+        ([3] * 9 + [-2], Limit(sequences=2), "lengths: got -2 at index 9"),
+        ([3] * 9 + [7, 8], Limit(elements=5), "lengths: got 7 at index 9, one of 2 such"),
+        ([2**62, 2**62], Limit(sequences=2), "a sum beyond 64-bit integers"),
+        (np.array([1, 2**63], np.uint64), Limit(sequences=2), "lengths: got -9223372036854775808 at index 1"),
+    ],
+)
+def test_what_is_wrong_is_found_in_any_block(lengths: Any, limit: Limit, words: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(settled, "_BLOCK", 4)
+        with pytest.raises(ArgumentError, match=words):
+            Batches(lengths, limit)
