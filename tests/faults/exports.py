@@ -13,6 +13,30 @@ FAULTS: dict[str, Fault] = {
         "is_empty = (table.lengths < 0).view(1, -1, 1)",
         "export/test_onnx.py::test_a_model_is_the_same_in_the_runtime",
     ),
+    "a-batch-of-no-rows-for-the-runtime": Fault(
+        "src/raglane/export/operators.py",
+        "torch.ones_like(table.lengths).sum().clamp(min=1).item()",
+        "torch.ones_like(table.lengths).sum().item()",
+        "export/test_onnx.py::test_no_lengths_end_the_runtime",
+    ),
+    "offsets-on-trust": Fault(
+        "src/raglane/export/signature.py",
+        "held = values, offsets_within(second, values.shape[0])",
+        "held = values, second",
+        "export/test_onnx.py::test_no_lengths_end_the_runtime",
+    ),
+    "offsets-that-fall": Fault(
+        "src/raglane/export/decompositions.py",
+        "held.diff().clamp(min=0)",
+        "held.diff()",
+        "export/test_onnx.py::test_no_lengths_end_the_runtime",
+    ),
+    "lengths-below-0-for-the-runtime": Fault(
+        "src/raglane/export/decompositions.py",
+        "lengths.to(torch.int64).clamp(0, padded.shape[1])",
+        "lengths.to(torch.int64).clamp(max=padded.shape[1])",
+        "export/test_onnx.py::test_no_lengths_end_the_runtime",
+    ),
     "a-file-that-differs-is-written": Fault(
         "src/raglane/export/verify.py",
         "if not share <= limit:",
