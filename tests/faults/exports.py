@@ -37,6 +37,30 @@ FAULTS: dict[str, Fault] = {
         "lengths.to(torch.int64).clamp(max=padded.shape[1])",
         "export/test_onnx.py::test_no_lengths_end_the_runtime",
     ),
+    "a-forecast-in-c-of-the-change-alone": Fault(
+        "examples/c/predict.c",
+        "*to = last[b * given.width + j] + *to;",
+        "*to = 0 * last[b * given.width + j] + *to;",
+        "export/test_c.py::test_a_program_in_c_tells_what_python_predicts[forecast]",
+    ),
+    "what-c-does-not-have-is-left-out": Fault(
+        "examples/c/predict.c",
+        "if (strtod(text, &end) != 0 ||",
+        "if (strtod(text, &end) < 0 ||",
+        "export/test_c.py::test_what_the_program_does_not_have_is_refused_by_name",
+    ),
+    "a-shape-in-c-on-trust": Fault(
+        "examples/c/tensors.h",
+        "if (!fits || *json_space(shape) != ']')",
+        "if ((!fits && rows < 0) || *json_space(shape) != ']')",
+        "export/test_c.py::test_spoilt_files_never_end_the_program_but_by_a_line",
+    ),
+    "a-place-in-c-on-trust": Fault(
+        "examples/c/tensors.h",
+        "end > all->data_size || end - begin",
+        "end - begin",
+        "export/test_c.py::test_spoilt_files_never_end_the_program_but_by_a_line",
+    ),
     "a-file-that-differs-is-written": Fault(
         "src/raglane/export/verify.py",
         "if not share <= limit:",
