@@ -4,13 +4,11 @@
  *
  * MODEL is the folder that `raglane train` calls best/, or that Run.save wrote. Each line of the input is a sequence:
  * places of tokens in the vocabulary, or the channels of each element, one element after the other, as the network
- * reads them (scaled). It prints the numbers that the head gives, one line per sequence or element, as %.9g: the bits
- * that Python has.
- *
- * It knows LSTM, GRU, RNN and the element-wise cells, any layers and directions, and the poolings summary, last, first,
- * mean and max. Everything is float32. */
+ * reads them (scaled). It prints what the network tells, as %.9g, with the bits that Python has: a line per sequence or
+ * element. README.md says what the numbers are in each task, and which models are refused. */
 #include "tensors.h"
 
+#include <float.h>
 #include <raglane.h>
 
 typedef struct batch {
@@ -20,47 +18,36 @@ typedef struct batch {
   int64_t width;
 } batch;
 
-static void* allocate(int64_t count, size_t size) {
-  void* memory = calloc(count > 0 ? (size_t)count : 1, size);
-  if (!memory) fail("is full", "memory");
-  return memory;
-}
+typedef struct matrix {
+  const float *weight, *bias; /* (rows, columns), (rows) or null */
+  int64_t rows, columns;
+} matrix;
+
+typedef struct weights {
+  const float *input, *recurrent, *input_bias, *hidden_bias, *skip;
+} weights;
+
+typedef struct model {
+  char pooling[32];
+  int is_forecast, is_change, has_thresholds, per_element, directions;
+  int64_t width, hidden, layers, cell;
+  raglane_cell_facts facts;
+  matrix embedding, head; /* the first without weights where elements are numbers */
+  weights* weights;       /* (layers, directions) */
+} model;
 
 static void check(int32_t status, const char* message) {
   if (status != RAGLANE_OK) fail(message, "raglane");
 }
 
-/* The text of an entry of config.json, such as "layer": "gru"; the default where it is null. */
-static void read_entry(const char* config, const char* name, const char* otherwise, char* text, size_t size) {
-  char key[64];
-  snprintf(key, sizeof key, "\"%s\":", name);
-  const char* model = strstr(config, "\"model\":");
-  const char* entry = model ? strstr(model, key) : NULL;
-  if (!entry) fail("has no such entry; is it of a model?", name);
-  entry += strlen(key);
-  while (*entry == ' ') entry++;
-  size_t count = 0;
-  if (*entry == '"') {
-    for (entry++; entry[count] && entry[count] != '"'; count++) {
-    }
-  } else {
-    while (entry[count] && entry[count] != ',' && entry[count] != '}') count++;
-    if (!strncmp(entry, "null", 4)) entry = otherwise, count = strlen(otherwise);
-  }
-  if (count >= size) fail("is too long", name);
-  memcpy(text, entry, count);
-  text[count] = 0;
-}
-
-static raglane_cell_facts find_cell(const char* layer, int64_t* number) {
-  const char* name = !strcmp(layer, "rnn") ? "rnn_tanh" : !strcmp(layer, "indrnn") ? "indrnn_relu" : layer;
-  raglane_cell_facts facts;
+/* The kernels' number of a cell by its name there. */
+static int64_t find_cell(const char* name, raglane_cell_facts* facts) {
   char message[256];
-  for (*number = 0; raglane_describe_cell(*number, &facts, message, sizeof message) == RAGLANE_OK; ++*number) {
-    if (!strcmp(facts.name, name)) return facts;
+  for (int64_t cell = 0; raglane_describe_cell(cell, facts, message, sizeof message) == RAGLANE_OK; cell++) {
+    if (!strcmp(facts->name, name)) return cell;
   }
-  fail("no kernel runs this layer", layer);
-  return facts;
+  fail("the library has no such cell", name);
+  return 0;
 }
 
 static int64_t best_isa(void) {
@@ -70,50 +57,143 @@ static int64_t best_isa(void) {
   return RAGLANE_PORTABLE;
 }
 
-static tensor weight(const tensors* all, const char* kind, int layer, int direction) {
+/* The place of an entry's text among those that this program knows, or an error. */
+static int choose(const char* object, const char* name, const char* const* words, int count, const char* what) {
+  char text[64];
+  read_entry(object, name, text, sizeof text);
+  for (int place = 0; place < count; place++) {
+    if (!strcmp(text, words[place])) return place;
+  }
+  fail(what, *text ? text : name);
+  return 0;
+}
+
+#define CHOOSE(object, name, words, what) choose(object, name, words, (int)(sizeof words / sizeof *words), what)
+
+/* Refuse what would make other numbers than those of this program. */
+static void check_plain(const char* config) {
+  static const char* const plain[][2] = {{"initial_state", "zeros"}, {"layer_norm", "false"}, {"tie_weights", "false"},
+                                         {"gap_column", "null"},     {"categories", "[]"}};
+  char text[64], *end;
+  for (size_t place = 0; place < sizeof plain / sizeof *plain; place++) {
+    read_entry(config, plain[place][0], text, sizeof text);
+    if (strcmp(text, plain[place][1])) fail("this program runs models without it alone", plain[place][0]);
+  }
+  read_entry(config, "zoneout", text, sizeof text);
+  if (strtod(text, &end) != 0 || end == text || *end) fail("this program runs models without it alone", "zoneout");
+}
+
+/* What config.json says of a model; its weights are still to be read. */
+static model read_config(const char* path) {
+  static const char* const tasks[] = {"classify", "regress", "multilabel", "tag", "language", "forecast"};
+  static const char* const layers[] = {"lstm", "gru", "rnn", "indrnn", "sru", "qrnn", "mingru", "minlstm"};
+  static const char* const poolings[] = {"summary", "last", "first", "mean", "max"};
+  static const char* const losses[] = {"bce", "null", "mse", "mae", "huber"};
+  static const char* const flags[] = {"false", "true"};
+  static const char* const formats[] = {"raglane-model"};
+  static const char* const versions[] = {"1", "2"};
+  uint64_t size;
+  const char* whole = json_space(read_file(path, &size));
+  CHOOSE(whole, "format", formats, "is no model's format");
+  CHOOSE(whole, "format_version", versions, "is a format that this program does not read");
+  const char* config = json_find(whole, "model", path);
+  if (!config) fail("has no model", path);
+  check_plain(config);
+  model made = {.hidden = read_size(config, "hidden"), .layers = read_size(config, "layers")};
+  int task = CHOOSE(config, "task", tasks, "this program does not have that task");
+  made.is_forecast = !strcmp(tasks[task], "forecast"), made.has_thresholds = !strcmp(tasks[task], "multilabel");
+  if (made.is_forecast) made.is_change = CHOOSE(config, "loss", losses, "this program does not have that loss") > 0;
+  made.directions = 1 + CHOOSE(config, "bidirectional", flags, "is neither true nor false");
+  made.per_element = CHOOSE(config, "per_element", flags, "is neither true nor false");
+  if (made.per_element ? task == 0 : task > 2) fail("does not go with the task", "per_element");
+  const char* layer = layers[CHOOSE(config, "layer", layers, "no kernel runs this layer")];
+  layer = !strcmp(layer, "rnn") ? "rnn_tanh" : !strcmp(layer, "indrnn") ? "indrnn_relu" : layer;
+  made.cell = find_cell(layer, &made.facts);
+  strcpy(made.pooling, poolings[CHOOSE(config, "pooling", poolings, "this program does not have that pooling")]);
+  char embedding[32];
+  read_entry(config, "embedding", embedding, sizeof embedding);
+  made.width = read_size(config, "input_size");
+  if (strcmp(embedding, "null")) {
+    made.embedding = (matrix){.rows = made.width, .columns = read_size(config, "embedding")};
+    made.width = made.embedding.columns;
+  }
+  made.head = (matrix){.rows = read_size(config, "output_size"), .columns = made.directions * made.hidden};
+  if (made.is_forecast && (made.embedding.rows || made.head.rows > made.width)) {
+    fail("is of more than what an element has", "output_size");
+  }
+  return made;
+}
+
+static const float* take(tensors* all, const char* kind, int64_t layer, int direction, int64_t rows, int64_t columns) {
   char name[128];
-  snprintf(name, sizeof name, "encoder.recurrent.%s_l%d%s", kind, layer, direction ? "_reverse" : "");
-  return find_tensor(all, name);
+  if (rows == 0) return NULL;
+  snprintf(name, sizeof name, "encoder.recurrent.%s_l%lld%s", kind, (long long)layer, direction ? "_reverse" : "");
+  return take_tensor(all, name, rows, columns);
+}
+
+/* All weights, of the shapes that the configuration gives them. */
+static void read_weights(const char* path, model* to) {
+  tensors all = read_tensors(path);
+  raglane_cell_facts facts = to->facts;
+  int64_t width = to->width, size = to->hidden, gates = facts.gates * size;
+  if (to->layers > all.count) fail("are more than the file has weights of", "layers");
+  if (to->embedding.rows) {
+    to->embedding.weight = take_tensor(&all, "encoder.embedding.weight", to->embedding.rows, to->embedding.columns);
+  }
+  to->weights = allocate(to->layers * to->directions, sizeof(weights));
+  for (int64_t layer = 0; layer < to->layers; layer++, width = to->directions * size) {
+    for (int k = 0; k < to->directions; k++) {
+      weights* of = to->weights + layer * to->directions + k;
+      of->input = take(&all, "weight_ih", layer, k, gates, width);
+      of->input_bias = take(&all, "bias_ih", layer, k, facts.biases * size, 0);
+      if (!facts.is_elementwise) {
+        of->recurrent = take(&all, "weight_hh", layer, k, gates, size);
+        of->hidden_bias = take(&all, "bias_hh", layer, k, gates, 0);
+      } else {
+        of->recurrent = take(&all, "weight_hh", layer, k, facts.factors * size, 0);
+        of->skip = take(&all, "weight_skip", layer, k, facts.skips && width != size ? size : 0, width);
+      }
+    }
+  }
+  to->head.weight = take_tensor(&all, "head.weight", to->head.rows, to->head.columns);
+  to->head.bias = take_tensor(&all, "head.bias", to->head.rows, 0);
+  if (to->has_thresholds) take_tensor(&all, "thresholds", to->head.rows, 0); /* for who tells labels */
+  check_taken(&all);
 }
 
 /* One layer in all its directions: new values, and the final h (K, B, H). */
-static batch run_layer(const tensors* all, int64_t cell, raglane_cell_facts facts, int index, int directions,
-                       batch in, float** final_h) {
-  tensor input = weight(all, "weight_ih", index, 0);
-  if (!input.data || input.columns != in.width) fail("does not fit its input", "weight_ih");
-  int64_t size = input.rows / facts.gates;
+static batch run_layer(const model* of, int64_t layer, batch in, float** final_h) {
+  int64_t size = of->hidden;
+  int directions = of->directions;
+  const weights* given = of->weights + layer * directions;
   batch out = in;
   out.width = directions * size;
   out.values = allocate(in.elements * out.width, sizeof(float));
   *final_h = allocate(directions * in.sequences * size, sizeof(float));
-  float* final_c = facts.has_c ? allocate(directions * in.sequences * size, sizeof(float)) : NULL;
+  float* final_c = of->facts.has_c ? allocate(directions * in.sequences * size, sizeof(float)) : NULL;
   char message[256];
-  if (facts.is_elementwise) {
-    raglane_elementwise call = {.abi = RAGLANE_ABI, .isa = best_isa(), .cell = cell, .dtype = RAGLANE_FLOAT32};
+  if (of->facts.is_elementwise) {
+    raglane_elementwise call = {.abi = RAGLANE_ABI, .isa = best_isa(), .cell = of->cell, .dtype = RAGLANE_FLOAT32};
     call.threads = 1, call.directions = directions;
     call.sequences = in.sequences, call.elements = in.elements;
     call.input_size = in.width, call.hidden_size = size;
     call.offsets = in.offsets, call.values = in.values;
     for (int k = 0; k < directions; k++) {
-      call.weights[k].input = weight(all, "weight_ih", index, k).data;
-      call.weights[k].recurrent = weight(all, "weight_hh", index, k).data;
-      call.weights[k].bias = weight(all, "bias_ih", index, k).data;
-      call.weights[k].skip = weight(all, "weight_skip", index, k).data;
+      call.weights[k].input = given[k].input, call.weights[k].recurrent = given[k].recurrent;
+      call.weights[k].bias = given[k].input_bias, call.weights[k].skip = given[k].skip;
     }
     call.output = out.values, call.final_h = *final_h, call.final_c = final_c;
     check(raglane_elementwise_forward(&call, message, sizeof message), message);
   } else {
-    raglane_layer call = {.abi = RAGLANE_ABI, .isa = best_isa(), .cell = cell, .dtype = RAGLANE_FLOAT32};
+    raglane_layer call = {.abi = RAGLANE_ABI, .isa = best_isa(), .cell = of->cell, .dtype = RAGLANE_FLOAT32};
     call.threads = 1, call.directions = directions;
     call.sequences = in.sequences, call.elements = in.elements;
     call.input_size = in.width, call.hidden_size = size;
-    call.gate_stride = facts.slots * ((size + 15) / 16 * 16);
+    call.gate_stride = of->facts.slots * ((size + 15) / 16 * 16);
     call.offsets = in.offsets, call.values = in.values;
     for (int k = 0; k < directions; k++) {
-      call.weights[k].input = weight(all, "weight_ih", index, k).data;
-      call.weights[k].hidden = weight(all, "weight_hh", index, k).data;
-      call.weights[k].input_bias = weight(all, "bias_ih", index, k).data;
-      call.weights[k].hidden_bias = weight(all, "bias_hh", index, k).data;
+      call.weights[k].input = given[k].input, call.weights[k].hidden = given[k].recurrent;
+      call.weights[k].input_bias = given[k].input_bias, call.weights[k].hidden_bias = given[k].hidden_bias;
     }
     call.output = out.values, call.final_h = *final_h, call.final_c = final_c;
     check(raglane_forward(&call, message, sizeof message), message);
@@ -124,14 +204,14 @@ static batch run_layer(const tensors* all, int64_t cell, raglane_cell_facts fact
 
 /* rows (M, D) to (M, H): a product that adds up each row in the kernels' order, as raglane.nn.linear has it. It is a
  * minGRU whose gate is open, on sequences of one element each. */
-static float* linear(const float* rows, int64_t count, tensor matrix, tensor bias) {
-  int64_t size = matrix.rows, width = matrix.columns, cell;
-  find_cell("mingru", &cell);
+static float* linear(const float* rows, int64_t count, matrix by) {
+  raglane_cell_facts facts;
+  int64_t size = by.rows, width = by.columns, cell = find_cell("mingru", &facts);
   float* both = allocate(2 * size * width, sizeof(float));
   float* biases = allocate(2 * size, sizeof(float));
-  memcpy(both + size * width, matrix.data, (size_t)(size * width) * sizeof(float));
+  memcpy(both + size * width, by.weight, (size_t)(size * width) * sizeof(float));
   for (int64_t unit = 0; unit < size; unit++) biases[unit] = 100.0f; /* its sigmoid is 1 */
-  if (bias.data) memcpy(biases + size, bias.data, (size_t)size * sizeof(float));
+  memcpy(biases + size, by.bias, (size_t)size * sizeof(float));
   int64_t* offsets = allocate(count + 1, sizeof(int64_t));
   for (int64_t row = 0; row <= count; row++) offsets[row] = row;
   float* out = allocate(count * size, sizeof(float));
@@ -162,106 +242,113 @@ static float* pool(const char* how, batch of, const float* final_h, int directio
       else if (!strcmp(how, "last")) *to = column[(end - 1) * of.width];
       else if (!strcmp(how, "max")) {
         *to = column[first * of.width];
-        for (int64_t i = first + 1; i < end; i++) *to = column[i * of.width] > *to ? column[i * of.width] : *to;
-      } else if (!strcmp(how, "mean")) {
+        /* A NaN stays, as it does in torch. */
+        for (int64_t i = first + 1; i < end; i++) {
+          if (!isnan(*to) && !(column[i * of.width] <= *to)) *to = column[i * of.width];
+        }
+      } else {
         for (int64_t i = first; i < end; i++) *to += column[i * of.width];
         *to /= (float)(end - first);
-      } else {
-        fail("this program does not have that pooling", how);
       }
     }
   }
   return rows;
 }
 
-/* Sequences from lines of numbers. With an embedding each number is a token. */
-static batch read_batch(FILE* file, tensor embedding, int64_t width) {
-  batch found = {0, 0, allocate(1, sizeof(int64_t)), NULL, width};
-  int64_t room = 0, count = 0, line_end = 1;
-  double* numbers = NULL;
-  for (;;) {
+/* The numbers of a line as elements: rows of an embedding, or channels. */
+static void read_elements(const double* numbers, const model* of, batch* to) {
+  for (int64_t i = 0; i < to->elements; i++) {
+    float* row = to->values + i * to->width;
+    if (of->embedding.weight) {
+      int is_place = numbers[i] >= 0 && numbers[i] < (double)of->embedding.rows;
+      if (!is_place || (double)(int64_t)numbers[i] != numbers[i]) fail("a token that the vocabulary lacks", "input");
+      memcpy(row, of->embedding.weight + (int64_t)numbers[i] * to->width, (size_t)to->width * sizeof(float));
+      continue;
+    }
+    for (int64_t j = 0; j < to->width; j++) {
+      if (!(fabs(numbers[i * to->width + j]) <= FLT_MAX)) fail("a number that 32 bits do not hold", "input");
+      row[j] = (float)numbers[i * to->width + j];
+    }
+  }
+}
+
+/* Sequences from lines of numbers. */
+static batch read_batch(FILE* file, const model* of) {
+  batch found = {0, 0, allocate(2, sizeof(int64_t)), NULL, of->width};
+  int64_t room = 1024, rows = 2, count = 0, each = of->embedding.weight ? 1 : of->width;
+  double* numbers = allocate(room, sizeof(double));
+  for (int is_empty = 1;;) {
     int sign = fgetc(file);
     if (sign == EOF || sign == '\n') {
-      if (sign == EOF && line_end) break; /* nothing stands behind the last line */
-      found.offsets = realloc(found.offsets, (size_t)(found.sequences + 2) * sizeof(int64_t));
-      if (!found.offsets) fail("is full", "memory");
-      int64_t each = embedding.data ? 1 : width;
+      if (sign == EOF && is_empty) break; /* nothing stands behind the last line */
       if (count % each) fail("a line whose numbers are not whole elements", "input");
+      if (found.sequences + 2 > rows) found.offsets = grown(found.offsets, rows *= 2, sizeof(int64_t));
       found.offsets[++found.sequences] = count / each;
-      line_end = 1;
+      is_empty = 1;
       if (sign == EOF) break;
       continue;
     }
-    line_end = 0;
+    is_empty = 0;
     if (sign == ' ' || sign == '\t' || sign == '\r') continue;
     ungetc(sign, file);
-    if (count == room) {
-      room = room ? 2 * room : 1024;
-      numbers = realloc(numbers, (size_t)room * sizeof(double));
-      if (!numbers) fail("is full", "memory");
-    }
+    if (count == room) numbers = grown(numbers, room *= 2, sizeof(double));
     if (fscanf(file, "%lf", numbers + count) != 1) fail("something that is no number", "input");
     count++;
+    sign = fgetc(file);
+    if (sign != EOF && !strchr(" \t\r\n", sign)) fail("something that is no number", "input");
+    ungetc(sign, file);
   }
+  if (ferror(file)) fail("cannot be read", "input");
   found.elements = found.offsets[found.sequences];
-  found.values = allocate(found.elements * width, sizeof(float));
-  for (int64_t i = 0; i < found.elements; i++) {
-    float* to = found.values + i * width;
-    if (embedding.data) {
-      int64_t token = (int64_t)numbers[i];
-      if (!(numbers[i] >= 0 && numbers[i] < (double)embedding.rows)) fail("a token that the vocabulary lacks", "input");
-      memcpy(to, embedding.data + token * width, (size_t)width * sizeof(float));
-    } else {
-      for (int64_t j = 0; j < width; j++) to[j] = (float)numbers[i * width + j];
-    }
-  }
+  found.values = allocate(found.elements * found.width, sizeof(float));
+  read_elements(numbers, of, &found);
   free(numbers);
   return found;
 }
 
+/* What the head tells, a row per sequence or element; `count` says how many. */
+static float* predict(const model* of, batch given, int64_t* count) {
+  batch now = given;
+  float* final_h = NULL;
+  for (int64_t layer = 0; layer < of->layers; layer++) {
+    batch next = run_layer(of, layer, now, &final_h);
+    if (layer) free(now.values);
+    if (layer < of->layers - 1) free(final_h);
+    now = next;
+  }
+  int each = of->per_element && !of->is_forecast;
+  *count = each ? now.elements : now.sequences;
+  const float* rows = each ? now.values : pool(of->is_forecast ? "last" : of->pooling, now, final_h, of->directions);
+  float* answers = linear(rows, *count, of->head);
+  if (!of->is_forecast) return answers;
+  /* What comes next is the last element and a change; nothing follows from none. */
+  const float* last = pool("last", given, NULL, 1);
+  for (int64_t b = 0; b < given.sequences; b++) {
+    for (int64_t j = 0; j < of->head.rows; j++) {
+      float* to = answers + b * of->head.rows + j;
+      if (given.offsets[b] == given.offsets[b + 1]) *to = NAN;
+      else if (of->is_change) *to = last[b * given.width + j] + *to;
+    }
+  }
+  return answers;
+}
+
 int main(int count, char** arguments) {
   if (count != 2) fail("predict MODEL < sequences.txt", "usage");
-  char path[4096], layer[64], layers[16], both[16], pooling[64], start[64], per_element[16], norm[16], tied[16];
-  uint64_t size;
+  char path[4096];
   if (strlen(arguments[1]) > sizeof path - 32) fail("a name that is too long", "MODEL");
-  snprintf(path, sizeof path, "%s/config.json", arguments[1]);
-  char* config = read_file(path, &size);
-  snprintf(path, sizeof path, "%s/weights.safetensors", arguments[1]);
-  tensors all = read_tensors(path);
-  read_entry(config, "layer", "", layer, sizeof layer);
-  read_entry(config, "layers", "1", layers, sizeof layers);
-  read_entry(config, "bidirectional", "false", both, sizeof both);
-  read_entry(config, "pooling", "summary", pooling, sizeof pooling);
-  read_entry(config, "initial_state", "zeros", start, sizeof start);
-  read_entry(config, "per_element", "false", per_element, sizeof per_element);
-  read_entry(config, "layer_norm", "false", norm, sizeof norm);
-  read_entry(config, "tie_weights", "false", tied, sizeof tied);
-  if (strcmp(start, "zeros")) fail("this program begins with zeros alone", start);
-  if (!strcmp(norm, "true")) fail("no kernel of this program normalises", "layer_norm");
-  if (!strcmp(tied, "true")) fail("this program has a head of its own alone", "tie_weights");
   if (raglane_abi() != RAGLANE_ABI) fail("a library of another version than raglane.h", "raglane");
-  int directions = strcmp(both, "true") ? 1 : 2;
-  int64_t cell;
-  raglane_cell_facts facts = find_cell(layer, &cell);
-  tensor embedding = find_tensor(&all, "encoder.embedding.weight");
-  int64_t width = embedding.data ? embedding.columns : weight(&all, "weight_ih", 0, 0).columns;
-  batch now = read_batch(stdin, embedding, width);
-  float* final_h = NULL;
-  for (int index = 0; index < atoi(layers); index++) {
-    batch next = run_layer(&all, cell, facts, index, directions, now, &final_h);
-    free(now.values);
-    now = next;
-    if (index < atoi(layers) - 1) free(final_h);
+  snprintf(path, sizeof path, "%s/config.json", arguments[1]);
+  model made = read_config(path);
+  snprintf(path, sizeof path, "%s/weights.safetensors", arguments[1]);
+  read_weights(path, &made);
+  int64_t rows, width = made.head.rows;
+  float* answers = predict(&made, read_batch(stdin, &made), &rows);
+  for (int64_t place = 0; place < rows * width; place++) {
+    const char* end = (place + 1) % width ? " " : "\n";
+    if (isnan(answers[place])) printf("nan%s", end);
+    else printf("%.9g%s", answers[place], end);
   }
-  int each = !strcmp(per_element, "true");
-  int64_t rows = each ? now.elements : now.sequences;
-  float* pooled = each ? now.values : pool(pooling, now, final_h, directions);
-  tensor matrix = find_tensor(&all, "head.weight");
-  if (!matrix.data || matrix.columns != now.width) fail("does not fit the layers", "head.weight");
-  float* answers = linear(pooled, rows, matrix, find_tensor(&all, "head.bias"));
-  for (int64_t row = 0; row < rows; row++) {
-    for (int64_t j = 0; j < matrix.rows; j++) printf(j ? " %.9g" : "%.9g", answers[row * matrix.rows + j]);
-    printf("\n");
-  }
+  if (fflush(stdout) || ferror(stdout)) fail("cannot be written", "output");
   return 0;
 }

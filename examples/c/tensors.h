@@ -1,99 +1,88 @@
 /* Reads a safetensors file: eight bytes of length, that many of JSON, then the numbers of all tensors.
  *
- * The file is kept in memory as it is; a tensor is a pointer into it. Only float32 is read. */
+ * A tensor is taken by its name and its shape, once; at the end none may be left. Only float32 is read. */
 #ifndef TENSORS_H
 #define TENSORS_H
 
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "files.h"
 
-typedef struct tensor {
-  const float* data;
-  int64_t rows, columns; /* a vector has one column; tensors of more dimensions count the first as rows */
-} tensor;
+#include <math.h>
 
 typedef struct tensors {
-  char* bytes;
+  const char* path;
   char* header; /* zero-terminated */
   const char* data;
-  uint64_t data_size;
+  uint64_t data_size, taken_size;
+  int64_t count, taken;
 } tensors;
 
-static void fail(const char* what, const char* which) {
-  fprintf(stderr, "predict: error: %s: %s\n", which, what);
-  exit(2);
-}
-
-/* A whole file; zero-terminated, so that a text can be searched. */
-static char* read_file(const char* path, uint64_t* size) {
-  FILE* file = fopen(path, "rb");
-  if (!file) fail("cannot be opened", path);
-  if (fseek(file, 0, SEEK_END) != 0) fail("is no file", path);
-  long end = ftell(file);
-  if (end < 0) fail("is no file", path);
-  rewind(file);
-  char* bytes = malloc((size_t)end + 1);
-  if (!bytes) fail("does not fit into memory", path);
-  if (fread(bytes, 1, (size_t)end, file) != (size_t)end) fail("cannot be read", path);
-  fclose(file);
-  bytes[end] = 0;
-  *size = (uint64_t)end;
-  return bytes;
-}
-
 static tensors read_tensors(const char* path) {
-  tensors found;
+  tensors found = {.path = path};
   uint64_t size, length;
-  found.bytes = read_file(path, &size);
+  char* bytes = read_file(path, &size);
   if (size < 8) fail("is no safetensors file", path);
-  memcpy(&length, found.bytes, 8); /* little-endian, as the machines that the kernels run on */
+  memcpy(&length, bytes, 8); /* little-endian, as the machines that the kernels run on */
   if (length > size - 8) fail("is shorter than its header says", path);
-  found.header = malloc(length + 1);
-  if (!found.header) fail("does not fit into memory", path);
-  memcpy(found.header, found.bytes + 8, length);
-  found.header[length] = 0;
-  found.data = found.bytes + 8 + length;
+  found.header = allocate((int64_t)length + 1, 1);
+  memcpy(found.header, bytes + 8, length);
+  found.data = bytes + 8 + length;
   found.data_size = size - 8 - length;
+  const char* value = NULL;
+  for (const char* at; (at = json_next(found.header, &value, path));) {
+    if (*value != '{') fail("is no safetensors file", path);
+    found.count += strncmp(at, "\"__metadata__\"", 14) != 0;
+  }
   return found;
 }
 
-/* A tensor by its name; without data where there is none. */
-static tensor find_tensor(const tensors* all, const char* name) {
-  tensor found = {NULL, 0, 1};
-  char key[256];
-  if (snprintf(key, sizeof key, "\"%s\":", name) >= (int)sizeof key) fail("a name that is too long", name);
-  const char* entry = strstr(all->header, key);
-  if (!entry) return found;
-  const char* end = strchr(entry, '}');
-  const char* dtype = strstr(entry, "\"dtype\":\"F32\"");
-  const char* shape = strstr(entry, "\"shape\":[");
-  const char* place = strstr(entry, "\"data_offsets\":[");
-  if (!end || !dtype || !shape || !place || dtype > end || shape > end || place > end) fail("not of float32", name);
-  char* next;
-  int64_t sizes[2] = {1, 1};
-  shape += strlen("\"shape\":[");
-  for (int count = 0; *shape != ']'; count++) {
-    int64_t one = strtoll(shape, &next, 10);
-    if (next == shape || one < 0 || one > INT32_MAX) fail("a shape that cannot be read", name);
-    if (count == 0) sizes[0] = one;
-    else sizes[1] *= one;
-    shape = *next == ',' ? next + 1 : next;
+/* A number of at least 0 behind `sign`, `at` moving behind it. */
+static uint64_t read_number(const char** at, char sign, const char* name) {
+  const char* from = json_space(*at);
+  if (*from != sign) fail("a shape or a place of another kind", name);
+  from = json_space(from + 1);
+  uint64_t found = 0;
+  if (*from < '0' || *from > '9') fail("a shape or a place that is no number", name);
+  for (; *from >= '0' && *from <= '9'; from++) {
+    if (found > UINT64_MAX / 16) fail("a shape or a place beyond the file", name);
+    found = 10 * found + (uint64_t)(*from - '0');
   }
-  uint64_t begin = strtoull(place + strlen("\"data_offsets\":["), &next, 10);
-  uint64_t stop = strtoull(next + 1, &next, 10);
-  if (begin > stop || stop > all->data_size || stop - begin != (uint64_t)(sizes[0] * sizes[1]) * 4) {
-    fail("offsets that do not fit its shape", name);
+  *at = from;
+  return found;
+}
+
+/* The numbers of a tensor (rows, columns), or (rows) where columns is 0. */
+static const float* take_tensor(tensors* all, const char* name, int64_t rows, int64_t columns) {
+  const char* entry = json_find(all->header, name, all->path);
+  if (!entry) fail("the weights have no such tensor", name);
+  const char* dtype = json_find(entry, "dtype", all->path);
+  const char* shape = json_find(entry, "shape", all->path);
+  const char* place = json_find(entry, "data_offsets", all->path);
+  if (!dtype || !shape || !place || strncmp(dtype, "\"F32\"", 5)) fail("is no tensor of float32", name);
+  int fits = read_number(&shape, '[', name) == (uint64_t)rows;
+  if (columns) fits = *json_space(shape) == ',' && read_number(&shape, ',', name) == (uint64_t)columns && fits;
+  if (!fits || *json_space(shape) != ']') fail("is of another shape than the configuration has it", name);
+  uint64_t begin = read_number(&place, '[', name), end = read_number(&place, ',', name);
+  if (!columns) columns = 1;
+  /* Divided first: the product may be beyond 64 bits. */
+  if ((uint64_t)rows > all->data_size / 4 / (uint64_t)columns) fail("has more numbers than the file", name);
+  uint64_t size = (uint64_t)(rows * columns);
+  if (begin > end || end > all->data_size || end - begin != 4 * size || *json_space(place) != ']') {
+    fail("is at a place that does not fit its shape", name);
   }
   /* The header's length need not keep the numbers aligned. */
-  float* copy = malloc((size_t)(stop - begin) + 1);
-  if (!copy) fail("does not fit into memory", name);
-  memcpy(copy, all->data + begin, (size_t)(stop - begin));
-  found.data = copy;
-  found.rows = sizes[0];
-  found.columns = sizes[1];
-  return found;
+  float* copy = allocate((int64_t)size, sizeof(float));
+  memcpy(copy, all->data + begin, (size_t)(end - begin));
+  for (uint64_t i = 0; i < size; i++) {
+    if (!isfinite(copy[i])) fail("has numbers that are not finite", name);
+  }
+  all->taken++, all->taken_size += end - begin;
+  return copy;
+}
+
+/* Refuse weights that nothing reads: the file is then of another model than the configuration. */
+static void check_taken(const tensors* all) {
+  if (all->taken != all->count) fail("has tensors that the configuration does not name", all->path);
+  if (all->taken_size != all->data_size) fail("has other numbers than those of its tensors", all->path);
 }
 
 #endif

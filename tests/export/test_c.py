@@ -2,42 +2,56 @@
 
 from __future__ import annotations
 
+import json
+import os
+import random
 import shutil
 import subprocess
+import sys
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 import raglane as rl
 import raglane.native
 from raglane.data.preprocess import Preprocessor
+from raglane.data.vocabulary import END, UNKNOWN
 from raglane.models.run import Run
 from raglane.native import missing_kernels
 from raglane.training.checkpoint import SavedModel
-from raglane.training.model import ModelConfig, SequenceModel, answering
+from raglane.training.model import ModelConfig, SequenceModel
 
 pytestmark = [
     pytest.mark.skipif(missing_kernels() is not None, reason=str(missing_kernels())),
     pytest.mark.skipif(not (shutil.which("cmake") and shutil.which("cc")), reason="needs cmake and a C compiler"),
 ]
 
-ROOT = Path(__file__).parents[2]
-VOCABULARY = ("<unk>", *"abcdefg")
+EXAMPLE = Path(__file__).parents[2] / "examples" / "c"
+PYTHON = EXAMPLE / "predict.py"
+VOCABULARY = (UNKNOWN, END, *"abcdefg")
+CELLS = ("lstm", "gru", "rnn", "indrnn", "sru", "qrnn", "mingru", "minlstm")
+POOLINGS = ("summary", "mean", "max", "last", "first")
+LENGTHS = [3, 0, 1, 40]
+STRICT = "-Wall -Wextra -Werror"
+SANITIZED = f"{STRICT} -g -fsanitize=address,undefined -fno-sanitize-recover=all"
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(folder: Path, flags: str) -> Path:
     """The example, built by its own CMakeLists.txt against what an installation has."""
-    prefix, build = tmp_path_factory.mktemp("native"), tmp_path_factory.mktemp("build")
+    prefix, build = folder / "native", folder / "build"
     for source, place in {"csrc/raglane.h": "include", "csrc/cmake/raglaneConfig.cmake": "lib/cmake/raglane"}.items():
         (prefix / place).mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / source, prefix / place)
-    found = [file for folder in raglane.native.__path__ for file in Path(folder, "lib").glob("libraglane_cpu.*")]
+        shutil.copy(EXAMPLE.parents[1] / source, prefix / place)
+    found = [file for place in raglane.native.__path__ for file in Path(place, "lib").glob("libraglane_cpu.*")]
     shutil.copy(found[0], prefix / "lib")
-    options = [f"-DCMAKE_PREFIX_PATH={prefix}", "-DCMAKE_C_FLAGS=-Wall -Wextra -Werror"]
+    options = [f"-DCMAKE_PREFIX_PATH={prefix}", f"-DCMAKE_C_FLAGS={flags}"]
     for command in (
-        ["cmake", "-S", str(ROOT / "examples" / "c"), "-B", str(build), *options],
+        ["cmake", "-S", str(EXAMPLE), "-B", str(build), *options],
         ["cmake", "--build", str(build)],
     ):
         done = subprocess.run(command, capture_output=True, text=True)
@@ -45,45 +59,255 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build / "predict"
 
 
-def a_model(layer: str, pooling: str, embedding: int | None, **options: object) -> Run:
-    names = () if embedding else ("a", "b")
-    preprocessor = Preprocessor("classify", names, vocabulary=VOCABULARY if embedding else None, labels=("x", "y", "z"))
-    sizes = {"input_size": len(VOCABULARY) if embedding else 2, "output_size": 3, "hidden": 9, "embedding": embedding}
-    config = ModelConfig("classify", layer, pooling=pooling, **sizes, **options)  # type: ignore[arg-type]
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(tmp_path_factory.mktemp("example"), STRICT)
+
+
+def a_run(task: str, layer: str, *, tokens: bool = False, **options: Any) -> Run:
+    """A model that no training has seen."""
+    torch.manual_seed(0)
+    learned: dict[str, Any] = {}
+    if task in ("classify", "tag", "multilabel"):
+        learned = {"labels": ("x", "y", "z")}
+    elif task == "regress":
+        learned = {"target_names": ("u", "v"), "target_mean": (30.0, 0.1), "target_std": (7.0, 3.0)}
+    if not tokens:
+        scale = {} if options.get("loss") == "bce" else {"mean": (1.5, -20.0), "std": (0.3, 7.0)}
+        learned |= {"channels": ("a", "b"), **scale}
+    else:
+        learned |= {"vocabulary": VOCABULARY}
+    preprocessor = Preprocessor(task, per_element=options.pop("per_element", None), **learned)
+    answers = {"regress": 2, "forecast": 2, "language": len(VOCABULARY)}.get(task, 3)
+    sizes: dict[str, Any] = {
+        "input_size": len(VOCABULARY) if tokens else 2,
+        "embedding": 5 if tokens else None,
+        "output_size": answers,
+    }
+    config = ModelConfig(task, layer, hidden=9, per_element=preprocessor.per_element, **sizes, **options)
     return Run(SavedModel(SequenceModel(config).eval(), preprocessor, {}))
 
 
-def test_a_program_in_c_prints_what_python_prints(program: Path, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    cells = ("lstm", "gru", "rnn", "indrnn", "sru", "qrnn", "mingru", "minlstm")
-    poolings = ("summary", "mean", "max", "last", "first")
-    for number, layer in enumerate(cells):
-        embedding = 5 if number % 2 else None
-        run = a_model(layer, poolings[number % 5], embedding, layers=1 + number % 3, bidirectional=number % 4 < 2)
-        lengths = [3, 0, 1, 40]
-        folder = tmp_path / layer
-        run.save(folder)
-        made = [torch.randint(8, (n,)) if embedding else torch.randn(n, 2) for n in lengths]
-        text = "".join(" ".join(f"{x:.9g}" for x in part.flatten().tolist()) + "\n" for part in made)
-        done = subprocess.run([program, folder], input=text, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        with answering(run.model):
-            answers = run.model(rl.Ragged(made))
-        assert isinstance(answers, torch.Tensor)
-        assert done.stdout == "".join(" ".join(f"{x:.9g}" for x in row) + "\n" for row in answers.tolist()), layer
+def data_for(run: Run) -> list[Any]:
+    rng = np.random.default_rng(0)
+    if run.preprocess.is_tokens:
+        return [[str(word) for word in rng.choice([*"abcdefg?"], n)] for n in LENGTHS]
+    if run.model.is_binary:
+        return [rng.integers(0, 2, (n, 2)).astype(np.float32) for n in LENGTHS]
+    return [rng.normal([1.5, -20], [0.3, 7], (n, 2)).astype(np.float32) for n in LENGTHS]
 
 
-def test_what_the_program_cannot_read_ends_in_one_line(program: Path, tmp_path: Path) -> None:
+def as_text(run: Run, data: list[Any]) -> str:
+    """The sequences as the network reads them, a line each."""
+    prepared: Any = run.preprocess.apply(run.read(data, need_labels=False), require_targets=False)
+    rows = [prepared[place]["inputs"] for place in range(len(prepared))]
+    return "".join(" ".join(f"{number:.9g}" for number in row.flatten().tolist()) + "\n" for row in rows)
+
+
+def printed(command: list[Any], text: str, **environment: str) -> list[list[float]]:
+    done = subprocess.run(command, input=text, capture_output=True, text=True, env={**os.environ, **environment})
+    assert (done.returncode, done.stderr) == (0, "")
+    return [[float(number) for number in line.split()] for line in done.stdout.splitlines()]
+
+
+def predicted(run: Run, rows: Tensor, text: str) -> dict[str, Any]:
+    """What ``run.predict`` has in its columns, from the numbers that the program prints, by the last step."""
+    labels, preprocess = run.labels, run.preprocess
+    if run.task in ("classify", "tag"):
+        shares = rows.softmax(-1)
+        found = {f"p_{label}": shares[:, place].tolist() for place, label in enumerate(labels)}
+        return {"prediction": [labels[place] for place in rows.argmax(-1).tolist()], **found}
+    if run.task == "multilabel":
+        return {f"p_{label}": rows.sigmoid()[:, place].tolist() for place, label in enumerate(labels)}
+    if run.task == "regress":
+        scale = [torch.tensor(part, dtype=torch.float64) for part in (preprocess.target_std, preprocess.target_mean)]
+        return {"prediction": (rows.double() * scale[0] + scale[1]).tolist()}
+    if run.task == "forecast":
+        scale = [
+            torch.tensor(part or (one, one), dtype=torch.float64)
+            for part, one in ((preprocess.std, 1.0), (preprocess.mean, 0.0))
+        ]
+        told = rows.sigmoid().double() if run.model.is_binary else rows.double() * scale[0] + scale[1]
+        return {"prediction": [None if np.isnan(row[0]) else [row] for row in told.tolist()]}
+    # A text is told token by token, and its end; then the likeliest comes.
+    texts = rl.Ragged([torch.tensor([int(word) for word in line.split()]) for line in text.splitlines()])
+    coming = torch.cat([torch.cat([part[1:], torch.ones(1, dtype=torch.int64)]) for part in texts])
+    nats = -rows.double().log_softmax(-1).gather(1, coming[:, None])
+    bits = texts.map(lambda _: nats).sum() / np.log(2)
+    follows = texts.map(lambda _: rows).last().argmax(-1).tolist()
+    words = [[] if VOCABULARY[place] == END else [VOCABULARY[place]] for place in follows]
+    return {"prediction": words, "bits": bits.flatten().tolist()}
+
+
+def per_sequence(run: Run, columns: dict[str, Any]) -> dict[str, Any]:
+    """Columns with a list per sequence where the answers are per element."""
+    if not run.preprocess.per_element or run.task in ("forecast", "language"):
+        return columns
+    places = np.cumsum([0, *LENGTHS]).tolist()
+    return {name: [rows[a:b] for a, b in pairwise(places)] for name, rows in columns.items()}
+
+
+TASKS: dict[str, list[dict[str, Any]]] = {
+    "classify": [
+        {"layer": layer, "tokens": bool(place % 2), "layers": 1 + place % 3, "pooling": pooling, "bidirectional": both}
+        for place, layer in enumerate(CELLS)
+        for pooling, both in zip(POOLINGS, (True, False, True, False, True), strict=True)
+    ],
+    "tag": [{"layer": "lstm", "tokens": True, "bidirectional": True}, {"layer": "gru"}],
+    "multilabel": [{"layer": "gru", "pooling": "max"}, {"layer": "sru", "per_element": True}],
+    "regress": [{"layer": "lstm", "pooling": "mean"}, {"layer": "qrnn", "per_element": True}],
+    "forecast": [{"layer": layer, "layers": 2} for layer in CELLS]
+    + [{"layer": "gru", "loss": "bce"}, {"layer": "lstm", "loss": "huber"}],
+    "language": [{"layer": layer, "tokens": True} for layer in CELLS]
+    + [
+        {
+            "layer": "lstm",
+            "tokens": True,
+            "dropout": 0.2,
+            "input_dropout": 0.2,
+            "state_dropout": 0.2,
+            "weight_dropout": 0.2,
+            "embedding_dropout": 0.2,
+        }
+    ],
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_program_in_c_tells_what_python_predicts(task: str, program: Path, tmp_path: Path) -> None:
+    for number, options in enumerate(TASKS[task]):
+        folder = tmp_path / str(number)
+        a_run(task, **options).save(folder)
+        run = rl.load(folder)
+        data = data_for(run)
+        text = as_text(run, data)
+        rows = printed([program, folder], text)
+        shares: dict[str, Any] = {"probabilities": True} if task in ("classify", "tag", "multilabel") else {}
+        wanted = run.predict(data, **shares)
+        found = per_sequence(run, predicted(run, torch.tensor(rows), text))
+        for name, column in found.items():
+            assert column == wanted[name], (options, name)
+
+
+def test_the_program_in_python_prints_the_same(program: Path, tmp_path: Path) -> None:
+    run = a_run("forecast", "lstm")
+    run.save(tmp_path / "model")
+    text = as_text(run, data_for(run))
+    both = [printed([*command, tmp_path / "model"], text) for command in ([program], [sys.executable, PYTHON])]
+    assert str(both[0]) == str(both[1])
+
+
+def refused(program: Path, folder: Path, text: str = "1 2\n") -> str:
+    done = subprocess.run([program, folder], input=text, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), (text, done)
+    return done.stderr
+
+
+def test_what_the_program_does_not_have_is_refused_by_name(program: Path, tmp_path: Path) -> None:
+    options: dict[str, dict[str, Any]] = {
+        "attention: this program does not have that pooling": {"pooling": "attention"},
+        "logsumexp: this program does not have that pooling": {"pooling": "logsumexp"},
+        "slstm: no kernel runs this layer": {"layer": "slstm"},
+        "initial_state: ": {"initial_state": "learned"},
+        "layer_norm: ": {"layer_norm": True},
+        "zoneout: ": {"zoneout": 0.1},
+        "tie_weights: ": {"task": "language", "tokens": True, "tie_weights": True},
+    }
+    for number, (words, changed) in enumerate(options.items()):
+        a_run(**{"task": "classify", "layer": "gru", **changed}).save(tmp_path / str(number))
+        assert f"error: {words}" in refused(program, tmp_path / str(number))
+    a_run("classify", "gru", tokens=True).save(tmp_path / "tokens")
+    for text, words in {
+        "1 9\n": "vocabulary",
+        "1 x\n": "no number",
+        "nan\n": "vocabulary",
+        "1.5": "vocabulary",
+    }.items():
+        assert words in refused(program, tmp_path / "tokens", text)
+    a_run("classify", "gru").save(tmp_path / "numbers")
+    for text, words in {
+        "1 nan\n": "32 bits",
+        "1e39 1": "32 bits",
+        "1 2 3\n": "whole elements",
+        "1 2x": "no number",
+    }.items():
+        assert words in refused(program, tmp_path / "numbers", text)
+
+
+def changes_of(config: bytes, weights: bytes) -> dict[str, tuple[str, bytes]]:
+    """Files whose sizes, names and places are not those of one model."""
+    size = int.from_bytes(weights[:8], "little")
+    header, numbers = json.loads(weights[8 : 8 + size]), weights[8 + size :]
+
+    def with_header(changed: dict[str, Any], more: bytes = b"") -> bytes:
+        text = json.dumps(header | changed, separators=(",", ":")).encode()
+        return len(text).to_bytes(8, "little") + text + numbers + more
+
+    hh, ih = "encoder.recurrent.weight_hh_l0", "encoder.recurrent.weight_ih_l0"
+    far = 2**63 - 1
+    entries: dict[str, Any] = {
+        "another shape": {hh: header[hh] | {"shape": [9, 27]}},
+        "no dimensions": {hh: header[hh] | {"shape": []}},
+        "a shape beyond 64 bits": {hh: header[hh] | {"shape": [2**62, 2**62, 16]}},
+        "places that are not there": {hh: header[hh] | {"data_offsets": [far - 1296, far]}},
+        "places the wrong way": {hh: header[hh] | {"data_offsets": header[hh]["data_offsets"][::-1]}},
+        "the same place twice": {ih: header[ih] | {"shape": [27, 5]}, "more": header[hh]},
+        "float16": {hh: header[hh] | {"dtype": "F16"}},
+        "no object": {hh: 3},
+    }
+    found = {name: ("weights.safetensors", with_header(entry)) for name, entry in entries.items()}
+    found["numbers of no tensor"] = "weights.safetensors", with_header({}, bytes(8))
+    found["not finite"] = "weights.safetensors", weights[:-4] + b"\0\0\x80\x7f"
+    found["a header beyond the file"] = "weights.safetensors", b"\xff" * 8 + weights[8:]
+    for name, (old, new) in {
+        "layers beyond all memory": (b'"layers": 2', b'"layers": 2000000000'),
+        "fewer layers": (b'"layers": 2', b'"layers": 1'),
+        "one direction": (b'"bidirectional": true', b'"bidirectional": false'),
+        "units beyond 32 bits": (b'"hidden": 9', b'"hidden": 99999999999999999999'),
+        "another number of units": (b'"hidden": 9', b'"hidden": 18'),
+        "another version": (b'"format_version": 2', b'"format_version": 3'),
+        "brackets": (b'"categories": []', b'"categories": ' + 100_000 * b"["),
+    }.items():
+        assert old in config
+        found[name] = "config.json", config.replace(old, new)
+
+    return found
+
+
+def test_spoilt_files_never_end_the_program_but_by_a_line(tmp_path: Path) -> None:
+    """Under AddressSanitizer and UndefinedBehaviorSanitizer: an answer, or one line and exit code 2."""
+    command = ["cc", *SANITIZED.split(), "-x", "c", "-", "-o", str(tmp_path / "nothing")]
+    if subprocess.run(command, input=b"int main(void) { return 0; }", capture_output=True).returncode:
+        pytest.skip("the C compiler has no sanitizers")
+    program = built(tmp_path, SANITIZED)
     folder = tmp_path / "model"
-    a_model("gru", "summary", 5).save(folder)
-    whole = (folder / "weights.safetensors").read_bytes()
-    for text, words in {"1 8\n": "vocabulary", "1 x\n": "no number", "nan\n": "vocabulary"}.items():
-        done = subprocess.run([program, folder], input=text, capture_output=True, text=True)
-        assert (done.returncode, done.stdout, words in done.stderr) == (2, "", True), (text, done.stderr)
-    for count in (0, 5, 100, len(whole) - 1):
-        (folder / "weights.safetensors").write_bytes(whole[:count])
-        done = subprocess.run([program, folder], input="1 2\n", capture_output=True, text=True)
-        assert (done.returncode, done.stderr.count("\n")) == (2, 1), (count, done.stderr)
-    a_model("gru", "attention", 5).save(tmp_path / "attention")
-    done = subprocess.run([program, tmp_path / "attention"], input="1 2\n", capture_output=True, text=True)
-    assert "attention: this program does not have that pooling" in done.stderr
+    run = a_run("classify", "lstm", layers=2, bidirectional=True)
+    run.save(folder)
+    text = as_text(run, data_for(run))
+    whole = {name: (folder / name).read_bytes() for name in ("config.json", "weights.safetensors")}
+    options = {"ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1"}
+    printed([program, folder], text, **options)
+
+    def ends(name: Any) -> int:
+        done = subprocess.run([program, folder], input=text, capture_output=True, text=True, env=os.environ | options)
+        assert done.returncode in (0, 2), (name, done.returncode, done.stderr[-3000:])
+        assert done.stderr.count("\n") == (1 if done.returncode else 0), (name, done.stderr[-3000:])
+        for file, content in whole.items():
+            (folder / file).write_bytes(content)
+        return done.returncode
+
+    for name, change in changes_of(**{name.split(".")[0]: content for name, content in whole.items()}).items():
+        (folder / change[0]).write_bytes(change[1])
+        assert ends(name) == 2, name
+    source = random.Random(0)
+    for number in range(200):
+        file = source.choice([*whole])
+        content = bytearray(whole[file])
+        if number % 4 == 0:
+            del content[source.randrange(len(content)) :]
+        else:
+            # In the header and not in the numbers, of which most flips make others.
+            for _ in range(source.choice((1, 1, 3))):
+                content[source.randrange(min(len(content), 2400))] = source.choice((0, 34, 44, 57, 91, 125, 128, 255))
+        (folder / file).write_bytes(content)
+        ends((number, file))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -66,6 +69,70 @@ def test_a_model_is_the_same_in_the_runtime(layout: Any, tmp_path: Path) -> None
         batch, h = a_batch(lengths), torch.randn(1, len(lengths), 6)
         error = largest_error(run_file(path, layout, batch, h=h), truth(model, layout, batch, h))
         assert error < 1e-5, (lengths, error)
+
+
+# Runs a file on batches in a process of its own, which a runtime may end by a signal.
+CHILD = """
+import sys, numpy as np, onnxruntime
+path, given, found = sys.argv[1:]
+session = onnxruntime.InferenceSession(path)
+batches, outputs = np.load(given), {}
+for number in range(len({name.split(":")[0] for name in batches})):
+    inputs = {part.name: batches[f"{number}:{part.name}"] for part in session.get_inputs()}
+    outputs |= {f"{number}:{place}": part for place, part in enumerate(session.run(None, inputs))}
+np.savez(found, **outputs)
+"""
+
+
+def outputs_of(path: Path, batches: list[dict[str, Tensor]]) -> list[list[Any]]:
+    given, found = path.with_name("given.npz"), path.with_name("found.npz")
+    arrays: dict[str, Any] = {f"{n}:{name}": x.numpy() for n, batch in enumerate(batches) for name, x in batch.items()}
+    np.savez(given, **arrays)
+    done = subprocess.run([sys.executable, "-c", CHILD, path, given, found], capture_output=True, text=True)
+    assert done.returncode == 0, (done.returncode, done.stderr[-2000:])
+    stored = np.load(found)
+    return [[stored[name] for name in stored if name.startswith(f"{n}:")] for n in range(len(batches))]
+
+
+# How many steps or elements there are, what a file is given as lengths or offsets, and what it takes them for.
+FAR = 2**62
+ODD: dict[str, list[tuple[int, list[int], list[int]]]] = {
+    "padded": [
+        (0, [], []),
+        (4, [], []),
+        (0, [0, 3], [0, 0]),
+        (4, [0, 0], [0, 0]),
+        (4, [-1, 9], [0, 4]),
+        (4, [FAR, -FAR, 1], [4, 0, 1]),
+    ],
+    "flat": [
+        (0, [0], [0]),
+        (0, [0, 3, 5], [0, 0, 0]),
+        (6, [0, 4, 9], [0, 4, 6]),
+        (6, [0, 5, 3, 6], [0, 5, 5, 6]),
+        (6, [-3, -1, 4, 5], [0, 0, 4, 6]),
+        (6, [FAR, -FAR, FAR, 0], [0, 0, 6, 6]),
+    ],
+}
+
+
+@pytest.mark.parametrize("layout", ["flat", "padded"])
+def test_no_lengths_end_the_runtime(layout: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, path = Tagger().eval(), tmp_path / "model.onnx"
+    rl.export.onnx(model, path, example=(a_batch([3, 5]), torch.randn(1, 2, 6)), layout=layout, verify=False)
+    given: list[dict[str, Tensor]] = []
+    wanted: list[list[Tensor]] = []
+    for size, second, taken in ODD[layout]:
+        held = torch.tensor(taken, dtype=torch.int64)
+        count = len(taken) - (layout == "flat")
+        values, h = torch.randn(size, D) if layout == "flat" else torch.randn(count, size, D), torch.randn(1, count, 6)
+        is_flat = layout == "flat"
+        batch = rl.Ragged.from_flat(values, held) if is_flat else rl.Ragged.from_padded(values, held)
+        given.append({"values": values, "offsets" if is_flat else "lengths": torch.tensor(second).long(), "h": h})
+        wanted.append(truth(model, layout, batch, h, steps=size))
+    for case, found, expected in zip(ODD[layout], outputs_of(path, given), wanted, strict=True):
+        assert largest_error(found, expected) < 1e-5, case
 
 
 class Looks(nn.Module):

@@ -38,15 +38,15 @@ def run_file(path: Path, layout: str, batch: rl.Ragged, **others: Tensor) -> lis
     return found
 
 
-def truth(model: nn.Module, layout: str, *arguments: Any) -> list[Tensor]:
-    """What the model gives, in the layout of the file."""
+def truth(model: nn.Module, layout: str, *arguments: Any, steps: int | None = None) -> list[Tensor]:
+    """What the model gives, in the layout of the file; padded to so many steps, or to the longest."""
     with torch.no_grad():
         output = model(*arguments)
     found: list[Tensor] = []
 
     def take(part: Any) -> None:
         if isinstance(part, rl.Ragged):
-            found.append(part.values if layout == "flat" else part.to_padded()[0])
+            found.append(part.values if layout == "flat" else part.to_padded(total_length=steps)[0])
         elif isinstance(part, Tensor):
             found.append(part)
         else:

@@ -12,7 +12,14 @@ from torch import Tensor
 from raglane.errors import require
 from raglane.segments.index import owners
 
-__all__ = ["decompositions", "elements_of_padded", "exact_decompositions", "exact_translations", "padded_of_elements"]
+__all__ = [
+    "decompositions",
+    "elements_of_padded",
+    "exact_decompositions",
+    "exact_translations",
+    "offsets_within",
+    "padded_of_elements",
+]
 
 
 def elements_of_padded(padded: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -29,6 +36,23 @@ def elements_of_padded(padded: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]
     is_real = torch.arange(padded.shape[1], device=padded.device) < lengths.unsqueeze(1)
     index = is_real.flatten().nonzero().squeeze(1)
     return padded.flatten(0, 1).index_select(0, index), F.pad(lengths.cumsum(0), (1, 0))
+
+
+def offsets_within(offsets: Tensor, total: Any) -> Tensor:
+    """Offsets that divide ``total`` elements, whatever was given, by operators that a graph can hold.
+
+    Those that do stay as they are. Of others the first becomes 0 and the last ``total``; one in between that is out of
+    range becomes the nearest that is not, and a sequence that would end before it starts becomes empty.
+
+    Example:
+        >>> [offsets_within(torch.tensor(given), 3).tolist() for given in ([0, 2, 2, 3], [-1, 9, 1, 2])]
+        [[0, 2, 2, 3], [0, 3, 3, 3]]
+    """
+    place = torch.arange(offsets.shape[0], device=offsets.device)
+    held = torch.where(place + 1 < offsets.shape[0], offsets.to(torch.int64).clamp(0, total), total)
+    held = torch.where(place > 0, held, 0)
+    # There is no running maximum in ONNX.
+    return F.pad(held.diff().clamp(min=0).cumsum(0).clamp(max=total), (1, 0))
 
 
 def padded_of_elements(values: Tensor, offsets: Tensor, steps: Any) -> Tensor:

@@ -3,6 +3,9 @@
 NOTE (empty sequences): ONNX does not say what a ``sequence_lens`` of 0 means, and ONNX Runtime's answer differs by
 version and direction. So the operators get a length of at least 1, and the final state of an empty sequence is replaced
 by its initial one; nobody reads its outputs.
+
+NOTE (no sequences): ONNX Runtime's LSTM reads memory that is not there where a batch has no rows. So an operator or a
+Scan gets one row at least: an empty sequence, whose final state is cut off again.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from raglane.cells import GRU, LSTM, CoupledLSTM, Elman, PeepholeLSTM
@@ -41,20 +45,39 @@ class Loops:
         return None if operator is None else _run_operator(operator, layer, table)
 
     def run_loop(
-        self, step: Step, rows: Tensor, is_real: Tensor, state: tuple[Tensor, ...], sizes: list[int], reverse: bool
+        self, step: Step, table: Table, prepared: Tensor, state: tuple[Tensor, ...], sizes: list[int], reverse: bool
     ) -> list[Tensor]:
         """See :class:`raglane.kernels.graph.Loops`."""
         self.steps.append(step)
-        return list(
-            torch.onnx.ops.symbolic_multi_out(
-                SCAN,
-                [*state, rows, is_real, *step.weights],
-                {"step": len(self.steps) - 1, "reverse": reverse},
-                dtypes=[rows.dtype] * (step.states + len(sizes)),
-                shapes=[*[part.shape for part in state], *[(*rows.shape[:2], size) for size in sizes]],
-                version=1,
-            )
+        whole, padded = _with_a_row(table, state)
+        found = torch.onnx.ops.symbolic_multi_out(
+            SCAN,
+            [*padded, whole.padded(prepared), whole.is_real, *step.weights],
+            {"step": len(self.steps) - 1, "reverse": reverse},
+            dtypes=[prepared.dtype] * (step.states + len(sizes)),
+            shapes=[*[part.shape for part in padded], *[(*whole.element.shape, size) for size in sizes]],
+            version=1,
         )
+        final = [_of_sequences(*pair) for pair in zip(found[: step.states], state, strict=True)]
+        return [*final, *found[step.states :]]
+
+
+def _with_a_row(table: Table, state: tuple[Tensor, ...]) -> tuple[Table, tuple[Tensor, ...]]:
+    """A batch and its states, ``(..., B, size)``, with an empty sequence where there are none."""
+    count: Any = torch.ones_like(table.lengths).sum().clamp(min=1).item()
+    torch._check(count >= 1)
+    row, total = torch.arange(count, device=table.lengths.device), table.place.shape[0]
+    element = F.pad(table.element - total, (0, 1)).index_select(1, row) + total
+    lengths = F.pad(table.lengths, (0, 1)).index_select(0, row)
+    return (
+        Table(element, element < total, table.place, lengths),
+        tuple([F.pad(part, (0, 0, 0, 1)).index_select(-2, row) for part in state]),
+    )
+
+
+def _of_sequences(state: Tensor, before: Tensor) -> Tensor:
+    """The rows of a state that are of sequences: as many as it had before there was one more."""
+    return state.index_select(-2, torch.arange(before.shape[-2], device=state.device))
 
 
 class _Operator(NamedTuple):
@@ -102,7 +125,7 @@ _OPERATORS: dict[type, Callable[[Any], _Operator | None]] = {
 def _run_operator(operator: _Operator, layer: Request, table: Table) -> Result:
     """A layer in all its directions as one node."""
     directions, size = layer.directions, layer.sizes[0]
-    initial = layer.initial()
+    table, initial = _with_a_row(table, layer.initial())
     attributes: dict[str, Any] = {"hidden_size": size, "direction": "bidirectional" if directions == 2 else "forward"}
     for name, value in operator.attributes.items():
         attributes[name] = value * directions if isinstance(value, list) else value
@@ -130,7 +153,8 @@ def _run_operator(operator: _Operator, layer: Request, table: Table) -> Result:
     # (T, K, B, H), of which the directions of an element are to stand side by side.
     outputs = found[0].transpose(1, 2).flatten(2)
     is_empty = (table.lengths == 0).view(1, -1, 1)
-    final = tuple([torch.where(is_empty, before, after) for before, after in zip(initial, found[1:], strict=True)])
+    both = zip(layer.initial(), initial, found[1:], strict=True)
+    final = tuple([_of_sequences(torch.where(is_empty, before, after), given) for given, before, after in both])
     return Result(table.flat(outputs) if layer.need_output else None, final, None)
 
 

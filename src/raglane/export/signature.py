@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from raglane.errors import ArgumentError, ArgumentTypeError, message
-from raglane.export.decompositions import elements_of_padded, padded_of_elements
+from raglane.export.decompositions import elements_of_padded, offsets_within, padded_of_elements
 from raglane.ragged import Ragged
 
 __all__ = ["Layout", "Signature", "Surface"]
@@ -191,7 +191,10 @@ class Surface(nn.Module):
             values = next(given)
             if isinstance(part, Ragged):
                 second = next(given)
-                held = elements_of_padded(values, second) if self._signature.layout == "padded" else (values, second)
+                if self._signature.layout == "padded":
+                    held = elements_of_padded(values, second)
+                else:
+                    held = values, offsets_within(second, values.shape[0])
                 batch = Ragged._make(*held, None)
                 leaves.append(batch)
                 starts.append((batch.offsets, values))

@@ -56,7 +56,8 @@ def onnx(
     """Write a model as an ONNX file that takes batches of any number of sequences of any lengths.
 
     LSTM, GRU and RNN become ONNX's own operators with ``sequence_lens``; other cells, projections and float64 become a
-    Scan over the cell's equations. The file needs no operator beyond ONNX's. Sequences of length 0 are right.
+    Scan over the cell's equations. The file needs no operator beyond ONNX's. Sequences of length 0 and batches of no
+    sequences are right.
 
     Args:
         model: a layer of ``rl.nn``, or a module made of them; it is exported as it is in evaluation mode.
@@ -65,7 +66,8 @@ def onnx(
             tensors or None. A dimension of a tensor that is as long as the batch is of any size in the file.
         layout: how the file takes a Ragged. ``"padded"``: ``values (B, T, *features)`` and ``lengths (B,)`` int64; what
             it gives per element is padded with zeros to the same ``T``. ``"flat"``: ``values (N, *features)`` and
-            ``offsets (B + 1,)`` int64; what it gives per element has ``N`` rows.
+            ``offsets (B + 1,)`` int64; what it gives per element has ``N`` rows. A graph refuses nothing: it takes a
+            length below 0 for 0 and one above ``T`` for ``T``, and makes offsets rise from 0 to ``N``.
         verify: whether the file is run by ONNX Runtime on fresh random lengths, and compared with the model, before it
             is written.
         metadata: texts by name, for the file's ``metadata_props``.

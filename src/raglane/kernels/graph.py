@@ -96,9 +96,9 @@ class Loops(Protocol):
         """A request of one layer, where the runtime has an operator for all of it; else None."""
 
     def run_loop(
-        self, step: Step, rows: Tensor, is_real: Tensor, state: tuple[Tensor, ...], sizes: list[int], reverse: bool
+        self, step: Step, table: Table, prepared: Tensor, state: tuple[Tensor, ...], sizes: list[int], reverse: bool
     ) -> list[Tensor]:
-        """See :func:`run_steps`; what is collected has ``sizes`` columns, and ``(T, B)`` rows."""
+        """See :func:`run_steps`; what is collected has ``sizes`` columns, and a row for each place of the table."""
 
 
 _loops: ContextVar[Loops | None] = ContextVar("raglane_loops", default=None)
@@ -158,7 +158,7 @@ def run_steps(
         The final states; and what is collected of each element, ``(N, size)`` each.
     """
     loops = _loops.get() or Scans()
-    found = loops.run_loop(step, table.padded(prepared), table.is_real, state, sizes, reverse)
+    found = loops.run_loop(step, table, prepared, state, sizes, reverse)
     return tuple(found[: step.states]), [table.flat(part) for part in found[step.states :]]
 
 
@@ -172,13 +172,14 @@ class Scans:
     def run_loop(
         self,
         step: Step,
-        rows: Tensor,
-        is_real: Tensor,
+        table: Table,
+        prepared: Tensor,
         state: tuple[Tensor, ...],
         sizes: list[int],  # noqa: ARG002
         reverse: bool,
     ) -> list[Tensor]:
         """See :class:`Loops`."""
+        rows, is_real = table.padded(prepared), table.is_real
         if reverse:
             rows, is_real = rows.flip(0), is_real.flip(0)
         found = self.scan(step, [part.clone() for part in state], [rows, is_real], tuple(step.weights))
