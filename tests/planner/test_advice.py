@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -164,10 +165,22 @@ def test_print_shows_what_matters(measured: list[Measured]) -> None:
     assert repr(found) == f"<Plan of {len(found.rows)} rows: {found.why}>"
 
 
-def test_why_compares_with_torch(measured: list[Measured]) -> None:
-    found = _plan()
+@looped(("size", "dtype"), [(32, "float32"), (None, "float32"), (32, "bfloat16"), (None, "bfloat16")])
+def test_why_compares_with_the_fastest_of_torch_in_the_table(
+    measured: list[Measured], size: int | None, dtype: str
+) -> None:
+    found = _plan(batch_sizes=[8, 32], dtypes=[torch.bfloat16])
+    # One row of torch alone is near, however its batches are limited: the best of either kind is compared with it.
+    near = next(row for row in found.rows if (row.backend, row.dtype, row.batch_size) == ("torch", dtype, size))
+    rows = [replace(row, train_seconds=9 if row.backend == "torch" else 1) for row in found.rows if row is not near]
+    rows.append(replace(near, train_seconds=3.5))
+    for best in (found.best, found.best_by_elements):
+        why = words.why(replace(best, train_seconds=1), rows, 1)
+        order, other = "grouped" if near.grouped else "random", ", bfloat16" * (dtype == "bfloat16")
+        assert f", 3.5 times as fast as the fastest of torch ({near.schedule}, {order}, {near.limit}{other})" in why
     rival = min(row.train_seconds for row in found.rows if row.backend == "torch")
     assert f"{rival / found.best.train_seconds:.1f} times as fast as the fastest of torch" in found.why
+    assert rival == min(row.train_seconds for row in words.shown(found) if row.backend == "torch")
 
 
 def test_a_long_tail_is_named(measured: list[Measured]) -> None:
