@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import time
 from collections import Counter
 from itertools import count, pairwise
 from typing import Any
@@ -159,8 +158,9 @@ def test_the_reference_alone_is_measured_as_any_other(monkeypatch: pytest.Monkey
     assert {counts[tuple(lengths)] for group in PROBES for lengths in group} == {4}
 
 
-def test_the_first_round_ends_in_time() -> None:
-    calls = [lambda: time.sleep(0.02)] * 5
+def test_the_first_round_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "_clock", lambda *_: 0.02)
+    calls = [lambda: None] * 5
     assert len(probe.time_in_turns(calls, torch.device("cpu"), 1, 0.03)) == 2
     assert len(probe.time_in_turns(calls[:2], torch.device("cpu"), 1)) == 2
 
