@@ -255,4 +255,16 @@ FAULTS: dict[str, Fault] = {
         "padded if batch_first else padded.transpose(0, 1)",
         "nn/test_torch_layers.py::test_a_tensor_without_lengths_is_torchs",
     ),
+    "a-bound-rounded-to-the-nearest": Fault(
+        "src/raglane/nn/recurrent/elementwise_layers.py",
+        "bound = bound // step * step",
+        "bound = round(bound / step) * step",
+        "nn/test_cell_layers.py::test_a_bound_is_rounded_inwards",
+    ),
+    "a-bound-forgets-autocast": Fault(
+        "src/raglane/nn/recurrent/elementwise_layers.py",
+        "casts = numbers.dtype is not torch.float64 and",
+        "casts = False and",
+        "nn/test_cell_layers.py::test_a_bound_is_rounded_inwards",
+    ),
 }

@@ -109,4 +109,16 @@ FAULTS: dict[str, Fault] = {
         "times[seconds >= 0]",
         "planner/test_advice.py::test_what_lies_far_beyond_all_measurements_is_marked",
     ),
+    "the-gain-over-batches-of-one-kind": Fault(
+        "src/raglane/planner/words.py",
+        'rivals = [row for row in rows if row.backend == "torch"]',
+        'rivals = [row for row in rows if row.backend == "torch" and bool(row.batch_size) == bool(best.batch_size)]',
+        "planner/test_advice.py::test_why_compares_with_the_fastest_of_torch_in_the_table",
+    ),
+    "the-gain-over-the-slowest-of-torch": Fault(
+        "src/raglane/planner/words.py",
+        "other = min(rivals, key",
+        "other = max(rivals, key",
+        "inspection/test_found.py::test_the_gain_that_is_told_is_the_gain_of_the_table",
+    ),
 }

@@ -63,6 +63,15 @@ def test_text_ends_in_the_facts_of_the_plan() -> None:
     assert found.plan.others.keys() <= set(re.findall(r"\w+", told))
 
 
+def test_the_gain_that_is_told_is_the_gain_of_the_table() -> None:
+    found = _inspect(_contents())
+    text, read = "\n".join(lines(found, "#")), json.loads(document.as_json(found))["plan"]
+    of_torch = min(row["train_seconds"] for row in read["rows"] if row["backend"] == "torch")
+    gain = f"{of_torch / read['best']['train_seconds']:.1f} times as fast as the fastest of torch"
+    for told in (text, read["why"], page.as_page(found).decode()):
+        assert re.findall(r"[\d.]+ times as fast as the fastest of torch", told) == [gain]
+
+
 def test_the_layer_is_what_training_builds() -> None:
     tokens = Contents("", None, np.array([3, 2]), "tokens", vocabulary=9)
     layer = layer_of(Settings(layer="lstm", hidden=8, layers=2, bidirectional=True), tokens, 16)

@@ -264,6 +264,26 @@ def test_a_bound_indrnn_at_most_doubles_its_state(nonlinearity: str) -> None:
     assert torch.equal(layer.weight_hh_l0.detach(), given)  # the parameters themselves are left as they are
 
 
+@looped("length", [2, 3, 7, 20, 100, 150, 400, 5000])
+@looped("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@looped("casts", [False, True])
+@looped("backend", ["auto", "reference"])
+def test_a_bound_is_rounded_inwards(backend: str, casts: bool, dtype: torch.dtype, length: int) -> None:
+    layer: Any = rl.nn.IndRNN(1, 3, bias=False, max_length=length, dtype=dtype, backend=backend)
+    start = torch.ones(1, 1, 3, dtype=dtype)
+    with torch.no_grad():
+        layer.weight_ih_l0.zero_()
+        layer.weight_hh_l0.copy_(torch.tensor([5.0, 3.0, 0.5]))
+    with torch.autocast("cpu", torch.bfloat16, enabled=casts):
+        _, state = layer(torch.zeros(1, 1, 1, dtype=dtype), start)
+    (gradient,) = torch.autograd.grad(-state.sum(), layer.weight_hh_l0)
+    held, other, inner = state.double().flatten().tolist()
+    # The largest number within the bound: with one more step of the dtype, it would be outside.
+    assert held == other <= 2 ** (1 / length) < held + torch.finfo(state.dtype).eps
+    assert inner == 0.5
+    assert gradient.tolist() == [0.0, 0.0, -1.0]
+
+
 def test_a_bound_lets_gradients_inwards_only() -> None:
     layer: Any = rl.nn.IndRNN(1, 4, bias=False, max_length=2, dtype=torch.float64, backend="reference")
     bound = 2**0.5

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +55,17 @@ def test_times_are_those_of_the_epoch(measured: list[Measured]) -> None:
     assert row.step_max == pytest.approx(row.train_seconds / 4)
     weights = sum(4 * weight.numel() for weight in rl.nn.LSTM(3, 4).parameters())
     assert row.peak_bytes == pytest.approx(weights + held(Profile.of(way, torch.tensor([6] * 16))), rel=0.02)
+
+
+def test_each_number_of_threads_has_its_own_lanes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAGLANE_CACHE", str(tmp_path))
+    monkeypatch.setattr(advice, "compare_cells", lambda *_: {})
+    make_up(monkeypatch, lambda _way, _mode: 1e-5 * (np.arange(10) == 1))  # steps alone take time
+    rows = _plan([5] * 2000, batch_sizes=[1000], backends=["cpu"]).rows
+    for threads, rounds in ((1, 21), (2, 11)):
+        # 1,000 sequences on 48 lanes or 96, one after the other; two such batches.
+        found = next(row for row in rows if (row.threads, row.batch_size) == (threads, 1000))
+        assert found.train_seconds == pytest.approx(2 * 5 * rounds * 1e-5, rel=0.05)
 
 
 def test_what_lies_far_beyond_all_measurements_is_marked(measured: list[Measured]) -> None:
@@ -111,6 +124,22 @@ def test_memory_limits_the_batch(measured: list[Measured]) -> None:
         _plan(memory=1)
 
 
+def test_ranks_share_what_the_machine_has(measured: list[Measured], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(advice, "available_memory", lambda: 1e9)
+    one, four = (_plan(ranks=ranks, threads=[1], backends=["cpu"]) for ranks in (1, 4))
+    assert one.most_elements == pytest.approx(4 * four.most_elements, rel=0.01)
+    assert one.memory_limit.elements == pytest.approx(four.memory_limit.elements, rel=0.01)
+    # 480 sequences are 8 batches of at most 32 for one process, and of 8 for each of four.
+    assert {row.batch_size for row in one.rows} - {None} == {8, 16, 32}
+    assert {row.batch_size for row in four.rows} - {None} == {8}
+
+
+def test_a_limit_by_elements_is_of_sequences_of_mean_length(measured: list[Measured]) -> None:
+    rows = _plan([2, 4, 6, 8] * 100, batch_sizes=[8, 32], backends=["cpu"]).rows
+    assert {row.batch_elements for row in rows} - {None} == {40, 160}
+    assert all((row.batch_size is None) != (row.batch_elements is None) for row in rows)
+
+
 def test_other_dtypes_are_shown_and_not_recommended(measured: list[Measured]) -> None:
     found = _plan(dtypes=[torch.bfloat16])
     assert {row.dtype for row in found.rows} == {"float32", "bfloat16"}
@@ -164,10 +193,22 @@ def test_print_shows_what_matters(measured: list[Measured]) -> None:
     assert repr(found) == f"<Plan of {len(found.rows)} rows: {found.why}>"
 
 
-def test_why_compares_with_torch(measured: list[Measured]) -> None:
-    found = _plan()
+@looped(("size", "dtype"), [(32, "float32"), (None, "float32"), (32, "bfloat16"), (None, "bfloat16")])
+def test_why_compares_with_the_fastest_of_torch_in_the_table(
+    measured: list[Measured], size: int | None, dtype: str
+) -> None:
+    found = _plan(batch_sizes=[8, 32], dtypes=[torch.bfloat16])
+    # One row of torch alone is near, however its batches are limited: the best of either kind is compared with it.
+    near = next(row for row in found.rows if (row.backend, row.dtype, row.batch_size) == ("torch", dtype, size))
+    rows = [replace(row, train_seconds=9 if row.backend == "torch" else 1) for row in found.rows if row is not near]
+    rows.append(replace(near, train_seconds=3.5))
+    for best in (found.best, found.best_by_elements):
+        why = words.why(replace(best, train_seconds=1), rows, 1)
+        order, other = "grouped" if near.grouped else "random", ", bfloat16" * (dtype == "bfloat16")
+        assert f", 3.5 times as fast as the fastest of torch ({near.schedule}, {order}, {near.limit}{other})" in why
     rival = min(row.train_seconds for row in found.rows if row.backend == "torch")
     assert f"{rival / found.best.train_seconds:.1f} times as fast as the fastest of torch" in found.why
+    assert rival == min(row.train_seconds for row in words.shown(found) if row.backend == "torch")
 
 
 def test_a_long_tail_is_named(measured: list[Measured]) -> None:
@@ -178,6 +219,16 @@ def test_a_long_tail_is_named(measured: list[Measured]) -> None:
     # Padded, most of a batch is there for its longest; here the long ones are 4,000 of 8,950 elements.
     assert shares[0] > shares[1] > 10
     assert _plan([5] * 1000).tail is None
+    # Lengths that differ have no tail where the longest is less than twice what nearly all are below.
+    assert _plan([5, 10, 15] * 300 + [20]).tail is None
+
+
+def test_a_tail_is_that_of_the_whole_list(measured: list[Measured]) -> None:
+    found = _plan([5] * 99_000 + [400] * 1000, batch_sizes=[512], backends=["cpu"], threads=[1])
+    assert found.tail is not None
+    count, of = re.findall(r"[\d,]+", found.tail)[:2]
+    assert int(count.replace(",", "")) == pytest.approx(1000, rel=0.15)
+    assert of == "100,000"
 
 
 def test_lengths_come_in_many_forms(measured: list[Measured]) -> None:

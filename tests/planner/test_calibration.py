@@ -1,8 +1,9 @@
 from __future__ import annotations
 
-import time
 from collections import Counter
+from contextlib import nullcontext
 from itertools import count, pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 import raglane as rl
 from planner.made_up import costs, held, make_up, say_nothing, seen
 from raglane.kernels.dispatch import override
-from raglane.planner import calibration, probe
+from raglane.planner import calibration, peak, probe
 from raglane.planner.calibration import calibrate
 from raglane.planner.model import Profile
 from raglane.planner.peak import peak_bytes
@@ -159,8 +160,9 @@ def test_the_reference_alone_is_measured_as_any_other(monkeypatch: pytest.Monkey
     assert {counts[tuple(lengths)] for group in PROBES for lengths in group} == {4}
 
 
-def test_the_first_round_ends_in_time() -> None:
-    calls = [lambda: time.sleep(0.02)] * 5
+def test_the_first_round_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "_clock", lambda *_: 0.02)
+    calls = [lambda: None] * 5
     assert len(probe.time_in_turns(calls, torch.device("cpu"), 1, 0.03)) == 2
     assert len(probe.time_in_turns(calls[:2], torch.device("cpu"), 1)) == 2
 
@@ -200,6 +202,33 @@ def test_peak_is_what_is_held_at_once(capfd: pytest.CaptureFixture[str]) -> None
     mebibyte = 1 << 20
     assert 16 * mebibyte <= peak_bytes(call, torch.device("cpu")) < 17 * mebibyte
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_peak_does_not_depend_on_the_order_of_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A profiler may list what threads did one after the other: it is put in the order of time."""
+    happened = [(3, -5), (1, 5), (4, 7), (2, 1), (5, -8)]
+    events = [
+        SimpleNamespace(name=lambda: "[memory]", start_ns=lambda t=t: t, nbytes=lambda n=n: n) for t, n in happened
+    ]
+    record = SimpleNamespace(profiler=SimpleNamespace(kineto_results=SimpleNamespace(events=lambda: events)))
+    monkeypatch.setattr(peak, "profile", lambda **_: nullcontext(record))
+    # Held after each moment: 5, 6, 1, 8 and 0.
+    assert peak_bytes(lambda: None, torch.device("cpu")) == 8
+
+
+def test_a_time_is_the_median_of_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two calls in turns, after a round to get warm; something else ran during some of the rounds."""
+    taken = iter([9.0, 9.0, 0.01, 0.02, 0.5, 0.02, 0.01, 0.8, 0.01, 0.02, 0.01, 0.02])
+    monkeypatch.setattr(probe, "_clock", lambda *_: next(taken))
+    monkeypatch.setattr(probe, "_SECONDS", 100.0)
+    assert probe.time_in_turns([lambda: None] * 2, torch.device("cpu"), 5) == [0.01, 0.02]
+
+
+def test_a_look_at_the_yardstick_is_a_median(monkeypatch: pytest.MonkeyPatch) -> None:
+    stick = probe.Yardstick(rl.nn.GRU(3, 4), FAST)
+    taken = iter([1.0, 1.0, 8.0, 1.0, 1.0, 9.0, 9.0])
+    monkeypatch.setattr(probe, "_clock", lambda *_: next(taken))
+    assert stick.look() == 1.0
 
 
 def test_no_memory_is_held_for_padding_that_is_not_there() -> None:

@@ -57,6 +57,13 @@ def test_lanes_are_those_that_the_work_needs() -> None:
     assert lanes_of(torch.tensor([0, 0]), 2) == 1
 
 
+def test_a_profile_has_the_lanes_of_its_threads() -> None:
+    for threads in (1, 2, 4):
+        for backend in ("cpu", "program"):
+            profile = Profile.of(Way(backend, "lanes", "float32", threads), torch.full((1000,), 5))
+            assert profile.rows.max() == 48 * threads
+
+
 @pytest.mark.parametrize("way", [PADDED, PACKED, LANES], ids=str)
 def test_fit_finds_the_costs_that_it_was_measured_with(way: Way) -> None:
     probes = np.array([seen(way, torch.tensor(lengths)) for group in PROBES for lengths in group])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from torch import Tensor, nn
 
-from raglane.planner import Plan, Row
+from raglane.planner import Plan, Row, words
 
 __all__ = ["made_plans", "make_plan"]
 
@@ -45,7 +45,7 @@ def make_plan(
         "rows": tuple(rows),
         "best": best,
         "best_by_elements": best,
-        "why": "It is the fastest.",
+        "why": words.why(best, rows, ranks),
         "others": others,
         "most_elements": 1_000_000,
         "most_bytes": None,

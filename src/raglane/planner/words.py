@@ -147,15 +147,17 @@ def table(plan: Plan) -> str:
 
 def why(best: Row, rows: Sequence[Row], ranks: int) -> str:
     """The reason for a recommendation, in a sentence."""
-    rows = [row for row in rows if (row.batch_size is None) == (best.batch_size is None)]
-    same = [row for row in rows if (row.way, row.size) == (best.way, best.size) and row is not best]
     parts = [f"An epoch of training takes {seconds_in_words(best.train_seconds)}"]
-    rivals = [row for row in rows if row.backend == "torch" and row.dtype == best.dtype]
+    # Of all that the table shows, however its batches are limited: else the sentence claims more than the table does.
+    rivals = [row for row in rows if row.backend == "torch"]
     if best.backend != "torch" and rivals:
         other = min(rivals, key=lambda row: row.rank_seconds)
         ratio = other.rank_seconds / best.rank_seconds
         order = "grouped" if other.grouped else "random"
-        parts.append(f"{ratio:.1f} times as fast as the fastest of torch ({other.schedule}, {order}, {other.limit})")
+        which = f"{other.schedule}, {order}, {other.limit}" + (f", {other.dtype}" if other.dtype != best.dtype else "")
+        parts.append(f"{ratio:.1f} times as fast as the fastest of torch ({which})")
+    rows = [row for row in rows if (row.batch_size is None) == (best.batch_size is None)]
+    same = [row for row in rows if (row.way, row.size) == (best.way, best.size) and row is not best]
     for row in same:
         gain = row.rank_seconds / best.rank_seconds
         what = "grouping by length would take" if row.grouped else "random batches would take"
