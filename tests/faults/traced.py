@@ -95,6 +95,42 @@ FAULTS: dict[str, Fault] = {
         "with torch.enable_grad()",
         "kernels/test_program.py::test_the_first_call_within_an_operator_verifies_gradients",
     ),
+    "gradients-are-not-compared": Fault(
+        "src/raglane/kernels/program/verify.py",
+        'enumerate(("values", "gradients"))',
+        'enumerate(("values",))',
+        "kernels/test_program_verified.py::test_a_wrong_gradient_is_refused",
+    ),
+    "a-module-is-verified-as-a-stand-in": Fault(
+        "src/raglane/kernels/program/verify.py",
+        "is_own = isinstance(self.loop.step.given, nn.Module)",
+        "is_own = False",
+        "kernels/test_program_verified.py::test_a_step_that_looks_at_its_parameters",
+    ),
+    "a-stand-in-is-no-parameter": Fault(
+        "src/raglane/programs/weights.py",
+        "if isinstance(original, kind) and not isinstance(made, kind):",
+        "if made is original:",
+        "kernels/test_program_verified.py::test_a_step_that_looks_at_its_parameters",
+    ),
+    "a-number-of-rows-is-any-number": Fault(
+        "src/raglane/programs/reads.py",
+        "return Rows(found) if found and is_count else found",
+        "return found",
+        "kernels/test_program_verified.py::test_what_depends_on_the_number_of_rows_is_refused",
+    ),
+    "a-program-is-compared-once": Fault(
+        "src/raglane/kernels/program/backend.py",
+        "if entry.calls % _CALLS == 0 and",
+        "if entry.calls == 0 and",
+        "kernels/test_program_verified.py::test_a_program_that_no_longer_holds_ends",
+    ),
+    "a-call-is-compared-on-other-rows": Fault(
+        "src/raglane/kernels/program/verify.py",
+        "[ends > starts]",
+        "[ends > starts][:1]",
+        "kernels/test_program_verified.py::test_the_first_call_is_compared_on_its_own_rows",
+    ),
     "a-program-on-the-disk-is-believed": Fault(
         "src/raglane/kernels/program/backend.py",
         "if entry.compiled is not None:\n        entry.reason",

@@ -19,9 +19,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from raglane.programs.graph import Columns, Graph, Node, Refused, Result
+from raglane.programs.graph import DEPENDS, Columns, Graph, Node, Refused, Result
 from raglane.programs.known import Call, Known, Moved, moved
+from raglane.programs.reads import Reading
 from raglane.programs.rows import FREE, SHIFT, RowsMeet, align, free, marks_of
+from raglane.programs.weights import stand_in
 
 __all__ = ["Trace", "Tracer", "draws_random_numbers", "rows_for"]
 
@@ -100,14 +102,15 @@ class Tracer:
     def run(self, step: Callable[[], Any]) -> Any:
         """Run a function, and follow what it does."""
         # What it computes without gradients by itself can then be told.
-        with torch.enable_grad(), _Follow(self):
+        reading = Reading(self.rows, self._is_nothing)
+        with torch.enable_grad(), torch._C._EnableTorchFunction(), reading, _Follow(self):
             return step()
 
     # What goes in.
 
     def leaf(self, tensor: Tensor, original: Tensor) -> Tensor:
         """A parameter, in the dtype that is computed in, and as its module has it; whole numbers never change."""
-        made = self._add_known(tensor.detach(), not tensor.dtype.is_floating_point)
+        made = stand_in(self._add_known(tensor.detach(), not tensor.dtype.is_floating_point), original)
         self._originals[id(original)] = self._parts[id(made)]
         return made
 
@@ -160,7 +163,7 @@ class Tracer:
         """Follow one operation of torch."""
         name = function._schema.name.removeprefix("aten::")
         if torch.Tag.nondeterministic_seeded in function.tags:
-            raise Refused("it draws random numbers inside the step")
+            raise Refused(f"it draws random numbers inside the step, {DEPENDS}")
         tensors = [part for part in flat if isinstance(part, Tensor)]
         if name == "lift_fresh" and id(tensors[0]) not in self._parts:
             return self._constant(tensors[0].detach().clone())  # a tensor that was made of numbers just now
@@ -187,7 +190,9 @@ class Tracer:
             return rule(self, function, *args, **kwargs)
         except RowsMeet as met:
             # Such as a sum of all in an ``if``: who wrote it may have thought of one sequence.
-            raise Refused(f"{met.reason} in its operation {name}, where each row is a sequence of its own") from None
+            raise Refused(
+                f"{met.reason} in its operation {name}, where each row is a sequence of its own, {DEPENDS}"
+            ) from None
 
     def _constant(self, value: Tensor) -> Tensor:
         self._calls.append(Call(None, (value,), {}))

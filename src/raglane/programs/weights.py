@@ -19,7 +19,7 @@ from raglane.cells.regularised import RegularisedWeights
 from raglane.cells.spec import CellSpec
 from raglane.programs.graph import Refused
 
-__all__ = ["Survey", "cell_key", "replaced", "survey"]
+__all__ = ["Survey", "cell_key", "replaced", "stand_in", "survey"]
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OWN = frozenset(nn.Module().__dict__) - {"training"}
@@ -69,7 +69,7 @@ class Survey:
                 raise Refused(f"it has {part.numel()} numbers of {part.dtype}")
             content = part.numpy().tobytes()
         # A step may read memory as it lies, such as by a view.
-        return ("leaf", index, tuple(part.shape), part.stride(), part.dtype, content)
+        return ("leaf", index, isinstance(part, nn.Parameter), tuple(part.shape), part.stride(), part.dtype, content)
 
     def value(self, part: Any, depth: int = 0) -> Any:
         """The key of anything that a module holds."""
@@ -178,9 +178,18 @@ def replaced(weights: Any, swap: Callable[[Tensor], Tensor]) -> Any:
     return _replaced(weights, swap, {})
 
 
+def stand_in(made: Tensor, original: Tensor) -> Tensor:
+    """A tensor in the place of another one, which a step then takes for a parameter or a buffer, too."""
+    if made is not original:
+        for kind, name in ((nn.Parameter, "_is_param"), (nn.Buffer, "_is_buffer")):
+            if isinstance(original, kind) and not isinstance(made, kind):
+                setattr(made, name, True)
+    return made
+
+
 def _replaced(part: Any, swap: Callable[[Tensor], Tensor], known: dict[int, Any]) -> Any:
     if isinstance(part, Tensor):
-        return swap(part)
+        return stand_in(swap(part), part)
     if id(part) in known:
         return known[id(part)]
     if isinstance(part, nn.Module):
