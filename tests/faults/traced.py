@@ -10,6 +10,7 @@ _REFUSED = "programs/test_user_cells.py::test_what_no_program_can_be_is_refused_
 _LIBRARY = "programs/test_library_cells.py::test_a_cell_gives_what_the_reference_does"
 _SPECIAL = "programs/test_special_values.py"
 _CHANGES = "programs/test_changes.py::test_whatever_changes_is_seen"
+_RECORDED = "kernels/test_program_recorded.py::test_what_is_recorded"
 _KNOWN = "programs/test_known.py::test_what_is_known_beside_the_loop"
 
 FAULTS: dict[str, Fault] = {
@@ -282,6 +283,24 @@ FAULTS: dict[str, Fault] = {
         "if isinstance(part, type) and not (",
         "if part is None and not (",
         "programs/test_keys.py::test_what_is_not_known_has_no_key",
+    ),
+    "every-result-of-a-program-has-a-gradient": Fault(
+        "src/raglane/kernels/program/loop.py",
+        "zip(found, has, strict=True) if not flag]",
+        "zip(found, has, strict=True) if flag is None]",
+        _RECORDED,
+    ),
+    "truths-have-a-gradient": Fault(
+        "src/raglane/programs/gradients.py",
+        '"and", "or", "not", "stop"), slice(0))',
+        '"and", "or", "not", "stop"), slice(None))',
+        _RECORDED,
+    ),
+    "a-state-keeps-its-gradient-for-ever": Fault(
+        "src/raglane/kernels/program/loop.py",
+        "finals = [now or (before and has_empty)",
+        "finals = [now or before",
+        _RECORDED,
     ),
     "sums-take-no-factor": Fault(
         "src/raglane/programs/known.py",
