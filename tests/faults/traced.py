@@ -302,6 +302,12 @@ FAULTS: dict[str, Fault] = {
         "finals = [now or before",
         _RECORDED,
     ),
+    "a-schedule-that-changes-numbers-is-not-named": Fault(
+        "src/raglane/programs/trace.py",
+        'depends = "" if all(self.is_known(part) for part in tensors)',
+        'depends = "" if tensors',
+        "programs/test_table_of_steps.py",
+    ),
     "sums-take-no-factor": Fault(
         "src/raglane/programs/known.py",
         "or call.kwargs or len(call.args) != 2:",

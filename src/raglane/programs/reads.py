@@ -25,6 +25,8 @@ _HIDDEN = frozenset(
     "requires_grad grad grad_fn is_leaf _version _base _is_view output_nr retains_grad data_ptr storage untyped_storage"
     " register_hook register_post_accumulate_grad_hook retain_grad backward".split()
 )
+_ROWS = f"what it does depends on the number of rows, which is that of the sequences, {DEPENDS}"
+_ARITHMETIC = frozenset("mul rmul multiply add radd sub rsub div rdiv divide truediv rtruediv pow rpow".split())
 _HOST = {"device": torch.device("cpu"), "is_meta": False, "is_cpu": True}
 
 
@@ -60,7 +62,7 @@ def _refused(name: str) -> Callable[..., Any]:
     def method(self: Rows, *other: Any) -> Any:
         if _is_ours(sys._getframe(1)) or (other and type(other[0]) is Rows and name in ("__eq__", "__ne__")):
             return plain(self, *other)
-        raise Refused(f"what it does depends on the number of rows, which is that of the sequences, {DEPENDS}")
+        raise Refused(_ROWS)
 
     return method
 
@@ -92,6 +94,8 @@ class Reading(TorchFunctionMode):
             name = func.__self__.__name__
         if name in _HIDDEN and not _is_ours(_caller()):
             raise Refused(f"it reads {name} of a tensor, which a program does not have")
+        if name.strip("_") in _ARITHMETIC and any(type(part) is Rows for part in args):
+            raise Refused(_ROWS)
         # What torch does within a function of its own is followed operation by operation, and means the same always.
         with torch._C.DisableTorchFunction():
             found = func(*args, **(kwargs or {}))

@@ -176,7 +176,8 @@ class Tracer:
             raise Refused("it computes without gradients, under no_grad() or in a torch.autograd.Function of its own")
         dynamic = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(function.tags)
         if (dynamic and name not in self.rules) or name in ("equal", "is_nonzero", "_local_scalar_dense"):
-            raise Refused("what it does depends on the numbers that it computes")
+            depends = "" if all(self.is_known(part) for part in tensors) else f", {DEPENDS}"
+            raise Refused(f"what it does depends on the numbers that it computes{depends}")
         has_rows = any(part.marks is not None for part in parts)
         if not has_rows and not any(type(part) is int and part and part % self.rows == 0 for part in flat):
             return self._call_known(function, flat, spec)
@@ -205,7 +206,7 @@ class Tracer:
     def _call_constants(self, function: Any, flat: list[Any], spec: Any) -> Any:
         """What is made of numbers that the step itself has is a constant, too."""
         if function._schema.is_mutable:
-            raise Refused("it changes a buffer or a constant in place")
+            raise Refused(f"it changes a buffer or a constant in place, {DEPENDS}")
         args, kwargs = tree_unflatten(self._values(flat), spec)
         found = function(*args, **kwargs)
         if isinstance(found, Tensor):
@@ -216,7 +217,7 @@ class Tracer:
 
     def _call_known(self, function: Any, flat: list[Any], spec: Any) -> Any:
         if function._schema.is_mutable:
-            raise Refused("it changes a parameter or a buffer in place")
+            raise Refused(f"it changes a parameter or a buffer in place, {DEPENDS}")
         args, kwargs = tree_unflatten(self._values(flat), spec)
         found = function(*args, **kwargs)
         if found is None:
@@ -242,7 +243,7 @@ class Tracer:
     def _call_in_place(self, rule: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         target = self.part(args[0])
         if target.marks is None:
-            raise Refused("it changes a parameter, a buffer or a constant in place")
+            raise Refused(f"it changes a parameter, a buffer or a constant in place, {DEPENDS}")
         if _memory(target.marks) in self._detached:
             raise Refused("it changes in place what it has detached")
         found = rule(self, function, *args, **kwargs)
