@@ -42,7 +42,7 @@ FAULTS: dict[str, Fault] = {
         "src/raglane/kernels/program/backend.py",
         "entry.reason = verify(wish, entry, found)",
         'entry.reason = ""',
-        "kernels/test_program.py::test_what_cannot_be_a_program_says_why",
+        "kernels/test_program_verified.py::test_a_wrong_gradient_is_refused",
     ),
     "what-is-still-read-is-overwritten": Fault(
         "src/raglane/programs/compiled.py",
@@ -340,7 +340,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "a-step-asks-nothing-of-gradients": Fault(
         "src/raglane/kernels/program/verify.py",
-        "if not case.is_same_without_gradients(want[0]):",
+        "if not self.is_same_without_gradients(want[0]):",
         "if not want[0]:",
         "kernels/test_program.py::test_a_step_that_asks_whether_gradients_are_recorded_is_refused",
     ),
