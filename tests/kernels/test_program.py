@@ -151,7 +151,7 @@ def test_numbers_of_sixteen_bits() -> None:
 def test_what_cannot_be_a_program_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "_warned", set())
     batch = a_batch()
-    for kind, reason in ((Arc, "no program has the operation atan"), (Hooked, "the gradients of its program differ")):
+    for kind, reason in ((Arc, "no program has the operation atan"), (Hooked, "it reads requires_grad of a tensor")):
         layer = rl.nn.Recurrent(kind, 5, 4)
         with pytest.warns(UserWarning, match=f"The cell 'module {kind.__name__}' runs in plain torch.*{reason}"):
             out, _ = layer(batch)

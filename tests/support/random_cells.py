@@ -107,6 +107,7 @@ class RandomCell(nn.Module):
             self._new = [self._next_state(f"s{place}", size, depth) for place, size in enumerate(self.sizes)]
             self._widths |= {f"new{place}": size for place, size in enumerate(self.sizes)}
             self._output = self._formula(self.output_size, depth - 1)
+        del self._chance  # a module with a generator of numbers runs in plain torch: it may change
 
     def __str__(self) -> str:
         lines = [f"new{place} = {drawn.text}" for place, drawn in enumerate(self._new)]

@@ -71,6 +71,7 @@ class Entry:
         is_read: whether they are made of a trace that was read from the disk.
         lasting: the key on the disk; empty where there is none.
         unkept: why they are not kept on the disk; empty where they are.
+        calls: how many there were.
     """
 
     compiled: Compiled | None
@@ -81,6 +82,7 @@ class Entry:
     is_read: bool = False
     lasting: str = ""
     unkept: str = ""
+    calls: int = 0
 
 
 _entries: OrderedDict[Any, Entry] = OrderedDict()

@@ -8,7 +8,7 @@ from typing import cast
 
 import numpy as np
 
-from raglane.programs.gradients import Deferred, Reverse
+from raglane.programs.gradients import Deferred, Reverse, recorded_from
 from raglane.programs.graph import Columns, Node
 from raglane.programs.lower import Lowered, lower
 from raglane.programs.program import Kind
@@ -137,6 +137,7 @@ class Compiled:
                 self._new.append(columns)
         self._forwards: dict[tuple[bool, bool, Wanted | None], Forward] = {}
         self._backwards: dict[Wanted, Backward] = {}
+        self._recorded: dict[tuple[Wanted, tuple[bool, ...]], tuple[bool, tuple[bool, ...]]] = {}
 
     def _kinds(self) -> dict[int, Kind]:
         kinds: dict[int, Kind] = dict.fromkeys(self.elements, "element")
@@ -180,6 +181,39 @@ class Compiled:
         if wanted not in self._backwards:
             self._backwards[wanted] = _Backward(self, wanted).make()
         return self._backwards[wanted]
+
+    def recorded(self, wanted: Wanted, states: tuple[bool, ...]) -> tuple[bool, tuple[bool, ...]]:
+        """What autograd records of a loop in plain torch, over steps of any number.
+
+        Args:
+            wanted: what has gradients.
+            states: whether each initial state that changes does.
+
+        Returns:
+            Whether the output and each new state have a gradient.
+        """
+        key = wanted, states
+        if key not in self._recorded:
+            output, new = self._recorded_once(wanted, states)
+            while any(now and not before for now, before in zip(new, states, strict=True)):
+                states = tuple(map(max, new, states))
+                output, new = self._recorded_once(wanted, states)
+            self._recorded[key] = output, new
+        return self._recorded[key]
+
+    def _recorded_once(self, wanted: Wanted, states: tuple[bool, ...]) -> tuple[bool, tuple[bool, ...]]:
+        """Whether the output and the new states of one step have a gradient."""
+        result, graph = self.trace.result, self.trace.result.graph
+        has = np.zeros(len(graph.nodes), bool)
+        kinds = (self.elements, wanted.elements), (self.unchanged, wanted.unchanged), (self.vectors, wanted.vectors)
+        for nodes, flags in (*kinds, (self.states, states)):
+            has[[node for node, flag in zip(nodes, flags, strict=True) if flag]] = True
+        for index, node in enumerate(graph.nodes):
+            operands = node.operands[recorded_from(node.operation)]
+            weight = node.operation == "product" and wanted.weights[node.weight]
+            has[index] |= weight or any(has[graph.places(part)].any() for part in operands)
+        output, *new = (bool(has[graph.places(columns)].any()) for columns in (result.output, *self._new))
+        return output, tuple(new)
 
 
 class _Backward:

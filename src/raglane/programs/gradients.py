@@ -15,9 +15,16 @@ import numpy as np
 
 from raglane.programs.graph import Columns, Graph, Node
 
-__all__ = ["Deferred", "Reverse", "WeightGradient"]
+__all__ = ["Deferred", "Reverse", "WeightGradient", "recorded_from"]
 
 Give = Callable[[int, Columns], None]
+_RECORDED = dict.fromkeys(("lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not", "stop"), slice(0))
+_RECORDED |= {"where": slice(1, None), "through": slice(1, None)}
+
+
+def recorded_from(operation: str) -> slice:
+    """The operands of an operation whose gradients torch records, whether they are zeros or not."""
+    return _RECORDED.get(operation, slice(None))
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,11 +13,14 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["SOURCES", "Columns", "Graph", "Node", "Refused", "Result", "Unkept"]
+__all__ = ["DEPENDS", "SOURCES", "Columns", "Graph", "Node", "Refused", "Result", "Unkept"]
 
 Columns = Any  # (w,) int64 of NumPy: numbers of columns
 SOURCES = ("element", "state", "vector")
 """Operations of nodes that are given rather than computed; a state that no step changes becomes a sequence's input."""
+
+DEPENDS = "so its results depend on the schedule"
+"""In a reason: plain torch runs the step, but another schedule or batch may give a sequence other numbers."""
 
 
 class Refused(Exception):  # noqa: N818 (an answer, and no error of anybody's)

@@ -1,23 +1,20 @@
 """Keys that hold in another process: all that decides what a step computes, as text.
 
 In a process the key of a step names classes and functions by themselves. Here they are read: the instructions that
-Python made of their source, what these read of closures and of the module around them, and so on. So a key is that of
-the code that runs, not of a file that may have been changed since. Torch and Raglane's own rooms go by their versions.
+Python made of their source, what these read of closures and of the module around them, and so on. Torch and Raglane's
+own rooms go by their versions.
 
-What cannot be read with certainty has no such key: an object that a function finds around it, an import within a
-step, ``getattr`` and its like, whose names may be computed, a module of Python's that knows the time or the
-environment.
+Only what is known to be the same in every process has such a key: constants of Python's own types, functions written
+in Python that are read here, and those of torch that compute tensors from their arguments. Whatever else a step reaches
+has none: it is traced in each process.
 """
 
 from __future__ import annotations
 
-import abc
 import builtins
 import dis
-import enum
 import functools
 import hashlib
-import operator
 import sys
 import time
 import types
@@ -26,40 +23,36 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from raglane.programs.graph import Unkept
+from raglane.programs.weights import Held
 
 __all__ = ["lasting_key"]
 
-_FORMAT = 1
+_FORMAT = 2
 _IMPORTED = time.time()
 
-# Packages that go by their versions, and modules of Python's whose functions give the same for the same arguments.
-_VERSIONED = ("torch", "raglane.cells", "raglane.programs")
-_PURE = (
-    "abc cmath collections contextlib dataclasses enum functools itertools math numbers operator _operator types typing"
+_PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented), range))
+_TORCH = frozenset((torch.dtype, torch.device, torch.layout, torch.memory_format))
+# Where functions compute from their arguments alone: modules, and what in torch is written in C or in Python.
+_PURE = frozenset("builtins math cmath itertools typing".split())
+_COMPUTING = frozenset([f"torch._C.{name}" for name in ("_nn", "_linalg", "_special", "_fft")])
+_FUNCTIONS = (
+    "torch.functional",
+    "torch.nn.functional",
+    "torch.nn.modules.",
+    "torch.nn.utils.parametri",
+    "raglane.cells.",
 )
-_KNOWN = frozenset((*_PURE.split(), "builtins"))
+_MODULES = frozenset("torch torch.nn torch.functional torch.nn.functional torch.linalg torch.special torch.fft".split())
 _BUILTINS = frozenset(
-    "abs all any bool bytes classmethod complex dict divmod enumerate filter float frozenset int isinstance issubclass"
-    " iter len list map max min next object pow property range reversed round set slice sorted staticmethod str sum"
-    " super tuple type zip Ellipsis NotImplemented __debug__".split()
+    "abs all any bool bytes complex dict divmod enumerate filter float int isinstance issubclass iter len list map max"
+    " min next pow range reversed round slice sorted str sum super tuple zip Ellipsis NotImplemented __debug__".split()
 )
-# What reads attributes that the code around it need not name.
-_GETTERS = (operator.attrgetter, operator.methodcaller)
-_GETTING = ("__dict__", "__getattr__", "__getattribute__")
-# Of a class: what making an instance runs, what turning one into text does, and what no step reads.
-_MAKING = frozenset(("__init__", "__new__", "__init_subclass__", "__post_init__"))
-_SHOWING = frozenset(("__repr__", "__str__", "__format__"))
-_UNREAD = frozenset(("__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "_abc_impl"))
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented), range, slice)
-_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format)
-_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType, types.MethodDescriptorType)
-# Py_TPFLAGS_HEAPTYPE: whose attributes can be changed.
-_MADE_BY_PYTHON = 1 << 9
-# Reached by one step; more is somebody's whole program.
-_MOST = 2000
+# What Python calls where an instance or a class is made: a step that makes one has no key.
+_MAKING = frozenset("__init__ __new__ __init_subclass__ __class_getitem__ __set_name__ __post_init__".split())
+_MOST = 2000  # reached by one step; more is somebody's whole program
 
 
 def lasting_key(key: Any) -> str:
@@ -107,7 +100,6 @@ class _Holder(NamedTuple):
 
     number: int
     of: Any
-    names: Any  # the dictionary of its attributes
     bases: tuple[type, ...]  # of a class, those that go by a version, and may call what overrides theirs
 
 
@@ -121,32 +113,36 @@ class _Walk:
         self._names: set[str] = set()
         self._holders: list[_Holder] = []
         self._done: set[tuple[int, str]] = set()
-        self._made: set[int] = set()  # ids of classes of which a step may make instances
-        self._makes_any, self._shows = False, False
 
     def value(self, part: Any) -> Any:
         """The text of anything."""
-        if isinstance(part, _PLAIN):
-            if type(part) not in _PLAIN:
-                raise Unkept(f"it reads a {type(part).__name__}, of which it is not known what it does")
-            return type(part).__name__, repr(part)
-        if isinstance(part, _TORCH):
-            return "torch", repr(part)
-        if isinstance(part, tuple | list) and type(part) in (tuple, list, torch.Size):
-            # A module that holds a class has it beside the class of that.
-            holds_class = len(part) == 2 and isinstance(part[0], type) and issubclass(part[0], type)
-            return type(part).__name__, tuple([(self._around if holds_class else self.value)(item) for item in part])
-        if type(part) in (set, frozenset):
-            return type(part).__name__, tuple(sorted(repr(self.value(item)) for item in part))
-        if type(part) is dict:
+        kind = type(part)
+        if kind in _PLAIN or kind in _TORCH:
+            return kind.__name__, repr(part)
+        if kind in (tuple, list, torch.Size):
+            return kind.__name__, tuple([self.value(item) for item in part])
+        if kind in (set, frozenset) and all(type(item) in (int, bool) for item in part):  # others have no order
+            return kind.__name__, tuple(sorted(map(repr, part)))
+        if kind is dict:
             return "dict", tuple([(self.value(name), self.value(item)) for name, item in part.items()])
-        if isinstance(part, enum.Enum):
-            return "enum", self.value(type(part)), part.name, self.value(part.value)
+        if kind is types.CodeType:
+            return "code"  # beside its function, which is read
+        if kind is Held:
+            return self._around(part.part)
         if isinstance(part, type):
             return self._class(part)
-        if isinstance(part, types.ModuleType):
+        if kind is types.ModuleType:
             return self._module(part)
-        return self._callable(part)
+        if kind is types.FunctionType:
+            return self._function(part)
+        if kind in (staticmethod, classmethod):
+            return kind.__name__, self.value(part.__func__)
+        if kind is property:
+            return "property", self.value((part.fget, part.fset, part.fdel))
+        if kind is types.BuiltinFunctionType and _computes(part):
+            return "builtin", part.__module__, part.__qualname__
+        named = "tensor" if isinstance(part, Tensor) else kind.__name__
+        raise Unkept(f"it reads a {named}, of which it is not known what it is in another process")
 
     def finish(self) -> None:
         """Read the attributes of classes and modules that some function may mean, until nothing is new."""
@@ -154,13 +150,21 @@ class _Walk:
         while before != len(self._done):
             before = len(self._done)
             for holder in list(self._holders):
+                attributes = vars(holder.of)
                 is_module = isinstance(holder.of, types.ModuleType)
-                for name in sorted(self._names.intersection(holder.names) if is_module else holder.names):
+                for name in sorted(self._names.intersection(attributes) if is_module else attributes):
                     if (holder.number, name) not in self._done and self._is_read(holder, name):
                         self._done.add((holder.number, name))
-                        self.found.append((holder.number, name, self._attribute(holder, name)))
+                        self.found.append((holder.number, name, self._around(attributes[name])))
 
-    # Classes and modules.
+    def _is_read(self, holder: _Holder, name: str) -> bool:
+        if name in self._names:
+            return True
+        if name in _MAKING:
+            return False
+        if name.startswith("__") and name.endswith("__"):
+            return isinstance(vars(holder.of)[name], types.FunctionType | property | staticmethod | classmethod)
+        return any(hasattr(base, name) for base in holder.bases)
 
     def _number(self, part: Any) -> tuple[int, bool]:
         """The number of an object, and whether it is new."""
@@ -174,84 +178,48 @@ class _Walk:
         return number, True
 
     def _class(self, part: type) -> Any:
-        if part in _GETTERS:
-            raise Unkept(f"it calls {part.__name__}, which may read what no key knows")
-        is_written_in_c = not part.__flags__ & _MADE_BY_PYTHON
-        if _is_known(part.__module__) and (is_written_in_c or _resolves(part)):
+        if _is_known(part):
             return "class", part.__module__, part.__qualname__
         number, is_new = self._number(part)
         if is_new:
             bases = part.__mro__[1:]
-            meta = () if type(part) in (type, abc.ABCMeta) else self.value(type(part))
-            self.found.append((number, "class", part.__qualname__, meta, tuple([self.value(base) for base in bases])))
-            known = tuple([base for base in bases if _is_known(base.__module__)])
-            self._holders.append(_Holder(number, part, vars(part), known))
+            meta = () if _is_known(type(part)) else self._class(type(part))
+            self.found.append((number, "class", part.__qualname__, meta, tuple([self._class(base) for base in bases])))
+            self._holders.append(_Holder(number, part, tuple(filter(_is_known, bases))))
         return "class", number
 
     def _module(self, part: types.ModuleType) -> Any:
         root = part.__name__.partition(".")[0]
-        if not _is_known(part.__name__) and (root in sys.stdlib_module_names or root == "numpy"):
+        if part.__name__ not in _MODULES | _PURE and (root in (*sys.stdlib_module_names, "torch", "numpy")):
             raise Unkept(f"it reads the module {part.__name__}, which may know more than its arguments")
         number, is_new = self._number(part)
         if is_new:
             self.found.append((number, "module", part.__name__))
-            self._holders.append(_Holder(number, part, vars(part), ()))
+            self._holders.append(_Holder(number, part, ()))
         return "module", number
 
-    def _is_read(self, holder: _Holder, name: str) -> bool:
-        if name in self._names:
-            return True
-        if name in _MAKING:
-            return id(holder.of) in self._made or self._makes_any or "__class__" in self._names
-        if name in _SHOWING:
-            return self._shows
-        if name in _UNREAD:
-            return False
-        if name.startswith("__") and name.endswith("__"):
-            item = holder.names[name]  # what Python itself calls
-            return callable(item) or isinstance(item, property | staticmethod | classmethod)
-        return any(hasattr(base, name) for base in holder.bases)
-
-    def _attribute(self, holder: _Holder, name: str) -> Any:
-        item = holder.names[name]
-        if isinstance(item, staticmethod | classmethod):
-            return type(item).__name__, self.value(item.__func__)
-        if isinstance(item, property):
-            return "property", self.value((item.fget, item.fset, item.fdel))
-        if isinstance(item, _DESCRIPTORS):
-            return type(item).__name__, name
-        if isinstance(holder.of, types.ModuleType) and _is_known(holder.of.__name__):
-            is_code = isinstance(item, type | types.ModuleType | types.FunctionType | types.BuiltinFunctionType)
-            return self._around(item) if is_code else (type(item).__name__, name)
-        return self._around(item)
-
-    # Functions.
-
-    def _callable(self, part: Any) -> Any:
-        if isinstance(part, types.FunctionType):
-            return self._function(part)
-        if isinstance(part, types.BuiltinFunctionType) and _is_known(_home(part)):
-            return "builtin", _home(part), part.__qualname__
-        if type(part) is functools.partial:
-            return "partial", self.value((part.func, part.args, part.keywords))
-        if isinstance(part, types.MethodDescriptorType) and _is_known(part.__objclass__.__module__):
-            return "method", part.__objclass__.__qualname__, part.__name__
-        kind = "tensor" if isinstance(part, Tensor) else type(part).__name__
-        raise Unkept(f"it reads a {kind} that it finds around it, not in its module")
+    def _around(self, part: Any) -> Any:
+        """What a function finds around it, or a module holds: a class there may be called."""
+        if isinstance(part, type) and not (_is_known(part) and issubclass(part, _MAKEABLE)):
+            raise Unkept(f"it reads the class {part.__name__}, of which it may make what no key knows")
+        return self.value(part)
 
     def _function(self, part: types.FunctionType) -> Any:
         number, is_new = self._number(part)
         if not is_new:
             return "function", number
         home = str(part.__globals__.get("__name__"))
-        if _is_known(home):
+        if home.startswith(("torch.", "raglane.cells.")) or home == "torch":
+            if not home.startswith(_FUNCTIONS):
+                raise Unkept(f"it calls {home}.{part.__qualname__}, which may read what no key knows")
             code: Any = home, part.__qualname__, part.__code__.co_firstlineno
         else:
             code = self._code(part.__code__, part.__globals__)
+            if vars(part):
+                raise Unkept(f"it reads the function {part.__name__}, which has attributes")
         cells = zip(part.__code__.co_freevars, part.__closure__ or (), strict=True)
         held = tuple([self._cell(name, cell) for name, cell in cells])
-        defaults = self.value((part.__defaults__, part.__kwdefaults__))
-        self.found.append((number, code, held, defaults))
+        self.found.append((number, code, held, self.value((part.__defaults__, part.__kwdefaults__))))
         return "function", number
 
     def _cell(self, name: str, cell: types.CellType) -> Any:
@@ -259,26 +227,13 @@ class _Walk:
             part = cell.cell_contents
         except ValueError:
             return "empty"
-        # What ``super()`` reads is no class that somebody makes an instance of.
-        return self.value(part) if name == "__class__" else self._around(part)
-
-    def _around(self, part: Any) -> Any:
-        """What a function finds around it: a class there may be called."""
-        if isinstance(part, type):
-            self._made.update(map(id, part.__mro__))
-        return self.value(part)
+        return self.value(part) if name == "__class__" else self._around(part)  # the first is what super() reads
 
     def _code(self, code: types.CodeType, space: dict[str, Any]) -> Any:
         """The instructions of a function, with what its names stand for."""
         self._names.update(code.co_names)
-        for name in _GETTING:
-            if name in code.co_names:
-                raise Unkept(f"it reads {name}, which may give what no key knows")
         read = []
-        names = _names_around(code)
-        self._makes_any |= "type" in names
-        self._shows |= "str" in names or any(part.opname.startswith("FORMAT") for part in dis.get_instructions(code))
-        for name in sorted(names):
+        for name in sorted(_names_around(code)):
             if name in space:
                 read.append((name, self._around(space[name])))
             elif hasattr(builtins, name) and name not in _BUILTINS and not _is_exception(getattr(builtins, name)):
@@ -295,36 +250,50 @@ def _names_around(code: types.CodeType) -> set[str]:
     """The names that a function reads from the module around it, or from Python."""
     found = set()
     for instruction in dis.get_instructions(code):
+        name = instruction.argval
         if instruction.opname == "IMPORT_NAME":
-            raise Unkept(f"it imports {instruction.argval} within a step")
+            raise Unkept(f"it imports {name} within a step")
         if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
-            raise Unkept(f"it changes {instruction.argval}, which lies outside of its module")
+            raise Unkept(f"it changes {name}, which lies outside of its module")
+        if instruction.opname in ("BUILD_SET", "SET_ADD"):
+            raise Unkept("it makes a set, whose order is another one in another process")
         if "GLOBAL" in instruction.opname or instruction.opname == "LOAD_NAME":
-            found.add(instruction.argval)
+            found.add(name)
+        elif name in code.co_names and name.startswith("__"):
+            raise Unkept(f"it reads {name}, which may give what no key knows")
     return found
 
 
-def _is_known(module: str | None) -> bool:
-    """Whether a module's code goes by its version."""
-    if module is None:
-        return False
-    return module in _KNOWN or any(module == name or module.startswith(f"{name}.") for name in _VERSIONED)
+_MAKEABLE = (
+    nn.Module,
+    Tensor,
+    torch.Size,
+    torch.dtype,
+    torch.device,
+    BaseException,
+    *map(type, (0, 0.0, "", (), [], {})),
+)
 
 
-def _resolves(part: type) -> bool:
-    """Whether a class is the one that its module has under its name."""
+def _is_known(part: type) -> bool:
+    """Whether a class goes by a version: torch's, Python's or that of Raglane's cells, as it stands in its module."""
+    root = part.__module__.partition(".")[0]
+    is_theirs = root in ("torch", "builtins", "abc", "enum", "typing") or part.__module__.startswith("raglane.cells.")
     found: Any = sys.modules.get(part.__module__)
     for name in part.__qualname__.split("."):
         found = getattr(found, name, None)
-    return found is part
+    return is_theirs and found is part
 
 
-def _home(part: types.BuiltinFunctionType) -> str | None:
-    """The module of a function that is not written in Python."""
+def _computes(part: Any) -> bool:
+    """Whether a function that is not written in Python computes from its arguments alone."""
     owner = part.__self__
-    if isinstance(owner, types.ModuleType):
-        return owner.__name__
-    return owner.__module__ if isinstance(owner, type) else part.__module__
+    home = owner.__name__ if isinstance(owner, types.ModuleType) else owner
+    if home in _PURE:
+        return home != "builtins" or part.__name__ in _BUILTINS
+    # Torch's functions of tensors belong to no module.
+    is_of_torch = home is None and part.__qualname__ == f"_VariableFunctionsClass.{part.__name__}"
+    return is_of_torch or (type(home) is str and home in _COMPUTING)
 
 
 def _is_exception(part: Any) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raglane.programs.graph import Columns, Refused
+from raglane.programs.graph import DEPENDS, Columns, Refused
 
 __all__ = ["FREE", "SHIFT", "Aligned", "RowsMeet", "align", "free", "marks_of"]
 
@@ -104,5 +104,5 @@ def align(operands: Sequence[Tensor], rows: int) -> Aligned:
         first = part[places[0]] & _MASK
         for others in places[1:]:
             if len(others) != len(places[0]) or not np.array_equal(part[others] & _MASK, first):
-                raise Refused("it does not treat all rows of the batch alike")
+                raise Refused(f"it does not treat all rows of the batch alike, {DEPENDS}")
     return Aligned(arrays, places, free_places, count)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from raglane.programs import row_formulas
 from raglane.programs.formulas import FORMULAS, TRUTHS, log_sigmoid
-from raglane.programs.graph import Columns, Graph, Refused
+from raglane.programs.graph import DEPENDS, Columns, Graph, Refused
 from raglane.programs.products import PRODUCTS
 from raglane.programs.rows import align, free
 from raglane.programs.trace import Tracer
@@ -305,7 +305,7 @@ def _log_sigmoid(tracer: Tracer, function: Any, source: Any) -> Any:
 
 
 def _batch_norm(*_: Any, **__: Any) -> Any:
-    raise Refused("batch normalisation mixes the rows of the batch")
+    raise Refused(f"batch normalisation mixes the rows of the batch, {DEPENDS}")
 
 
 RULES: dict[str, Rule] = {

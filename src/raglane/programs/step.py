@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from raglane.cells.spec import CellSpec
-from raglane.programs.graph import Refused, Result
+from raglane.programs.graph import DEPENDS, Refused, Result
 from raglane.programs.rules import RULES
 from raglane.programs.trace import Trace, Tracer, draws_random_numbers, rows_for
 from raglane.programs.weights import Survey, replaced
@@ -25,11 +25,14 @@ class Step:
         weights: what it reads, for everything but their tensors.
         found: the survey of ``weights``.
         prepares: whether what the cell prepares is a part of the step; else the step is given it.
+
+    Attributes:
+        given: ``weights``.
     """
 
     def __init__(self, cell: CellSpec, weights: Any, found: Survey, prepares: bool) -> None:
         self.cell, self.prepares = cell, prepares
-        self._weights = weights
+        self.given = weights
         self._names = {id(part): ("leaf", index) for index, part in enumerate(found.leaves)}
         self._names |= {id(part): ("element", index + 1) for index, part in enumerate(found.elements)}
 
@@ -45,15 +48,15 @@ class Step:
             kind, index = self._names[id(part)]
             return leaves[index] if kind == "leaf" else elements[index]
 
-        return replaced(self._weights, swap)
+        return replaced(self.given, swap)
 
     def run(
-        self, leaves: list[Tensor], elements: list[Tensor], states: list[Tensor], offsets: Tensor
+        self, leaves: list[Tensor] | None, elements: list[Tensor], states: list[Tensor], offsets: Tensor
     ) -> tuple[Tensor, tuple[Tensor, ...], bool]:
         """One step of as many sequences as there are rows.
 
         Args:
-            leaves: in place of the survey's.
+            leaves: in place of the survey's; None for a module as it is.
             elements: the rows of the input, or of what was prepared; and in place of the survey's.
             states: ``(R, size)`` each.
             offsets: of sequences of one element each.
@@ -61,7 +64,7 @@ class Step:
         Returns:
             The output, the new states, and whether the step changed what its module holds.
         """
-        weights = self.weights(leaves, elements)
+        weights = self.given if leaves is None else self.weights(leaves, elements)
         before = _held(weights)
         rows = self.cell.prepare(weights, elements[0], offsets) if self.prepares else elements[0]
         output, new = self.cell.step(weights, rows, tuple(states))
@@ -127,9 +130,9 @@ def trace(
     except Exception as error:
         raise Refused(f"tracing it raised {type(error).__name__}: {error}") from error
     if drew:
-        raise Refused("it draws random numbers inside the step")
+        raise Refused(f"it draws random numbers inside the step, {DEPENDS}")
     if changed:
-        raise Refused("it changes its own attributes")
+        raise Refused(f"it changes its own attributes, {DEPENDS}")
     if len(new) != len(sizes):
         raise Refused("it gives another number of states than it takes")
     columns = tracer.columns(found, output)

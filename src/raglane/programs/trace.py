@@ -19,9 +19,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from raglane.programs.graph import Columns, Graph, Node, Refused, Result
+from raglane.programs.graph import DEPENDS, Columns, Graph, Node, Refused, Result
 from raglane.programs.known import Call, Known, Moved, moved
+from raglane.programs.reads import Reading
 from raglane.programs.rows import FREE, SHIFT, RowsMeet, align, free, marks_of
+from raglane.programs.weights import stand_in
 
 __all__ = ["Trace", "Tracer", "draws_random_numbers", "rows_for"]
 
@@ -100,14 +102,15 @@ class Tracer:
     def run(self, step: Callable[[], Any]) -> Any:
         """Run a function, and follow what it does."""
         # What it computes without gradients by itself can then be told.
-        with torch.enable_grad(), _Follow(self):
+        reading = Reading(self.rows, self._is_nothing)
+        with torch.enable_grad(), torch._C._EnableTorchFunction(), reading, _Follow(self):
             return step()
 
     # What goes in.
 
     def leaf(self, tensor: Tensor, original: Tensor) -> Tensor:
         """A parameter, in the dtype that is computed in, and as its module has it; whole numbers never change."""
-        made = self._add_known(tensor.detach(), not tensor.dtype.is_floating_point)
+        made = stand_in(self._add_known(tensor.detach(), not tensor.dtype.is_floating_point), original)
         self._originals[id(original)] = self._parts[id(made)]
         return made
 
@@ -160,7 +163,7 @@ class Tracer:
         """Follow one operation of torch."""
         name = function._schema.name.removeprefix("aten::")
         if torch.Tag.nondeterministic_seeded in function.tags:
-            raise Refused("it draws random numbers inside the step")
+            raise Refused(f"it draws random numbers inside the step, {DEPENDS}")
         tensors = [part for part in flat if isinstance(part, Tensor)]
         if name == "lift_fresh" and id(tensors[0]) not in self._parts:
             return self._constant(tensors[0].detach().clone())  # a tensor that was made of numbers just now
@@ -173,7 +176,8 @@ class Tracer:
             raise Refused("it computes without gradients, under no_grad() or in a torch.autograd.Function of its own")
         dynamic = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(function.tags)
         if (dynamic and name not in self.rules) or name in ("equal", "is_nonzero", "_local_scalar_dense"):
-            raise Refused("what it does depends on the numbers that it computes")
+            depends = "" if all(self.is_known(part) for part in tensors) else f", {DEPENDS}"
+            raise Refused(f"what it does depends on the numbers that it computes{depends}")
         has_rows = any(part.marks is not None for part in parts)
         if not has_rows and not any(type(part) is int and part and part % self.rows == 0 for part in flat):
             return self._call_known(function, flat, spec)
@@ -187,7 +191,9 @@ class Tracer:
             return rule(self, function, *args, **kwargs)
         except RowsMeet as met:
             # Such as a sum of all in an ``if``: who wrote it may have thought of one sequence.
-            raise Refused(f"{met.reason} in its operation {name}, where each row is a sequence of its own") from None
+            raise Refused(
+                f"{met.reason} in its operation {name}, where each row is a sequence of its own, {DEPENDS}"
+            ) from None
 
     def _constant(self, value: Tensor) -> Tensor:
         self._calls.append(Call(None, (value,), {}))
@@ -200,7 +206,7 @@ class Tracer:
     def _call_constants(self, function: Any, flat: list[Any], spec: Any) -> Any:
         """What is made of numbers that the step itself has is a constant, too."""
         if function._schema.is_mutable:
-            raise Refused("it changes a buffer or a constant in place")
+            raise Refused(f"it changes a buffer or a constant in place, {DEPENDS}")
         args, kwargs = tree_unflatten(self._values(flat), spec)
         found = function(*args, **kwargs)
         if isinstance(found, Tensor):
@@ -211,7 +217,7 @@ class Tracer:
 
     def _call_known(self, function: Any, flat: list[Any], spec: Any) -> Any:
         if function._schema.is_mutable:
-            raise Refused("it changes a parameter or a buffer in place")
+            raise Refused(f"it changes a parameter or a buffer in place, {DEPENDS}")
         args, kwargs = tree_unflatten(self._values(flat), spec)
         found = function(*args, **kwargs)
         if found is None:
@@ -237,7 +243,7 @@ class Tracer:
     def _call_in_place(self, rule: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         target = self.part(args[0])
         if target.marks is None:
-            raise Refused("it changes a parameter, a buffer or a constant in place")
+            raise Refused(f"it changes a parameter, a buffer or a constant in place, {DEPENDS}")
         if _memory(target.marks) in self._detached:
             raise Refused("it changes in place what it has detached")
         found = rule(self, function, *args, **kwargs)

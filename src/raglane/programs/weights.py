@@ -6,9 +6,14 @@ the step computes: tensors are lifted out, and everything else is part of a key.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import abc
+import enum
+import functools
+import types
+from collections import OrderedDict, namedtuple
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic
 
 import numpy as np
 import torch
@@ -19,13 +24,26 @@ from raglane.cells.regularised import RegularisedWeights
 from raglane.cells.spec import CellSpec
 from raglane.programs.graph import Refused
 
-__all__ = ["Survey", "cell_key", "replaced", "survey"]
+__all__ = ["Held", "Survey", "cell_key", "replaced", "stand_in", "survey"]
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OWN = frozenset(nn.Module().__dict__) - {"training"}
 _METHODS = ("step", "forward", "prepare")
-# Plain values that a class may hold for its steps.
-_VALUES = (bool, int, float, str, list, tuple, dict, np.ndarray)
+# Values that never change, and those of them that are compared as they are written.
+_CONSTANT = frozenset((type(None), bool, int, str, bytes, type(Ellipsis), type(NotImplemented)))
+_CONSTANT |= {torch.dtype, torch.device, torch.layout, torch.memory_format}
+_WRITTEN = frozenset((float, complex, range))
+_FIXED = frozenset((types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType))
+_FIXED |= {types.GetSetDescriptorType, type(vars(namedtuple("Named", "field"))["field"])}
+_NO_OWNER = (type(None), types.ModuleType)  # of a function written in C
+_HOLDERS = frozenset((list, tuple, set, frozenset, torch.Size))
+_MAPPINGS = frozenset((dict, OrderedDict, types.MappingProxyType))
+# Classes in which nobody changes anything, and what no step reads in others.
+_MADE_BY_PYTHON = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class whose attributes can be changed
+_OURS = ("torch", "raglane")
+_BASES = (abc.ABC, abc.ABCMeta, enum.Enum, enum.EnumMeta, Generic)
+_UNREAD = frozenset("__dict__ __weakref__ __annotations__ __orig_bases__ __parameters__ _abc_impl".split())
+_UNREAD |= {"__dataclass_fields__", "__dataclass_params__", "__abstractmethods__"}
 # Numbers of a buffer that are not of floating point and become a part of the key.
 _LARGEST = 1 << 14
 
@@ -69,31 +87,72 @@ class Survey:
                 raise Refused(f"it has {part.numel()} numbers of {part.dtype}")
             content = part.numpy().tobytes()
         # A step may read memory as it lies, such as by a view.
-        return ("leaf", index, tuple(part.shape), part.stride(), part.dtype, content)
+        return ("leaf", index, isinstance(part, nn.Parameter), tuple(part.shape), part.stride(), part.dtype, content)
 
-    def value(self, part: Any, depth: int = 0) -> Any:
-        """The key of anything that a module holds."""
-        if part is None or isinstance(part, bool | int | float | str | bytes | torch.dtype | torch.device | type):
-            return (type(part), repr(part) if isinstance(part, float) else part)
+    def value(self, part: Any) -> Any:
+        """The key of anything that a module holds: equal where, and only where, nothing in it has changed.
+
+        Raises:
+            Refused: it is of a kind that may change without a sign.
+        """
+        kind = type(part)
+        if kind in _CONSTANT:
+            return kind, part
+        if kind in _WRITTEN:
+            return kind, repr(part)  # -0.0 is equal to 0.0, and a NaN to nothing
         if isinstance(part, Tensor):
             return self.tensor(part)
         if isinstance(part, nn.Module):
             return self.module(part)
-        if isinstance(part, np.ndarray):
-            return ("array", part.shape, str(part.dtype), part.tobytes())
-        if depth > 6:
-            raise Refused(f"it holds a {type(part).__name__} that is nested too deep to watch")
-        if isinstance(part, dict):
-            return (type(part), tuple((repr(name), self.value(item, depth + 1)) for name, item in part.items()))
-        if isinstance(part, list | tuple | set | frozenset):
-            return (type(part), tuple(self.value(item, depth + 1) for item in part))
-        if callable(part) and not hasattr(part, "__dict__"):
-            return part  # such as torch.tanh
-        if callable(part) and not vars(part):
-            return part  # a function
-        if hasattr(part, "__dict__"):
-            return (type(part), self.value(vars(part), depth + 1))
-        raise Refused(f"it holds a {type(part).__name__}, of which a program cannot know whether it changes")
+        if kind in _FIXED or (kind is types.BuiltinFunctionType and isinstance(part.__self__, _NO_OWNER)):
+            return part
+        if isinstance(part, np.ndarray | np.generic) and kind.__module__ == "numpy" and part.dtype.kind in "biufc":
+            return kind, part.shape, part.strides, part.dtype.str, part.tobytes()
+        if kind in _HOLDERS:
+            return kind, tuple([self.value(item) for item in part])
+        if kind in _MAPPINGS:
+            return kind, tuple([(self.value(name), self.value(item)) for name, item in part.items()])
+        if isinstance(part, type):
+            self._class(part)
+            return Held(part)
+        place = self._seen.get(id(part))
+        if place is not None:
+            return "again", place
+        self._seen[id(part)] = len(self._seen)
+        return self._object(part)
+
+    def _object(self, part: Any) -> Any:
+        """The key of a function, or of what else is called, and of plain objects."""
+        kind = type(part)
+        if kind is types.FunctionType:
+            own = part.__defaults__, part.__kwdefaults__, vars(part)
+            cells = tuple([self._cell(cell) for cell in part.__closure__ or ()])
+            return part, part.__code__, tuple([self.value(item) for item in own]), cells
+        if kind is types.MethodType:
+            return kind, self.value(part.__func__), self.value(part.__self__)
+        if kind is types.BuiltinFunctionType:
+            return kind, part.__name__, self.value(part.__self__)
+        if kind is functools.partial:
+            return kind, self.value((part.func, part.args, part.keywords, vars(part)))
+        if kind is property:
+            return kind, self.value((part.fget, part.fset, part.fdel))
+        if kind in (staticmethod, classmethod):
+            return kind, self.value(part.__func__)
+        if kind is types.SimpleNamespace or isinstance(part, enum.Enum) or _is_plain(kind):
+            self._class(kind)
+            return Held(kind), self.value(vars(part))
+        if isinstance(part, tuple) and not hasattr(part, "__dict__"):  # a named one
+            self._class(kind)
+            return Held(kind), tuple([self.value(item) for item in part])
+        raise Refused(f"it holds a {kind.__name__}, which may change where no program can see it")
+
+    def _cell(self, cell: types.CellType) -> Any:
+        """The key of what a closure holds; within an object there, as within a global, no change is seen."""
+        try:
+            part = cell.cell_contents
+        except ValueError:
+            return None
+        return self.value(part) if type(part) in (*_CONSTANT, *_WRITTEN, types.FunctionType) else Held(part)
 
     def module(self, part: nn.Module, is_called: bool = True) -> Any:
         """The key of a module."""
@@ -110,25 +169,51 @@ class Survey:
         tensors = [(name, self.value(item)) for kind in ("_parameters", "_buffers") for name, item in own[kind].items()]
         inner = [(name, self.value(item)) for name, item in own["_modules"].items()]
         cls = type(part)
-        self.classes += self._class(cls)
+        self._class(cls)
         code = tuple(getattr(cls, name, None) for name in _METHODS)
         return (cls, code, tuple(held), tuple(tensors), tuple(inner))
 
-    def _class(self, cls: type) -> list[Any]:
-        """What stands in a class and those that it is made of: its functions, and values that a step may read."""
-        if cls.__module__.startswith("torch."):
-            return []
-        found: list[Any] = []
-        for base in cls.__mro__:
-            if base is nn.Module or base.__module__.startswith("torch."):
-                found.append(base)
-                break
-            for name, item in vars(base).items():
-                if isinstance(item, _VALUES) and not name.startswith("__"):
-                    found.append((name, self.value(item)))
-                elif isinstance(item, Hashable) and (callable(item) or isinstance(item, property | staticmethod)):
-                    found.append((name, item))
-        return found
+    def _class(self, cls: type) -> None:
+        """What stands in a class and in those that it is made of, without torch's and Python's."""
+        if id(cls) in self._seen:
+            return
+        self._seen[id(cls)] = len(self._seen)
+        self.classes.append((cls, cls.__mro__))
+        for base in (*cls.__mro__[1:], type(cls)):
+            self._class(base)
+        if cls.__flags__ & _MADE_BY_PYTHON and cls.__module__.partition(".")[0] not in _OURS and cls not in _BASES:
+            held = [(name, item) for name, item in vars(cls).items() if name not in _UNREAD]
+            self.classes += [(name, self.value(item)) for name, item in held]
+
+
+class Held:
+    """An object by its identity, which lives as long as the key.
+
+    Example:
+        >>> Held(some := []) == Held(some), Held([]) == Held([])
+        (True, False)
+    """
+
+    __slots__ = ("part",)
+
+    def __init__(self, part: Any) -> None:
+        self.part = part
+
+    def __hash__(self) -> int:
+        return id(self.part)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Held) and other.part is self.part
+
+
+class _Plain:
+    pass
+
+
+def _is_plain(kind: type) -> bool:
+    """Whether instances have nothing but a dictionary; a slot beside it is found in the class."""
+    same = kind.__basicsize__ == _Plain.__basicsize__ and kind.__dictoffset__ == _Plain.__dictoffset__
+    return same and not kind.__itemsize__
 
 
 def survey(weights: Any) -> Survey:
@@ -144,7 +229,10 @@ def survey(weights: Any) -> Survey:
     """
     found = Survey()
     if isinstance(weights, nn.Module):
-        found.key = (found.module(weights, is_called=not hasattr(weights, "step")),)
+        try:
+            found.key = (found.module(weights, is_called=not hasattr(weights, "step")),)
+        except RecursionError:
+            raise Refused("what it holds is nested too deep, or within itself") from None
     else:
         found.key = _tuple_key(found, weights)
     return found
@@ -178,9 +266,18 @@ def replaced(weights: Any, swap: Callable[[Tensor], Tensor]) -> Any:
     return _replaced(weights, swap, {})
 
 
+def stand_in(made: Tensor, original: Tensor) -> Tensor:
+    """A tensor in the place of another one, which a step then takes for a parameter or a buffer, too."""
+    if made is not original:
+        for kind, name in ((nn.Parameter, "_is_param"), (nn.Buffer, "_is_buffer")):
+            if isinstance(original, kind) and not isinstance(made, kind):
+                setattr(made, name, True)
+    return made
+
+
 def _replaced(part: Any, swap: Callable[[Tensor], Tensor], known: dict[int, Any]) -> Any:
     if isinstance(part, Tensor):
-        return swap(part)
+        return stand_in(swap(part), part)
     if id(part) in known:
         return known[id(part)]
     if isinstance(part, nn.Module):

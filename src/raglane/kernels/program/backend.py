@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from raglane import caches
 from raglane.cells import CELLS
 from raglane.cells.module import ModuleCell
 from raglane.cells.regularised import Regularised
@@ -20,17 +21,19 @@ from raglane.kernels.checks import check, check_offsets
 from raglane.kernels.contract import DirectionResult, Request, Result, Traits
 from raglane.kernels.layers import run_directions, run_layers
 from raglane.kernels.program.loop import Loop, run_loop
-from raglane.kernels.program.verify import verify
+from raglane.kernels.program.verify import verify, verify_call
 from raglane.native.library import leave_lost_threads, missing_kernels
-from raglane.programs.cache import Entry, Wish, anew, keep, lookup
+from raglane.programs.cache import KIND, Entry, Wish, anew, keep, lookup
 from raglane.programs.graph import Refused
 from raglane.programs.printing import written
 from raglane.programs.step import Step
 from raglane.programs.weights import Survey
-from raglane.tracing import has_tangent, is_exporting, records_operators
+from raglane.tracing import are_transformed, has_tangent, is_exporting, records_operators
 
 __all__ = ["BACKEND", "ProgramBackend", "computed", "ready", "run_direction", "warn"]
 
+# Of so many calls of a program, one is compared with the module as it is then; the first is the first of them.
+_CALLS = 1000
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 
@@ -140,6 +143,15 @@ def ready(wish: Wish) -> tuple[Entry, Survey]:
     return entry, found
 
 
+def _end(wish: Wish, entry: Entry, reason: str) -> None:
+    """Use programs no longer that were found to differ from their module."""
+    entry.compiled, entry.reason = None, reason
+    if entry.lasting:
+        caches.save(KIND, entry.lasting, "")
+    said = "the module, or what it reads, was changed where no program can see it, or its step is not that of a row"
+    warnings.warn(f"The cell {wish.cell.name!r} runs in plain torch from now on: {reason}; {said}.", stacklevel=2)
+
+
 def _compare(wish: Wish, entry: Entry, found: Survey) -> None:
     """Say why programs must not be used, if that is so."""
     if entry.compiled is not None:
@@ -221,6 +233,12 @@ def run_direction(layer: Request, weights: Any, state: tuple[Tensor, ...], rever
     widths = (1 + len(found.elements), len(state), len(found.leaves))
     loop = Loop(entry.compiled, step, layer.offsets, not reverse, layer.need_output, layer.need_states, widths)
     out, finals, states = run_loop(loop, tensors)
+    if entry.calls % _CALLS == 0 and not are_transformed(tensors):
+        reason = verify_call(loop, tensors, found, wish.dtype)
+        if reason:
+            _end(wish, entry, reason)
+            return reference.run_direction(layer, weights, state, reverse)
+    entry.calls += 1
     narrow = values.dtype
     return DirectionResult(
         None if out is None else out.to(narrow),

@@ -165,7 +165,10 @@ class _Loop(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, *saved.values())
         # An output must not be an input.
-        return tuple([part.view_as(part) if any(part is one for one in tensors) else part for part in found])
+        found = [part.view_as(part) if any(part is one for one in tensors) else part for part in found]
+        has = _recorded(loop, ctx.wanted, loop.parts(wishes)[1])
+        ctx.mark_non_differentiable(*[part for part, flag in zip(found, has, strict=True) if not flag])
+        return tuple(found)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
@@ -179,6 +182,20 @@ class _Loop(torch.autograd.Function):
             loop, tensors, dict(zip(ctx.nodes, saved, strict=True)), ctx.known, ctx.wanted, ctx.needs_input_grad[1:]
         )
         return None, *back.run(list(grads))
+
+
+def _recorded(loop: Loop, wanted: Wanted, states: tuple[Any, ...]) -> list[bool]:
+    """Which results have a gradient where plain torch runs the steps one after the other."""
+    changing, unchanged = loop.split(tuple(map(bool, states)))
+    output, new = loop.compiled.recorded(wanted, tuple(changing))
+    finals = list(new)
+    if any(before and not now for before, now in zip(changing, new, strict=True)):
+        # The final state of an empty sequence is its initial one.
+        has_empty = not bool(loop.offsets.diff().all())
+        finals = [now or (before and has_empty) for before, now in zip(changing, new, strict=True)]
+    found = [output] if loop.need_output else []
+    found += loop.join(finals, unchanged)
+    return found + loop.join(list(new), unchanged) if loop.need_states else found
 
 
 def _wanted(loop: Loop, wishes: tuple[bool, ...], made: Made) -> Wanted:

@@ -1,13 +1,18 @@
-"""Each program is compared with one step of torch before its first use: values, and all gradients."""
+"""Each program is compared with steps of torch before its first use, and now and then later: values and all gradients.
+
+Before the first use, numbers are random: once with parameters that random numbers move away from zeros and ones, and
+once with the user's module as it is. Later it is compared on a call's own rows, with the module as it is then.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from raglane.kernels.program.loop import Loop, run_loop
 from raglane.kernels.program.parameters import gradients
@@ -15,7 +20,7 @@ from raglane.programs.cache import Entry, Wish, plainly
 from raglane.programs.step import Step
 from raglane.programs.weights import Survey
 
-__all__ = ["verify"]
+__all__ = ["verify", "verify_call"]
 
 _TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-6}
 
@@ -38,28 +43,59 @@ def verify(wish: Wish, entry: Entry, found: Survey) -> str:
         Why the program must not be used; nothing where all agrees.
     """
     generator = torch.Generator().manual_seed(0)
+    is_telling = False
+    try:
+        with _recording():
+            step = Step(wish.cell, wish.weights, found, entry.prepares)
+            for rows, noise in ((3, 0.1), (1, 0.0)):
+                case = _drawn(wish, entry, step, found, rows, noise, generator)
+                for own in (case, case.as_it_is(found)):
+                    reason, is_finite = own.difference(wish.dtype, generator)
+                    if reason:
+                        return reason
+                    is_telling = is_telling or is_finite
+    except Exception as error:
+        return f"its program could not be verified: {type(error).__name__}: {error}"
+    return "" if is_telling else "its program could not be verified: one step of torch gives no finite number"
+
+
+def verify_call(loop: Loop, tensors: tuple[Tensor, ...], found: Survey, dtype: torch.dtype) -> str:
+    """Compare a program with the module as it is, on the first rows that each sequence of a call reads.
+
+    Args:
+        loop: that was run.
+        tensors: on which.
+        found: the survey of the weights.
+        dtype: that numbers are computed in.
+
+    Returns:
+        Why the program must not be used any longer; nothing where all agrees, or where a number is not finite.
+    """
+    elements, states, _ = loop.parts(tensors)
+    with _recording():
+        starts, ends = loop.offsets[:-1], loop.offsets[1:]
+        rows = torch.arange(len(starts), device="cpu")[ends > starts]
+        first = starts[rows] if loop.ascending else ends[rows] - 1
+        given = [part.detach().index_select(0, first) for part in elements]
+        given += [part.detach().index_select(0, rows) for part in states]
+        if not len(rows) or not all(bool(part.isfinite().all()) for part in given):
+            return ""
+        one = replace(loop, offsets=torch.arange(len(rows) + 1, device="cpu"), ascending=True)
+        one = replace(one, need_output=True, need_states=False)
+        try:
+            case = _Case(one, (*[part.requires_grad_() for part in given], *loop.parts(tensors)[2]), 0)
+            reason, _ = case.as_it_is(found).difference(dtype, torch.Generator().manual_seed(0))
+        except Exception as error:
+            return f"its program could not be verified: {type(error).__name__}: {error}"
+    return reason
+
+
+@contextmanager
+def _recording() -> Iterator[None]:
+    """Numbers are computed and recorded as in any other call, whatever stands around this one."""
     # To leave the inference mode also makes autograd see what is computed within an operator of a compiled graph.
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False), plainly():
-        step = Step(wish.cell, wish.weights, found, entry.prepares)
-        is_telling = False
-        for rows, noise in ((3, 0.1), (1, 0.0)):
-            near: list[_Results] = []
-            try:
-                case = _drawn(wish, entry, step, found, rows, noise, generator)
-                got, want = case.by_program(), case.by_torch(case.tensors)
-                if not case.is_same_without_gradients(want[0]):
-                    return "its step does something else where no gradients are recorded"
-            except Exception as error:
-                return f"its program could not be verified: {type(error).__name__}: {error}"
-            for index, kind in enumerate(("values", "gradients")):
-                for place, (one, other) in enumerate(zip(got[index], want[index], strict=True)):
-                    if _agree(one, other, wish.dtype):
-                        continue
-                    near = near or [case.by_torch(case.nudged(generator)) for _ in range(_NUDGES)]
-                    if not _agree(one, other, wish.dtype, [results[index][place] for results in near]):
-                        return f"the {kind} of its program differ from those of torch"
-            is_telling = is_telling or any(bool(part.isfinite().any()) for part in want[0] if part.numel())
-    return "" if is_telling else "its program could not be verified: one step of torch gives no finite number"
+        yield
 
 
 _Results = tuple[list[Tensor], list[Tensor]]  # values and gradients
@@ -72,22 +108,50 @@ class _Case:
     loop: Loop
     tensors: tuple[Tensor, ...]
     seed: int
+    is_own: bool = False  # whether a user's module runs as it is
+
+    def as_it_is(self, found: Survey) -> _Case:
+        """The same for the weights as they are; in bfloat16, in which no program computes, the case itself."""
+        if any(part.dtype is torch.bfloat16 or part.is_inference() for part in found.leaves):
+            return self
+        elements, states, _ = self.loop.parts(self.tensors)
+        is_own = isinstance(self.loop.step.given, nn.Module)
+        return replace(self, tensors=(*elements, *states, *found.leaves), is_own=is_own)
+
+    def difference(self, dtype: torch.dtype, generator: torch.Generator) -> tuple[str, bool]:
+        """Why the program is none of torch's step, or nothing; and whether a number was finite."""
+        got, want = self.by_program(), self.by_torch(self.tensors)
+        if not self.is_same_without_gradients(want[0]):
+            return "its step does something else where no gradients are recorded", True
+        near: list[_Results] = []
+        for index, kind in enumerate(("values", "gradients")):
+            for place, (one, other) in enumerate(zip(got[index], want[index], strict=True)):
+                if _agree(one, other, dtype):
+                    continue
+                near = near or [self.by_torch(self.nudged(generator)) for _ in range(_NUDGES)]
+                if not _agree(one, other, dtype, [results[index][place] for results in near]):
+                    return f"the {kind} of its program differ from those of torch", True
+        return "", any(bool(part.isfinite().any()) for part in want[0] if part.numel())
 
     def by_program(self) -> _Results:
         mine, finals, _ = run_loop(self.loop, self.tensors)
         return self._with_gradients([part for part in (mine, *finals) if part is not None], self.tensors)
 
     def by_torch(self, tensors: tuple[Tensor, ...]) -> _Results:
-        elements, states, leaves = self.loop.parts(tensors)
-        output, new, _ = self.loop.step.run(list(leaves), list(elements), list(states), self.loop.offsets)
+        output, new = self._step(tensors)
         return self._with_gradients([output, *new], tensors)
 
     def is_same_without_gradients(self, results: list[Tensor]) -> bool:
         """Whether torch's step gives the same numbers where no gradients are recorded."""
-        elements, states, leaves = self.loop.parts(tuple([part.detach() for part in self.tensors]))
         with torch.no_grad():
-            output, new, _ = self.loop.step.run(list(leaves), list(elements), list(states), self.loop.offsets)
+            output, new = self._step(tuple([part.detach() for part in self.tensors]))
         return all(_agree(one, other, other.dtype) for one, other in zip([output, *new], results, strict=True))
+
+    def _step(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        elements, states, leaves = self.loop.parts(tensors)
+        given = None if self.is_own else list(leaves)
+        output, new, _ = self.loop.step.run(given, list(elements), list(states), self.loop.offsets)
+        return output, new
 
     def nudged(self, generator: torch.Generator) -> tuple[Tensor, ...]:
         """The tensors, with what is read and the states a few roundings away; masks and weights stay."""
@@ -135,7 +199,9 @@ def _drawn(
 
 def _gradients(results: list[Tensor], wished: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
     pairs = [(part, grad) for part, grad in zip(results, grads, strict=True) if part.requires_grad]
-    found = gradients(pairs, wished) if pairs else [None] * len(wished)
+    # What a module computed from its parameters beforehand is its own, and is differentiated by itself later.
+    keep = not all(part.is_leaf for part in wished)
+    found = gradients(pairs, wished, keep=keep) if pairs else [None] * len(wished)
     return [torch.zeros_like(part) if grad is None else grad for part, grad in zip(wished, found, strict=True)]
 
 
