@@ -287,4 +287,10 @@ FAULTS: dict[str, Fault] = {
         "list(entries)",
         "cli/test_commands.py::test_texts_that_a_spreadsheet_executes",
     ),
+    "test-data-by-its-name-alone": Fault(
+        "src/raglane/models/comparison.py",
+        'os.path.normpath(test["data"])',
+        'Path(test["data"]).name',
+        "models/test_comparison.py::test_test_data_of_one_name_in_two_folders_are_two",
+    ),
 }

@@ -97,6 +97,26 @@ def test_mistakes_end_in_one_line(runs: Path, tmp_path: Path, capsys: pytest.Cap
     assert {path.split("/")[0] for path in tree(tmp_path)} == {"broken"}
 
 
+def test_test_data_of_one_name_in_two_folders_are_two(runs: Path, tmp_path: Path) -> None:
+    for place, folder in (("a", "x"), ("b", "y")):
+        (tmp_path / folder).mkdir()
+        data = write_steps(tmp_path / folder / "test.csv", 8 if folder == "x" else 12)
+        shutil.copytree(runs / place, tmp_path / place)
+        assert main(["evaluate", str(tmp_path / place), str(data), "-q"]) == 0
+    group = compare([tmp_path / "a", tmp_path / "b"])[0]
+    places = [str(tmp_path / folder / "test.csv") for folder in ("x", "y")]
+    assert {name for name in group.columns if name.endswith(" accuracy") and "test" in name} == {
+        f"{place} accuracy".replace("_", " ") for place in places
+    }
+    for row in group.rows:
+        found = dict(zip(group.columns, row, strict=True))
+        place = places["ab".index(Path(found["run"]).name)]
+        told = json.loads((Path(found["run"]) / "evaluation.json").read_text())
+        assert found[f"{place} accuracy".replace("_", " ")] == told["accuracy"]
+    other = compare([tmp_path / "a", runs / "b"])[0]
+    assert {"test.csv accuracy", "one.csv accuracy"} <= set(other.columns)
+
+
 def _leaves(content: Any, place: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """The place of each value that is no object or list."""
     keys = content if isinstance(content, dict) else range(len(content)) if isinstance(content, list) else ()

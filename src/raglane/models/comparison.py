@@ -74,7 +74,7 @@ def read_run(folder: Path) -> Reached:
     if path.is_file():
         test = read_json(path)
         with reading(path):
-            test = {"data": Path(test["data"]).name} | {
+            test = {"data": os.path.normpath(test["data"])} | {
                 name: float(value)
                 for name, value in test.items()
                 if isinstance(value, float | int) and name not in ("sequences", "count")
@@ -112,6 +112,9 @@ def _group(task: str, runs: Sequence[Reached]) -> Group:
     runs = sorted(runs, key=lambda run: run.state.best_loss)
     metric = TASKS[task].terms(runs[0].description.settings)[0]
     tested_on = {run.test["data"] for run in runs if run.test}
+    # Files of one name in two folders are two test parts.
+    names = [Path(path).name for path in tested_on]
+    called = {path: path if names.count(Path(path).name) > 1 else Path(path).name for path in tested_on}
     rows = []
     for run in runs:
         best = run.state.history[run.state.best_epoch - 1]
@@ -123,7 +126,7 @@ def _group(task: str, runs: Sequence[Reached]) -> Group:
         part = "validation" if "validation_loss" in best else "train"
         row |= {name.replace("_", " "): value for name, value in best.items() if name.startswith(f"{part}_")}
         # Numbers of one test part stand in one column, and those of several in columns of their own.
-        where = "test" if len(tested_on) == 1 else run.test.get("data")
+        where = "test" if len(tested_on) == 1 else called.get(run.test.get("data", ""))
         row |= {f"{where} {name}".replace("_", " "): number for name, number in run.test.items() if name != "data"}
         row |= {"weights": run.weights, "seconds": sum(one["seconds"] for one in run.state.history)}
         row |= {"epochs run": run.state.epoch, "best epoch": run.state.best_epoch}
