@@ -42,7 +42,8 @@ def offsets_within(offsets: Tensor, total: Any) -> Tensor:
     """Offsets that divide ``total`` elements, whatever was given, by operators that a graph can hold.
 
     Those that do stay as they are. Of others the first becomes 0 and the last ``total``; one in between that is out of
-    range becomes the nearest that is not, and a sequence that would end before it starts becomes empty.
+    range becomes the nearest that is not. A sequence that would end before it starts becomes empty, and those after it
+    keep their lengths as far as there are elements.
 
     Example:
         >>> [offsets_within(torch.tensor(given), 3).tolist() for given in ([0, 2, 2, 3], [-1, 9, 1, 2])]
