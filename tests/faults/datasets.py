@@ -163,4 +163,16 @@ FAULTS: dict[str, Fault] = {
         "np.concatenate([last[1:], last[-1:]])",
         "data/test_preprocess.py::test_observations_are_cut_where_sequences_begin",
     ),
+    "rows-without-ids-are-numbered-in-their-file": Fault(
+        "src/raglane/data/gathering.py",
+        "return row if found is None else found",
+        "return row - self.start(number) if found is None else found",
+        "data/test_stored_dataset.py::test_rows_of_several_files_keep_their_number_and_their_label",
+    ),
+    "classes-of-all-rows-for-some": Fault(
+        "src/raglane/data/gathering.py",
+        "return np.concatenate(found)[rows] if found else None",
+        "return np.concatenate(found)[: len(rows)] if found else None",
+        "data/test_stored_dataset.py::test_rows_of_several_files_keep_their_number_and_their_label",
+    ),
 }
