@@ -276,3 +276,40 @@ def test_lengths_are_those_of_the_sequences_not_of_other_lists(label: str, tmp_p
     done = convert(tmp_path / "a.parquet", tmp_path / "out", columns)
     assert np.load(done.folder / "lengths.npy").tolist() == lengths
     assert Dataset(done.folder).lengths.tolist() == lengths
+
+
+def test_bad_rows_at_the_end_of_all_are_listed(tmp_path: Path) -> None:
+    good, bad = '{"x": [1.0, 2.0], "y": 1}', '{"x": [null], "y": 1}'
+    path = _rows(tmp_path / "a.jsonl", [good, good, bad, good, bad, bad])
+    # The last piece holds nothing but bad rows, behind the last shard.
+    with small_steps(2, 16):
+        done = convert(path, tmp_path / "out", on_bad_row="skip")
+    listed = [json.loads(line) for line in (tmp_path / "out" / "skipped.jsonl").read_text().splitlines()]
+    assert [row["place"] for row in listed] == ["line 3", "line 5", "line 6"]
+    assert (done.skipped, done.statistics.sequences) == (3, 3)
+
+
+def test_missing_values_of_all_pieces_are_counted(tmp_path: Path) -> None:
+    x = [[1.0, np.nan], [np.nan], [], [np.inf, 2.0], [np.nan, np.nan, 3.0]]
+    pq.write_table(pa.table({"x": x, "y": list("ababa"), "s": [1.0, None, None, 2.0, None]}), tmp_path / "a.parquet")
+    columns = Columns(sequence="x", label="y", static=("s",))
+    with small_steps(1, 16):
+        found = convert(tmp_path / "a.parquet", tmp_path / "out", columns).statistics
+    assert [(channel.count, channel.missing) for channel in found.channels.values()] == [(3, 5)]
+    assert found.features["s"].missing == 3
+    assert found == Statistics.of(read(tmp_path / "a.parquet", columns))
+
+
+def test_pieces_that_could_be_read_either_way_are_read_as_those_before(tmp_path: Path) -> None:
+    # In the rows of the first sequence the number to learn changes; in none of the others.
+    numbers = [[0.5, 1.5], [2.0], [3.0], [4.0, 4.0], [5.0], [6.0], [7.0, 7.0]]
+    rows = [f"{row},{step},{number}" for row, each in enumerate(numbers) for step, number in enumerate(each)]
+    path = _rows(tmp_path / "a.csv", ["id,x,y", *rows])
+    columns = Columns(task="regress", label="y")
+    with small_steps(4, 16):
+        convert(path, tmp_path / "out", columns)
+    found, whole = read(tmp_path / "out", columns), read(path, columns)
+    assert whole.targets is not None
+    assert found.targets is not None
+    assert found.targets.per_element
+    assert found.targets.values.tolist() == whole.targets.values.tolist() == [[n] for each in numbers for n in each]

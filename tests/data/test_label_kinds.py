@@ -152,3 +152,11 @@ def test_a_conversion_that_goes_on_still_has_the_kind(tmp_path: Path, monkeypatc
     for _ in range(2):
         with pytest.raises(DataError, match="labels that are texts, after whole numbers"):
             convert(files, tmp_path / "out", Columns(label="y"))
+
+
+def test_a_label_is_in_a_set_once(tmp_path: Path) -> None:
+    for labels in ([["b", "a", "b"], [], ["a", "a"]], ["b; a;b", "", "a;a"]):
+        path = _written(tmp_path / "a.jsonl", labels)
+        targets = read(path, Columns(task="multilabel", sequence="x", label="y")).targets
+        assert targets is not None
+        assert targets.values.tolist() == [("b", "a"), (), ("a",)]

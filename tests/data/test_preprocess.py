@@ -18,6 +18,7 @@ from raglane.data import Preprocessor, Records, observations
 from raglane.data.labels import sort_labels
 from raglane.data.missing import fill_missing, refuse_missing
 from raglane.data.records import offsets_of
+from raglane.data.targets import Targets
 from raglane.data.vocabulary import UNKNOWN
 from raglane.errors import ArgumentError, CheckpointError, DataError
 
@@ -318,3 +319,33 @@ def test_observations_are_cut_where_sequences_begin() -> None:
             assert found.lengths.tolist() == lengths
             wanted = np.array(_slow_observations(values, lengths, times)).reshape(-1, 9)
             np.testing.assert_allclose(found.values.double().numpy(), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_times_are_in_means_of_the_training_part() -> None:
+    gaps = [0.0, 4.0, 2.0, 0.0, 6.0]
+    values = np.array([[1.0, np.nan, 3.0, np.nan, 5.0], gaps], np.float32).T
+    records = Records(np.ascontiguousarray(values), offsets_of([3, 2]), labels=("a", "b"), channels=("x", "time_gap"))
+    for standardize in (True, False):
+        fitted = Preprocessor.fit(records, task="classify", missing="elapsed", standardize=standardize)
+        usual = float(np.mean(gaps)) if standardize else 1.0
+        found = fitted.apply(records).values[:, 4].double().numpy()
+        np.testing.assert_allclose(found, np.array([0.0, 4.0, 6.0, 0.0, 6.0]) / usual, rtol=1e-6)
+
+
+def test_numbers_to_learn_are_scaled_and_sets_are_marked_by_hand() -> None:
+    records = Records(np.zeros((3, 1), np.float32), offsets_of([2, 0, 1]), channels=("x",))
+    for per_element, rows in ((False, 3), (True, 3)):
+        numbers = np.array([[1.0, 1e6], [2.0, 1e6 + 4], [6.0, 1e6 + 2]])
+        given = replace(records, targets=Targets(numbers, per_element=per_element, names=("u", "v")))
+        fitted = Preprocessor.fit(given, task="regress")
+        wanted = (numbers - numbers.mean(axis=0)) / numbers.std(axis=0)
+        found = fitted.apply(given).targets
+        assert found is not None
+        np.testing.assert_allclose(found.double().numpy(), wanted, rtol=1e-6, atol=1e-6)
+        sets = np.empty(rows, dtype=object)
+        sets[:] = [("b", "a"), (), ("c",)]
+        given = replace(given, targets=Targets(sets, per_element=per_element))
+        fitted = Preprocessor.fit(given, task="multilabel")
+        marked = fitted.apply(given).targets
+        assert marked is not None
+        assert (fitted.labels, marked.tolist()) == (("a", "b", "c"), [[1, 1, 0], [0, 0, 0], [0, 0, 1]])

@@ -334,3 +334,29 @@ def test_channels_are_gathered_in_the_order_of_training(order: tuple[str, ...], 
                 data.take(rows)
             continue
         np.testing.assert_allclose(data.take(rows).values.double().numpy(), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_rows_of_several_files_keep_their_number_and_their_label(tmp_path: Path) -> None:
+    table = pa.table({"x": [[float(row)] * (row % 3) for row in range(9)], "y": list("abcabcaab")})
+    for name, start, count in (("a", 0, 2), ("b", 2, 4), ("c", 6, 3)):
+        pq.write_table(table.slice(start, count), tmp_path / f"{name}.parquet", row_group_size=3)
+    columns = Columns(sequence="x", label="y")
+    with small_steps(3, 40):
+        convert(str(tmp_path / "*.parquet"), tmp_path / "out", columns)
+    rows = [7, 0, 2, 2, 8, 5]
+    for source in (str(tmp_path / "*.parquet"), tmp_path / "out"):
+        data = Dataset(source, columns)
+        assert data.ids == tuple(range(9))
+        classes = data.labels()
+        assert classes is not None
+        words = data.preprocessor.labels or ()
+        assert [words[place] for place in classes.tolist()] == list("abcabcaab")
+        some = data.subset(rows)
+        assert some.ids == tuple(rows)
+        assert some.lengths.tolist() == [row % 3 for row in rows]
+        chosen = some.labels()
+        assert chosen is not None
+        assert chosen.tolist() == classes[rows].tolist()
+        again = some.subset([5, 1]).labels()
+        assert again is not None
+        assert again.tolist() == classes[[5, 0]].tolist()

@@ -175,4 +175,58 @@ FAULTS: dict[str, Fault] = {
         "np.concatenate([last[1:], last[-1:]])",
         "data/test_preprocess.py::test_observations_are_cut_where_sequences_begin",
     ),
+    "rows-without-ids-are-numbered-in-their-file": Fault(
+        "src/raglane/data/gathering.py",
+        "return row if found is None else found",
+        "return row - self.start(number) if found is None else found",
+        "data/test_stored_dataset.py::test_rows_of_several_files_keep_their_number_and_their_label",
+    ),
+    "classes-of-all-rows-for-some": Fault(
+        "src/raglane/data/gathering.py",
+        "return np.concatenate(found)[rows] if found else None",
+        "return np.concatenate(found)[: len(rows)] if found else None",
+        "data/test_stored_dataset.py::test_rows_of_several_files_keep_their_number_and_their_label",
+    ),
+    "rows-left-out-at-the-end-are-not-listed": Fault(
+        "src/raglane/data/conversion.py",
+        "        state.skipped += self._skipped\n",
+        "        pass\n",
+        "data/test_conversion.py::test_bad_rows_at_the_end_of_all_are_listed",
+    ),
+    "missing-values-of-the-first-piece-alone": Fault(
+        "src/raglane/data/statistics.py",
+        "self.missing + other.missing",
+        "self.missing",
+        "data/test_conversion.py::test_missing_values_of_all_pieces_are_counted",
+    ),
+    "targets-of-a-later-piece-in-another-order": Fault(
+        "src/raglane/data/skipping.py",
+        "values = np.repeat(targets.values, records.lengths, axis=0)",
+        "values = np.repeat(targets.values[::-1], records.lengths, axis=0)",
+        "data/test_conversion.py::test_pieces_that_could_be_read_either_way_are_read_as_those_before",
+    ),
+    "times-in-their-own-units": Fault(
+        "src/raglane/data/preprocess.py",
+        "return gaps / usual if usual > 0 else gaps",
+        "return gaps",
+        "data/test_preprocess.py::test_times_are_in_means_of_the_training_part",
+    ),
+    "sets-of-labels-in-other-rows": Fault(
+        "src/raglane/data/labels.py",
+        "np.repeat(np.arange(len(counts)), counts)",
+        "np.repeat(np.arange(len(counts))[::-1], counts)",
+        "data/test_preprocess.py::test_numbers_to_learn_are_scaled_and_sets_are_marked_by_hand",
+    ),
+    "numbers-to-learn-are-not-divided": Fault(
+        "src/raglane/data/labels.py",
+        "(targets.values - np.array(fitted.target_mean)) / np.array(fitted.target_std)",
+        "targets.values - np.array(fitted.target_mean)",
+        "data/test_preprocess.py::test_numbers_to_learn_are_scaled_and_sets_are_marked_by_hand",
+    ),
+    "a-label-twice-in-a-set": Fault(
+        "src/raglane/data/formats/labels.py",
+        "tuple(dict.fromkeys(everything[start:end]))",
+        "tuple(everything[start:end])",
+        "data/test_label_kinds.py::test_a_label_is_in_a_set_once",
+    ),
 }

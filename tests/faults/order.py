@@ -123,4 +123,16 @@ FAULTS: dict[str, Fault] = {
         "key_of(self._key, _WHOLE)",
         _TESTS + "test_settled.py::test_batches_are_those_that_were_recorded",
     ),
+    "the-largest-beyond-another-limit": Fault(
+        "src/raglane/data/order/batches.py",
+        " or limit.shares(sizes[[*chosen, place]])[-1] > 1:",
+        ":",
+        _TESTS + "test_settled.py::test_the_largest_batch_keeps_every_limit",
+    ),
+    "a-place-before-its-pool": Fault(
+        "src/raglane/data/order/batches.py",
+        "and (done >= before or pool == 0)",
+        "and before >= 0",
+        _TESTS + "test_batches.py::test_a_state_of_others_is_refused",
+    ),
 }

@@ -254,7 +254,7 @@ class Records:
             check_kind(name, getattr(self, name), np.ndarray, "a NumPy array", "convert it with np.asarray")
         if self.tags is not None:
             check_kind("tags", self.tags, np.ndarray, "a NumPy array, or None", "convert it with np.asarray")
-        for name in ("ids", "labels", "channels", "notes"):
+        for name in ("ids", "labels", "channels", "notes", "label_kinds"):
             given = getattr(self, name)
             if given is not None or name in ("channels", "notes"):
                 check_kind(name, given, tuple, "a tuple", "convert it with tuple(...)")

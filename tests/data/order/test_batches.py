@@ -378,6 +378,7 @@ def test_a_state_of_others_is_refused() -> None:
             (state | {"pool": 99}, "pool = 99"),
             (state | {"before": 4}, "before = 4"),
             (state | {"done": -1}, "done"),
+            (batches.state_dict(len(batches)) | {"done": 0}, "done = 0"),
         ):
             with pytest.raises(ArgumentError, match=words):
                 batches.load_state_dict(wrong)

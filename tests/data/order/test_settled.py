@@ -122,3 +122,17 @@ def test_what_is_wrong_is_found_in_any_block(lengths: Any, limit: Limit, words: 
         patch.setattr(settled, "_BLOCK", 4)
         with pytest.raises(ArgumentError, match=words):
             Batches(lengths, limit)
+
+
+def test_the_largest_batch_keeps_every_limit() -> None:
+    # What is left of the elements after the longest would hold 60 short ones, the padded elements none of them.
+    lengths = [100] * 3 + [1] * 80
+    for limit, count in (
+        (Limit(elements=360, padded=330), 3),
+        (Limit(elements=360, padded=600), 6),
+        (Limit(elements=360), 63),
+        (Limit(elements=360, sequences=9), 9),
+    ):
+        first = next(iter(Batches(lengths, limit, Order.random(), largest_first=True)))
+        assert len(first) == count
+        assert limit.shares(np.array([lengths[row] for row in first]))[-1] <= 1
