@@ -349,3 +349,17 @@ def test_numbers_to_learn_are_scaled_and_sets_are_marked_by_hand() -> None:
         marked = fitted.apply(given).targets
         assert marked is not None
         assert (fitted.labels, marked.tolist()) == (("a", "b", "c"), [[1, 1, 0], [0, 0, 0], [0, 0, 1]])
+
+
+def test_a_set_with_a_label_that_training_has_not_seen_is_refused() -> None:
+    def records(*sets: tuple[str, ...]) -> Records:
+        targets = Targets(np.array([*sets, None], dtype=object)[:-1])
+        values = np.ones((len(sets), 1), np.float32)
+        return Records(values, offsets_of([1] * len(sets)), channels=("x",), targets=targets)
+
+    fitted = Preprocessor.fit(records(("a",), ("a", "b"), ()), task="multilabel")
+    marked = fitted.apply(records(("b",), ())).targets
+    assert marked is not None
+    assert marked.tolist() == [[0.0, 1.0], [0.0, 0.0]]
+    with pytest.raises(DataError, match=r"the label 'c' in .*row 1; the rule: the labels seen in training"):
+        fitted.apply(records(("b",), ("a", "c")))

@@ -293,4 +293,58 @@ FAULTS: dict[str, Fault] = {
         'Path(test["data"]).name',
         "models/test_comparison.py::test_test_data_of_one_name_in_two_folders_are_two",
     ),
+    "a-late-trial-beside-a-whole-one": Fault(
+        "src/raglane/models/tuning.py",
+        "if end.is_late and none else pruned",
+        "if end.is_late else pruned",
+        "models/test_tuning.py::test_what_a_trial_that_ends_early_counts_as",
+    ),
+    "a-late-trial-that-is-lost": Fault(
+        "src/raglane/models/tuning.py",
+        "if end.is_late and none else pruned",
+        "if False else pruned",
+        "models/test_tuning.py::test_what_a_trial_that_ends_early_counts_as",
+    ),
+    "a-study-bound-to-its-device": Fault(
+        "src/raglane/models/tuning.py",
+        '("threads", "workers", "device", "logger")',
+        '("threads", "workers", "logger")',
+        "models/test_tuning.py::test_a_study_goes_on_with_other_hardware",
+    ),
+    "a-study-of-other-epochs": Fault(
+        "src/raglane/models/tuning.py",
+        '("threads", "workers", "device", "logger")',
+        '("threads", "workers", "device", "logger", "epochs")',
+        "models/test_tuning.py::test_the_best_trial_becomes_a_run_and_the_study_goes_on",
+    ),
+    "settings-of-no-trial": Fault(
+        "src/raglane/models/tuning.py",
+        "replace(order.settings, **best.params), len(ended)",
+        "order.settings, len(ended)",
+        "models/test_tuning.py::test_the_result_is_that_of_the_best_trial",
+    ),
+    "trials-at-work-that-do-not-count": Fault(
+        "src/raglane/models/tuning.py",
+        "            others += 1",
+        "            others += 0",
+        "models/test_tuning.py::test_the_result_is_that_of_the_best_trial",
+    ),
+    "a-study-that-draws-the-same-again": Fault(
+        "src/raglane/models/tuning.py",
+        "seed += len(",
+        "seed += 0 * len(",
+        "models/test_tuning.py::test_the_best_trial_becomes_a_run_and_the_study_goes_on",
+    ),
+    "a-trial-that-is-never-ended": Fault(
+        "src/raglane/models/tuning.py",
+        "if self.trial.should_prune():",
+        "if False:",
+        "models/test_tuning.py::test_what_a_trial_that_ends_early_counts_as",
+    ),
+    "an-unseen-label-in-a-set": Fault(
+        "src/raglane/data/labels.py",
+        "    _refuse_unknown(fitted, records, words, places, rows)\n    result",
+        "    result",
+        "data/test_preprocess.py::test_a_set_with_a_label_that_training_has_not_seen_is_refused",
+    ),
 }

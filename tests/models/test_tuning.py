@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ import raglane as rl
 from commands import FAST, fails, tree, undrawn_pictures, write_steps
 from raglane.cli import main
 from raglane.errors import ArgumentError
+from raglane.models import tuning
 from raglane.models.search import SEARCHED, Range, default_space, read_space
 from raglane.models.tuning import _count
 from raglane.training.run import load_description
@@ -58,6 +61,8 @@ def test_the_best_trial_becomes_a_run_and_the_study_goes_on(tmp_path: Path, caps
         assert (settings.hidden, settings.epochs, settings.layer) == (4, 2, trial.params["layer"])
     assert main([*command, "--trials", "3"]) == 0
     assert [trial.number for trial in _ended(out)] == [0, 1, 2]
+    # A study that goes on tries other things.
+    assert len({trial.params["lr"] for trial in _ended(out)}) == 3
     before = tree(out / "trials")
     assert main([*command, "--trials", "3"]) == 0
     assert tree(out / "trials") == before
@@ -73,6 +78,9 @@ def test_the_best_trial_becomes_a_run_and_the_study_goes_on(tmp_path: Path, caps
     whole = tree(out)
     fails(["tune", str(other), *command[2:]], capsys, "--out: got", "a study of other data")
     fails([*command, "--hidden", "5"], capsys, "--hidden: got 5", "was started with 4")
+    fails([*command, "--optimizer", "sgd"], capsys, "--optimizer: got 'sgd'", "was started with")
+    fails([*command, "--clip", "2"], capsys, "--clip: got 2", "was started with")
+    fails([*command, "--epochs", "3"], capsys, "--epochs: got 3", "was started with 2")
     search.write_text(search.read_text().replace('"rnn"', '"lstm"'))
     fails(command, capsys, "--cell: got", "what it searched")
     assert tree(out) == whole
@@ -138,6 +146,77 @@ def test_mistakes_end_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[
     del before["empty/study.db"], after["empty/study.db"]
     assert after == before
     assert not out.exists()
+
+
+def test_a_study_goes_on_with_other_hardware(tmp_path: Path) -> None:
+    command = ["tune", str(write_steps(tmp_path / "steps.csv")), "--out", str(tmp_path / "study"), *_FIXED]
+    command += ["--lr", "0.01", "--hidden", "4", "--trials", "1", "--quiet"]
+    assert main([*command, "--device", "cpu"]) == 0
+    assert main([*command, "--device", "auto", "--threads", "2", "--workers", "1"]) == 0
+
+
+class _Study:
+    """A study that keeps what it is told."""
+
+    def __init__(self, complete: int) -> None:
+        self.complete = complete
+        self.told: dict[str, Any] = {}
+
+    def get_trials(self, **_: Any) -> list[None]:
+        return [None] * self.complete
+
+    def tell(self, _: Any, **told: Any) -> None:
+        self.told = told
+
+
+@pytest.mark.parametrize(
+    ("complete", "is_late", "told"),
+    [
+        # Out of time: the best so far counts only where there is nothing else to choose.
+        (0, True, {"values": 0.5}),
+        (1, True, {"state": "PRUNED"}),
+        (0, False, {"state": "PRUNED"}),
+        (1, False, {"state": "PRUNED"}),
+    ],
+)
+def test_what_a_trial_that_ends_early_counts_as(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, complete: int, is_late: bool, told: dict[str, Any]
+) -> None:
+    reported: list[tuple[float, int]] = []
+    trial = SimpleNamespace(number=0, report=lambda *words: reported.append(words), should_prune=lambda: not is_late)
+
+    def train(*_: Any, watcher: Any, **__: Any) -> None:
+        for epoch, loss in enumerate((0.5, 0.75), 1):
+            watcher.started(SimpleNamespace(history=[]), 9, 1)
+            watcher.until = 0.0 if is_late and epoch == 2 else math.inf
+            trial.should_prune = lambda now=epoch: not is_late and now == 2
+            watcher.epoch_done({"epoch": epoch, "validation_loss": loss}, False)
+        raise AssertionError("the trial went on")
+
+    monkeypatch.setattr(tuning, "train", train)
+    study: Any = _Study(complete)
+    order: Any = SimpleNamespace(settings=Settings(), training=None, validation=None, data={}, columns={})
+    assert tuning._run(study, trial, {"lr": 0.1}, tmp_path, order, math.inf, lambda _: None, optuna) is None
+    assert reported == [(0.5, 1), (0.75, 2)]
+    assert {name: getattr(value, "name", value) for name, value in study.told.items()} == told
+
+
+def test_the_result_is_that_of_the_best_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = optuna.create_study()
+    for number, value in enumerate((0.7, 0.4, 0.9)):
+        trial = study.ask({"lr": optuna.distributions.FloatDistribution(0.001, 0.1)})
+        trial.set_user_attr("folder", f"{number:04}")
+        if number < 2:
+            study.tell(trial, value)
+    order: Any = SimpleNamespace(settings=Settings(hidden=5))
+
+    def locked(_: Path) -> None:
+        raise ArgumentError("another process is at work")
+
+    monkeypatch.setattr(tuning, "locked", locked)
+    found = tuning._result(study, order, tmp_path, None, optuna)
+    assert (found.best, found.value, found.done, found.others) == (tmp_path / "trials" / "0001", 0.4, 2, 1)
+    assert found.settings == Settings(hidden=5, lr=study.best_params["lr"])
 
 
 def test_trials_of_other_processes_count() -> None:
