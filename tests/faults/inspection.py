@@ -151,4 +151,22 @@ FAULTS: dict[str, Fault] = {
         '("95%", numbers.p99)',
         "inspection/test_numbers.py::test_the_chart_of_lengths_has_the_quantiles",
     ),
+    "what-is-missing-beside-is-forgotten": Fault(
+        "src/raglane/inspection/contents.py",
+        "return counted + sum(",
+        "return sum(",
+        "inspection/test_reading.py::test_what_is_missing_beside_is_counted_where_it_is_a_number",
+    ),
+    "no-category-for-what-is-unknown": Fault(
+        "src/raglane/inspection/contents.py",
+        "counts.categories + 1 for",
+        "counts.categories for",
+        "inspection/test_reading.py::test_what_is_missing_beside_is_counted_where_it_is_a_number",
+    ),
+    "bad-rows-of-parquet-are-refused": Fault(
+        "src/raglane/inspection/reading.py",
+        ' and on_bad_row == "fail":',
+        ":",
+        "inspection/test_reading.py::test_rows_of_a_parquet_file_that_are_bad_are_left_out_where_that_is_asked_for",
+    ),
 }
