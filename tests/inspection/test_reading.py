@@ -12,9 +12,10 @@ import pytest
 
 from commands import write_steps
 from raglane.data import convert
+from raglane.data.features import Feature as Beside
 from raglane.data.formats import parquet
 from raglane.data.progress import Progress
-from raglane.data.records import Columns
+from raglane.data.records import Columns, Records, offsets_of
 from raglane.errors import DataError
 from raglane.inspection import lengths_of_parquet, lengths_of_text, reading
 from raglane.inspection.contents import Contents, contents_of
@@ -196,6 +197,27 @@ def test_what_is_missing_is_counted_by_column(tmp_path: Path) -> None:
     assert missing == {"a": 0, "b": 1}
     assert found.missing == 1
     assert found.inputs() == (4, [])
+
+
+def test_what_is_missing_beside_is_counted_where_it_is_a_number() -> None:
+    """A model reads a category more than there are: the one of a word that it does not know, or that is missing."""
+    beside = (
+        Beside("age", np.array([31, np.nan], np.float32), per_sequence=True),
+        Beside("city", np.array(["Rome", "", "Bonn"], dtype=object)),
+    )
+    records = Records(np.ones((3, 1), np.float32), offsets_of([2, 1]), channels=("a",), features=beside)
+    found = contents_of(records, None)
+    assert found.missing == 1
+    assert found.inputs() == (2 * 2, [3])
+
+
+def test_rows_of_a_parquet_file_that_are_bad_are_left_out_where_that_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "data.parquet"
+    pq.write_table(pa.table({"seq": pa.array([[1.0, 2.0], None, [2.0]]), "label": pa.array(["x", "y", "z"])}), path)
+    found = reading.read(path, Columns(sequence="seq", label="label"), None, Progress(), "skip")
+    assert found.lengths.tolist() == [2, 1]
+    with pytest.raises(DataError, match="a null in row 1"):
+        reading.read(path, Columns(sequence="seq", label="label"), None, Progress(), "fail")
 
 
 def test_nothing_to_compute_is_refused(tmp_path: Path) -> None:

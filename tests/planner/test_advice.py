@@ -219,6 +219,9 @@ def test_a_long_tail_is_named(measured: list[Measured]) -> None:
     # Padded, most of a batch is there for its longest; here the long ones are 4,000 of 8,950 elements.
     assert shares[0] > shares[1] > 10
     assert _plan([5] * 1000).tail is None
+    # The border is a quantile: the mean is 20.
+    found = _plan([5] * 960 + [400] * 40, batch_sizes=[32])
+    assert str(found.tail).startswith("40 of 1,000 sequences are longer than 6 steps")
     # Lengths that differ have no tail where the longest is less than twice what nearly all are below.
     assert _plan([5, 10, 15] * 300 + [20]).tail is None
 
@@ -308,20 +311,22 @@ def test_a_picture_has_a_line_for_each_pair(measured: list[Measured]) -> None:
     assert f"{len(LENGTHS)} sequences, LSTM(3, 4)" in axes.get_title(loc="left")
 
 
-def test_other_cells_are_timed_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from raglane.planner import others
-
-    monkeypatch.setattr(others, "time_in_turns", lambda calls, _: [call() for call in calls])
-    cost = {"GRU": 3.0, "MinGRU": 1.0}
-    monkeypatch.setattr(others, "_step", lambda layer, *_: lambda: cost.get(type(layer).__name__, 2.0))
-    found = others.compare_cells(rl.nn.GRU(3, 4), torch.tensor(LENGTHS), _row())
-    assert next(iter(found)) == "MinGRU"
-    assert found["MinGRU"] == pytest.approx(1 / 3)
-    assert found["LSTM"] == pytest.approx(2 / 3)
-    assert "GRU" not in found
-
-
-def _row() -> Row:
-    return Row(
-        "cpu", "lanes", 8, None, False, "float32", 1, 10, 1000, 0, 1e-3, 1e-4, 1e-4, 1e-4, 1e-4, 5000, 1.0, False
+def test_a_row_in_words() -> None:
+    row = Row(
+        "torch", "padded", 8, None, True, "float32", 2, 10, 1000, 250, 1.5, 0.25, 1e-3, 2e-2, 3e-2, 5 << 20, 1.0, False
     )
+    limit, told = "8 sequences, grouped", ("1.50 s", "250.0 ms", "20.0 ms", "5.0 MB")
+    assert words.fields(row) == ("torch", "padded", limit, "float32", "2", "1,000", "25%", *told)
+    assert words.fields(replace(row, elements=0, waste=0))[6] == "0%"
+
+
+def test_why_looks_at_larger_batches_of_the_same_way(measured: list[Measured]) -> None:
+    row = Row("cpu", "lanes", 8, None, False, "float32", 1, 10, 1000, 0, 1.0, 1e-4, 1e-4, 1e-4, 1e-4, 5000, 1.0, False)
+    larger = [replace(row, batch_size=16, train_seconds=1.25), replace(row, batch_size=32, train_seconds=1.5)]
+    others = [replace(row, threads=2, batch_size=16, train_seconds=1.1), replace(row, backend="reference")]
+    others += [replace(row, batch_size=None, batch_elements=80, train_seconds=1.05)]
+    why = words.why(row, [row, *larger, *others, replace(row, grouped=True, train_seconds=2.0)], 1)
+    told = "An epoch of training takes 1.00 s, grouping by length would take 2.00 of that, larger batches 1.25."
+    assert why == told
+    spread = replace(row, rank_spread=1.5)
+    assert words.why(spread, [spread], 3).endswith("the slowest of 3 processes takes 1.50 times the mean.")

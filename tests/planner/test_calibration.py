@@ -206,7 +206,7 @@ def test_peak_is_what_is_held_at_once(capfd: pytest.CaptureFixture[str]) -> None
 
 def test_a_peak_does_not_depend_on_the_order_of_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """A profiler may list what threads did one after the other: it is put in the order of time."""
-    happened = [(3, -5), (1, 5), (4, 7), (2, 1), (5, -8)]
+    happened = [(2, 1), (4, 7), (1, 5), (3, -5), (5, -8)]
     events = [
         SimpleNamespace(name=lambda: "[memory]", start_ns=lambda t=t: t, nbytes=lambda n=n: n) for t, n in happened
     ]

@@ -51,3 +51,8 @@ def test_what_would_take_too_long_is_not_run() -> None:
     slow = replace(BEST, train_seconds=1e6)
     assert _found(2 << 20, [500, 40, 50], slow, runs=True)[1] is None
     assert _found(1e15, [500, 40, 50], runs=True)[1] is None
+    # 200 elements with as much padding: 20 s and 40 s, at so many for each that exists.
+    padded = replace(BEST, backend="torch", schedule="padded", elements=2000, waste=1000)
+    held = [_found(11_500, [500, 20, 50], replace(padded, train_seconds=s), runs=True)[1] for s in (100.0, 200.0)]
+    assert held[0] is not None
+    assert held[1] is None
