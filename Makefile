@@ -12,12 +12,13 @@ SECONDS ?= 60
 SEED ?= 1
 CMAKE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
 
-.PHONY: help setup demo test check docs pages fuzz attack faults device sanitize emulate ulps rates format bench clean
+.PHONY: help setup demo test check house docs pages fuzz attack faults device sanitize emulate ulps rates format bench clean
 
 help:
 	@echo "make demo    train on the bundled recordings, evaluate, predict"
 	@echo "make test    run the tests"
-	@echo "make check   format, lint, types, layers"
+	@echo "make check   format, lint, types, layers, and the limits of make house"
+	@echo "make house   the size and shape of the package, against the limits in house.toml"
 	@echo "make docs    build the documentation as a site in build/site; a warning is an error"
 	@echo "make pages   look at the site in Chromium, wide and phone-wide: axe, errors, requests to other hosts"
 	@echo "make fuzz    random networks, tensors, files, commands and kills for SECONDS=60 from SEED=1"
@@ -54,11 +55,14 @@ demo: $(READY)
 test: $(READY)
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --quiet
 
-check: $(READY)
+check: $(READY) house
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+house: $(READY)
+	$(BIN)/python tools/house.py
 
 docs: $(READY)
 	rm -rf build/site build/site-doctrees

@@ -184,7 +184,7 @@ class Records:
         columns: what the reader was asked for, with the columns that it found: asking for these again reads another
             file in the same way, whatever else that file holds.
         skipped: rows of the source that were left out, where that was asked for.
-        label_kinds: what the labels were in the source, as :func:`~raglane.data.targets.kinds_of` calls it; None where
+        label_kinds: what the labels were in the source, as ``raglane.data.targets.kinds_of`` calls it; None where
             the source has nothing but texts.
 
     Raises:

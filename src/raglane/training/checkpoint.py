@@ -103,7 +103,7 @@ def load_model(path: str | os.PathLike[str], cell: str | type | None = None) -> 
 
     Args:
         path: the folder of a model, or of a run: then its best model.
-        cell: the user's own cell, of :func:`raglane.training.own_cell.name_cell`; None takes one that was named in
+        cell: the user's own cell, ``"path/to/file.py:MyCell"`` or a class; None takes one that was named in
             this process before.
 
     Raises:
