@@ -17,10 +17,6 @@ def as_tensor(data: Any, device: str | None = None) -> Tensor:
 
     A read-only NumPy array is shared too: nothing in Raglane writes into what a caller gave.
 
-    Args:
-        data: a tensor, an array, or lists of numbers.
-        device: where data that is not a tensor goes; torch's default device if None. A tensor stays where it is.
-
     Example:
         >>> as_tensor(np.arange(3)[::-1]).tolist()
         [2, 1, 0]

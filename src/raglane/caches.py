@@ -39,12 +39,7 @@ def folder(kind: str) -> Path:
 
 
 def load(kind: str, key: str) -> str | None:
-    """What was saved under a key; None where there is nothing, or nothing that can be read.
-
-    Args:
-        kind: the name of a folder.
-        key: of the file there, without a suffix.
-    """
+    """What was saved under a key; None where there is nothing, or nothing that can be read."""
     try:
         with open(folder(kind) / f"{key}.json", encoding="utf-8", opener=_at_once) as file:
             return file.read() if _is_ours(os.fstat(file.fileno())) else None
@@ -65,13 +60,7 @@ def _is_ours(found: os.stat_result) -> bool:
 
 
 def save(kind: str, key: str, content: str) -> None:
-    """Keep a text, whole or not at all; a folder or a disk that cannot be written is passed over.
-
-    Args:
-        kind: the name of a folder.
-        key: of the file there, without a suffix; a file that is there is replaced.
-        content: at most 16 MiB, or else it is not kept.
-    """
+    """Keep a text, whole or not at all; a folder or a disk that cannot be written is passed over."""
     partial = ""
     if len(content) > _LARGEST:
         return

@@ -50,16 +50,6 @@ _CAST_BY_AUTOCAST = (torch.float32, torch.bfloat16, torch.float16)
 def check_tensor(name: str, given: Any, least: int = 0, fix: str = "pass a torch.Tensor") -> Tensor:
     """A dense tensor as it is.
 
-    Args:
-        name: what the caller calls it.
-        given: what was given.
-        least: dimensions that it has at least.
-        fix: what to do where it is not a tensor.
-
-    Raises:
-        ArgumentTypeError: no tensor, or a nested, sparse or quantized one.
-        ShapeError: too few dimensions.
-
     Example:
         >>> check_tensor("values", torch.ones(2), least=1)
         tensor([1., 1.])
@@ -78,9 +68,6 @@ def check_tensor(name: str, given: Any, least: int = 0, fix: str = "pass a torch
 def check_dense(name: str, given: Tensor) -> None:
     """Refuse a sparse tensor.
 
-    Raises:
-        ShapeError: the tensor is sparse.
-
     Example:
         >>> check_dense("input", torch.zeros(2))
     """
@@ -92,14 +79,6 @@ def check_fits(name: str, given: Tensor, other: Tensor) -> None:
     """Refuse a tensor of another dtype, device or layout than what it meets.
 
     Autocast converts float32, bfloat16 and float16 into each other by itself, and nothing else.
-
-    Args:
-        name: what the caller calls it.
-        given: what was given.
-        other: what it meets.
-
-    Raises:
-        ShapeError: the tensor does not fit ``other``.
 
     Example:
         >>> check_fits("input", torch.zeros(2), torch.zeros(3))
@@ -122,16 +101,6 @@ def check_fits(name: str, given: Tensor, other: Tensor) -> None:
 def check_like(name: str, given: Any, shape: tuple[int, ...], like: Tensor) -> None:
     """Refuse what a kernel cannot compute with.
 
-    Args:
-        name: what the caller calls it.
-        given: what was given.
-        shape: what it must have.
-        like: what it must go with in dtype and device.
-
-    Raises:
-        ArgumentTypeError: no tensor.
-        ShapeError: a tensor of another layout, shape, dtype or device, or with less memory than its shape needs.
-
     Example:
         >>> check_like("weight_hh_l0", torch.zeros(4, 2), (4, 2), torch.zeros(1))
     """
@@ -153,13 +122,6 @@ def check_like(name: str, given: Any, shape: tuple[int, ...], like: Tensor) -> N
 
 def check_storage(name: str, given: Tensor) -> None:
     """Refuse a tensor whose storage was made smaller than what the tensor shows of it.
-
-    Args:
-        name: what the caller calls it.
-        given: what was given, of any strides.
-
-    Raises:
-        ShapeError: the storage is too small for the shape.
 
     Example:
         >>> freed = torch.zeros(3)
@@ -193,16 +155,6 @@ def check_storage(name: str, given: Tensor) -> None:
 def check_kind(name: str, given: Any, kind: Any, rule: str, fix: str) -> None:
     """Refuse what is not an instance of a class.
 
-    Args:
-        name: what the caller calls it.
-        given: what was given.
-        kind: the class, or several.
-        rule: the same in words.
-        fix: what to do.
-
-    Raises:
-        ArgumentTypeError: it is not an instance.
-
     Example:
         >>> check_kind("ids", ("a",), (tuple, list), "a tuple or a list", "convert it")
     """
@@ -212,14 +164,6 @@ def check_kind(name: str, given: Any, kind: Any, rule: str, fix: str) -> None:
 
 def check_flag(name: str, given: Any, error: type[RaglaneError] = ArgumentTypeError) -> bool:
     """A yes or no as a bool.
-
-    Args:
-        name: what the caller calls it.
-        given: what was given.
-        error: what to raise.
-
-    Raises:
-        ArgumentTypeError: not a bool; ``error`` where that is another class.
 
     Example:
         >>> check_flag("batch_first", True)
@@ -233,9 +177,6 @@ def check_flag(name: str, given: Any, error: type[RaglaneError] = ArgumentTypeEr
 def check_choice(name: str, given: Any, choices: Sequence[str], fix: str = "pass one of these") -> str:
     """One of several names as it is.
 
-    Raises:
-        ArgumentError: it is not one of the choices.
-
     Example:
         >>> check_choice("task", "tag", ("classify", "tag"))
         'tag'
@@ -247,17 +188,6 @@ def check_choice(name: str, given: Any, choices: Sequence[str], fix: str = "pass
 
 def check_real(name: str, given: Any, rule: str, holds: Callable[[float], bool], fix: str) -> float:
     """A real number as a float.
-
-    Args:
-        name: what the caller calls it.
-        given: what was given.
-        rule: what must hold, in words.
-        holds: the same as a function.
-        fix: what to pass instead.
-
-    Raises:
-        ArgumentTypeError: not a real number.
-        ArgumentError: a number for which the rule does not hold.
 
     Example:
         >>> check_real("fraction", 0.1, "above 0", lambda number: number > 0, "pass 0.1")
@@ -272,16 +202,6 @@ def check_real(name: str, given: Any, rule: str, holds: Callable[[float], bool],
 
 def check_whole(name: str, given: Any, least: int | None = None, fix: str = "check where it comes from") -> int:
     """A whole number as an int.
-
-    Args:
-        name: what the caller calls it.
-        given: an int, or what acts as one, such as a tensor of one integer.
-        least: the smallest that is allowed; None for any.
-        fix: what to do where it is too small or too large.
-
-    Raises:
-        ArgumentTypeError: not a whole number; a bool is not one.
-        ArgumentError: below ``least``, or 2**62 or more.
 
     Example:
         >>> check_whole("total", 3, 0)
@@ -304,12 +224,6 @@ def check_whole(name: str, given: Any, least: int | None = None, fix: str = "che
 
 def check_value(name: str, given: Any, dtype: torch.dtype) -> Any:
     """A number that a dtype can hold, as torch takes it; another would be cut off, wrapped around or refused.
-
-    Returns:
-        a bool, an int, a float or a complex number, as the dtype is.
-
-    Raises:
-        ArgumentTypeError: not a number, or one that the dtype cannot hold.
 
     Example:
         >>> check_value("empty", -1, torch.int64)
@@ -344,19 +258,6 @@ def _fits(kind: Callable[[Any], Any], given: Any) -> bool:
 
 def read_index(index: Any, count: int) -> Tensor:
     """Which of several sequences are chosen.
-
-    Args:
-        index: ``(M,)`` integers, below 0 from the end, or ``(count,)`` bools: a list, an array or a tensor. One that is
-            on a device is copied to the host, which waits for it.
-        count: how many there are.
-
-    Returns:
-        ``(M,)`` int64 on the CPU, each from 0 to ``count - 1``.
-
-    Raises:
-        ArgumentTypeError: neither integers nor bools.
-        ShapeError: not one-dimensional, or a mask of another length.
-        DimensionError: an integer out of range; it is a ShapeError and an IndexError.
 
     Example:
         >>> read_index([2, -1], 3), read_index([True, False, True], 3)

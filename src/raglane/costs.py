@@ -81,17 +81,6 @@ def cost(lengths: Any, *, lanes: int | None = None) -> dict[str, Cost]:
 def lengths_of(given: Any) -> Tensor:
     """The lengths of whatever has some, on the host.
 
-    Args:
-        given: as for :func:`cost`.
-
-    Returns:
-        ``(B,)`` int64 on the CPU.
-
-    Raises:
-        ArgumentTypeError: not integers.
-        ShapeError: not exactly one dimension.
-        ArgumentError: a length below 0.
-
     Example:
         >>> lengths_of(Ragged([[1, 2], [3]]))
         tensor([2, 1])

@@ -69,16 +69,6 @@ def new_figure(
 ) -> Figure:
     """An empty figure, drawn by Agg whatever the program around uses.
 
-    Args:
-        width: in inches.
-        height: in inches.
-        extra: the extra of the distribution that brings matplotlib.
-        look: its colours.
-        layout: what places the axes; None where the caller does.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-
     Example:
         >>> new_figure(4, 3, "plot").axes
         []
@@ -110,12 +100,6 @@ def frame(
     grid: Literal["x", "y", "both", ""] = "both",
 ) -> None:
     """Give axes their colours, a grid behind the data, and fewer edges.
-
-    Args:
-        axes: to prepare.
-        look: their colours.
-        hidden: the edges that are not drawn.
-        grid: where there are lines: ``"x"``, ``"y"``, ``"both"``, or ``""`` for none.
 
     Example:
         >>> frame(new_figure(4, 3, "plot").add_subplot(), grid="x")

@@ -41,9 +41,6 @@ def no_formula(entry: Any) -> Any:
 
     Source: OWASP, CSV Injection.
 
-    Args:
-        entry: any; what is no text is returned unchanged.
-
     Example:
         >>> no_formula("=1+1"), no_formula("a"), no_formula(-1)
         ("'=1+1", 'a', -1)
@@ -53,13 +50,6 @@ def no_formula(entry: Any) -> Any:
 
 def write_file(path: Path, content: bytes) -> None:
     """Write a file whole or not at all.
-
-    Args:
-        path: where to; a file that is there is replaced.
-        content: the bytes.
-
-    Raises:
-        OSError: the disk is full, the folder is missing or closed to us; what was at ``path`` is still there.
 
     Example:
         >>> import tempfile
@@ -75,12 +65,6 @@ def write_file(path: Path, content: bytes) -> None:
 @contextmanager
 def whole_file(path: Path) -> Iterator[IO[bytes]]:
     """A file to write to that is at its place once all is written, and not before; after an error there is none.
-
-    Args:
-        path: where to; a file that is there is replaced.
-
-    Raises:
-        OSError: as :func:`write_file`.
 
     Example:
         >>> import tempfile
@@ -111,12 +95,6 @@ def write_files(files: Mapping[Path, bytes]) -> None:
 
     All are on the disk under passing names before the first is at its place, so a disk that fills leaves what was
     there as it was.
-
-    Args:
-        files: the bytes of each file by its place; a file that is there is replaced.
-
-    Raises:
-        OSError: as :func:`write_file`.
 
     Example:
         >>> import tempfile
@@ -154,13 +132,6 @@ def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
     A folder cannot be renamed over another, so an old one steps aside for the moment between two renames;
     :func:`whole_folder` finds it there should the process die in that moment.
 
-    Args:
-        path: where to; a folder that is there is replaced with all it holds.
-        files: the bytes of each file by its name.
-
-    Raises:
-        OSError: as :func:`write_file`.
-
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -182,15 +153,7 @@ def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
 
 
 def put_folder(whole: Path, path: Path) -> None:
-    """Give a folder that is whole its name, in place of another that has it; :func:`settle` repairs what is half done.
-
-    Args:
-        whole: the folder, on the same disk.
-        path: its name; a folder that is there is replaced with all it holds.
-
-    Raises:
-        OSError: as :func:`write_file`; what was at ``path`` is still there.
-    """
+    """Rename a whole folder in place of another that has its name; :func:`settle` repairs what is half done."""
     previous = _previous(path)
     try:
         sync_folder(whole)
@@ -209,9 +172,6 @@ def put_folder(whole: Path, path: Path) -> None:
 def whole_folder(path: Path) -> Path | None:
     """Where the folder that :func:`write_folder` last finished is, or None.
 
-    Args:
-        path: what :func:`write_folder` was given.
-
     Example:
         >>> whole_folder(Path("no/such/folder")) is None
         True
@@ -220,11 +180,7 @@ def whole_folder(path: Path) -> Path | None:
 
 
 def settle(path: Path) -> None:
-    """Finish what a killed process left of its writing: what is half goes, and what is whole stands under its name.
-
-    Args:
-        path: what :func:`write_file` or :func:`write_folder` was given.
-    """
+    """Finish what a killed process left of its writing: what is half goes, and what is whole stands under its name."""
     remove(_partial(path))
     previous = _previous(path)
     if previous.exists() and not path.exists():
@@ -243,13 +199,6 @@ def remove(path: Path) -> None:
 def check_place(given_as: str, folder: Path) -> None:
     """Refuse a folder that nothing can be written to, before any work is done; it need not exist yet.
 
-    Args:
-        given_as: the argument that gave it, for the message.
-        folder: where files are to go.
-
-    Raises:
-        ArgumentError: the folder is closed to us, or what is there, or above it, is not a folder.
-
     Example:
         >>> check_place("folder", Path("no/such/folder"))
     """
@@ -262,15 +211,6 @@ def check_place(given_as: str, folder: Path) -> None:
 
 def check_new_file(given_as: str, path: Path) -> None:
     """Refuse a file that nothing can be written to, before any work is done; it need not exist yet.
-
-    Args:
-        given_as: the argument that gave it, for the message.
-        path: of the file.
-
-    Raises:
-        ArgumentError: a folder or something else that is not a file, or a file in a folder that is missing or closed
-            to us.
-        OSError: the file, or its folder, cannot be reached.
 
     Example:
         >>> check_new_file("output", Path("predictions.csv"))

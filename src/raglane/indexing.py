@@ -220,9 +220,6 @@ def place_joined_rows(parts: tuple[Tensor, ...], index: Tensor, size: int, fill:
     Returns:
         ``(size, *features)``.
 
-    Raises:
-        RuntimeError: trailing shapes or devices differ.
-
     Example:
         >>> place_joined_rows((torch.tensor([30]), torch.tensor([10])), torch.tensor([2, 0]), 3, fill=-1).tolist()
         [10, -1, 30]

@@ -275,13 +275,6 @@ def inverse(permutation: Tensor) -> Tensor:
 def send(array: IntArray, device: torch.device) -> Tensor:
     """A NumPy array as a tensor on a device, without waiting for it.
 
-    Args:
-        array: int64; on a CPU the tensor shares its memory.
-        device: where the tensor is to be.
-
-    Returns:
-        the tensor.
-
     Example:
         >>> send(np.array([1, 2]), torch.device("cpu"))
         tensor([1, 2])

@@ -37,14 +37,6 @@ _HELD: dict[str, int] = {}
 def locked(folder: Path, given_as: str = "folder") -> Iterator[None]:
     """Lock a folder; a thread that already holds the lock may take it again.
 
-    Args:
-        folder: made where it is missing, and removed at the end if nothing has been put in it.
-        given_as: the argument that gave it, for the message.
-
-    Raises:
-        ArgumentError: another process or thread is at work in it.
-        OSError: the folder cannot be made, or is closed to us.
-
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as place, locked(Path(place, "run")):
@@ -74,14 +66,7 @@ def locked(folder: Path, given_as: str = "folder") -> Iterator[None]:
 
 @contextmanager
 def turn(partial: Path) -> Iterator[None]:
-    """Wait until no other process writes a file under a passing name; a system without such locks does not wait.
-
-    Args:
-        partial: the passing name; made where it is missing.
-
-    Raises:
-        OSError: the passing name cannot be made.
-    """
+    """Wait until no other process writes a file under a passing name; a system without such locks does not wait."""
     if not HAS_LOCKS:
         yield
         return

@@ -32,15 +32,6 @@ def available_memory() -> float:
 def check_memory(what: str, needed: int, fix: str, available: float | None = None) -> None:
     """Refuse what there is no memory for, before any of it is taken.
 
-    Args:
-        what: what needs it.
-        needed: bytes.
-        fix: what to make smaller.
-        available: bytes; None asks the system.
-
-    Raises:
-        ArgumentError: more is needed than there is.
-
     Example:
         >>> check_memory("a table", 3000, "ask for fewer rows", available=2000)
         Traceback (most recent call last):
@@ -67,10 +58,6 @@ def mapped_bytes() -> int:
 
 def is_mapped(address: int, size: int) -> bool:
     """True for memory of a file that this process cannot write to; False where the system does not tell.
-
-    Args:
-        address: of its first byte.
-        size: in bytes. Fewer than a mebibyte are not looked for.
 
     Example:
         >>> is_mapped(id(None), 16)

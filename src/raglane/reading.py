@@ -31,9 +31,6 @@ class NotAFileError(OSError):
 def as_path(path: Any) -> Path:
     """A path that a caller gives.
 
-    Raises:
-        ArgumentTypeError: it is not a path.
-
     Example:
         >>> as_path("runs/first").name
         'first'
@@ -45,14 +42,6 @@ def as_path(path: Any) -> Path:
 
 def check_file(path: Path) -> None:
     """Refuse what is not a regular file, without opening it.
-
-    Args:
-        path: where a file, or a link to one, is expected.
-
-    Raises:
-        OSError: nothing is there, or what is there cannot be reached.
-        IsADirectoryError: a folder is there.
-        NotAFileError: something is there that is not a file, a link leads nowhere, or no file can have this name.
 
     Example:
         >>> check_file(Path("/dev/zero"))
@@ -79,12 +68,6 @@ def check_file(path: Path) -> None:
 
 def read_file(path: Path) -> bytes:
     """The content of a regular file.
-
-    Args:
-        path: the file, or a link to it.
-
-    Raises:
-        OSError: as :func:`check_file`, or it cannot be read.
 
     Example:
         >>> import tempfile

@@ -41,9 +41,6 @@ def constant_when_traced(function: Callable[P, R]) -> Callable[P, R]:
 
     NOTE: this is ``torch.compiler.assume_constant_result``, which imports the whole compiler (seconds) to set one mark.
 
-    Args:
-        function: takes and returns strings, numbers or None, and answers the same for as long as a graph may live.
-
     Example:
         >>> @constant_when_traced
         ... def answer() -> int:
@@ -57,9 +54,6 @@ def constant_when_traced(function: Callable[P, R]) -> Callable[P, R]:
 
 def never_traced(function: Callable[P, R]) -> Callable[P, R]:
     """Have ``torch.compile`` leave a function out of its graphs: the graph ends before it and another begins after it.
-
-    Args:
-        function: anything.
 
     Example:
         >>> @never_traced
@@ -135,10 +129,6 @@ def are_transforms_active() -> bool:
 def is_transformed(tensor: Tensor) -> bool:
     """Whether :mod:`torch.func` has a hand in a tensor, so that it has no memory of its own to read.
 
-    Args:
-        tensor: any; one that a transformation has left behind may be used after it, and gradients in batches
-            (``is_grads_batched``) come without any.
-
     Example:
         >>> is_transformed(torch.zeros(1)), torch.func.vmap(lambda t: t + is_transformed(t))(torch.zeros(1)).item()
         (False, 1.0)
@@ -181,12 +171,6 @@ def are_transformed(tensors: Iterable[Tensor | None]) -> bool:
 def index_arithmetic(function: Callable[P, R]) -> Callable[P, R]:
     """Do what a function computes from integers outside of the transformations of :mod:`torch.func`.
 
-    Args:
-        function: takes and returns anything; the tensors among its arguments are integers.
-
-    Raises:
-        ArgumentError: when called, of integers that differ from sample to sample of a ``vmap``.
-
     Example:
         >>> double = index_arithmetic(lambda lengths: (2 * lengths).numpy())
         >>> torch.func.vmap(lambda x: x * int(double(torch.tensor([3]))[0]))(torch.ones(2)).tolist()
@@ -214,9 +198,6 @@ def index_arithmetic(function: Callable[P, R]) -> Callable[P, R]:
 
 def plain(part: T) -> T:
     """A tensor of integers without the wrappers of transformations; anything else as it is.
-
-    Raises:
-        ArgumentError: integers that differ from sample to sample of a ``vmap``.
 
     Example:
         >>> plain(3), plain(torch.tensor([3]))

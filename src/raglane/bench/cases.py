@@ -98,11 +98,6 @@ class Case:
 def operations(cell: str, size: Size, mode: str) -> int:
     """Floating-point operations per element of a layer's matrix products: forward, and twice as many backward.
 
-    Args:
-        cell: a key of ``CELLS``.
-        size: of the layer.
-        mode: of ``MODES``.
-
     Example:
         >>> operations("gru", Size(8, 64, 32), "infer") == 2 * 3 * 64 * (32 + 64)
         True
@@ -117,10 +112,6 @@ def streamed(cell: str, size: Size) -> int:
 
     What forward saved, the state, the output's gradient, the gradients of the input products; and where the output
     takes up the input, that and its gradient.
-
-    Args:
-        cell: a key of ``ELEMENTWISE``.
-        size: of the layer.
 
     Example:
         >>> streamed("indrnn_tanh", Size(8, 64, 32)) == 3 * 64
@@ -235,21 +226,6 @@ def select(
     threads: Sequence[int],
 ) -> list[Case]:
     """The cases of some suites: the product of all that is asked for.
-
-    Args:
-        suites: keys of ``SUITES``.
-        cells: keys of ``CELLS``.
-        sizes: in place of the suites' own; None leaves those.
-        lengths: for the suites that leave them to the user.
-        modes: of ``MODES``.
-        dtypes: of ``DTYPES``.
-        threads: numbers of threads.
-
-    Returns:
-        The cases in the order in which they run, none twice.
-
-    Raises:
-        ArgumentError: lengths that a size is too small for, or nothing is left to run.
 
     Example:
         >>> one = {"cells": ["gru"], "dtypes": ["float32"], "threads": [1]}

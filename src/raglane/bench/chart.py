@@ -19,18 +19,7 @@ _TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1
 
 
 def ratios_png(results: Sequence[CaseResult], title: str) -> bytes:
-    """Ratios to the fastest torch variant on a logarithmic axis: a bar for ours, a marker for every other engine.
-
-    Args:
-        results: of at least one case; a case without a ratio of ours has its name, and no bar.
-        title: above it.
-
-    Returns:
-        The bytes of a PNG file.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-    """
+    """Ratios to the fastest torch variant on a logarithmic axis: a bar for ours, a marker for every other engine."""
     lines = _lines(results)
     columns = max(len(line) for line in lines)
     heights = [_MARGIN + _ROW * max(len(part) for _, part in line) for line in lines]

@@ -20,11 +20,6 @@ the state passes through it at every step.
 def find_fault(answer: Answer, truth: Answer, dtype: torch.dtype) -> str | None:
     """What is wrong with an answer, in a clause; None where all of it is right.
 
-    Args:
-        answer: of a competitor. A state of None is not compared.
-        truth: of the reference kernel, in float64.
-        dtype: in which the competitor computed.
-
     Example:
         >>> truth = Answer(torch.tensor([[1.0], [2.0]]), None)
         >>> find_fault(truth, truth, torch.float32) is None

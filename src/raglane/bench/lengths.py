@@ -55,11 +55,6 @@ class Lengths:
 def draw_like(quantiles: tuple[int, ...], count: int, seed: int = 1) -> list[int]:
     """Draw lengths from the quantile function of a list: linear between its quantiles.
 
-    Args:
-        quantiles: at least two, evenly spaced, the least and the largest length included.
-        count: how many to draw.
-        seed: of the draw.
-
     Example:
         >>> drawn = draw_like((3, 5, 9), 1000)
         >>> min(drawn), max(drawn), 480 < sum(length <= 5 for length in drawn) < 620
@@ -77,9 +72,6 @@ def lengths_of_file(path: Path) -> Lengths:
 
     A batch with as many sequences as the file has lines takes them as they are; any other draws from them, with
     replacement.
-
-    Raises:
-        DataError: the file cannot be read, is empty, or has a line that is not such a number.
 
     Example:
         >>> import tempfile
@@ -148,12 +140,6 @@ def _one_long(count: int) -> list[int]:
 
 def filled(fill: float) -> Callable[[int], list[int]]:
     """As many elements as sequences of 30 each, of which a padded batch is filled to this share.
-
-    Args:
-        fill: the share, above 0 and at most 1; there are at least ``1 / fill`` sequences.
-
-    Returns:
-        From a number of sequences to their lengths, the same in every run.
 
     Example:
         >>> lengths = filled(0.25)(16)

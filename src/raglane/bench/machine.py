@@ -46,9 +46,6 @@ def is_busy(average: float) -> bool:
 def facts(packages: Iterable[str] = ()) -> dict[str, str]:
     """What the machine is, by name.
 
-    Args:
-        packages: whose versions to state, besides Raglane's and torch's.
-
     Example:
         >>> list(facts())[:3]
         ['processor', 'processors', 'caches']

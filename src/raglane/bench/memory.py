@@ -27,15 +27,7 @@ def is_measurable() -> bool:
 
 
 def peak_floats(case: Case, competitor: str) -> float:
-    """What a training step holds at its peak beyond inputs and parameters, in floats of ``N * H``.
-
-    Args:
-        case: in float32.
-        competitor: a key of ``COMPETITORS`` that runs on torch.
-
-    Raises:
-        RaglaneError: the process failed; the message is its last line.
-    """
+    """What a training step holds at its peak beyond inputs and parameters, in floats of ``N * H``."""
     numbers = {
         "cell": case.cell,
         "size": [case.size.batch, case.size.hidden, case.size.input],

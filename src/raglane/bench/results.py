@@ -106,11 +106,6 @@ def rows_of(samples: Mapping[str, Sequence[float]], work: Mapping[str, int], rat
 
     A ratio is taken in each round, which a busy machine disturbs least, and the median of the rounds is reported.
 
-    Args:
-        samples: seconds of each round, by competitor.
-        work: of a call, by competitor, in the unit of the yardstick; there is no share where it is not given.
-        rate: the yardstick's, per second.
-
     Example:
         >>> rows = rows_of({"ours": [1.0, 1.0], "torch-packed": [4.0, 2.0]}, {"ours": 1, "torch-packed": 1}, rate=1.0)
         >>> [(row.competitor, row.milliseconds, row.ratio) for row in rows]
@@ -166,11 +161,7 @@ class Summary:
 
 
 def summarize(results: Iterable[CaseResult]) -> list[Summary]:
-    """Geometric means and worst cases of ``ours``, by suite, mode, dtype and threads: of each cell, and of all.
-
-    Args:
-        results: in any order. Suites that measure memory have no ratio of times, and are left out.
-    """
+    """Geometric means and worst cases of ``ours``, by suite, mode, dtype and threads: of each cell, and of all."""
     groups: dict[tuple[str, str, str, int], list[CaseResult]] = {}
     for result in results:
         case = result.case

@@ -64,9 +64,6 @@ class Report:
 def installed(names: Iterable[str]) -> tuple[tuple[str, ...], list[str]]:
     """Those competitors that can run here, and a line on each that cannot.
 
-    Args:
-        names: keys of ``COMPETITORS``.
-
     Example:
         >>> installed(["torch-packed"])
         (('torch-packed',), [])
@@ -88,17 +85,7 @@ def measure(
     rounds: int = 7,
     watch: Callable[[CaseResult], None] | None = None,
 ) -> Report:
-    """Run cases one after the other.
-
-    Args:
-        cases: what to run.
-        competitors: who besides ours; those that are not installed are noted and left out.
-        rounds: of each case.
-        watch: told of each case when it is done.
-
-    Returns:
-        All there is to say. torch's number of threads is what it was before.
-    """
+    """Run cases one after the other."""
     there, notes = installed(competitors)
     packages = dict.fromkeys(module for name in there for module in COMPETITORS[name].modules)
     report = Report(machine.facts(packages), there, notes)
@@ -125,17 +112,7 @@ def measure(
 
 
 def measure_case(case: Case, competitors: Sequence[str], rounds: int, truths: Truths | None = None) -> CaseResult:
-    """Run one case on as many threads as torch is set to.
-
-    Args:
-        case: the case.
-        competitors: who may run it besides ours.
-        rounds: how many.
-        truths: what the case before was checked with; None for the first.
-
-    Returns:
-        A row for each competitor that can run such a case, with the reason where one failed.
-    """
+    """Run one case on as many threads as torch is set to."""
     batch = Batch.of(case)
     timed: dict[str, Any] = {}
     if SUITES[case.suite].measures_memory:

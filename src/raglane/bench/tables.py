@@ -34,11 +34,7 @@ _WIDTHS = (38, 6, 9, 9)
 
 
 def csv_text(report: Report) -> str:
-    """All rows of all cases as CSV, the names of ``COLUMNS`` first; what was not measured is empty.
-
-    Args:
-        report: of a run.
-    """
+    """All rows of all cases as CSV, the names of ``COLUMNS`` first; what was not measured is empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -75,9 +71,6 @@ def heading_line() -> str:
 def case_line(result: CaseResult) -> str:
     """A case in a line: ours, its ratio to the fastest torch variant, its share, and everybody else against it.
 
-    Args:
-        result: of the case.
-
     Example:
         >>> from raglane.bench.cases import SIZES, Case
         >>> from raglane.bench.lengths import LENGTHS
@@ -102,11 +95,7 @@ def case_line(result: CaseResult) -> str:
 
 
 def summary_lines(report: Report) -> list[str]:
-    """The means in lines.
-
-    Args:
-        report: of a run.
-    """
+    """The means in lines."""
     lines = []
     for entry in summarize(report.results):
         head = f"{entry.suite}, {entry.mode}, {entry.dtype}, {_threads(entry.threads)}, {entry.group}"
@@ -116,11 +105,7 @@ def summary_lines(report: Report) -> list[str]:
 
 
 def markdown(report: Report) -> str:
-    """The whole report as Markdown: the machine, the means, every case, and how everything was measured.
-
-    Args:
-        report: of a run.
-    """
+    """The whole report as Markdown: the machine, the means, every case, and how everything was measured."""
     parts = ["# Recurrent layers: benchmark", ""]
     parts += _table(["the machine", ""], report.facts.items())
     parts += [*(f"- {note}" for note in report.notes), ""]

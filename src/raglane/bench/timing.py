@@ -37,15 +37,6 @@ def interleave(
 ) -> dict[str, list[float]]:
     """Time calls round by round; in each round all take a turn, and another one goes first.
 
-    Args:
-        calls: what to time, by name; each has run before, at least once.
-        rounds: how many; fewer, but at least three, where they would take longer than ``most_seconds``.
-        most_seconds: after which no round begins.
-        clock: gives the time in seconds.
-
-    Returns:
-        Seconds per call, one for each round, by name.
-
     Example:
         >>> samples = interleave({"sum": lambda: sum(range(100)), "nothing": lambda: None}, 3)
         >>> {name: len(times) for name, times in samples.items()}
@@ -125,12 +116,6 @@ YARDSTICKS = {
 
 def peak(dtype: torch.dtype) -> Callable[[], int] | None:
     """The most operations per second that products can reach: fused multiply-adds that read no memory.
-
-    Args:
-        dtype: of the products.
-
-    Returns:
-        A call that gives the number of its operations, on as many threads as torch has; None without the kernels.
 
     Example:
         >>> call = peak(torch.float32)

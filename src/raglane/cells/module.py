@@ -52,12 +52,7 @@ class ModuleCell(CellSpec):
         return self._sizes
 
     def prepare(self, weights: Any, values: Tensor, offsets: Tensor) -> Tensor:
-        """What the module prepares, or the values as they are.
-
-        Raises:
-            ShapeError: the module does not give one row per element.
-            ArgumentTypeError: the module does not give floating-point numbers.
-        """
+        """What the module prepares, or the values as they are."""
         if not hasattr(weights, "prepare"):
             return values
         # A module may write over what it is given, which is its caller's.
@@ -76,12 +71,7 @@ class ModuleCell(CellSpec):
         state: tuple[Tensor, ...],
         mask: Tensor | None = None,  # noqa: ARG002
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """One step of the module: its output, and its states as a tuple.
-
-        Raises:
-            ArgumentTypeError: the module does not give a pair, or not of floating-point numbers.
-            ShapeError: an output or a state of another shape.
-        """
+        """One step of the module: its output, and its states as a tuple."""
         run = weights.step if hasattr(weights, "step") else weights
         # A step may write over what it is given: the caller's values and states, or the output of the step before.
         own = tuple([part.clone() for part in state])

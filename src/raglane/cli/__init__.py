@@ -10,15 +10,7 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
-
-    Args:
-        arguments: what follows ``raglane``; None takes them from the process.
-
-    Returns:
-        The exit code: 0 done, 1 a fault of Raglane, 2 bad input, 3 a training that ran away, 130 stopped with Ctrl-C,
-        143 with SIGTERM.
-    """
+    """Run the command line."""
     if any(importlib.util.find_spec(module) is None for module in ("typer", "rich")):
         print(
             "raglane: error: the command line needs packages that are not installed. Fix: pip install 'raglane[cli]'.",

@@ -77,14 +77,7 @@ _UsageError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ 
 
 
 def run(arguments: list[str]) -> int:
-    """Run a command and turn its errors into one line each.
-
-    Args:
-        arguments: what follows ``raglane``.
-
-    Returns:
-        The exit code, one of those that ``--help`` lists.
-    """
+    """Run a command and turn its errors into one line each."""
     debug = "--debug" in arguments
     try:
         with warnings.catch_warnings():

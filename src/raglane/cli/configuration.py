@@ -44,11 +44,6 @@ class Key:
     def of(cls, annotation: Any, name: str, word: str | None) -> Key:
         """The key of a parameter of a command.
 
-        Args:
-            annotation: ``Annotated[type, typer.Option(...)]``.
-            name: of the parameter.
-            word: as above.
-
         Example:
             >>> from typing import Annotated
             >>> Key.of(Annotated[str, typer.Option("--cell")], "layer", None)
@@ -63,11 +58,7 @@ class Key:
         return cls(flag.partition("/")[0].removeprefix("--"), kind, word)
 
     def read(self, value: Any, file: Path) -> Any:
-        """The value of this option in a file.
-
-        Raises:
-            ArgumentError: it is of another kind.
-        """
+        """The value of this option in a file."""
         if self.word is not None and value == self.word:
             return value
         try:
@@ -79,19 +70,7 @@ class Key:
 
 
 def read_config(file: Path, known: Mapping[str, Key], tables: Iterable[str] = ()) -> dict[str, Any]:
-    """The options that a file gives.
-
-    Args:
-        file: of TOML.
-        known: the options of the command, by their names in Python.
-        tables: names that may stand there, too; they are left to others.
-
-    Returns:
-        The values by the names in Python.
-
-    Raises:
-        ArgumentError: the file cannot be read, is no TOML, or has something that is no option.
-    """
+    """The options that a file gives."""
     found: dict[str, Any] = {}
     for key, value in read_toml(file).items():
         if key in tables:
@@ -102,16 +81,7 @@ def read_config(file: Path, known: Mapping[str, Key], tables: Iterable[str] = ()
 
 
 def names_of(keys: Iterable[str], known: Mapping[str, Key], where: str = "--ignore") -> list[str]:
-    """The names in Python of options that are named as in a file.
-
-    Args:
-        keys: the names.
-        known: the options of the command, by their names in Python.
-        where: the names stand, for the message.
-
-    Raises:
-        ArgumentError: there is no such option.
-    """
+    """The names in Python of options that are named as in a file."""
     found = []
     for key in keys:
         name = next((name for name, option in known.items() if option.name == key.replace("_", "-")), None)
@@ -125,14 +95,7 @@ def names_of(keys: Iterable[str], known: Mapping[str, Key], where: str = "--igno
 
 
 def read_toml(file: Path) -> dict[str, Any]:
-    """What a TOML file holds.
-
-    Args:
-        file: of TOML.
-
-    Raises:
-        ArgumentError: the file cannot be read, or is no TOML.
-    """
+    """What a TOML file holds."""
     rule, fix = "a file of TOML, such as the run.toml of a run", "correct it, or name another file"
     try:
         content = read_file(file)
@@ -148,12 +111,7 @@ def read_toml(file: Path) -> dict[str, Any]:
 
 
 def origin_of(context: typer.Context, name: str) -> str:
-    """Where the value of an option comes from.
-
-    Args:
-        context: of the command.
-        name: of the option in Python.
-    """
+    """Where the value of an option comes from."""
     source = context.get_parameter_source(name)
     names = {"COMMANDLINE": OPTION, "ENVIRONMENT": OPTION, "DEFAULT_MAP": FILE}
     return DEFAULT if source is None else names.get(source.name, DEFAULT)

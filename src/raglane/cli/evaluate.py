@@ -79,24 +79,12 @@ def evaluate(
 
 
 def tell_skipped(count: int, where: Path, say: Callable[[str], None]) -> None:
-    """Say how many rows were left out.
-
-    Args:
-        count: of the rows.
-        where: the file that lists them, if there are any.
-        say: prints a line.
-    """
+    """Say how many rows were left out."""
     say(f"rows left out: {count:,}" + (f"; {where} says which, and why" if count else ""))
 
 
 def tell_empty(records: Records, task: str, say: Callable[[str], None]) -> None:
-    """Say how many sequences are empty where each gets a class all the same.
-
-    Args:
-        records: what a model is about to see.
-        task: of the model.
-        say: prints a line.
-    """
+    """Say how many sequences are empty where each gets a class all the same."""
     from raglane.data.records import note_empty
 
     if task == "classify" and (note := note_empty(records)):
@@ -114,18 +102,7 @@ def report(
     asked: Mapping[str, int] | None = None,
     is_short: bool = False,
 ) -> None:
-    """Measure the best model of a run, say how good it is, and write the numbers and the matrix in its folder.
-
-    Args:
-        folder: of the run, in which nobody else is at work.
-        saved: the model.
-        records: data with labels.
-        device: where to run.
-        say: prints a line.
-        name: what the first line starts with.
-        asked: further arguments of :func:`raglane.training.inference.evaluate`.
-        is_short: leave the table to its file.
-    """
+    """Measure the best model of a run, say how good it is, and write the numbers and the matrix in its folder."""
     from raglane.files import write_files
     from raglane.training import inference
     from raglane.training.folder import EVALUATION

@@ -25,11 +25,7 @@ __all__ = ["as_trained", "inspect"]
 
 
 def as_trained(name: str) -> Any:
-    """The field of this name of the settings of training: its default, its rules and its help.
-
-    Args:
-        name: of the field.
-    """
+    """The field of this name of the settings of training: its default, its rules and its help."""
     field = Settings.__dataclass_fields__[name]
     return dataclasses.field(default=field.default, metadata=field.metadata)
 

@@ -45,14 +45,7 @@ def path(text: str | Path) -> Path:
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """A function as a command: its parameters of dataclasses are many options each, sorted by the panels of the help.
-
-    Args:
-        function: the command; a parameter ``Annotated[Given, Kind]`` gets what was given of the options of ``Kind``.
-
-    Returns:
-        What Typer takes: the options are its parameters.
-    """
+    """A function as a command: its parameters of dataclasses are options, sorted by the panels of the help."""
     parts: dict[str, list[str]] = {}
     known: dict[str, Key] = {}
     parameters = [inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]

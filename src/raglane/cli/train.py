@@ -126,14 +126,7 @@ def _check_parts(validation: Path | None, test: Path | None, origins: options.Or
 
 
 def settings_of(choices: options.Given) -> Settings:
-    """The settings that options give, but for batches that are still to be planned.
-
-    Args:
-        choices: what was given.
-
-    Raises:
-        ArgumentError: a value breaks its rule, or two do not go together.
-    """
+    """The settings that options give, but for batches that are still to be planned."""
     return Settings(**left_to_plan(choices)[0])
 
 
@@ -201,15 +194,7 @@ class _Order:
 
 
 def check_default(source: Source, settings: Settings) -> None:
-    """Refuse a task that the default data is not for.
-
-    Args:
-        source: of the data.
-        settings: of the training.
-
-    Raises:
-        ArgumentError: no data is named, and the task is not to classify.
-    """
+    """Refuse a task that the default data is not for."""
     if source.path is None and settings.task != "classify":
         raise ArgumentError(
             message("task", repr(settings.task), f"the default data, {DEFAULT_DATA}, is to classify", "give DATA")

@@ -45,12 +45,7 @@ class Beside:
         return cls(Layout.of(records), targets, features)
 
     def cut(self, rows: npt.NDArray[np.int64], elements: Index) -> tuple[Targets | None, tuple[Feature, ...]]:
-        """What some sequences have.
-
-        Args:
-            rows: ``(M,)``, which sequences.
-            elements: the places of their elements.
-        """
+        """What some sequences have."""
         layout, targets = self.layout, None
         if self.targets is not None:
             values = self.targets(elements if layout.targets_per_element else rows)
@@ -70,14 +65,7 @@ class Beside:
 def columns_beside(
     parts: Sequence[Records], layout: Layout, label: str, in_lists: Callable[[Any], Any]
 ) -> dict[str, Any]:
-    """Arrow columns of what records have beside values and classes.
-
-    Args:
-        parts: of one layout.
-        layout: theirs.
-        label: the name of the column of targets.
-        in_lists: makes of an array with an entry per element a column with a list per sequence.
-    """
+    """Arrow columns of what records have beside values and classes."""
     arrow = require("pyarrow", "data")
     columns: dict[str, Any] = {}
     if layout.targets != "none":
@@ -99,13 +87,7 @@ def columns_beside(
 
 
 def lists_of(batch: Any, layout: Layout, label: str | None) -> Beside:
-    """What a batch of a shard has beside values and classes; numbers lie in the file.
-
-    Args:
-        batch: a ``pyarrow.RecordBatch`` of :func:`columns_beside`, and of other columns.
-        layout: of the shard.
-        label: the name of the column of targets.
-    """
+    """What a batch of a shard has beside values and classes; numbers lie in the file."""
     targets: Rows | None = None
     if layout.targets != "none":
         column = batch.column(label)
@@ -128,13 +110,7 @@ def lists_of(batch: Any, layout: Layout, label: str | None) -> Beside:
 
 
 def words_of_sets(starts: npt.NDArray[Any], words: Any, index: Index) -> npt.NDArray[np.object_]:
-    """The sets of labels at some places, ``(M,)`` object.
-
-    Args:
-        starts: ``(all + 1,)``, where each begins in ``words``.
-        words: an Arrow array of the labels of all.
-        index: which.
-    """
+    """The sets of labels at some places, ``(M,)`` object."""
     ends, begins = starts[1:][index], starts[:-1][index]
     found = np.empty(len(begins), dtype=object)
     pairs = zip(begins.tolist(), ends.tolist(), strict=True)

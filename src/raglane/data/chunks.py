@@ -176,14 +176,7 @@ class Chunks(Epochs[Chunk]):
         return order, before - before[firsts], streams
 
     def _share_out(self, order: _Numbers) -> tuple[_Numbers, _Numbers, _Numbers]:
-        """Give the sequences to the streams: the longest first, each to the stream that would begin it earliest.
-
-        Args:
-            order: ``(M,)``, which of equally long sequences comes first.
-
-        Returns:
-            The sequences from the longest, in chunks; the chunks that the stream of each has then; the stream of each.
-        """
+        """Give the sequences to the streams: the longest first, each to the stream that would begin it earliest."""
         sizes = self._counts if self.shuffle else self._lengths
         order = order[np.argsort(-sizes[order], kind="stable")]
         streams, before = share_out(self._counts[order], self.batch_size)

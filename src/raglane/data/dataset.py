@@ -113,17 +113,6 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
     def __getitems__(self, indices: Sequence[int]) -> Samples:
         """The items of some rows, for a DataLoader, which asks for all of a batch at once.
 
-        Args:
-            indices: ``(M,)`` integers, rows from 0; below 0 counts from the end.
-
-        Returns:
-            ``M`` items. :func:`raglane.collate` cuts their batch from the flat values in one go; other readers
-            get the items of :meth:`__getitem__`.
-
-        Raises:
-            ArgumentTypeError: not integers.
-            IndexError: a row that does not exist.
-
         Example:
             >>> data = SequenceDataset(torch.arange(5), torch.tensor([0, 2, 5]), torch.tensor([7, 8]))
             >>> items = data.__getitems__([1, 0])
@@ -292,18 +281,6 @@ def split(records: Records, fraction: float, seed: int = 0, stratify: bool = Tru
 
 def held_out(count: int, classes: npt.NDArray[np.int64] | None, fraction: float, seed: int) -> npt.NDArray[np.bool_]:
     """Which sequences :func:`split` holds out.
-
-    Args:
-        count: of sequences, at least 2.
-        classes: ``(count,)``, numbers from 0 in the order of the labels as texts; None where classes do not matter.
-        fraction: the share to hold out, above 0 and below 1.
-        seed: 0 or above.
-
-    Returns:
-        ``(count,)`` bools.
-
-    Raises:
-        ArgumentError: as :func:`split`.
 
     Example:
         >>> int(held_out(10, None, 0.3, 0).sum())

@@ -79,11 +79,7 @@ class FeatureEncoder:
 
     @classmethod
     def from_config(cls, config: Any) -> FeatureEncoder:
-        """The object that :meth:`to_config` described.
-
-        Raises:
-            CheckpointError: an entry is missing, unknown or of the wrong kind.
-        """
+        """The object that :meth:`to_config` described."""
         names = ("name", "per_sequence", "mean", "std", "vocabulary")
         if not isinstance(config, Mapping) or set(config) != set(names):
             rule = f"an object with {', '.join(names)}"
@@ -96,15 +92,7 @@ class FeatureEncoder:
 
 
 def fit_encoders(counted: Mapping[str, FeatureCounts], missing: str) -> tuple[FeatureEncoder, ...]:
-    """Learn of each feature its scale, or its categories.
-
-    Args:
-        counted: what is counted of them, by name.
-        missing: what to do about those that are missing; see :mod:`raglane.data.missing`.
-
-    Raises:
-        DataError: one is missing under ``"error"``, or there are more categories than a float32 can number.
-    """
+    """Learn of each feature its scale, or its categories."""
     found = []
     for name, counts in counted.items():
         if counts.missing and missing == "error":
@@ -129,21 +117,6 @@ def encode(
     source: str,
 ) -> npt.NDArray[np.float32]:
     """Features as columns of numbers, one row per element.
-
-    Args:
-        encoders: what was learned of them.
-        features: of the data, in any order; those without an encoder are left out.
-        offsets: ``(B + 1,)`` int64.
-        missing: what to do about those that are missing.
-        source: where the data is from, for messages.
-
-    Returns:
-        ``(N, D)`` float32: the numbers, scaled and filled, and a was-missing column for each where missing ones are
-        filled; then for each feature of categories its place in the vocabulary, 0 for one that is unknown or missing.
-        What a sequence has stands in each row of its elements.
-
-    Raises:
-        DataError: a feature is not there, of another kind, or missing under ``"error"``.
 
     Example:
         >>> city = FeatureEncoder("city", True, vocabulary=("<unk>", "Bonn", "Rome"))

@@ -116,16 +116,6 @@ class Epochs(Generic[Item]):
 def check_least(name: str, value: int, least: int, most: int = 2**63 - 1) -> None:
     """Check a whole number that a caller gives.
 
-    Args:
-        name: what errors call it.
-        value: what was given.
-        least: the smallest that is allowed.
-        most: the largest.
-
-    Raises:
-        ArgumentTypeError: not an int.
-        ArgumentError: too small, or too large.
-
     Example:
         >>> check_least("steps", 3, 1)
         >>> check_least("steps", 0, 1)

@@ -70,15 +70,6 @@ class Feature:
 def check_features(features: Any, sequences: int, elements: int) -> None:
     """Refuse features of the wrong class or number, and two of one name.
 
-    Args:
-        features: a tuple of :class:`Feature`.
-        sequences: how many there are.
-        elements: how many there are.
-
-    Raises:
-        ArgumentTypeError: not a tuple of them.
-        DataError: another number of values, or a name that comes twice.
-
     Example:
         >>> check_features((Feature("age", np.zeros(2, np.float32), per_sequence=True),), 2, 7)
     """

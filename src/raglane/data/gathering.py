@@ -75,11 +75,7 @@ class KeptParts:
         return int(self._ends[number - 1]) if number else 0
 
     def get(self, number: int) -> Part:
-        """A part.
-
-        Raises:
-            DataError: it is damaged, or not like the others.
-        """
+        """A part."""
         part = self._parts.get(number)
         store, place = self._where[number]
         if part is None:
@@ -223,11 +219,7 @@ class Gathered:
         parts.touch(len(rows))
 
     def beside(self, preprocessor: Preprocessor, inputs: Tensor) -> Tensor:
-        """Inputs with the features beside them, as a preprocessor has learned to put them there.
-
-        Raises:
-            DataError: a feature of training is not there, of another kind, or missing.
-        """
+        """Inputs with the features beside them, as a preprocessor has learned to put them there."""
         name = "data" if self._first is None else self._parts.name(self._first)
         return preprocessor.beside(inputs, self.features, self.offsets, name)
 
@@ -263,11 +255,7 @@ class Gathered:
         self.features = tuple(feature.select(back, elements) for feature in self.features)
 
     def check_targets(self, task: str) -> None:
-        """Refuse rows without labels, and labels that no class is for.
-
-        Raises:
-            DataError: there are such.
-        """
+        """Refuse rows without labels, and labels that no class is for."""
         there = self.targets if TASKS[task].label == "class" else self.sets_or_numbers
         if there is None and self._first is not None:
             fix = f"name their column with {argument('label', of='Columns')}"
@@ -280,11 +268,7 @@ class Gathered:
             raise DataError(message("label", got, rule, fix))
 
     def encoded(self, preprocessor: Preprocessor) -> Tensor | None:
-        """Numbers or sets of labels as a model learns them, ``(M or N, T)`` float32; None where there are none.
-
-        Raises:
-            DataError: they are of another kind than in training, or a label that training has not seen.
-        """
+        """Numbers or sets of labels as a model learns them, ``(M or N, T)`` float32; None where there are none."""
         if self.sets_or_numbers is None:
             return None
         records = self._without_values(self.sets_or_numbers, self.offsets, Path("data"))
@@ -303,11 +287,7 @@ class Gathered:
         return Records(np.zeros((int(offsets[-1]), 0), np.float32), offsets, targets=targets, source=source)
 
     def preprocess(self, preprocessor: Preprocessor) -> None:
-        """Scale and fill features, as they were in training.
-
-        Raises:
-            DataError: a channel is not there, or a feature is missing where none may.
-        """
+        """Scale and fill features, as they were in training."""
         if len(self.values) == 0 or self._first is None:
             kind = np.int64 if preprocessor.is_tokens else np.float32
             width = preprocessor.input_size - preprocessor.features_size

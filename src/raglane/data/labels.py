@@ -65,16 +65,7 @@ def places_of(words: tuple[str, ...]) -> dict[str, int]:
 
 
 def fit_targets(records: Records | None, known: Statistics, task: str) -> dict[str, Any]:
-    """What a preprocessor keeps of the targets of the training part, by the names of its attributes.
-
-    Args:
-        records: the training part; None where it is not in memory.
-        known: what is counted of it.
-        task: a key of ``TASKS``.
-
-    Raises:
-        DataError: there are no labels of the kind that the task needs.
-    """
+    """What a preprocessor keeps of the targets of the training part, by the names of its attributes."""
     kind = TASKS[task].label
     if kind is None:
         return {}
@@ -117,19 +108,7 @@ def _refuse_large(source: str, mean: tuple[float, ...], std: tuple[float, ...]) 
 
 
 def encode_targets(fitted: Preprocessor, records: Records) -> Tensor:
-    """The targets of some records.
-
-    Args:
-        fitted: what was learned of the training part.
-        records: with targets of the same kind.
-
-    Returns:
-        Classes: ``(M,)`` int64, their places in ``labels``. Sets of labels: ``(M, K)`` float32, 1 where the label is in
-        the set. Numbers: ``(M, T)`` float32, scaled.
-
-    Raises:
-        DataError: there are none, of another kind or number, or a label that training has not seen.
-    """
+    """The targets of some records."""
     kind = TASKS[fitted.task].label
     if kind == "class":
         classes: list[str] = _label_words(records, fitted.task).tolist()

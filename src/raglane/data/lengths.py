@@ -37,11 +37,7 @@ class Distribution:
 
     @classmethod
     def of(cls, lengths: _Integers) -> Distribution:
-        """Count lengths.
-
-        Args:
-            lengths: ``(B,)``, at least one, each at least 0.
-        """
+        """Count lengths."""
         if int(lengths.max()) <= 4 * len(lengths) + 1000:
             counts = np.bincount(lengths)
             values = np.flatnonzero(counts)
@@ -54,11 +50,7 @@ class Distribution:
         return int(self.counts.sum())
 
     def quantile(self, share: float) -> int:
-        """The least length that at least this share of the sequences does not exceed.
-
-        Args:
-            share: from 0 to 1.
-        """
+        """The least length that at least this share of the sequences does not exceed."""
         ends = np.cumsum(self.counts)
         rank = max(1, math.ceil(share * int(ends[-1]) - 1e-9))
         return int(self.values[np.searchsorted(ends, rank)])
@@ -94,9 +86,6 @@ class Summary:
 
 def summary(lengths: Distribution) -> Summary:
     """The few numbers of lengths.
-
-    Args:
-        lengths: with at least one element.
 
     Example:
         >>> found = summary(Distribution.of(np.array([4, 6, 8, 5, 4, 3, 7, 8])))
@@ -135,10 +124,6 @@ class Bin:
 
 def bins(lengths: Distribution, most: int = _BINS) -> tuple[Bin, ...]:
     """A histogram: bars of one width, or of growing width where few sequences are much longer than the others.
-
-    Args:
-        lengths: at least one.
-        most: bars.
 
     Example:
         >>> [str(bin) for bin in bins(Distribution.of(np.array([1, 2, 2, 9])), most=3)]
@@ -200,10 +185,6 @@ class Bucket:
 
 def buckets(lengths: Distribution, most: int = _BUCKETS) -> tuple[Bucket, ...]:
     """Buckets of about as many sequences each; those of one length are never parted.
-
-    Args:
-        lengths: at least one.
-        most: buckets.
 
     Example:
         >>> [(bucket.low, bucket.high, bucket.fill) for bucket in buckets(Distribution.of(np.array([1, 3, 4, 9])), 2)]

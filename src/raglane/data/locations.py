@@ -37,15 +37,6 @@ def is_url(location: str) -> bool:
 def expand(locations: Any) -> list[str]:
     """The files, folders and URLs that are meant, in order.
 
-    Args:
-        locations: a path, a pattern such as ``"data/*.parquet"``, a URL, or a list of these. A folder of files of known
-            formats means these, by name; one that was converted, or one of texts, is itself.
-
-    Raises:
-        ArgumentTypeError: something that is no path.
-        ArgumentError: nothing is given.
-        DataError: nothing is there that fits a pattern, or a URL cannot be reached.
-
     Example:
         >>> expand(["b.parquet", Path("a.csv")])
         ['b.parquet', 'a.csv']
@@ -109,11 +100,7 @@ def _reaching(location: str) -> Iterator[None]:
 
 @contextmanager
 def open_location(location: str) -> Iterator[IO[bytes]]:
-    """A file to read from, wherever it is.
-
-    Raises:
-        DataError: it cannot be opened or read.
-    """
+    """A file to read from, wherever it is."""
     if is_url(location):
         with _reaching(location), _fsspec().open(location, "rb") as file:
             yield file
@@ -127,16 +114,7 @@ def open_location(location: str) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def local(location: str, folder: Path) -> Iterator[Path]:
-    """A path where the data can be read: its own, or that of a copy of what is at a URL, removed afterwards.
-
-    Args:
-        location: of the data.
-        folder: for the copy.
-
-    Raises:
-        DataError: the URL cannot be reached.
-        OSError: there is no room for the copy.
-    """
+    """A path where the data can be read: its own, or that of a copy of what is at a URL, removed afterwards."""
     if not is_url(location):
         yield Path(location)
         return
@@ -164,9 +142,6 @@ def fingerprint(location: str) -> str:
     """A short text that differs for a file of another size, or that begins or ends in another way.
 
     Of a folder it is made of the files in it.
-
-    Raises:
-        DataError: it cannot be read.
     """
     if not is_url(location) and os.path.isdir(location):
         digest = hashlib.sha256()

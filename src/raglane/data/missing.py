@@ -40,12 +40,6 @@ def how_to_fill() -> str:
 def refuse_missing(records: Records) -> None:
     """Raise if a feature is missing, naming the first: its row, step and channel.
 
-    Args:
-        records: with features ``(N, C)``.
-
-    Raises:
-        DataError: a feature is NaN or infinite.
-
     Example:
         >>> from raglane.data.records import offsets_of
         >>> values = np.array([[1.0], [np.nan]], dtype=np.float32)
@@ -83,17 +77,6 @@ def fill_missing(
     ``"zero"`` fills with 0; ``"forward"`` with the last value before it in the same sequence and channel, and with 0
     where there is none. Call it on scaled features: there 0 is the mean. ``"elapsed"`` fills like ``"forward"``, and
     appends for each channel the time since it was last present before the element, or since the sequence began.
-
-    Args:
-        values: ``(N, C)`` float32, NaN or infinite where missing.
-        offsets: ``(B + 1,)`` int64.
-        missing: ``"zero"``, ``"forward"`` or ``"elapsed"``.
-        gaps: ``(N,)``, the time since the element before, which is not read for the first of a sequence; None where
-            each is 1. For ``"elapsed"``.
-
-    Returns:
-        ``(N, 2 C)`` float32, with ``"elapsed"`` ``(N, 3 C)``: the ``C`` filled channels, then the ``C`` that say what
-        was missing, then the ``C`` times.
 
     Example:
         >>> series = np.array([[1.0], [np.nan], [np.nan], [4.0]], dtype=np.float32)

@@ -23,18 +23,7 @@ __all__ = ["stores_of"]
 
 
 def stores_of(source: Any, columns: Columns | None, format: str | None) -> tuple[list[Store], Columns]:
-    """Where the parts of a dataset come from, and the columns that are read.
-
-    Args:
-        source: as :class:`~raglane.data.Dataset` takes it.
-        columns: that were asked for.
-        format: a key of ``FORMATS``, or None.
-
-    Raises:
-        ArgumentError: a folder that was converted for a task with other labels.
-        ArgumentTypeError: neither a path nor something that speaks Arrow.
-        DataError: the data cannot be read.
-    """
+    """Where the parts of a dataset come from, and the columns that are read."""
     require("pyarrow", "data")
     if not _names_files(source):
         asked = columns or Columns()

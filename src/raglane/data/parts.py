@@ -76,13 +76,7 @@ class Part:
         lengths: npt.NDArray[np.int64],  # noqa: ARG002
         elements: npt.NDArray[np.int64] | slice,
     ) -> npt.NDArray[Any]:
-        """The values of some sequences, one after the other.
-
-        Args:
-            starts: ``(M,)`` where each begins.
-            lengths: ``(M,)`` its elements.
-            elements: the place of each element; a slice where they stand in a row.
-        """
+        """The values of some sequences, one after the other."""
         return np.asarray(self.values[elements])
 
     def statistics(self) -> Statistics:
@@ -129,11 +123,7 @@ class Store:
 
     @abstractmethod
     def load(self, number: int) -> Part:
-        """A part.
-
-        Raises:
-            DataError: it is damaged, or a row breaks a rule.
-        """
+        """A part."""
 
     def lengths(self, number: int) -> npt.NDArray[Any]:
         """``(B,)`` integers: the elements of each sequence of a part."""

@@ -24,15 +24,7 @@ _LATER = ("split", "per_element", "target_names", "target_mean", "target_std", "
 
 
 def read_config(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """The attributes of a preprocessor, of JSON values.
-
-    Args:
-        config: what was stored.
-        names: of the attributes.
-
-    Raises:
-        CheckpointError: an entry is missing, unknown or of the wrong kind.
-    """
+    """The attributes of a preprocessor, of JSON values."""
     given: Any = config
     if not isinstance(given, Mapping):
         rule = f"an object with {', '.join(names)}"
@@ -62,11 +54,7 @@ def read_config(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, An
 
 
 def check_fitted(fitted: Preprocessor) -> None:
-    """Refuse attributes that do not go together.
-
-    Raises:
-        CheckpointError: they do not.
-    """
+    """Refuse attributes that do not go together."""
     if fitted.task == "language" and (fitted.vocabulary is None or fitted.vocabulary[:2] != (UNKNOWN, END)):
         got, rule = f"vocabulary = {quote(fitted.vocabulary)}"[:80], f"tokens, the first two {UNKNOWN} and {END}"
         raise CheckpointError(message("preprocessing", got, rule, "train again"))

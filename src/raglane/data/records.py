@@ -43,17 +43,6 @@ TIME_GAP = "time_gap"
 def offsets_of(lengths: npt.ArrayLike) -> npt.NDArray[np.int64]:
     """Where each sequence starts, and the end of the last.
 
-    Args:
-        lengths: ``(B,)`` integers, each at least 0.
-
-    Returns:
-        ``(B + 1,)`` int64.
-
-    Raises:
-        ArgumentTypeError: not an array of integers.
-        ShapeError: not one-dimensional.
-        ArgumentError: a length below 0.
-
     Example:
         >>> offsets_of([4, 0, 2]).tolist()
         [0, 4, 4, 6]
@@ -64,10 +53,6 @@ def offsets_of(lengths: npt.ArrayLike) -> npt.NDArray[np.int64]:
 
 def place_of(offsets: npt.NDArray[np.int64], element: int) -> tuple[int, int]:
     """The sequence and the step of one element.
-
-    Args:
-        offsets: ``(B + 1,)`` int64.
-        element: a row of the flat values, from 0.
 
     Example:
         >>> place_of(np.array([0, 2, 2, 5]), 3)

@@ -99,15 +99,7 @@ class Layout:
         return wanted.label is None or self.targets == ("sets" if wanted.label == "set" else "numbers")
 
     def check(self, records: Records, first: str = "") -> None:
-        """Refuse records of another layout; sequences without elements are of every kind.
-
-        Args:
-            records: to check. Labels that are nothing but texts in their source are not: these few may not tell.
-            first: the source of those before.
-
-        Raises:
-            DataError: the records do not fit.
-        """
+        """Refuse records of another layout; sequences without elements are of every kind."""
         found = Layout.of(records)
         if len(records.values) == 0:
             found = replace(found, is_tokens=self.is_tokens, channels=self.channels)
@@ -174,17 +166,7 @@ def _label_kinds(records: Records) -> tuple[str, ...]:
 
 
 def check_labels(kinds: tuple[str, ...], source: str, before: tuple[str, ...], first: str) -> None:
-    """Refuse labels none of which is of a kind that those before are of: 1, "1" and 1.0 would be three, or one.
-
-    Args:
-        kinds: of the labels; () where they are not known.
-        source: theirs.
-        before: the kinds before.
-        first: the source of those.
-
-    Raises:
-        DataError: none of the kinds is among those before.
-    """
+    """Refuse labels none of which is of a kind that those before are of: 1, "1" and 1.0 would be three, or one."""
     if kinds and before and not set(kinds) & set(before):
         got = f"labels that are {' and '.join(kinds)}, after {' and '.join(before)}"
         got += f" in {first}" if first and first != source else ""
@@ -193,14 +175,7 @@ def check_labels(kinds: tuple[str, ...], source: str, before: tuple[str, ...], f
 
 
 def layout_in(description: Mapping[str, Any]) -> Layout:
-    """The layout of a folder that was converted.
-
-    Args:
-        description: what stands in its ``dataset.json``.
-
-    Raises:
-        KeyError, TypeError, ValueError: it is damaged.
-    """
+    """The layout of a folder that was converted."""
     return Layout.from_config({field.name: description[field.name] for field in fields(Layout)})
 
 
@@ -234,18 +209,7 @@ def bounded(records: Records, most: int) -> Iterator[Records]:
 
 
 def write_shard(path: Path, parts: Sequence[Records], layout: Layout, names: dict[str, str]) -> None:
-    """Write records as one Arrow file, whole or not at all.
-
-    Args:
-        path: where to.
-        parts: of one layout.
-        layout: theirs.
-        names: of the columns, of :meth:`Layout.names`.
-
-    Raises:
-        DataError: an id is beyond 64 bits.
-        OSError: the disk is full.
-    """
+    """Write records as one Arrow file, whole or not at all."""
     arrow, ipc = require("pyarrow", "data"), require("pyarrow.ipc", "data")
     table = _table(parts, layout, names)
     with whole_file(path) as file, ipc.new_file(arrow.PythonFile(file, "w"), table.schema) as writer:

@@ -52,11 +52,7 @@ class Alike:
     source: str = ""
 
     def checked(self, records: Records) -> Records:
-        """Records that are like those before; without ids, where those had none.
-
-        Raises:
-            DataError: they are not.
-        """
+        """Records that are like those before; without ids, where those had none."""
         if self.layout is not None and self.layout.ids == "none" and records.ids is not None:
             records = replace(records, ids=None)
         if self.columns is None:
@@ -90,20 +86,7 @@ def _alike(records: Records, layout: Layout) -> Records:
 
 
 def read_kept(format: Format, path: Path, columns: Columns) -> Records:
-    """Read a file without the rows that break a rule.
-
-    Args:
-        format: of the file.
-        path: of it.
-        columns: which columns hold what; what is not named is guessed from the first rows, if there is a bad one.
-
-    Returns:
-        The other rows. Where they have no ids of their own, the numbers of the rows are their ids, as far as one was
-        left out: so they are still called what they are called in the file.
-
-    Raises:
-        DataError: the file is damaged, or no row can be read.
-    """
+    """Read a file without the rows that break a rule."""
     try:
         return format.read(path, columns)
     except DataError as error:
@@ -138,11 +121,7 @@ def _numbered(piece: Piece, before: int) -> Piece:
 
 
 def joined(parts: Sequence[Records]) -> Records:
-    """Records of one layout, one part after the other.
-
-    Args:
-        parts: at least one.
-    """
+    """Records of one layout, one part after the other."""
     first = next((part for part in parts if len(part.values)), parts[0])
     # Parts without an element may be of any kind.
     full = [part.values for part in parts if len(part.values)] or [first.values]

@@ -20,12 +20,6 @@ SPLITS = ("words", "characters", "bytes")
 def check_split(split: str) -> None:
     """Raise unless texts can be cut in this way.
 
-    Args:
-        split: one of ``SPLITS``, or the path of a tokenizer file.
-
-    Raises:
-        ArgumentError: neither, or there is no such file.
-
     Example:
         >>> check_split("characters")
     """
@@ -38,18 +32,6 @@ def check_split(split: str) -> None:
 
 def split_texts(texts: Sequence[str], split: str) -> tuple[npt.NDArray[np.object_], npt.NDArray[np.int64]]:
     r"""Cut texts into tokens.
-
-    Args:
-        texts: any number.
-        split: ``"words"``, at white space; ``"characters"``; ``"bytes"``, those of UTF-8, each written as the character
-            of its number; or the path of a tokenizer file.
-
-    Returns:
-        The tokens ``(N,)`` of all texts, and how many each has, ``(B,)`` int64.
-
-    Raises:
-        ArgumentError: the tokenizer file cannot be read.
-        MissingExtraError: a tokenizer file, and no package tokenizers.
 
     Example:
         >>> for split in SPLITS:
@@ -76,10 +58,6 @@ def split_texts(texts: Sequence[str], split: str) -> tuple[npt.NDArray[np.object
 def join_tokens(tokens: Sequence[str], split: str | None) -> str:
     """The text of some tokens.
 
-    Args:
-        tokens: of one text.
-        split: how the text was cut; None where it came in tokens: then they are words.
-
     Example:
         >>> join_tokens(["t", "o"], "characters"), join_tokens(["to", "be"], "words"), join_tokens(["Ã", "©"], "bytes")
         ('to', 'to be', 'é')
@@ -96,14 +74,6 @@ def join_tokens(tokens: Sequence[str], split: str | None) -> str:
 
 def characters_in(tokens: Sequence[str], texts: int, split: str | None) -> int | None:
     """How many characters some texts have, with the break at the end of each line.
-
-    Args:
-        tokens: of all texts.
-        texts: how many texts there are.
-        split: how they were cut.
-
-    Returns:
-        The number; None where it does not follow from the tokens.
 
     Example:
         >>> characters_in(["to", "be"], 1, "words"), characters_in(["Ã", "©"], 1, "bytes")

@@ -98,11 +98,7 @@ class Channel:
 
     @classmethod
     def from_config(cls, config: Any) -> Channel:
-        """The object that :meth:`to_config` described.
-
-        Raises:
-            TypeError, ValueError: it is not such a description.
-        """
+        """The object that :meth:`to_config` described."""
         count, mean, squares, low, high, missing = config
         return cls(count, mean, squares, low, high, missing) if count else cls(missing=missing)
 
@@ -155,11 +151,7 @@ class FeatureCounts:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> FeatureCounts:
-        """The object that :meth:`to_config` described.
-
-        Raises:
-            KeyError, TypeError, ValueError: it is not such a description.
-        """
+        """The object that :meth:`to_config` described."""
         channel = None if config["channel"] is None else Channel.from_config(config["channel"])
         return cls(bool(config["per_sequence"]), channel, Counter(config["words"]))
 

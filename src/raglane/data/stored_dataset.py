@@ -171,18 +171,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Counted):
         return {**self.take([row])[0], "index": torch.tensor(row)}
 
     def __getitems__(self, indices: Sequence[int] | Tensor) -> Samples:
-        """The items of some rows, for a DataLoader, which asks for all of a batch at once.
-
-        Args:
-            indices: ``(M,)`` integers, rows from 0; below 0 counts from the end.
-
-        Returns:
-            ``M`` items, of which :func:`raglane.collate` cuts the batch out of the files in one go.
-
-        Raises:
-            ArgumentTypeError: not integers.
-            IndexError: a row that does not exist.
-        """
+        """The items of some rows, for a DataLoader, which asks for all of a batch at once."""
         return _Items(self, read_index(indices, len(self)))
 
     def with_preprocessor(self, preprocessor: Preprocessor) -> Dataset:

@@ -54,11 +54,7 @@ class Shards(Store):
 
     @classmethod
     def of(cls, folder: Path) -> tuple[Shards, str]:
-        """The shards of a folder, and the task that it was converted for.
-
-        Raises:
-            DataError: what describes the folder is damaged.
-        """
+        """The shards of a folder, and the task that it was converted for."""
         description = described(folder)
         try:
             layout = layout_in(description)
@@ -161,13 +157,7 @@ class _ReadPart(Part):
     _file: int | None = None
 
     def lies_in(self, path: Path | None, mapped: mmap.mmap, blocks: Blocks) -> None:
-        """Set where the values are.
-
-        Args:
-            path: the file that values are read from; None reads them where they are mapped.
-            mapped: the same file, of which ``values`` are a part.
-            blocks: of the file.
-        """
+        """Set where the values are."""
         if path is not None:
             descriptor = os.open(path, os.O_RDONLY)
             weakref.finalize(self, os.close, descriptor)

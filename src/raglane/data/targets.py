@@ -103,9 +103,6 @@ class Targets:
 def kinds_of(labels: Iterable[str]) -> tuple[str, ...]:
     """What labels are that are nothing but texts in their source, by how they are written; in order, each once.
 
-    Args:
-        labels: any number, any of them several times.
-
     Example:
         >>> kinds_of(["2", "1.0", "2"]), kinds_of(["true", "1.0a"]), kinds_of([])
         (('fractions', 'whole numbers'), ('texts', 'truth values'), ())

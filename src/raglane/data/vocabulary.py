@@ -24,12 +24,6 @@ def fit_vocabulary(
 ) -> tuple[str, ...]:
     """The special words, then the others from the most frequent, in alphabetical order where equally frequent.
 
-    Args:
-        counted: how often each word occurs.
-        special: what stands first; a word that is called so is not counted.
-        minimum_count: the least that a word must occur.
-        most: how many words there may be, the special ones among them; None for all.
-
     Example:
         >>> fit_vocabulary({"b": 1, "a": 1, "c": 3, "<unk>": 9}, most=3)
         ('<unk>', 'c', 'a')
@@ -49,11 +43,7 @@ def no_tokens() -> DataError:
 
 
 def between_ends(values: Tensor, offsets: Tensor, *, with_last: bool) -> tuple[Tensor, Tensor]:
-    """Tokens with the one of the end before each sequence and, where the end is to be learned, after it.
-
-    Raises:
-        DataError: the values are numbers, ``(N, C)``, rather than tokens; sequences of length 0 are of every kind.
-    """
+    """Tokens with the one of the end before each sequence and, where the end is to be learned, after it."""
     if len(values) and values.dim() > 1:
         raise no_tokens()
     more = 2 if with_last else 1

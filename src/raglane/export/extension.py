@@ -89,14 +89,7 @@ def _command(compiler: str, kernels: str, built: Path) -> list[str]:
 
 
 def load_operators(path: Path) -> None:
-    """Let torch know the operator ``raglane::layer``, and its shapes; nothing happens where it knows it.
-
-    Args:
-        path: of the library.
-
-    Raises:
-        ExportError: it cannot be loaded.
-    """
+    """Let torch know the operator ``raglane::layer``, and its shapes; nothing happens where it knows it."""
     rule, fix = f"the file {LIBRARY}, beside the kernels", "pass what rl.export.build_operators(folder) gives"
     if not path.is_file():
         raise ExportError(message("operators", quote(str(path)), rule, fix))

@@ -16,12 +16,7 @@ __all__ = ["place_scans"]
 
 
 def place_scans(model: Any, steps: list[Step]) -> None:
-    """Put a Scan in the place of each node that stands for one.
-
-    Args:
-        model: an ``onnx_ir.Model``, changed in place.
-        steps: those that the nodes name.
-    """
+    """Put a Scan in the place of each node that stands for one."""
     ir: Any = require("onnx_ir", "export")
     domain, _, kind = SCAN.partition("::")
     placeholders = [node for node in model.graph if node.domain == domain and node.op_type == kind]

@@ -40,17 +40,7 @@ class Signature:
 
     @classmethod
     def of(cls, model: nn.Module, example: Any, layout: str) -> Signature:
-        """Read an example.
-
-        Args:
-            model: whose ``forward`` takes it.
-            example: a Ragged, or the tuple of arguments: Ragged, tensors, and tuples of them, or None.
-            layout: of the exported model.
-
-        Raises:
-            ArgumentError: no such layout, or an example from which the dimensions cannot be told.
-            ArgumentTypeError: an example of another kind.
-        """
+        """Read an example."""
         if layout not in _LAYOUTS:
             raise ArgumentError(message("layout", repr(layout), "'padded' or 'flat'", "choose one of them"))
         arguments = example if type(example) is tuple else (example,)

@@ -13,11 +13,7 @@ _MOST = 2**31 - 1
 
 
 def simplify(model: Any) -> None:
-    """Fold what depends on weights alone, compute once what is computed twice, and drop what only torch reads.
-
-    Args:
-        model: an ``onnx_ir.Model``, changed in place. The weights in ONNX's order of gates are made here.
-    """
+    """Fold what depends on weights alone, compute once what is computed twice, and drop what only torch reads."""
     passes: Any = require("onnx_ir", "export").passes.common
     optimizer: Any = require("onnxscript.optimizer", "export")
     passes.InlinePass()(model)

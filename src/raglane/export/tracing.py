@@ -26,13 +26,7 @@ _TRACED = [4, 2, 6, 3, 5]
 
 
 def traced(model: nn.Module, signature: Signature, loops: Loops) -> Any:
-    """What ``torch.export`` makes of a model with tensors at its surface, of any sizes that the signature leaves open.
-
-    Args:
-        model: in evaluation mode.
-        signature: of its arguments; the names of the outputs are written to it.
-        loops: what runs the layers.
-    """
+    """The program of ``torch.export`` of a model with tensors at its surface; its sizes are those of the signature."""
     inputs = tuple(signature.inputs(signature.fresh(_TRACED, torch.Generator().manual_seed(0))))
     surface = Surface(model, signature).eval()
     with using(backend="reference"), loops_by(loops):
@@ -40,14 +34,7 @@ def traced(model: nn.Module, signature: Signature, loops: Loops) -> Any:
 
 
 def check_dtype(model: nn.Module) -> None:
-    """Refuse parameters of a dtype that no file has.
-
-    Args:
-        model: of which they are.
-
-    Raises:
-        ExportError: one is of bfloat16 or float16.
-    """
+    """Refuse parameters of a dtype that no file has."""
     for name, part in model.named_parameters():
         if part.is_floating_point() and part.dtype not in _DTYPES:
             fix = "export model.float(); an ONNX file can be made float16 afterwards, see docs/deploy.md"

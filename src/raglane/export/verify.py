@@ -50,14 +50,7 @@ Run = Callable[[dict[str, Tensor]], Sequence[Any]]
 
 
 def in_runtime(content: bytes) -> Run:
-    """What ONNX Runtime gives for a file.
-
-    Args:
-        content: of the file.
-
-    Raises:
-        ExportError: it cannot run the file.
-    """
+    """What ONNX Runtime gives for a file."""
     engine: Any = require("onnxruntime", "export")
     options = engine.SessionOptions()
     options.log_severity_level = 4  # its warnings are for those who write the graph
@@ -75,16 +68,7 @@ def in_runtime(content: bytes) -> Run:
 
 
 def check_agrees(run: Run, model: nn.Module, signature: Signature) -> Verified:
-    """Run a file and its model on fresh random batches.
-
-    Args:
-        run: runs the file.
-        model: in evaluation mode.
-        signature: of its arguments.
-
-    Raises:
-        ExportError: the file cannot be run, or an output is further from the model's than rounding explains.
-    """
+    """Run a file and its model on fresh random batches."""
     names = signature.output_names
     source, generator = random.Random(), torch.Generator()
     generator.seed()

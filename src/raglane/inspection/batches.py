@@ -63,9 +63,6 @@ def batch_sizes(count: int) -> list[int]:
 def fills(lengths: _Integers) -> tuple[Fill, ...]:
     """How full padded batches are, by their size and order.
 
-    Args:
-        lengths: ``(B,)``, at least one.
-
     Example:
         >>> [(fill.order, round(fill.fill, 2)) for fill in fills(np.array([1, 9] * 8)) if fill.batch_size == 8]
         [('random', 0.56), ('grouped', 1.0), ('sorted', 1.0)]
@@ -79,14 +76,6 @@ def fills(lengths: _Integers) -> tuple[Fill, ...]:
 
 def examples(lengths: _Integers, batch_size: int, *, grouped: bool) -> tuple[Example, ...]:
     """The worst, the median and the best padded batch of an epoch, by their fill.
-
-    Args:
-        lengths: ``(B,)``, at least one element among them.
-        batch_size: sequences in a batch.
-        grouped: by length; else by chance.
-
-    Returns:
-        One where there is a single batch, else three, of whole batches where there are some.
 
     Example:
         >>> [(batch.name, batch.lengths) for batch in examples(np.array([4, 4, 4, 2]), 2, grouped=True)]

@@ -21,22 +21,14 @@ _HEIGHT = 280
 
 
 def script() -> str:
-    """Vega, Vega-Lite and vega-embed in one script, which stands once in a page.
-
-    Raises:
-        MissingExtraError: vl-convert is not installed.
-    """
+    """Vega, Vega-Lite and vega-embed in one script, which stands once in a page."""
     bundle: str = require("vl_convert", "report").javascript_bundle()
     # Within a page, this would end the script.
     return bundle.replace("</script", "<\\/script")
 
 
 def lengths(inspection: Inspection) -> dict[str, Any]:
-    """The histogram of the lengths, the share that is at most as long, and where the quantiles are.
-
-    Args:
-        inspection: whose.
-    """
+    """The histogram of the lengths, the share that is at most as long, and where the quantiles are."""
     alt = _altair()
     grows = _grow(inspection.bins)
     least = 1 if grows else inspection.bins[0].low
@@ -98,11 +90,7 @@ def _quantiles(inspection: Inspection, least: int, scale: Any) -> tuple[Any, Any
 
 
 def fills(inspection: Inspection) -> dict[str, Any]:
-    """The real share of padded batches against their size, by order.
-
-    Args:
-        inspection: whose.
-    """
+    """The real share of padded batches against their size, by order."""
     alt = _altair()
     values = [{"size": one.batch_size, "order": one.order, "fill": one.fill} for one in inspection.fills]
     orders = list(dict.fromkeys(one.order for one in inspection.fills))
@@ -119,11 +107,7 @@ def fills(inspection: Inspection) -> dict[str, Any]:
 
 
 def steps(rows: Sequence[Row]) -> dict[str, Any]:
-    """How long a training step takes: the median, the 90th percentile and the longest, by batch size and order.
-
-    Args:
-        rows: of one way, with a ``batch_size`` each.
-    """
+    """How long a training step takes: the median, the 90th percentile and the longest, by batch size and order."""
     alt = _altair()
     points = [
         {"size": row.batch_size, "order": _order(row), "time": name, "ms": 1000 * seconds}
@@ -155,11 +139,7 @@ def steps(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def spreads(rows: Sequence[Row]) -> dict[str, Any]:
-    """How long a step of several processes takes in proportion to the mean, by batch size and order.
-
-    Args:
-        rows: of one way, with a ``batch_size`` each.
-    """
+    """How long a step of several processes takes in proportion to the mean, by batch size and order."""
     alt = _altair()
     values = [{"size": row.batch_size, "order": _order(row), "more": row.rank_spread - 1} for row in rows]
     orders = list(dict.fromkeys(map(_order, rows)))

@@ -20,10 +20,6 @@ __all__ = ["recommended", "shell_line", "train_line", "words_of"]
 def words_of(chosen: Any, always: str = "") -> list[str]:
     """The flags and values that choose what an object of options has, but for what is the default.
 
-    Args:
-        chosen: an object of a dataclass with options.
-        always: an option that is written as its default, too.
-
     Example:
         >>> words_of(Settings(layer="lstm", hidden=256, bidirectional=True))
         ['--cell', 'lstm', '--hidden', '256', '--bidirectional']
@@ -45,13 +41,7 @@ def words_of(chosen: Any, always: str = "") -> list[str]:
 
 
 def recommended(settings: Settings, best: Row, contents: Contents) -> Settings:
-    """The settings of a training that follows a recommendation.
-
-    Args:
-        settings: what was asked for.
-        best: the recommendation, with a ``batch_size``.
-        contents: where features are missing, training fills them, which it does only when told to.
-    """
+    """The settings of a training that follows a recommendation."""
     chosen = replace(settings, batch_size=best.batch_size or settings.batch_size, threads=best.threads)
     chosen = replace(chosen, bucket=best.grouped)
     return replace(chosen, missing="zero") if contents.missing and chosen.missing == "error" else chosen
@@ -59,14 +49,6 @@ def recommended(settings: Settings, best: Row, contents: Contents) -> Settings:
 
 def train_line(path: Path | None, kind: str, format: str | None, columns: Any, settings: Settings) -> str:
     """``raglane train`` for a shell.
-
-    Args:
-        path: of the data; None for the embedded default.
-        kind: of :class:`~raglane.inspection.contents.Contents`; a file of lengths is nothing to train on: ``DATA``
-            stands for what is.
-        format: as it was named, or None.
-        columns: an object of options: the columns that were named.
-        settings: of the training.
 
     Example:
         >>> train_line(Path("my data.csv"), "features", None, Settings(), Settings(layer="lstm", bucket=True))

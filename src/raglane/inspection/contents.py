@@ -97,13 +97,6 @@ class Contents:
     def inputs(self, missing: str = "error") -> tuple[int, list[int]]:
         """What a model reads of an element.
 
-        Args:
-            missing: what is to be done about missing features, of ``raglane.data.missing.MISSING``.
-
-        Returns:
-            How many numbers; and of each category besides, tokens that have features beside them among these, how many
-            there are to tell apart, the unknown one included.
-
         Example:
             >>> city = FeatureCounts(per_sequence=True, words=Counter(["Rome", "Bonn"]))
             >>> Contents("a", None, np.array([1, 4]), "features", (Feature("x", 0),), beside={"city": city}).inputs()
@@ -140,10 +133,6 @@ def labels_of(of: str, counts: Mapping[str, int]) -> Labels:
 def contents_of(records: Records, path: Path | None) -> Contents:
     """What a reader found, counted.
 
-    Args:
-        records: what was read.
-        path: None for the embedded default.
-
     Example:
         >>> from raglane.data.records import offsets_of
         >>> values = np.array([[1, np.nan], [2, 3], [4, 5]], np.float32)
@@ -171,14 +160,7 @@ def contents_of(records: Records, path: Path | None) -> Contents:
 
 
 def contents_of_folder(path: Path) -> Contents:
-    """What a folder holds that was converted: from the files beside the data, which is not read.
-
-    Args:
-        path: the folder.
-
-    Raises:
-        DataError: one of the files is damaged.
-    """
+    """What a folder holds that was converted: from the files beside the data, which is not read."""
     from raglane.data.stores import Shards
 
     store, _ = Shards.of(path)
@@ -196,9 +178,6 @@ def contents_of_folder(path: Path) -> Contents:
 
 def refuse_empty(contents: Contents) -> None:
     """Refuse data in which there is nothing to compute.
-
-    Raises:
-        DataError: no sequence, or none with an element.
 
     Example:
         >>> refuse_empty(Contents("a", Path("a.txt"), np.array([0, 0]), "lengths"))

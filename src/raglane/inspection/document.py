@@ -21,20 +21,12 @@ _LABELS = 1000
 
 
 def as_json(inspection: Inspection) -> bytes:
-    """The document as strict JSON: no NaN, no infinity.
-
-    Args:
-        inspection: whose.
-    """
+    """The document as strict JSON: no NaN, no infinity."""
     return to_json(finite(as_document(inspection)))
 
 
 def as_document(inspection: Inspection) -> dict[str, Any]:
-    """An inspection as values of JSON.
-
-    Args:
-        inspection: whose.
-    """
+    """An inspection as values of JSON."""
     return {
         "format": FORMAT,
         "version": VERSION,

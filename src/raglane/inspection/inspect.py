@@ -86,14 +86,6 @@ class Inspection:
 def layer_of(settings: Settings, contents: Contents, embedding: int) -> RecurrentLayer:
     """The recurrent layer that training would build for this data.
 
-    Args:
-        settings: of the model.
-        contents: say how many features an element has.
-        embedding: the size of a token's embedding.
-
-    Raises:
-        ArgumentError: there is no memory for it, or for what it holds of the longest sequence.
-
     Example:
         >>> import numpy as np
         >>> layer_of(Settings(hidden=8), Contents("a", None, np.array([3]), "lengths"), 4)
@@ -128,20 +120,7 @@ def inspect(
     fresh: bool,
     progress: Progress,
 ) -> Inspection:
-    """Find out everything.
-
-    Args:
-        contents: with at least one element.
-        settings: of the model to train.
-        columns: an object of options: the columns that were named.
-        format: as it was named, or None.
-        ranks: processes that train together.
-        fresh: measure the layer again.
-        progress: told how far it is.
-
-    Raises:
-        ArgumentError: what :func:`raglane.plan` refuses.
-    """
+    """Find out everything."""
     progress.stage("looking at the lengths")
     lengths = Distribution.of(contents.lengths)
     part = thin_out(torch.from_numpy(contents.lengths))[0].numpy()

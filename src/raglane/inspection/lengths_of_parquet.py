@@ -50,17 +50,7 @@ class _Tally:
 
 
 def read(path: Path, columns: Columns, progress: Progress) -> Contents:
-    """Read lengths and count labels, tokens and what is missing.
-
-    Args:
-        path: the file.
-        columns: which columns hold what, and the task; as for :func:`raglane.data.read`.
-        progress: told how much of the file is read.
-
-    Raises:
-        DataError: as :func:`raglane.data.read`.
-        MissingExtraError: pyarrow is not installed.
-    """
+    """Read lengths and count labels, tokens and what is missing."""
     arrow, parquet = require("pyarrow", "data"), require("pyarrow.parquet", "data")
     check_readable(path)
     if columns.features or columns.static:

@@ -30,13 +30,6 @@ _Lengths = npt.NDArray[np.int64]
 def read(path: Path, progress: Progress) -> Contents:
     r"""Read the lengths of sequences from a text file, one per line; empty lines are passed over.
 
-    Args:
-        path: the file.
-        progress: told how much of the file is read.
-
-    Raises:
-        DataError: the file cannot be read or is empty, or a line is no such number; the message names the line.
-
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:

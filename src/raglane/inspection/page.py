@@ -16,14 +16,7 @@ __all__ = ["as_page"]
 
 
 def as_page(inspection: Inspection) -> bytes:
-    """An inspection as a page.
-
-    Args:
-        inspection: whose.
-
-    Raises:
-        MissingExtraError: altair, vl-convert or matplotlib is not installed.
-    """
+    """An inspection as a page."""
     parts = {
         "advice": ("Recommendation", _advice(inspection)),
         "lengths": ("Lengths", _lengths(inspection)),

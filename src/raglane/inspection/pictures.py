@@ -21,17 +21,6 @@ LAYOUTS: dict[str, tuple[str, Callable[[Sequence[int]], Any]]] = {
 def draw(lengths: Sequence[int], layout: str, prefix: str) -> str:
     """A batch as an SVG that stands in a page.
 
-    Args:
-        lengths: of its sequences.
-        layout: a key of ``LAYOUTS``.
-        prefix: of the names in it, since those in a page are all different.
-
-    Returns:
-        The element ``svg``, hidden from a screen reader: the page says in words what it shows.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-
     Example:
         >>> drawn = draw([3, 1], "padded", "a")
         >>> drawn[:4], "var(--paper)" in drawn, "<?xml" in drawn

@@ -21,21 +21,7 @@ __all__ = ["read"]
 def read(
     path: Path | None, columns: Columns, format: str | None, progress: Progress, on_bad_row: str = "fail"
 ) -> Contents:
-    """Read what is to be inspected; labels only where there are some.
-
-    Args:
-        path: a file or folder that ``raglane.data.read`` takes (of one that was converted only the files beside the
-            data are read), a text file with one length per line, or None for the
-            training part of the embedded default.
-        columns: which columns hold what, and the task.
-        format: as :func:`raglane.data.read` takes it; None goes by the suffix.
-        progress: told how much is read, where the format allows it.
-        on_bad_row: as :func:`raglane.data.read` takes it.
-
-    Raises:
-        DataError: as :func:`raglane.data.read`; or no sequence has an element.
-        MissingExtraError: the format needs the ``data`` extra.
-    """
+    """Read what is to be inspected; labels only where there are some."""
     if path is None:
         contents = contents_of(japanese_vowels()[0], None)
     elif format is None and path.suffix.lower() == lengths_of_text.SUFFIX and not path.is_dir():

@@ -29,12 +29,7 @@ _LISTED, _WIDE, _NAME = 12, 40, 40
 
 
 def lines(inspection: Inspection, bar: str = "█") -> list[str]:
-    """An inspection for a terminal, but for the command that it ends in.
-
-    Args:
-        inspection: whose.
-        bar: the character that bars are made of.
-    """
+    """An inspection for a terminal, but for the command that it ends in."""
     parts = [
         aligned([("data", inspection.contents.name), *data_facts(inspection.contents)]),
         [f"note: {note}" for note in inspection.contents.notes],
@@ -93,11 +88,7 @@ def data_facts(contents: Contents) -> list[tuple[str, str]]:
 
 
 def length_facts(inspection: Inspection) -> list[tuple[str, str]]:
-    """The numbers of the lengths, by name.
-
-    Args:
-        inspection: whose.
-    """
+    """The numbers of the lengths, by name."""
     numbers = inspection.summary
     listed = ", ".join(f"{name} {getattr(numbers, field):,}" for field, name in QUANTILES.items())
     return [

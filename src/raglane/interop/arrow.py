@@ -28,11 +28,6 @@ def from_arrow(array: Any) -> tuple[Tensor, Tensor]:
     Returns:
         Values ``(N,)`` or ``(N, C)`` on the CPU and offsets ``(B + 1,)`` int64.
 
-    Raises:
-        ArgumentTypeError: not an Arrow array of lists of numbers.
-        ArgumentError: a null, anywhere in it.
-        ShapeError: inner lists of different lengths.
-
     Example:
         >>> import pyarrow
         >>> values, offsets = from_arrow(pyarrow.array([[1, 2], [], [3]]))
@@ -121,9 +116,6 @@ def to_arrow(values: Tensor, offsets: Tensor) -> Any:
     Args:
         values: ``(N, *features)`` of a dtype that NumPy has (bfloat16 is not one).
         offsets: ``(B + 1,)`` int64.
-
-    Raises:
-        ArgumentTypeError: a dtype that Arrow does not have.
 
     Example:
         >>> to_arrow(torch.tensor([1, 2, 3]), torch.tensor([0, 2, 3])).to_pylist()

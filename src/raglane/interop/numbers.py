@@ -26,10 +26,6 @@ def read_values(data: Any, name: str) -> Tensor:
     Returns:
         ``(N, *features)``.
 
-    Raises:
-        ArgumentTypeError: not numbers, or a nested, sparse or quantized tensor.
-        ShapeError: a single number.
-
     Example:
         >>> read_values([[1, 2], [3, 4]], "values").shape
         torch.Size([2, 2])
@@ -54,10 +50,6 @@ def read_integers(data: Any, name: str) -> Tensor:
 
     Returns:
         ``(M,)`` int64.
-
-    Raises:
-        ArgumentTypeError: not an array of integers.
-        ShapeError: not one-dimensional.
 
     Example:
         >>> read_integers([3, 1], "lengths")
@@ -100,10 +92,6 @@ def given_lengths(data: Any) -> Tensor:
     Returns:
         ``(B,)`` of an integer dtype, not uint64.
 
-    Raises:
-        ArgumentTypeError: not an array of integers.
-        ShapeError: not one-dimensional.
-
     Example:
         >>> given_lengths(torch.tensor([3, 1], dtype=torch.int16))
         tensor([3, 1], dtype=torch.int16)
@@ -120,11 +108,6 @@ def read_lengths(data: Any) -> Tensor:
 
     Returns:
         ``(B,)`` int64.
-
-    Raises:
-        ArgumentTypeError: not an array of integers.
-        ShapeError: not one-dimensional.
-        ArgumentError: a length below 0.
 
     Example:
         >>> read_lengths(torch.tensor([3, 1], dtype=torch.int16))

@@ -26,10 +26,6 @@ def from_list(sequences: Iterable[Any]) -> tuple[Tensor, Tensor]:
     Returns:
         Values ``(N, *features)`` and lengths ``(B,)``, int64 on the CPU. The values are one copy of the sequences.
 
-    Raises:
-        ArgumentTypeError: a single tensor, a string or something that is not a list of sequences.
-        ShapeError: sequences whose features, dtypes or devices differ.
-
     Example:
         >>> values, lengths = from_list([[1, 2], [], [3]])
         >>> values.tolist(), lengths.tolist()
@@ -124,10 +120,6 @@ def from_nested(nested: Tensor) -> tuple[Tensor, Tensor]:
 
     Returns:
         Values ``(N, *features)`` and offsets ``(B + 1,)`` int64 on the device of the values.
-
-    Raises:
-        ArgumentTypeError: not a nested tensor.
-        ShapeError: ragged in another dimension, or offsets that do not describe its values (looked at on a CPU).
 
     Example:
         >>> nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.jagged)

@@ -38,14 +38,6 @@ such weight), and whether it may be left out."""
 def weight_shapes(cell: CellSpec, input_size: int, state_sizes: tuple[int, ...]) -> Shapes | None:
     """What the weights of one layer in one direction must be.
 
-    Args:
-        cell: the equations.
-        input_size: ``D``, of this layer.
-        state_sizes: the size of each state of the cell.
-
-    Returns:
-        None for a user's module, whose weights only the module knows.
-
     Example:
         >>> from raglane.cells import CELLS
         >>> weight_shapes(CELLS["lstm"], 3, (2, 4))[1::2]
@@ -78,18 +70,6 @@ def check_weights(
 ) -> None:
     """Refuse weights of one layer in one direction that do not fit its cell and sizes.
 
-    Args:
-        cell: the equations.
-        weights: what its ``weights_type`` holds.
-        input_size: ``D``, of this layer.
-        state_sizes: the size of each state of the cell.
-        like: a tensor of the dtype and on the device that they must have.
-        place: which layer, and which direction, for the names in messages.
-
-    Raises:
-        ArgumentTypeError: a tensor is missing, or there is one where there must be none.
-        ShapeError: a weight of another layout, shape, dtype or device, or with less memory than its shape needs.
-
     Example:
         >>> from raglane.cells import CELLS, Weights
         >>> weights = Weights(torch.zeros(8, 3), torch.zeros(8, 2))
@@ -115,11 +95,6 @@ def check_offsets(offsets: Any, total: int, device: torch.device) -> None:
         offsets: ``(B + 1,)`` int64.
         total: ``N``.
         device: where they must be.
-
-    Raises:
-        ArgumentTypeError: not a tensor.
-        ShapeError: offsets of another shape, dtype or device, or with less memory than their shape needs.
-        ArgumentError: offsets that do not begin with 0, fall, or do not end in ``total``.
 
     Example:
         >>> check_offsets(torch.tensor([0, 2, 2, 5]), 5, torch.device("cpu"))
@@ -165,17 +140,6 @@ def check_stack(
 ) -> None:
     """Refuse weights of a stack of layers that do not fit its cell and sizes.
 
-    Args:
-        cell: the equations, with or without what regularises them.
-        weights: one of the cell's ``weights_type`` for each layer and direction, in torch's order.
-        input_size: ``D`` of the first layer.
-        state_sizes: the size of each state of the cell.
-        directions: ``K``.
-        like: a tensor of the dtype and on the device that they must have.
-
-    Raises:
-        ArgumentTypeError, ShapeError: as :func:`check_weights` raises them.
-
     Example:
         >>> from raglane.cells import CELLS, Weights
         >>> weights = Weights(torch.zeros(8, 3), torch.zeros(8, 2))
@@ -194,19 +158,7 @@ _copied = index_arithmetic(Tensor.clone)
 
 
 def check(request: Request, *, numbers: bool = True) -> Request:
-    """Check the tensors of a request.
-
-    Args:
-        request: what a backend was given.
-        numbers: whether to look at the numbers of the offsets: False where C does before anybody reads them.
-
-    Returns:
-        The same request, with offsets that nobody else can write to where they are on a CPU, of which the lengths
-        follow.
-
-    Raises:
-        ArgumentTypeError, ShapeError, ArgumentError: a tensor that no backend can compute with.
-    """
+    """Check the tensors of a request."""
     values, offsets = request.values, request.offsets
     if values.dim() != 2:
         raise ShapeError(message("input", f"shape {tuple(values.shape)}", "(N, D)", "pass the flat values"))

@@ -156,11 +156,7 @@ class Request:
                 yield from (part for part in weights if not isinstance(part, tuple))
 
     def initial(self, count: int | None = None) -> tuple[Tensor, ...]:
-        """The initial state, for a backend that must have zeros where there is none.
-
-        Args:
-            count: the number of sequences, where another ``layout`` than the flat one says it.
-        """
+        """The initial state, for a backend that must have zeros where there is none."""
         if self.state:
             return self.state
         rows = self.layers * self.directions
@@ -241,12 +237,6 @@ class DirectionResult:
 
 def zero_state(like: Tensor, rows: int, count: int, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
     """Initial states of zeros; those of one size are one tensor, since nobody writes to them.
-
-    Args:
-        like: of their dtype, on their device.
-        rows: layers times directions.
-        count: the number of sequences.
-        sizes: of the states.
 
     Example:
         >>> [tuple(part.shape) for part in zero_state(torch.zeros(1), 2, 5, (3, 4))]

@@ -102,16 +102,6 @@ def choose(traits: Traits, schedule: str = AUTO, backend: str = AUTO, *, dense: 
 
     NOTE (batch invariance): only what ``traits`` holds may decide, never the number of sequences or their lengths,
     so that a sequence's results are bit-identical in any batch.
-
-    Args:
-        traits: the cell, its sizes, the dtype and device, and what is wanted of it.
-        schedule: a key of ``SCHEDULES``, or ``"auto"``.
-        backend: a key of ``BACKENDS``, or ``"auto"``.
-        dense: the input is a tensor in which every sequence has the same length by construction, so that
-            ``padded`` pads nothing.
-
-    Raises:
-        DispatchError: no such schedule, backend or pair, or it cannot run this; the message lists the pairs.
     """
     passed_over: list[str] = []
     name, wanted = pick(traits, schedule, backend, dense=dense, passed_over=passed_over)
@@ -129,18 +119,7 @@ def pick(
     dense: bool = False,
     passed_over: list[str] | None = None,
 ) -> tuple[str, str]:
-    """The backend and the schedule that :func:`choose` explains, without the reasons, for every call of a layer.
-
-    Args:
-        traits: the cell, its sizes, the dtype and device, and what is wanted of it.
-        schedule: a key of ``SCHEDULES``, or ``"auto"``.
-        backend: a key of ``BACKENDS``, or ``"auto"``.
-        dense: whether every sequence has the same length by construction.
-        passed_over: where given, gets the reasons why the backends before the one picked cannot run this.
-
-    Raises:
-        DispatchError: no such schedule, backend or pair, or it cannot run this.
-    """
+    """The backend and the schedule that :func:`choose` explains, without the reasons, for every call of a layer."""
     # One by one: torch 2.11 cannot compile a comparison of what is constant while it traces with a tuple.
     chosen = override()
     if chosen[0] != AUTO or chosen[1] != AUTO:
@@ -190,12 +169,7 @@ def _reason(schedule: str, backend: str, origin: str, passed_over: list[str]) ->
 
 
 def check_names(schedule: str, backend: str) -> None:
-    """Raise a DispatchError where a schedule, a backend or the pair of them does not exist.
-
-    Args:
-        schedule: a key of ``SCHEDULES``, or ``"auto"``.
-        backend: a key of ``BACKENDS``, or ``"auto"``.
-    """
+    """Raise a DispatchError where a schedule, a backend or the pair of them does not exist."""
     for argument, name, known in (("schedule", schedule, SCHEDULES), ("backend", backend, BACKENDS)):
         if name != AUTO and not (isinstance(name, str) and name in known):
             raise DispatchError(

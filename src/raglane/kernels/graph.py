@@ -106,11 +106,7 @@ _loops: ContextVar[Loops | None] = ContextVar("raglane_loops", default=None)
 
 @contextmanager
 def loops_by(loops: Loops) -> Iterator[None]:
-    """Have all that loops over steps within the block be loops of a graph, run by these.
-
-    Args:
-        loops: what runs them.
-    """
+    """Have all that loops over steps within the block be loops of a graph, run by these."""
     token = _loops.set(loops)
     try:
         yield
@@ -130,12 +126,7 @@ def has_loops() -> bool:
 
 
 def run_layer(table: Table, layer: Request) -> Result:
-    """Run one layer.
-
-    Args:
-        table: of the request's batch.
-        layer: a request of one layer.
-    """
+    """Run one layer."""
     loops = _loops.get()
     whole = None if loops is None else loops.run_layer(layer, table)
     return run_directions(layer, partial(_run_direction, table)) if whole is None else whole

@@ -20,13 +20,6 @@ def run_layers(request: Request, run_layer: Callable[[Request], Result]) -> Resu
 
     What training drops between layers is drawn here, so that all backends draw the same numbers: ``request.dropout`` on
     the output of every layer but the last, ``request.input_dropout`` on the input of every layer.
-
-    Args:
-        request: the whole network and its batch.
-        run_layer: runs a request of one layer, in all its directions.
-
-    Returns:
-        The result for ``request``.
     """
     drops_inputs = request.training and request.input_dropout > 0
     if request.layers == 1 and not drops_inputs:
@@ -72,12 +65,7 @@ class RunDirection(Protocol):
 
 
 def run_directions(layer: Request, run: RunDirection) -> Result:
-    """Run each direction of one layer by itself, and put what they give side by side.
-
-    Args:
-        layer: a request of one layer.
-        run: runs one direction of it.
-    """
+    """Run each direction of one layer by itself, and put what they give side by side."""
     initial = layer.initial()
     results = [
         run(layer, layer.weights[direction], tuple([state[direction] for state in initial]), direction == 1)

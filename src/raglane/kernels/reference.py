@@ -67,12 +67,7 @@ class ReferenceBackend:
         return None
 
     def run(self, request: Request, schedule: str) -> Result:
-        """Run the request as the table of ``schedule`` says.
-
-        Args:
-            request: see :class:`~raglane.kernels.contract.Request`.
-            schedule: a key of :data:`raglane.schedules.SCHEDULES`.
-        """
+        """Run the request as the table of ``schedule`` says."""
         if torch.compiler.is_dynamo_compiling():
             # As many steps as the schedule has: traced, the loop would be compiled anew for every batch.
             untraced: Callable[[Request, str], Result] = torch.compiler.disable(_run)

@@ -80,17 +80,7 @@ BACKEND = TorchBackend()
 def _call(
     request: Request, data: tuple[Tensor, ...], state: tuple[Tensor, ...], *layout: bool
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Call torch's function of the cell on all layers and directions at once.
-
-    Args:
-        request: the layers.
-        data: the packed data and its batch sizes, or a padded tensor alone.
-        state: the initial states of the rows in ``data``.
-        *layout: for a padded tensor, whether the batch comes first.
-
-    Returns:
-        The output and the final states, laid out as ``data`` and ``state``.
-    """
+    """Call torch's function of the cell on all layers and directions at once."""
     weights = [tensor for layer in request.weights for tensor in layer if tensor is not None]
     has_bias = request.weights[0].input_bias is not None
     output, *final = _FUNCTIONS[request.cell.name](

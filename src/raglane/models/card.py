@@ -85,28 +85,14 @@ def about(parts: Parts, settings: Settings) -> str:
 
 
 def write_card(folder: Path, settings: Settings, result: TrainingResult, parts: Parts) -> None:
-    """Write ``card.md`` and ``report.html`` in the folder of a run that has come to its end.
-
-    Args:
-        folder: of the run.
-        settings: of the run.
-        result: how training went.
-        parts: the sequences.
-    """
+    """Write ``card.md`` and ``report.html`` in the folder of a run that has come to its end."""
     card = make_card(folder, settings, result, parts)
     content = as_page(card)
     write_files({folder / CARD: as_markdown(card).encode(), folder / REPORT: content})
 
 
 def make_card(folder: Path, settings: Settings, result: TrainingResult, parts: Parts) -> Card:
-    """What there is to say of a run, measured on the part that the model has not seen.
-
-    Args:
-        folder: of the run.
-        settings: of the run.
-        result: how training went.
-        parts: the sequences.
-    """
+    """What there is to say of a run, measured on the part that the model has not seen."""
     saved, device = load_model(folder), pick_device(settings.device)
     notes: list[str] = []
     evaluation, each = None, None

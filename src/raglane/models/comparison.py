@@ -57,14 +57,7 @@ class Reached:
 
 
 def read_run(folder: Path) -> Reached:
-    """What the folder of a run says of it.
-
-    Args:
-        folder: of the run.
-
-    Raises:
-        CheckpointError: it is none, is damaged, or has no model yet.
-    """
+    """What the folder of a run says of it."""
     # First, so that a folder of something else is told what it is.
     weights = count_weights(folder)
     description = load_description(folder)
@@ -84,19 +77,7 @@ def read_run(folder: Path) -> Reached:
 
 
 def compare(folders: Iterable[str | os.PathLike[str]]) -> tuple[Group, ...]:
-    """Runs beside each other, those on the same data in a group, the best first.
-
-    Args:
-        folders: of the runs.
-
-    Returns:
-        A group for each data and task, with a row per run: its name, the settings in which the runs of the group
-        differ, and what each reached.
-
-    Raises:
-        CheckpointError: a folder is that of no run, or damaged.
-        DataError: no run at all.
-    """
+    """Runs beside each other, those on the same data in a group, the best first."""
     runs = [read_run(Path(folder)) for folder in dict.fromkeys(os.fspath(folder) for folder in folders)]
     if not runs:
         raise DataError(message("runs", "none", "at least one folder of a run", "give the folders of runs"))

@@ -51,10 +51,6 @@ class Entry:
 def key_of(kind: Any, name: str) -> str:
     """What an option of a dataclass is called in a file.
 
-    Args:
-        kind: the dataclass.
-        name: of its field.
-
     Example:
         >>> key_of(Settings, "layer"), key_of(Settings, "batch_size"), key_of(ColumnNames, "label")
         ('cell', 'batch-size', 'label-column')
@@ -64,10 +60,6 @@ def key_of(kind: Any, name: str) -> str:
 
 def entries(chosen: Any, comments: Mapping[str, str] | None = None) -> list[Entry]:
     """The options of an object of a dataclass.
-
-    Args:
-        chosen: the object.
-        comments: on its values, by the names of the fields.
 
     Example:
         >>> entries(Settings())[1]
@@ -83,11 +75,6 @@ def entries(chosen: Any, comments: Mapping[str, str] | None = None) -> list[Entr
 def other_entries(values: Mapping[str, Any], comments: Mapping[str, str], out: str) -> list[Entry]:
     """The options of a command that are in no dataclass.
 
-    Args:
-        values: by their names.
-        comments: on the values, by the same names.
-        out: which folder it is where none is named.
-
     Example:
         >>> other_entries({"test": None, "quiet": False}, {}, "runs/<data>")[0]
         Entry(key='test', value=None, unset='none', comment='', panel='Data')
@@ -101,10 +88,6 @@ def other_entries(values: Mapping[str, Any], comments: Mapping[str, str], out: s
 
 def as_toml(listed: Iterable[Entry], heading: str = "") -> str:
     r"""Options as TOML, part by part; what is not set is a comment.
-
-    Args:
-        listed: the options.
-        heading: lines of comment at the top.
 
     Example:
         >>> print(as_toml([Entry("data", "a.csv"), Entry("steps", None, "whole sequences", panel="Training")]))
@@ -125,10 +108,6 @@ def as_toml(listed: Iterable[Entry], heading: str = "") -> str:
 
 def run_config(settings: Settings, data: Mapping[str, Any]) -> bytes:
     """The file of a run that repeats it, ``run.toml``.
-
-    Args:
-        settings: of the run.
-        data: where its data came from, as ``run.json`` has it; {} for data in memory, which no file can name.
 
     Example:
         >>> 'cell = "lstm"' in run_config(Settings(layer="lstm"), {}).decode().splitlines()
@@ -165,9 +144,6 @@ def _is_text(text: str) -> bool:
 
 def entry_in_toml(entry: Entry) -> str:
     """An option as a line of TOML; one that is not set is a comment.
-
-    Args:
-        entry: the option.
 
     Example:
         >>> entry_in_toml(Entry("lr", {"low": 0.001, "log": True})), entry_in_toml(Entry("cell", ("gru", "rnn")))

@@ -149,20 +149,7 @@ def description_path(path: Path) -> Path:
 def export_run(
     model: SequenceModel, preprocessor: Preprocessor, path: Path, *, layout: Layout, verify: bool
 ) -> Exported:
-    """Write a run's model with its preprocessing, and a JSON beside it.
-
-    Args:
-        model: the network.
-        preprocessor: of the same run.
-        path: of the file, ``.onnx``.
-        layout: as :func:`raglane.export.onnx` takes it.
-        verify: alike.
-
-    Raises:
-        ArgumentError: another suffix, or a place that nothing can be written to.
-        ExportError: a part that cannot be exported; nothing is written.
-        MissingExtraError: onnx, onnxscript or, to verify, onnxruntime is not installed.
-    """
+    """Write a run's model with its preprocessing, and a JSON beside it."""
     if path.suffix.lower() != ".onnx":
         raise ArgumentError(message("path", repr(str(path)), "a name that ends in .onnx", "change the suffix"))
     beside = description_path(path)

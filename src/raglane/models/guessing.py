@@ -18,20 +18,7 @@ LABELLED = ("tag", "regress", "multilabel")
 
 
 def guess_task(read: Callable[[str], Records], others: tuple[str, ...], loss: str | None = None) -> tuple[Records, str]:
-    """Read data for the task that its labels are for: to classify, unless that cannot be.
-
-    Args:
-        read: reads it for a task.
-        others: the tasks to try, in this order.
-        loss: that was chosen: then only its tasks are tried, those with labels before those without; or None.
-
-    Returns:
-        The records, and the task: a label that is a list as long as the sequence is a tag per element, another list
-        a set of labels, and one that is no class a number. Text in a file without labels is for a language model.
-
-    Raises:
-        DataError: what is wrong for the task classify, where no other can be guessed.
-    """
+    """Read data for the task that its labels are for: to classify, unless that cannot be."""
     first, *rest = tasks_of(loss) or ("classify", *others)
     try:
         return read(first), first

@@ -20,15 +20,6 @@ def hold_out(records: Records, fraction: float, seed: int) -> tuple[Records, Rec
 
     A sequence with a label or a tag that only the held-out part has goes back to the training part: a model can
     neither learn nor be measured on what it has never seen.
-
-    Args:
-        records: at least 2 sequences.
-        fraction: above 0 and below 1.
-        seed: of the choice.
-
-    Returns:
-        The training part and the validation part, which can be empty where every sequence has a label or a tag of
-        its own.
     """
     numbered = replace(records, ids=tuple(range(len(records))))
     kept, held_out = split(numbered, fraction, seed)

@@ -23,14 +23,7 @@ _PACKAGES = {"tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",)
 
 
 def check_logger(name: str | None) -> None:
-    """Refuse a logger whose package is not installed, before anything is read.
-
-    Args:
-        name: one of :data:`raglane.training.choices.LOGGERS`, or None.
-
-    Raises:
-        MissingExtraError: the package is missing, or Lightning, whose loggers these are.
-    """
+    """Refuse a logger whose package is not installed, before anything is read."""
     if name is None:
         return
     if not any(importlib.util.find_spec(module) is not None for module in _PACKAGES[name]):

@@ -48,23 +48,7 @@ class Block:
 
 
 def predict_on_ray(run: Run, data: str, output: Path, workers: int | None = None, **options: Any) -> int:
-    """Predict for Parquet files, in actors of a Ray cluster.
-
-    Args:
-        run: from a folder that all machines see.
-        data: a file, a folder of files, or a pattern, that all machines see.
-        output: a new folder, of a Parquet file for each block of rows, in the order of the data.
-        workers: actors that hold the model; None takes a processor each, all that there are.
-        **options: of :meth:`Run.predict`.
-
-    Returns:
-        How many sequences there are.
-
-    Raises:
-        ArgumentError: the output is there already, or cannot be written.
-        DataError: no files, one that is damaged, or rows that do not fit the model.
-        MissingExtraError: Ray is not installed.
-    """
+    """Predict for Parquet files, in actors of a Ray cluster."""
     if os.path.lexists(output):
         raise ArgumentError(message("output", quote(str(output)), "a new folder", "name another"))
     check_place("output", output)

@@ -18,10 +18,6 @@ __all__ = ["BarWatcher", "LineWatcher", "epoch_line", "pick_watcher", "shown"]
 def epoch_line(row: dict[str, float], epochs: int) -> str:
     """An epoch of the history in a line.
 
-    Args:
-        row: of the history.
-        epochs: how many there will be.
-
     Example:
         >>> row = {"epoch": 2, "train_loss": 0.5, "train_accuracy": 0.75, "elements_per_second": 1200.0}
         >>> epoch_line(row, 30)
@@ -104,11 +100,7 @@ class BarWatcher:
 
 
 def pick_watcher(metric: str) -> LineWatcher | BarWatcher:
-    """A bar on a terminal that can draw one, lines elsewhere.
-
-    Args:
-        metric: the name of the metric in the history.
-    """
+    """A bar on a terminal that can draw one, lines elsewhere."""
     from rich.console import Console
 
     console = Console(file=sys.stdout)
@@ -117,11 +109,7 @@ def pick_watcher(metric: str) -> LineWatcher | BarWatcher:
 
 @contextmanager
 def shown(quiet: bool) -> Iterator[Progress]:
-    """A bar on a terminal, below what is printed; nothing elsewhere.
-
-    Args:
-        quiet: show nothing there either.
-    """
+    """A bar on a terminal, below what is printed; nothing elsewhere."""
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar

@@ -47,10 +47,6 @@ Space = dict[str, tuple[Any, ...] | Range]
 def default_space(settings: Settings, fixed: Collection[str]) -> Space:
     """What is searched where nobody says otherwise.
 
-    Args:
-        settings: the task and what is fixed.
-        fixed: the names of what was chosen, which is not searched.
-
     Example:
         >>> sorted(default_space(Settings(task="forecast"), ["layer", "lr"]))
         ['batch_size', 'dropout', 'hidden', 'layers']
@@ -76,13 +72,6 @@ def default_space(settings: Settings, fixed: Collection[str]) -> Space:
 
 def read_space(table: Any, where: str) -> Space:
     """What a table of TOML says.
-
-    Args:
-        table: for each option, called as on the command line, a list of values, or ``{low, high}`` and ``log = true``.
-        where: it stands, for messages.
-
-    Raises:
-        ArgumentError: an option that cannot be searched, or values that it cannot have.
 
     Example:
         >>> read_space({"cell": ["gru", "rnn"], "lr": {"low": 1e-4, "high": 1e-2, "log": True}}, "my.toml")
@@ -144,10 +133,6 @@ def _Alone(value: Any, described: Any) -> Any:  # noqa: N802
 
 def as_table(space: Space, comments: Mapping[str, str]) -> str:
     r"""A space as the table that :func:`read_space` reads.
-
-    Args:
-        space: what to choose from.
-        comments: on the options, by their names.
 
     Example:
         >>> print(as_table({"layer": ("gru", "rnn"), "lr": Range(1e-4, 1e-2, log=True)}, {}))

@@ -113,12 +113,6 @@ class ColumnNames:
 def chosen_columns(given: Mapping[str, Any]) -> dict[str, Any]:
     """Columns that a program names, as :class:`ColumnNames` has them.
 
-    Args:
-        given: by the names of the arguments.
-
-    Raises:
-        ArgumentTypeError: no such argument, or a name that is not a text.
-
     Example:
         >>> chosen_columns({"features": ("a", "b")})
         {'features': ['a', 'b']}
@@ -191,17 +185,7 @@ class Source:
         return self.path if self.path is not None and self.format is None and is_converted(self.path) else None
 
     def read(self, task: str, *, need_labels: bool = True, part: str = "train") -> Records:
-        """Read it.
-
-        Args:
-            task: ``classify``, ``tag`` or ``forecast``.
-            need_labels: whether a file without labels is an error.
-            part: ``train`` or ``test`` of the embedded default.
-
-        Raises:
-            DataError: the data cannot be used.
-            MissingExtraError: an extra is not installed.
-        """
+        """Read it."""
         from raglane.data.formats import japanese_vowels, read
 
         if self.path is None:
@@ -210,18 +194,7 @@ class Source:
         return read(self.path, asked, self.format, on_bad_row=self.columns.on_bad_row)
 
     def take(self, data: Any, labels: Any, task: str, *, need_labels: bool = True) -> Records:
-        """Records of what a program holds.
-
-        Args:
-            data: as :func:`raglane.data.records_from` takes it.
-            labels: one entry per sequence, where ``data`` does not have them.
-            task: a key of :data:`raglane.data.records.TASKS`.
-            need_labels: whether data without labels is an error.
-
-        Raises:
-            ArgumentError: rows are to be left out, which files have.
-            DataError: the data cannot be used.
-        """
+        """Records of what a program holds."""
         from raglane.data.objects import records_from
 
         if self.columns.on_bad_row != "fail":
@@ -230,16 +203,7 @@ class Source:
         return records_from(data, labels, self.asked(task, need_labels=need_labels))
 
     def open(self, task: str) -> Records | Dataset:
-        """Read it, unless it is a folder that ``raglane convert`` wrote: such a one is only opened.
-
-        Args:
-            task: a key of :data:`raglane.data.records.TASKS`.
-
-        Raises:
-            ArgumentError: the folder is not for such a task.
-            DataError: the data cannot be used.
-            MissingExtraError: an extra is not installed.
-        """
+        """Read it, unless it is a folder that ``raglane convert`` wrote: such a one is only opened."""
         if self._converted is None:
             return self.read(task)
         from raglane.data.stored_dataset import Dataset
@@ -247,11 +211,7 @@ class Source:
         return Dataset(self._converted, self.asked(task))
 
     def guess(self, loss: str | None = None) -> tuple[Records | Dataset, str]:
-        """Open it for the task that its labels are for, see :func:`guess_task`; a folder knows what it was made for.
-
-        Args:
-            loss: that was chosen, or None.
-        """
+        """Open it for the task that its labels are for, see :func:`guess_task`; a folder knows what it was made for."""
         if self._converted is not None:
             from raglane.data.formats.ipc import described
 
@@ -280,12 +240,7 @@ class Source:
         return min(found, key=lambda pair: len(pair[0].skipped))
 
     def asked(self, task: str, *, need_labels: bool = True) -> Columns:
-        """What a reader is asked for.
-
-        Args:
-            task: ``classify``, ``tag`` or ``forecast``.
-            need_labels: whether a file without labels is an error.
-        """
+        """What a reader is asked for."""
         from raglane.data.records import LISTS, Columns
 
         named = asdict(self.columns)
@@ -299,12 +254,6 @@ class Source:
         """The columns for another file of this kind: those that the reader found, and those that were named.
 
         A guessed id or time column is left to be guessed again: another file may do without.
-
-        Args:
-            records: what was read from this source.
-
-        Returns:
-            A column or None by the names of :class:`ColumnNames`.
         """
         from raglane.data.records import LISTS
         from raglane.data.statistics import Counted
@@ -342,15 +291,7 @@ class SavedSource:
 
     @classmethod
     def load(cls, run: Path, data: Mapping[str, Any]) -> SavedSource:
-        """Read what a run keeps of its data.
-
-        Args:
-            run: the folder, for messages.
-            data: of its description.
-
-        Raises:
-            CheckpointError: an entry is missing, unknown or of another type.
-        """
+        """Read what a run keeps of its data."""
         from raglane.training.folder import DESCRIPTION
         from raglane.training.stored import build, reading
 

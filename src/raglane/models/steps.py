@@ -32,16 +32,7 @@ _CHANGEABLE = ("epochs", "patience", "device", "ranks", "engine", "threads", "wo
 
 
 def changes_of(folder: Path, before: Settings | ColumnNames, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run that goes on is told to change.
-
-    Args:
-        folder: of the run, for the message.
-        before: what it was started with.
-        given: what it is told now, by the same names.
-
-    Raises:
-        ArgumentError: something may not change.
-    """
+    """What a run that goes on is told to change."""
     known = asdict(before)
     changes = {name: value for name, value in given.items() if value != known[name]}
     refused = next((name for name in changes if name not in _CHANGEABLE), None)
@@ -53,15 +44,7 @@ def changes_of(folder: Path, before: Settings | ColumnNames, given: Mapping[str,
 
 
 def without_own_cell(stored: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a run that goes on without the user's own cell, which must be the one of the run.
-
-    Args:
-        stored: the cell of the run.
-        given: options by their names.
-
-    Raises:
-        CheckpointError: the run has a cell of somebody's own, and the user has named no such code, or other code.
-    """
+    """The options of a run that goes on without the user's own cell, which must be the one of the run."""
     layer = given.get("layer")
     cell = layer if isinstance(layer, str) and is_own(layer) else None
     check_named(stored, cell)
@@ -71,19 +54,7 @@ def without_own_cell(stored: str, given: Mapping[str, Any]) -> dict[str, Any]:
 def divide(
     records: Records | Dataset, validation: Records | None, settings: Settings, where: str, validation_from: str = ""
 ) -> tuple[Records | Dataset, Records | Dataset | None, tuple[str, ...]]:
-    """The training and the validation part, and a line on each.
-
-    Args:
-        records: all that there is to train on.
-        validation: what was given to validate on; None holds a part out.
-        settings: of the training.
-        where: the records come from.
-        validation_from: where ``validation`` comes from.
-
-    Raises:
-        ArgumentError: too few sequences to hold some out.
-        DataError: a feature is missing under ``missing="error"``.
-    """
+    """The training and the validation part, and a line on each."""
     rule = "none; the training loss decides which epoch is best"
     if validation is not None:
         rule = f"{count_of(len(validation), 'sequence')} of {validation_from}"
@@ -130,13 +101,7 @@ def _divide_stored(
 
 
 def planned(settings: Settings, training: Records | Dataset, what: str = "batch_size") -> tuple[Settings, str]:
-    """The settings with the batches that the planner advises, and a line on why.
-
-    Args:
-        settings: of the training.
-        training: the sequences to train on.
-        what: the setting to plan, of ``raglane.training.auto.PLANNED``.
-    """
+    """The settings with the batches that the planner advises, and a line on why."""
     from raglane.training.planned import plan_batches
 
     settings, why = plan_batches(settings, training, what)
@@ -173,19 +138,7 @@ def run_training(
     watcher: Any = None,
     **more: Any,
 ) -> TrainingResult:
-    """Train, and draw the history in the run's folder, however the training ends; at its end, write the model card.
-
-    Args:
-        settings: of the run.
-        training: the sequences to train on.
-        validation: those that decide which epoch is best, or None.
-        folder: of the run; None keeps its model in memory.
-        watcher: is told of each epoch, and closed at the end; or None.
-        **more: the other arguments of :func:`raglane.training.run.train`.
-
-    Raises:
-        DivergedError: the training ran away; its history is drawn where it came to a checkpoint.
-    """
+    """Train, and draw the history in the run's folder, however the training ends; at its end, write the model card."""
     from raglane.models.card import Parts, about
 
     data = more.get("data") or {}
@@ -218,17 +171,7 @@ def close_run(
     test: Records | None,
     data: Mapping[str, Any],
 ) -> None:
-    """Draw the history of a run that has come to its end, and write its model card.
-
-    Args:
-        folder: of the run.
-        settings: of the run.
-        result: how training went.
-        training: the sequences to train on.
-        validation: those that decide which epoch is best, or None.
-        test: those that are measured at the end, or None.
-        data: where they come from, as ``run.json`` has it.
-    """
+    """Draw the history of a run that has come to its end, and write its model card."""
     from raglane.models.card import Parts, about, write_card
 
     parts = Parts(training, validation, test, data.get("path"), in_memory=not data)

@@ -117,18 +117,7 @@ class _Watcher:
 
 
 def tune(order: Order, folder: Path, say: Callable[[str], None]) -> Tuned:
-    """Search until there are enough trials or time is up; and go on with a study that is there.
-
-    Args:
-        order: what to search.
-        folder: of the study; made where it is missing.
-        say: prints a line.
-
-    Raises:
-        ArgumentError: the folder holds something else, or a study of other data, settings or ranges.
-        CheckpointError: the study cannot be read.
-        MissingExtraError: Optuna is not installed.
-    """
+    """Search until there are enough trials or time is up; and go on with a study that is there."""
     optuna = require("optuna", "tune")
     optuna.logging.set_verbosity(logging.ERROR)
     _check_place(folder)
@@ -154,15 +143,7 @@ def tune(order: Order, folder: Path, say: Callable[[str], None]) -> Tuned:
 
 
 def publish(tuned: Tuned, folder: Path) -> Path:
-    """Put the best trial where the run of a study is, as an ordinary run.
-
-    Args:
-        tuned: with a best trial.
-        folder: of the study.
-
-    Returns:
-        The folder of the run.
-    """
+    """Put the best trial where the run of a study is, as an ordinary run."""
     place, partial = folder / BEST_RUN, folder / f".{BEST_RUN}.partial"
     with turn(folder / _TURN):
         shutil.rmtree(partial, ignore_errors=True)

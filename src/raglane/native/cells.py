@@ -50,10 +50,6 @@ class CellFacts(NamedTuple):
 def cell_facts() -> Mapping[str, CellFacts]:
     """The facts of all cells, by the cells' names.
 
-    Raises:
-        MissingExtraError: this installation was built without the kernels.
-        ArgumentError: ``RAGLANE_ISA`` names an instruction set that is not available.
-
     Example:
         >>> facts = cell_facts()["gru"]
         >>> facts.gates, facts.slots, facts.has_c
@@ -81,9 +77,6 @@ def cell_facts() -> Mapping[str, CellFacts]:
 @constant_when_traced
 def has_cell(name: str) -> bool:
     """Whether the kernels are built and know a cell, for every call of a layer.
-
-    Raises:
-        ArgumentError: ``RAGLANE_ISA`` names an instruction set that is not available.
 
     Example:
         >>> has_cell("gru"), has_cell("peephole_lstm")

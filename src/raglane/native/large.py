@@ -26,10 +26,6 @@ _uses_torch = False
 def empty(like: Tensor, *shape: int) -> Tensor:
     """A tensor of any content, as ``like.new_empty(*shape)`` gives it, which only the kernels and autograd may hold.
 
-    Args:
-        like: whose dtype it has, on the CPU.
-        *shape: its sizes.
-
     Example:
         >>> empty(torch.zeros(1), 2, 3).shape, empty(torch.zeros(1), 2048, 1024).shape
         (torch.Size([2, 3]), torch.Size([2048, 1024]))

@@ -95,11 +95,7 @@ class Library:
     flags: int = 0
 
     def with_isa(self, isa: str) -> Library:
-        """The same kernels for another instruction set.
-
-        Raises:
-            ArgumentError: the instruction set is not available here.
-        """
+        """The same kernels for another instruction set."""
         if isa not in self.isas:
             raise ArgumentError(
                 message("RAGLANE_ISA", repr(isa), f"one of those available here, {', '.join(self.isas)}", "unset it")
@@ -137,14 +133,7 @@ class Library:
         return result
 
     def block(self, wanted: int) -> ctypes.Array[ctypes.c_char] | None:
-        """Memory that stays for the next call; it is given back when the array has gone.
-
-        Args:
-            wanted: bytes.
-
-        Returns:
-            An array of at least as many, of any content; None where the system has none to keep.
-        """
+        """Memory that stays for the next call; it is given back when the array has gone."""
         size = ctypes.c_int64()
         address = self.handle.raglane_take_block(wanted, ctypes.byref(size))
         if not address:
@@ -155,13 +144,6 @@ class Library:
 
     def multiply_registers(self, dtype: torch.dtype, rounds: int) -> int:
         """The most that products can reach: fused multiply-adds in registers alone, on as many threads as a call has.
-
-        Args:
-            dtype: float32, float64, or bfloat16, of which the instruction counts that the products use.
-            rounds: of some dozen vectors each, at least 0; 100,000 take about a millisecond.
-
-        Returns:
-            How many operations that were, an addition and a multiplication each counted. Who times the call has a rate.
 
         Example:
             >>> library().multiply_registers(torch.float32, 10) > 0
@@ -197,12 +179,7 @@ def _mapped(path: Path) -> ctypes.CDLL | str:
 
 @cache
 def library() -> Library:
-    """Load the kernels, once.
-
-    Raises:
-        MissingExtraError: this installation was built without them, or they cannot be loaded.
-        ArgumentError: ``RAGLANE_ISA`` names an instruction set that is not available.
-    """
+    """Load the kernels, once."""
     found = location()
     if found is None:
         raise MissingExtraError(
@@ -247,11 +224,7 @@ def library() -> Library:
 
 @constant_when_traced
 def missing_kernels() -> str | None:
-    """Why the kernels cannot be loaded, in words, or None where they can.
-
-    Raises:
-        ArgumentError: ``RAGLANE_ISA`` names an instruction set that is not available.
-    """
+    """Why the kernels cannot be loaded, in words, or None where they can."""
     try:
         library()
     except MissingExtraError as missing:
@@ -270,12 +243,7 @@ _messages = _Messages()
 
 
 def call(name: str, fields: bytes) -> None:
-    """Call one of the kernels with the fields of its struct, and raise what its status stands for.
-
-    Raises:
-        ArgumentError: the kernel refused its arguments.
-        MemoryError: there is not enough memory for the kernel's scratch; nothing was written.
-    """
+    """Call one of the kernels with the fields of its struct, and raise what its status stands for."""
     words = _messages.buffer
     status = getattr(library().handle, name)(fields, words, _MESSAGE)
     if status != 0:
@@ -283,19 +251,7 @@ def call(name: str, fields: bytes) -> None:
 
 
 def packed(name: str, fields: bytes, dtype: torch.dtype = torch.uint8) -> Tensor:
-    """Weights packed by one of the functions for that.
-
-    Args:
-        name: ``"raglane_pack"`` or ``"raglane_elementwise_pack"``.
-        fields: of the layer's struct.
-        dtype: what to call the bytes: uint8 or int8.
-
-    Returns:
-        What the field ``packed`` of forward may point to: bytes.
-
-    Raises:
-        ArgumentError: the kernel refused its arguments.
-    """
+    """Weights packed by one of the functions for that."""
     function, words, count = getattr(library().handle, name), _messages.buffer, ctypes.c_int64()
     status = function(fields, None, ctypes.byref(count), words, _MESSAGE)
     # Torch's allocator gives memory that is aligned as vectors want it.

@@ -19,12 +19,6 @@ NO_MEMORY = (RuntimeError, AttributeError, ValueError, IndexError, TypeError, Ke
 def lies_well(part: Any, shape: tuple[int, ...], dtype: torch.dtype, size: int) -> bool:
     """Whether C can read a tensor as it is: side by side in the host's memory, and all of it there.
 
-    Args:
-        part: a tensor, or anything else.
-        shape: what it must have.
-        dtype: what it must be of, not a complex one.
-        size: the bytes of a number.
-
     Example:
         >>> part = torch.zeros(3, 2)
         >>> lies_well(part, (3, 2), torch.float32, 4), lies_well(part.t(), (2, 3), torch.float32, 4)
@@ -57,15 +51,7 @@ def lies_nowhere(part: Tensor) -> bool:
 
 
 def plain(name: str, part: Tensor) -> Tensor:
-    """A tensor whose numbers stand in memory as they are, side by side.
-
-    Args:
-        name: what the caller calls it.
-        part: a dense tensor on the CPU.
-
-    Raises:
-        ShapeError: it has no memory of its own.
-    """
+    """A tensor whose numbers stand in memory as they are, side by side."""
     # What torch.func has left behind is wrapped still.
     alive: Tensor = torch._C._functorch.unwrap_if_dead(part)
     try:

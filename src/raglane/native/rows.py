@@ -143,11 +143,7 @@ class Layout:
 
 
 def _resolved(name: str, part: Tensor) -> Tensor:
-    """A tensor in memory that C can read row by row.
-
-    Raises:
-        ShapeError: not on a CPU, or with less memory than its shape needs.
-    """
+    """A tensor in memory that C can read row by row."""
     if lies_well(part, part.shape, part.dtype, part.element_size()) and not part.is_conj():
         return part
     check_like(name, part, tuple(part.shape), part.new_empty(0, device="cpu"))
@@ -223,9 +219,6 @@ def padded_from_flat(flat: Tensor, offsets: Tensor, steps: int, batch_first: boo
 
     Returns:
         None where this is not for the kernels: no plain tensor on a CPU.
-
-    Raises:
-        ArgumentError: the offsets do not fit.
 
     Example:
         >>> padded_from_flat(torch.tensor([1, 2, 3]), torch.tensor([0, 2, 3]), 2, batch_first=True)

@@ -27,15 +27,6 @@ __all__ = [
 def check_number(name: str, value: Any, rule: str, holds: Callable[[float], bool]) -> Any:
     """A number as it is.
 
-    Args:
-        name: what the caller calls it.
-        value: what was given.
-        rule: what must hold, in words.
-        holds: the same as a function.
-
-    Raises:
-        ArgumentError: not a number, or one for which the rule does not hold.
-
     Example:
         >>> check_number("delta", 0.5, "above 0", lambda number: number > 0)
         0.5
@@ -57,9 +48,6 @@ def _holds(rule: Callable[[float], bool], value: Any) -> bool:
 def check_clip(clip: float | None) -> float | None:
     """A cell's ``clip`` as it is.
 
-    Raises:
-        ArgumentError: not a finite number above 0.
-
     Example:
         >>> check_clip(3.0)
         3.0
@@ -71,9 +59,6 @@ def check_clip(clip: float | None) -> float | None:
 
 def check_count(name: str, value: Any) -> int:
     """A size as it is.
-
-    Raises:
-        ArgumentError: not a whole number of at least 1, or one that no memory has room for.
 
     Example:
         >>> check_count("hidden_size", 3)
@@ -89,9 +74,6 @@ def check_count(name: str, value: Any) -> int:
 def check_every(steps: Any) -> int | None:
     """A layer's ``checkpoint_every`` as it is.
 
-    Raises:
-        ArgumentError: neither a whole number of at least 1 nor None.
-
     Example:
         >>> check_every(32)
         32
@@ -101,9 +83,6 @@ def check_every(steps: Any) -> int | None:
 
 def check_dropout(dropout: Any) -> float:
     """A dropout between layers as it is.
-
-    Raises:
-        ArgumentError: not a number from 0 to 1.
 
     Example:
         >>> check_dropout(0.5)
@@ -115,9 +94,6 @@ def check_dropout(dropout: Any) -> float:
 def check_dtype(dtype: Any) -> None:
     """Refuse a dtype that parameters cannot have.
 
-    Raises:
-        ArgumentError: neither a floating-point dtype nor None.
-
     Example:
         >>> check_dtype(torch.float64)
     """
@@ -127,11 +103,7 @@ def check_dtype(dtype: Any) -> None:
 
 
 def check_model(model: Any) -> None:
-    """Refuse what is no module.
-
-    Raises:
-        ArgumentTypeError: not a module.
-    """
+    """Refuse what is no module."""
     if not isinstance(model, torch.nn.Module):
         raise ArgumentTypeError(
             message("model", type(model).__name__, "a torch.nn.Module", "pass the model, before torch.compile")
@@ -140,16 +112,6 @@ def check_model(model: Any) -> None:
 
 def check_signature(name: str, function: Callable[..., Any], rule: str, *args: Any, **kwargs: Any) -> None:
     """Refuse a function of the caller's that does not take what it will be called with.
-
-    Args:
-        name: what the caller calls it.
-        function: what was given.
-        rule: what it is called with, in words.
-        *args: what it is called with.
-        **kwargs: the same, by name.
-
-    Raises:
-        ArgumentTypeError: its signature does not take them.
 
     Example:
         >>> check_signature("cell", lambda size: size, "one that takes a size", 3)

@@ -49,13 +49,6 @@ _MAKE_A_PACK = "make one with pack_sequence or pack_padded_sequence"
 def read_padded(padded: Tensor, argument: str, batch_first: bool) -> tuple[int, int]:
     """Check a padded batch.
 
-    Returns:
-        the number of sequences and the number of steps.
-
-    Raises:
-        KindError: not a tensor.
-        DimensionError: fewer than two dimensions.
-
     Example:
         >>> read_padded(torch.zeros(3, 2), "input", batch_first=False)
         (2, 3)
@@ -96,11 +89,6 @@ def read_padded_lengths(lengths: Any, count: int, batch_first: bool) -> IntArray
 
     Returns:
         ``(count,)`` int64: a tensor where the lengths are on a device, a NumPy array otherwise.
-
-    Raises:
-        KindError: not numbers in a list, tuple, array or tensor.
-        DimensionError: not one-dimensional, or not ``count`` of them.
-        ShapeError: not integers.
 
     Example:
         >>> read_padded_lengths([3, 2], 2, batch_first=False)
@@ -147,9 +135,6 @@ def _tensor_from(lengths: Any) -> Tensor:
 def check_range(low: int, high: int, steps: int) -> None:
     """Check the smallest and the largest length of a padded batch of ``steps`` steps.
 
-    Raises:
-        ShapeError: a length below 0, or above ``steps``.
-
     Example:
         >>> check_range(0, 3, steps=3)
     """
@@ -172,9 +157,6 @@ def read_padded_lengths_on_host(lengths: Any, count: int, steps: int, batch_firs
     Returns:
         ``(count,)`` int64.
 
-    Raises:
-        KindError, DimensionError, ShapeError: as :func:`read_padded_lengths` and :func:`check_range` do.
-
     Example:
         >>> read_padded_lengths_on_host(torch.tensor([3, 2]), 2, steps=3, batch_first=False)
         array([3, 2])
@@ -188,9 +170,6 @@ def read_padded_lengths_on_host(lengths: Any, count: int, steps: int, batch_firs
 
 def raise_unsorted(lengths: IntArray | Tensor) -> NoReturn:
     """Say that lengths must fall.
-
-    Raises:
-        ShapeError: always.
 
     Example:
         >>> raise_unsorted(np.array([1, 2]))
@@ -214,17 +193,6 @@ def raise_unsorted(lengths: IntArray | Tensor) -> NoReturn:
 
 def read_packed(packed: PackedSequence, argument: str) -> tuple[IntArray, Tensor | None, int]:
     """Check a PackedSequence, without waiting for a device.
-
-    Args:
-        packed: what the caller gave.
-        argument: what errors call it.
-
-    Returns:
-        its batch sizes, its sorted indices, and its number of sequences, the empty ones among them.
-
-    Raises:
-        KindError: not a PackedSequence.
-        ShapeError: its parts do not fit together, so it was made by hand.
 
     Example:
         >>> read_packed(PackedSequence(torch.zeros(3), torch.tensor([2, 1])), "sequence")
@@ -258,12 +226,6 @@ def _read_numbers(order: Tensor | None, sizes: Tensor) -> tuple[Tensor | None, I
 def read_padding_value(value: Any) -> float:
     """Check a padding value.
 
-    Returns:
-        the number; complex numbers come back as such.
-
-    Raises:
-        KindError: not a number, or an int beyond 64 bits.
-
     Example:
         >>> read_padding_value(-1)
         -1
@@ -281,12 +243,6 @@ def read_padding_value(value: Any) -> float:
 def read_flag(argument: str, flag: Any) -> bool:
     """Check a yes or no.
 
-    Returns:
-        the same as a bool.
-
-    Raises:
-        KindError: neither True nor False, nor 0 or 1.
-
     Example:
         >>> read_flag("batch_first", True)
         True
@@ -297,13 +253,6 @@ def read_flag(argument: str, flag: Any) -> bool:
 
 def read_padding_side(side: Any) -> bool:
     """Check a padding side.
-
-    Returns:
-        whether it is the left.
-
-    Raises:
-        KindError: not a string.
-        ShapeError: neither ``"left"`` nor ``"right"``.
 
     Example:
         >>> read_padding_side("right")
@@ -317,18 +266,6 @@ def read_padding_side(side: Any) -> bool:
 
 def read_total_length(total_length: Any, steps: int, count: int = 1) -> int:
     """Check the number of steps that a padded batch is to have.
-
-    Args:
-        total_length: None for as many as needed.
-        steps: the longest length.
-        count: the number of sequences.
-
-    Returns:
-        the number of steps.
-
-    Raises:
-        KindError: not an integer.
-        ShapeError: below the longest length, or more than can be counted.
 
     Example:
         >>> read_total_length(None, 3), read_total_length(5, 3)

@@ -89,14 +89,6 @@ def find_packed(packed: PackedSequence, argument: str = "packed") -> Elements:
     On a device this waits once, for ``sorted_indices``, where the pack has them: the lengths in the caller's order
     are wanted on the host.
 
-    Args:
-        packed: as PyTorch or Raglane makes it; with ``sorted_indices`` it has as many sequences as they list.
-        argument: what errors call ``packed``.
-
-    Raises:
-        ArgumentTypeError: not a PackedSequence.
-        ShapeError: its parts do not fit together.
-
     Example:
         >>> packed = pack_flat(torch.tensor([3, 4, 1, 2, 3]), torch.tensor([0, 2, 5]), torch.tensor([2, 3]))
         >>> found = find_packed(packed)
@@ -142,14 +134,6 @@ def flatten_packed(packed: PackedSequence, argument: str = "packed") -> Flattene
     """The elements of a PackedSequence in the caller's order, and the way back to its data.
 
     Waits for a device as :func:`find_packed` does; on a CPU the kernels move the rows, where they are built.
-
-    Args:
-        packed: as PyTorch or Raglane makes it.
-        argument: what errors call ``packed``.
-
-    Raises:
-        ArgumentTypeError: not a PackedSequence.
-        ShapeError: its parts do not fit together.
 
     Example:
         >>> packed = pack_flat(torch.tensor([3, 4, 1, 2, 3]), torch.tensor([0, 2, 5]), torch.tensor([2, 3]))
@@ -227,10 +211,6 @@ def find_padded(
         padding_side: ``"right"`` or ``"left"``, where the padding stands.
         argument: what errors call ``padded``.
 
-    Raises:
-        ArgumentTypeError: ``padded`` is not a tensor, ``lengths`` not numbers.
-        ShapeError: lengths that do not fit the batch.
-
     Example:
         >>> found = find_padded(torch.tensor([[1, 2, 3], [3, 4, 0]]), [3, 2], batch_first=True)
         >>> found.index.tolist(), found.offsets.tolist()
@@ -268,10 +248,6 @@ def flatten_padded(
         batch_first: which of the two shapes.
         padding_side: ``"right"`` or ``"left"``, where the padding stands.
         argument: what errors call ``padded``.
-
-    Raises:
-        ArgumentTypeError: ``padded`` is not a tensor, ``lengths`` not numbers.
-        ShapeError: lengths that do not fit the batch.
 
     Example:
         >>> flat = flatten_padded(torch.tensor([[1, 2, 3], [3, 4, 0]]), [3, 2], batch_first=True)

@@ -24,14 +24,6 @@ _MANY = 65536
 def read_sequences(sequences: Any) -> tuple[tuple[Tensor, ...], IntArray]:
     """Check a list of sequences, all but their trailing shapes, which :func:`join` checks.
 
-    Returns:
-        the sequences, at least one, and their lengths.
-
-    Raises:
-        KindError: not an iterable of tensors.
-        DimensionError: a sequence without a dimension of steps.
-        ShapeError: no sequence, or sequences of different dtypes or numbers of dimensions.
-
     Example:
         >>> read_sequences([torch.ones(3), torch.ones(2)])[1]
         array([3, 2])
@@ -69,9 +61,6 @@ def _raise_no_list(sequences: Any) -> NoReturn:
 def join(sequences: tuple[Tensor, ...]) -> Tensor:
     """Lay sequences one after the other.
 
-    Raises:
-        ShapeError: trailing shapes or devices differ.
-
     Example:
         >>> join((torch.tensor([1, 2]), torch.tensor([3])))
         tensor([1, 2, 3])
@@ -92,9 +81,6 @@ def stack(sequences: tuple[Tensor, ...], lengths: IntArray, fill: float, batch_f
         fill: the padding.
         batch_first: whether the result is ``(B, T, *features)`` or ``(T, B, *features)``.
         left: whether the padding stands before a sequence.
-
-    Raises:
-        ShapeError: trailing shapes or devices differ.
 
     Example:
         >>> stack((torch.tensor([1, 2]), torch.tensor([3])), np.array([2, 1]), 0.0, batch_first=True, left=True)

@@ -20,14 +20,6 @@ __all__ = ["check_permutation", "read_permutation"]
 def read_permutation(permutation: Any) -> Tensor:
     """Check a permutation; its values on a CPU only, since on a device that would wait.
 
-    Returns:
-        the permutation.
-
-    Raises:
-        KindError: not a tensor.
-        DimensionError: not one-dimensional.
-        ShapeError: not of integers, or not each of ``0 ... B - 1`` once.
-
     Example:
         >>> read_permutation(torch.tensor([1, 0]))
         tensor([1, 0])
@@ -54,9 +46,6 @@ def check_permutation(array: IntArray, argument: str, fix: str) -> None:
         array: ``(B,)`` int64.
         argument: what errors call it.
         fix: what they advise.
-
-    Raises:
-        ShapeError: a number is missing, repeated or out of range.
 
     Example:
         >>> check_permutation(np.array([2, 0, 1]), "order", "sort again")

@@ -35,13 +35,7 @@ def paragraphs(*texts: str, kind: str = "") -> str:
 
 
 def section(name: str, title: str, *parts: str) -> str:
-    """A part of the page with a heading.
-
-    Args:
-        name: for links to it.
-        title: its heading.
-        *parts: HTML.
-    """
+    """A part of the page with a heading."""
     inside = "\n".join(part for part in parts if part)
     heading = f'<h2 id="{name}-title">{title}</h2>'
     return f'<section id="{name}" aria-labelledby="{name}-title">\n{heading}\n{inside}\n</section>'
@@ -63,14 +57,6 @@ def table(
     bars: int | None = None,
 ) -> str:
     """A table that scrolls sideways where there is no room.
-
-    Args:
-        caption: what it shows.
-        columns: the headings.
-        rows: cells; the first of a row is its heading.
-        words: how many columns from the left hold words, not numbers.
-        best: whether a row stands out, by its place.
-        bars: the column of shares from 0 to 1 that are drawn as bars, too.
 
     Example:
         >>> "<td>2</td>" in table("Numbers", ["name", "number"], [["a", 2]])
@@ -114,15 +100,7 @@ def command(*lines: str) -> str:
 
 
 def chart(name: str, spec: dict[str, Any], alternative: str, caption: str, numbers: str) -> str:
-    """A chart, what it shows in words, and its numbers as a table.
-
-    Args:
-        name: of its own in the page.
-        spec: Vega-Lite.
-        alternative: for who does not see it.
-        caption: below it.
-        numbers: HTML.
-    """
+    """A chart, what it shows in words, and its numbers as a table."""
     # A "<" would end the script where one like "</script>" follows.
     content = json.dumps(spec, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     return (
@@ -135,11 +113,6 @@ def chart(name: str, spec: dict[str, Any], alternative: str, caption: str, numbe
 
 def matrix(caption: str, names: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
     """A table of counts, each on a ground that is the darker, the larger its share of the row.
-
-    Args:
-        caption: what it shows.
-        names: of the rows, and of the columns.
-        counts: row by row.
 
     Example:
         >>> '<td style="--share: 75%">3</td>' in matrix("Counts", ["a", "b"], [[3, 1], [0, 2]])
@@ -160,13 +133,7 @@ def matrix(caption: str, names: Sequence[str], counts: Sequence[Sequence[int]]) 
 
 
 def picture(drawing: str, words: str, caption: str) -> str:
-    """A drawing in the page.
-
-    Args:
-        drawing: the element ``svg``.
-        words: what it shows, for who does not see it.
-        caption: below it.
-    """
+    """A drawing in the page."""
     return (
         '<figure class="picture">\n'
         f'<div class="wide" tabindex="0" role="img" aria-label="{shown(words)}">{drawing}</div>\n'
@@ -175,12 +142,7 @@ def picture(drawing: str, words: str, caption: str) -> str:
 
 
 def picker(groups: dict[str, tuple[str, dict[str, str]]], pictures: Mapping[tuple[str, ...], tuple[str, str]]) -> str:
-    """Pictures of which the reader picks one, by groups of radio buttons.
-
-    Args:
-        groups: the question and the answers of each, by names.
-        pictures: a drawing and what it shows in words, by one answer of each group.
-    """
+    """Pictures of which the reader picks one, by groups of radio buttons."""
     fields = []
     for group, (question, answers) in groups.items():
         choices = "".join(

@@ -79,19 +79,6 @@ def page(
 ) -> bytes:
     """A page of a command.
 
-    Args:
-        kind: which page it is: the command, say.
-        name: of what it is about.
-        sentence: what there is to know first.
-        facts: HTML below it.
-        parts: a title and HTML of each part, by names for links.
-        footer: how the page came about.
-        version: of Raglane.
-        charts: the script that draws the charts in it; "" where there are none.
-
-    Returns:
-        The bytes of the file.
-
     Example:
         >>> b"<h1>a</h1>" in page("raglane inspect", "a", "A page.", "", {}, "Made here.", "1.0")
         True

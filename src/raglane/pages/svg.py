@@ -14,15 +14,6 @@ __all__ = ["inline"]
 def inline(svg: str, prefix: str, colors: Mapping[str, str] | None = None) -> str:
     """An SVG that stands in a page.
 
-    Args:
-        svg: as matplotlib writes it, in the colours of the dark theme: no colour of data is one of them, so that the
-            page can put its own in their place.
-        prefix: of the names in it, since those in a page are all different.
-        colors: further colours of the picture, by the page's names for what takes their place.
-
-    Returns:
-        The element ``svg``, hidden from a screen reader: the page says in words what it shows.
-
     Example:
         >>> inline('<?xml?><svg width="9pt" height="3pt"><a fill="#15181d"/></svg>', "a")
         '<svg style="--wide: 9pt" aria-hidden="true" focusable="false"><a fill="var(--paper)"/></svg>'

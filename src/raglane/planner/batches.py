@@ -40,12 +40,7 @@ class Epoch:
 
 
 def thin_out(lengths: Tensor, seed: int = 0) -> tuple[Tensor, float]:
-    """A random part of a long list of lengths, with its longest, and the number of sequences that each stands for.
-
-    Args:
-        lengths: ``(B,)`` int64 on the CPU.
-        seed: of the draw.
-    """
+    """A random part of a long list of lengths, with its longest, and the number of sequences that each stands for."""
     count = lengths.shape[0]
     if count <= _SEQUENCES:
         return lengths, 1.0
@@ -56,14 +51,7 @@ def thin_out(lengths: Tensor, seed: int = 0) -> tuple[Tensor, float]:
 
 
 def epoch_of(lengths: Tensor, limit: Limit, *, grouped: bool, seed: int = 0) -> Epoch:
-    """The batches of an epoch.
-
-    Args:
-        lengths: ``(B,)`` int64 on the CPU, at least one.
-        limit: of a batch.
-        grouped: batches of similar lengths; else random ones.
-        seed: of the order.
-    """
+    """The batches of an epoch."""
     known = lengths.numpy()
     order = Order.grouped() if grouped else Order.random()
     rows, bounds = Batches(known, limit, order, seed=seed).whole()

@@ -55,14 +55,7 @@ class Calibration:
         return int(_size(profile) @ self.memory[way])
 
     def reaches(self, way: Way, mode: str, seconds: Floats, weights: Floats) -> bool:
-        """Whether most of the time is in calls of about the sizes that were measured, and not far beyond them.
-
-        Args:
-            way: of the calls.
-            mode: of ``MODES``.
-            seconds: ``(C,)``, what they take.
-            weights: ``(C,)``, how many are like each.
-        """
+        """Whether most of the time is in calls of about the sizes that were measured, and not far beyond them."""
         times = seconds * weights
         return bool(times[seconds <= _REACH * self.longest[way, mode]].sum() >= times.sum() / 2)
 
@@ -96,13 +89,7 @@ _LOOKS = (_Look(0.15, 6, 0.5), _Look(0.5, 15, 0.5))
 
 
 def calibrate(layer: RecurrentLayer, ways: Sequence[Way], say: Callable[[float], object]) -> Calibration:
-    """Measure a layer on a few batches in every way, and once more, longer, in those that can be the fastest.
-
-    Args:
-        layer: its weights get no gradients and stay as they are.
-        ways: that can run it, the fastest backend first.
-        say: told which share is done, from 0 to 1.
-    """
+    """Measure a layer on a few batches in every way, and once more, longer, in those that can be the fastest."""
     layers = {way.dtype: cast(layer, way.dtype) for way in ways}
     known: dict[tuple[str, str, str], Floats] = {}
     for way in ways:
@@ -199,11 +186,7 @@ def _measure(
     look: _Look,
     yardstick: probe.Yardstick,
 ) -> list[float]:
-    """Time the probes of one way and mode, group by group, but for those that would take too long.
-
-    Returns:
-        What the yardstick said meanwhile.
-    """
+    """Time the probes of one way and mode, group by group, but for those that would take too long."""
     said = [yardstick.look()]
     for group in groups:
         profiles = [Profile.of(one.way, torch.tensor(lengths)) for lengths in group]

@@ -30,18 +30,7 @@ _TICKS = (1e-4, 1e-3, 1e-2, 0.1, 1, 10, 60, 600, 3600, 36000, 360000)
 
 
 def draw(rows: Sequence[Row], best: Row, title: str, axes: Any = None) -> Picture:
-    """Seconds of an epoch of training against the batch size, a line per backend and schedule.
-
-    Args:
-        rows: of a plan. Those of the dtype of ``best`` are drawn, with the number of threads that is fastest.
-        best: to mark.
-        title: above the picture.
-        axes: where to draw; None makes a figure.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-        ArgumentTypeError, ShapeError: something else than one pair of axes.
-    """
+    """Seconds of an epoch of training against the batch size, a line per backend and schedule."""
     picture = place(axes, _SIZE, [_BOX])
     one = picture.axes[0]
     frame(one, look())

@@ -31,21 +31,7 @@ def largest_batch(
     *,
     runs: bool,
 ) -> tuple[int, int | None]:
-    """How many elements a training step may have.
-
-    Args:
-        layer: to train.
-        lengths: of all sequences, ``(B,)`` int64 on the CPU; batches are drawn from them.
-        best: how the layer is run.
-        calibration: of the layer.
-        memory: the limit in bytes.
-        weights: bytes of the layer's weights.
-        runs: whether to run one.
-
-    Returns:
-        The elements of the largest batch, and the bytes that a step on such a batch held, weights included; None where
-        none was to be run, or it would have taken more than half of the free memory, or half a minute.
-    """
+    """How many elements a training step may have."""
     part, _ = thin_out(lengths)
     order = np.random.default_rng(0).permutation(len(part))
     drawn = part[torch.from_numpy(order)]

@@ -56,12 +56,7 @@ class Profile(NamedTuple):
 
     @classmethod
     def of(cls, way: Way, lengths: Tensor) -> Profile:
-        """The profile of a call.
-
-        Args:
-            way: of the call.
-            lengths: ``(B,)`` int64 on the CPU.
-        """
+        """The profile of a call."""
         lanes = lanes_of(lengths, way.threads) if way.backend in ("cpu", "program") else None
         rows, steps = SCHEDULES[way.schedule].phases(lengths, lanes)
         return cls(rows.numpy(), steps.numpy(), lengths.shape[0], int(lengths.sum()))
@@ -83,16 +78,7 @@ class Profile(NamedTuple):
 
 
 def features(way: Way, profile: Profile, held: float) -> Floats:
-    """The features of one call.
-
-    Args:
-        way: of the call.
-        profile: of its batch.
-        held: bytes of memory that a training step on the batch holds.
-
-    Returns:
-        ``(F,)``; for one backend and schedule always as many.
-    """
+    """The features of one call."""
     steps, rows = profile.length, profile.computed
     capped = [int(np.minimum(profile.rows, knot) @ profile.steps) for knot in _KNOTS]
     beyond = [max(0.0, held / 1e6 - much) for much in _MUCH]
@@ -107,16 +93,7 @@ def features(way: Way, profile: Profile, held: float) -> Floats:
 
 
 def fit(measured: Floats, seconds: Floats) -> Floats:
-    """Coefficients of at least 0 whose predictions miss the measurements by the smallest shares.
-
-    Args:
-        measured: ``(M, F)``, the features of each call.
-        seconds: ``(M,)``, above 0.
-
-    Returns:
-        ``(F,)``. Minimises the sum of Huber's function (1964) of ``prediction / seconds - 1``, so that a call that was
-        disturbed decides little.
-    """
+    """Coefficients of at least 0 whose predictions miss the measurements by the smallest shares."""
     scaled = measured / seconds[:, None]
     weights = np.ones(len(seconds))
     found = _least_squares(scaled, weights)

@@ -32,17 +32,7 @@ _ELEMENTS = 4096
 
 
 def compare_cells(layer: RecurrentLayer, lengths: Tensor, best: Row) -> dict[str, float]:
-    """The time of a training step of other cells, in proportion to that of the layer, measured in turns.
-
-    Args:
-        layer: of one of these cells, or any other.
-        lengths: of all sequences, ``(B,)`` int64 on the CPU.
-        best: how it is to be run.
-
-    Returns:
-        By the class's name in ``rl.nn``, the fastest first; without the layer's own class. A cell runs the first
-        way that it can with the dtype and threads of ``best``.
-    """
+    """The time of a training step of other cells, in proportion to that of the layer, measured in turns."""
     device = device_of(layer)
     batch = make_batch(layer, _sample(lengths, best))
     calls = {"": _step(layer, batch, best.way)}

@@ -21,10 +21,6 @@ def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
     """What a call adds to the memory that torch has allocated, at most, in bytes.
 
     The scratch of the CPU kernels, at most 256 MB, is not torch's and not counted.
-
-    Args:
-        call: has run before.
-        device: whose memory is asked.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)

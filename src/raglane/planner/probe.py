@@ -76,13 +76,7 @@ def make_batch(layer: RecurrentLayer, lengths: Sequence[int] | Tensor) -> Ragged
 
 
 def step_of(layer: RecurrentLayer, batch: Ragged, mode: str) -> Call:
-    """A call that does what an epoch does with a batch.
-
-    Args:
-        layer: in the mode of training that is wanted.
-        batch: values of the layer's dtype.
-        mode: of ``MODES``.
-    """
+    """A call that does what an epoch does with a batch."""
     if mode == "infer":
 
         def infer() -> object:
@@ -108,17 +102,7 @@ def step_of(layer: RecurrentLayer, batch: Ragged, mode: str) -> Call:
 def time_in_turns(
     calls: Sequence[Call], device: torch.device, rounds: int = 15, within: float = math.inf
 ) -> list[float]:
-    """Time calls: the median of some rounds, in each of which all take a turn; after a round to get warm.
-
-    Args:
-        calls: one at least.
-        device: where they run.
-        rounds: at most.
-        within: seconds after which the first round ends; the calls that had no turn in it get none.
-
-    Returns:
-        Seconds of each call, but for those at the end that got no turn.
-    """
+    """Time calls: the median of some rounds, in each of which all take a turn; after a round to get warm."""
     wait = _wait_of(device)
     spent, warm = 0.0, 0
     while warm < len(calls) and spent < within:

@@ -107,19 +107,7 @@ def row_of(
     weights: int,
     profiles: Callable[[Way, Tensor], Profile] = Profile.of,
 ) -> Row:
-    """Predict what an epoch costs.
-
-    Args:
-        way: to run the layer.
-        limit: of a batch.
-        grouped: by length.
-        epoch: the batches.
-        calibration: of the layer.
-        factor: sequences that each of the epoch's stands for.
-        ranks: processes.
-        weights: bytes of the layer's weights.
-        profiles: of the calls.
-    """
+    """Predict what an epoch costs."""
     found = [profiles(way, lengths) for lengths in epoch.batches]
     seen = np.array([calibration.features(way, profile) for profile in found])
     train, infer = (np.maximum(seen @ calibration.seconds[way, mode], LEAST) for mode in MODES)

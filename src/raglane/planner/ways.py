@@ -45,14 +45,7 @@ class Way:
 
 
 def as_layer(layer: object) -> RecurrentLayer:
-    """A copy of a layer that timing may change.
-
-    Args:
-        layer: a recurrent layer of ``rl.nn``, or ``torch.nn.RNN``, ``LSTM`` or ``GRU``.
-
-    Raises:
-        ArgumentTypeError: anything else.
-    """
+    """A copy of a layer that timing may change."""
     if isinstance(layer, RecurrentLayer):
         return copy.deepcopy(layer)
     kind = type(layer)
@@ -65,13 +58,7 @@ def as_layer(layer: object) -> RecurrentLayer:
 
 
 def ways_of(layer: RecurrentLayer, dtypes: Sequence[torch.dtype], threads: Sequence[int]) -> list[Way]:
-    """Every way that can run the layer, the fastest backends first; no program where a kernel made by hand runs it.
-
-    Args:
-        layer: any; what it chose for itself is not asked.
-        dtypes: to run it in.
-        threads: numbers of threads; the reference kernel, a loop in Python, is run with the largest alone.
-    """
+    """Every way that can run the layer, the fastest backends first; no program where a kernel made by hand runs it."""
     like = next(layer.parameters(), torch.empty(0))
     found: list[Way] = []
     for dtype in dtypes:
@@ -101,12 +88,7 @@ def thread_counts(most: int) -> list[int]:
 
 
 def cast(layer: RecurrentLayer, dtype: str) -> RecurrentLayer:
-    """A layer in a dtype; the layer itself where it has it already.
-
-    Args:
-        layer: any.
-        dtype: its name, such as ``"bfloat16"``.
-    """
+    """A layer in a dtype; the layer itself where it has it already."""
     wanted: torch.dtype = getattr(torch, dtype)
     if all(weight.dtype is wanted for weight in layer.parameters()):
         return layer

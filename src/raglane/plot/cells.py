@@ -124,11 +124,6 @@ def pitch(axes: Axes) -> tuple[float, float]:
 def spaced(count: int, inches: float, needed: float) -> range:
     """Every n-th of ``count`` places, so few that what is written at each has room; n is 1, 2, 5, 10, 20 ...
 
-    Args:
-        count: how many there are.
-        inches: from one to the next.
-        needed: inches that each needs.
-
     Example:
         >>> list(spaced(7, 0.1, 0.15))
         [0, 2, 4, 6]
@@ -167,15 +162,7 @@ def fitting(text: str, inches: float) -> str:
 def draw_runs(
     axes: Axes, runs: Sequence[Run], writing: Writing, top_of: Callable[[int], float] = float, hatch: str = "////"
 ) -> None:
-    """Draw runs into axes whose limits are set: times from left to right, rows from the top.
-
-    Args:
-        axes: to draw in.
-        runs: what.
-        writing: the texts.
-        top_of: where a row begins; row ``r`` at ``r`` if not told.
-        hatch: how waste is marked.
-    """
+    """Draw runs into axes whose limits are set: times from left to right, rows from the top."""
     wide, high = pitch(axes)
     are_cells = wide >= _CELL and high >= _CELL and sum(run.computed for run in runs) <= _MOST_CELLS
     for run in runs:
@@ -200,17 +187,7 @@ def draw_runs(
 
 
 def draw_bar(axes: Axes, left: float, top: float, width: float, color: str | None, name: str, text: str = "") -> None:
-    """One rectangle a row high, with its text in the middle.
-
-    Args:
-        axes: to draw in.
-        left: its left edge.
-        top: its upper edge; the axis of rows points down.
-        width: its width.
-        color: its colour; None for that of padding.
-        name: what it is; a label that no legend shows.
-        text: what stands in it.
-    """
+    """One rectangle a row high, with its text in the middle."""
     from matplotlib.patches import Rectangle
 
     now, (wide, high) = look(), pitch(axes)

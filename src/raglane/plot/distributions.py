@@ -168,10 +168,6 @@ _STYLES = ((VERMILION, "o", "-"), (ORANGE, "s", "--"), (GREEN, "^", ":"))
 def batch_waste(lengths: npt.NDArray[np.int64], batches: Batches) -> float:
     """The share of padded batches that is padding, over an epoch.
 
-    Args:
-        lengths: ``(B,)``.
-        batches: the epoch.
-
     Example:
         >>> known = np.array([4, 2, 1, 1])
         >>> round(batch_waste(known, Batches(known, Limit(sequences=2), Order.sorted())), 3)

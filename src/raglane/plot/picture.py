@@ -130,16 +130,6 @@ class Box(NamedTuple):
 def place(axes: Any, size: tuple[float, float], boxes: Sequence[Box]) -> Picture:
     """A picture with the caller's axes, or with new ones in a new figure, all in the colours of the theme.
 
-    Args:
-        axes: one of matplotlib's, or as many as there are boxes; None for new ones.
-        size: width and height of a new figure, in inches.
-        boxes: where new axes stand in it.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-        ArgumentTypeError: something else than axes.
-        ShapeError: another number of them.
-
     Example:
         >>> place(None, (4, 3), [Box(0.5, 0.5, 3, 2)]).figure.get_size_inches().tolist()
         [4.0, 3.0]

@@ -23,11 +23,6 @@ _WIDEST_TEXT, _WIDTH, _HEIGHT, _NARROWEST = 0.8, 9.0, 8.0, 1.2
 def grid_size(columns: int, rows: int, widest: float) -> tuple[float, float, float]:
     """The size of a drawing of cells, in inches, and the columns for which it has room: at least those that there are.
 
-    Args:
-        columns: how many there are.
-        rows: how many there are.
-        widest: the widest text in a cell, in inches.
-
     Example:
         >>> width, height, shown = grid_size(columns=10, rows=2, widest=0.2)
         >>> round(width, 2), round(height, 2), shown
@@ -63,23 +58,6 @@ def grid(
 ) -> Picture:
     """Axes for rows of cells, with their limits and their titles.
 
-    Args:
-        axes: the caller's, or None.
-        titles: of the picture, of the steps and of the rows.
-        columns: how many.
-        rows: how many.
-        widest: the widest text in a cell, in inches.
-        names: of the rows.
-        beside: the margin on the right, in inches.
-        above: room above the first row, in rows.
-        below: room below the last row, in rows.
-        lines: of text for each step.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-        ArgumentTypeError: something else than axes.
-        ShapeError: more than one pair of them.
-
     Example:
         >>> grid(None, ("a title", "step", "row"), 10, 2, 0.2, ["0", "1"]).axes[0].get_ylabel()
         'row'
@@ -96,26 +74,14 @@ def grid(
 
 
 def mark_rows(axes: Axes, names: Sequence[str], top_of: Callable[[int], float] = float) -> None:
-    """Write the names of the rows on the left, as many as there is room for.
-
-    Args:
-        axes: whose limits are set.
-        names: one per row.
-        top_of: where a row begins; row ``r`` at ``r`` if not told.
-    """
+    """Write the names of the rows on the left, as many as there is room for."""
     shown = spaced(len(names), pitch(axes)[1], LINE)
     axes.set_yticks([top_of(row) + 0.5 for row in shown], [names[row] for row in shown], fontsize=SMALL)
     _clean(axes)
 
 
 def mark_steps(axes: Axes, count: int, names: Sequence[str] | None = None) -> None:
-    """Write the numbers of the steps, or other names of them, below, as many as there is room for.
-
-    Args:
-        axes: whose limits are set.
-        count: how many steps there are.
-        names: one per step, the first and the last among the longest.
-    """
+    """Write the numbers of the steps, or other names of them, below, as many as there is room for."""
     named = names or [f"{step:,}" for step in (0, max(count - 1, 0))]
     widest = max(width_of(line) for name in (named[0], named[-1]) for line in name.split("\n"))
     shown = spaced(count, pitch(axes)[0], widest + 0.1)

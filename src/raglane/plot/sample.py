@@ -46,11 +46,6 @@ class Sample:
     def read(cls, lengths: Any, labels: Any = None) -> Sample:
         """Choose from lengths of any kind, and check the labels, where there are some.
 
-        Raises:
-            ArgumentTypeError: lengths that are not integers, or labels that are not a list for each sequence.
-            ShapeError: lengths that are not a flat list, or labels that are not one for each element.
-            ArgumentError: a length below 0, or more elements than a picture can hold.
-
         Example:
             >>> sample = Sample.read([3] * 1000)
             >>> sample.lengths.shape, sample.index[-1].item(), sample.remark
@@ -90,15 +85,6 @@ class Sample:
 
 def read_labels(labels: Any, lengths: Tensor, index: Tensor) -> list[list[str]]:
     """The labels of the sequences that are drawn, as texts of printable characters.
-
-    Args:
-        labels: for each sequence a list of as many as it has elements, or a Ragged of one number per element.
-        lengths: ``(B,)``.
-        index: ``(D,)``, the sequences that are drawn.
-
-    Raises:
-        ArgumentTypeError: not a list for each sequence.
-        ShapeError: another number of labels than of elements.
 
     Example:
         >>> read_labels(["ab", ["c"]], torch.tensor([2, 1]), torch.tensor([1]))

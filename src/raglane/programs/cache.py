@@ -91,9 +91,6 @@ _entries: OrderedDict[Any, Entry] = OrderedDict()
 def lookup(wish: Wish) -> tuple[Entry, Survey]:
     """The programs of a step, traced where there are none yet, and the tensors that its weights hold.
 
-    Raises:
-        Refused: the weights hold what no program can follow.
-
     Example:
         >>> from raglane.cells import CELLS, Weights
         >>> weights = Weights(torch.zeros(4, 3), torch.zeros(4, 4))

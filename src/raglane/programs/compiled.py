@@ -146,13 +146,7 @@ class Compiled:
         return kinds | dict.fromkeys(self.vectors, "vector")
 
     def forward(self, need_output: bool, need_states: bool, wanted: Wanted | None = None) -> Forward:
-        """The program of a forward pass.
-
-        Args:
-            need_output: whether the outputs are read.
-            need_states: whether the states of every step are.
-            wanted: what the backward pass that follows is to give; None where none follows.
-        """
+        """The program of a forward pass."""
         key = need_output, need_states, wanted
         if key not in self._forwards:
             self._forwards[key] = self._make_forward(*key)
@@ -183,15 +177,7 @@ class Compiled:
         return self._backwards[wanted]
 
     def recorded(self, wanted: Wanted, states: tuple[bool, ...]) -> tuple[bool, tuple[bool, ...]]:
-        """What autograd records of a loop in plain torch, over steps of any number.
-
-        Args:
-            wanted: what has gradients.
-            states: whether each initial state that changes does.
-
-        Returns:
-            Whether the output and each new state have a gradient.
-        """
+        """What autograd records of a loop in plain torch, over steps of any number."""
         key = wanted, states
         if key not in self._recorded:
             output, new = self._recorded_once(wanted, states)

@@ -65,11 +65,7 @@ class Reverse:
     _totals: dict[int, Columns] = field(default_factory=dict)
 
     def run(self, seeds: Iterable[tuple[Columns, Columns]]) -> None:
-        """Go through the graph.
-
-        Args:
-            seeds: columns of results, and their gradients.
-        """
+        """Go through the graph."""
         graph, count = self.graph, len(self.graph.nodes)
         self._zero = graph.number(0.0)
         needs = np.zeros(len(graph.nodes), bool)

@@ -58,12 +58,6 @@ _MOST = 2000  # reached by one step; more is somebody's whole program
 def lasting_key(key: Any) -> str:
     """A key that is the same in another process where, and only where, the same step is taken.
 
-    Args:
-        key: the key in this process: nested tuples of plain values, types and functions.
-
-    Raises:
-        Unkept: something in it is not known with certainty.
-
     Example:
         >>> lasting_key(("a", 1)) == lasting_key(("a", 1)) != lasting_key(("a", 2))
         True

@@ -106,11 +106,6 @@ class Moved:
 def moved(calls: Sequence[Call], values: Sequence[Tensor], leaves: int) -> list[Moved | None]:
     """Of each known tensor, the pieces of parameters that it is made of; None where it is computed in another way.
 
-    Args:
-        calls: in their order.
-        values: all that is known, as it was while tracing.
-        leaves: how many of it are parameters.
-
     Example:
         >>> values = [torch.zeros(2, 3), torch.zeros(1, 2, 3)]
         >>> moved([Call(torch.ops.aten.unsqueeze.default, (Known(0), 0), {})], values, 1)[1].pieces

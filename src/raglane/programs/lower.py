@@ -60,13 +60,6 @@ def lower(
 ) -> Lowered:
     """Make a program.
 
-    Args:
-        graph: of the step.
-        outputs: columns to be written for each element.
-        new: columns of the next states.
-        given: the nodes whose numbers are given, and as what; all sources, and what was saved.
-        states: the nodes that are states, in their order: those that ``new`` replaces.
-
     Example:
         >>> graph = Graph()
         >>> state = graph.add(Node("state", (), 4))

@@ -14,14 +14,7 @@ _GIVEN = {"element": "x", "sequence": "mask", "state": "state", "vector": "vecto
 
 
 def written(compiled: Compiled) -> str:
-    """The forward program of a step, one instruction in a line.
-
-    Args:
-        compiled: the step's programs.
-
-    Returns:
-        Lines: what is given, with its width; the instructions, where ``a[4:8]`` are columns of ``a``; what comes out.
-    """
+    """The forward program of a step, one instruction in a line."""
     return _written(compiled.forward(True, False).lowered)
 
 

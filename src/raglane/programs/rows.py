@@ -82,10 +82,6 @@ def align(operands: Sequence[Tensor], rows: int) -> Aligned:
         operands: marks, ``(count, n)`` each: entry by entry, the numbers that are to meet in an operation.
         rows: how many rows there are.
 
-    Raises:
-        RowsMeet: rows meet.
-        Refused: they are not treated alike.
-
     Example:
         >>> align([marks_of(np.arange(2), 3).reshape(-1, 1)], 3).columns[0].tolist()
         [[0], [1]]

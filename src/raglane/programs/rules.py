@@ -159,15 +159,7 @@ def _along(
     formula: Callable[[Graph, Columns, int], Columns],
     keeps: bool | None,
 ) -> Tensor:
-    """Apply a formula to the parts of rows that lie along some dimensions.
-
-    Args:
-        tracer: the trace.
-        source: of any shape.
-        dims: these dimensions.
-        formula: takes the columns of all parts and their number, and gives one column for each part, or all.
-        keeps: whether the dimensions stay where they were reduced; None where the formula reduces nothing.
-    """
+    """Apply a formula to the parts of rows that lie along some dimensions."""
     marks = tracer.marks(source)
     kept = [dim for dim in range(marks.dim()) if dim not in dims]
     order = [*kept, *dims]

@@ -101,20 +101,7 @@ def trace(
     output: int,
     dtype: torch.dtype,
 ) -> Trace:
-    """Trace a step.
-
-    Args:
-        step: the step.
-        given: the leaves of its weights, in the dtype of all numbers.
-        originals: the same as the weights have them.
-        widths: columns of the elements it is given.
-        sizes: of the states.
-        output: columns of the output.
-        dtype: of all numbers.
-
-    Raises:
-        Refused: the step cannot become a program.
-    """
+    """Trace a step."""
     dims = [size for part in given for size in part.shape]
     tracer = Tracer(dtype, rows_for([*widths, *sizes, output, *dims, math.prod(sizes)]), RULES)
     leaves: list[Tensor] = [tracer.leaf(*pair) for pair in zip(given, originals, strict=True)]

@@ -50,16 +50,7 @@ class Shapes(NamedTuple):
 
 
 def written(key: str, prepares: bool, trace: Trace) -> str:
-    """A trace as text.
-
-    Args:
-        key: what the text is kept under, which is a part of it.
-        prepares: whether what the cell prepares is a part of the step.
-        trace: of a step.
-
-    Raises:
-        Unkept: it computes something from parameters that no file can name.
-    """
+    """A trace as text."""
     if trace.reads_itself:
         raise Unkept("it reaches a parameter by another way than its module")
     result, graph = trace.result, trace.result.graph
@@ -84,19 +75,7 @@ def written(key: str, prepares: bool, trace: Trace) -> str:
 
 
 def read(text: str, key: str, shapes: Shapes) -> tuple[bool, Trace]:
-    """A trace from text.
-
-    Args:
-        text: what :func:`written` gave, or anything else.
-        key: what it was found under.
-        shapes: what it must fit.
-
-    Returns:
-        Whether what the cell prepares is a part of the step, and the trace.
-
-    Raises:
-        Unkept: it is not what :func:`written` gave for this key, or does not fit.
-    """
+    """A trace from text."""
     try:
         digest, body, rest = text.split("\n")
         if rest or hashlib.sha256(body.encode()).hexdigest() != digest:

@@ -90,11 +90,7 @@ class Survey:
         return ("leaf", index, isinstance(part, nn.Parameter), tuple(part.shape), part.stride(), part.dtype, content)
 
     def value(self, part: Any) -> Any:
-        """The key of anything that a module holds: equal where, and only where, nothing in it has changed.
-
-        Raises:
-            Refused: it is of a kind that may change without a sign.
-        """
+        """The key of anything that a module holds: equal where, and only where, nothing in it has changed."""
         kind = type(part)
         if kind in _CONSTANT:
             return kind, part
@@ -219,9 +215,6 @@ def _is_plain(kind: type) -> bool:
 def survey(weights: Any) -> Survey:
     """What is in a cell's weights.
 
-    Raises:
-        Refused: something that no program can follow.
-
     Example:
         >>> from raglane.cells import Weights
         >>> len(survey(Weights(torch.zeros(4, 3), torch.zeros(4, 4))).leaves)
@@ -253,10 +246,6 @@ def _tuple_key(found: Survey, weights: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def replaced(weights: Any, swap: Callable[[Tensor], Tensor]) -> Any:
     """The same weights with other tensors; a module is another one, which shares the rest with the first.
-
-    Args:
-        weights: a tuple of tensors, or a module.
-        swap: what takes the place of a tensor.
 
     Example:
         >>> layer = nn.Linear(2, 3)
@@ -301,9 +290,6 @@ def _replaced(part: Any, swap: Callable[[Tensor], Tensor], known: dict[int, Any]
 
 def cell_key(cell: CellSpec) -> tuple[Any, ...]:
     """All that decides what a cell computes, apart from its weights.
-
-    Raises:
-        Refused: it holds what cannot be compared.
 
     Example:
         >>> from raglane.cells import CELLS

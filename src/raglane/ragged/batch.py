@@ -99,11 +99,6 @@ class Ragged(SequenceOperations, Conversions):
 
         Waits for a GPU if the host never knew the lengths, or if an index tensor is on one.
 
-        Raises:
-            IndexError: an integer out of range.
-            ArgumentTypeError: something that selects no sequences, for instance a tuple.
-            ShapeError: as :meth:`select`, for an index or a mask.
-
         Example:
             >>> r = Ragged([torch.tensor([1, 2]), torch.tensor([3]), torch.tensor([4, 5])])
             >>> r[-1].tolist(), r[1:].lengths.tolist(), r[torch.tensor([2, 0])].values.tolist()

@@ -35,10 +35,6 @@ def describe(shape: str, dtype: str, device: str, lengths: list[int] | None, fil
 def picture(title: str, lengths: list[int]) -> str:
     """An HTML picture: one bar per sequence, coloured as long as it is, grey where padding would be.
 
-    Args:
-        title: the line above the picture.
-        lengths: the lengths.
-
     Example:
         >>> "<svg" in picture("two sequences", [4, 2])
         True

@@ -101,12 +101,6 @@ _TABLE = _table()
 def kind_of(function: Callable[..., Any]) -> Kind:
     """Say how ``function`` acts on a ragged batch.
 
-    Args:
-        function: what torch calls, for instance ``torch.relu``.
-
-    Raises:
-        RaggedFunctionError: the function makes no sense on a ragged batch; the message says what to call instead.
-
     Example:
         >>> kind_of(torch.relu), kind_of(torch.nn.functional.linear)
         ('element', 'feature')
@@ -142,14 +136,6 @@ def hint(name: str) -> str:
 def check_dimension(name: str, dim: Any, features: int) -> None:
     """Refuse a ``dim`` that is not one of the feature dimensions, counted from the end.
 
-    Args:
-        name: the torch function.
-        dim: what it was given; None where nothing was.
-        features: how many feature dimensions there are.
-
-    Raises:
-        RaggedFunctionError: ``dim`` names the batch, the steps, or nothing at all.
-
     Example:
         >>> check_dimension("softmax", -1, 2)
     """
@@ -167,21 +153,7 @@ def check_dimension(name: str, dim: Any, features: int) -> None:
 
 
 def apply(kind: type[Any], function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a torch function on the flat values of the ragged batches among its arguments.
-
-    Args:
-        kind: the class of ragged batches.
-        function: the torch function.
-        args: its positional arguments.
-        kwargs: its keyword arguments; ``inplace`` is not obeyed, since a ragged batch is immutable.
-
-    Returns:
-        A ragged batch with the lengths of those given.
-
-    Raises:
-        RaggedFunctionError: the function makes no sense on a ragged batch, or not with these arguments.
-        ShapeError: batches of different lengths, or a tensor that does not broadcast against the features.
-    """
+    """Call a torch function on the flat values of the ragged batches among its arguments."""
     acts_on = kind_of(function)
     name = getattr(function, "__name__", str(function))
     if kwargs.get("out") is not None:

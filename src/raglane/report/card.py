@@ -98,11 +98,7 @@ class Card:
 
 
 def as_markdown(card: Card) -> str:
-    """A card as Markdown.
-
-    Args:
-        card: whose.
-    """
+    """A card as Markdown."""
     parts = [f"# {_escaped(card.name)}", _escaped(card.sentence), *map(_escaped, card.notes)]
     for title, tables in _parts(card).items():
         parts.append(f"## {title}")
@@ -116,14 +112,7 @@ def as_markdown(card: Card) -> str:
 
 
 def as_page(card: Card) -> bytes:
-    """A card as a page that asks nothing of the network.
-
-    Args:
-        card: whose.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-    """
+    """A card as a page that asks nothing of the network."""
     drawn = {"Results": _matrix(card), "By length": _by_length(card), "Curves": _curves(card), "Data": _lengths(card)}
     sections: dict[str, tuple[str, str]] = {}
     for title, tables in _parts(card).items():

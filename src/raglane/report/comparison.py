@@ -79,15 +79,7 @@ def as_csv(groups: Sequence[Group]) -> bytes:
 
 
 def as_picture(groups: Sequence[Group], is_svg: bool) -> bytes:
-    """A metric against time and against weights, a row of pictures per group.
-
-    Args:
-        groups: at least one.
-        is_svg: an SVG rather than a PNG.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-    """
+    """A metric against time and against weights, a row of pictures per group."""
     figure = new_figure(10.0, 3.8 * len(groups) + 0.4, "train")
     title_of(figure, "Runs by what they took")
     for line, group in enumerate(groups):

@@ -23,19 +23,6 @@ _BARS = 60
 def curves_png(history: Sequence[dict[str, float]], metric: str, title: str, best_epoch: int = 0) -> bytes:
     """Loss and metric over the epochs, side by side.
 
-    Args:
-        history: one row per epoch, with ``epoch``, ``train_loss``, ``train_<metric>`` and, where there was a
-            validation part, the same of ``validation``; at least one row.
-        metric: the name of the metric.
-        title: above both.
-        best_epoch: the epoch to mark; 0 for none.
-
-    Returns:
-        The bytes of a PNG file.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-
     Example:
         >>> row = {"epoch": 1, "train_loss": 0.5, "train_accuracy": 0.8}
         >>> curves_png([row], "accuracy", "a run")[1:4]
@@ -82,17 +69,6 @@ def _curves(history: Sequence[dict[str, float]], metric: str, title: str, best_e
 def confusion_png(matrix: Sequence[Sequence[int]], labels: Sequence[str], title: str) -> bytes:
     """A confusion matrix: the share of each true class in colour, the count in each cell.
 
-    Args:
-        matrix: ``K`` rows of ``K`` counts; row is the true class, column the predicted one.
-        labels: the ``K`` names.
-        title: above it.
-
-    Returns:
-        The bytes of a PNG file.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-
     Example:
         >>> confusion_png([[3, 1], [0, 2]], ["a", "b"], "a run")[1:4]
         b'PNG'
@@ -130,16 +106,6 @@ def confusion_png(matrix: Sequence[Sequence[int]], labels: Sequence[str], title:
 def points_png(points: Sequence[tuple[float, float]], title: str) -> bytes:
     """Predicted numbers against the true ones.
 
-    Args:
-        points: pairs of a true and a predicted number, at least one.
-        title: above them.
-
-    Returns:
-        The bytes of a PNG file.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-
     Example:
         >>> points_png([(1.0, 1.5), (2.0, 1.8)], "a run")[1:4]
         b'PNG'
@@ -170,10 +136,6 @@ def _points(points: Sequence[tuple[float, float]], title: str, look: Look) -> Fi
 def lengths_svg(parts: Mapping[str, Sequence[int]], title: str) -> str:
     """How many sequences have which length, for a page.
 
-    Args:
-        parts: the lengths of the sequences of each part of the data, by its name; at least one sequence in all.
-        title: above it.
-
     Example:
         >>> lengths_svg({"training": [3, 4, 4]}, "a run")[:5]
         '<?xml'
@@ -200,11 +162,6 @@ def lengths_svg(parts: Mapping[str, Sequence[int]], title: str) -> str:
 
 def by_length_svg(rows: Sequence[Mapping[str, Any]], names: Sequence[str], title: str) -> str:
     """A metric and the loss, by the length of sequences, for a page.
-
-    Args:
-        rows: one per range of lengths, with ``lengths`` in words, ``sequences`` and the numbers.
-        names: which of the numbers to draw, one picture each.
-        title: above them.
 
     Example:
         >>> by_length_svg([{"lengths": "1 to 3", "sequences": 2, "loss": 0.5}], ["loss"], "a run")[:5]

@@ -18,14 +18,6 @@ _SCORES = ("recall", "precision", "F1")
 def confusion_table(matrix: Sequence[Sequence[int]], labels: Sequence[str]) -> str:
     r"""A confusion matrix with its labels, and of each class the recall, precision and F1 score.
 
-    Args:
-        matrix: ``K`` rows of ``K`` counts; row is the true class, column the predicted one.
-        labels: the ``K`` names; a long one loses its middle, and what a line cannot show becomes an escape.
-
-    Returns:
-        Lines of equal width, the true class to the left; zeros are dots, so that mistakes stand out. A score that
-        has nothing to count is a dash.
-
     Example:
         >>> print(confusion_table([[3, 1], [0, 2]], ["a", "b"]))
         true \ predicted  a  b  recall  precision     F1
@@ -50,9 +42,6 @@ def confusion_table(matrix: Sequence[Sequence[int]], labels: Sequence[str]) -> s
 def rows_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Rows of numbers under their names.
 
-    Args:
-        rows: with the same keys; the first value is a name, and to the left. NaN is a dash.
-
     Example:
         >>> print(rows_table([{"label": "jazz", "F1": 0.5, "count": 4}, {"label": "a", "F1": math.nan, "count": 0}]))
         label     F1  count
@@ -75,13 +64,6 @@ def _cell(value: Any) -> str:
 
 def class_rows(matrix: Sequence[Sequence[int]], labels: Sequence[str]) -> list[dict[str, Any]]:
     """Of each class how good it is told, and how often it is there.
-
-    Args:
-        matrix: as :func:`confusion_table` takes it.
-        labels: the ``K`` names.
-
-    Returns:
-        A row per class; a score that has nothing to count is NaN.
 
     Example:
         >>> class_rows([[3, 1], [0, 2]], ["a", "b"])[0]

@@ -41,12 +41,7 @@ class Lanes(Schedule):
     name = "lanes"
 
     def table(self, lengths: Tensor, lanes: int | None = None) -> Table:
-        """As :meth:`Schedule.table`; ``E`` is ``N``. Sorting its elements costs ``N log N``.
-
-        Raises:
-            ArgumentTypeError: ``lanes`` is not an integer.
-            ArgumentError: ``lanes`` is below 1.
-        """
+        """As :meth:`Schedule.table`; ``E`` is ``N``. Sorting its elements costs ``N log N``."""
         rows = _rows(lengths, lanes)
         order = longest_first(lengths)[: int(lengths.count_nonzero())]
         waiting = lengths[order]
@@ -64,22 +59,13 @@ class Lanes(Schedule):
 
         The number of steps has no closed form: the rows are followed through the run. That costs a sort of the
         lengths, and for each different length at most some 60 microseconds, however many sequences have it.
-
-        Raises:
-            ArgumentTypeError: ``lanes`` is not an integer.
-            ArgumentError: ``lanes`` is below 1.
         """
         rows = _rows(lengths, lanes)
         waiting = -np.sort(-lengths.numpy())[: int(lengths.count_nonzero())]
         return real_count(lengths, _assign(waiting, rows)[1])
 
     def phases(self, lengths: Tensor, lanes: int | None = None) -> tuple[Tensor, Tensor]:
-        """As :meth:`Schedule.phases`, at the cost of :meth:`count`.
-
-        Raises:
-            ArgumentTypeError: ``lanes`` is not an integer.
-            ArgumentError: ``lanes`` is below 1.
-        """
+        """As :meth:`Schedule.phases`, at the cost of :meth:`count`."""
         rows = _rows(lengths, lanes)
         waiting = -np.sort(-lengths.numpy())[: int(lengths.count_nonzero())]
         slots, _ = _assign(waiting, rows)

@@ -35,9 +35,6 @@ def check_lengths(lengths: Tensor, name: str = "lengths") -> None:
         lengths: ``(B,)`` of an integer dtype.
         name: what the caller calls them.
 
-    Raises:
-        ArgumentError: a length is below 0, or the sum cannot be counted.
-
     Example:
         >>> check_lengths(torch.tensor([3, 0]))
     """
@@ -60,9 +57,6 @@ def check_offsets(offsets: Tensor, total: int, name: str) -> None:
         offsets: ``(B + 1,)`` int64.
         total: how many elements there are.
         name: ``"lengths"`` where it is these that the caller gave; else what the caller calls the offsets.
-
-    Raises:
-        ShapeError: the offsets do not describe ``total`` elements.
 
     Example:
         >>> check_offsets(torch.tensor([0, 2, 5]), 5, "offsets")
@@ -92,9 +86,6 @@ def check_offsets(offsets: Tensor, total: int, name: str) -> None:
 
 def checked(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """A function of :mod:`raglane.segments` that checks its arguments first, by their names.
-
-    Args:
-        function: whose parameters are called as in this package.
 
     Example:
         >>> from raglane.segments.index import positions

@@ -28,18 +28,7 @@ def check_channels(channels: Any) -> None:
 
 
 def sequences_from(estimator: Any, X: Any, channels: str, missing: str, *, reset: bool) -> Records:  # noqa: N803
-    """The sequences of an estimator's X.
-
-    Args:
-        estimator: keeps, and is asked, what scikit-learn wants known of arrays ``(n, L)``.
-        X: of any form that :class:`~raglane.sklearn.RaglaneClassifier` names.
-        channels: ``"first"`` or ``"last"``, where those of arrays are.
-        missing: whether ``"error"``, or NaN may be in an array.
-        reset: whether the estimator is being fitted.
-
-    Raises:
-        ValueError, TypeError: none of these forms, or another number of channels than the estimator was fitted on.
-    """
+    """The sequences of an estimator's X."""
     if reset:
         for name in ("n_features_in_", "feature_names_in_", "_channels"):
             vars(estimator).pop(name, None)

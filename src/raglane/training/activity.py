@@ -12,15 +12,6 @@ __all__ = ["activity"]
 def activity(outputs: Ragged, dropped: Ragged, large: float, changing: float) -> Tensor:
     """Activation regularisation, and the temporal one (Merity, McCann and Socher, 2017), summed over elements.
 
-    Args:
-        outputs: of the layer, ``(N, H)``.
-        dropped: the same after dropout.
-        large: the weight of the mean square of ``dropped``.
-        changing: the weight of the mean square of the change of ``outputs`` from an element to the next one.
-
-    Returns:
-        A 0-d tensor with a gradient.
-
     Example:
         >>> import torch
         >>> outputs = Ragged([torch.tensor([[1.0], [3.0]]), torch.tensor([[2.0]])])

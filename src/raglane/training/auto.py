@@ -19,12 +19,6 @@ _ANY = 2**31 - 1
 def left_to_plan(chosen: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
     """Choices without what is to be planned, and which one of ``PLANNED`` that is; None of none.
 
-    Args:
-        chosen: by the names of :class:`~raglane.training.settings.Settings`.
-
-    Raises:
-        ArgumentError: both are to be planned.
-
     Example:
         >>> left_to_plan({"batch_size": "auto", "epochs": 3})
         ({'epochs': 3}, 'batch_size')

@@ -63,9 +63,6 @@ class Batch:
 def make_batch(samples: Sequence[Any]) -> Batch:
     """What ``rl.collate`` makes of samples, as a model and its task want it.
 
-    Args:
-        samples: of a :class:`~raglane.data.SequenceDataset`.
-
     Example:
         >>> values, offsets = torch.arange(12.0).view(6, 2), torch.tensor([0, 2, 6])
         >>> make_batch(SequenceDataset(values, offsets, torch.tensor([1, 0])).__getitems__([1])).targets
@@ -103,17 +100,7 @@ class ChunkedBatches:
 
 
 def chunked_order(dataset: SequenceDataset, settings: Settings, rank: int = 0, ranks: int = 1) -> Chunks:
-    """The chunks of a training, epoch after epoch.
-
-    Args:
-        dataset: with a target per element.
-        settings: streams, steps and seed.
-        rank: whose streams they are of.
-        ranks: how many share the streams.
-
-    Raises:
-        ArgumentError: there are fewer streams than ranks.
-    """
+    """The chunks of a training, epoch after epoch."""
     whole = make_batch(dataset.__getitems__(list(range(len(dataset)))))
     targets = None if whole.targets is None else whole.inputs._like(whole.targets)
     streams, steps = settings.batch_size, settings.steps or 1
@@ -122,15 +109,6 @@ def chunked_order(dataset: SequenceDataset, settings: Settings, rank: int = 0, r
 
 def training_order(lengths: Tensor, settings: Settings, rank: int = 0, ranks: int = 1) -> Batches:
     """The batches of a training, epoch after epoch.
-
-    Args:
-        lengths: ``(B,)`` int64.
-        settings: limit, order and seed.
-        rank: whose share of the batches it is.
-        ranks: how many share them.
-
-    Raises:
-        ArgumentError: a sequence is longer than a batch may be, and is not to be dropped, split or alone.
 
     Example:
         >>> order = training_order(torch.tensor([3, 1, 2]), Settings(batch_size=2))
@@ -171,22 +149,13 @@ class Remaining(Sampler[list[int]]):
 
 
 def in_order(dataset: SequenceDataset | Dataset, limit: Limit) -> Iterator[Batch]:
-    """All sequences in the order of the data, batch by batch.
-
-    Args:
-        dataset: the sequences.
-        limit: of a batch; one that is longer is alone.
-    """
+    """All sequences in the order of the data, batch by batch."""
     for rows in order_of_data(dataset.lengths, limit):
         yield make_batch(dataset.__getitems__(rows))
 
 
 def order_of_data(lengths: Tensor, limit: Limit) -> list[list[int]]:
     """Which sequences make each batch where none is shuffled.
-
-    Args:
-        lengths: ``(B,)`` int64 on the CPU.
-        limit: of a batch; one that is longer is alone.
 
     Example:
         >>> order_of_data(torch.tensor([3, 0, 1, 4, 2]), Limit(sequences=2))
@@ -199,13 +168,7 @@ def order_of_data(lengths: Tensor, limit: Limit) -> list[list[int]]:
 def loader(
     dataset: SequenceDataset | Dataset, order: Sampler[list[int]] | list[list[int]], workers: int = 0
 ) -> DataLoader[Any]:
-    """A DataLoader that gives the batches of ``order``, each a :class:`Batch`.
-
-    Args:
-        dataset: the sequences.
-        order: which of them make each batch.
-        workers: processes that cut batches; 0 cuts them here.
-    """
+    """A DataLoader that gives the batches of ``order``, each a :class:`Batch`."""
     return DataLoader(
         dataset,
         batch_sampler=order,

@@ -135,11 +135,7 @@ class Bookkeeper:
         self._stepped_carried: Any = None
 
     def started(self, device: torch.device) -> None:
-        """The loop begins.
-
-        Args:
-            device: of the model.
-        """
+        """The loop begins."""
         states = tuple(state.to(device) for state in self._carried)
         self.running.carried = (states if len(states) > 1 else states[0]) if states else None
         self._stepped_carried = self.running.carried
@@ -166,12 +162,7 @@ class Bookkeeper:
                 group["lr"] = rate
 
     def batch_done(self) -> None:
-        """A batch has been run.
-
-        Raises:
-            Interrupted: a rank was asked to stop; the run is saved.
-            DivergedError: it was, and the weights are not worth saving.
-        """
+        """A batch has been run."""
         now = time.perf_counter()
         state, totals = self.state, self.running.totals
         if self.running.whole is not None:
@@ -196,16 +187,7 @@ class Bookkeeper:
                 raise Interrupted(asked)
 
     def epoch_done(self) -> bool:
-        """An epoch is complete.
-
-        Returns:
-            Whether it was the last one, since no lower loss came for a while.
-
-        Raises:
-            Interrupted: a rank was asked to stop; the run is saved.
-            DivergedError: the run has run away.
-            DataError: no batch had anything to learn from.
-        """
+        """An epoch is complete."""
         if not float(self.running.totals.count):
             rule = "training needs at least one to learn from"
             raise DataError(message("data", "no element with a target", rule, "give longer sequences"))
@@ -280,12 +262,7 @@ class Bookkeeper:
             raise diverged("weights that are not finite", self.state, self.settings)
 
     def save_stepped(self) -> None:
-        """Write the checkpoint of the last step that all ranks have done, where a rank or a worker has gone since.
-
-        Raises:
-            DivergedError: the weights are not worth saving.
-            OSError: the checkpoint cannot be written.
-        """
+        """Write the checkpoint of the last step that all ranks have done, where a rank or a worker has gone since."""
         if 0 < self._stepped.batch < self.batches and not self.is_stepping:
             self.state, self.running.totals = self._stepped, self._stepped.totals
             self.running.carried = self._stepped_carried

@@ -62,9 +62,6 @@ class SavedModel:
 def to_safetensors(tensors: Mapping[str, Tensor]) -> bytes:
     """Tensors of any device as the bytes of a safetensors file.
 
-    Args:
-        tensors: by name.
-
     Example:
         >>> len(to_safetensors({"a": torch.ones(2)})) > 8
         True
@@ -78,16 +75,7 @@ def to_safetensors(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def model_files(model: SequenceModel, preprocessor: Preprocessor, columns: Mapping[str, Any]) -> dict[str, bytes]:
-    """The files of a saved model, for :func:`~raglane.files.write_folder`.
-
-    Args:
-        model: on any device.
-        preprocessor: what its inputs went through.
-        columns: which columns of a file hold what, as they were named for training.
-
-    Returns:
-        The bytes of each file by its name.
-    """
+    """The files of a saved model, for :func:`~raglane.files.write_folder`."""
     config = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -117,14 +105,7 @@ def load_model(path: str | os.PathLike[str], cell: str | type | None = None) -> 
 
 
 def count_weights(path: str | os.PathLike[str]) -> int:
-    """The number of weights of a saved model, read without its code.
-
-    Args:
-        path: the folder of a model, or of a run: then its best model.
-
-    Raises:
-        CheckpointError: no such folder, no model in it, a file that is damaged, or a newer format.
-    """
+    """The number of weights of a saved model, read without its code."""
     folder = model_folder(as_path(path))
     config = read_json(folder / CONFIG)
     check_format(folder / CONFIG, config, FORMAT, FORMAT_VERSION)
@@ -141,15 +122,7 @@ def count_weights(path: str | os.PathLike[str]) -> int:
 
 
 def read_model(files: Mapping[str, bytes], folder: Path) -> SavedModel:
-    """A model from the bytes of its files, as :func:`model_files` gives them.
-
-    Args:
-        files: by their names.
-        folder: what messages call the place where they come from.
-
-    Raises:
-        CheckpointError: a file is missing or damaged, or of a newer format.
-    """
+    """A model from the bytes of its files, as :func:`model_files` gives them."""
     absent = next((name for name in (CONFIG, WEIGHTS) if name not in files), None)
     if absent is not None:
         raise damaged(folder / absent, "no such file")
@@ -187,15 +160,7 @@ def _made(
 
 
 def load_weights(model: SequenceModel, folder: Path) -> None:
-    """Put the weights of a saved model into a model of the same sizes.
-
-    Args:
-        model: on any device.
-        folder: of a saved model.
-
-    Raises:
-        CheckpointError: the weights cannot be read or do not fit.
-    """
+    """Put the weights of a saved model into a model of the same sizes."""
     _put_weights(model, read_tensors(folder / WEIGHTS), folder)
 
 
@@ -206,14 +171,6 @@ def _put_weights(model: SequenceModel, weights: Mapping[str, Tensor], folder: Pa
 
 def check_tensors(path: Path, tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
     """Refuse weights that are not those of a model: others, of another shape or dtype, or not finite.
-
-    Args:
-        path: the file that they were read from, for the message.
-        tensors: by name.
-        wanted: those of a model of the same sizes; their values are not looked at.
-
-    Raises:
-        CheckpointError: a weight does not fit; the message says which, and why.
 
     Example:
         >>> check_tensors(Path("weights.safetensors"), {"a": torch.ones(2)}, {"a": torch.zeros(2)})
@@ -235,15 +192,6 @@ def check_tensors(path: Path, tensors: Mapping[str, Tensor], wanted: Mapping[str
 def check_format(path: Path, config: Mapping[str, Any], name: str, newest: int) -> None:
     """Refuse a file of another kind, or of a format that this version cannot read.
 
-    Args:
-        path: the file, for the message.
-        config: its content.
-        name: what ``config["format"]`` must be.
-        newest: the newest ``config["format_version"]`` that this version reads.
-
-    Raises:
-        CheckpointError: the file is of another kind, or newer.
-
     Example:
         >>> check_format(Path("config.json"), {"format": "raglane-model", "format_version": 1}, "raglane-model", 1)
     """
@@ -262,28 +210,13 @@ def check_format(path: Path, config: Mapping[str, Any], name: str, newest: int) 
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, on the CPU.
-
-    Args:
-        path: the file.
-
-    Raises:
-        CheckpointError: the file is missing, cut short, something else, or more than there is memory for.
-    """
+    """The tensors of a safetensors file, on the CPU."""
     # Twice: as it is in the file, and as tensors.
     return parse_tensors(read_bytes(path, 2), path)
 
 
 def parse_tensors(content: bytes, path: Path) -> dict[str, Tensor]:
-    """The tensors that the bytes of a safetensors file hold, on the CPU.
-
-    Args:
-        content: of the file.
-        path: of the file, for the message.
-
-    Raises:
-        CheckpointError: they are cut short, or something else.
-    """
+    """The tensors that the bytes of a safetensors file hold, on the CPU."""
     safetensors = require("safetensors", "train")
     load = require("safetensors.torch", "train").load
     try:
@@ -294,14 +227,7 @@ def parse_tensors(content: bytes, path: Path) -> dict[str, Tensor]:
 
 
 def model_folder(path: Path) -> Path:
-    """Where a saved model stands.
-
-    Args:
-        path: its folder, or that of a run: then its best model.
-
-    Raises:
-        CheckpointError: no such folder, or no model in it.
-    """
+    """Where a saved model stands."""
     # Not by the methods of Path, which fail at a name that is too long.
     if not os.path.isdir(path):
         raise CheckpointError(
@@ -329,9 +255,6 @@ def model_folder(path: Path) -> Path:
 
 def describe(model: SequenceModel) -> str:
     """The model in a line: layer, sizes and the number of weights.
-
-    Args:
-        model: any.
 
     Example:
         >>> describe(SequenceModel(ModelConfig("classify", "gru", input_size=12, output_size=9)))

@@ -84,15 +84,7 @@ def load_description(folder: str | os.PathLike[str]) -> RunDescription:
 
 
 def refuse_diverged(description: RunDescription, folder: Path) -> None:
-    """Refuse to go on with a run that ran away.
-
-    Args:
-        description: of the run.
-        folder: of the run, for the message.
-
-    Raises:
-        DivergedError: the run ran away.
-    """
+    """Refuse to go on with a run that ran away."""
     if description.diverged is not None:
         got = f"{str(folder)!r}, a run that diverged: {description.diverged}"
         tamer = f"a smaller {argument('lr')} or with {argument('clip', 1)}"

@@ -18,15 +18,6 @@ _LOST, _HIGH = 1000, 10
 def check_losses(row: Mapping[str, float], state: TrainingState, settings: Settings) -> None:
     """Refuse to go on with a run whose loss is not finite, or has grown out of all proportion.
 
-    Args:
-        row: of the epoch, or of the part of it that is done; its ``train_loss`` and, where there is one, its
-            ``validation_loss``, which only has to be finite: the data of the validation may be far from the other.
-        state: before that epoch.
-        settings: of the run, for the message.
-
-    Raises:
-        DivergedError: the run has run away; the message says what was seen, and what to try.
-
     Example:
         >>> check_losses({"train_loss": 700.0}, TrainingState(start_loss=2.3), Settings())
         >>> check_losses({"train_loss": 7000.0}, TrainingState(start_loss=2.3), Settings(lr=1.0))
@@ -43,14 +34,7 @@ def check_losses(row: Mapping[str, float], state: TrainingState, settings: Setti
 
 
 def diverged(what: str, state: TrainingState, settings: Settings, beside: str = "") -> DivergedError:
-    """The error of a run that has run away.
-
-    Args:
-        what: what was seen.
-        state: before the epoch in which it was.
-        settings: of the run.
-        beside: what else to say of it.
-    """
+    """The error of a run that has run away."""
     what = f"{what} in epoch {state.epoch + 1}{beside}"
     fixes = [f"a smaller {argument('lr')}, {min(settings.lr / 10, 0.003):.3g} say"]
     if not settings.clip:
@@ -65,9 +49,6 @@ def diverged(what: str, state: TrainingState, settings: Settings, beside: str = 
 
 def warning(state: TrainingState) -> str | None:
     """A warning for a run that has not run away, but has not come back to where it began either; else None.
-
-    Args:
-        state: of a run that is done.
 
     Example:
         >>> rows = [{"train_loss": 2.1}, {"train_loss": 45.0}]

@@ -91,13 +91,7 @@ class Each:
         return tuple(found)
 
     def hardest(self, saved: SavedModel, device: torch.device, most: int = 10) -> tuple[Hard, ...]:
-        """The sequences with the largest losses, the largest first.
-
-        Args:
-            saved: the model that was measured.
-            device: where it runs.
-            most: how many.
-        """
+        """The sequences with the largest losses, the largest first."""
         order = np.argsort(-np.nan_to_num(self.loss, nan=-1.0), kind="stable")[:most]
         order = order[self.count[order] > 0]
         chosen = _some(self.records, self.rows[order])
@@ -121,17 +115,7 @@ class Each:
 
 
 def measure_each(saved: SavedModel, records: Records | Dataset, device: torch.device, seed: int = 0) -> Each:
-    """Measure a model on sequences one by one; of more than 5,000 on so many that are drawn by chance.
-
-    Args:
-        saved: the model.
-        records: data with labels, at least one sequence.
-        device: where to run.
-        seed: of the draw.
-
-    Raises:
-        DataError: the data does not fit the model, has no labels, or one that training has not seen.
-    """
+    """Measure a model on sequences one by one; of more than 5,000 on so many that are drawn by chance."""
     rows = drawn(records, seed)
     dataset = saved.preprocessor.apply(_some(records, rows))
     task = make_task(saved.preprocessor, saved.model.config)
@@ -151,15 +135,7 @@ def measure_each(saved: SavedModel, records: Records | Dataset, device: torch.de
 
 
 def drawn(records: Records | Dataset, seed: int = 0) -> npt.NDArray[np.int64]:
-    """The sequences to measure one by one: all of them, or 5,000 that are drawn by chance.
-
-    Args:
-        records: the sequences.
-        seed: of the draw.
-
-    Returns:
-        Their rows, from low to high.
-    """
+    """The sequences to measure one by one: all of them, or 5,000 that are drawn by chance."""
     rows = np.arange(len(records))
     if len(rows) > _MOST:
         rows = np.sort(np.random.default_rng(seed).choice(rows, _MOST, replace=False))

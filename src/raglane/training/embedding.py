@@ -52,12 +52,7 @@ class _DroppedEmbedding(nn.Embedding):
 
 
 def with_dropout(embedding: Mixed | nn.Embedding, share: float) -> Mixed | nn.Embedding:
-    """An embedding, or each of several, that drops some of its tokens in training.
-
-    Args:
-        embedding: of tokens, or a :class:`Mixed`.
-        share: of the vocabulary that is dropped for a batch.
-    """
+    """An embedding, or each of several, that drops some of its tokens in training."""
     if isinstance(embedding, Mixed):
         # A list of modules does not say of what kind they are.
         tables: Any = embedding.tables

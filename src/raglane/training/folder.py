@@ -61,16 +61,7 @@ _MOVED = (LAST, BEST, LOGS, *reversed(RUN_FILES))
 
 
 def check_folder(folder: Path, *, resume: bool = False, overwrite: bool = False) -> None:
-    """Refuse a folder that a run must not be written to, before any work is done.
-
-    Args:
-        folder: of the run.
-        resume: a run is there, and goes on.
-        overwrite: a run that is there may be replaced.
-
-    Raises:
-        ArgumentError: something is there that may not be touched, or nothing is there to go on with.
-    """
+    """Refuse a folder that a run must not be written to, before any work is done."""
     is_run = find(folder, DESCRIPTION).is_file()
     if resume:
         if not is_run:
@@ -95,29 +86,13 @@ def check_folder(folder: Path, *, resume: bool = False, overwrite: bool = False)
 
 @contextmanager
 def at_work(folder: Path, given_as: str = "folder") -> Iterator[bool]:
-    """Lock the folder of a run or of a model, and clear what killed processes left there.
-
-    Args:
-        folder: made where it is missing.
-        given_as: the argument that gave it, for messages.
-
-    Returns:
-        Whether a run that was to be replaced is back, since what was to replace it never had a checkpoint.
-
-    Raises:
-        ArgumentError: another process is at work there.
-        OSError: the folder is closed to us.
-    """
+    """Lock the folder of a run or of a model, and clear what killed processes left there."""
     with locked(folder, given_as):
         yield repair(folder)
 
 
 def tidy(folder: Path) -> None:
-    """Clean up what killed processes left in the folder of a run, where nobody is at work; reading needs no more.
-
-    Args:
-        folder: of a run or a model; one that is closed to us stays as it is.
-    """
+    """Clean up what killed processes left in the folder of a run, where nobody is at work; reading needs no more."""
     left = [path for path in folder.glob(".*") if path.suffix in (".partial", ".previous")]
     if left:
         with suppress(ArgumentError, OSError), at_work(folder):
@@ -125,12 +100,7 @@ def tidy(folder: Path) -> None:
 
 
 def find(folder: Path, name: str) -> Path:
-    """Where a file or a folder of a run stands, also of one that waits to be replaced, or whose process was killed.
-
-    Args:
-        folder: of the run.
-        name: one of ``RUN_FILES`` or ``RUN_FOLDERS``.
-    """
+    """Where a file or a folder of a run stands, also of one that waits to be replaced, or whose process was killed."""
     waiting = folder / _REPLACED / name
     if waiting.exists() and not _has_checkpoint(folder):
         return waiting
@@ -138,14 +108,7 @@ def find(folder: Path, name: str) -> Path:
 
 
 def repair(folder: Path) -> bool:
-    """Bring the folder of a run into order after a process that was killed; for those who have locked it.
-
-    Args:
-        folder: of the run; what is not a run's own is not touched.
-
-    Returns:
-        Whether a run that was to be replaced is back.
-    """
+    """Bring the folder of a run into order after a process that was killed; for those who have locked it."""
     for name in (*RUN_FOLDERS, *RUN_FILES):
         settle(folder / name)
     if not (folder / _REPLACED).is_dir():
@@ -162,9 +125,6 @@ def replacing(folder: Path) -> Iterator[None]:
     """Start a run where one may be: without a checkpoint at the end it leaves nothing, and the old one is back.
 
     Who writes the first checkpoint calls :func:`drop_replaced`.
-
-    Args:
-        folder: of the run, in order.
     """
     try:
         if (folder / DESCRIPTION).exists():
@@ -179,11 +139,7 @@ def replacing(folder: Path) -> Iterator[None]:
 
 
 def drop_replaced(folder: Path) -> None:
-    """Remove the run that waits to be replaced, now that the new one has a checkpoint.
-
-    Args:
-        folder: of the run.
-    """
+    """Remove the run that waits to be replaced, now that the new one has a checkpoint."""
     remove(folder / _REPLACED)
 
 

@@ -12,9 +12,6 @@ __all__ = ["curves_csv"]
 def curves_csv(history: Sequence[dict[str, float]]) -> bytes:
     r"""The rows of a history as the bytes of a CSV file, one per epoch.
 
-    Args:
-        history: rows with the same keys.
-
     Example:
         >>> curves_csv([{"epoch": 1, "train_loss": 0.5}]).decode()
         'epoch,train_loss\n1,0.5\n'

@@ -21,9 +21,6 @@ _Hashes = npt.NDArray[np.uint64]
 def identity(*parts: Records | Counted | None) -> str:
     """A short text that differs for different sequences or labels, in whatever order and parts.
 
-    Args:
-        parts: of the data; of a folder that was converted, the folder is meant.
-
     Example:
         >>> from raglane.data.records import offsets_of
         >>> both = Records(np.array(["a", "b", "b"], dtype=object), offsets_of([2, 1]), labels=("x", "y"))

@@ -131,11 +131,7 @@ class _Loop:
             self._optimizer.load_state_dict(optimizer_state)
 
     def train(self, batches: _Counted) -> None:
-        """Learn from batches.
-
-        Args:
-            batches: of an epoch, those that are left.
-        """
+        """Learn from batches."""
         book, every, count = self._book, self._settings.accumulate, len(batches)
         for done, batch in enumerate(batches, 1):
             book.batch_started()
@@ -156,11 +152,7 @@ class _Loop:
         self._book.model.zero_grad()
 
     def validate(self, batches: Iterable[Batch]) -> None:
-        """Measure the model.
-
-        Args:
-            batches: of the validation part.
-        """
+        """Measure the model."""
         book, running = self._book, self._book.running
         book.model.eval()
         with torch.no_grad():
@@ -202,36 +194,7 @@ def run_epochs(
     ranks: Ranks = ALONE,
     stops: Stops | None = None,
 ) -> dict[str, bytes]:
-    """Train from ``state`` to the last epoch, saving after each.
-
-    Args:
-        model: its weights are trained in place.
-        task: loss and metric.
-        settings: epochs, batches, optimizer.
-        training: the training part, at least one sequence.
-        order: its batches, at the place where the run stands.
-        validation: the part that decides which epoch is best; None lets the training loss decide.
-        state: where the run stands; brought forward in place.
-        folder: of the run; best, last and curves.csv are written in it. None writes nothing.
-        device: where to train.
-        model_files: gives the files of the model as it is now.
-        rare: tokens that are read as unknown while the model learns, or None.
-        optimizer_state: of the run that goes on.
-        carried: the layer's states after the last chunk of the run that goes on.
-        watcher: told of batches and epochs.
-        ranks: that train together; each is given the same, but its own order and ``ranks``.
-        stops: who is told to stop; None listens to signals only.
-
-    Returns:
-        The files of the best model where there is no folder; {} where there is one.
-
-    Raises:
-        Interrupted: Ctrl-C or SIGTERM came; the run is saved.
-        DivergedError: the loss or a weight is no longer finite, or the loss has grown out of all proportion.
-        DataError: no batch has anything to learn from.
-        LostRankError: another rank has gone; one of those that are left has saved what was done.
-        OSError: a checkpoint cannot be written.
-    """
+    """Train from ``state`` to the last epoch, saving after each."""
     stops = stops or Stops()
     more: dict[str, Any] = {"carried": carried, "watcher": watcher, "stops": stops, "ranks": ranks}
     book = Bookkeeper(model, task, settings, state, order, folder, model_files, **more)

@@ -20,16 +20,6 @@ __all__ = ["check_machine", "check_size", "threads_of"]
 def check_machine(settings: Settings) -> torch.device:
     """Refuse what would bring this machine down rather than use it; to be asked before any data is read.
 
-    Args:
-        settings: of the training.
-
-    Returns:
-        The device to train on.
-
-    Raises:
-        ArgumentError: a device that is not there, too many threads or processes, or a model that fits in memory with no
-            data at all.
-
     Example:
         >>> check_machine(Settings(device="cpu"))
         device(type='cpu')
@@ -54,9 +44,6 @@ def check_machine(settings: Settings) -> torch.device:
 def threads_of(settings: Settings) -> int | None:
     """How many threads of the CPU a rank has; None where PyTorch chooses, which the only process leaves to it.
 
-    Args:
-        settings: of the training.
-
     Example:
         >>> threads_of(Settings(ranks=10**6)), threads_of(Settings(ranks=4, threads=3)), threads_of(Settings())
         (1, 3, None)
@@ -68,17 +55,7 @@ def threads_of(settings: Settings) -> int | None:
 
 
 def check_size(config: ModelConfig, settings: Settings, device: torch.device, elements: int = 1) -> None:
-    """Refuse a model that needs more memory to train and to save than there is.
-
-    Args:
-        config: of the model.
-        settings: of the training.
-        device: where to train.
-        elements: of a batch.
-
-    Raises:
-        ArgumentError: it needs more bytes than there are; the message has both numbers.
-    """
+    """Refuse a model that needs more memory to train and to save than there is."""
     weights, tensors = config.count()
     moments = 1 if settings.optimizer in ("sgd", "rmsprop") else 2
     # Weights, gradients and moments; and to save, weights once and moments twice on their way to the file.

@@ -11,14 +11,6 @@ __all__ = ["accuracy", "confusion_matrix", "f1_scores", "macro_f1"]
 def confusion_matrix(targets: Tensor, predictions: Tensor, classes: int) -> Tensor:
     """How often each class was predicted for each.
 
-    Args:
-        targets: ``(N,)`` int64, the true classes, each below ``classes``.
-        predictions: ``(N,)`` int64, the predicted ones.
-        classes: the number of classes ``K``.
-
-    Returns:
-        ``(K, K)`` int64: row is the true class, column the predicted one.
-
     Example:
         >>> confusion_matrix(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), 2).tolist()
         [[1, 1], [0, 1]]
@@ -29,9 +21,6 @@ def confusion_matrix(targets: Tensor, predictions: Tensor, classes: int) -> Tens
 
 def accuracy(matrix: Tensor) -> float:
     """The share of right predictions; NaN where there are none at all.
-
-    Args:
-        matrix: ``(K, K)``, of :func:`confusion_matrix`.
 
     Example:
         >>> accuracy(torch.tensor([[1, 1], [0, 2]]))
@@ -44,12 +33,6 @@ def accuracy(matrix: Tensor) -> float:
 def f1_scores(matrix: Tensor) -> Tensor:
     """The F1 score of each class, ``2 right / (true + predicted)``; NaN for a class that never occurs.
 
-    Args:
-        matrix: ``(K, K)``, of :func:`confusion_matrix`.
-
-    Returns:
-        ``(K,)`` float64.
-
     Example:
         >>> f1_scores(torch.tensor([[1, 1], [0, 2]])).tolist()
         [0.6666666666666666, 0.8]
@@ -60,9 +43,6 @@ def f1_scores(matrix: Tensor) -> Tensor:
 
 def macro_f1(matrix: Tensor) -> float:
     """The mean F1 score of the classes that occur in the targets or the predictions.
-
-    Args:
-        matrix: ``(K, K)``, of :func:`confusion_matrix`.
 
     Example:
         >>> round(macro_f1(torch.tensor([[1, 1, 0], [0, 2, 0], [0, 0, 0]])), 4)

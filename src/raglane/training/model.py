@@ -371,9 +371,6 @@ def answering(model: SequenceModel) -> Iterator[None]:
 
     The cpu kernels promise it of the cells that they run; what torch computes of the others is done row by row. No
     gradients are recorded.
-
-    Args:
-        model: in evaluation mode.
     """
     has_kernel = has_cell(model.encoder.recurrent.cell.name)
     with torch.no_grad(), nullcontext() if has_kernel else RowByRow():

@@ -18,12 +18,7 @@ _KEPT = ("add_param_group", "load_state_dict", "state_dict", "step")
 
 
 def make_optimizer(model: SequenceModel, settings: Settings) -> optim.Optimizer:
-    """The optimizer that the settings name, for all weights of a model.
-
-    Args:
-        model: on the device it trains on.
-        settings: name, learning rate and weight decay.
-    """
+    """The optimizer that the settings name, for all weights of a model."""
     kind = _KINDS[settings.optimizer]
     plain = type(kind.__name__, (kind,), {name: torch.no_grad()(inspect.unwrap(getattr(kind, name))) for name in _KEPT})
     more = {"momentum": 0.9} if settings.optimizer == "sgd" else {}

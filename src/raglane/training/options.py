@@ -65,13 +65,6 @@ class Option:
 def option(default: Any, help: str, panel: str, *rules: Rule, **details: Any) -> Any:
     """A field of a dataclass that is an option.
 
-    Args:
-        default: of the field.
-        help: as :class:`Option` has it, like what follows.
-        panel: the part of the help page.
-        *rules: what must hold of the value.
-        **details: the other arguments of :class:`Option`.
-
     Example:
         >>> @dataclass
         ... class Walk:
@@ -87,20 +80,12 @@ def option(default: Any, help: str, panel: str, *rules: Rule, **details: Any) ->
 
 
 def options(kind: Any) -> dict[str, Option]:
-    """The options among the fields of a dataclass, by their names.
-
-    Args:
-        kind: the class, or an object of it.
-    """
+    """The options among the fields of a dataclass, by their names."""
     return {field.name: field.metadata[_KEY] for field in dataclasses.fields(kind) if _KEY in field.metadata}
 
 
 def flag_of(kind: Any, name: str) -> str:
     """The flag of an option on the command line.
-
-    Args:
-        kind: the dataclass.
-        name: of its field.
 
     Example:
         >>> from raglane.training.settings import Settings
@@ -111,14 +96,7 @@ def flag_of(kind: Any, name: str) -> str:
 
 
 def check(chosen: Any) -> None:
-    """Refuse a value that is none of its choices, or breaks a rule.
-
-    Args:
-        chosen: an object of a dataclass with options.
-
-    Raises:
-        ArgumentError: the first such value.
-    """
+    """Refuse a value that is none of its choices, or breaks a rule."""
     for name, described in options(chosen).items():
         value = getattr(chosen, name)
         other = described.or_else

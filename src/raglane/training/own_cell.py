@@ -89,19 +89,7 @@ def label_of(layer: str) -> str:
 
 
 def name_cell(cell: object) -> str:
-    """Name the code of a cell, which :func:`load_cell` may run from now on, in this process.
-
-    Args:
-        cell: ``path/to/file.py:MyCell``, or a class that was imported from a file. The name of a cell of the library
-            is returned unchanged.
-
-    Returns:
-        The choice as a run keeps it: with the absolute path, and the SHA-256 of the file.
-
-    Raises:
-        ArgumentError: the file cannot be read, or is another one than a choice with a SHA-256 names.
-        ArgumentTypeError: neither a text nor a class of a file.
-    """
+    """Name the code of a cell, which :func:`load_cell` may run from now on, in this process."""
     if isinstance(cell, type):
         path, name, wanted = _source_of(cell), cell.__name__, None
     elif not isinstance(cell, str):
@@ -121,14 +109,7 @@ def name_cell(cell: object) -> str:
 
 
 def named_choice(layer: str) -> str:
-    """Complete the choice of a cell that a file holds, if the user named the same file in this process.
-
-    Args:
-        layer: the choice in a file; the name of a cell of the library is returned unchanged.
-
-    Raises:
-        ArgumentError: the user has not named that file.
-    """
+    """Complete the choice of a cell that a file holds, if the user named the same file in this process."""
     if not is_own(layer):
         return layer
     path, name, wanted = _parts(layer)
@@ -143,37 +124,18 @@ def named_choice(layer: str) -> str:
 
 
 def named_code(layer: str) -> NamedCode | None:
-    """The code of a cell that the user named, for the processes that train or predict with this one.
-
-    Args:
-        layer: the choice of the cell; None is returned for a cell of the library.
-    """
+    """The code of a cell that the user named, for the processes that train or predict with this one."""
     return _NAMED[check_named(layer)] if is_own(layer) else None
 
 
 def take_code(code: NamedCode | None) -> None:
-    """Take the code that the user named in the process that started this one.
-
-    Args:
-        code: of :func:`named_code` there.
-    """
+    """Take the code that the user named in the process that started this one."""
     if code is not None:
         _NAMED[hashlib.sha256(code.content).hexdigest()] = code
 
 
 def check_named(layer: str, cell: str | None = None) -> str:
-    """Refuse the cell of a run unless the user named the same code.
-
-    Args:
-        layer: the choice of the cell, as the run keeps it.
-        cell: the user's choice, of :func:`name_cell`; None allows any that was named in this process.
-
-    Returns:
-        The SHA-256 of the code; "" for a cell of the library.
-
-    Raises:
-        CheckpointError: the run holds no SHA-256, the user named no code, or other code.
-    """
+    """Refuse the cell of a run unless the user named the same code."""
     if not is_own(layer):
         if cell is not None:
             rule = f"the cell {layer} of the library, which was trained"
@@ -201,15 +163,7 @@ def check_named(layer: str, cell: str | None = None) -> str:
 
 
 def check_place(layer: str, folder: Path) -> None:
-    """Refuse to train with a file that lies in the folder of the run, which may be replaced, moved or deleted.
-
-    Args:
-        layer: the choice of the cell.
-        folder: of the run.
-
-    Raises:
-        ArgumentError: the file lies within it.
-    """
+    """Refuse to train with a file that lies in the folder of the run, which may be replaced, moved or deleted."""
     if is_own(layer) and Path(_parts(layer).path).resolve().is_relative_to(folder.resolve()):
         path, name, _ = _parts(layer)
         rule = "a file outside of the folder of the run"
@@ -217,15 +171,7 @@ def check_place(layer: str, folder: Path) -> None:
 
 
 def load_cell(layer: str) -> Callable[..., RecurrentLayer]:
-    """A function that makes a layer of a user's class from ``(input_size, hidden_size, **options)``.
-
-    Args:
-        layer: the choice of the cell, of :func:`name_cell`.
-
-    Raises:
-        ArgumentError: the code cannot be run, or has no such class.
-        CheckpointError: the user has not named this code in this process.
-    """
+    """A function that makes a layer of a user's class from ``(input_size, hidden_size, **options)``."""
     digest, (path, name, _) = check_named(layer), _parts(layer)
     code = _NAMED[digest]
     if code.cell is not None and code.cell.__name__ == name:
@@ -250,11 +196,7 @@ def _maker(make: Callable[..., Any]) -> Callable[..., RecurrentLayer]:
 
 
 def place_of_error(error: BaseException) -> str | None:
-    """The line of a user's own cell in which an error came up, and the error; None where it came up elsewhere.
-
-    Args:
-        error: any.
-    """
+    """The line of a user's own cell in which an error came up, and the error; None where it came up elsewhere."""
     files = {_NAMED[digest].path for digest in _MODULES}
     lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
     return f"{lines[-1].filename}, line {lines[-1].lineno}: {_words(error)}" if lines else None

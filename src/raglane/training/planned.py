@@ -26,18 +26,6 @@ def plan_batches(settings: Settings, training: Records | Dataset, what: str = "b
 
     Several ranks share a batch, and the memory and the cores of the machine: a batch is as large as the best of one
     rank, times their number.
-
-    Args:
-        settings: of the training; what they say of ``what`` and ``bucket`` is not looked at.
-        training: the sequences to train on.
-        what: of ``PLANNED``: the sequences of a batch, or its elements.
-
-    Returns:
-        The settings with both, and the reason in a sentence.
-
-    Raises:
-        ArgumentError: both are given, no sequence has an element, or not even the smallest batch fits into memory.
-        DataError: the data cannot be used.
     """
     if what == "batch_size" and settings.batch_elements is not None:
         got, rule = f"auto, with {argument('batch_elements', settings.batch_elements)}", "one of them limits a batch"

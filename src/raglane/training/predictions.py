@@ -24,17 +24,6 @@ __all__ = ["WRITERS", "check_apart", "check_output", "write_predictions"]
 def check_output(path: str | os.PathLike[str], *, escape_formulas: bool = False) -> None:
     """Refuse a file that could not be written, before anything is computed.
 
-    Args:
-        path: where predictions are to go.
-        escape_formulas: as in :func:`write_predictions`.
-
-    Raises:
-        ArgumentTypeError: ``path`` is not a path.
-        ArgumentError: an unknown suffix, formulas escaped in another file than ``.csv``, a folder or something else
-            that is not a file, or a file in a folder that is missing or closed to us.
-        OSError: the file, or its folder, cannot be reached.
-        MissingExtraError: Parquet without pyarrow.
-
     Example:
         >>> check_output(Path("predictions.csv"))
     """
@@ -53,14 +42,6 @@ def check_output(path: str | os.PathLike[str], *, escape_formulas: bool = False)
 
 def check_apart(path: Path, data: Path, run: Path) -> None:
     """Refuse to write over what is read: the data, the model, and the files of its run.
-
-    Args:
-        path: where predictions are to go.
-        data: the file or folder that they are made of.
-        run: the folder of the run or of the model.
-
-    Raises:
-        ArgumentError: ``path`` is the data, also by another name or a link, or belongs to the run.
 
     Example:
         >>> check_apart(Path("predictions.csv"), Path("data.csv"), Path("runs/first"))

@@ -61,20 +61,7 @@ def prepare(
     columns: Mapping[str, Any],
     ranks: Ranks = ALONE,
 ) -> Prepared:
-    """Fit the preprocessing, and build the model.
-
-    Args:
-        settings: settled.
-        training: the sequences to train on.
-        validation: the sequences that decide which epoch is best, or None.
-        test: sequences that are only checked.
-        columns: which columns of a file hold what, kept with the model.
-        ranks: that train together.
-
-    Raises:
-        ArgumentError: a setting does not go with the data.
-        DataError: the data cannot be used.
-    """
+    """Fit the preprocessing, and build the model."""
     device = ranks.device_of(check_machine(settings))
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)

@@ -43,9 +43,6 @@ __all__ = [
 def fingerprint(*parts: Records | Counted | None) -> str:
     """A short text that differs for different sequences, labels or order.
 
-    Args:
-        parts: of the data.
-
     Example:
         >>> import numpy as np
         >>> from raglane.data.records import Records, offsets_of
@@ -148,11 +145,7 @@ def train(
 
 
 def left_out(*parts: Records | Dataset | None) -> list[Skipped]:
-    """The rows of all files that were left out, each once: what was held out comes from the file of the rest.
-
-    Args:
-        parts: of the data.
-    """
+    """The rows of all files that were left out, each once: what was held out comes from the file of the rest."""
     return list(dict.fromkeys(row for part in parts if isinstance(part, Records) for row in part.skipped))
 
 

@@ -23,17 +23,7 @@ _UNKNOWN, _END = 0, 1
 
 
 def go_on(model: SequenceModel, inputs: Ragged, most: int, pick: Callable[[Tensor], Tensor]) -> Tensor:
-    """The tokens that follow some texts, each fed back to tell the next.
-
-    Args:
-        model: a language model, in evaluation mode.
-        inputs: ``B`` texts ``(L,)`` int64, each with the end token before it.
-        most: how many tokens at most.
-        pick: from logits ``(B, V)`` to tokens ``(B,)``.
-
-    Returns:
-        ``(B, most)`` int64; from the end of a text on, the end token. The unknown token is never picked.
-    """
+    """The tokens that follow some texts, each fed back to tell the next."""
     encoder = model.encoder
     recurrent, embedding = encoder.recurrent, encoder.embedding
     if embedding is None:

@@ -16,11 +16,6 @@ _PATIENT = 2
 def rate_of(settings: Settings, state: TrainingState, batches: int) -> float:
     """The learning rate of the next batch.
 
-    Args:
-        settings: of the run.
-        state: where it stands.
-        batches: of an epoch.
-
     Example:
         >>> settings = Settings(lr=0.4, schedule="cosine", epochs=4, warmup=2)
         >>> [round(rate_of(settings, TrainingState(epoch=epoch), 1), 3) for epoch in range(4)]

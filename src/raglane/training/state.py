@@ -122,16 +122,7 @@ class TrainingState:
 
 
 def state_files(state: TrainingState, optimizer: torch.optim.Optimizer, carried: Any = None) -> dict[str, bytes]:
-    """The files that, beside those of the model, continue a run: no pickle among them.
-
-    Args:
-        state: where the run stands.
-        optimizer: its moments and steps are kept, tensors as tensors and numbers as numbers.
-        carried: the layer's states after the last chunk: a tensor, a tuple of them, or None.
-
-    Returns:
-        The bytes of each file by its name.
-    """
+    """The files that, beside those of the model, continue a run: no pickle among them."""
     states = () if carried is None else carried if isinstance(carried, tuple) else (carried,)
     tensors = {f"carried.{place}": tensor for place, tensor in enumerate(states)}
     numbers: dict[str, dict[str, Any]] = {}
@@ -152,17 +143,7 @@ def state_files(state: TrainingState, optimizer: torch.optim.Optimizer, carried:
 
 
 def load_state(folder: Path) -> tuple[TrainingState, dict[str, Any], tuple[Tensor, ...]]:
-    """Read what :func:`state_files` wrote.
-
-    Args:
-        folder: of the last checkpoint.
-
-    Returns:
-        The state; the ``state_dict`` of the optimizer; the layer's states after the last chunk, or ().
-
-    Raises:
-        CheckpointError: a file is missing, damaged or of a newer format.
-    """
+    """Read what :func:`state_files` wrote."""
     config = read_json(folder / NUMBERS)
     check_format(folder / NUMBERS, config, FORMAT, FORMAT_VERSION)
     tensors = read_tensors(folder / TENSORS)
@@ -178,14 +159,7 @@ def load_state(folder: Path) -> tuple[TrainingState, dict[str, Any], tuple[Tenso
 
 
 def load_progress(folder: Path) -> TrainingState:
-    """Read where a run stands, without what it would need to go on.
-
-    Args:
-        folder: of the last checkpoint.
-
-    Raises:
-        CheckpointError: a file is missing, damaged or of a newer format; or no epoch is complete.
-    """
+    """Read where a run stands, without what it would need to go on."""
     config = read_json(folder / NUMBERS)
     check_format(folder / NUMBERS, config, FORMAT, FORMAT_VERSION)
     with reading(folder / NUMBERS):
@@ -211,16 +185,7 @@ def _check_state(state: TrainingState) -> None:
 
 
 def check_optimizer(content: Mapping[str, Any], fresh: torch.optim.Optimizer, folder: Path) -> None:
-    """Refuse the state of an optimizer that does not belong to the weights and settings of its run.
-
-    Args:
-        content: from :func:`load_state`.
-        fresh: the optimizer that is to go on, as the settings make it.
-        folder: that the state was read from, for the message.
-
-    Raises:
-        CheckpointError: other settings, other weights, or entries that are missing.
-    """
+    """Refuse the state of an optimizer that does not belong to the weights and settings of its run."""
     with reading(folder / NUMBERS):
         groups, expected = content["param_groups"], fresh.state_dict()["param_groups"]
         if len(groups) != len(expected):

@@ -42,15 +42,6 @@ Kind = TypeVar("Kind")
 def build(kind: type[Kind], content: Any, name: str) -> Kind:
     """A dataclass from the JSON object of its fields.
 
-    Args:
-        kind: a dataclass; its fields are numbers, texts, None, and lists, dicts and dataclasses of these.
-        content: what JSON gave; a field with a default may be absent.
-        name: of the object, for the message.
-
-    Raises:
-        ValueError: an entry is missing, unknown or of another type than its field.
-        ArgumentError: the dataclass refuses a value.
-
     Example:
         >>> @dataclasses.dataclass
         ... class Point:
@@ -81,12 +72,6 @@ def build(kind: type[Kind], content: Any, name: str) -> Kind:
 def to_json(content: Any) -> bytes:
     r"""JSON that a person can read and every reader takes, as the bytes of a file.
 
-    Args:
-        content: JSON values; NaN and infinities, for which JSON has no words, are refused.
-
-    Raises:
-        ValueError: a number that is not finite; :func:`finite` turns such ones into null.
-
     Example:
         >>> to_json({"a": [1, 2]}).decode()
         '{\n  "a": [\n    1,\n    2\n  ]\n}\n'
@@ -111,26 +96,12 @@ def finite(content: Any) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object that a JSON file holds; numbers that are not finite are not JSON.
-
-    Args:
-        path: the file.
-
-    Raises:
-        CheckpointError: the file is missing, cannot be read, holds no JSON object, or more than there is memory for.
-    """
+    """The object that a JSON file holds; numbers that are not finite are not JSON."""
     return parse_json(read_bytes(path, _JSON_FACTOR), path)
 
 
 def parse_json(content: bytes, path: Path) -> dict[str, Any]:
     """The object that the bytes of a JSON file say; numbers that are not finite are not JSON.
-
-    Args:
-        content: of the file.
-        path: of the file, for the message.
-
-    Raises:
-        CheckpointError: they say no JSON object.
 
     Example:
         >>> parse_json(b'{"a": 1}', Path("config.json"))
@@ -155,15 +126,7 @@ def _number(text: str) -> float:
 
 
 def read_bytes(path: Path, factor: int) -> bytes:
-    """What a file holds, unless there is no memory for what is to be made of it.
-
-    Args:
-        path: the file.
-        factor: how many bytes of memory each of its bytes comes to at most.
-
-    Raises:
-        CheckpointError: the file is missing, cannot be read, or is too large.
-    """
+    """What a file holds, unless there is no memory for what is to be made of it."""
     try:
         check_file(path)
         needed, most = factor * path.stat().st_size, available_memory()
@@ -177,14 +140,6 @@ def read_bytes(path: Path, factor: int) -> bytes:
 
 def checked(hint: Any, value: Any, name: str) -> Any:
     """A value of the type that a field has.
-
-    Args:
-        hint: the type: a number, a text, None, a list, a dict or a dataclass of these.
-        value: what JSON or TOML gave.
-        name: of the field, for the message.
-
-    Raises:
-        ValueError: it is of another type.
 
     Example:
         >>> checked(float | None, 3, "lr")
@@ -217,9 +172,6 @@ def checked(hint: Any, value: Any, name: str) -> Any:
 def rule_of(error: ValueError) -> str:
     """What a value should have been, for those who did not write it into a file of a run.
 
-    Args:
-        error: of :func:`checked` or :func:`build`.
-
     Example:
         >>> rule_of(ValueError("lr = 'x', which is not a number"))
         'a number'
@@ -233,12 +185,7 @@ def _is_json(hint: Any) -> bool:
 
 
 def damaged(path: Path, what: str) -> CheckpointError:
-    """The error for a file that is not as it was written.
-
-    Args:
-        path: the file.
-        what: what is wrong with it.
-    """
+    """The error for a file that is not as it was written."""
     return CheckpointError(
         message(str(path), what, "a file that Raglane wrote, whole and unchanged", "copy it again or train anew")
     )
@@ -246,14 +193,7 @@ def damaged(path: Path, what: str) -> CheckpointError:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn whatever goes wrong while the content of a file is put to use into an error that names the file.
-
-    Args:
-        path: the file.
-
-    Raises:
-        CheckpointError: instead of an error that says nothing of the file.
-    """
+    """Turn whatever goes wrong while the content of a file is put to use into an error that names the file."""
     try:
         # What stands in a file is not an option of the command that reads it.
         with flags({}):

@@ -108,22 +108,7 @@ class _Start:
 def perform(
     work: Work, *, ranks: Ranks = ALONE, watcher: Watcher | None = None, stops: Stops | None = None
 ) -> TrainingResult:
-    """Train from where a run stands to its end, or to where a signal stops it: the part of one process.
-
-    Args:
-        work: the same on every rank.
-        ranks: that train together; they have met.
-        watcher: told of batches and epochs, on the first rank.
-        stops: who is told to stop; None listens to signals only.
-
-    Raises:
-        ArgumentError: a setting does not go with the data, or with what is done.
-        DataError: the data cannot be used.
-        CheckpointError: the last checkpoint cannot be read.
-        DivergedError: the loss ran away; the best model until then is kept.
-        LostRankError: another rank has gone.
-        OSError: a file cannot be written.
-    """
+    """Train from where a run stands to its end, or to where a signal stops it: the part of one process."""
     from raglane.training.loop import run_epochs
 
     settings, folder = work.settings, work.folder

@@ -96,16 +96,7 @@ def torch_runner(
     gradient: Tensor,
     flatten: Callable[[Tensor], Tensor],
 ) -> Runner:
-    """A runner on torch's autograd, whatever the layout of its data.
-
-    Args:
-        mode: of the case.
-        layer: whose parameters get gradients.
-        bind: from the input to what runs the layer on it, so that nothing of the input is made while it is timed.
-        data: the input, in the layer's layout.
-        gradient: of the outputs, in their layout, zero on padding.
-        flatten: from that layout to ``(N, features)``.
-    """
+    """A runner on torch's autograd, whatever the layout of its data."""
     parameters = dict(layer.named_parameters())
 
     if mode == "infer":

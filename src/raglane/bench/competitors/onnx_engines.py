@@ -27,11 +27,7 @@ _OPSET, _IR_VERSION = 17, 8
 
 
 def model_of(batch: Batch) -> bytes:
-    """An ONNX model of the layer: ``x (T, B, D)`` and ``lengths (B,)`` int32 in; ``y (T, 1, B, H)``, ``h``, ``c`` out.
-
-    Raises:
-        MissingExtraError: onnx is not installed.
-    """
+    """The layer in ONNX: ``x (T, B, D)`` and ``lengths (B,)`` int32 in; ``y (T, 1, B, H)``, ``h``, ``c`` out."""
     onnx: Any = require("onnx", "bench")
     helper, number = onnx.helper, onnx.TensorProto
     steps, count, features = batch.longest, len(batch.lengths), batch.values.shape[1]
@@ -75,11 +71,7 @@ def onnxruntime(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG00
 
 
 def session_of(model: bytes, threads: int) -> Any:
-    """A session of ONNX Runtime on so many threads.
-
-    Raises:
-        MissingExtraError: onnxruntime is not installed.
-    """
+    """A session of ONNX Runtime on so many threads."""
     engine: Any = require("onnxruntime", "bench")
     options = engine.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1

@@ -18,11 +18,7 @@ __all__ = ["steps", "under"]
 
 
 def steps(hoists: bool) -> Callable[[Batch, str, int], Runner]:
-    """What one writes without Raglane: a loop over the steps of a pack.
-
-    Args:
-        hoists: whether the input products of the whole pack are made before the first step.
-    """
+    """What one writes without Raglane: a loop over the steps of a pack."""
 
     def prepare(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
         return pytorch.packed_runner(batch, mode, _PackedLoop(ours.load_layer(batch), hoists))
@@ -68,11 +64,7 @@ class _PackedLoop(nn.Module):
 
 
 def under(schedule: str) -> Callable[[Batch, str, int], Runner]:
-    """A user's own GRU in plain torch, under a schedule.
-
-    Args:
-        schedule: a key of ``SCHEDULES``.
-    """
+    """A user's own GRU in plain torch, under a schedule."""
 
     def prepare(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
         return ours.ragged_runner(batch, mode, _OwnLayer(batch, schedule))

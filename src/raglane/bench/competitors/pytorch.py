@@ -23,12 +23,7 @@ _LAYERS: dict[str, Any] = {
 
 
 def load_layer(batch: Batch, layers: dict[str, Any] | None = None) -> Any:
-    """A layer with the batch's weights.
-
-    Args:
-        batch: of the case.
-        layers: the class of each cell; None takes torch's.
-    """
+    """A layer with the batch's weights."""
     kind = (_LAYERS if layers is None else layers)[batch.cell]
     layer = kind(batch.values.shape[1], batch.hidden, dtype=batch.dtype, device="cpu")
     layer.load_state_dict(batch.weights)

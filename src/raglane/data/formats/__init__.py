@@ -101,12 +101,7 @@ def _not_used(format: Format, columns: Columns) -> list[str]:
 
 
 def pick(path: Path, format: str | None = None) -> Format:
-    """The format that was named, or the one of a path.
-
-    Raises:
-        DataError: the path is missing, is neither a file nor a folder, or has an unknown suffix.
-        ArgumentError: ``format`` is not one of ``FORMATS``.
-    """
+    """The format that was named, or the one of a path."""
     try:
         check_file(path)
     except IsADirectoryError:

@@ -113,11 +113,7 @@ def open_error(path: Path, error: OSError) -> DataError:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a file.
-
-    Raises:
-        DataError: the file is missing, a folder, unreadable or empty.
-    """
+    """The content of a file."""
     try:
         content = read_file(path)
     except OSError as error:
@@ -142,14 +138,6 @@ def check_readable(path: Path) -> None:
 def check_text(path: Path, content: bytes, first: int = 1) -> None:
     r"""Refuse what cannot be text in UTF-8, whatever the bytes of its characters are.
 
-    Args:
-        path: the file, for messages.
-        content: of it, or of some of its lines.
-        first: the number of the first of these lines.
-
-    Raises:
-        DataError: UTF-16, or a zero byte.
-
     Example:
         >>> check_text(Path("a.csv"), b"id,x\n1\0,2\n")
         Traceback (most recent call last):
@@ -167,14 +155,6 @@ def check_text(path: Path, content: bytes, first: int = 1) -> None:
 
 def decode(path: Path, content: bytes, first: int = 1) -> str:
     r"""The text of a file in UTF-8, with or without a byte order mark.
-
-    Args:
-        path: the file, for messages.
-        content: of it, or of some of its lines.
-        first: the number of the first of these lines.
-
-    Raises:
-        DataError: other bytes; the message names the first, and its line.
 
     Example:
         >>> decode(Path("a.csv"), b"caf\xc3\xa9") == "caf" + chr(233)
@@ -204,10 +184,6 @@ def columns_argument(name: str, value: str | None = None) -> str:
 def takes_tokens(columns: Columns, name: str) -> tuple[bool, str]:
     """Whether the whole numbers of a column are tokens, and the note that says so.
 
-    Args:
-        columns: what the user asked for.
-        name: of the column.
-
     Example:
         >>> takes_tokens(Columns(), "input_ids")
         (True, "the whole numbers of 'input_ids' are tokens (Columns(tokens=...) chooses)")
@@ -220,11 +196,7 @@ def takes_tokens(columns: Columns, name: str) -> tuple[bool, str]:
 
 
 def named_column(path: Path, role: str, name: str, present: Iterable[str]) -> str:
-    """``name``, if the file has it.
-
-    Raises:
-        DataError: the file does not have it; the message lists the columns of the file.
-    """
+    """``name``, if the file has it."""
     names = list(present)
     if name not in names:
         there = f"its columns are {quote_all(names)}"
@@ -236,19 +208,6 @@ def choose_column(path: Path, role: str, candidates: list[str], kind: str, prese
     """The candidate for a column that the user did not name, and the note that says so.
 
     It is the only one, or the only one that is called as such columns are.
-
-    Args:
-        path: the file, for the message.
-        role: ``"sequence"`` or ``"label"``.
-        candidates: the names of the columns that could be it.
-        kind: what makes a candidate, in words.
-        present: the names of all columns.
-
-    Returns:
-        The name, and the note.
-
-    Raises:
-        DataError: there is no candidate, or there are several.
 
     Example:
         >>> choose_column(Path("a.csv"), "label", ["y"], "text column", ["id", "x", "y"])
@@ -271,16 +230,6 @@ def id_column(
     path: Path, columns: Columns, present: Iterable[str], eligible: Iterable[str], names: Iterable[str] = ID_NAMES
 ) -> tuple[str | None, tuple[str, ...]]:
     """The id column: the one named, else one whose name says so, else None; and the note that says so.
-
-    Args:
-        path: the file, for the message.
-        columns: what the user named.
-        present: the names of all columns.
-        eligible: the names of the columns that could hold ids.
-        names: the names that say so, in lower case, the best first.
-
-    Raises:
-        DataError: the named column is not there.
 
     Example:
         >>> id_column(Path("a.csv"), Columns(), ["x", "ID"], ["x", "ID"])

@@ -79,34 +79,14 @@ _TEXTS = ("text", "sentence", "document", "question", "review")
 
 
 def read(path: Path, columns: Columns) -> Records:
-    """Read a CSV file in long form.
-
-    Args:
-        path: the file, UTF-8, with a header.
-        columns: which columns hold what, and the task.
-
-    Raises:
-        DataError: no such column, not exactly one candidate, an entry that is not a number, a time that cannot be read,
-            two rows of one time in a sequence, or a label that changes within one.
-        MissingExtraError: pandas is not installed.
-    """
+    """Read a CSV file in long form."""
     entries, left_out = entries_of(path)
     records = read_entries(path, entries, columns)
     return replace(records, notes=(*left_out, *records.notes))
 
 
 def read_entries(path: Path, entries: dict[str, npt.NDArray[np.object_]], columns: Columns) -> Records:
-    """Read columns in long form, whatever they come from.
-
-    Args:
-        path: what messages call it.
-        entries: by the column's name, one str per row, as a CSV file would have it; "" where there is none.
-        columns: which columns hold what, and the task.
-
-    Raises:
-        DataError: as :func:`read`.
-        MissingExtraError: pandas is not installed.
-    """
+    """Read columns in long form, whatever they come from."""
     present = list(entries)
     text = text_column(path, columns, present)
     if text is not None:
@@ -143,19 +123,7 @@ def records_of_entries(
     rows: npt.NDArray[np.int64] | None = None,
     is_tokens: bool | None = None,
 ) -> tuple[Records, str | None]:
-    """Some rows of a file as records, and their time column.
-
-    Args:
-        path: the file.
-        entries: the rows, column by column.
-        columns: which columns hold what, and the task.
-        id_name: the column of ids.
-        rows: which rows of the file these are; None for its first ones.
-        is_tokens: whether a single feature column holds tokens; None lets the entries tell.
-
-    Raises:
-        DataError: as :func:`read`.
-    """
+    """Some rows of a file as records, and their time column."""
     present = list(entries)
     _refuse_header(path, entries, range(len(entries[id_name])) if rows is None else rows)
     time, time_note = choose_time(path, entries, columns, [name for name in present if name != id_name])
@@ -193,10 +161,6 @@ def records_of_entries(
 def repeats_ids(entries: Mapping[str, Any], columns: Columns) -> bool:
     """Whether there is an id column with an id that comes twice, so that a row is an element of a sequence.
 
-    Args:
-        entries: by the column's name, one per row.
-        columns: which columns hold what.
-
     Example:
         >>> repeats_ids({"id": [1, 1, 2], "x": [5, 6, 7]}, Columns()), repeats_ids({"id": [1, 2]}, Columns())
         (True, False)
@@ -206,17 +170,7 @@ def repeats_ids(entries: Mapping[str, Any], columns: Columns) -> bool:
 
 
 def whole_rows(path: Path, entries: dict[str, npt.NDArray[np.object_]], columns: Columns, first: int = 0) -> Records:
-    """Rows that are a text each, its label, and what else it has as a whole: as a table of texts.
-
-    Args:
-        path: the file.
-        entries: of the rows, column by column.
-        columns: which columns hold what, the texts among them.
-        first: the number of the first row in the file.
-
-    Raises:
-        DataError: as :func:`read`.
-    """
+    """Rows that are a text each, its label, and what else it has as a whole: as a table of texts."""
     arrow = require("pyarrow", "data")
     _refuse_header(path, entries, range(first, first + len(next(iter(entries.values())))))
     table: dict[str, Any] = {name: arrow.array(entry.tolist(), "string") for name, entry in entries.items()}
@@ -250,11 +204,7 @@ def whole_rows(path: Path, entries: dict[str, npt.NDArray[np.object_]], columns:
 
 
 def entries_of(path: Path) -> tuple[dict[str, npt.NDArray[np.object_]], tuple[str, ...]]:
-    """Every entry as it is written, column by column, and notes on the columns that are left out.
-
-    Raises:
-        DataError: the file is no table, or has no row.
-    """
+    """Every entry as it is written, column by column, and notes on the columns that are left out."""
     content = read_bytes(path)
     # pandas decodes anew, but does not say where a byte is that it cannot read.
     decode(path, content)

@@ -68,16 +68,7 @@ def group(
     time: str | None,
     rows: npt.NDArray[np.int64] | None = None,
 ) -> Table:
-    """Bring the rows of each sequence together, in the order of the time column if there is one.
-
-    Args:
-        path: the file.
-        entries: of the rows, column by column.
-        columns: which columns hold what.
-        id_name: the column of ids.
-        time: the column that orders rows.
-        rows: which rows of the file these are; None for its first ones.
-    """
+    """Bring the rows of each sequence together, in the order of the time column if there is one."""
     pandas = require("pandas", "data")
     codes, ids = pandas.factorize(entries[id_name])
     rows = np.arange(len(codes)) if rows is None else rows
@@ -203,15 +194,7 @@ def numbers_only(table: Table, features: list[str]) -> tuple[list[str], tuple[st
 def features_of(
     table: Table, names: list[str], columns: Columns, is_tokens: bool | None
 ) -> tuple[npt.NDArray[Any], tuple[str, ...], tuple[Feature, ...], tuple[str, ...]]:
-    """The values, ``(N, C)`` float32 or ``(N,)`` tokens; their channels; categories beside them; and the notes.
-
-    Args:
-        table: the rows.
-        names: of the feature columns.
-        columns: what was asked for.
-        is_tokens: of a file whose first rows were read, whether a single column holds tokens; then which columns are
-            categories is known too. None lets the entries tell.
-    """
+    """The values, ``(N, C)`` float32 or ``(N,)`` tokens; their channels; categories beside them; and the notes."""
     if not names:
         rule = "a column is left for the features"
         raise data_error(
@@ -261,16 +244,7 @@ def _as_features(
 
 
 def static_feature(table: Table, name: str, columns: Columns) -> Feature:
-    """What each sequence has as a whole: the entry that is the same in all its rows.
-
-    Args:
-        table: the rows.
-        name: of the column.
-        columns: which are categories.
-
-    Raises:
-        DataError: an entry that changes within a sequence, or is no number among numbers.
-    """
+    """What each sequence has as a whole: the entry that is the same in all its rows."""
     same = table.constant(name)
     if not same.all():
         row = int((~same).argmax())

@@ -21,16 +21,7 @@ __all__ = ["beside", "static_of", "with_features"]
 
 
 def beside(path: Path, columns: Columns, present: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The columns that were named as features, of elements and of sequences.
-
-    Args:
-        path: the file, for messages.
-        columns: the names that the user gave.
-        present: the names of all columns.
-
-    Raises:
-        DataError: a column is not there, or has two roles.
-    """
+    """The columns that were named as features, of elements and of sequences."""
     names = list(present)
     features = tuple(named_column(path, "features", name, names) for name in columns.features or ())
     static = tuple(named_column(path, "static", name, names) for name in columns.static or ())
@@ -48,23 +39,7 @@ def beside(path: Path, columns: Columns, present: Iterable[str]) -> tuple[tuple[
 def with_features(
     reader: Reader, table: Any, chosen: Any, columns: Columns, values: npt.NDArray[Any], offsets: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[Any], tuple[str, ...], tuple[Feature, ...]]:
-    """Sequences with the columns that stand beside them.
-
-    Args:
-        reader: of the table.
-        table: a ``pyarrow.Table``.
-        chosen: its columns, of :func:`~raglane.data.formats.table.choose`.
-        columns: for the task.
-        values: ``(N, C)`` float32 or ``(N,)`` object, of the sequence column.
-        offsets: ``(B + 1,)`` int64.
-
-    Returns:
-        The values, with the numbers of other columns as further channels where they are numbers; the names of the
-        channels; and the other features.
-
-    Raises:
-        DataError: lists of other lengths than the sequences, or entries that are neither numbers nor words.
-    """
+    """Sequences with the columns that stand beside them."""
     features: list[Feature] = []
     blocks, channels = [values], _names(chosen.sequence, values)
     for name in chosen.features:
@@ -108,17 +83,7 @@ def _names(name: str, values: npt.NDArray[Any]) -> tuple[str, ...]:
 
 
 def static_of(reader: Reader, column: Any, name: str, columns: Columns) -> Feature:
-    """A column with an entry per sequence; null is missing.
-
-    Args:
-        reader: of the table.
-        column: a ``pyarrow.ChunkedArray`` of numbers or of words.
-        name: its name.
-        columns: which are categories.
-
-    Raises:
-        DataError: neither numbers nor words.
-    """
+    """A column with an entry per sequence; null is missing."""
     is_words = is_text(column.type) or name in (columns.categorical or ())
     if is_words and is_label(column.type):
         return Feature(name, words_of(reader, column.cast("large_string").fill_null(""), name), per_sequence=True)

@@ -30,19 +30,7 @@ _ABOUT = ("README", "SOURCE", "SOURCES", "LICENSE", "LICENCE", "COPYING", "NOTIC
 
 
 def read(path: Path, columns: Columns) -> Records:
-    """Read a folder of text files.
-
-    Args:
-        path: the folder; its files are taken in the order of their names.
-        columns: of these only the task and ``split`` matter; the format has no columns.
-
-    Returns:
-        Tokens: every character (or word, or byte) of a line, but for white space at its ends; blank lines are skipped.
-            The labels are the stems of the files.
-
-    Raises:
-        DataError: the folder has no text, a text is not UTF-8, or the task needs other labels.
-    """
+    """Read a folder of text files."""
     _check_asked(path, columns)
     texts, left_out = _texts(path)
     lines: list[str] = []

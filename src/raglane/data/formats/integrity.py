@@ -23,12 +23,7 @@ _SEAL = "checksum"
 
 
 def damaged(path: Path, detail: str = "") -> DataError:
-    """The error for a file of a converted folder that is not as it was written, or not there.
-
-    Args:
-        path: the file.
-        detail: of the damage.
-    """
+    """The error for a file of a converted folder that is not as it was written, or not there."""
     rule = "the file that raglane convert wrote"
     if not path.exists():
         fix = "put it back, or delete the folder and convert the data again"
@@ -38,25 +33,13 @@ def damaged(path: Path, detail: str = "") -> DataError:
 
 
 def checksums(path: Path) -> str:
-    """The CRC-32 of each block of a file, 8 hexadecimal digits each.
-
-    Args:
-        path: the file.
-    """
+    """The CRC-32 of each block of a file, 8 hexadecimal digits each."""
     with path.open("rb") as file:
         return "".join(f"{zlib.crc32(block):08x}" for block in iter(lambda: file.read(_BLOCK), b""))
 
 
 def verify_file(path: Path, expected: str) -> None:
-    """Refuse a file that is not as it was written.
-
-    Args:
-        path: the file.
-        expected: its :func:`checksums`.
-
-    Raises:
-        DataError: it is missing or damaged.
-    """
+    """Refuse a file that is not as it was written."""
     try:
         found = checksums(path)
     except FileNotFoundError as error:
@@ -69,9 +52,6 @@ def verify_file(path: Path, expected: str) -> None:
 
 def seal(description: Mapping[str, Any]) -> dict[str, Any]:
     """A description with a checksum of its content.
-
-    Args:
-        description: JSON values.
 
     Example:
         >>> is_sealed(seal({"sequences": 2})), is_sealed(seal({"sequences": 2}) | {"sequences": 3})
@@ -114,15 +94,7 @@ class Blocks:
         self._left = count
 
     def verify(self, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> None:
-        """Verify the blocks that hold some ranges of bytes.
-
-        Args:
-            starts: ``(M,)`` where each begins.
-            ends: ``(M,)`` the byte behind each.
-
-        Raises:
-            DataError: a block is damaged.
-        """
+        """Verify the blocks that hold some ranges of bytes."""
         if not self._left:
             return
         holds = ends > starts
@@ -138,13 +110,5 @@ class Blocks:
             self._left -= 1
 
     def verify_outside(self, start: int, end: int) -> None:
-        """Verify all but a range of bytes, which is verified as it is read.
-
-        Args:
-            start: where the range begins.
-            end: the byte behind it.
-
-        Raises:
-            DataError: a block is damaged.
-        """
+        """Verify all but a range of bytes, which is verified as it is read."""
         self.verify(np.array([0, end]), np.array([start, len(self._content)]))

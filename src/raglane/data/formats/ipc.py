@@ -58,11 +58,7 @@ def is_converted(path: Path) -> bool:
 
 
 def described(path: Path) -> dict[str, Any]:
-    """What stands in ``dataset.json`` of a folder that was converted.
-
-    Raises:
-        DataError: it is missing or damaged, or of a newer format.
-    """
+    """What stands in ``dataset.json`` of a folder that was converted."""
     try:
         description: dict[str, Any] = json.loads((path / DESCRIPTION).read_bytes())
         version = description["format_version"]
@@ -112,15 +108,7 @@ def with_names(columns: Columns, names: Mapping[str, Any]) -> Columns:
 
 @contextmanager
 def readable(path: Path, kind: str) -> Iterator[None]:
-    """Say of what is damaged, and shows when it is opened or looked at, that it is no whole file of a kind.
-
-    Args:
-        path: the file.
-        kind: ``"Parquet"`` or ``"Arrow"``.
-
-    Raises:
-        DataError: pyarrow or the system cannot read it.
-    """
+    """Say of what is damaged, and shows when it is opened or looked at, that it is no whole file of a kind."""
     arrow = require("pyarrow", "data")
     try:
         yield
@@ -138,10 +126,6 @@ def table_of(path: Path) -> Any:
 
     Its buffers have the sizes that they need, but nobody has looked into them yet: whoever reads rows calls
     ``validate(full=True)`` on them first.
-
-    Raises:
-        DataError: the file cannot be opened, or is no whole Arrow file.
-        MissingExtraError: pyarrow is not installed.
     """
     arrow = require("pyarrow", "data")
     check_readable(path)
@@ -175,16 +159,7 @@ def slices(table: Any) -> Iterator[tuple[int, Any]]:
 
 
 def read(path: Path, columns: Columns) -> Records:
-    """Read an Arrow file, or a folder that was converted.
-
-    Args:
-        path: the file or folder.
-        columns: which columns hold what, and the task; see :mod:`raglane.data.formats.table` for what is guessed.
-
-    Raises:
-        DataError: the file is not Arrow, has no such column, or a row breaks a rule.
-        MissingExtraError: pyarrow is not installed.
-    """
+    """Read an Arrow file, or a folder that was converted."""
     arrow = require("pyarrow", "data")
     files, columns, description = _files(path, columns)
     tables = [_verified(shard, expected) for shard, expected in files]
@@ -196,14 +171,7 @@ def read(path: Path, columns: Columns) -> Records:
 
 
 def named(records: Records, table: Any, chosen: Chosen, description: Mapping[str, Any] | None = None) -> Records:
-    """Records with the channels called as the table's column of sequences says, and labels that are what they were.
-
-    Args:
-        records: of the table.
-        table: a ``pyarrow.Table``.
-        chosen: its columns.
-        description: of the folder that was converted and has the table; else None, or empty.
-    """
+    """Records with the channels called as the table's column of sequences says, and labels that are what they were."""
     if description:
         kinds = description.get("label_kinds")
         records = replace(records, label_kinds=None if kinds is None else tuple(kinds))
@@ -238,17 +206,7 @@ def table_piece(
     end: int,
     description: Mapping[str, Any] | None = None,
 ) -> Piece:
-    """A piece of a table.
-
-    Args:
-        path: the file.
-        table: the rows of the piece.
-        chosen: the columns.
-        columns: for the task.
-        row: the number of its first row in the file.
-        end: where the next piece begins.
-        description: as :func:`named` takes it.
-    """
+    """A piece of a table."""
 
     def records(first: int, last: int) -> Records:
         part = table.select(chosen.names).slice(first, last - first)

@@ -38,16 +38,7 @@ _HALF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def read(path: Path, columns: Columns) -> Records:
-    """Read a file of JSON lines.
-
-    Args:
-        path: the file, in UTF-8; blank lines are skipped.
-        columns: which keys hold what, and the task; see :mod:`raglane.data.formats.table` for what is guessed.
-
-    Raises:
-        DataError: a line is not a JSON object, has no such key, or breaks a rule; the message names the line.
-        MissingExtraError: pyarrow is not installed.
-    """
+    """Read a file of JSON lines."""
     texts = decode(path, read_bytes(path)).split("\n")
     table, lines = _table(path, [(number, text) for number, text in enumerate(texts, 1) if text.strip()], columns)
     chosen = choose(path, table.schema, columns)

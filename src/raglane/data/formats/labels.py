@@ -56,11 +56,7 @@ def names_of(column: str, count: int) -> tuple[str, ...]:
 
 
 def label_kind(task: str) -> tuple[Callable[[Any], bool], str]:
-    """What a column must be to be guessed as the label of a task: a test of its type, and words for it.
-
-    Args:
-        task: a key of ``TASKS``.
-    """
+    """What a column must be to be guessed as the label of a task: a test of its type, and words for it."""
     if TASKS[task].label == "numbers":
         return _is_numbers, "column of numbers, or of lists of them"
     if TASKS[task].label == "set":
@@ -71,12 +67,7 @@ def label_kind(task: str) -> tuple[Callable[[Any], bool], str]:
 
 
 def column_kinds(kind: Any, task: str) -> tuple[str, ...]:
-    """What the labels of a column are, by its type, in the words of :func:`~raglane.data.targets.kinds_of`.
-
-    Args:
-        kind: of the column: labels, or lists of them.
-        task: a key of ``TASKS``; numbers to learn are no labels.
-    """
+    """What the labels of a column are, by its type, in the words of :func:`~raglane.data.targets.kinds_of`."""
     while is_list(kind):
         kind = kind.value_type
     if not is_label(kind) or TASKS[task].label == "numbers":
@@ -93,21 +84,7 @@ def _is_sets(kind: Any) -> bool:
 
 
 def read_labels(reader: Reader, column: Any, name: str, offsets: npt.NDArray[np.int64], task: str) -> _Found:
-    """What a column holds for a task.
-
-    Args:
-        reader: of the file.
-        column: a ``pyarrow.ChunkedArray`` with an entry per sequence.
-        name: of the column.
-        offsets: ``(B + 1,)``, of the sequences.
-        task: a key of ``TASKS``.
-
-    Returns:
-        Labels, tags and targets, as :class:`~raglane.data.Records` has them; two of them are None.
-
-    Raises:
-        DataError: a null, another type, or lists of other lengths.
-    """
+    """What a column holds for a task."""
     if TASKS[task].label == "numbers":
         return None, None, _numbers(reader, column, name, offsets)
     if TASKS[task].label == "set":

@@ -16,16 +16,7 @@ __all__ = ["pieces", "read"]
 
 
 def read(path: Path, columns: Columns) -> Records:
-    """Read a Parquet file; only the columns that are used are read.
-
-    Args:
-        path: the file.
-        columns: which columns hold what, and the task; see :mod:`raglane.data.formats.table` for what is guessed.
-
-    Raises:
-        DataError: the file is not Parquet, has no such column, or a row breaks a rule.
-        MissingExtraError: pyarrow is not installed.
-    """
+    """Read a Parquet file; only the columns that are used are read."""
     parquet = require("pyarrow.parquet", "data")
     # Opened once before, because pyarrow's errors do not tell a file that is not there from one that is damaged.
     check_readable(path)

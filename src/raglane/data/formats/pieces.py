@@ -47,17 +47,7 @@ class Piece:
 
 
 def pieces_of(format: Format, path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
-    """The pieces of a file: one, of all its rows, where the format has no others.
-
-    Args:
-        format: of the file.
-        path: of it.
-        columns: which columns hold what, and the task.
-        start: where the first piece begins.
-
-    Raises:
-        DataError: the file cannot be read.
-    """
+    """The pieces of a file: one, of all its rows, where the format has no others."""
     if format.pieces is not None:
         yield from format.pieces(path, columns, start)
     elif not start:
@@ -79,18 +69,7 @@ def sift(
     check: Callable[[Records], Records] = lambda records: records,
     location: str = "",
 ) -> Iterator[Records]:
-    """Read a piece, in one go where every row is as it should be.
-
-    Args:
-        piece: to read.
-        bad: where to add the rows that are left out; None where the first of them is an error.
-        check: what else must hold of rows; it raises an error, or returns the records to use.
-        location: of the file, for the rows that are left out.
-
-    Raises:
-        DataError: a row breaks a rule, and none may; or so many are bad before the first good one that not they are,
-            but how they are read.
-    """
+    """Read a piece, in one go where every row is as it should be."""
     is_hopeful = bad is None or bool(bad)
     # Runs of rows still to be read, the first of them last: without recursion, and in the order of the file.
     runs = [(0, piece.count)]
@@ -131,13 +110,6 @@ class Line:
 def lines_of(path: Path, start: Start = ()) -> Iterator[Line]:
     r"""The lines of a text that are not blank, of which few are in memory at once.
 
-    Args:
-        path: the file.
-        start: the byte at which a line begins, and the number of that line; () for the beginning.
-
-    Raises:
-        DataError: the file cannot be opened, is empty, or is a text in UTF-16.
-
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -167,14 +139,7 @@ def line_pieces(
     start: Callable[[Line], Start],
     within: str = "",
 ) -> Iterator[Piece]:
-    """Pieces of a text in which a line is a sequence.
-
-    Args:
-        lines: of the text.
-        read: from some lines to their records.
-        start: from a line to where the piece after it begins.
-        within: what stands before the number of a line where it is called.
-    """
+    """Pieces of a text in which a line is a sequence."""
 
     def piece_of(held: Sequence[Line]) -> Piece:
         return Piece(

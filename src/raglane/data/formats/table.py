@@ -73,16 +73,7 @@ class Chosen:
 
 
 def choose(path: Path, schema: Any, columns: Columns) -> Chosen:
-    """Settle which columns to read.
-
-    Args:
-        path: the file, for messages.
-        schema: a ``pyarrow.Schema``.
-        columns: the names the user gave.
-
-    Raises:
-        DataError: a named column is not there, or none is named and there is not exactly one candidate.
-    """
+    """Settle which columns to read."""
     # pandas stores the index of a table as a column of this name; it is nobody's label.
     fields = [field for field in schema if not field.name.startswith("__index_level_")]
     kinds = {field.name: field.type for field in fields}
@@ -146,19 +137,7 @@ def records_of(
     lines: npt.NDArray[np.int64] | None = None,
     first: int | None = 0,
 ) -> Records:
-    """Turn the chosen columns of a table into records.
-
-    Args:
-        path: where the table came from.
-        table: a ``pyarrow.Table`` with the chosen columns.
-        chosen: from :func:`choose`.
-        columns: for the task.
-        lines: ``(B,)``, the line of the file that each row came from, for messages; None where there are no lines.
-        first: the number of the table's first row in its file, for messages; None calls rows by their lines.
-
-    Raises:
-        DataError: a null, a type that is not a sequence or not a label, or steps of different numbers of channels.
-    """
+    """Turn the chosen columns of a table into records."""
     if table.num_rows == 0:
         raise data_error(path, "no rows", "it must hold at least one sequence", "check the file")
     ids = None if chosen.id is None else _ids(Reader(path, None, lines, first), table.column(chosen.id), chosen.id)

@@ -14,14 +14,7 @@ __all__ = ["filled_lines", "kept_lines", "pieces", "read", "texts_of"]
 
 
 def filled_lines(path: Path) -> list[str]:
-    """The lines of a text that hold something, without white space at their ends, an accident of typing.
-
-    Args:
-        path: the file, in UTF-8.
-
-    Raises:
-        DataError: the file is missing, empty, or not UTF-8.
-    """
+    """The lines of a text that hold something, without white space at their ends, an accident of typing."""
     return list(filter(None, map(str.strip, decode(path, read_bytes(path)).split("\n"))))
 
 
@@ -32,24 +25,12 @@ def kept_lines(path: Path, start: Start = ()) -> Iterator[Line]:
 
 
 def texts_of(path: Path, lines: Sequence[Line]) -> list[str]:
-    """Some of them without white space at their ends.
-
-    Raises:
-        DataError: one is not UTF-8.
-    """
+    """Some of them without white space at their ends."""
     return [decode(path, line.content, line.number).strip() for line in lines]
 
 
 def read(path: Path, columns: Columns) -> Records:
-    """Read a text file.
-
-    Args:
-        path: the file.
-        columns: of these only the task and ``split`` matter; None splits into characters.
-
-    Raises:
-        DataError: the file is no text, or the task needs labels.
-    """
+    """Read a text file."""
     lines = filled_lines(path)
     _check_asked(path, columns)
     return _records(path, lines, columns)

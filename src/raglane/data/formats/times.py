@@ -26,17 +26,7 @@ __all__ = ["choose_time", "gaps_between", "read_times", "refuse_contradiction"]
 def choose_time(
     path: Path, entries: Mapping[str, npt.NDArray[np.object_]], columns: Columns, free: Sequence[str]
 ) -> tuple[str | None, str]:
-    """The time column: the one named, else one whose name says so; and the note that says so.
-
-    Args:
-        path: the file, for messages.
-        entries: the entries of each column, as they are written.
-        columns: what the user named.
-        free: the names of the columns that could be it.
-
-    Raises:
-        DataError: the named column is not there; or a column that is called like a time holds an entry that is not one.
-    """
+    """The time column: the one named, else one whose name says so; and the note that says so."""
     if columns.time is not None:
         return named_column(path, "time", columns.time, entries), f"time column: {quote(columns.time)}"
     why = ""
@@ -62,18 +52,7 @@ def refuse_contradiction(
     time: str,
     same: npt.NDArray[np.bool_],
 ) -> None:
-    """Raise where a second column of times would order the rows in another way, and nobody chose between the two.
-
-    Args:
-        path: the file, for messages.
-        entries: the entries of each column, the rows of each sequence together and in the order of ``time``.
-        columns: what the user named.
-        time: the column that orders the rows.
-        same: ``(rows - 1,)``, whether the next row is of the same sequence.
-
-    Raises:
-        DataError: the second column orders the rows in another way.
-    """
+    """Raise where a second column of times would order the rows in another way, and nobody chose between the two."""
     if columns.time is not None:
         return
     for name in _called_times(columns, list(entries)):
@@ -96,16 +75,7 @@ def _is_words(entries: npt.NDArray[np.object_]) -> bool:
 
 
 def read_times(path: Path, entries: npt.NDArray[np.object_], name: str) -> npt.NDArray[Any]:
-    """Times to sort by, int64 or float64: numbers, or else dates.
-
-    Args:
-        path: the file, for messages.
-        entries: ``(rows,)`` str.
-        name: of the column.
-
-    Raises:
-        DataError: an entry is neither; the message names the first, and its row.
-    """
+    """Times to sort by, int64 or float64: numbers, or else dates."""
     pandas = require("pandas", "data")
     series = pandas.Series(entries, dtype=object)
     # Whole numbers stay whole: a float holds no nanoseconds since 1970.
@@ -126,9 +96,6 @@ def read_times(path: Path, entries: npt.NDArray[np.object_], name: str) -> npt.N
 
 def gaps_between(entries: npt.NDArray[np.object_]) -> npt.NDArray[np.float32]:
     """The time from each entry to the next, ``(rows,)``, 0 for the first: differences of numbers, or seconds of dates.
-
-    Args:
-        entries: ``(rows,)`` str, all of them times, as :func:`read_times` has found.
 
     Example:
         >>> gaps_between(np.array(["2024-01-01T00:00", "2024-01-01T00:01"], dtype=object)).tolist()

@@ -59,18 +59,7 @@ class _Header:
 
 
 def read(path: Path, columns: Columns) -> Records:
-    """Read a ``.ts`` file.
-
-    Args:
-        path: the file.
-        columns: of these only the task matters; the format has no columns.
-
-    Returns:
-        Features ``(N, C)``, channels ``x0`` to ``x<C-1>``.
-
-    Raises:
-        DataError: a line breaks a rule; the message has the file, the line, the rule and the fix.
-    """
+    """Read a ``.ts`` file."""
     content = read_bytes(path)
     check_text(path, content)
     # Comments and names of problems are of no use, and in some archives not UTF-8.

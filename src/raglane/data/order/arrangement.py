@@ -71,11 +71,7 @@ class Arrangement:
         return -(-self.sizes() // sequences) if sequences is not None and self._limit.counts_only else None
 
     def pool(self, number: int) -> tuple[_Integers, _Integers]:
-        """The rows of a pool, ``(M,)``, and where its batches start in them, ``(b + 1,)``, first 0, last ``M``.
-
-        Args:
-            number: of the pool.
-        """
+        """The rows of a pool, ``(M,)``, and where its batches start in them, ``(b + 1,)``, first 0, last ``M``."""
         rows = self._rows(number)
         lengths = self._lengths[rows]
         by_length = self._order.by_length
@@ -125,9 +121,6 @@ class Arrangement:
 
 def falling(lengths: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
     """Numbers that ascend as lengths fall, in 16 bits where these do: NumPy sorts them by their digits, which is fast.
-
-    Args:
-        lengths: ``(M,)``.
 
     Example:
         >>> falling(np.array([3, 1, 2], np.uint16)).tolist()

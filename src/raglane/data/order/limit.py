@@ -169,14 +169,6 @@ def _padded_end(lengths: _Integers, start: int, end: int, most: int, descending:
 def pieces_of(lengths: _Integers, longest: int) -> tuple[_Integers, _Integers]:
     """Sequences in pieces of at most some length, each but the last of its sequence as long as that.
 
-    Args:
-        lengths: ``(B,)``.
-        longest: of a piece, at least 1.
-
-    Returns:
-        The sequence of each piece and its length, ``(P,)`` each, in the order of the data. An empty sequence is a
-        piece.
-
     Example:
         >>> pieces_of(np.array([3, 0, 5]), 2)
         (array([0, 0, 1, 2, 2, 2]), array([2, 1, 0, 2, 2, 1]))

@@ -23,9 +23,6 @@ _ROUNDS = 6
 def key_of(*numbers: int) -> int:
     """A key of 64 bits that depends on every number and on their order.
 
-    Args:
-        *numbers: from 0 to 2**64 - 1 each.
-
     Example:
         >>> key_of(1, 2) == key_of(1, 2), key_of(1, 2) == key_of(2, 1)
         (True, False)
@@ -61,10 +58,6 @@ def _bits(key: int, numbers: npt.NDArray[np.integer]) -> _Bits:
 def shares_of(key: int, numbers: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:
     """A random number from 0 to below 1 for each number.
 
-    Args:
-        key: which stream.
-        numbers: ``(M,)``, at least 0.
-
     Example:
         >>> shares_of(7, np.array([3, 4, 3])).round(2).tolist()
         [0.58, 0.45, 0.58]
@@ -74,10 +67,6 @@ def shares_of(key: int, numbers: npt.NDArray[np.integer]) -> npt.NDArray[np.floa
 
 def shuffle(key: int, count: int) -> _Integers:
     """All numbers below ``count`` in a random order, every one as likely as any other.
-
-    Args:
-        key: which order.
-        count: at least 0.
 
     Example:
         >>> shuffle(7, 6).tolist()
@@ -110,11 +99,7 @@ class Permutation:
         self._keys = [np.uint64(key_of(key, number)) for number in range(_ROUNDS)]
 
     def __call__(self, places: _Integers) -> _Integers:
-        """The numbers at some places.
-
-        Args:
-            places: ``(M,)``, each below ``count``.
-        """
+        """The numbers at some places."""
         if self._table is not None:
             return self._table[places]
         found = self._through(places.astype(np.uint64))

@@ -31,11 +31,6 @@ class Shuffling(NamedTuple):
 def shuffling(lengths: _Integers, first: tuple[_Integers, _Integers], second: tuple[_Integers, _Integers]) -> Shuffling:
     """Measure two epochs.
 
-    Args:
-        lengths: ``(B,)``.
-        first: an epoch as :meth:`Batches.whole() <raglane.data.Batches.whole>` gives it.
-        second: another, of the same sequences.
-
     Example:
         >>> rows, bounds = np.arange(1000), np.arange(0, 1001, 10)
         >>> shuffling(rows, (rows, bounds), (rows, bounds))

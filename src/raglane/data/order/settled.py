@@ -49,15 +49,6 @@ class Settled:
 def settle(lengths: Any, limit: Limit) -> Settled:
     """Read lengths, and do with those that are too long what the limit says.
 
-    Args:
-        lengths: as a caller gives them. In a file that is mapped they stay where they are; others are copied.
-        limit: of a batch.
-
-    Raises:
-        ArgumentTypeError: not an array of integers.
-        ShapeError: not one-dimensional.
-        ArgumentError: a length below 0, or one that is refused.
-
     Example:
         >>> found = settle([3, 9, 1], Limit(elements=4, too_long="drop"))
         >>> found.dropped.tolist(), found.elements, found.longest

@@ -21,13 +21,6 @@ def owners_of(lengths: npt.NDArray[np.integer], ranks: int) -> _Integers:
     A step costs a rank the larger of its elements over its rate and its longest sequence times the latency of a step.
     The longest sequence is on some rank however they are shared out; so what can be evened out is the elements.
 
-    Args:
-        lengths: ``(M,)``.
-        ranks: at least 1.
-
-    Returns:
-        ``(M,)``, from 0 to ``ranks - 1``.
-
     Example:
         >>> owners_of(np.array([2, 9, 3, 4]), 2)
         array([1, 0, 1, 1])
@@ -44,13 +37,6 @@ def share_out(sizes: _Integers, parts: int) -> tuple[_Integers, _Integers]:
     """Give each size to the part whose sum is the smallest, in the order given (Graham, 1969).
 
     From the largest on, no sum is more than 4/3 of the best possible; among parts of the same sum the first gets it.
-
-    Args:
-        sizes: ``(M,)``, at least 0, the largest first.
-        parts: at least 1.
-
-    Returns:
-        The part of each size, ``(M,)``, and the sum that the part had before, ``(M,)``.
 
     Example:
         >>> share_out(np.array([5, 4, 3, 3, 2]), 2)

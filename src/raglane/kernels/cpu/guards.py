@@ -24,14 +24,6 @@ Alike = Callable[..., bool]
 def guard(examples: Sequence[Tensor], shapes: Sequence[tuple[int | None, ...]]) -> Alike | None:
     """A look at as many tensors as there are examples.
 
-    Args:
-        examples: dense tensors, their numbers side by side, none of them twice.
-        shapes: of each, with None for a size that may differ; only the first may.
-
-    Returns:
-        None where torch cannot do it, or where the strides of an example are not those of numbers side by side for all
-        sizes: of one row, or of none, any distance between rows will do.
-
     Example:
         >>> alike = guard([torch.zeros(4, 3)], [(None, 3)])
         >>> alike is None or (alike(torch.ones(5, 3)), alike(torch.ones(3, 5).t()), alike(torch.ones(5, 3).double()))

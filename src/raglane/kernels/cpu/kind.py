@@ -27,11 +27,7 @@ asks the kernels. So this dict needs none, and ``torch.compile`` can trace throu
 
 @lru_cache(maxsize=512)
 def find_layer(spec: LayerSpec) -> Layer:
-    """The layer that is made for this; made once.
-
-    Raises:
-        ArgumentError, KeyError, ValueError: there is no such layer.
-    """
+    """The layer that is made for this; made once."""
     return KINDS[spec.cell](spec)
 
 
@@ -56,9 +52,6 @@ def layer_of(
         directions: ``K``.
         depth: which layer of a stack this is, for messages.
         checkpoint_every: see :class:`~raglane.kernels.cpu.layer.LayerSpec`.
-
-    Raises:
-        ArgumentTypeError, ShapeError, ArgumentError: there is no such layer; every backend says so in the same words.
     """
     try:
         values = tensors[0]

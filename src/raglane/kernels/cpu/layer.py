@@ -112,11 +112,7 @@ class Layer(ABC):
         """
 
     def _weights_dtype(self, packed: torch.dtype) -> torch.dtype:
-        """What C is told of weights that are packed as int8, or as what the tensors are.
-
-        Raises:
-            ArgumentError: int8, and tensors that are not float32: C would read past their ends.
-        """
+        """What C is told of weights that are packed as int8, or as what the tensors are."""
         if packed is not torch.int8:
             return self.dtype
         if self.dtype is not torch.float32:
@@ -125,20 +121,7 @@ class Layer(ABC):
         return packed
 
     def packed(self, weights: Tensors, depth: int = 0, dtype: torch.dtype | None = None) -> Tensor:
-        """The weights as the time loop reads them, for many calls of :meth:`forward`.
-
-        Args:
-            weights: those of all directions.
-            depth: as for :meth:`forward`.
-            dtype: int8 to round float32 weights to it, where they meet the state as a matrix; None for what they are.
-
-        Returns:
-            Bytes: int8 where the weights were rounded to it, else uint8. :meth:`forward` knows them by that.
-
-        Raises:
-            ArgumentTypeError, ShapeError: as :meth:`forward`.
-            ArgumentError: there are no kernels for weights of int8.
-        """
+        """The weights as the time loop reads them, for many calls of :meth:`forward`."""
         # On the host, whatever torch's default device is.
         offsets = torch.zeros(1, dtype=torch.int64, device="cpu")
         values = torch.empty(0, self.input_size, dtype=self.dtype, device="cpu")
@@ -205,9 +188,6 @@ class Layer(ABC):
             need_c: whether ``c`` after each element is wanted.
             depth: which layer of a stack this is, for messages.
             packed: what :meth:`packed` made of these weights, whose numbers have not changed since.
-
-        Raises:
-            ArgumentTypeError, ShapeError, ArgumentError: as :meth:`raglane.kernels.cpu.memory.Rules.checked`.
         """
         offsets, tensors, _storages = self.rules.checked(offsets, tensors, depth)
         return self.run(offsets, tensors, need_output=need_output, save=save, need_c=need_c, packed=packed)
@@ -256,21 +236,7 @@ class Layer(ABC):
         overwrite: bool,
         depth: int = 0,
     ) -> Grads:
-        """All gradients that are wanted.
-
-        Args:
-            offsets: those that forward had.
-            tensors: what forward ran.
-            saved: what it saved.
-            given: the gradients that came in.
-            wanted: which of ``tensors`` want theirs.
-            overwrite: whether results may take the memory of ``saved.gates`` and of ``saved.c_states`` that are not
-                shared, which are lost then: autograd refuses to read them again.
-            depth: as for :meth:`forward`.
-
-        Raises:
-            ArgumentTypeError, ShapeError, ArgumentError: what forward ran or saved has changed since.
-        """
+        """All gradients that are wanted."""
         offsets, tensors, _storages = self.rules.checked(offsets, tensors, depth)
         values, count = tensors[0], self.directions
         output = (values.shape[0], count * self.sizes[0])
@@ -294,12 +260,7 @@ class Layer(ABC):
         return bool(tensors[0].shape[0] <= kernels.few_elements and few <= kernels.few_weights)
 
     def _call(self, function: str, fields: bytes, offsets: Tensor, values: Tensor) -> None:
-        """Call a kernel.
-
-        Raises:
-            ArgumentError: the offsets are wrong; only the kernel has looked at them.
-            MemoryError: there is not enough memory for the kernel's scratch; nothing was written.
-        """
+        """Call a kernel."""
         try:
             library.call(function, fields)
         except ArgumentError:

@@ -76,9 +76,6 @@ class Rules:
             offsets: ``(B + 1,)`` int64.
             tensors: see :data:`raglane.kernels.cpu.layer.Tensors`.
             depth: which layer of a stack this is, for messages.
-
-        Raises:
-            ArgumentTypeError, ShapeError, ArgumentError: as :func:`raglane.kernels.checks.check` for a request.
         """
         if storages := self.hold(offsets, tensors):
             return offsets, tensors, storages
@@ -183,9 +180,6 @@ def refuse(
         sizes: of the states.
         directions: ``K``.
         depth: which layer of a stack this is.
-
-    Raises:
-        ArgumentTypeError, ShapeError, ArgumentError: the layer or one of its tensors is wrong.
     """
     if cell not in CELLS:
         raise ArgumentError(message("cell", repr(cell), f"one of {', '.join(CELLS)}", "choose one of them"))
@@ -230,15 +224,7 @@ class Saved(NamedTuple):
     is_shared: bool = False
 
     def checked(self, shapes: Sequence[tuple[int, ...]], like: Tensor) -> Saved:
-        """The same in memory that C can read.
-
-        Args:
-            shapes: what the three must have.
-            like: the layer's values, checked.
-
-        Raises:
-            ArgumentTypeError, ShapeError: a hook on saved tensors gave back something else than was saved.
-        """
+        """The same in memory that C can read."""
         if _all_lie_well(self[:3], shapes, like):
             return self
         names = ("saved output", "saved gates", "saved c")
@@ -254,15 +240,7 @@ class Given(NamedTuple):
     final: tuple[Tensor | None, ...]
 
     def checked(self, shapes: Sequence[tuple[int, ...]], like: Tensor) -> Given:
-        """The same in memory that C can read.
-
-        Args:
-            shapes: of the output, of ``Saved.c_states`` and of the final states.
-            like: the layer's values, checked.
-
-        Raises:
-            ArgumentTypeError, ShapeError: a gradient that does not fit what it is of.
-        """
+        """The same in memory that C can read."""
         parts = (self.output, self.c_states, *self.final)
         if _all_lie_well(parts, shapes, like):
             return self

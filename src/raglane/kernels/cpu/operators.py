@@ -149,18 +149,7 @@ recurrence.register_autograd(_op_backward, setup_context=_setup_context)
 def run(
     request: Request, weights: tuple[Tensor | None, ...], *, need_output: bool, save: bool, need_c: bool
 ) -> tuple[Tensor, tuple[Tensor, ...], Tensor | None]:
-    """Run a request of one layer by the operator.
-
-    Args:
-        request: the request.
-        weights: those of its directions in a row.
-        need_output: whether the output must be built.
-        save: whether backward follows.
-        need_c: whether ``c`` after each element is wanted.
-
-    Returns:
-        The output, the final states, and ``c`` after each element where it is needed.
-    """
+    """Run a request of one layer by the operator."""
     output, h, c, _, c_states = recurrence(
         request.cell.name,
         request.values,

@@ -28,10 +28,6 @@ def times(rows: Tensor, weight: Tensor, start: Tensor | None = None) -> Tensor:
     Returns:
         ``(N, groups * width)``.
 
-    Raises:
-        ArgumentTypeError: something is not a dense tensor.
-        ShapeError: tensors that do not fit each other, or have less memory than their shape.
-
     Example:
         >>> times(torch.tensor([[1.0, 2.0]]), torch.tensor([[[1.0, 1.0], [0.0, 3.0]]]), torch.ones(2))
         tensor([[4., 7.]])

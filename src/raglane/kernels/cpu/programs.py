@@ -64,12 +64,6 @@ def run(
         The outputs, ``(N, width)`` each, and the final states, ``(B, width)`` each; an empty sequence's are its initial
         ones. The bits of a sequence's are the same in any batch.
 
-    Raises:
-        ArgumentTypeError: something is not a dense tensor.
-        ShapeError: a tensor has another shape, dtype or device than the program wants, or less memory than its shape.
-        ArgumentError: the offsets or the program are wrong.
-        MemoryError: there is not enough memory.
-
     Example:
         >>> from raglane.programs.program import Block, Instruction, Operand, Program
         >>> blocks = Block("element", 1), Block("state", 1), Block("local", 1)
@@ -167,12 +161,7 @@ class _Same:
 
 
 def encode(program: Program) -> Encoded:
-    """A program as C reads it; made once for each object.
-
-    Raises:
-        ArgumentTypeError: not a program.
-        ArgumentError: an operation that there is not, or a number that fits nothing.
-    """
+    """A program as C reads it; made once for each object."""
     if not isinstance(program, Program):
         raise ArgumentTypeError(message("program", f"a {type(program).__name__}", "a Program", "build one"))
     return _encode(_Same(program))

@@ -73,9 +73,6 @@ def run_known(
     Returns:
         None where a tensor is not what C can read as it is, or somebody follows the operators or derivatives forward:
         then nothing was run.
-
-    Raises:
-        ArgumentError: the offsets are wrong; only the kernel has looked at them.
     """
     if forward_ad._current_level >= 0 or records_operators():
         return None

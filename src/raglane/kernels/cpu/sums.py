@@ -35,12 +35,6 @@ def outer_products(
     Returns:
         ``(groups, G, D)``, None without ``right``; and ``(groups * G,)``, None where it was not asked for.
 
-    Raises:
-        ArgumentTypeError: something is not a dense tensor.
-        ShapeError: tensors that do not fit each other, or have less memory than their shape.
-        ArgumentError: groups that do not divide the columns.
-        MemoryError: there is not enough memory.
-
     Example:
         >>> left, right = torch.tensor([[1.0], [2.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
         >>> outer_products(left, right, sums=True)

@@ -19,16 +19,6 @@ def checked_rows(name: str, part: Any, shape: tuple[int, ...], dtypes: tuple[tor
 
     What lies well is not copied.
 
-    Args:
-        name: what the caller calls it.
-        part: what was given.
-        shape: what it must have.
-        dtypes: of which it must have one.
-
-    Raises:
-        ArgumentTypeError: not a dense tensor.
-        ShapeError: a tensor of another shape, dtype or device, or with less memory than its shape needs.
-
     Example:
         >>> wide = torch.zeros(3, 5)
         >>> checked_rows("rows", wide[:, 1:4], (3, 3), (torch.float32,)).stride()

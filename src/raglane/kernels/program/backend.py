@@ -123,11 +123,7 @@ _warned: set[Any] = set()
 
 
 def ready(wish: Wish) -> tuple[Entry, Survey]:
-    """The verified programs of a step, or the reason why there are none.
-
-    Raises:
-        Refused: the weights hold what no program can follow.
-    """
+    """The verified programs of a step, or the reason why there are none."""
     entry, found = lookup(wish)
     if entry.compiled is not None and not entry.is_verified:
         start, before = time.perf_counter(), entry.seconds

@@ -54,24 +54,13 @@ _numbers = itertools.count(1)
 
 
 def announce(modules: Iterable[nn.Module]) -> None:
-    """Have graphs find modules.
-
-    Args:
-        modules: those of a layer that was just made, copied or loaded.
-    """
+    """Have graphs find modules."""
     for module in modules:
         _announced[id(module)] = module
 
 
 def named(request: Request) -> tuple[Request, str]:
-    """A request of users' modules as a graph holds it; to be called while ``torch.compile`` traces.
-
-    Args:
-        request: its weights are modules.
-
-    Returns:
-        The request with a :class:`Named` for each module, and nothing; or the same one, and why no graph can hold it.
-    """
+    """A request of users' modules as a graph holds it; to be called while ``torch.compile`` traces."""
     cell: Any = request.cell
     facts = cell.output_size, cell.is_tuple, cell.state_sizes(0)
     found = []
@@ -133,27 +122,12 @@ def _unsuited(cell: ModuleCell, module: nn.Module, width: int, sizes: tuple[int,
 
 
 def cell_of(name: str) -> ModuleCell:
-    """The equations that a name stands for.
-
-    Raises:
-        DispatchError: the module is gone, or was never in this process.
-    """
+    """The equations that a name stands for."""
     return _find(name).cell
 
 
 def weights_of(name: str, tensors: list[Tensor], width: int, sizes: tuple[int, ...], dtype: torch.dtype) -> Any:
-    """The module that a name stands for, as it is now, with other parameters and buffers.
-
-    Args:
-        name: what a graph holds.
-        tensors: what the graph gives it.
-        width: of what it reads.
-        sizes: of its states.
-        dtype: of the values.
-
-    Raises:
-        DispatchError: the module is gone, or was changed so that the graph does not hold for it.
-    """
+    """The module that a name stands for, as it is now, with other parameters and buffers."""
     own = _find(name)
     module = own.module()
     there = {} if module is None else _tensors(module)

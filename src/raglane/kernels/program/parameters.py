@@ -76,11 +76,6 @@ def gradients(pairs: list[tuple[Tensor, Tensor]], wished: list[Tensor], *, keep:
     """The gradients of some tensors, from results and theirs.
 
     What :func:`torch.autograd.grad` does; but given gradients of results it imports half a second's worth of algebra.
-
-    Args:
-        pairs: results, and their gradients.
-        wished: what they were computed from.
-        keep: whether the graph is kept.
     """
     with torch.enable_grad():
         seed = _Seed.apply([grad for _, grad in pairs], *[part for part, _ in pairs])  # type: ignore[no-untyped-call]

@@ -33,14 +33,6 @@ def verify(wish: Wish, entry: Entry, found: Survey) -> str:
 
     Random numbers may be such that rounding alone changes a result: a quotient by a state that is nearly 0. A result
     may differ as far as torch's own does where the numbers are a few roundings apart.
-
-    Args:
-        wish: of what the program is.
-        entry: the program.
-        found: the survey of the weights.
-
-    Returns:
-        Why the program must not be used; nothing where all agrees.
     """
     generator = torch.Generator().manual_seed(0)
     is_telling = False
@@ -60,17 +52,7 @@ def verify(wish: Wish, entry: Entry, found: Survey) -> str:
 
 
 def verify_call(loop: Loop, tensors: tuple[Tensor, ...], found: Survey, dtype: torch.dtype) -> str:
-    """Compare a program with the module as it is, on the first rows that each sequence of a call reads.
-
-    Args:
-        loop: that was run.
-        tensors: on which.
-        found: the survey of the weights.
-        dtype: that numbers are computed in.
-
-    Returns:
-        Why the program must not be used any longer; nothing where all agrees, or where a number is not finite.
-    """
+    """Compare a program with the module as it is, on the first rows that each sequence of a call reads."""
     elements, states, _ = loop.parts(tensors)
     with _recording():
         starts, ends = loop.offsets[:-1], loop.offsets[1:]

@@ -87,11 +87,6 @@ def compare(predictions: Any, target: Any, weights: Any, reduction: Any) -> Comp
         target: a Ragged ``(N, ...)`` of the same lengths, or a tensor ``(B, ...)``.
         weights: a Ragged ``(N,)`` of the same lengths, a tensor ``(B,)``, or None.
         reduction: ``"element"``, ``"sequence"`` or ``"none"``.
-
-    Raises:
-        ArgumentTypeError: an argument of the wrong kind or dtype.
-        ArgumentError: an unknown reduction.
-        ShapeError: lengths, numbers of sequences or devices that do not fit.
     """
     check_reduction(reduction)
     check_predictions("input", predictions)
@@ -140,11 +135,6 @@ def sequence_weights(weights: Any, batch: Ragged) -> Tensor:
 
     Returns:
         ``(B,)`` of the dtype that losses are added up in.
-
-    Raises:
-        ArgumentTypeError: not a tensor of real numbers.
-        ShapeError: not one number per sequence, or on another device.
-        ArgumentError: a number (looked for on a CPU) that is not finite or below 0.
     """
     given = check_tensor("weights", weights, batch, "pass one number per sequence, such as torch.tensor(weights)")
     if given.shape != (len(batch),):
@@ -185,9 +175,6 @@ def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
 def check_reduction(reduction: Any) -> None:
     """Refuse what is not a reduction.
 
-    Raises:
-        ArgumentError: an unknown reduction.
-
     Example:
         >>> check_reduction("element")
     """
@@ -203,11 +190,7 @@ def check_reduction(reduction: Any) -> None:
 
 
 def check_predictions(name: str, batch: Any) -> None:
-    """Refuse predictions that are not a Ragged, or not of a floating-point dtype.
-
-    Raises:
-        ArgumentTypeError: the predictions are not a Ragged of a floating-point dtype.
-    """
+    """Refuse predictions that are not a Ragged, or not of a floating-point dtype."""
     if not isinstance(batch, Ragged):
         raise ArgumentTypeError(
             message(
@@ -240,18 +223,7 @@ def _rows(name: str, given: Any, batch: Ragged) -> Tensor:
 
 
 def check_tensor(name: str, given: Any, batch: Ragged, fix: str) -> Tensor:
-    """A tensor as it is.
-
-    Args:
-        name: what the caller calls it.
-        given: what was given.
-        batch: the predictions that it meets.
-        fix: what to do where it is not a tensor.
-
-    Raises:
-        ArgumentTypeError: not a tensor, or one that is nested, sparse, quantized or complex.
-        ShapeError: a tensor on another device.
-    """
+    """A tensor as it is."""
     if not isinstance(given, Tensor):
         raise ArgumentTypeError(message(name, f"a {type(given).__name__}", "a tensor", fix))
     if given.is_nested or given.layout is not torch.strided or given.is_complex() or given.is_quantized:
@@ -266,9 +238,6 @@ def check_tensor(name: str, given: Any, batch: Ragged, fix: str) -> Tensor:
 
 def check_numbers(name: str, numbers: Tensor) -> None:
     """Refuse weights that are not finite numbers of at least 0; they are looked at on a CPU alone.
-
-    Raises:
-        ArgumentError: a weight is not finite, or below 0.
 
     Example:
         >>> check_numbers("weights", torch.tensor([0.0, 2.0]))

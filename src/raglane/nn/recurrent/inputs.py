@@ -83,10 +83,6 @@ def read(input: Any, lengths: Any, batch_first: bool) -> Inputs:
         input: a Ragged ``(N, D)``, a PackedSequence, a tensor ``(B, T, D)`` or ``(T, B, D)``, or ``(T, D)``.
         lengths: for a padded tensor, ``(B,)`` integers from 0 to T; else None.
         batch_first: whether the batch is the first dimension of a padded tensor.
-
-    Raises:
-        ArgumentTypeError: an input of the wrong kind, or lengths with an input that has its own.
-        ShapeError: a tensor of other dimensions, or a sparse one.
     """
     if isinstance(input, (Ragged, PackedSequence)):
         if lengths is not None:
@@ -130,10 +126,6 @@ def flatten_marks(marks: Any, lengths: Any, batch_first: bool) -> Ragged:
         marks: a Ragged ``(N,)``, a PackedSequence, a tensor ``(B, T)`` or ``(T, B)``, or ``(T,)``.
         lengths: as for :func:`read`.
         batch_first: as for :func:`read`.
-
-    Raises:
-        ArgumentTypeError: as for :func:`read`.
-        ShapeError: as for :func:`read`.
 
     Example:
         >>> import torch

@@ -43,9 +43,6 @@ class Kept:
         """What was packed, if these are the weights that it was packed of; else nothing.
 
         Numbers that changed in a tensor that is still the same one end it for good: what was packed is let go.
-
-        Args:
-            weights: those of a call, one of the cell's ``weights_type`` per layer and direction.
         """
         # Another thread may end it meanwhile.
         place, all_known, packed = 0, self._known, self._packed
@@ -70,11 +67,7 @@ class Kept:
         return packed if place == len(all_known) else ()
 
     def changed(self, weights: AbstractSet[int]) -> None:
-        """End it, if it was packed of any of these weights.
-
-        Args:
-            weights: the ids of those that have changed.
-        """
+        """End it, if it was packed of any of these weights."""
         if any(id(known) in weights for known, *_ in self._known):
             self._end()
 

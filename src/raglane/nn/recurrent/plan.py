@@ -71,19 +71,7 @@ def plan_of(
     need_states: bool = False,
     is_dense: bool = False,
 ) -> Plan:
-    """The plan for the calls of a layer as it is now: the last one, where all that it rests on is as it was.
-
-    Args:
-        layer: the layer.
-        weights: the layer's, as they are now; how many there are.
-        data: the input, in any layout, for its dtype and device.
-        need_states: whether the states of every step are wanted.
-        is_dense: whether the input is a tensor in which every element is real.
-
-    Raises:
-        ArgumentError: an attribute of the layer was changed to what it cannot be.
-        DispatchError: no backend runs this.
-    """
+    """The plan for the calls of a layer as it is now: the last one, where all that it rests on is as it was."""
     width, size, layers = layer.input_size, layer.hidden_size, layer.num_layers
     facts = (
         layer.cell,

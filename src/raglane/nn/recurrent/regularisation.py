@@ -91,16 +91,7 @@ class Regularisation:
 
 
 def regularised(rule: Regularisation, cell: CellSpec, request: Request) -> Request:
-    """A request with all that a layer drops and holds, drawn before the first step.
-
-    Args:
-        rule: the probabilities; in evaluation only zoneout's matter.
-        cell: what :meth:`Regularisation.cell` makes of the request's cell.
-        request: of the plain cell.
-
-    Returns:
-        The request to run. Where dropout acts on the state, its mask is one state more, the last.
-    """
+    """A request with all that a layer drops and holds, drawn before the first step."""
     states, initial = len(request.cell.states), request.initial()
     zoneout = rule.held(states)
     drops = request.training and (rule.input_dropout > 0 or request.dropout > 0)

@@ -104,10 +104,6 @@ def prepare(
         pieces: the input cut at its resets, where there are any.
         need_output: False where only the state is read.
         need_states: whether the states of every step are wanted.
-
-    Raises:
-        ArgumentTypeError: a state of the wrong kind.
-        ShapeError: sizes, dtypes or devices that do not fit.
     """
     whole = inputs.batch
     _check_values(layer, weights, whole.values)
@@ -256,22 +252,7 @@ def _given_state(plan: Plan, hx: Any, inputs: Inputs, count: int, values: Tensor
 
 
 def _check_state(plan: Plan, hx: Any, count: int | None, values: Tensor, argument: str = "hx") -> tuple[Tensor, ...]:
-    """Check an initial state.
-
-    Args:
-        plan: of the layer.
-        hx: what the caller gave.
-        count: the number of sequences, or None where there is no batch.
-        values: what the layer reads, for its dtype and device.
-        argument: what the message calls it.
-
-    Returns:
-        One tensor per state of the cell, as they were given.
-
-    Raises:
-        ArgumentTypeError: a state of the wrong kind.
-        ShapeError: sizes, dtypes or devices that do not fit.
-    """
+    """Check an initial state."""
     names = plan.cell.states
     given = (hx,) if len(names) == 1 else hx
     if (

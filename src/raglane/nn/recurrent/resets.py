@@ -67,14 +67,6 @@ class Pieces:
 def check_marks(resets: Any, inputs: Any) -> None:
     """Raise where resets do not fit the input that they came with, as far as their kinds tell.
 
-    Args:
-        resets: what a layer was given.
-        inputs: the input beside it, of a kind that layers take.
-
-    Raises:
-        ArgumentTypeError: resets of the wrong kind, or not bool.
-        ShapeError: resets of the wrong shape.
-
     Example:
         >>> check_marks(torch.tensor([[True, False]]), torch.zeros(1, 2, 3))
     """
@@ -101,9 +93,6 @@ def split(batch: Ragged, resets: Ragged) -> Pieces:
     Args:
         batch: ``B`` sequences.
         resets: of the same lengths, ``(N,)`` bool: True where a new episode starts.
-
-    Raises:
-        ShapeError: other lengths, or elements of several bools.
 
     Example:
         >>> batch = Ragged([torch.zeros(3, 1), torch.zeros(2, 1)])

@@ -61,11 +61,7 @@ def _send(pipe: Connection, *words: Any) -> None:
 
 
 def run(pipe: Connection) -> None:
-    """Do the work that comes over a pipe, and say over it how that ended.
-
-    Args:
-        pipe: to the process that watches over this one; this process ends when that one does.
-    """
+    """Do the work that comes over a pipe, and say over it how that ended."""
     # Whom to stop, the process that watches over this one knows; to stop this rank alone would stop the others, too.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     stops = Stops()

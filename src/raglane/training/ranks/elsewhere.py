@@ -26,12 +26,6 @@ _MEET = ("MASTER_ADDR", "MASTER_PORT")
 def found(environment: Mapping[str, str] = os.environ) -> Ranks | None:
     """The ranks that this process is one of, as its environment says; None where it says of no others.
 
-    Args:
-        environment: variables as torchrun sets them.
-
-    Raises:
-        ArgumentError: a variable is not a number.
-
     Example:
         >>> ranks = found({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"})
         >>> (ranks.rank, ranks.count, ranks.local), found({})
@@ -50,16 +44,7 @@ def found(environment: Mapping[str, str] = os.environ) -> Ranks | None:
 
 
 def lead(work: Work, watcher: Watcher | None, ranks: Ranks) -> TrainingResult:
-    """Do a training with ranks that wait for it.
-
-    Args:
-        work: checked and settled; its folder is locked by this process.
-        watcher: told of batches and epochs.
-        ranks: of which this is the first.
-
-    Raises:
-        LostRankError: another rank has gone; the run is saved where there was something to save.
-    """
+    """Do a training with ranks that wait for it."""
     ranks.join()
     try:
         ranks.from_first((work, current_flags()))
@@ -75,17 +60,7 @@ def lead(work: Work, watcher: Watcher | None, ranks: Ranks) -> TrainingResult:
 
 
 def follow(ranks: Ranks) -> TrainingResult:
-    """Do this rank's part of a training that the first one leads.
-
-    Args:
-        ranks: of which this is not the first.
-
-    Returns:
-        What the first rank has of it.
-
-    Raises:
-        SystemExit: the first rank has gone, or the training failed; that one tells why.
-    """
+    """Do this rank's part of a training that the first one leads."""
     ranks.join()
     try:
         work, names = ranks.from_first(None)

@@ -53,14 +53,7 @@ class Ranks:
         return self.rank == 0
 
     def device_of(self, device: torch.device) -> torch.device:
-        """Where this rank trains, on a device of some kind: each has a GPU of its own.
-
-        Args:
-            device: of the training.
-
-        Raises:
-            ArgumentError: there are fewer GPUs.
-        """
+        """Where this rank trains, on a device of some kind: each has a GPU of its own."""
         if self.count == 1 or device.type != "cuda":
             return device
         there = torch.cuda.device_count()
@@ -72,14 +65,7 @@ class Ranks:
         return torch.device("cuda", self.local)
 
     def join(self, store: Any = None) -> None:
-        """Meet the other ranks; returns when all are there.
-
-        Args:
-            store: of ``torch.distributed``, which all of them know; None for the one that the environment names.
-
-        Raises:
-            RuntimeError: they do not all come, or cannot reach each other.
-        """
+        """Meet the other ranks; returns when all are there."""
         from torch import distributed
 
         # What is on a GPU is summed there, if anything is; the same on every rank, whatever it will be told.
@@ -95,14 +81,7 @@ class Ranks:
             distributed.destroy_process_group()
 
     def sums(self, *numbers: Tensor | float) -> list[Tensor]:
-        """Numbers summed over all ranks, each a 0-d float64 tensor, the same bits on every rank.
-
-        Args:
-            *numbers: 0-d each; the tensors among them on one device.
-
-        Raises:
-            RuntimeError: a rank has gone.
-        """
+        """Numbers summed over all ranks, each a 0-d float64 tensor, the same bits on every rank."""
         device = next((number.device for number in numbers if isinstance(number, Tensor)), torch.device("cpu"))
         stacked = torch.stack([torch.as_tensor(number, device=device).detach().double() for number in numbers])
         if self.count > 1:
@@ -112,12 +91,7 @@ class Ranks:
         return list(stacked.unbind())
 
     def whole(self, score: Score, elements: int) -> tuple[Score, Tensor | int]:
-        """The score of the batches of all ranks, and how many elements they have.
-
-        Args:
-            score: of this rank's batch.
-            elements: of this rank's batch.
-        """
+        """The score of the batches of all ranks, and how many elements they have."""
         if self.count == 1:
             return score, elements
         loss, metric, count, baseline, total = self.sums(
@@ -126,11 +100,7 @@ class Ranks:
         return replace(score, loss=loss, metric=metric, count=count, baseline=baseline), total
 
     def gathered(self, mine: Any) -> list[Any]:
-        """What each rank has, in their order, on every rank.
-
-        Args:
-            mine: can be pickled; tensors on the CPU.
-        """
+        """What each rank has, in their order, on every rank."""
         if self.count == 1:
             return [mine]
         from torch import distributed
@@ -140,16 +110,7 @@ class Ranks:
         return found
 
     def joined(self, mine: Tensor, rows: range, count: int) -> Tensor:
-        """A tensor of which each rank has some rows, whole on every rank.
-
-        Args:
-            mine: ``(layers, len(rows), *size)``, the rows of this rank.
-            rows: which of them these are.
-            count: of all ranks together.
-
-        Raises:
-            RuntimeError: a rank has gone.
-        """
+        """A tensor of which each rank has some rows, whole on every rank."""
         if self.count == 1:
             return mine
         from torch import distributed
@@ -161,11 +122,7 @@ class Ranks:
         return whole
 
     def from_first(self, mine: Any) -> Any:
-        """What the first rank has, on every rank.
-
-        Args:
-            mine: can be pickled; looked at on the first rank only.
-        """
+        """What the first rank has, on every rank."""
         from torch import distributed
 
         found = [mine]
@@ -192,10 +149,6 @@ class Ranks:
 def lost(what: str, folder: Path | None) -> LostRankError:
     """The error of a training of which a rank has gone.
 
-    Args:
-        what: which, and how.
-        folder: of the run, or None.
-
     Example:
         >>> str(lost("rank 1, killed by SIGKILL", None))[:58]
         'ranks: got rank 1, killed by SIGKILL; the rule: all of the'
@@ -206,11 +159,7 @@ def lost(what: str, folder: Path | None) -> LostRankError:
 
 
 def lost_worker(folder: Path | None) -> LostRankError:
-    """The error of a training of which a process that prepares batches has gone.
-
-    Args:
-        folder: of the run, or None.
-    """
+    """The error of a training of which a process that prepares batches has gone."""
     what = "one that died, as where the machine has no memory left"
     fix = f"{_how_to_go_on(folder) or 'train again'}; fewer of them take less memory"
     return LostRankError(message("workers", what, "a worker lives until the end", fix))

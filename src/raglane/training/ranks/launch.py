@@ -96,14 +96,7 @@ class _Rank:
 
 
 def start_process(pipe: Connection) -> tuple[Process, Callable[[], int | None]]:
-    """Start a process that waits for its work.
-
-    Args:
-        pipe: its end.
-
-    Returns:
-        The process, and what gives its exit code: None while it runs, minus a signal's number where that killed it.
-    """
+    """Start a process that waits for its work."""
     environment = os.environ | _network()
     command = [sys.executable, "-m", "raglane.training.ranks.child", str(pipe.fileno())]
     # In a session of its own: Ctrl-C reaches the process that watches over it, which passes it on.
@@ -129,17 +122,7 @@ def _network() -> dict[str, str]:
 
 
 def launch(work: Work, watcher: Watcher | None = None) -> TrainingResult:
-    """Do a training in as many processes as its settings say.
-
-    Args:
-        work: checked and settled; its folder is locked by this process.
-        watcher: told of batches and epochs.
-
-    Raises:
-        LostRankError: a process died; the run is saved where there was something to save.
-        RaglaneError: what the ranks raised.
-        KeyboardInterrupt: a second Ctrl-C.
-    """
+    """Do a training in as many processes as its settings say."""
     from torch import distributed
 
     settings = work.settings

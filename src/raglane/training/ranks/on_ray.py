@@ -32,11 +32,7 @@ _OWN = ".ray"
 
 
 def connected() -> Any:
-    """Ray, connected to the cluster that the environment or this machine has, or to one that is started here.
-
-    Raises:
-        MissingExtraError: Ray is not installed.
-    """
+    """Ray, connected to the cluster that the environment or this machine has, or to one that is started here."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
     ray = require("ray", "ray")
@@ -50,16 +46,7 @@ def connected() -> Any:
 
 
 def check_machines(ray: Any, folder: Path, given_as: str) -> None:
-    """Refuse a cluster of which a machine lacks this version of Raglane, or a folder that all machines must share.
-
-    Args:
-        ray: of :func:`connected`.
-        folder: that was made here.
-        given_as: the argument that names its place, for the message.
-
-    Raises:
-        ArgumentError: the message names the machine, and what it lacks.
-    """
+    """Refuse a cluster of which a machine lacks this version of Raglane, or a folder that all machines must share."""
     machines = [machine for machine in ray.nodes() if machine["Alive"]]
     if len(machines) < 2:
         return
@@ -181,18 +168,7 @@ def _worker(config: dict[str, Any]) -> None:
 
 
 def launch_on_ray(work: Work, watcher: Watcher | None = None) -> TrainingResult:
-    """Do a training in workers of a Ray cluster.
-
-    Args:
-        work: checked and settled; its folder is locked by this process.
-        watcher: told of batches and epochs.
-
-    Raises:
-        ArgumentError: the run has no folder.
-        LostRankError: workers were lost again and again.
-        MissingExtraError: Ray is not installed.
-        RaglaneError: what the workers raised.
-    """
+    """Do a training in workers of a Ray cluster."""
     folder = work.folder
     if folder is None:
         rule = "workers of a cluster write to a folder that all of them see"

@@ -12,16 +12,7 @@ __all__ = ["spread"]
 
 
 def spread(work: Work, watcher: Watcher | None = None) -> TrainingResult:
-    """Do a training in this process, or in as many as its settings say.
-
-    Args:
-        work: checked and settled; its folder is locked by this process.
-        watcher: told of batches and epochs.
-
-    Raises:
-        LostRankError: one of the processes died.
-        RaglaneError: what :func:`~raglane.training.work.perform` raises, wherever it was raised.
-    """
+    """Do a training in this process, or in as many as its settings say."""
     others = found()
     if others is not None:
         # For what does not go with several ranks; how many there are is not a choice of the run.

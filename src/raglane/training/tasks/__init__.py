@@ -37,10 +37,6 @@ TASKS: dict[str, type[Task]] = {
 def settle(settings: Settings, training: Records | Dataset) -> tuple[Settings, str | None]:
     """Settings with the loss that suits the data where none is chosen, and a line that says so.
 
-    Args:
-        settings: of the training.
-        training: the sequences to train on.
-
     Example:
         >>> import numpy as np
         >>> from raglane.data.records import offsets_of
@@ -65,25 +61,13 @@ def _is_binary(training: Records | Dataset) -> bool:
 
 
 def fit(training: Records | Dataset, settings: Settings) -> Preprocessor:
-    """What a task learns of the training part: binary channels are left as they are, others are scaled.
-
-    Args:
-        training: the sequences to train on.
-        settings: settled.
-
-    Raises:
-        DataError: there is nothing to learn from, or something is missing that must not be.
-    """
+    """What a task learns of the training part: binary channels are left as they are, others are scaled."""
     is_binary = settings.task == "forecast" and settings.loss_name == "bce"
     return Preprocessor.fit(training, task=settings.task, missing=settings.missing, standardize=not is_binary)
 
 
 def make_task(preprocessor: Preprocessor, settings: ModelSettings) -> Task:
     """The task of a model.
-
-    Args:
-        preprocessor: what was learned of the training part.
-        settings: of the model, or of the training.
 
     Example:
         >>> make_task(Preprocessor("classify", labels=("no", "yes")), ModelSettings("classify")).metric

@@ -190,11 +190,7 @@ def values_of(output: Tensor | Ragged) -> Tensor:
 
 
 def targets_of(batch: Batch) -> Tensor:
-    """The targets of a batch.
-
-    Raises:
-        ArgumentError: it has none.
-    """
+    """The targets of a batch."""
     if batch.targets is None:
         raise ArgumentError(
             message("batch", "sequences without targets", "a score needs targets", "give data with labels")

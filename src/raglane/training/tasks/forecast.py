@@ -57,11 +57,7 @@ class Forecast(Task):
 
     @staticmethod
     def output_size(preprocessor: Preprocessor) -> int:
-        """The number of channels.
-
-        Raises:
-            DataError: elements are tokens.
-        """
+        """The number of channels."""
         if preprocessor.is_tokens:
             rule = "a forecast is of numbers"
             raise DataError(message("task", "'forecast' and token sequences", rule, "use classify or tag"))

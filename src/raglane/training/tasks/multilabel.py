@@ -21,13 +21,6 @@ __all__ = ["MultiLabel", "best_thresholds"]
 def best_thresholds(shares: Tensor, targets: Tensor) -> Tensor:
     """For each label the probability from which on it is told, so that its F1 score is highest.
 
-    Args:
-        shares: ``(M, K)`` probabilities.
-        targets: ``(M, K)``, 1 where the label is there, else 0.
-
-    Returns:
-        ``(K,)`` float32, each in the middle between two neighbouring probabilities; 0.5 for a label that is nowhere.
-
     Example:
         >>> best_thresholds(torch.tensor([[0.1], [0.3], [0.2]]), torch.tensor([[0.0], [1.0], [0.0]])).tolist()
         [0.25]

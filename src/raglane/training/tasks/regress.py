@@ -24,12 +24,6 @@ _POINTS = 2000
 def loss_of_errors(errors: Tensor, name: str, quantile: float = 0.5) -> Tensor:
     """The loss of each error.
 
-    Args:
-        errors: predictions less targets, scaled, of any shape.
-        name: ``mse``, ``mae``, ``huber`` (quadratic up to an error of 1, then linear; Huber, 1964) or ``quantile``
-            (Koenker and Bassett, 1978).
-        quantile: the share of targets that are to lie below the predictions, for ``quantile``.
-
     Example:
         >>> errors = torch.tensor([-2.0, 0.5])
         >>> [loss_of_errors(errors, name, 0.75).tolist() for name in ("mse", "mae", "huber", "quantile")]
