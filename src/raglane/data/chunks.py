@@ -16,7 +16,7 @@ from raglane.data.collate import collate
 from raglane.data.dataset import SequenceDataset
 from raglane.data.epochs import Epochs, check_least
 from raglane.data.order.shares import share_out
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, argument, count_of, message
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
 from raglane.ragged import Ragged
 
 __all__ = ["Chunk", "Chunks"]
@@ -83,13 +83,14 @@ class Chunks(Epochs[Chunk]):
         shuffle: whether every epoch has an order of its own.
         seed: 0 or above.
         ranks: processes that share the streams: each has every ``ranks``-th of them, and all have equally many chunks.
+            Where there are fewer streams than ranks, the others' chunks have no rows.
         rank: which of them this is, from 0.
 
     Raises:
         ArgumentTypeError: data or targets of the wrong kind, or ``shuffle`` is not a bool.
         ShapeError: targets of other lengths, or samples that do not fit together.
-        ArgumentError: ``batch_size``, ``steps`` or ``seed`` is too small, the list is empty, targets come twice, or
-            there are fewer streams than ranks.
+        ArgumentError: ``batch_size``, ``steps`` or ``seed`` is too small, the list is empty, or targets come
+            twice.
 
     Example:
         >>> songs = Ragged([torch.arange(5), torch.arange(10, 12), torch.arange(20, 21)])
@@ -116,12 +117,6 @@ class Chunks(Epochs[Chunk]):
         check_least("batch_size", batch_size, 1, most=2**31 - 1)
         check_least("ranks", ranks, 1)
         check_least("rank", rank, 0, ranks - 1)
-        if batch_size < ranks:
-            got, rule = (
-                f"{count_of(ranks, 'rank')} for {count_of(batch_size, 'stream')}",
-                "each rank has a stream at least",
-            )
-            raise ArgumentError(message("ranks", got, rule, f"take fewer ranks, or raise {argument('batch_size')}"))
         check_least("steps", steps, 1)
         check_least("seed", seed, 0)
         self._inputs, own_targets = _read(data)
