@@ -116,7 +116,7 @@ FAULTS: dict[str, Fault] = {
         "data/test_stored_mistakes.py::test_a_dataset_of_a_relative_path_is_read_from_another_folder",
     ),
     "labels-of-other-types-merge": Fault(
-        "src/raglane/data/shards.py",
+        "src/raglane/data/layout.py",
         "if kinds and before and not set(kinds) & set(before):",
         "if kinds and not before:",
         "data/test_label_kinds.py::test_labels_of_other_types_are_refused",

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane.data.features import Feature
+from raglane.data.layout import Layout
 from raglane.data.records import Records, offsets_of
-from raglane.data.shards import Layout
 from raglane.data.targets import Targets
 from raglane.errors import require
 

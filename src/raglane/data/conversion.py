@@ -24,10 +24,11 @@ from raglane.data.formats.integrity import checksums, seal
 from raglane.data.formats.ipc import DESCRIPTION, FORMAT_VERSION, LENGTHS, STATISTICS, is_converted
 from raglane.data.formats.pieces import pieces_of, sift
 from raglane.data.jobs import Job, State, clear, progress_file
+from raglane.data.layout import Layout, check_labels
 from raglane.data.locations import expand, fingerprint, local, size_of
 from raglane.data.progress import Progress
 from raglane.data.records import LISTS, Columns, Records, Skipped
-from raglane.data.shards import Layout, bounded, bytes_of, check_labels, write_shard
+from raglane.data.shards import bounded, bytes_of, write_shard
 from raglane.data.skipping import ON_BAD_ROW, SKIPPED, Alike, skipped_lines
 from raglane.data.statistics import Statistics
 from raglane.data.stores import offsets_in, span_in

@@ -10,8 +10,8 @@ from typing import Any
 
 from raglane.data import shards
 from raglane.data.formats.ipc import FORMAT_VERSION
+from raglane.data.layout import Layout
 from raglane.data.records import Columns
-from raglane.data.shards import Layout
 from raglane.data.statistics import Statistics
 from raglane.errors import ArgumentError, argument, message, quote
 from raglane.files import remove, write_file

@@ -12,10 +12,10 @@ from typing import Any
 from raglane.data.formats import FORMATS, pick, read
 from raglane.data.formats.ipc import is_converted, slices, table_of, with_names
 from raglane.data.formats.table import choose
+from raglane.data.layout import check_labels
 from raglane.data.locations import expand, is_url, local
 from raglane.data.parts import Memory, Store, Tables
 from raglane.data.records import Columns
-from raglane.data.shards import check_labels
 from raglane.data.stores import Groups, Shards
 from raglane.errors import ArgumentError, ArgumentTypeError, DataError, argument, message, quote, require
 

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from raglane.data.beside import Beside
 from raglane.data.formats.ipc import named, readable
 from raglane.data.formats.table import Chosen, records_of
+from raglane.data.layout import Layout
 from raglane.data.records import Columns, Records
-from raglane.data.shards import Layout
 from raglane.data.statistics import Channel, Statistics
 from raglane.errors import require
 

@@ -7,176 +7,28 @@ labels are dictionaries: 4 bytes for each, and each word once.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from itertools import chain, pairwise
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from raglane.data.beside import columns_beside
 from raglane.data.formats.ipc import CHANNELS
-from raglane.data.records import Columns, Records, offsets_of
-from raglane.data.targets import TASKS, kinds_of
-from raglane.errors import DataError, message, quote, quote_all, require
+from raglane.data.layout import Layout
+from raglane.data.records import Records, offsets_of
+from raglane.errors import DataError, message, quote, require
 from raglane.files import whole_file
 
-__all__ = ["SHARD", "Layout", "bounded", "bytes_of", "check_labels", "layout_in", "write_shard"]
+__all__ = ["SHARD", "bounded", "bytes_of", "write_shard"]
 
 # Bytes of a shard: large enough that few are open, and small enough to be made in memory.
 SHARD = 1 << 27
 
 # Elements that 32-bit offsets reach.
 _MOST = 2**31 - 1
-
-
-@dataclass(frozen=True)
-class Layout:
-    """What all shards have in common.
-
-    Attributes:
-        is_tokens: tokens rather than features.
-        channels: of features.
-        ids: ``"numbers"``, ``"texts"`` or ``"none"``.
-        has_labels: one per sequence.
-        has_tags: one label per element.
-        targets: ``"numbers"`` or ``"sets"`` of labels to learn, or ``"none"``.
-        targets_per_element: whether there is one row of them per element.
-        target_names: of the numbers.
-        features: beside the values: the name of each, whether there is one per sequence, and whether it is a number.
-        label_kinds: what classes, or the labels of sets, were in the source; () where that is not known.
-    """
-
-    is_tokens: bool
-    channels: tuple[str, ...]
-    ids: str
-    has_labels: bool
-    has_tags: bool
-    targets: str = "none"
-    targets_per_element: bool = False
-    target_names: tuple[str, ...] = ()
-    features: tuple[tuple[str, bool, bool], ...] = ()
-    label_kinds: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, records: Records) -> Layout:
-        """The layout of some records."""
-        ids = "none"
-        if records.ids is not None:
-            ids = "numbers" if all(isinstance(name, int) for name in records.ids) else "texts"
-        has_tags, targets = records.tags is not None, records.targets
-        kind = "none" if targets is None else "numbers" if targets.is_numbers else "sets"
-        return cls(
-            records.is_tokens,
-            records.channels,
-            ids,
-            records.labels is not None,
-            has_tags,
-            kind,
-            targets is not None and targets.per_element,
-            () if targets is None else targets.names,
-            tuple((feature.name, feature.per_sequence, feature.is_numbers) for feature in records.features),
-            _label_kinds(records),
-        )
-
-    @property
-    def kind(self) -> str:
-        """What the elements are, in words."""
-        own = "tokens" if self.is_tokens else f"features ({quote_all(self.channels)})"
-        return own if not self.features else f"{own} beside {quote_all(name for name, _, _ in self.features)}"
-
-    def serves(self, task: str) -> bool:
-        """Whether there are labels of the kind that a task learns.
-
-        Example:
-            >>> Layout(True, (), "none", False, True).serves("tag"), Layout(True, (), "none", True, False).serves("tag")
-            (True, False)
-        """
-        wanted = TASKS[task]
-        if wanted.label == "class":
-            return self.has_tags if wanted.per == "element" else self.has_labels
-        return wanted.label is None or self.targets == ("sets" if wanted.label == "set" else "numbers")
-
-    def check(self, records: Records, first: str = "") -> None:
-        """Refuse records of another layout; sequences without elements are of every kind."""
-        found = Layout.of(records)
-        if len(records.values) == 0:
-            found = replace(found, is_tokens=self.is_tokens, channels=self.channels)
-        if found == self:
-            return
-        if records.label_kinds is not None:
-            check_labels(found.label_kinds, str(records.source), self.label_kinds, first)
-        for name, here, before in (
-            ("tokens or features", found.kind, self.kind),
-            ("ids", found.ids, self.ids),
-            ("labels per sequence", found.has_labels, self.has_labels),
-            ("labels per element", found.has_tags, self.has_tags),
-            ("targets", found.targets, self.targets),
-            ("targets per element", found.targets_per_element, self.targets_per_element),
-            ("numbers to learn", quote_all(found.target_names), quote_all(self.target_names)),
-            ("features", quote(found.features), quote(self.features)),
-        ):
-            if here != before:
-                got = f"{name}: {here} from {records.describe_row(0)} on, after {before}"
-                rule = "all files, and all rows, are of one schema"
-                fix = "convert what differs by itself, or make it alike"
-                raise DataError(message(f"{records.source}", got, rule, fix))
-
-    def to_config(self) -> dict[str, Any]:
-        """Everything as JSON values."""
-        return {**asdict(self), "channels": list(self.channels)}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Layout:
-        """The object that :meth:`to_config` described."""
-        names = {name: tuple(config.get(name, ())) for name in ("channels", "target_names", "label_kinds")}
-        return cls(**{**config, **names, "features": tuple(map(tuple, config.get("features", ())))})
-
-    def names(self, columns: Columns) -> dict[str, str]:
-        """What the columns of a shard are called, by their roles: as in the source, where that has names.
-
-        Example:
-            >>> Layout(True, (), "texts", True, False).names(Columns(label="kind"))
-            {'label': 'kind', 'id': 'id', 'sequence': 'sequence'}
-        """
-        wanted = {"label": columns.label, "id": columns.id, "sequence": columns.sequence}
-        if not (self.has_labels or self.has_tags or self.targets != "none"):
-            del wanted["label"]
-        if self.ids == "none":
-            del wanted["id"]
-        names: dict[str, str] = {}
-        taken = {name for name, _, _ in self.features}
-        for role, name in wanted.items():
-            # A format without such columns may be told the name of another.
-            free = [f"the {role}", role] if name is None else [f"the {role}", role, name]
-            while free[-1] in names.values() or free[-1] in taken:
-                free.pop()
-            names[role] = free[-1]
-        return names
-
-
-def _label_kinds(records: Records) -> tuple[str, ...]:
-    """What the labels of records were in their source: as it has them, or as they are written."""
-    if records.label_kinds is not None:
-        return records.label_kinds
-    if records.targets is None:
-        return kinds_of(records.labels or () if records.tags is None else records.tags.tolist())
-    return () if records.targets.is_numbers else kinds_of(chain.from_iterable(records.targets.values))
-
-
-def check_labels(kinds: tuple[str, ...], source: str, before: tuple[str, ...], first: str) -> None:
-    """Refuse labels none of which is of a kind that those before are of: 1, "1" and 1.0 would be three, or one."""
-    if kinds and before and not set(kinds) & set(before):
-        got = f"labels that are {' and '.join(kinds)}, after {' and '.join(before)}"
-        got += f" in {first}" if first and first != source else ""
-        rule = "the labels of all files are of one kind"
-        raise DataError(message(source, got, rule, "write them alike, or read the files one by one"))
-
-
-def layout_in(description: Mapping[str, Any]) -> Layout:
-    """The layout of a folder that was converted."""
-    return Layout.from_config({field.name: description[field.name] for field in fields(Layout)})
 
 
 def bytes_of(records: Records) -> int:
@@ -238,9 +90,6 @@ def _table(parts: Sequence[Records], layout: Layout, names: dict[str, str]) -> A
         columns[names["label"]] = lists.from_arrays(starts, _words(np.concatenate(tags)))
     elif layout.has_labels:
         columns[names["label"]] = _words([label for records in parts for label in records.labels or ()])
-    # Imported here, since it is made of layouts.
-    from raglane.data.beside import columns_beside
-
     columns |= columns_beside(parts, layout, names.get("label", ""), lambda entries: lists.from_arrays(starts, entries))
     if layout.ids != "none":
         columns[names["id"]] = _ids([name for records in parts for name in records.ids or ()], layout)

@@ -12,8 +12,8 @@ import numpy as np
 from raglane.data.features import joined as joined_features
 from raglane.data.formats.base import Format
 from raglane.data.formats.pieces import Piece, pieces_of, sift
+from raglane.data.layout import Layout
 from raglane.data.records import Columns, Records, Skipped, offsets_of
-from raglane.data.shards import Layout
 from raglane.data.targets import Targets
 from raglane.errors import DataError
 

@@ -19,10 +19,10 @@ from raglane.data.formats.base import check_readable
 from raglane.data.formats.integrity import Blocks, damaged, verify_file
 from raglane.data.formats.ipc import DESCRIPTION, LENGTHS, STATISTICS, described, opened, readable
 from raglane.data.formats.table import Chosen, choose, records_of
+from raglane.data.layout import Layout, layout_in
 from raglane.data.locations import is_url, open_location
 from raglane.data.parts import Part, Store, list_lengths
 from raglane.data.records import Columns
-from raglane.data.shards import Layout, layout_in
 from raglane.data.statistics import Statistics
 from raglane.errors import require
 

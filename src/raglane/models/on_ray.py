@@ -70,7 +70,7 @@ def predict_on_ray(run: Run, data: str, output: Path, workers: int | None = None
             ray.data.from_items(places, override_num_blocks=len(places))
             .map_batches(
                 _Worker,
-                fn_constructor_args=(TablePredictor(run, **options), tuple(blocks), str(partial)),
+                fn_constructor_args=(run.predictor(**options), tuple(blocks), str(partial)),
                 compute=strategy,
                 batch_size=1,
                 num_cpus=1,

@@ -205,7 +205,7 @@ class Run:
             >>> run.predictor()({"walk": [[0.2, 0.7]]})["prediction"]
             ['up']
         """
-        return TablePredictor(self, **options)
+        return TablePredictor(self, load, **options)
 
     def evaluate(
         self,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -12,13 +13,10 @@ from raglane.errors import ArgumentTypeError, message, require
 from raglane.training.own_cell import named_code, take_code
 from raglane.training.stored import finite
 
-if TYPE_CHECKING:
-    from raglane.models.run import Run
-
 __all__ = ["TablePredictor"]
 
 # The runs that this process has read, by what a predictor calls them.
-_RUNS: dict[str, Run] = {}
+_RUNS: dict[str, Any] = {}
 
 
 class TablePredictor:
@@ -29,7 +27,8 @@ class TablePredictor:
     for bit, in whatever table it comes.
 
     Args:
-        run: that predicts.
+        run: the :class:`raglane.Run` that predicts.
+        load: :func:`raglane.load`, for the other processes.
         options: of :meth:`raglane.Run.predict`.
 
     Example:
@@ -42,8 +41,8 @@ class TablePredictor:
         ['down', 'up']
     """
 
-    def __init__(self, run: Run, **options: Any) -> None:
-        self.options = options
+    def __init__(self, run: Any, load: Callable[[str], Any], **options: Any) -> None:
+        self.options, self._load = options, load
         if run.folder is not None:
             self._source: Any = str(run.folder.absolute())
             self._key = self._source
@@ -54,19 +53,17 @@ class TablePredictor:
         _RUNS.setdefault(self._key, run)
 
     @property
-    def run(self) -> Run:
+    def run(self) -> Any:
         """What predicts, read at the first call in a process.
 
         Raises:
             CheckpointError: the folder of the run is not there, or damaged.
         """
         if self._key not in _RUNS:
-            from raglane.models.run import load
-
             source = self._source
             if isinstance(source, str):
                 take_code(self._code)
-                _RUNS[self._key] = load(source)
+                _RUNS[self._key] = self._load(source)
             else:
                 _RUNS[self._key] = pickle.loads(source)
         return _RUNS[self._key]
