@@ -100,7 +100,7 @@ FAULTS: dict[str, Fault] = {
         "test_layouts.py",
     ),
     "padded-lengths-are-the-callers-memory": Fault(
-        "src/raglane/packing/flat.py",
+        "src/raglane/packing/index.py",
         "_on(host.copy(), padded.device)",
         "_on(host, padded.device)",
         "ragged/test_travelling.py::test_lengths_that_their_owner_changes_are_not_the_batchs",

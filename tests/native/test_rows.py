@@ -14,7 +14,7 @@ import raglane as rl
 from looped import looped
 from raglane.errors import ArgumentError
 from raglane.native import missing_kernels, rows
-from raglane.packing import flat
+from raglane.packing import flat, index
 
 pytestmark = pytest.mark.skipif(missing_kernels() is not None, reason=str(missing_kernels()))
 
@@ -61,8 +61,8 @@ def test_a_padded_tensor_there_and_back(lengths: list[int], batch_first: bool, d
     output = torch.randn(sum(lengths), 4).to(dtype)
     back = layout.from_flat(output)
     with by_arithmetic():
-        assert back.equal(flat.flat_to_padded(output, offsets, max(lengths) + 2, batch_first))
-    assert back.equal(flat.flat_to_padded(output, offsets, max(lengths) + 2, batch_first))
+        assert back.equal(index.flat_to_padded(output, offsets, max(lengths) + 2, batch_first))
+    assert back.equal(index.flat_to_padded(output, offsets, max(lengths) + 2, batch_first))
     assert layout.to_flat(back, sum(lengths)).equal(output)
 
 
@@ -108,7 +108,7 @@ def test_large_batches_are_divided_among_threads(threads: int) -> None:
             steps = padded.shape[1 if batch_first else 0]
             with by_arithmetic():
                 assert values.equal(flat.flatten_padded(padded, lengths, batch_first).values)
-                wanted = flat.flat_to_padded(values, layout.offsets, steps, batch_first)
+                wanted = index.flat_to_padded(values, layout.offsets, steps, batch_first)
             assert layout.from_flat(values).equal(wanted)
         packed = _pack(lengths.tolist(), features=130)
         values, layout = rows.flatten_packed(packed) or pytest.fail("not taken")

@@ -19,7 +19,8 @@ from raglane.kernels.checks import check, check_stack
 from raglane.kernels.contract import Dense, DirectionResult, Packed, Request, Result, Traits
 from raglane.kernels.layers import run_directions, run_layers
 from raglane.layouts import packed_layout
-from raglane.packing.flat import flat_to_padded, flatten_padded
+from raglane.packing.flat import flatten_padded
+from raglane.packing.index import flat_to_padded
 from raglane.segments import plain as segments
 from raglane.tracing import has_tangent, is_exporting
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
@@ -13,32 +12,20 @@ from torch.nn.utils.rnn import PackedSequence
 from raglane.checks import check_storage
 from raglane.indexing import place_rows, take_rows
 from raglane.layouts import (
-    IntArray,
-    conjugate,
     inverse,
-    on_host,
     packed_layout,
-    padded_rows,
-    rows_of,
-    unpacked_rows,
 )
 from raglane.native import rows
 from raglane.packing.arguments import (
-    read_packed,
     read_padded,
-    read_padded_lengths_on_host,
     read_padding_side,
 )
-from raglane.packing.permutations import check_permutation
-from raglane.segments.plain import lengths_from_offsets, offsets_from_lengths
+from raglane.packing.index import find_packed, find_padded, flat_to_padded
+from raglane.segments.plain import lengths_from_offsets
 from raglane.tracing import never_traced, records_operators
 
 __all__ = [
-    "Elements",
     "Flattened",
-    "find_packed",
-    "find_padded",
-    "flat_to_padded",
     "flatten_packed",
     "flatten_padded",
     "pack_flat",
@@ -64,50 +51,6 @@ def pack_flat(values: Tensor, offsets: Tensor, lengths: Tensor) -> PackedSequenc
     """
     index, batch_sizes, sorted_indices = packed_layout(lengths, offsets)
     return PackedSequence(take_rows(values, index), batch_sizes, sorted_indices, inverse(sorted_indices))
-
-
-class Elements(NamedTuple):
-    """Where the elements of a padded batch or a pack are, sequence after sequence.
-
-    Attributes:
-        rows: ``(M, *features)``, the table that holds them.
-        index: ``(N,)`` int64 with the table: the row of each element, none twice.
-        lengths: ``(B,)`` int64 on the CPU.
-        offsets: ``(B + 1,)`` int64 with the table.
-    """
-
-    rows: Tensor
-    index: Tensor  # type: ignore[assignment]  # hides tuple.index, which nobody calls
-    lengths: Tensor
-    offsets: Tensor
-
-
-@never_traced
-def find_packed(packed: PackedSequence, argument: str = "packed") -> Elements:
-    """The elements of a PackedSequence in the caller's order; its data is the table, of which no row is left out.
-
-    On a device this waits once, for ``sorted_indices``, where the pack has them: the lengths in the caller's order
-    are wanted on the host.
-
-    Example:
-        >>> packed = pack_flat(torch.tensor([3, 4, 1, 2, 3]), torch.tensor([0, 2, 5]), torch.tensor([2, 3]))
-        >>> found = find_packed(packed)
-        >>> found.index.tolist(), found.offsets.tolist()
-        ([1, 3, 0, 2, 4], [0, 2, 5])
-    """
-    batch_sizes, sorted_indices, count = read_packed(packed, argument)
-    data = packed.data
-    lengths = conjugate(batch_sizes, count)
-    ranks: IntArray = np.arange(count, dtype=np.int64)
-    if sorted_indices is not None:
-        order = on_host(sorted_indices)
-        check_permutation(order, f"{argument}.sorted_indices", "make the pack anew: one of its tensors was changed")
-        longest_first, in_order = lengths, ranks
-        lengths, ranks = np.empty_like(lengths), np.empty_like(ranks)
-        lengths[order] = longest_first
-        ranks[order] = in_order
-    index = unpacked_rows(ranks, lengths, batch_sizes, data.shape[0], data.device)
-    return Elements(data, index, *_on(lengths, data.device))
 
 
 class Flattened(NamedTuple):
@@ -151,84 +94,6 @@ def flatten_packed(packed: PackedSequence, argument: str = "packed") -> Flattene
     count = found.rows.shape[0]
     values = take_rows(found.rows, found.index)
     return Flattened(values, found.offsets, found.lengths, lambda flat: place_rows(flat, found.index, count))
-
-
-def flat_to_padded(
-    values: Tensor,
-    offsets: Tensor,
-    longest: int,
-    batch_first: bool = False,
-    padding_value: float = 0.0,
-    padding_side: str = "right",
-) -> Tensor:
-    """Flat values as a padded batch. Does not wait for a device; gradients flow through ``values``.
-
-    Args:
-        values: ``(N, *features)``, any dtype.
-        offsets: ``(B + 1,)`` int64 on the device of ``values``.
-        longest: ``T``, the number of steps of the result; at least the largest length, which the caller promises.
-        batch_first: whether the result is ``(B, T, *features)``.
-        padding_value: the value of the padding.
-        padding_side: ``"right"`` or ``"left"``, where the padding stands.
-
-    Returns:
-        ``(T, B, *features)`` or ``(B, T, *features)``, contiguous.
-
-    Example:
-        >>> flat_to_padded(torch.tensor([1, 2, 3, 3, 4]), torch.tensor([0, 3, 5]), 3, batch_first=True)
-        tensor([[1, 2, 3],
-                [3, 4, 0]])
-    """
-    count = offsets.shape[0] - 1
-    left = read_padding_side(padding_side)
-    if not left and padding_value == 0:
-        placed = rows.padded_from_flat(values, offsets, longest, batch_first)
-        if placed is not None:
-            return placed
-    shape, strides = ((count, longest), (longest, 1)) if batch_first else ((longest, count), (1, count))
-    lengths = lengths_from_offsets(offsets)
-    index = padded_rows(lengths, values.shape[0], strides, longest if left else None)
-    return place_rows(values, index, count * longest, padding_value).view(*shape, *values.shape[1:])
-
-
-@never_traced
-def find_padded(
-    padded: Tensor,
-    lengths: Any,
-    batch_first: bool = False,
-    padding_side: str = "right",
-    argument: str = "padded",
-) -> Elements:
-    """The elements of a padded batch, all rows of which are the table: as they lie in memory, where that is possible.
-
-    Lengths on a device are copied to the host once, since they say how many elements there are; lengths on
-    the host make no device wait.
-
-    Args:
-        padded: ``(T, B, *features)``, or ``(B, T, *features)`` with ``batch_first``; any dtype.
-        lengths: B integers from 0 to ``T``, in a list, a tuple or a tensor on any device.
-        batch_first: which of the two shapes.
-        padding_side: ``"right"`` or ``"left"``, where the padding stands.
-        argument: what errors call ``padded``.
-
-    Example:
-        >>> found = find_padded(torch.tensor([[1, 2, 3], [3, 4, 0]]), [3, 2], batch_first=True)
-        >>> found.index.tolist(), found.offsets.tolist()
-        ([0, 1, 2, 3, 4], [0, 3, 5])
-    """
-    count, steps = read_padded(padded, argument, batch_first)
-    host = read_padded_lengths_on_host(lengths, count, steps, batch_first)
-    left = read_padding_side(padding_side)
-    table, strides = rows_of(padded, batch_first)
-    index = padded_rows(host, int(host.sum()), strides, steps if left else None, padded.device)
-    # A copy, because the caller may change the lengths that were given.
-    return Elements(table, index, *_on(host.copy(), padded.device))
-
-
-def _on(lengths: IntArray, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Lengths on the host, and offsets on a device."""
-    host = torch.from_numpy(lengths)
-    return host, offsets_from_lengths(host).to(device, non_blocking=True)
 
 
 def flatten_padded(
@@ -284,6 +149,7 @@ def _is_padded(padded: Any) -> bool:
 
 def _flatten_by_operators(padded: Tensor, lengths: Any, batch_first: bool, argument: str) -> Flattened:
     """The same for whoever follows operators."""
+    # To register operators takes long, and most calls need none.
     from raglane.packing import operators
 
     _, steps = read_padded(padded, argument, batch_first)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from raglane.indexing import take_rows
 from raglane.native.rows import flatten_padded, layout_of_padded
-from raglane.packing.flat import find_padded, flat_to_padded
+from raglane.packing.index import find_padded, flat_to_padded
 
 __all__ = ["padded_from_flat", "padded_to_flat"]
 

@@ -14,7 +14,8 @@ from raglane import interop
 from raglane.checks import check_flag, check_tensor, check_whole
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
 from raglane.indexing import take_rows
-from raglane.packing.flat import flat_to_padded, flatten_packed, flatten_padded, pack_flat
+from raglane.packing.flat import flatten_packed, flatten_padded, pack_flat
+from raglane.packing.index import flat_to_padded
 from raglane.ragged.base import FlatBatch
 from raglane.segments import plain as segments
 from raglane.segments.checks import check_offsets
