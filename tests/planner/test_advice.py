@@ -208,7 +208,7 @@ def test_why_compares_with_the_fastest_of_torch_in_the_table(
         assert f", 3.5 times as fast as the fastest of torch ({near.schedule}, {order}, {near.limit}{other})" in why
     rival = min(row.train_seconds for row in found.rows if row.backend == "torch")
     assert f"{rival / found.best.train_seconds:.1f} times as fast as the fastest of torch" in found.why
-    assert rival == min(row.train_seconds for row in words.shown(found) if row.backend == "torch")
+    assert rival == min(row.train_seconds for row in words.shown(found.rows, found.best) if row.backend == "torch")
 
 
 def test_a_long_tail_is_named(measured: list[Measured]) -> None:

@@ -150,7 +150,7 @@ def _pictures(inspection: Inspection) -> str:
 
 def _ways(inspection: Inspection) -> str:
     plan = inspection.plan
-    rows = words.shown(plan)
+    rows = words.shown(plan.rows, plan.best)
     about = (
         f"The layer {plan.layer} over all sequences once: elements computed, the share of them that does not exist, "
         "training, inference, the step that nine of ten do not exceed, and the memory of a step. The best is marked."

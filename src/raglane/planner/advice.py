@@ -14,7 +14,7 @@ from raglane.bench.machine import is_busy, load, processors
 from raglane.checks import check_flag, check_whole
 from raglane.costs import lengths_of
 from raglane.data.order import Limit
-from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError, message, quote
+from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError, argument, message, quote
 from raglane.kernels.dispatch import check_names
 from raglane.memory import available_memory
 from raglane.nn.recurrent.layer import RecurrentLayer
@@ -92,10 +92,42 @@ class Plan:
         return chart.draw(self.rows, self.best, f"{self.count:,} sequences, {self.layer}", axes)
 
     def __str__(self) -> str:
-        return words.table(self)
+        return _table(self)
 
     def __repr__(self) -> str:
         return f"<Plan of {len(self.rows)} rows: {self.why}>"
+
+
+def _table(plan: Plan) -> str:
+    """A plan for a terminal: the layer, the rows that matter, the recommendation, and what else there is to say."""
+    seen = words.shown(plan.rows, plan.best)
+    rows = [("", *words.COLUMNS), *((">" if row is plan.best else "", *words.fields(row)) for row in seen)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    left = (0, 1, 2, 3, 4)
+    lines = [
+        "  ".join(
+            text.ljust(width) if place in left else text.rjust(width)
+            for place, (text, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    head = f"{plan.count:,} sequences, {plan.layer}; times of an epoch"
+    if plan.ranks > 1:
+        head += f" on one of {plan.ranks} processes, which wait for the slowest: {plan.best.rank_spread:.2f} times"
+    notes = [f"best: {plan.best}", plan.why]
+    if plan.others:
+        ratios = ", ".join(f"{name} {ratio:.2f}" for name, ratio in plan.others.items())
+        notes.append(f"other cells of this width, time of training in proportion: {ratios}")
+    run = "" if plan.most_bytes is None else f" (one was run: {words.bytes_in_words(plan.most_bytes)})"
+    notes.append(f"a training step fits into memory up to {plan.most_elements:,} elements{run}")
+    notes += [plan.tail] if plan.tail else []
+    notes += [words.ROUGH] if any(row.is_rough for row in seen) else []
+    notes += (
+        [f"other programs kept this machine busy: plan again with {argument('fresh', True)} when it is idle"]
+        if plan.busy
+        else []
+    )
+    return "\n".join([head, "", *lines, "", *notes])
 
 
 def plan(

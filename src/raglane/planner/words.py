@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from raglane.errors import argument
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner.batches import epoch_of, thin_out
 from raglane.planner.calibration import Calibration
 from raglane.planner.model import Profile
 from raglane.planner.rows import LEAST, Row
-
-if TYPE_CHECKING:
-    from raglane.planner.advice import Plan
 
 __all__ = [
     "COLUMNS",
@@ -27,7 +22,6 @@ __all__ = [
     "fields",
     "seconds_in_words",
     "shown",
-    "table",
     "tail",
     "why",
 ]
@@ -103,46 +97,14 @@ def fields(row: Row) -> tuple[str, ...]:
     )
 
 
-def shown(plan: Plan) -> list[Row]:
+def shown(rows: Sequence[Row], best: Row) -> list[Row]:
     """The rows that a table shows: the best of each way, and each batch size of the recommended one."""
     first: dict[object, Row] = {}
-    for row in plan.rows:
+    for row in rows:
         first.setdefault(row.way, row)
-    same = [row for row in plan.rows if row.way == plan.best.way and row.batch_size is not None]
-    kept = {id(row): row for row in (plan.best, *same, *first.values())}
+    same = [row for row in rows if row.way == best.way and row.batch_size is not None]
+    kept = {id(row): row for row in (best, *same, *first.values())}
     return sorted(kept.values(), key=lambda row: row.rank_seconds)
-
-
-def table(plan: Plan) -> str:
-    """A plan for a terminal: the layer, the rows that matter, the recommendation, and what else there is to say."""
-    seen = shown(plan)
-    rows = [("", *COLUMNS), *((">" if row is plan.best else "", *fields(row)) for row in seen)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    left = (0, 1, 2, 3, 4)
-    lines = [
-        "  ".join(
-            text.ljust(width) if place in left else text.rjust(width)
-            for place, (text, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-    head = f"{plan.count:,} sequences, {plan.layer}; times of an epoch"
-    if plan.ranks > 1:
-        head += f" on one of {plan.ranks} processes, which wait for the slowest: {plan.best.rank_spread:.2f} times"
-    notes = [f"best: {plan.best}", plan.why]
-    if plan.others:
-        ratios = ", ".join(f"{name} {ratio:.2f}" for name, ratio in plan.others.items())
-        notes.append(f"other cells of this width, time of training in proportion: {ratios}")
-    run = "" if plan.most_bytes is None else f" (one was run: {bytes_in_words(plan.most_bytes)})"
-    notes.append(f"a training step fits into memory up to {plan.most_elements:,} elements{run}")
-    notes += [plan.tail] if plan.tail else []
-    notes += [ROUGH] if any(row.is_rough for row in seen) else []
-    notes += (
-        [f"other programs kept this machine busy: plan again with {argument('fresh', True)} when it is idle"]
-        if plan.busy
-        else []
-    )
-    return "\n".join([head, "", *lines, "", *notes])
 
 
 def why(best: Row, rows: Sequence[Row], ranks: int) -> str:
