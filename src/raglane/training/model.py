@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +29,10 @@ from raglane.training.settings import ModelSettings
 from raglane.training.stored import build
 from raglane.training.tasks import TASKS
 
-__all__ = ["ModelConfig", "SequenceModel", "answering"]
+__all__ = ["END_TOKEN", "UNKNOWN_TOKEN", "ModelConfig", "SequenceModel", "answering"]
+
+# The places of the two special tokens of the vocabulary.
+UNKNOWN_TOKEN, END_TOKEN = 0, 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -359,6 +362,29 @@ class SequenceModel(nn.Module):
             forecast = self._next(forecast, self.head(self.encoder.dropout(output)))
             forecasts.append(forecast)
         return torch.stack(forecasts, dim=1)
+
+    def generate(self, inputs: Ragged, most: int, pick: Callable[[Tensor], Tensor]) -> Tensor:
+        """The tokens that follow each text, at most ``most``, each fed back to tell the next: ``(B, most)`` int64.
+
+        ``pick`` chooses ``(B,)`` tokens by their logits ``(B, V)``. After the end of a text come ends.
+        """
+        encoder = self.encoder
+        recurrent: Any = encoder.recurrent
+        if encoder.embedding is None:
+            raise ArgumentError(message("model", "a model of numbers", "a language model", "pass one"))
+        out, state = recurrent(encoder.embed(inputs))
+        output = out.last()
+        tokens = torch.full((len(inputs), most), END_TOKEN, dtype=torch.int64, device=inputs.device)
+        ended = torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
+        for step in range(most):
+            logits = self.answers(encoder.dropout(output))
+            logits[:, UNKNOWN_TOKEN] = -torch.inf
+            tokens[:, step] = torch.where(ended, END_TOKEN, pick(logits))
+            ended = ended | (tokens[:, step] == END_TOKEN)
+            if step + 1 == most or bool(ended.all()):
+                break
+            output, state = recurrent.step(encoder.embedding(tokens[:, step]), state)
+        return tokens
 
     def _next(self, before: Tensor, answer: Tensor) -> Tensor:
         """What the head's answer says of the next element; NaN after NaN."""

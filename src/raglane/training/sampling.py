@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -14,33 +12,9 @@ from raglane.data.vocabulary import END
 from raglane.errors import ArgumentError, message
 from raglane.ragged import Ragged
 from raglane.training.checkpoint import SavedModel
-from raglane.training.model import SequenceModel, answering
+from raglane.training.model import END_TOKEN, UNKNOWN_TOKEN, answering
 
-__all__ = ["go_on", "sample"]
-
-# The places of the two special tokens of the vocabulary.
-_UNKNOWN, _END = 0, 1
-
-
-def go_on(model: SequenceModel, inputs: Ragged, most: int, pick: Callable[[Tensor], Tensor]) -> Tensor:
-    """The tokens that follow some texts, each fed back to tell the next."""
-    encoder = model.encoder
-    recurrent, embedding = encoder.recurrent, encoder.embedding
-    if embedding is None:
-        raise ArgumentError(message("model", "a model of numbers", "a language model", "pass one"))
-    out, state = recurrent(encoder.embed(inputs))
-    output = out.last()
-    tokens = torch.full((len(inputs), most), _END, dtype=torch.int64, device=inputs.device)
-    ended = torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
-    for step in range(most):
-        logits = model.answers(encoder.dropout(output))
-        logits[:, _UNKNOWN] = -torch.inf
-        tokens[:, step] = torch.where(ended, _END, pick(logits))
-        ended = ended | (tokens[:, step] == _END)
-        if step + 1 == most or bool(ended.all()):
-            break
-        output, state = recurrent.step(embedding(tokens[:, step]), state)
-    return tokens
+__all__ = ["sample"]
 
 
 def sample(
@@ -84,7 +58,7 @@ def sample(
     words, split = saved.preprocessor.vocabulary or (), saved.preprocessor.split
     table = {token: place for place, token in enumerate(words) if token != END}
     begun = split_texts([prompt], split or "words")[0].tolist()
-    start = torch.tensor([_END, *(table.get(token, _UNKNOWN) for token in begun)], device=device)
+    start = torch.tensor([END_TOKEN, *(table.get(token, UNKNOWN_TOKEN) for token in begun)], device=device)
     # On the CPU, so that a seed means the same text everywhere.
     generator = torch.Generator().manual_seed(seed)
 
@@ -96,9 +70,9 @@ def sample(
 
     model = saved.model.to(device)
     with answering(model):
-        drawn = go_on(model, Ragged([start] * count), length, pick).tolist()
+        drawn = model.generate(Ragged([start] * count), length, pick).tolist()
     texts = []
     for row in drawn:
-        end = row.index(_END) if _END in row else len(row)
+        end = row.index(END_TOKEN) if END_TOKEN in row else len(row)
         texts.append(join_tokens([*begun, *(words[place] for place in row[:end])], split))
     return texts

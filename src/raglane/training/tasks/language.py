@@ -65,10 +65,8 @@ class Language(Task):
         coming[inputs.offsets[1:] - 1] = 1
         nats = -told.gather(1, coming.unsqueeze(1))
         bits = inputs.map(lambda _: nats).sum() / math.log(2)
-        # Imported here, since the model imports the tasks.
-        from raglane.training.sampling import go_on
-
-        return torch.cat([bits, go_on(model, inputs, horizon, lambda scores: scores.argmax(-1)).double()], dim=1)
+        following = model.generate(inputs, horizon, lambda scores: scores.argmax(-1))
+        return torch.cat([bits, following.double()], dim=1)
 
     def columns(self, output: Tensor, model: Any, *, probabilities: bool) -> dict[str, list[Any]]:  # noqa: ARG002
         """For each text the likeliest tokens after it, up to the end, and the bits that it takes to tell it."""
