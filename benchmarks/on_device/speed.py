@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from harness.lengths import LENGTHS
 from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence
 
@@ -23,7 +24,6 @@ import raglane as rl
 from on_device.base import Context, Item, NotHereError, Part, Row
 from on_device.layers import state_of
 from on_device.timing import milliseconds, times_table
-from raglane.bench.lengths import LENGTHS
 
 __all__ = ["PART", "Case", "cases"]
 
