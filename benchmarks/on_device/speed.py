@@ -169,7 +169,7 @@ def _largest_error(found: list[Tensor], truth: list[Tensor]) -> float:
 
 def _items(context: Context) -> Iterator[Item]:
     if context.device.type != "cuda" and not context.is_rehearsal:
-        raise NotHereError("a GPU; raglane bench measures CPUs")
+        raise NotHereError("a GPU; benchmarks/layers.py measures CPUs")
     # As the tests have it: float32 means float32.
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     for case in cases(context.is_rehearsal):
