@@ -127,7 +127,7 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 
 bench: $(READY)
-	$(BIN)/raglane bench --suites grid,elementwise,loop,own-cell --out runs/bench --overwrite
+	$(BIN)/python benchmarks/layers.py --suites grid,elementwise,loop,own-cell --out runs/bench --overwrite
 
 # With whatever Python has torch; the checkout is all that it needs besides.
 device:

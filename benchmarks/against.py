@@ -110,7 +110,7 @@ def ratios(found: list[list[float]]) -> list[float]:
 
 
 def main() -> None:
-    from raglane.bench.lengths import LENGTHS as KNOWN
+    from harness.lengths import LENGTHS as KNOWN
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("other", metavar="PYTHON")

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from harness.lengths import LENGTHS
 
 import raglane as rl
-from raglane.bench.lengths import LENGTHS
 from safety import processor
 
 SIZES = ((32, 128, 128), (64, 256, 256), (32, 512, 512))

@@ -1,4 +1,4 @@
-"""The quantiles of real lists of lengths, which ``raglane.bench.lengths`` keeps.
+"""The quantiles of real lists of lengths, which ``harness.lengths`` keeps.
 
     python benchmarks/lengths.py DATA
 

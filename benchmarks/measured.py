@@ -19,11 +19,11 @@ from functools import partial
 from typing import Any
 
 import torch
+from harness.cases import Size, operations
+from harness.lengths import LENGTHS, filled
+from harness.timing import YARDSTICKS, interleave, peak
 
 import raglane as rl
-from raglane.bench.cases import Size, operations
-from raglane.bench.lengths import LENGTHS, filled
-from raglane.bench.timing import YARDSTICKS, interleave, peak
 from safety import processor
 
 _ROUNDS = 9

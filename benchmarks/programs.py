@@ -29,11 +29,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from harness.lengths import LENGTHS
+from harness.timing import interleave
 from torch import Tensor, nn
 
 import raglane as rl
-from raglane.bench.lengths import LENGTHS
-from raglane.bench.timing import interleave
 from raglane.kernels.dispatch import BACKENDS
 from safety import processor
 

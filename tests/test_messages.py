@@ -109,7 +109,7 @@ def test_a_stream_that_lacks_a_character_shows_its_escape(monkeypatch: pytest.Mo
         ["evaluate", EVIL],
         ["predict", "run", "-o", EVIL],
         ["predict", "run", "-o", f"{EVIL}/p.csv"],
-        ["bench", "--suites", EVIL],
+        ["bench", "--cells", EVIL],
         ["bench", "--lengths", f"{EVIL}.txt"],
         ["train", "x" * 100_000],
         ["x" * 100_000],

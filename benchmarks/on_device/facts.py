@@ -15,7 +15,7 @@ import torch
 
 from on_device.base import Context, Item, NotHereError, Part, Row
 from on_device.timing import clock_of
-from raglane.bench import machine
+from raglane import machine
 
 __all__ = ["PART"]
 

@@ -12,13 +12,13 @@ from functools import partial
 from typing import Any
 
 import torch
+from harness.lengths import LENGTHS
 from torch import Tensor
 
 import raglane as rl
 from on_device.base import Context, Item, NotHereError, Part, Row
 from on_device.layers import LOOPS, build
 from on_device.timing import milliseconds, times_table
-from raglane.bench.lengths import LENGTHS
 
 __all__ = ["PART"]
 

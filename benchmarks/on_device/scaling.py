@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
+from harness.cases import Case, Size
+from harness.competitors import TORCH
+from harness.lengths import LENGTHS
+from harness.run import Truths, measure_case
 
 from on_device.base import Context, Item, NotHereError, Part, Row
-from raglane.bench import machine
-from raglane.bench.cases import Case, Size
-from raglane.bench.competitors import TORCH
-from raglane.bench.lengths import LENGTHS
-from raglane.bench.run import Truths, measure_case
+from raglane import machine
 from raglane.native import missing_kernels
 
 __all__ = ["PART", "efficiencies"]

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from harness.lengths import LENGTHS
 from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence
 
@@ -23,7 +24,6 @@ import raglane as rl
 from on_device.base import Context, Item, NotHereError, Part, Row
 from on_device.layers import state_of
 from on_device.timing import milliseconds, times_table
-from raglane.bench.lengths import LENGTHS
 
 __all__ = ["PART", "Case", "cases"]
 
@@ -169,7 +169,7 @@ def _largest_error(found: list[Tensor], truth: list[Tensor]) -> float:
 
 def _items(context: Context) -> Iterator[Item]:
     if context.device.type != "cuda" and not context.is_rehearsal:
-        raise NotHereError("a GPU; raglane bench measures CPUs")
+        raise NotHereError("a GPU; benchmarks/layers.py measures CPUs")
     # As the tests have it: float32 means float32.
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     for case in cases(context.is_rehearsal):

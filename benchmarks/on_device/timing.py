@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
+from harness.timing import interleave
 
 from on_device.base import Row
-from raglane.bench.timing import interleave
 
 __all__ = ["clock_of", "milliseconds", "times_table"]
 

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from looped import looped
-from raglane.bench.batch import Batch
-from raglane.bench.cases import (
+from harness.batch import Batch
+from harness.cases import (
     CELLS,
     DTYPES,
     ELEMENTWISE,
@@ -23,9 +21,11 @@ from raglane.bench.cases import (
     operations,
     select,
 )
-from raglane.bench.competitors import COMPETITORS, RIVALS, TORCH
-from raglane.bench.lengths import LENGTHS, QUANTILES, Lengths, draw_like, lengths_of_file
-from raglane.errors import ArgumentError, DataError
+from harness.competitors import COMPETITORS, RIVALS, TORCH
+from harness.lengths import LENGTHS, QUANTILES, Lengths, draw_like, of_file
+
+from looped import looped
+from raglane.errors import ArgumentError
 
 _MIXED = Lengths("mixed", "unsorted, with ties and a one", lambda count: [3, 1, 5, 3, 7, 1, 5][:count])
 
@@ -127,32 +127,11 @@ def test_lengths_like_real_data_follow_its_quantiles(name: str) -> None:
 def test_lengths_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.txt"
     path.write_text("9\n\n 1 \n4\n")
-    lengths = lengths_of_file(path)
+    lengths = of_file(path)
     assert (lengths.name, lengths.draw(3)) == ("mine", [9, 1, 4])
     many = lengths.draw(300)
     assert set(many) == {1, 4, 9}
     assert lengths.draw(300) == many
-
-
-@pytest.mark.parametrize(
-    ("content", "piece"),
-    [
-        ("", "no length"),
-        ("\n\n", "no length"),
-        ("3\n0\n", "'0' in line 2"),
-        ("3\n-4\n", "'-4' in line 2"),
-        ("2.5\n", "'2.5' in line 1"),
-        ("3 4\n", "'3 4' in line 1"),
-        ("１\n", "in line 1"),
-        ("9" * 5000, "in line 1"),
-        (b"\xff\xfe\x00", "cannot be read"),
-    ],
-)
-def test_a_file_that_is_no_list_of_lengths_is_refused(tmp_path: Path, content: str | bytes, piece: str) -> None:
-    path = tmp_path / "bad.txt"
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(DataError, match=piece):
-        lengths_of_file(path)
 
 
 # -- batches ----------------------------------------------------------------------------------------------------------

@@ -8,13 +8,12 @@ import struct
 import sys
 
 import pytest
-
-from raglane.bench import tables
-from raglane.bench.cases import SIZES, Case
-from raglane.bench.chart import ratios_png
-from raglane.bench.lengths import LENGTHS
-from raglane.bench.results import CaseResult, Row
-from raglane.bench.run import Report
+from harness import tables
+from harness.cases import SIZES, Case
+from harness.chart import ratios_png
+from harness.lengths import LENGTHS
+from harness.results import CaseResult, Row
+from harness.run import Report
 
 
 def _case(suite: str = "grid", mode: str = "train", threads: int = 1, place: int = 0) -> Case:

@@ -10,16 +10,17 @@ from dataclasses import replace
 
 import pytest
 import torch
+from harness import memory, run, timing
+from harness.batch import Batch
+from harness.cases import CELLS, DTYPES, MODES, Case, Size
+from harness.check import find_fault
+from harness.competitors import COMPETITORS, TORCH, ours
+from harness.competitors.base import Answer, Competitor, Runner
+from harness.lengths import LENGTHS, Lengths
+from harness.results import CaseResult, Row, efficiencies, rows_of, summarize
+from harness.timing import YARDSTICKS, interleave
 
-from raglane.bench import machine, memory, run, timing
-from raglane.bench.batch import Batch
-from raglane.bench.cases import CELLS, DTYPES, MODES, Case, Size
-from raglane.bench.check import find_fault
-from raglane.bench.competitors import COMPETITORS, TORCH, ours
-from raglane.bench.competitors.base import Answer, Competitor, Runner
-from raglane.bench.lengths import LENGTHS, Lengths
-from raglane.bench.results import CaseResult, Row, efficiencies, rows_of, summarize
-from raglane.bench.timing import YARDSTICKS, interleave
+from raglane import machine
 from raglane.errors import RaglaneError
 from yardsticks import short_samples  # noqa: F401
 

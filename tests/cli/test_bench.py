@@ -3,103 +3,68 @@
 from __future__ import annotations
 
 import csv
-import errno
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from commands import fails
-from raglane import files
-from raglane.bench import run
-from raglane.bench.batch import Batch
-from raglane.bench.competitors import COMPETITORS, ours
-from raglane.bench.competitors.base import Runner
 from raglane.cli import main
-from yardsticks import short_samples  # noqa: F401
+from raglane.planner import timing
 
-pytestmark = pytest.mark.usefixtures("short_samples")
-
-_TINY = ["bench", "--cells", "gru", "--sizes", "3x5x4", "--lengths", "trec", "--rounds", "1", "--threads", "1"]
-_FEW = ["--competitors", "torch-packed", "--modes", "infer"]
+_TINY = ["bench", "--cells", "gru", "--sizes", "3x5x4", "--modes", "infer"]
 
 
 @pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+def one_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "_ROUNDS", 1)
+    monkeypatch.setattr("raglane.machine.load", lambda: 0.0)
 
 
-def _rows(folder: Path) -> list[dict[str, str]]:
-    with (folder / "results.csv").open(newline="") as file:
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
         return list(csv.DictReader(file))
 
 
-def test_a_run_writes_a_table_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "new" / "bench"
-    assert main([*_TINY, "--out", str(out), "--competitors", "torch-packed,torch-padded,torch-sorted"]) == 0
-    printed = capsys.readouterr().out
-    assert sorted(path.name for path in out.iterdir()) == ["results.csv", "results.md", "results.png"]
+def test_a_table_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "times.csv"
+    assert main(["bench", "--sizes", "3x5x4,2x3x1", "-o", str(out)]) == 0
+    title, heading, *lines = capsys.readouterr().out.splitlines()
+    assert title.startswith("lognormal lengths, ")
+    assert heading.split() == "cell size mode elements ours ms packed ms padded ms times faster".split()
     rows = _rows(out)
-    assert [(row["mode"], row["competitor"]) for row in rows] == [
-        (mode, name) for mode in ("train", "infer") for name in ("ours", "torch-packed", "torch-padded", "torch-sorted")
+    assert [(row["cell"], row["size"], row["mode"]) for row in rows] == [
+        (cell, size, mode)
+        for cell in ("lstm", "gru", "rnn_tanh")
+        for size in ("3x5x4", "2x3x1")
+        for mode in ("train", "infer")
     ]
-    assert all(float(row["ratio"]) > 0 and float(row["milliseconds"]) > 0 for row in rows)
-    assert (out / "results.png").read_bytes()[:4] == b"\x89PNG"
-    assert "gru 3x5x4 trec" in printed
-    assert "cases: 2, rounds: 1" in printed
-    assert f"written: {out / 'results.csv'}" in printed
-    assert [path.name for path in tmp_path.iterdir()] == ["new"]
-    assert [path.name for path in out.parent.iterdir()] == ["bench"]
+    assert [line.split()[:3] for line in lines] == [[row["cell"], row["size"], row["mode"]] for row in rows]
+    for row in rows:
+        ours, packed, padded = (float(row[f"{name}_ms"]) for name in ("ours", "packed", "padded"))
+        assert min(ours, packed, padded) > 0
+        # The tests have one round.
+        assert float(row["times_faster"]) == pytest.approx(min(packed, padded) / ours)
 
 
-def test_quiet_says_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*_TINY, *_FEW, "--out", str(tmp_path / "b"), "--quiet"]) == 0
-    assert capsys.readouterr() == ("", "")
-
-
-def test_lengths_of_a_file_and_several_threads(tmp_path: Path) -> None:
+def test_lengths_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine.txt").write_text("4\n9\n2\n")
-    arguments = [*_TINY, *_FEW, "--lengths", f"{tmp_path / 'mine.txt'},ewt", "--threads", "1,2"]
-    assert main([*arguments, "--out", str(tmp_path / "b"), "--quiet"]) == 0
-    rows = [row for row in _rows(tmp_path / "b") if row["competitor"] == "ours"]
-    assert [(row["lengths"], row["threads"]) for row in rows] == [
-        ("mine", "1"),
-        ("ewt", "1"),
-        ("mine", "2"),
-        ("ewt", "2"),
-    ]
-    assert rows[0]["elements"] == "15"
-    assert "## Threads" in (tmp_path / "b" / "results.md").read_text()
+    out = tmp_path / "times.md"
+    assert main([*_TINY, "--lengths", str(tmp_path / "mine.txt"), "-o", str(out)]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].startswith("lengths of mine.txt, ")
+    assert printed[2].split()[:4] == ["gru", "3x5x4", "infer", "15"]
+    assert "| gru | 3x5x4 | infer | 15 |" in out.read_text()
 
 
-def test_suites_bring_their_own_lengths_and_variants(tmp_path: Path) -> None:
-    arguments = [*_TINY, *_FEW, "--suites", "tiny,drop-in", "--dtypes", "all", "--out", str(tmp_path / "b"), "--quiet"]
-    assert main(arguments) == 0
-    found = {(row["suite"], row["lengths"], row["dtype"], row["competitor"]) for row in _rows(tmp_path / "b")}
-    for dtype in ("float32", "bfloat16"):
-        for name in ("ours", "ours-kernel", "ours-element", "torch-packed"):
-            assert ("tiny", "tens", dtype, name) in found
-        for name in ("ours", "ours-packed", "ours-padded", "torch-packed"):
-            assert ("drop-in", "trec", dtype, name) in found
-    assert len(found) == 16
+def test_a_busy_machine_is_reported(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raglane.machine.load", lambda: 1e4)
+    assert main(_TINY) == 0
+    assert "the load is above the number of processors" in capsys.readouterr().out.splitlines()[-1]
 
 
-def test_results_are_replaced_only_when_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "b"
-    command = [*_TINY, *_FEW, "--quiet", "--out", str(out)]
-    assert main(command) == 0
-    (out / "results.md").write_text("mine")
-    fails(command, capsys, "out: got", "where results are already", "--overwrite")
-    assert (out / "results.md").read_text() == "mine"
-    assert main([*command, "--overwrite"]) == 0
-    assert (out / "results.md").read_text().startswith("# ")
-    (out / "notes.txt").write_text("keep me")
-    fails([*command, "--overwrite"], capsys, "a new folder, or one of results")
-    assert (out / "notes.txt").read_text() == "keep me"
+def test_quiet_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*_TINY, "--quiet"]) == 0
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -108,76 +73,38 @@ def test_results_are_replaced_only_when_asked(tmp_path: Path, capsys: pytest.Cap
         (["--cells", "lstm,foo"], ["cells: got 'foo'", "lstm, gru, rnn_tanh"]),
         (["--cells", ""], ["cells: got ''"]),
         (["--cells", "lstm,,gru"], ["cells: got 'lstm,,gru'"]),
-        (["--suites", "everything"], ["suites: got 'everything'", "one-long"]),
         (["--modes", "test"], ["modes: got 'test'"]),
-        (["--dtypes", "float16"], ["dtypes: got 'float16'"]),
         (["--sizes", "8x64"], ["sizes: got '8x64'", "64x256x256"]),
         (["--sizes", "0x4x4"], ["sizes: got '0x4x4'"]),
         (["--sizes", "99999999999x4x4"], ["sizes: got"]),
         (["--sizes", "４x4x4"], ["sizes: got"]),
-        (["--lengths", "poisson"], ["lengths: got 'poisson'", "lognormal"]),
-        (["--lengths", "one-long"], ["lengths: got 'one-long'"]),
         (["--lengths", "no/such/file.txt"], ["no/such/file.txt", "cannot be read"]),
-        (["--threads", "0"], ["threads: got '0'", "from 1 to"]),
-        (["--threads", "1,two"], ["threads: got 'two'"]),
-        (["--threads", "100000"], ["threads: got '100000'"]),
-        (["--rounds", "0"], ["rounds: got 0"]),
-        (["--rounds", "many"], ["rounds"]),
-        (["--competitors", "tensorflow"], ["competitors: got 'tensorflow'", "torch-packed"]),
-        (["--suites", "fill"], ["sizes: got 3x5x4", "at least 32 sequences"]),
-        (["--suites", "memory", "--modes", "infer"], ["suites: got memory"]),
+        (["-o", "times.png"], ["--output: got 'times.png'", ".csv or .md"]),
+        (["-o", "no/such/folder/times.csv"], ["--output: got", "a folder that exists"]),
     ],
-    ids=lambda value: " ".join(value) if value[0].startswith("--") else "",
+    ids=lambda value: " ".join(value) if value[0].startswith("-") else "",
 )
 def test_wrong_options_are_one_line_and_leave_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], pieces: list[str]
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+    pieces: list[str],
 ) -> None:
-    fails([*_TINY, *_FEW, "--out", str(tmp_path / "x" / "b"), *options], capsys, *pieces)
+    monkeypatch.chdir(tmp_path)
+    fails([*_TINY, *options], capsys, *pieces)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_out_that_is_a_file_or_below_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "file"
-    file.write_text("mine")
-    for out in (file, file / "below"):
-        fails([*_TINY, *_FEW, "--out", str(out), "--overwrite"], capsys, "out: got")
-    assert file.read_text() == "mine"
-
-
-def test_who_is_asked_for_by_name_must_be_installed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_wrong_answer_of_ours_is_a_failure(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(COMPETITORS, "jax", replace(COMPETITORS["jax"], modules=("no_such_module",)))
-    command = [*_TINY, "--modes", "infer", "--out", str(tmp_path / "b")]
-    fails([*command, "--competitors", "jax"], capsys, "no_such_module is not installed", "raglane[bench]")
-    assert main(command) == 0
-    assert "jax takes no part: no_such_module not installed" in capsys.readouterr().out
-    assert "jax takes no part" in (tmp_path / "b" / "results.md").read_text()
+    ours, torchs = timing.CELLS["gru"]
 
+    def wrong(width: int, units: int) -> object:
+        layer = ours(width, units)
+        layer.register_forward_hook(lambda _, __, found: (found[0] * 1.01, found[1]))
+        return layer
 
-@pytest.mark.parametrize(
-    ("error", "code"), [(KeyboardInterrupt(), 130), (OSError(errno.ENOSPC, "full"), 2)], ids=["ctrl-c", "disk"]
-)
-def test_a_run_that_ends_early_leaves_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr(*((run, "measure_case") if code == 130 else (files, "_write_to_disk")), fail)
-    assert main([*_TINY, *_FEW, "--out", str(tmp_path / "b")]) == code
-    assert len(capsys.readouterr().err.splitlines()) == (1 if code == 2 else 0)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_wrong_answer_of_ours_is_written_and_is_a_failure(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def wrong(batch: Batch, mode: str, threads: int) -> Runner:
-        runner, truth = ours.ragged(batch, mode, threads), ours.reference(batch, mode)
-        return Runner(runner.call, lambda: replace(truth, output=-truth.output))
-
-    monkeypatch.setitem(COMPETITORS, "ours", replace(COMPETITORS["ours"], prepare=wrong))
-    assert main([*_TINY, *_FEW, "--out", str(tmp_path / "b")]) == 1
-    assert "wrong: gru 3x5x4 trec, infer, float32: ours: wrong output" in capsys.readouterr().out
-    assert _rows(tmp_path / "b")[0]["note"].startswith("wrong output")
+    monkeypatch.setitem(timing.CELLS, "gru", (wrong, torchs))
+    fails(_TINY, capsys, "gru 3x5x4: outputs differ", "a fault of Raglane", code=1)

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from raglane.bench.lengths import lengths_of_file
 from raglane.cli import main
 from raglane.data import FORMATS, Columns, read
 from raglane.errors import ArgumentError, ArgumentTypeError, CheckpointError, DataError, RaglaneError
+from raglane.planner.lengths import lengths_of_file
 from raglane.reading import check_file, read_file
 from raglane.training.checkpoint import load_model, read_tensors
 from raglane.training.predictions import check_apart, check_output
@@ -199,7 +199,7 @@ def test_a_byte_that_no_text_holds_is_named_by_its_line(tmp_path: Path, name: st
 def test_lengths_of_a_benchmark_are_text(tmp_path: Path) -> None:
     path = tmp_path / "lengths.txt"
     path.write_bytes(b"\xef\xbb\xbf3\n4\n")
-    assert lengths_of_file(path).draw(2) == [3, 4]
+    assert lengths_of_file(path) == [3, 4]
     path.write_bytes(b"3\n\xff\n")
     with pytest.raises(DataError, match="it is not UTF-8"):
         lengths_of_file(path)

@@ -7,6 +7,7 @@ import importlib
 import pkgutil
 import zlib
 
+import harness
 import numpy
 import pytest
 import torch
@@ -14,12 +15,23 @@ import torch
 import raglane as rl
 from raglane.native import missing_kernels
 
-MODULES = ["raglane", *(found.name for found in pkgutil.walk_packages(rl.__path__, "raglane."))]
-PARTS = sorted({name.split(".")[1] for name in MODULES if "." in name} | {""})
+PACKAGES = (rl, harness)
+MODULES = [
+    name
+    for package in PACKAGES
+    for name in (
+        package.__name__,
+        *(found.name for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")),
+    )
+]
 
 
 def _part_of(name: str) -> str:
-    return name.partition(".")[2].partition(".")[0]
+    package, _, rest = name.partition(".")
+    return rest.partition(".")[0] if package == "raglane" else package
+
+
+PARTS = sorted({_part_of(name) for name in MODULES})
 
 
 @pytest.mark.parametrize("part", PARTS)

@@ -7,6 +7,18 @@ from faults.fault import Fault
 __all__ = ["FAULTS"]
 
 FAULTS: dict[str, Fault] = {
+    "a-benchmark-times-what-is-wrong": Fault(
+        "src/raglane/planner/timing.py",
+        "if not error <= _TOLERANCE:",
+        "if error > 1:",
+        "cli/test_bench.py::test_a_wrong_answer_of_ours_is_a_failure",
+    ),
+    "the-harness-times-what-is-wrong": Fault(
+        "benchmarks/harness/check.py",
+        "if not error <= tolerance:",
+        "if error > tolerance:",
+        "bench/test_run.py::test_the_check_finds_each_part_that_is_wrong",
+    ),
     "an-epoch-is-its-sample": Fault(
         "src/raglane/planner/rows.py",
         "train_seconds=float(train @ epoch.weights)",

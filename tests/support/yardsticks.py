@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-
-from raglane.bench import timing
+from harness import timing
 
 __all__ = ["short_samples", "shorten"]
 

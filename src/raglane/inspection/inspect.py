@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from raglane.bench.machine import facts
 from raglane.data.lengths import Bin, Bucket, Distribution, Summary, bins, buckets, summary
 from raglane.data.progress import Progress
 from raglane.inspection.batches import Example, Fill, examples, fills
 from raglane.inspection.command import recommended, train_line
 from raglane.inspection.contents import Contents
+from raglane.machine import facts
 from raglane.memory import FLOAT, TRAINED_TENSOR, check_memory
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner import Plan, Row, plan

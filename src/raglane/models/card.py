@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from raglane.bench import machine
+from raglane import machine
 from raglane.data.lengths import Distribution, summary
 from raglane.data.records import Records
 from raglane.data.stored_dataset import Dataset

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raglane.bench.machine import is_busy, load, processors
 from raglane.checks import check_flag, check_whole
 from raglane.costs import lengths_of
 from raglane.data.order import Limit
 from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError, argument, message, quote
 from raglane.kernels.dispatch import check_names
+from raglane.machine import is_busy, load, processors
 from raglane.memory import available_memory
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner import chart, store, words

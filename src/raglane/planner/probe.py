@@ -6,13 +6,15 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 from raglane.kernels.dispatch import using
 from raglane.nn.recurrent.layer import RecurrentLayer
+from raglane.planner.lengths import lognormal
 from raglane.planner.ways import Way
 from raglane.ragged import Ragged
 
@@ -41,17 +43,11 @@ _SECONDS, _FEWEST = 0.06, 3
 _MOST_YARD, _LEAST_YARD, _MEAN, _YARD_WORK, _LOOKS = 64, 4, 16, 1e8, 7
 
 
-def _lognormal(count: int, mean: float, seed: int) -> list[int]:
-    """Lengths as text and events have them: many short ones, few long ones."""
-    drawn = np.random.default_rng(seed).lognormal(np.log(mean) - 0.3, 0.77, count)
-    return [int(length) for length in np.clip(np.rint(drawn), 1, 8 * mean)]
-
-
 PROBES: tuple[tuple[list[int], ...], ...] = (
-    ([12], [2] * 8, _lognormal(8, 12, 1), [16] * 4, [96], [5] * 12),
-    ([6] * 64, _lognormal(24, 20, 2), [40] * 16, _lognormal(64, 16, 3), [200, *[6] * 63], _lognormal(32, 9, 7)),
-    ([24] * 64, _lognormal(200, 10, 4), [300] * 6, _lognormal(96, 40, 5), [64] * 128, _lognormal(256, 40, 6)),
-    (_lognormal(24, 250, 8),),
+    ([12], [2] * 8, lognormal(8, 12, 1), [16] * 4, [96], [5] * 12),
+    ([6] * 64, lognormal(24, 20, 2), [40] * 16, lognormal(64, 16, 3), [200, *[6] * 63], lognormal(32, 9, 7)),
+    ([24] * 64, lognormal(200, 10, 4), [300] * 6, lognormal(96, 40, 5), [64] * 128, lognormal(256, 40, 6)),
+    (lognormal(24, 250, 8),),
 )
 """Lengths of the batches that are measured, from small to large ones, in each group equal and ragged ones."""
 
@@ -59,7 +55,7 @@ PROBES: tuple[tuple[list[int], ...], ...] = (
 def large_probes(elements: float) -> tuple[list[int], ...]:
     """Batches of about so many elements, within limits, and of three times as many: equal and ragged."""
     count = int(min(max(elements, 3000), 200_000)) // 100
-    return [100] * count, _lognormal(count, 100, 10), _lognormal(count // 2, 100, 11), _lognormal(3 * count, 100, 12)
+    return [100] * count, lognormal(count, 100, 10), lognormal(count // 2, 100, 11), lognormal(3 * count, 100, 12)
 
 
 def device_of(layer: RecurrentLayer) -> torch.device:
@@ -75,7 +71,7 @@ def make_batch(layer: RecurrentLayer, lengths: Sequence[int] | Tensor) -> Ragged
     return Ragged.from_flat(values.to(like), lengths=known)
 
 
-def step_of(layer: RecurrentLayer, batch: Ragged, mode: str) -> Call:
+def step_of(layer: RecurrentLayer | torch.nn.RNNBase, batch: Ragged | PackedSequence | Tensor, mode: str) -> Call:
     """A call that does what an epoch does with a batch."""
     if mode == "infer":
 
@@ -85,18 +81,29 @@ def step_of(layer: RecurrentLayer, batch: Ragged, mode: str) -> Call:
 
         return infer
     weights = list(layer.parameters())
-    values = batch.values.detach().requires_grad_()
-    wanted = batch.with_values(values)
-    slope = torch.ones(values.shape[0], layer.output_size, dtype=values.dtype, device=values.device)
+    values = _values_of(batch).detach().requires_grad_()
+    wanted: Any = values
+    if isinstance(batch, Ragged):
+        wanted = batch.with_values(values)
+    elif isinstance(batch, PackedSequence):
+        wanted = batch._replace(data=values)
+    width = layer.output_size if isinstance(layer, RecurrentLayer) else layer.hidden_size
+    slope = values.new_ones(*values.shape[:-1], width)
 
     def train() -> None:
         output, _ = layer(wanted)
-        torch.autograd.backward(output.values, slope)
+        torch.autograd.backward(_values_of(output), slope)
         values.grad = None
         for weight in weights:
             weight.grad = None
 
     return train
+
+
+def _values_of(batch: Ragged | PackedSequence | Tensor) -> Tensor:
+    if isinstance(batch, Ragged):
+        return batch.values
+    return batch.data if isinstance(batch, PackedSequence) else batch
 
 
 def time_in_turns(
@@ -134,7 +141,7 @@ class Yardstick:
         self._way, self._wait = way, _wait_of(device_of(layer))
         weights = sum(weight.numel() for weight in layer.parameters())
         count = min(max(int(_YARD_WORK / (_MEAN * max(weights, 1))), _LEAST_YARD), _MOST_YARD)
-        self._step = step_of(layer, make_batch(layer, _lognormal(count, _MEAN, 3)), "train")
+        self._step = step_of(layer, make_batch(layer, lognormal(count, _MEAN, 3)), "train")
         self._call()
 
     def look(self) -> float:

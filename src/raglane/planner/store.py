@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from raglane import caches
-from raglane.bench.machine import facts
+from raglane.machine import facts
 from raglane.native.library import location
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner.calibration import Calibration

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from raglane.bench.competitors.base import Answer
+from harness.competitors.base import Answer
 
 __all__ = ["TOLERANCES", "find_fault"]
 

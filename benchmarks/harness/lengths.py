@@ -21,15 +21,16 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from raglane.errors import DataError, message, printable, quote, shorten
-from raglane.reading import read_file
+from raglane.errors import printable, shorten
+from raglane.planner.lengths import draw, lengths_of_file
 
-__all__ = ["LENGTHS", "QUANTILES", "Lengths", "draw_like", "filled", "lengths_of_file"]
+__all__ = ["LENGTHS", "QUANTILES", "Lengths", "draw_like", "filled", "of_file"]
 
 _LOG_MEAN, _LOG_DEVIATION, _LONGEST = 3.3, 0.7, 400
 _MEAN = 30
@@ -67,48 +68,12 @@ def draw_like(quantiles: tuple[int, ...], count: int, seed: int = 1) -> list[int
     return _whole(drawn.round())
 
 
-def lengths_of_file(path: Path) -> Lengths:
-    r"""Lengths from a text file, an integer of at least 1 per line; empty lines are passed over.
-
-    A batch with as many sequences as the file has lines takes them as they are; any other draws from them, with
-    replacement.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     _ = Path(folder, "mine.txt").write_text("4\n2\n8\n")
-        ...     lengths = lengths_of_file(Path(folder, "mine.txt"))
-        >>> lengths.name, lengths.draw(3), set(lengths.draw(50)) == {2, 4, 8}
-        ('mine', [4, 2, 8], True)
-    """
-    fix = "write one length per line, and nothing else"
-    try:
-        lines = read_file(path).decode("utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        got = f"{str(path)!r}, which cannot be read ({why})"
-        raise DataError(message("lengths", got, f"one of {', '.join(LENGTHS)}, all, or a file", fix)) from error
-    listed: list[int] = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        text = line.strip()
-        if not (text.isascii() and text.isdigit() and len(text) <= 7 and 1 <= int(text) <= 10**6):
-            rule = "an integer from 1 to 1,000,000 per line"
-            raise DataError(message("lengths", f"{quote(text)} in line {number} of {path}", rule, fix))
-        listed.append(int(text))
-    if not listed:
-        raise DataError(message("lengths", f"no length in {path}", "an integer of at least 1 per line", fix))
-
-    def draw(count: int) -> list[int]:
-        if count == len(listed):
-            return list(listed)
-        picked = torch.randint(len(listed), (count,), generator=_generator(1))
-        return _whole(torch.tensor(listed)[picked])
-
+def of_file(path: Path) -> Lengths:
+    """Lengths from a text file; a batch with another number of sequences than the file has lines draws from them."""
+    listed = lengths_of_file(path)
     # The name stands in tables and pictures.
     name, file = (shorten(printable(part), 40) for part in (path.stem, path.name))
-    return Lengths(name, f"{len(listed):,} lengths of {file}", draw)
+    return Lengths(name, f"{len(listed):,} lengths of {file}", partial(draw, listed))
 
 
 def _generator(seed: int) -> torch.Generator:

@@ -1,6 +1,6 @@
 """How much memory a training step holds at its peak, measured in a fresh process for each competitor.
 
-``python -m raglane.bench.memory`` with a case's numbers as arguments is that process. Its input and parameters are
+``python -m harness.memory`` with a case's numbers as arguments is that process. Its input and parameters are
 there, and everything has run once on a tiny batch, when the peak is set back; Linux then keeps it to the page.
 """
 
@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from raglane.bench.cases import Case, Size
+from harness.cases import Case, Size
 from raglane.errors import RaglaneError, message
 
 __all__ = ["is_measurable", "peak_floats"]
@@ -36,7 +36,9 @@ def peak_floats(case: Case, competitor: str) -> float:
         "competitor": competitor,
     }
     command = [sys.executable, "-m", __name__, json.dumps(numbers)]
-    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    # Python finds what is run with -m in the current folder.
+    home = Path(__file__).parents[1]
+    process = subprocess.run(command, cwd=home, capture_output=True, text=True, check=False)
     if process.returncode != 0:
         last = (process.stderr.strip().splitlines() or ["no reason given"])[-1]
         got = f"exit code {process.returncode}: {last}"
@@ -48,9 +50,9 @@ def _measure(arguments: str) -> float:
     """The work of the process."""
     import torch
 
-    from raglane.bench.batch import Batch
-    from raglane.bench.competitors import COMPETITORS
-    from raglane.bench.lengths import LENGTHS
+    from harness.batch import Batch
+    from harness.competitors import COMPETITORS
+    from harness.lengths import LENGTHS
 
     numbers = json.loads(arguments)
     torch.set_num_threads(numbers["threads"])

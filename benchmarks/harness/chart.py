@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from raglane.bench.cases import SUITES
-from raglane.bench.results import OURS, CaseResult
+from harness.cases import SUITES
+from harness.results import OURS, CaseResult
 from raglane.drawing import BLUE, LIGHT, ORANGE, PURPLE, VERMILION, frame, new_figure, png, title_of
 
 __all__ = ["ratios_png"]

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from harness.lengths import LENGTHS, Lengths
 from raglane import cells
-from raglane.bench.lengths import LENGTHS, Lengths
 from raglane.errors import ArgumentError, message
+from raglane.planner.timing import Size
 
 __all__ = [
     "CELLS",
@@ -40,23 +41,6 @@ CELLS = (*TORCH_CELLS, *ELEMENTWISE)
 
 MODES = ("train", "infer")
 DTYPES = ("float32", "bfloat16")
-
-
-@dataclass(frozen=True)
-class Size:
-    """Sequences of a batch, units of a layer, features of an element: ``B``, ``H``, ``D``.
-
-    Example:
-        >>> str(Size(8, 64, 32))
-        '8x64x32'
-    """
-
-    batch: int
-    hidden: int
-    input: int
-
-    def __str__(self) -> str:
-        return f"{self.batch}x{self.hidden}x{self.input}"
 
 
 SIZES = (Size(8, 64, 64), Size(32, 128, 128), Size(64, 256, 256), Size(32, 512, 512), Size(256, 128, 64))
@@ -132,7 +116,7 @@ class Suite:
         cells: those that the question is about.
         lengths: their names; empty where the user chooses.
         sizes: of the cases, unless the user says otherwise.
-        competitors: who runs beside :data:`~raglane.bench.competitors.RIVALS` and ``ours``: variants of ours.
+        competitors: who runs beside :data:`~harness.competitors.RIVALS` and ``ours``: variants of ours.
         modes: those that make sense.
         measures_memory: whether it measures memory in place of time.
         yardstick: what the rates of calls are compared with, a key of ``YARDSTICKS``.

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from raglane.bench.batch import Batch
-from raglane.bench.competitors import pytorch
-from raglane.bench.competitors.base import Answer, Runner, rows_of
+from harness.batch import Batch
+from harness.competitors import pytorch
+from harness.competitors.base import Answer, Runner, rows_of
 from raglane.errors import require
 
 __all__ = ["jax"]

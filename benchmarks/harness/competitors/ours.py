@@ -8,9 +8,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from raglane.bench.batch import Batch
-from raglane.bench.competitors import pytorch
-from raglane.bench.competitors.base import Answer, Forward, Runner, torch_runner
+from harness.batch import Batch
+from harness.competitors import pytorch
+from harness.competitors.base import Answer, Forward, Runner, torch_runner
 from raglane.kernels import dispatch
 from raglane.nn.recurrent.accelerate import accelerate
 from raglane.nn.recurrent.elementwise_layers import QRNN, SRU, IndRNN, MinGRU, MinLSTM

@@ -9,10 +9,10 @@ from typing import Literal
 
 import torch
 
+from harness.batch import Batch
+from harness.competitors import onnx_engines, ours
+from harness.competitors.base import Answer, Runner, rows_of
 from raglane import export
-from raglane.bench.batch import Batch
-from raglane.bench.competitors import onnx_engines, ours
-from raglane.bench.competitors.base import Answer, Runner, rows_of
 from raglane.ragged import Ragged
 
 __all__ = ["exported"]

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from raglane.bench.batch import Batch
-from raglane.bench.competitors import ours, pytorch
-from raglane.bench.competitors.base import Runner
+from harness.batch import Batch
+from harness.competitors import ours, pytorch
+from harness.competitors.base import Runner
 from raglane.nn.recurrent.any_cell import Recurrent
 
 __all__ = ["steps", "under"]

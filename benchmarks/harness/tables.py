@@ -8,10 +8,10 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
-from raglane.bench.cases import SUITES
-from raglane.bench.check import TOLERANCES
-from raglane.bench.competitors import COMPETITORS
-from raglane.bench.results import (
+from harness.cases import SUITES
+from harness.check import TOLERANCES
+from harness.competitors import COMPETITORS
+from harness.results import (
     OURS,
     CaseResult,
     Efficiency,
@@ -20,7 +20,7 @@ from raglane.bench.results import (
     efficiencies,
     summarize,
 )
-from raglane.bench.run import Report
+from harness.run import Report
 
 __all__ = ["COLUMNS", "case_line", "csv_text", "heading_line", "markdown", "summary_lines"]
 
@@ -72,8 +72,8 @@ def case_line(result: CaseResult) -> str:
     """A case in a line: ours, its ratio to the fastest torch variant, its share, and everybody else against it.
 
     Example:
-        >>> from raglane.bench.cases import SIZES, Case
-        >>> from raglane.bench.lengths import LENGTHS
+        >>> from harness.cases import SIZES, Case
+        >>> from harness.lengths import LENGTHS
         >>> case = Case("grid", "gru", SIZES[0], LENGTHS["ewt"], "train", "float32", 1)
         >>> rows = (Row("ours", 2.0, 1.5, 1.0, 0.25), Row("torch-packed", 3.0, 1.0, 2 / 3, 0.17))
         >>> print(case_line(CaseResult(case, 90, 12, 0.9, rows)))

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence, pad_sequence
 
-from raglane.bench.batch import Batch
-from raglane.bench.competitors.base import Answer, Forward, Runner, rows_of, torch_runner
+from harness.batch import Batch
+from harness.competitors.base import Answer, Forward, Runner, rows_of, torch_runner
 
 __all__ = ["load_layer", "packed", "packed_runner", "pad", "padded", "padded_runner", "sorted_first", "state_of"]
 

@@ -11,14 +11,15 @@ from typing import Any, TypeVar
 
 import torch
 
-from raglane.bench import machine, memory
-from raglane.bench.batch import Batch
-from raglane.bench.cases import SUITES, Case, operations, streamed
-from raglane.bench.check import find_fault
-from raglane.bench.competitors import COMPETITORS, RIVALS, ours
-from raglane.bench.competitors.base import Answer, Competitor, Runner
-from raglane.bench.results import OURS, CaseResult, Row, rows_of
-from raglane.bench.timing import YARDSTICKS, interleave, peak
+from harness import memory
+from harness.batch import Batch
+from harness.cases import SUITES, Case, operations, streamed
+from harness.check import find_fault
+from harness.competitors import COMPETITORS, RIVALS, ours
+from harness.competitors.base import Answer, Competitor, Runner
+from harness.results import OURS, CaseResult, Row, rows_of
+from harness.timing import YARDSTICKS, interleave, peak
+from raglane import machine
 
 __all__ = ["Report", "Truths", "installed", "measure", "measure_case"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from raglane.bench.cases import ELEMENTWISE, TORCH_CELLS
-from raglane.bench.competitors import exported, jax_scan, onnx_engines, ours, plain_cells, pytorch
-from raglane.bench.competitors.base import Competitor
+from harness.cases import ELEMENTWISE, TORCH_CELLS
+from harness.competitors import exported, jax_scan, onnx_engines, ours, plain_cells, pytorch
+from harness.competitors.base import Competitor
 
 __all__ = ["COMPETITORS", "RIVALS", "TORCH"]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from harness.cases import Case, Size
 from raglane import cells
-from raglane.bench.cases import Case, Size
 
 __all__ = ["Batch"]
 
@@ -39,8 +39,8 @@ class Batch:
         """Fresh numbers for a case: the same ones in every run, whatever the mode, dtype and threads.
 
         Example:
-            >>> from raglane.bench.cases import Size
-            >>> from raglane.bench.lengths import LENGTHS
+            >>> from harness.cases import Size
+            >>> from harness.lengths import LENGTHS
             >>> batch = Batch.of(Case("grid", "gru", Size(2, 4, 3), LENGTHS["tens"], "train", "bfloat16", 1))
             >>> batch.values.shape, batch.values.dtype, batch.weights["weight_hh_l0"].shape
             (torch.Size([20, 3]), torch.bfloat16, torch.Size([12, 4]))

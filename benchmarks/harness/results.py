@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from raglane.bench.cases import SUITES, Case
-from raglane.bench.competitors import COMPETITORS
-from raglane.bench.timing import YARDSTICKS, Yardstick
+from harness.cases import SUITES, Case
+from harness.competitors import COMPETITORS
+from harness.timing import YARDSTICKS, Yardstick
 
 __all__ = ["OURS", "CaseResult", "Efficiency", "Row", "Summary", "efficiencies", "rows_of", "summarize"]
 
@@ -205,8 +205,8 @@ class Efficiency:
         """The parallel efficiency by the number of threads: speed-up over threads, both to the fewest.
 
         Example:
-            >>> from raglane.bench.cases import SIZES
-            >>> from raglane.bench.lengths import LENGTHS
+            >>> from harness.cases import SIZES
+            >>> from harness.lengths import LENGTHS
             >>> case = Case("grid", "gru", SIZES[0], LENGTHS["ewt"], "train", "float32", 1)
             >>> Efficiency(case, {1: 8.0, 4: 2.5}).shares
             {1: 1.0, 4: 0.8}

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from raglane.bench.batch import Batch
-from raglane.bench.cases import CELLS, DTYPES, MODES, Case
+from harness.batch import Batch
+from harness.cases import CELLS, DTYPES, MODES, Case
 
 __all__ = ["Answer", "Competitor", "Forward", "Runner", "rows_of", "torch_runner"]
 

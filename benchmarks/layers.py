@@ -1,0 +1,197 @@
+"""The recurrent layers against PyTorch's and, where they are installed, other engines'.
+
+    python benchmarks/layers.py
+    python benchmarks/layers.py --lengths my-lengths.txt --sizes 64x256x80 --cells lstm
+    python benchmarks/layers.py --suites all --lengths all --dtypes all --out runs/everything
+    python benchmarks/layers.py --threads 1,2,4,8 --sizes 256x128x64
+
+A competitor is timed only after its answer is verified. The folder gets a table (results.md, results.csv) and a picture
+(results.png). By default, it takes about ten minutes on two processors. The other engines: pip install '.[bench]'.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from harness import chart, tables
+from harness.cases import CELLS, DTYPES, MODES, SUITES, Case, select
+from harness.competitors import COMPETITORS, RIVALS
+from harness.lengths import LENGTHS, Lengths, of_file
+from harness.run import Report, installed, measure
+
+from raglane import machine
+from raglane.cli.bench import parts_of, pick, size_of
+from raglane.cli.console import complain, say
+from raglane.errors import ArgumentError, RaglaneError, message, quote, require
+from raglane.files import check_place, settle, write_folder
+from raglane.lock import LOCK, locked
+
+# What a folder of results holds, and nothing else: only such a folder is replaced.
+_FILES = ("results.csv", "results.md", "results.png")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    try:
+        return _bench(_parser().parse_args(arguments))
+    except KeyboardInterrupt:
+        return 130
+    except (argparse.ArgumentError, RaglaneError, OSError) as error:
+        complain(f"layers.py: error: {error}")
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, exit_on_error=False
+    )
+    every = "a list with commas, or all"
+    parser.add_argument("--suites", default="grid,elementwise", help=f"{', '.join(SUITES)}: {every}")
+    parser.add_argument("--cells", default="all", help=f"{', '.join(CELLS)}: {every}")
+    parser.add_argument("--sizes", help="sequences x units x features, with commas; the suite's own if left out")
+    parser.add_argument(
+        "--lengths",
+        default="lognormal,ewt",
+        help=f"{', '.join(_free())}, or text files with a length per line: {every}; for the suites grid and drop-in",
+    )
+    parser.add_argument("--modes", default="all", help="train,infer or one of them")
+    parser.add_argument("--dtypes", default="float32", help="float32,bfloat16 or one of them")
+    parser.add_argument("--threads", help="numbers of threads with commas; PyTorch's choice if left out")
+    parser.add_argument(
+        "--competitors", default="all", help=f"beside ours, {', '.join(RIVALS)}: {every} of those that are installed"
+    )
+    parser.add_argument("--rounds", type=int, default=7, help="in which all are timed; slow cases have at least 3")
+    parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder of the results")
+    parser.add_argument("--overwrite", action="store_true", help="replace the results in --out")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print nothing but errors")
+    return parser
+
+
+def _bench(given: argparse.Namespace) -> int:
+    # Before the first case, rather than after the last.
+    for module in ("matplotlib", "matplotlib.figure"):
+        require(module, "bench")
+    if not 1 <= given.rounds <= 10_000:
+        raise ArgumentError(message("rounds", str(given.rounds), "from 1 to 10,000", "pass 7, say"))
+    _check_out(given.out, given.overwrite)
+    cases, rivals = _cases(given), _rivals(given.competitors)
+    with locked(given.out, "out"):
+        return _run(cases, rivals, given.rounds, given.out, _nothing if given.quiet else say)
+
+
+def _nothing(*_: str) -> None:
+    pass
+
+
+def _run(cases: Sequence[Case], rivals: Sequence[str], rounds: int, out: Path, say: Callable[..., None]) -> int:
+    """Measure, write the files, and report what came of it."""
+    _, missing = installed(rivals)
+    for line in missing:
+        say(line)
+    say(f"cases: {len(cases)}, rounds: {rounds}, load: {machine.load():.2f} on {os.cpu_count()} processors")
+    say(tables.heading_line())
+    report = measure(cases, rivals, rounds=rounds, watch=lambda result: say(tables.case_line(result)))
+    files = _files(report)
+    write_folder(out, files)
+    settle(out)
+    for line in [*report.notes[len(missing) :], *tables.summary_lines(report)]:
+        say(line)
+    say(f"written: {', '.join(str(out / name) for name in files)}")
+    for fault in report.faults:
+        say(f"wrong: {fault}")
+    return 1 if report.faults else 0
+
+
+def _files(report: Report) -> dict[str, bytes]:
+    title = f"Raglane {report.facts['raglane']} against torch {report.facts['torch']}\n{report.facts['processor']}"
+    contents = (
+        tables.csv_text(report).encode(),
+        tables.markdown(report).encode(),
+        chart.ratios_png(report.results, title),
+    )
+    return dict(zip(_FILES, contents, strict=True))
+
+
+def _cases(given: argparse.Namespace) -> list[Case]:
+    """The cases that the options ask for."""
+    wanted = pick("suites", given.suites, SUITES)
+    takes_lengths = any(not SUITES[name].lengths for name in wanted)
+    return select(
+        wanted,
+        cells=pick("cells", given.cells, CELLS),
+        sizes=None if given.sizes is None else [size_of(text) for text in parts_of("sizes", given.sizes)],
+        lengths=_lengths(given.lengths, _free()) if takes_lengths else [],
+        modes=pick("modes", given.modes, MODES),
+        dtypes=pick("dtypes", given.dtypes, DTYPES),
+        threads=[torch.get_num_threads()] if given.threads is None else _threads(given.threads),
+    )
+
+
+def _free() -> dict[str, Lengths]:
+    """The lengths that are not made for one suite."""
+    own = {name for suite in SUITES.values() for name in suite.lengths} - {"lognormal"}
+    return {name: rule for name, rule in LENGTHS.items() if name not in own}
+
+
+def _lengths(text: str, known: Mapping[str, Lengths]) -> list[Lengths]:
+    """Rules by their names; whatever looks like a path, or is one, is a file."""
+    if text == "all":
+        return list(known.values())
+    found = []
+    for part in parts_of("lengths", text):
+        if part in known:
+            found.append(known[part])
+        elif Path(part).exists() or Path(part).suffix or Path(part).name != part:
+            found.append(of_file(Path(part)))
+        else:
+            rule = f"one of {', '.join(known)}, all, or a file"
+            raise ArgumentError(message("lengths", quote(part), rule, "pass one of these, or the path of a text file"))
+    return found
+
+
+def _threads(text: str) -> list[int]:
+    most = max(64, 4 * (os.cpu_count() or 1))
+    counts = []
+    for part in parts_of("threads", text):
+        if not (part.isascii() and part.isdigit() and len(part) < 10 and 1 <= int(part) <= most):
+            rule = f"whole numbers from 1 to {most} on this machine, with commas between them"
+            raise ArgumentError(message("threads", quote(part), rule, "pass 1,2, say"))
+        counts.append(int(part))
+    return counts
+
+
+def _rivals(text: str) -> list[str]:
+    """Who takes part besides ours; who is asked for by name must be installed."""
+    names = pick("competitors", text, RIVALS)
+    if text != "all":
+        for module in (module for name in names for module in COMPETITORS[name].modules):
+            require(module, "bench")
+    return names
+
+
+def _check_out(out: Path, overwrite: bool) -> None:
+    """Refuse a folder that results must not be written to, before any work is done."""
+    if not out.exists() and not out.is_symlink():
+        check_place("out", out)
+        return
+    names = {path.name for path in out.iterdir()} - {LOCK} if out.is_dir() else None
+    if names is None or not names <= set(_FILES):
+        raise ArgumentError(message("out", repr(str(out)), "a new folder, or one of results", "give another --out"))
+    here = Path.cwd()
+    if out.resolve() in (here, *here.parents):
+        rule = "results are a folder beside others, which is replaced as a whole"
+        raise ArgumentError(message("out", f"{str(out)!r}, the current folder or one above it", rule, "name a new one"))
+    check_place("out", out.absolute().parent)
+    if names and not overwrite:
+        rule = "results are not replaced unasked"
+        raise ArgumentError(
+            message("out", f"{str(out)!r}, where results are already", rule, "give another --out, or --overwrite")
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
