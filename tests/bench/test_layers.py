@@ -154,6 +154,15 @@ def test_out_that_is_a_file_or_below_one(tmp_path: Path, capsys: pytest.CaptureF
     assert file.read_text() == "mine"
 
 
+def test_results_are_never_the_current_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for out in (".", str(tmp_path), f"../{tmp_path.name}"):
+        fails([*_TINY, *_FEW, "--out", out, "--overwrite"], capsys, "the current folder or one above it")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_who_is_asked_for_by_name_must_be_installed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

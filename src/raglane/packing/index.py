@@ -50,17 +50,7 @@ class Elements(NamedTuple):
 
 @never_traced
 def find_packed(packed: PackedSequence, argument: str = "packed") -> Elements:
-    """The elements of a PackedSequence in the caller's order; its data is the table, of which no row is left out.
-
-    On a device this waits once, for ``sorted_indices``, where the pack has them: the lengths in the caller's order
-    are wanted on the host.
-
-    Example:
-        >>> packed = pack_flat(torch.tensor([3, 4, 1, 2, 3]), torch.tensor([0, 2, 5]), torch.tensor([2, 3]))
-        >>> found = find_packed(packed)
-        >>> found.index.tolist(), found.offsets.tolist()
-        ([1, 3, 0, 2, 4], [0, 2, 5])
-    """
+    """The elements of a PackedSequence in the caller's order; on a device, waits once for its ``sorted_indices``."""
     batch_sizes, sorted_indices, count = read_packed(packed, argument)
     data = packed.data
     lengths = conjugate(batch_sizes, count)
