@@ -26,8 +26,8 @@ from onnxruntime.quantization import quantize_dynamic
 from onnxruntime.transformers.float16 import convert_float_to_float16
 
 import raglane as rl
-from raglane.models.exported import RunModule
-from raglane.models.run import Run
+from raglane.runs.exported import RunModule
+from raglane.runs.run import Run
 
 BATCH = 64
 Answers = Callable[[], list[Any]]

@@ -24,12 +24,12 @@ from harness.competitors import COMPETITORS, RIVALS
 from harness.lengths import LENGTHS, Lengths, of_file
 from harness.run import Report, installed, measure
 
-from raglane import machine
+from raglane._utils.files import check_place, settle, write_folder
+from raglane._utils.lock import LOCK, locked
 from raglane.cli.bench import parts_of, pick, size_of
 from raglane.cli.console import complain, say
 from raglane.errors import ArgumentError, RaglaneError, message, quote, require
-from raglane.files import check_place, settle, write_folder
-from raglane.lock import LOCK, locked
+from raglane.planner import machine
 
 # What a folder of results holds, and nothing else: only such a folder is replaced.
 _FILES = ("results.csv", "results.md", "results.png")

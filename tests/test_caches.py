@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from raglane import caches
+from raglane._utils import caches
 from scripts import Script
 
 
@@ -113,7 +113,7 @@ def test_processes_that_write_at_once(script: Script, tmp_path: Path) -> None:
     """Whoever reads finds one of what was written, whole."""
     code = dedent("""
         import os
-        from raglane import caches
+        from raglane._utils import caches
         wanted = {None, *(f"{n}" * 50_000 for n in range(3))}
         children = []
         for n in range(3):

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import raglane as rl
 from looped import looped
-from raglane.costs import Cost, cost
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.schedules import SCHEDULES
+from raglane.schedules.costs import Cost, cost
 
 
 def test_padded_64_and_45_needed() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from raglane.files import settle, whole_folder, write_file, write_files, write_folder
+from raglane._utils.files import settle, whole_folder, write_file, write_files, write_folder
 
 
 def _names(folder: Path) -> list[str]:

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 from looped import looped
-from raglane import indexing
-from raglane.indexing import place_joined_rows, place_rows, take_rows
+from raglane.segments import indexing
+from raglane.segments.indexing import place_joined_rows, place_rows, take_rows
 
 # Rows and features of: a few numbers; many, in rows of 16, 8, 4 and 2 bytes' multiples; a result out of the caches.
 SIZES = [(0, (3,)), (1, ()), (5, (2, 3)), (3000, (8,)), (3000, (6,)), (3001, (7,)), (20000, ()), (70000, (16,))]

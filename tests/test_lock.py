@@ -16,16 +16,16 @@ import layers
 import pytest
 
 from commands import FAST, fails, tree, write_steps
-from raglane import lock
+from raglane._utils import lock
+from raglane._utils.files import write_file
+from raglane._utils.lock import LOCK, locked
 from raglane.cli import main
 from raglane.errors import ArgumentError
-from raglane.files import write_file
-from raglane.lock import LOCK, locked
 
 _HOLD = """
 import sys, time
 from pathlib import Path
-from raglane.lock import locked
+from raglane._utils.lock import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)
@@ -162,8 +162,8 @@ def test_without_locks_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     with monkeypatch.context() as patched:
-        patched.setattr("raglane.lock.fcntl.lockf", absent)
-        patched.setattr("raglane.lock.fcntl.flock", absent)
+        patched.setattr("raglane._utils.lock.fcntl.lockf", absent)
+        patched.setattr("raglane._utils.lock.fcntl.flock", absent)
         with locked(tmp_path / "a"):
             write_file(tmp_path / "a" / "x", b"1")
     monkeypatch.setattr(lock, "HAS_LOCKS", False)
@@ -194,7 +194,7 @@ def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
 _WRITE = """
 import sys
 from pathlib import Path
-from raglane.files import write_file
+from raglane._utils.files import write_file
 path, letter = Path(sys.argv[1]), sys.argv[2].encode()
 for number in range(300):
     write_file(path, letter * (1 + number * 37 % 5000))

@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.cases import SUITES
 from harness.results import OURS, CaseResult
-from raglane.drawing import BLUE, LIGHT, ORANGE, PURPLE, VERMILION, frame, new_figure, png, title_of
+from raglane._utils.drawing import BLUE, LIGHT, ORANGE, PURPLE, VERMILION, frame, new_figure, png, title_of
 
 __all__ = ["ratios_png"]
 

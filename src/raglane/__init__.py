@@ -17,21 +17,21 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import raglane.forks  # noqa: F401 (watches for forks from here on)
+import raglane._utils.forks  # noqa: F401 (watches for forks from here on)
 
 if TYPE_CHECKING:
     from raglane import data, errors, export, nn, packing, plot, sklearn
-    from raglane.costs import Cost, cost
     from raglane.data.collate import collate
     from raglane.kernels.dispatch import using
     from raglane.lens import modify
-    from raglane.models.fit import fit
-    from raglane.models.run import Run, load
     from raglane.nn.recurrent.accelerate import accelerate, acceleration, restore
     from raglane.nn.recurrent.explain import explain
     from raglane.nn.recurrent.freeze import freeze
     from raglane.planner import Plan, plan
     from raglane.ragged import Ragged
+    from raglane.runs.fit import fit
+    from raglane.runs.run import Run, load
+    from raglane.schedules.costs import Cost, cost
 
 __version__ = "0.1.0"
 
@@ -63,28 +63,28 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Cost": "costs",
+    "Cost": "schedules.costs",
     "Plan": "planner",
     "Ragged": "ragged",
-    "Run": "models.run",
+    "Run": "runs.run",
     "accelerate": "nn.recurrent.accelerate",
     "acceleration": "nn.recurrent.accelerate",
     "collate": "data.collate",
-    "cost": "costs",
+    "cost": "schedules.costs",
     "explain": "nn.recurrent.explain",
-    "fit": "models.fit",
+    "fit": "runs.fit",
     "freeze": "nn.recurrent.freeze",
-    "load": "models.run",
+    "load": "runs.run",
     "modify": "lens",
     "plan": "planner",
     "restore": "nn.recurrent.accelerate",
     "using": "kernels.dispatch",
 }
-_ROOMS = ("data", "errors", "export", "nn", "packing", "plot", "sklearn")
+_MODULES = ("data", "errors", "export", "nn", "packing", "plot", "sklearn")
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
+    if name in _MODULES:
         return import_module(f"{__name__}.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -38,7 +38,7 @@ from typing import Any
 
 from attacks.forked import CONTEXT
 from attacks.runs import contents, has_begun, same, write_data
-from raglane import files
+from raglane._utils import files
 from raglane.cli import main as raglane
 from raglane.training.checkpoint import read_tensors, to_safetensors
 

@@ -16,7 +16,7 @@ from harness.batch import Batch
 from harness.competitors import COMPETITORS, ours
 from harness.competitors.base import Runner
 
-from raglane import files
+from raglane._utils import files
 from yardsticks import short_samples  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("short_samples")

@@ -20,8 +20,8 @@ from harness.lengths import LENGTHS, Lengths
 from harness.results import CaseResult, Row, efficiencies, rows_of, summarize
 from harness.timing import YARDSTICKS, interleave
 
-from raglane import machine
 from raglane.errors import RaglaneError
+from raglane.planner import machine
 from yardsticks import short_samples  # noqa: F401
 
 _SHORT = pytest.mark.usefixtures("short_samples")

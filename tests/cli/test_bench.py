@@ -17,7 +17,7 @@ _TINY = ["bench", "--cells", "gru", "--sizes", "3x5x4", "--modes", "infer"]
 @pytest.fixture(autouse=True)
 def one_round(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "_ROUNDS", 1)
-    monkeypatch.setattr("raglane.machine.load", lambda: 0.0)
+    monkeypatch.setattr("raglane.planner.machine.load", lambda: 0.0)
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
@@ -57,7 +57,7 @@ def test_lengths_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_a_busy_machine_is_reported(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raglane.machine.load", lambda: 1e4)
+    monkeypatch.setattr("raglane.planner.machine.load", lambda: 1e4)
     assert main(_TINY) == 0
     assert "the load is above the number of processors" in capsys.readouterr().out.splitlines()[-1]
 

@@ -251,7 +251,7 @@ def test_no_sequence_is_in_both_parts(tmp_path: Path, monkeypatch: pytest.Monkey
         return plain(settings, training, validation, *others, **options)
 
     plain = training_run.train
-    monkeypatch.setattr("raglane.models.steps.train", watch)
+    monkeypatch.setattr("raglane.runs.steps.train", watch)
     data = str(_write_csv(tmp_path / "steps.csv", _steps(40)))
     shape = ["--task", task, "--feature-column", "x", "--validation-fraction", "0.3"]
     assert main(["train", data, *shape, "--out", str(tmp_path / "run"), *FAST, "--quiet"]) == 0

@@ -17,8 +17,8 @@ import pytest
 import raglane as rl
 from commands import FAST, fails, tree, undrawn_pictures, write_steps
 from raglane.cli import main
-from raglane.models.configuration import key_of, run_config
-from raglane.models.sources import ColumnNames
+from raglane.runs.configuration import key_of, run_config
+from raglane.runs.sources import ColumnNames
 from raglane.training.choices import LAYERS
 from raglane.training.options import options
 from raglane.training.settings import Settings

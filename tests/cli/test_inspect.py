@@ -150,7 +150,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_read(
     def never(*_: object) -> None:
         raise AssertionError("read")
 
-    monkeypatch.setattr("raglane.inspection.reading.read", never)
+    monkeypatch.setattr("raglane.runs.inspection.reading.read", never)
     before = tree(Path())
     for arguments, pieces in (
         (["--html", "folder"], ["--html: got 'folder'", "a file, not a folder"]),

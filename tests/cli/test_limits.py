@@ -13,7 +13,7 @@ import torch
 
 from commands import FAST, fails, tree, undrawn_pictures, write_steps  # noqa: F401
 from looped import looped
-from raglane import memory
+from raglane._utils import memory
 from raglane.cli import main
 from raglane.errors import ArgumentError
 from raglane.training import inference
@@ -38,9 +38,9 @@ def nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*_: Any, **__: Any) -> None:
         raise AssertionError("data is read before the mistake is named")
 
-    monkeypatch.setattr("raglane.models.sources.Source.read", read)
+    monkeypatch.setattr("raglane.runs.sources.Source.read", read)
     # Those that take the function first: one that is imported later would keep the one that fails.
-    for name in ("models.run", "models.card", "models.fit", "training.checkpoint"):
+    for name in ("runs.run", "runs.card", "runs.fit", "training.checkpoint"):
         monkeypatch.setattr(f"raglane.{name}.load_model", read)
 
 

@@ -170,7 +170,7 @@ def test_sigterm_is_told_from_ctrl_c(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The signal comes within the first epoch; going on works."""
-    from raglane.models.progress import LineWatcher
+    from raglane.runs.progress import LineWatcher
 
     def stop(self: Any, epoch: int, batch: int, totals: Any) -> None:
         signal.raise_signal(signal.SIGTERM)

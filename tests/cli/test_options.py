@@ -16,7 +16,7 @@ from raglane.cli import main
 from raglane.cli.app import app
 from raglane.data import FORMATS
 from raglane.data.records import ROLES
-from raglane.models.sources import ColumnNames
+from raglane.runs.sources import ColumnNames
 from raglane.training.options import options
 from raglane.training.settings import Settings
 

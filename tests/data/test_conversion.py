@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from attacks.small_shards import small_steps
+from raglane._utils.lock import locked
 from raglane.data import FORMATS, Columns, Dataset, Preprocessor, Statistics, convert, read
 from raglane.data.conversion import Conversion
 from raglane.errors import ArgumentError, DataError
-from raglane.lock import locked
 from small_files import WRITERS, asked, same
 
 

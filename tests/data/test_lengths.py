@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raglane.data.lengths import Distribution, bins, buckets, summary
-from raglane.inspection import batches
+from raglane.runs.inspection import batches
 
 _LENGTHS = st.lists(st.integers(0, 60) | st.integers(0, 10_000_000), min_size=1, max_size=60)
 

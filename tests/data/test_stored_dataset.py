@@ -24,11 +24,11 @@ from torch.utils.data import DataLoader
 
 import raglane as rl
 from attacks.small_shards import small_steps
+from raglane._utils.memory import mapped_bytes
 from raglane.data import FORMATS, Columns, Dataset, Preprocessor, SequenceDataset, convert, read
 from raglane.data.gathering import KeptParts
 from raglane.data.stores import Shards
 from raglane.errors import DataError
-from raglane.memory import mapped_bytes
 from small_files import WRITERS, asked, same
 from small_tables import small_table, written
 

@@ -21,8 +21,8 @@ import raglane as rl
 import raglane.native
 from raglane.data.preprocess import Preprocessor
 from raglane.data.vocabulary import END, UNKNOWN
-from raglane.models.run import Run
 from raglane.native import missing_kernels
+from raglane.runs.run import Run
 from raglane.training.checkpoint import SavedModel
 from raglane.training.model import ModelConfig, SequenceModel
 

@@ -21,8 +21,8 @@ from raglane.cli import main
 from raglane.data.encoders import FeatureEncoder
 from raglane.data.preprocess import Preprocessor
 from raglane.errors import ExportError
-from raglane.models.exported import RunModule
-from raglane.models.run import Run
+from raglane.runs.exported import RunModule
+from raglane.runs.run import Run
 from raglane.training.checkpoint import SavedModel
 from raglane.training.model import ModelConfig, SequenceModel
 

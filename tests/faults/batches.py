@@ -63,20 +63,20 @@ FAULTS: dict[str, Fault] = {
         "segments/test_segments.py::test_windows",
     ),
     "rows-placed-at-an-odd-start": Fault(
-        "src/raglane/indexing.py",
+        "src/raglane/segments/indexing.py",
         "row_bytes % dtype.itemsize == start % dtype.itemsize == 0",
         "row_bytes % dtype.itemsize == 0",
         "test_indexing.py::test_memory_that_starts_between_wide_numbers",
     ),
     "tangent-lost-where-rows-are-wide": Fault(
-        "src/raglane/indexing.py",
+        "src/raglane/segments/indexing.py",
         "return forward_ad.unpack_dual(values).tangent is not None",
         "return False",
         "test_indexing.py::test_forward_mode_keeps_the_tangent",
     ),
     # ---- layouts and packing --------------------------------------------------------------------------------------
     "ties-in-reverse": Fault(
-        "src/raglane/layouts.py",
+        "src/raglane/segments/layouts.py",
         'order: IntArray = (-host).argsort(kind="stable")',
         'order: IntArray = host.argsort(kind="stable")[::-1].copy()',
         "ragged/test_travelling.py::test_sequences_of_one_length_keep_their_order_in_a_pack",
@@ -88,13 +88,13 @@ FAULTS: dict[str, Fault] = {
         "packing/test_packing.py::test_equal_to_torch",
     ),
     "left-padding-counted-from-the-right": Fault(
-        "src/raglane/layouts.py",
+        "src/raglane/segments/layouts.py",
         "elements -= left_steps",
         "elements -= left_steps - 1",
         "ragged/test_ragged.py::test_from_padded_with_a_mask",
     ),
     "batch-sizes-count-one-too-far": Fault(
-        "src/raglane/layouts.py",
+        "src/raglane/segments/layouts.py",
         "np.bincount(counts, minlength=size)[:size].cumsum()",
         "np.bincount(counts, minlength=size + 1)[1 : size + 1].cumsum()",
         "test_layouts.py",
@@ -106,7 +106,7 @@ FAULTS: dict[str, Fault] = {
         "ragged/test_travelling.py::test_lengths_that_their_owner_changes_are_not_the_batchs",
     ),
     "padding-is-zero-where-gradients-flow": Fault(
-        "src/raglane/indexing.py",
+        "src/raglane/segments/indexing.py",
         "_PlaceRows.apply(values, index, size, fill)",
         "_PlaceRows.apply(values, index, size, 0.0)",
         "test_indexing.py",
@@ -119,13 +119,13 @@ FAULTS: dict[str, Fault] = {
     ),
     # ---- interop and Ragged ---------------------------------------------------------------------------------------
     "offsets-of-a-nested-tensor-shared": Fault(
-        "src/raglane/interop/sequences.py",
+        "src/raglane/ragged/sequences.py",
         "to(torch.int64, copy=True)",
         "to(torch.int64)",
         "ragged/test_travelling.py::test_lengths_that_their_owner_changes_are_not_the_batchs",
     ),
     "holes-are-values": Fault(
-        "src/raglane/interop/sequences.py",
+        "src/raglane/ragged/sequences.py",
         "return values.index_select(0, index), offsets_from_lengths(lengths)",
         "return values[:total], offsets_from_lengths(lengths)",
         "ragged/test_ragged.py::test_nested_strided_and_with_holes",

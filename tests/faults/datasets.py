@@ -38,7 +38,7 @@ FAULTS: dict[str, Fault] = {
         "data/test_bad_rows.py::test_a_bad_row_is_left_out_in_every_format",
     ),
     "a-model-leaves-rows-out-unasked": Fault(
-        "src/raglane/models/sources.py",
+        "src/raglane/runs/sources.py",
         'kept["on_bad_row"] = "fail"',
         'kept["on_bad_row"] = self.columns.on_bad_row',
         "cli/test_bad_rows.py::test_bad_rows_are_left_out_counted_and_listed",

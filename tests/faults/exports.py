@@ -68,19 +68,19 @@ FAULTS: dict[str, Fault] = {
         "export/test_onnx.py::test_a_file_that_differs_from_its_model_is_not_written",
     ),
     "half-of-what-belongs-together-is-left": Fault(
-        "src/raglane/files.py",
+        "src/raglane/_utils/files.py",
         "for path in [*partials.values(), *new.intersection(placed)]:",
         "for path in partials.values():",
         "test_files.py::test_files_that_belong_together_survive_a_full_disk",
     ),
     "a-file-without-its-description": Fault(
-        "src/raglane/models/exported.py",
+        "src/raglane/runs/exported.py",
         'write_files({exported.path: content, beside: f"{text}\\n".encode()})',
         'write_files({exported.path: content}), write_files({beside: f"{text}\\n".encode()})',
         "export/test_runs.py::test_a_full_disk_leaves_neither_file",
     ),
     "a-file-knows-no-scale": Fault(
-        "src/raglane/models/exported.py",
+        "src/raglane/runs/exported.py",
         "(values.double() * self.std + self.mean).to(values.dtype)",
         "(values.double() * self.std).to(values.dtype)",
         "export/test_runs.py::test_a_regression_answers_in_the_units_of_the_data",
@@ -110,13 +110,13 @@ FAULTS: dict[str, Fault] = {
         "export/test_onnx.py::test_a_file_that_differs_from_its_model_is_not_written",
     ),
     "what-was-carried-is-of-another-sequence": Fault(
-        "src/raglane/models/exported.py",
+        "src/raglane/runs/exported.py",
         "before = torch.maximum(segments.shift(last, offsets, 1, fill=-1), starts)",
         "before = segments.shift(last, offsets, 1, fill=0)",
         "export/test_runs.py::test_a_missing_feature_is_filled_as_the_preprocessing_fills_it",
     ),
     "a-gap-that-is-no-number": Fault(
-        "src/raglane/models/exported.py",
+        "src/raglane/runs/exported.py",
         "torch.where(gaps.isfinite(), gaps, 0.0) / self.usual_gap",
         "gaps / self.usual_gap",
         "export/test_runs.py::test_a_missing_feature_is_filled_as_the_preprocessing_fills_it",

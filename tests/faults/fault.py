@@ -28,7 +28,7 @@ class Fault:
     """One text of one file, in place of another.
 
     Attributes:
-        file: below the repository, such as ``src/raglane/costs.py``; one of ``csrc/`` means a build of the kernels.
+        file: below the repository, such as ``src/raglane/errors.py``; one of ``csrc/`` means a build of the kernels.
         old: what stands there, exactly once. Short and distinctive, so that it lives through other changes.
         new: what somebody could write by mistake.
         tests: what must notice it: files, or tests as pytest names them, below ``tests/``, with blanks between.

@@ -52,7 +52,7 @@ FAULTS: dict[str, Fault] = {
         "safety/test_lost_memory.py::test_what_another_thread_gives_back_lives_until_the_call_ends",
     ),
     "padded-rows-and-steps-swapped": Fault(
-        "src/raglane/native/rows.py",
+        "src/raglane/packing/rows.py",
         "strides = stride[batch_dim] * size, stride[1 - batch_dim] * size",
         "strides = stride[1 - batch_dim] * size, stride[batch_dim] * size",
         "native/test_rows.py::test_a_padded_tensor_there_and_back",

@@ -94,7 +94,7 @@ FAULTS: dict[str, Fault] = {
         _TESTS + "test_settled.py::test_lengths_in_a_file_stay_there_and_give_the_same_batches",
     ),
     "a-file-that-is-written-to-is-not-copied": Fault(
-        "src/raglane/memory.py",
+        "src/raglane/_utils/memory.py",
         ' and (b"w" not in allowed or b"p" in allowed)',
         "",
         _TESTS + "test_settled.py::test_a_file_that_is_mapped_to_be_written_is_copied",

@@ -8,34 +8,34 @@ __all__ = ["FAULTS"]
 
 FAULTS: dict[str, Fault] = {
     "any-number-of-channels-without-names": Fault(
-        "src/raglane/models/run.py",
+        "src/raglane/runs/run.py",
         "if records.channels and self.channels and len(records.values)",
         "if not self.channels and len(records.values)",
-        "models/test_run.py::test_mistakes",
+        "runs/test_run.py::test_mistakes",
     ),
     "the-test-part-is-forgotten": Fault(
-        "src/raglane/models/run.py",
+        "src/raglane/runs/run.py",
         "if self._test is not None:",
         "if self._test is self:",
-        "models/test_fit.py::test_given_parts_are_used",
+        "runs/test_fit.py::test_given_parts_are_used",
     ),
     "a-fit-draws-from-the-callers-numbers": Fault(
-        "src/raglane/models/fit.py",
+        "src/raglane/runs/fit.py",
         "with torch.random.fork_rng(devices):",
         "with nullcontext(devices):",
-        "models/test_fit.py::test_it_leaves_no_trace",
+        "runs/test_fit.py::test_it_leaves_no_trace",
     ),
     "a-fit-keeps-its-threads": Fault(
-        "src/raglane/models/fit.py",
+        "src/raglane/runs/fit.py",
         "if torch.get_num_threads() != threads:",
         "if not threads:",
-        "models/test_fit.py::test_it_leaves_no_trace",
+        "runs/test_fit.py::test_it_leaves_no_trace",
     ),
     "ctrl-c-is-swallowed": Fault(
-        "src/raglane/models/fit.py",
+        "src/raglane/runs/fit.py",
         "signal.raise_signal(result.stopped_by)",
         "pass",
-        "models/test_fit.py::test_ctrl_c_stops_and_saves",
+        "runs/test_fit.py::test_ctrl_c_stops_and_saves",
     ),
     "rows-of-a-panel-as-they-stand": Fault(
         "src/raglane/data/objects.py",

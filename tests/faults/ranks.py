@@ -46,10 +46,10 @@ FAULTS: dict[str, Fault] = {
         "training/test_ranks.py::test_weights_and_sums_are_those_of_one_process",
     ),
     "a-table-without-its-index": Fault(
-        "src/raglane/models/tables.py",
+        "src/raglane/runs/tables.py",
         "answers.to_pandas().set_index(given.index)",
         "answers.to_pandas()",
-        "models/test_tables.py::test_tables_of_all_kinds_and_in_any_parts",
+        "runs/test_tables.py::test_tables_of_all_kinds_and_in_any_parts",
     ),
     "the-last-step-of-an-epoch-is-left-out": Fault(
         "src/raglane/training/loop.py",

@@ -34,7 +34,7 @@ FAULTS: dict[str, Fault] = {
         "training/test_language.py::test_what_large_outputs_and_changes_cost",
     ),
     "a-loss-says-nothing-of-the-task": Fault(
-        "src/raglane/models/guessing.py",
+        "src/raglane/runs/guessing.py",
         'if loss is None or loss in LOSSES["classify"]:',
         "if True:",
         "cli/test_tasks.py::test_a_loss_says_what_the_task_is",
@@ -142,9 +142,9 @@ FAULTS: dict[str, Fault] = {
         "training/test_tasks.py::test_thresholds_against_every_cut",
     ),
     "a-search-counts-no-trial-that-runs": Fault(
-        "src/raglane/models/tuning.py",
+        "src/raglane/runs/tuning.py",
         "states=(state.COMPLETE, state.PRUNED, state.RUNNING)))",
         "states=(state.COMPLETE, state.PRUNED)))",
-        "models/test_tuning.py::test_trials_of_other_processes_count",
+        "runs/test_tuning.py::test_trials_of_other_processes_count",
     ),
 }

@@ -171,7 +171,7 @@ FAULTS: dict[str, Fault] = {
         "programs/test_keys.py::test_what_is_not_known_has_no_key",
     ),
     "files-of-others-are-read": Fault(
-        "src/raglane/caches.py",
+        "src/raglane/_utils/caches.py",
         " and not found.st_mode & 0o022",
         "",
         "test_caches.py::test_what_is_no_file_of_ours",

@@ -18,13 +18,13 @@ from raglane.data.preprocess import Preprocessor
 from raglane.data.progress import Progress
 from raglane.data.records import Records, offsets_of
 from raglane.errors import ArgumentError
-from raglane.inspection import charts, document, page
-from raglane.inspection.command import recommended, train_line, words_of
-from raglane.inspection.contents import Contents, Feature, contents_of, labels_of
-from raglane.inspection.inspect import Inspection, inspect, layer_of
-from raglane.inspection.text import data_facts, lines
-from raglane.models.sources import ColumnNames
-from raglane.pages import html
+from raglane.report import html
+from raglane.runs.inspection import charts, document, page
+from raglane.runs.inspection.command import recommended, train_line, words_of
+from raglane.runs.inspection.contents import Contents, Feature, contents_of, labels_of
+from raglane.runs.inspection.inspect import Inspection, inspect, layer_of
+from raglane.runs.inspection.text import data_facts, lines
+from raglane.runs.sources import ColumnNames
 from raglane.training.model import ModelConfig
 from raglane.training.settings import Settings
 
@@ -50,7 +50,7 @@ def drawn() -> str:
     with pytest.MonkeyPatch.context() as patch:
         from made_plans import make_plan
 
-        patch.setattr("raglane.inspection.inspect.plan", make_plan)
+        patch.setattr("raglane.runs.inspection.inspect.plan", make_plan)
         return page.as_page(_inspect(_contents(), ranks=4)).decode()
 
 
@@ -109,7 +109,7 @@ def test_features_with_columns_of_their_own_are_counted_and_part_of_the_layer() 
 
 
 def test_what_no_memory_holds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raglane.memory.available_memory", lambda: 1e9)
+    monkeypatch.setattr("raglane._utils.memory.available_memory", lambda: 1e9)
     with pytest.raises(ArgumentError, match="a model of"):
         layer_of(Settings(hidden=20_000), _contents(), 16)
     long = replace(_contents(), lengths=np.array([10_000_000]))

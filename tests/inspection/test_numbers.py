@@ -14,12 +14,12 @@ import pytest
 
 from made_plans import make_plan
 from raglane.data.progress import Progress
-from raglane.inspection import batches, charts, document
-from raglane.inspection.contents import Contents, Feature, labels_of
-from raglane.inspection.inspect import Inspection, inspect
-from raglane.inspection.page import as_page
-from raglane.inspection.text import lines
-from raglane.models.sources import ColumnNames
+from raglane.runs.inspection import batches, charts, document
+from raglane.runs.inspection.contents import Contents, Feature, labels_of
+from raglane.runs.inspection.inspect import Inspection, inspect
+from raglane.runs.inspection.page import as_page
+from raglane.runs.inspection.text import lines
+from raglane.runs.sources import ColumnNames
 from raglane.training.settings import Settings
 
 LENGTHS = np.arange(1, 101).repeat(5)
@@ -40,7 +40,7 @@ def found() -> Inspection:
 
 def _inspect(contents: Contents = CONTENTS) -> Inspection:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("raglane.inspection.inspect.plan", make_plan)
+        patch.setattr("raglane.runs.inspection.inspect.plan", make_plan)
         more: dict[str, Any] = {"columns": ColumnNames(), "format": None, "fresh": False, "progress": Progress()}
         return inspect(contents, Settings(hidden=8), ranks=4, **more)
 

@@ -17,8 +17,8 @@ from raglane.data.formats import parquet
 from raglane.data.progress import Progress
 from raglane.data.records import Columns, Records, offsets_of
 from raglane.errors import DataError
-from raglane.inspection import lengths_of_parquet, lengths_of_text, reading
-from raglane.inspection.contents import Contents, contents_of
+from raglane.runs.inspection import lengths_of_parquet, lengths_of_text, reading
+from raglane.runs.inspection.contents import Contents, contents_of
 
 
 class _Told(Progress):

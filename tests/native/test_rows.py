@@ -13,8 +13,8 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 import raglane as rl
 from looped import looped
 from raglane.errors import ArgumentError
-from raglane.native import missing_kernels, rows
-from raglane.packing import flat, index
+from raglane.native import missing_kernels
+from raglane.packing import flat, index, rows
 
 pytestmark = pytest.mark.skipif(missing_kernels() is not None, reason=str(missing_kernels()))
 

@@ -13,10 +13,10 @@ from playwright.sync_api import Browser
 from made_plans import make_plan
 from pages.browser import PHONE, WIDE, Scheme, start_browser, visit
 from raglane.data.progress import Progress
-from raglane.inspection.contents import Contents, Feature, labels_of
-from raglane.inspection.inspect import inspect
-from raglane.inspection.page import as_page
-from raglane.models.sources import ColumnNames
+from raglane.runs.inspection.contents import Contents, Feature, labels_of
+from raglane.runs.inspection.inspect import inspect
+from raglane.runs.inspection.page import as_page
+from raglane.runs.sources import ColumnNames
 from raglane.training.settings import Settings
 
 pytestmark = pytest.mark.pages
@@ -47,7 +47,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
     found = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("raglane.inspection.inspect.plan", make_plan)
+        patch.setattr("raglane.runs.inspection.inspect.plan", make_plan)
         for name, contents in kinds.items():
             details = {"columns": ColumnNames(), "format": None, "ranks": 4, "fresh": False, "progress": Progress()}
             path = folder / f"{name}.html"

@@ -12,7 +12,7 @@ from matplotlib.colors import to_rgba
 
 import raglane as rl
 from raglane import plot
-from raglane.drawing import VERMILION
+from raglane._utils.drawing import VERMILION
 
 _LENGTHS = [3, 0, 1, 2]
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 import raglane as rl
 from drawings import SIX
 from raglane import plot
-from raglane.drawing import DARK, LIGHT
+from raglane._utils.drawing import DARK, LIGHT
 from raglane.errors import ArgumentError
 
 

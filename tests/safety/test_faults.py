@@ -26,7 +26,7 @@ def test_what_a_fault_changes_is_there_once(name: str) -> None:
     assert fault.tests
 
 
-_FILE, _OLD = "src/raglane/costs.py", "additions=count.elements - count.sequences"
+_FILE, _OLD = "src/raglane/schedules/costs.py", "additions=count.elements - count.sequences"
 # Two plays: one whose tests pass without a fault, and one whose tests do not.
 _PLAYS = [
     {

@@ -16,7 +16,7 @@ from torch import Tensor
 import raglane as rl
 from looped import looped
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
-from raglane.indexing import place_rows, take_rows
+from raglane.segments.indexing import place_rows, take_rows
 from strategies import lengths
 
 Batch = Callable[[rl.Ragged], Any]

@@ -93,4 +93,4 @@ def _row(
 @pytest.fixture(autouse=True)
 def made_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the files that import this, no layer is measured."""
-    monkeypatch.setattr("raglane.inspection.inspect.plan", make_plan)
+    monkeypatch.setattr("raglane.runs.inspection.inspect.plan", make_plan)

@@ -98,7 +98,7 @@ def test_a_run_that_runs_away_at_once_replaces_nothing(
 def test_ctrl_c_saves_no_model_that_has_run_away(
     data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from raglane.models.progress import LineWatcher
+    from raglane.runs.progress import LineWatcher
 
     def stop(self: Any, epoch: int, batch: int, totals: Any) -> None:
         if not math.isfinite(totals.mean_loss):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from commands import FAST, fails, tree, undrawn_pictures, write_steps  # noqa: F401
-from raglane import files
+from raglane._utils import files
 from raglane.cli import main
 from raglane.errors import ArgumentError
 from raglane.training import bookkeeper

@@ -18,7 +18,7 @@ import raglane as rl
 from commands import FAST, fails, undrawn_pictures, write_steps  # noqa: F401
 from raglane.cli import main
 from raglane.errors import ArgumentError, ArgumentTypeError, CheckpointError
-from raglane.models import tables
+from raglane.runs import tables
 from raglane.training import own_cell
 from raglane.training.checkpoint import read_tensors
 from raglane.training.own_cell import is_own, label_of, load_cell, name_cell

@@ -17,8 +17,8 @@ import pytest
 
 from raglane.cli import main
 from raglane.errors import DataError
-from raglane.models import on_ray
-from raglane.models.progress import LineWatcher
+from raglane.runs import on_ray
+from raglane.runs.progress import LineWatcher
 from raglane.training.checkpoint import read_tensors
 
 pytestmark = pytest.mark.slow
@@ -156,6 +156,6 @@ def test_predictions_are_the_same_for_any_workers_and_with_one_killed(
 
 def on_ray_run(folder: Path) -> Any:
     """The run in a folder."""
-    from raglane.models.run import load
+    from raglane.runs.run import load
 
     return load(folder)

@@ -49,7 +49,7 @@ def compare(
 
     raglane compare runs/gru runs/lstm -o cells.md -o cells.png
     """
-    from raglane.files import check_new_file, write_files
+    from raglane._utils.files import check_new_file, write_files
 
     places = output or []
     for place in places:
@@ -57,8 +57,8 @@ def compare(
             rule = f"a name that ends in {', '.join(_SUFFIXES)}"
             raise ArgumentError(message("output", quote(str(place)), rule, "name the file so"))
         check_new_file("output", place)
-    from raglane.models.comparison import compare as put_together
     from raglane.report.comparison import as_csv, as_markdown, as_picture, as_text
+    from raglane.runs.comparison import compare as put_together
 
     groups = put_together(runs)
     content = {}

@@ -10,8 +10,8 @@ from typing import Any, get_args
 
 import typer
 
+from raglane._utils.reading import read_file
 from raglane.errors import ArgumentError, message, nearest, quote
-from raglane.reading import read_file
 from raglane.training.stored import checked, rule_of
 
 __all__ = ["CONFIG", "DEFAULT", "FILE", "IGNORE", "OPTION", "Key", "names_of", "origin_of", "read_config", "read_toml"]

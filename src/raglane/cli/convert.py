@@ -11,8 +11,8 @@ from raglane.cli import console, options
 from raglane.cli.evaluate import tell_skipped
 from raglane.cli.inspect import as_trained
 from raglane.errors import ArgumentError, message
-from raglane.models.progress import shown
-from raglane.models.sources import ColumnNames, Source
+from raglane.runs.progress import shown
+from raglane.runs.sources import ColumnNames, Source
 from raglane.training.options import RUN
 
 if TYPE_CHECKING:

@@ -54,7 +54,7 @@ def evaluate(
 
     raglane evaluate runs/meters later.csv --horizon 24
     """
-    from raglane.models.run import load
+    from raglane.runs.run import load
     from raglane.training.checkpoint import model_folder
     from raglane.training.folder import EVALUATION, at_work
     from raglane.training.inference import pick_device
@@ -103,7 +103,7 @@ def report(
     is_short: bool = False,
 ) -> None:
     """Measure the best model of a run, say how good it is, and write the numbers and the matrix in its folder."""
-    from raglane.files import write_files
+    from raglane._utils.files import write_files
     from raglane.training import inference
     from raglane.training.folder import EVALUATION
     from raglane.training.stored import to_json

@@ -51,8 +51,8 @@ def export(
 
     raglane export runs/vowels vowels.onnx
     """
-    from raglane.models.exported import description_path
-    from raglane.models.run import load
+    from raglane.runs.exported import description_path
+    from raglane.runs.run import load
     from raglane.training.predictions import check_apart
 
     for file in (path, description_path(path)):

@@ -13,13 +13,13 @@ import typer
 from raglane.cli import console, options
 from raglane.cli.train import check_default
 from raglane.errors import ArgumentError, message, quote, require
-from raglane.models.progress import shown
-from raglane.models.sources import ColumnNames, Source
+from raglane.runs.progress import shown
+from raglane.runs.sources import ColumnNames, Source
 from raglane.training.options import RUN
 from raglane.training.settings import Settings
 
 if TYPE_CHECKING:
-    from raglane.inspection.inspect import Inspection
+    from raglane.runs.inspection.inspect import Inspection
 
 __all__ = ["as_trained", "inspect"]
 
@@ -97,7 +97,7 @@ def inspect(
 
     raglane inspect meters.parquet --task forecast --html report.html --json report.json
     """
-    from raglane.checks import check_whole
+    from raglane._utils.checks import check_whole
 
     # What this cell wants of the data; the others take it as it is.
     filled: dict[str, Any] = {"missing": "elapsed"} if choices.get("layer") == "grud" else {}
@@ -108,10 +108,10 @@ def inspect(
     source = Source(data, format, names)
     check_default(source, settings)
     _check_outputs(data, html=html, json=place)
-    from raglane.files import write_files
-    from raglane.inspection import reading
-    from raglane.inspection.document import as_json
-    from raglane.inspection.inspect import inspect as find_out
+    from raglane._utils.files import write_files
+    from raglane.runs.inspection import reading
+    from raglane.runs.inspection.document import as_json
+    from raglane.runs.inspection.inspect import inspect as find_out
 
     with shown(quiet) as progress:
         progress.stage("reading")
@@ -119,7 +119,7 @@ def inspect(
         found = find_out(contents, settings, columns=names, format=format, ranks=ranks, fresh=fresh, progress=progress)
         files = {} if place is None else {place: as_json(found)}
         if html is not None:
-            from raglane.inspection.page import as_page
+            from raglane.runs.inspection.page import as_page
 
             progress.stage("drawing")
             files[html] = as_page(found)
@@ -132,7 +132,7 @@ def inspect(
 
 
 def _tell(found: Inspection, written: list[Path]) -> None:
-    from raglane.inspection.text import lines
+    from raglane.runs.inspection.text import lines
 
     bar = "█"
     try:
@@ -148,7 +148,7 @@ def _tell(found: Inspection, written: list[Path]) -> None:
 
 def _check_outputs(data: Path | None, **places: Path | None) -> None:
     """Refuse files that could not be written, or would replace the data, before anything is read."""
-    from raglane.files import check_new_file
+    from raglane._utils.files import check_new_file
 
     given = {name: path for name, path in places.items() if path is not None}
     for name, path in given.items():

@@ -17,7 +17,7 @@ import typer
 
 from raglane.cli.configuration import CONFIG, DEFAULT, FILE, IGNORE, Key, names_of, origin_of, read_config
 from raglane.errors import flags, quote
-from raglane.models.sources import ColumnNames
+from raglane.runs.sources import ColumnNames
 from raglane.training.options import DATA, MODEL, RUN, TRAINING, flag_of, options
 from raglane.training.own_cell import name_cell, named_choice
 from raglane.training.settings import Settings

@@ -80,7 +80,7 @@ def predict(
         )
         return
     from raglane.data.skipping import skipped_lines
-    from raglane.models.run import load
+    from raglane.runs.run import load
     from raglane.training.inference import pick_device
     from raglane.training.predictions import check_apart, check_output, write_predictions
 
@@ -124,8 +124,8 @@ def _on_ray(
         raise ArgumentError(
             message(name, quote(named[name]), "a cluster takes the columns of the training data", "leave it out")
         )
-    from raglane.models.on_ray import predict_on_ray
-    from raglane.models.run import load
+    from raglane.runs.on_ray import predict_on_ray
+    from raglane.runs.run import load
 
     count = predict_on_ray(load(run, cell=cell), str(data), output, **asked)
     if not quiet:

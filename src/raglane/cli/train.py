@@ -11,8 +11,8 @@ import typer
 
 from raglane.cli import console, options
 from raglane.errors import ArgumentError, message, quote
-from raglane.models.configuration import as_toml, entries, other_entries
-from raglane.models.sources import DEFAULT_DATA, ColumnNames, SavedSource, Source
+from raglane.runs.configuration import as_toml, entries, other_entries
+from raglane.runs.sources import DEFAULT_DATA, ColumnNames, SavedSource, Source
 from raglane.training.auto import PLANNED, left_to_plan
 from raglane.training.own_cell import label_of
 from raglane.training.settings import Settings
@@ -220,7 +220,7 @@ def _resumed(
     quiet: bool,
 ) -> _Order:
     """The order to go on with a run: its own data and settings, but for what may change."""
-    from raglane.models.steps import changes_of, without_own_cell
+    from raglane.runs.steps import changes_of, without_own_cell
     from raglane.training.run import load_description, refuse_diverged
 
     description = load_description(out)
@@ -253,9 +253,9 @@ def _path(text: str | None) -> Path | None:
 def _train(order: _Order) -> None:
     """Read, train, draw, evaluate and say where everything is."""
     from raglane.cli.evaluate import tell_skipped
-    from raglane.models.logs import check_logger
-    from raglane.models.progress import pick_watcher
-    from raglane.models.steps import planned, run_training
+    from raglane.runs.logs import check_logger
+    from raglane.runs.progress import pick_watcher
+    from raglane.runs.steps import planned, run_training
     from raglane.training.folder import SKIPPED
     from raglane.training.machine import check_machine
     from raglane.training.run import left_out
@@ -317,7 +317,7 @@ def _train(order: _Order) -> None:
 def _parts(order: _Order) -> tuple[Records | Dataset, Records | Dataset | None]:
     """The training and the validation part, and a note on each."""
     from raglane.data.records import Records
-    from raglane.models.steps import divide
+    from raglane.runs.steps import divide
 
     settings = order.settings
     records = order.training or order.source.open(settings.task)

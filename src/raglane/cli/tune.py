@@ -12,8 +12,8 @@ from raglane.cli import console, options
 from raglane.cli.configuration import DEFAULT, FILE, read_toml
 from raglane.cli.train import check_default, settings_of
 from raglane.errors import ArgumentError, message
-from raglane.models.configuration import as_toml, entries, key_of, other_entries
-from raglane.models.sources import ColumnNames, Source
+from raglane.runs.configuration import as_toml, entries, key_of, other_entries
+from raglane.runs.sources import ColumnNames, Source
 from raglane.training.auto import left_to_plan
 from raglane.training.options import RUN, TRAINING
 from raglane.training.own_cell import named_choice
@@ -66,10 +66,10 @@ def tune(
 
     raglane tune meters.csv --task forecast --cell lstm --config search.toml
     """
-    from raglane.checks import check_whole
+    from raglane._utils.checks import check_whole
     from raglane.errors import require
-    from raglane.models.search import default_space, read_space
-    from raglane.models.tuning import Order
+    from raglane.runs.search import default_space, read_space
+    from raglane.runs.tuning import Order
     from raglane.training.machine import check_machine
 
     check_whole("trials", trials, 1, "pass 30, say")
@@ -120,7 +120,7 @@ def _show(
     settings: Any, columns: ColumnNames, others: dict[str, Any], origins: options.Origins, space: Any, tables: Any
 ) -> None:
     """Print every option with its value and its origin, and what is searched, as a file that --config reads."""
-    from raglane.models.search import as_table
+    from raglane.runs.search import as_table
 
     fixed = {entry.key: entry for entry in entries(settings, origins)}
     for name in space:
@@ -149,8 +149,8 @@ def _parts(
     records: Any, source: Source, settings: Any, validation: Path | None, test: Path | None, say: Any
 ) -> tuple[tuple[Any, Any], Any]:
     """The training and the validation part, and the test part, which is only read."""
-    from raglane.models.sources import DEFAULT_DATA
-    from raglane.models.steps import divide
+    from raglane.runs.sources import DEFAULT_DATA
+    from raglane.runs.steps import divide
 
     def read(path: Path) -> Any:
         return replace(source, path=path).read(settings.task)
@@ -178,8 +178,8 @@ def _origin(source: Source, validation: Path | None, test: Path | None) -> dict[
 def _search(order: Any, folder: Path, tested: Any, say: Any) -> None:
     """Search, and make a run of the best trial."""
     from raglane.cli.evaluate import report
-    from raglane.models.steps import close_run
-    from raglane.models.tuning import BEST_RUN, STUDY, TRIALS, publish, tune
+    from raglane.runs.steps import close_run
+    from raglane.runs.tuning import BEST_RUN, STUDY, TRIALS, publish, tune
     from raglane.training.checkpoint import load_model
     from raglane.training.folder import LAST, at_work
     from raglane.training.inference import pick_device

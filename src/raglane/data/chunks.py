@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from raglane.checks import check_flag, check_tensor
+from raglane._utils.checks import check_flag, check_tensor
 from raglane.data.collate import collate
 from raglane.data.dataset import SequenceDataset
 from raglane.data.epochs import Epochs, check_least

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raglane import interop
-from raglane.checks import check_tensor
+from raglane._utils.arrays import as_tensor
+from raglane._utils.checks import check_tensor
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, quote
 from raglane.ragged import Ragged
 
@@ -203,7 +203,7 @@ def _arrays(samples: Sequence[np.ndarray[Any, Any]], field: str) -> Ragged | Ten
     _check_alike(samples, shapes, field)
     native = samples[0].dtype.newbyteorder("=")
     flat = np.stack(samples) if not shapes[0] else np.concatenate(samples)
-    values = interop.as_tensor(flat.astype(native, copy=False))
+    values = as_tensor(flat.astype(native, copy=False))
     if not shapes[0]:
         return values
     return Ragged.from_flat(values, lengths=torch.tensor([shape[0] for shape in shapes]))

@@ -17,7 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from raglane.checks import check_choice, check_flag
+from raglane._utils.checks import check_choice, check_flag
+from raglane._utils.files import check_place, put_folder, settle, whole_file, write_file
+from raglane._utils.lock import locked
+from raglane._utils.reading import as_path
 from raglane.data import shards
 from raglane.data.formats import pick
 from raglane.data.formats.integrity import checksums, seal
@@ -33,9 +36,6 @@ from raglane.data.skipping import ON_BAD_ROW, SKIPPED, Alike, skipped_lines
 from raglane.data.statistics import Statistics
 from raglane.data.stores import offsets_in, span_in
 from raglane.errors import ArgumentError, DataError, argument, message, quote, require
-from raglane.files import check_place, put_folder, settle, whole_file, write_file
-from raglane.lock import locked
-from raglane.reading import as_path
 
 __all__ = ["Conversion", "convert"]
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from raglane.checks import check_flag, check_kind, check_real, check_tensor, check_whole, read_index
+from raglane._utils.checks import check_flag, check_kind, check_real, check_tensor, check_whole, read_index
 from raglane.data.collate import Samples
 from raglane.data.epochs import check_least
 from raglane.data.order.limit import pieces_of

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from raglane.checks import check_flag, check_kind
+from raglane._utils.checks import check_flag, check_kind
 from raglane.data.features import Feature
 from raglane.data.labels import look_up, places_of
 from raglane.data.missing import fill_missing, how_to_fill

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Generic, TypeVar
 
-from raglane.checks import check_kind
+from raglane._utils.checks import check_kind
 from raglane.errors import ArgumentError, ArgumentTypeError, message, quote
 
 __all__ = ["Epochs", "check_least"]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from raglane.checks import check_flag, check_kind
+from raglane._utils.checks import check_flag, check_kind
 from raglane.errors import DataError, message, quote
 
 __all__ = ["Feature", "check_features", "joined"]

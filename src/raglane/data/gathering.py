@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from raglane._utils.memory import mapped_bytes
 from raglane.data.features import Feature, joined
 from raglane.data.labels import encode_targets
 from raglane.data.missing import how_to_fill
@@ -22,7 +23,6 @@ from raglane.data.records import Records
 from raglane.data.statistics import Statistics
 from raglane.data.targets import TASKS, Targets
 from raglane.errors import DataError, argument, message, quote
-from raglane.memory import mapped_bytes
 
 __all__ = ["Gathered", "KeptParts", "Places"]
 

@@ -8,14 +8,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from raglane._utils.files import remove, write_file
+from raglane._utils.lock import LOCK
 from raglane.data import shards
 from raglane.data.formats.ipc import FORMAT_VERSION
 from raglane.data.layout import Layout
 from raglane.data.records import Columns
 from raglane.data.statistics import Statistics
 from raglane.errors import ArgumentError, argument, message, quote
-from raglane.files import remove, write_file
-from raglane.lock import LOCK
 
 __all__ = ["Job", "State", "clear", "progress_file"]
 

@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from raglane.checks import check_kind
+from raglane._utils.checks import check_kind
+from raglane._utils.files import whole_file
 from raglane.data.formats import FORMATS
 from raglane.data.formats.base import open_error
 from raglane.data.formats.ipc import is_converted
 from raglane.errors import ArgumentError, DataError, message, printable, quote, require, shorten
-from raglane.files import whole_file
 
 __all__ = ["expand", "fingerprint", "is_url", "local", "open_location", "size_of"]
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from raglane.checks import check_choice, check_kind
+from raglane._utils.checks import check_choice, check_kind
 from raglane.data.records import Records, place_of
 from raglane.errors import DataError, ShapeError, argument, message, quote
 from raglane.ragged import Ragged

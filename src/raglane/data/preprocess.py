@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from raglane import interop
-from raglane.checks import check_flag, check_kind
+from raglane._utils.arrays import as_tensor
+from raglane._utils.checks import check_flag, check_kind
 from raglane.data.dataset import SequenceDataset
 from raglane.data.encoders import FeatureEncoder, encode, fit_encoders
 from raglane.data.epochs import check_least
@@ -352,7 +352,7 @@ class Preprocessor:
             refuse_missing(records)
         if self.channels != records.channels:
             values = values[:, [records.channels.index(name) for name in self.channels]]
-        return interop.as_tensor(self.scaled(values, records.offsets))
+        return as_tensor(self.scaled(values, records.offsets))
 
     def to_config(self) -> dict[str, Any]:
         """Everything as JSON values; :meth:`from_config` gives back an equal object."""

@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from raglane import interop
-from raglane.checks import check_flag, check_kind, read_index
+from raglane._utils.checks import check_flag, check_kind, read_index
 from raglane.data.features import Feature, check_features
 from raglane.data.splitting import check_split
 from raglane.data.targets import TASKS, Targets, check_task
 from raglane.errors import DataError, message, quote
 from raglane.segments import plain as segments
+from raglane.segments.numbers import read_lengths
 
 __all__ = [
     "LISTS",
@@ -47,7 +47,7 @@ def offsets_of(lengths: npt.ArrayLike) -> npt.NDArray[np.int64]:
         >>> offsets_of([4, 0, 2]).tolist()
         [0, 4, 4, 6]
     """
-    offsets: npt.NDArray[np.int64] = segments.offsets_from_lengths(interop.read_lengths(lengths)).numpy()
+    offsets: npt.NDArray[np.int64] = segments.offsets_from_lengths(read_lengths(lengths)).numpy()
     return offsets
 
 

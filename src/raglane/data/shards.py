@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from raglane._utils.files import whole_file
 from raglane.data.beside import columns_beside
 from raglane.data.formats.ipc import CHANNELS
 from raglane.data.layout import Layout
 from raglane.data.records import Records, offsets_of
 from raglane.errors import DataError, message, quote, require
-from raglane.files import whole_file
 
 __all__ = ["SHARD", "bounded", "bytes_of", "write_shard"]
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
-from raglane import interop
-from raglane.checks import check_kind, check_whole, read_index
+from raglane._utils.arrays import as_tensor
+from raglane._utils.checks import check_kind, check_whole, read_index
 from raglane.data.collate import Samples
 from raglane.data.dataset import SequenceDataset
 from raglane.data.gathering import Gathered, KeptParts, Places
@@ -147,8 +147,8 @@ class Dataset(TorchDataset[dict[str, Tensor]], Counted):
             lengths = lengths[self._rows]
         if self._task == "language":
             # An end stands before each text.
-            return interop.as_tensor(lengths + 1)
-        return interop.as_tensor(np.maximum(lengths - 1, 0) if self.forecast else lengths)
+            return as_tensor(lengths + 1)
+        return as_tensor(np.maximum(lengths - 1, 0) if self.forecast else lengths)
 
     @property
     def _all_lengths(self) -> npt.NDArray[Any]:
@@ -226,7 +226,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Counted):
         per_element = found.has_tags
         if learns and found.sets_or_numbers is not None and TASKS[self._task].label != "class":
             targets, per_element = found.encoded(self.preprocessor), bool(self.preprocessor.per_element)
-        inputs, offsets = interop.as_tensor(found.values), torch.from_numpy(found.offsets)
+        inputs, offsets = as_tensor(found.values), torch.from_numpy(found.offsets)
         if found.features:
             inputs = found.beside(self.preprocessor, inputs)
         if self._task == "language":

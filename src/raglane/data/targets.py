@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from raglane.checks import check_choice, check_flag, check_kind
+from raglane._utils.checks import check_choice, check_flag, check_kind
 from raglane.errors import DataError, message
 
 __all__ = ["TASKS", "Targets", "Wanted", "check_task", "kinds_of"]

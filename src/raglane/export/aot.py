@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from raglane.checks import check_flag, check_kind
+from raglane._utils.checks import check_flag, check_kind
+from raglane._utils.files import check_new_file, write_file
 from raglane.errors import ArgumentError, ExportError, message
 from raglane.export.extension import load_operators
 from raglane.export.place import Place
 from raglane.export.signature import Layout, Signature
 from raglane.export.tracing import check_dtype, evaluating, quiet, traced
 from raglane.export.verify import Verified, check_agrees
-from raglane.files import check_new_file, write_file
 from raglane.kernels.contract import Request, Result
 from raglane.kernels.graph import Scans, Table
 from raglane.native.cells import has_cell

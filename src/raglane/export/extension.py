@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 import raglane.native
+from raglane._utils.files import write_file
 from raglane.errors import ArgumentError, ExportError, MissingExtraError, message, quote
-from raglane.files import write_file
 from raglane.native import missing_kernels
 from raglane.native.library import location
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from raglane.checks import check_flag, check_kind
+from raglane._utils.checks import check_flag, check_kind
+from raglane._utils.files import check_new_file, write_file
 from raglane.errors import ExportError, message, require
 from raglane.export.decompositions import decompositions, exact_decompositions, exact_translations
 from raglane.export.operators import OPSET, Loops
@@ -20,7 +21,6 @@ from raglane.export.signature import Layout, Signature
 from raglane.export.simplify import simplify
 from raglane.export.tracing import check_dtype, evaluating, quiet, traced
 from raglane.export.verify import Verified, check_agrees, in_runtime
-from raglane.files import check_new_file, write_file
 
 __all__ = ["Exported", "made", "onnx"]
 

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raglane._utils.checks import check_dense, check_like, check_storage
+from raglane._utils.tracing import index_arithmetic, records_operators
 from raglane.cells.module import ModuleCell
 from raglane.cells.regularised import Regularised
 from raglane.cells.spec import CellSpec
-from raglane.checks import check_dense, check_like, check_storage
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
 from raglane.kernels.contract import Request
-from raglane.tracing import index_arithmetic, records_operators
 
 __all__ = [
     "check",

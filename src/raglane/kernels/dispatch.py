@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+from raglane._utils.tracing import are_transforms_active, constant_when_traced
 from raglane.errors import DispatchError, message
 from raglane.kernels import cpu, program, reference
 from raglane.kernels import torch as torch_kernels
 from raglane.kernels.contract import Backend, Traits
 from raglane.schedules import SCHEDULES
-from raglane.tracing import are_transforms_active, constant_when_traced
 
 __all__ = ["AUTO", "BACKENDS", "Choice", "check_names", "choose", "override", "pick", "using"]
 

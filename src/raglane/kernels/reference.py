@@ -17,15 +17,15 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
+from raglane._utils.tracing import are_transforms_active, index_arithmetic, is_exporting
 from raglane.cells.spec import CellSpec
-from raglane.indexing import take_rows
 from raglane.kernels import graph
 from raglane.kernels.checks import check
 from raglane.kernels.contract import DirectionResult, Request, Result, Traits
 from raglane.kernels.layers import run_directions, run_layers
 from raglane.kernels.walk import Moment, Order, Walk, walk
 from raglane.schedules import SCHEDULES
-from raglane.tracing import are_transforms_active, index_arithmetic, is_exporting
+from raglane.segments.indexing import take_rows
 
 __all__ = ["BACKEND", "ReferenceBackend", "run_direction"]
 

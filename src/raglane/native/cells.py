@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from functools import cache
 from typing import NamedTuple
 
+from raglane._utils.tracing import constant_when_traced
 from raglane.errors import MissingExtraError
 from raglane.native.library import library
-from raglane.tracing import constant_when_traced
 
 __all__ = ["CellFacts", "cell_facts", "has_cell"]
 

@@ -21,9 +21,9 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from raglane._utils.forks import threads_before
+from raglane._utils.tracing import constant_when_traced
 from raglane.errors import ArgumentError, MissingExtraError, message
-from raglane.forks import threads_before
-from raglane.tracing import constant_when_traced
 
 __all__ = [
     "ABI",

@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from raglane._utils.tracing import is_jit_traced, is_transformed, records_operators
 from raglane.cells.elementwise import ElementwiseWeights
 from raglane.cells.mingru import MinGRU
 from raglane.kernels.contract import Request
 from raglane.kernels.cpu import BACKEND
 from raglane.native.cells import has_cell
-from raglane.tracing import is_jit_traced, is_transformed, records_operators
 
 __all__ = ["RowByRow", "RowLinear", "row_linear"]
 

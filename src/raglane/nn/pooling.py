@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from raglane.checks import check_fits
+from raglane._utils.checks import check_fits
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, quote
 from raglane.nn.arguments import check_count, check_dtype
 from raglane.nn.linear import RowLinear

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from raglane.arrays import as_tensor
-from raglane.checks import check_flag
+from raglane._utils.arrays import as_tensor
+from raglane._utils.checks import check_flag
+from raglane._utils.tracing import index_arithmetic
 from raglane.errors import DimensionError, KindError, ShapeError, message, quote
-from raglane.layouts import IntArray, inverse
-from raglane.tracing import index_arithmetic
+from raglane.segments.layouts import IntArray, inverse
 
 __all__ = [
     "INTEGERS",

@@ -9,20 +9,20 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from raglane.checks import check_storage
-from raglane.indexing import place_rows, take_rows
-from raglane.layouts import (
-    inverse,
-    packed_layout,
-)
-from raglane.native import rows
+from raglane._utils.checks import check_storage
+from raglane._utils.tracing import never_traced, records_operators
+from raglane.packing import rows
 from raglane.packing.arguments import (
     read_padded,
     read_padding_side,
 )
 from raglane.packing.index import find_packed, find_padded, flat_to_padded
+from raglane.segments.indexing import place_rows, take_rows
+from raglane.segments.layouts import (
+    inverse,
+    packed_layout,
+)
 from raglane.segments.plain import lengths_from_offsets
-from raglane.tracing import never_traced, records_operators
 
 __all__ = [
     "Flattened",

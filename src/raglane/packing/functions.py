@@ -9,16 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from raglane.indexing import place_rows, take_rows
-from raglane.layouts import (
-    IntArray,
-    conjugate,
-    inverse,
-    on_host,
-    packed_rows,
-    rows_of,
-    send,
-)
+from raglane._utils.tracing import never_traced
 from raglane.packing.arguments import (
     check_range,
     raise_unsorted,
@@ -33,7 +24,16 @@ from raglane.packing.arguments import (
 from raglane.packing.flat import flatten_packed, flatten_padded
 from raglane.packing.lists import join, read_sequences, stack
 from raglane.packing.permutations import check_permutation, read_permutation
-from raglane.tracing import never_traced
+from raglane.segments.indexing import place_rows, take_rows
+from raglane.segments.layouts import (
+    IntArray,
+    conjugate,
+    inverse,
+    on_host,
+    packed_rows,
+    rows_of,
+    send,
+)
 
 __all__ = [
     "invert_permutation",

@@ -9,16 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from raglane.indexing import place_rows
-from raglane.layouts import (
-    IntArray,
-    conjugate,
-    on_host,
-    padded_rows,
-    rows_of,
-    unpacked_rows,
-)
-from raglane.native import rows
+from raglane._utils.tracing import never_traced
+from raglane.packing import rows
 from raglane.packing.arguments import (
     read_packed,
     read_padded,
@@ -26,8 +18,16 @@ from raglane.packing.arguments import (
     read_padding_side,
 )
 from raglane.packing.permutations import check_permutation
+from raglane.segments.indexing import place_rows
+from raglane.segments.layouts import (
+    IntArray,
+    conjugate,
+    on_host,
+    padded_rows,
+    rows_of,
+    unpacked_rows,
+)
 from raglane.segments.plain import lengths_from_offsets, offsets_from_lengths
-from raglane.tracing import never_traced
 
 __all__ = ["Elements", "find_packed", "find_padded", "flat_to_padded"]
 

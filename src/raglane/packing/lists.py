@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from raglane.errors import DimensionError, KindError, ShapeError, message
-from raglane.indexing import place_joined_rows
-from raglane.layouts import IntArray, padded_rows
+from raglane.segments.indexing import place_joined_rows
+from raglane.segments.layouts import IntArray, padded_rows
 
 __all__ = ["join", "read_sequences", "stack"]
 

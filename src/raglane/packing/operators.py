@@ -1,7 +1,7 @@
 """Padded tensors to flat values and back as operators, for ``torch.compile`` and whoever else follows operators.
 
 How many elements there are only the lengths say, so a graph has a size in it that it does not know beforehand. Apart
-from :mod:`raglane.native.rows`, because to register operators takes long.
+from :mod:`raglane.packing.rows`, because to register operators takes long.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raglane.indexing import take_rows
-from raglane.native.rows import flatten_padded, layout_of_padded
 from raglane.packing.index import find_padded, flat_to_padded
+from raglane.packing.rows import flatten_padded, layout_of_padded
+from raglane.segments.indexing import take_rows
 
 __all__ = ["padded_from_flat", "padded_to_flat"]
 

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raglane._utils.tracing import index_arithmetic
 from raglane.errors import DimensionError, KindError, ShapeError, message, quote
-from raglane.layouts import IntArray
 from raglane.packing.arguments import INTEGERS
-from raglane.tracing import index_arithmetic
+from raglane.segments.layouts import IntArray
 
 __all__ = ["check_permutation", "read_permutation"]
 

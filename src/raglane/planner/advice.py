@@ -10,23 +10,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raglane.checks import check_flag, check_whole
-from raglane.costs import lengths_of
+from raglane._utils.checks import check_flag, check_whole
+from raglane._utils.memory import available_memory
 from raglane.data.order import Limit
 from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError, argument, message, quote
 from raglane.kernels.dispatch import check_names
-from raglane.machine import is_busy, load, processors
-from raglane.memory import available_memory
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner import chart, store, words
 from raglane.planner.batches import Epoch, epoch_of, thin_out
 from raglane.planner.calibration import Calibration, calibrate
 from raglane.planner.largest import largest_batch
+from raglane.planner.machine import is_busy, load, processors
 from raglane.planner.model import Profile
 from raglane.planner.others import compare_cells
 from raglane.planner.rows import Row, row_of
 from raglane.planner.ways import Way, as_layer, thread_counts, ways_of
 from raglane.plot.picture import Picture
+from raglane.schedules.costs import lengths_of
 
 __all__ = ["Plan", "plan"]
 

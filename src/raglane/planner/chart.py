@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from raglane.drawing import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, YELLOW, frame
+from raglane._utils.drawing import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, YELLOW, frame
 from raglane.planner.rows import Row
 from raglane.planner.words import seconds_in_words
 from raglane.plot.picture import SMALL, Box, Picture, label, look, place

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raglane.memory import available_memory
+from raglane._utils.memory import available_memory
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner.batches import thin_out
 from raglane.planner.calibration import Calibration

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from raglane._utils.reading import read_file
 from raglane.errors import DataError, message, quote
-from raglane.reading import read_file
 
 __all__ = ["draw", "lengths_of_file", "lognormal"]
 

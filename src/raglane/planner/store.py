@@ -12,11 +12,11 @@ from dataclasses import astuple
 import numpy as np
 import torch
 
-from raglane import caches
-from raglane.machine import facts
+from raglane._utils import caches
 from raglane.native.library import location
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner.calibration import Calibration
+from raglane.planner.machine import facts
 from raglane.planner.model import Floats
 from raglane.planner.probe import MODES, PROBES
 from raglane.planner.ways import Way

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from raglane.drawing import PALETTE
+from raglane._utils.drawing import PALETTE
 from raglane.plot.picture import SMALL, look, width_of
 from raglane.schedules import Table
 from raglane.segments.plain import segment_ids

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from raglane.checks import check_whole
-from raglane.costs import lengths_of
+from raglane._utils.checks import check_whole
+from raglane._utils.drawing import BLUE, GREEN, ORANGE, VERMILION, frame
 from raglane.data.order import Batches, Limit, Order
-from raglane.drawing import BLUE, GREEN, ORANGE, VERMILION, frame
 from raglane.errors import ArgumentError, ArgumentTypeError, count_of, message, quote
 from raglane.plot.cells import round_up
 from raglane.plot.picture import SMALL, TITLE, Box, Picture, label, look, place, width_of
+from raglane.schedules.costs import lengths_of
 
 __all__ = ["batch_waste", "histogram", "waste"]
 

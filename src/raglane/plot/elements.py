@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from raglane.checks import check_kind
-from raglane.drawing import VERMILION
+from raglane._utils.checks import check_kind
+from raglane._utils.drawing import VERMILION
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, count_of, message, printable, quote, require
 from raglane.plot.cells import LINE, fitting, ink_on, pitch
 from raglane.plot.picture import SMALL, TEXT, TITLE, Box, Picture, label, look, place, width_of

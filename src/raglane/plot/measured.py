@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from raglane.checks import check_kind, check_real
-from raglane.drawing import PALETTE, frame
+from raglane._utils.checks import check_kind, check_real
+from raglane._utils.drawing import PALETTE, frame
 from raglane.errors import ArgumentError, ArgumentTypeError, message, printable, quote, quote_all, shorten
 from raglane.plot.picture import SMALL, TEXT, TITLE, Box, Picture, label, look, place, width_of
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from raglane import drawing
-from raglane.checks import check_choice, check_kind
-from raglane.drawing import DARK, LIGHT, Look, new_figure
+from raglane._utils import drawing
+from raglane._utils.checks import check_choice, check_kind
+from raglane._utils.drawing import DARK, LIGHT, Look, new_figure
 from raglane.errors import ArgumentError, ShapeError, message, quote, require
 
 if TYPE_CHECKING:

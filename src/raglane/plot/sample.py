@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raglane.costs import lengths_of
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, printable, quote
 from raglane.ragged import Ragged
 from raglane.schedules.base import longest
+from raglane.schedules.costs import lengths_of
 from raglane.segments.plain import offsets_from_lengths
 
 __all__ = ["MOST_SEQUENCES", "Sample", "read_labels"]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raglane import caches
+from raglane._utils import caches
 from raglane.cells.module import ModuleCell
 from raglane.cells.spec import CellSpec
 from raglane.programs import stored

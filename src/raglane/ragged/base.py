@@ -7,7 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from raglane.checks import check_tensor, check_value
+from raglane._utils.checks import check_tensor, check_value
 from raglane.errors import ShapeError, message
 from raglane.segments import plain as segments
 

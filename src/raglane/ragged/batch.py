@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from raglane import interop
-from raglane.checks import check_kind
+from raglane._utils.arrays import as_tensor
+from raglane._utils.checks import check_kind
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, quote
 from raglane.ragged import display, functions
 from raglane.ragged.conversions import Conversions
 from raglane.ragged.operations import SequenceOperations
+from raglane.ragged.sequences import from_list
 from raglane.segments import plain as segments
 
 __all__ = ["Ragged"]
@@ -29,7 +30,7 @@ def _operator(function: Callable[..., Any], swapped: bool = False) -> Callable[[
 
     def apply(self: Ragged, other: Any) -> Ragged:
         if isinstance(other, np.ndarray):
-            other = interop.as_tensor(other)
+            other = as_tensor(other)
         if not isinstance(other, Tensor | Ragged | Number):
             return NotImplemented  # type: ignore[no-any-return]
         result: Ragged = function(other, self) if swapped else function(self, other)
@@ -83,7 +84,7 @@ class Ragged(SequenceOperations, Conversions):
     __slots__ = ()
 
     def __init__(self, sequences: Iterable[Tensor] | Iterable[NDArray[Any]] | Iterable[Sequence[Any]]) -> None:
-        values, lengths = interop.from_list(sequences)
+        values, lengths = from_list(sequences)
         self._values = values
         self._offsets = segments.offsets_from_lengths(lengths).to(values.device, non_blocking=True)
         self._host_lengths = None if self._offsets.is_cpu else lengths

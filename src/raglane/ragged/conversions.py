@@ -10,16 +10,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from raglane import interop
-from raglane.checks import check_flag, check_tensor, check_whole
+from raglane._utils.checks import check_flag, check_tensor, check_whole
+from raglane._utils.tracing import index_arithmetic, records_operators
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
-from raglane.indexing import take_rows
 from raglane.packing.flat import flatten_packed, flatten_padded, pack_flat
 from raglane.packing.index import flat_to_padded
+from raglane.ragged.arrow import from_arrow, to_arrow
 from raglane.ragged.base import FlatBatch
+from raglane.ragged.sequences import from_nested, to_nested
 from raglane.segments import plain as segments
 from raglane.segments.checks import check_offsets
-from raglane.tracing import index_arithmetic, records_operators
+from raglane.segments.indexing import take_rows
+from raglane.segments.numbers import read_integers, read_values
 
 __all__ = ["Conversions"]
 
@@ -48,7 +50,7 @@ class Conversions(FlatBatch):
             >>> Ragged.from_flat(torch.arange(6), lengths=[4, 2]).to_list()
             [tensor([0, 1, 2, 3]), tensor([4, 5])]
         """
-        values = interop.read_values(values, "values")
+        values = read_values(values, "values")
         if (offsets is None) == (lengths is None):
             raise ArgumentTypeError(
                 message(
@@ -59,11 +61,11 @@ class Conversions(FlatBatch):
                 )
             )
         if offsets is None:
-            given = _own(interop.read_integers(lengths, "lengths"), lengths)
+            given = _own(read_integers(lengths, "lengths"), lengths)
             offsets = segments.offsets_from_lengths(given)
         else:
             given = None
-            offsets = _own(interop.read_integers(offsets, "offsets"), offsets)
+            offsets = _own(read_integers(offsets, "offsets"), offsets)
         if offsets.device.type != "cpu":
             if offsets.is_meta and not values.is_meta:
                 what = "offsets" if given is None else "lengths"
@@ -177,12 +179,12 @@ class Conversions(FlatBatch):
             >>> Ragged.from_nested(nested).lengths.tolist()
             [2, 1]
         """
-        values, offsets = interop.from_nested(nested)
+        values, offsets = from_nested(nested)
         return cls._make(values, offsets, offsets.diff() if offsets.device.type == "cpu" else None)
 
     @classmethod
     def from_arrow(cls, array: Any) -> Self:
-        """The sequences of an Arrow list array; numbers share its memory. See :func:`raglane.interop.from_arrow`.
+        """The sequences of an Arrow list array; numbers share its memory.
 
         Raises:
             MissingExtraError: pyarrow is not installed.
@@ -194,7 +196,7 @@ class Conversions(FlatBatch):
             >>> Ragged.from_arrow(pyarrow.array([[1, 2], [], [3]])).lengths.tolist()
             [2, 0, 1]
         """
-        values, offsets = interop.from_arrow(array)
+        values, offsets = from_arrow(array)
         return cls._make(values, offsets, offsets.diff())
 
     def to_list(self) -> list[Tensor]:
@@ -265,7 +267,7 @@ class Conversions(FlatBatch):
             >>> Ragged([torch.ones(2), torch.ones(1)]).to_nested().is_nested
             True
         """
-        return interop.to_nested(self._values, self._offsets, self.max_length)
+        return to_nested(self._values, self._offsets, self.max_length)
 
     def to_numpy(self) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """The values and the offsets as NumPy arrays, over the same memory on a CPU; waits for a device.
@@ -288,7 +290,7 @@ class Conversions(FlatBatch):
             >>> Ragged([[1, 2], [3]]).to_arrow().to_pylist()
             [[1, 2], [3]]
         """
-        return interop.to_arrow(self._values, self._offsets)
+        return to_arrow(self._values, self._offsets)
 
 
 @index_arithmetic

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raglane.drawing import LIGHT, PALETTE
+from raglane._utils.drawing import LIGHT, PALETTE
 
 __all__ = ["describe", "picture"]
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from raglane.errors import printable
-from raglane.pages import html
-from raglane.pages.page import COLORS, page
-from raglane.pages.svg import inline
+from raglane.report import html
 from raglane.report.figures import by_length_svg, curves_svg, lengths_svg, points_svg
+from raglane.report.page import COLORS, page
+from raglane.report.svg import inline
 
 __all__ = ["Card", "Table", "as_markdown", "as_page", "as_table", "table_of"]
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raglane.drawing import PALETTE, frame, new_figure, png, svg, title_of
+from raglane._utils.drawing import PALETTE, frame, new_figure, png, svg, title_of
+from raglane._utils.files import no_formula
 from raglane.errors import printable, shorten
-from raglane.files import no_formula
 from raglane.report.card import Table, as_table
 from raglane.report.tables import rows_table
 

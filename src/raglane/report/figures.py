@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from raglane.drawing import BLUE, DARK, GREEN, LIGHT, VERMILION, Look, frame, new_figure, png, svg, title_of
+from raglane._utils.drawing import BLUE, DARK, GREEN, LIGHT, VERMILION, Look, frame, new_figure, png, svg, title_of
 from raglane.errors import printable, shorten
 
 if TYPE_CHECKING:

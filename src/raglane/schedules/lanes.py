@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from raglane.checks import check_whole
+from raglane._utils.checks import check_whole
 from raglane.schedules.base import Count, Schedule, Table, longest_first, real_count
 from raglane.segments.plain import offsets_from_lengths, positions, segment_ids
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from raglane.layouts import conjugate
 from raglane.schedules.base import Count, Schedule, Table, longest, longest_first, real_count
+from raglane.segments.layouts import conjugate
 from raglane.segments.plain import offsets_from_lengths, positions, segment_ids
 
 __all__ = ["Packed"]

@@ -14,9 +14,9 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from raglane.checks import check_tensor, check_value, check_whole
+from raglane._utils.checks import check_tensor, check_value, check_whole
+from raglane._utils.tracing import index_arithmetic
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
-from raglane.tracing import index_arithmetic
 
 __all__ = ["check_lengths", "check_offsets", "checked"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from raglane.tracing import index_arithmetic, is_exporting
+from raglane._utils.tracing import index_arithmetic, is_exporting
 
 __all__ = [
     "element_index",

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raglane.indexing import take_rows
+from raglane._utils.tracing import is_exporting
 from raglane.segments.index import positions, repeated
+from raglane.segments.indexing import take_rows
 from raglane.segments.reductions import scalar, spread
-from raglane.tracing import is_exporting
 
 __all__ = ["cumsum", "reverse", "reverse_index", "shift"]
 

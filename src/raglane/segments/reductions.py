@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from raglane._utils.tracing import is_exporting
 from raglane.segments.index import segment_ids
-from raglane.tracing import is_exporting
 
 __all__ = ["first", "last", "logsumexp", "max", "mean", "min", "scalar", "softmax", "spread", "sum"]
 

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from raglane.data.objects import records_from
 from raglane.data.records import Columns, Records
 from raglane.errors import ArgumentError, message, require
-from raglane.models.fit import fit
-from raglane.models.run import Run
+from raglane.runs.fit import fit
+from raglane.runs.run import Run
 from raglane.sklearn.inputs import check_channels, sequences_from
 from raglane.training.settings import Settings
 

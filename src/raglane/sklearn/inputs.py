@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from raglane.checks import check_choice
+from raglane._utils.checks import check_choice
 from raglane.data.objects import is_panel, is_text, records_from
 from raglane.data.records import Columns, Records
 from raglane.errors import DataError, message, require

@@ -11,11 +11,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from raglane._utils.files import write_file, write_folder
 from raglane.data.chunks import Chunks
 from raglane.data.order import Batches
 from raglane.data.order.permutation import key_of
 from raglane.errors import DataError, message
-from raglane.files import write_file, write_folder
 from raglane.training.batches import Batch
 from raglane.training.divergence import check_losses, diverged
 from raglane.training.folder import BEST, CURVES, LAST, drop_replaced

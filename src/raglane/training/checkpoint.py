@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raglane._utils.memory import FLOAT, TENSOR, check_memory
+from raglane._utils.reading import as_path
 from raglane.data.preprocess import Preprocessor
 from raglane.errors import CheckpointError, message, require
-from raglane.memory import FLOAT, TENSOR, check_memory
-from raglane.reading import as_path
 from raglane.training.folder import BEST, find
 from raglane.training.model import ModelConfig, SequenceModel
 from raglane.training.own_cell import check_named, is_own, label_of, name_cell
@@ -75,7 +75,7 @@ def to_safetensors(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def model_files(model: SequenceModel, preprocessor: Preprocessor, columns: Mapping[str, Any]) -> dict[str, bytes]:
-    """The files of a saved model, for :func:`~raglane.files.write_folder`."""
+    """The files of a saved model, for :func:`~raglane._utils.files.write_folder`."""
     config = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from raglane._utils.files import write_file
+from raglane._utils.reading import as_path
 from raglane.errors import DivergedError, argument, message
-from raglane.files import write_file
-from raglane.reading import as_path
 from raglane.training.checkpoint import check_format
 from raglane.training.folder import DESCRIPTION, find
 from raglane.training.settings import Settings

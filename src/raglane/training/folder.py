@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from raglane._utils.files import check_place, remove, settle, sync_folder, whole_folder
+from raglane._utils.lock import LOCK, locked
 from raglane.errors import ArgumentError, argument, message
-from raglane.files import check_place, remove, settle, sync_folder, whole_folder
-from raglane.lock import LOCK, locked
 
 __all__ = [
     "BEST",

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raglane._utils.memory import check_memory
 from raglane.data.dataset import SequenceDataset
 from raglane.data.epochs import check_least
 from raglane.data.order import Limit
 from raglane.data.records import Records
 from raglane.data.stored_dataset import Dataset
 from raglane.errors import ArgumentError, DataError, message, quote, quote_all, require, shorten
-from raglane.memory import check_memory
 from raglane.training.batches import in_order
 from raglane.training.checkpoint import SavedModel
 from raglane.training.choices import DEVICES

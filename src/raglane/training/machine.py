@@ -7,9 +7,9 @@ from dataclasses import fields
 
 import torch
 
+from raglane._utils.memory import FLOAT, TRAINED_TENSOR, check_memory
 from raglane.data.missing import BLOCKS
 from raglane.errors import ArgumentError, argument, message
-from raglane.memory import FLOAT, TRAINED_TENSOR, check_memory
 from raglane.training.inference import pick_device
 from raglane.training.model import ModelConfig
 from raglane.training.settings import Settings

@@ -18,8 +18,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from raglane._utils.reading import check_file
 from raglane.errors import ArgumentError, ArgumentTypeError, CheckpointError, argument, message, quote, shorten
-from raglane.reading import check_file
 
 if TYPE_CHECKING:
     from raglane.nn.recurrent.layer import RecurrentLayer

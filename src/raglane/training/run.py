@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from raglane._utils.reading import as_path
 from raglane.data.records import Records, Skipped
 from raglane.data.skipping import skipped_lines
 from raglane.data.statistics import Counted
 from raglane.data.stored_dataset import Dataset
 from raglane.errors import ArgumentError, DataError, argument, message, require
-from raglane.reading import as_path
 from raglane.training.description import RunDescription, load_description, refuse_diverged
 from raglane.training.folder import CONFIG, SKIPPED, at_work, check_folder, replacing
 from raglane.training.identity import identity

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from raglane.checks import check_kind, check_real
+from raglane._utils.checks import check_kind, check_real
 from raglane.data.epochs import check_least
 from raglane.data.splitting import join_tokens, split_texts
 from raglane.data.vocabulary import END

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from raglane._utils.memory import available_memory
+from raglane._utils.reading import check_file
 from raglane.errors import ArgumentError, CheckpointError, flags, message, quote
-from raglane.memory import available_memory
-from raglane.reading import check_file
 
 __all__ = [
     "build",

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from raglane._utils.files import write_file, write_folder
 from raglane.data.records import Records
 from raglane.data.stored_dataset import Dataset
 from raglane.errors import ArgumentError, DivergedError, argument, message
-from raglane.files import write_file, write_folder
 from raglane.training.bookkeeper import Interrupted, Watcher
 from raglane.training.checkpoint import load_weights
 from raglane.training.description import RunDescription

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from raglane.checks import check_choice, check_kind
+from raglane._utils.checks import check_choice, check_kind
+from raglane._utils.reading import as_path, check_file
 from raglane.data.formats import csv, csv_pieces, folder, ipc, jsonl, parquet, text, ts
 from raglane.data.formats.base import Format, columns_argument, data_error, open_error
 from raglane.data.formats.ts import japanese_vowels
 from raglane.data.records import LISTS, ROLES, Columns, Records, note_empty
 from raglane.errors import printable, quote, shorten
-from raglane.reading import as_path, check_file
 
 __all__ = ["FORMATS", "Format", "japanese_vowels", "pick", "read"]
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from raglane._utils.reading import NotAFileError, check_file, read_file
 from raglane.data.records import Columns, Records
 from raglane.errors import DataError, argument, message, quote, quote_all
-from raglane.reading import NotAFileError, check_file, read_file
 
 __all__ = [
     "ID_NAMES",

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from raglane.checks import check_flag, check_kind
+from raglane._utils.checks import check_flag, check_kind
 from raglane.data.epochs import Epochs, check_least
 from raglane.data.order.arrangement import Arrangement, falling
 from raglane.data.order.limit import TOO_LONG, Limit

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from raglane.checks import check_choice
+from raglane._utils.checks import check_choice
 from raglane.data.epochs import check_least
 from raglane.errors import ArgumentError, message
 

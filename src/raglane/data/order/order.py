@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raglane.checks import check_flag, check_real
+from raglane._utils.checks import check_flag, check_real
 from raglane.data.epochs import check_least
 
 __all__ = ["KINDS", "Order"]

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from raglane._utils.memory import is_mapped
 from raglane.data.order.limit import Limit, pieces_of
 from raglane.errors import ArgumentError, argument, message
-from raglane.interop import given_lengths
-from raglane.memory import is_mapped
 from raglane.segments.checks import check_lengths
+from raglane.segments.numbers import given_lengths
 
 __all__ = ["Settled", "settle"]
 

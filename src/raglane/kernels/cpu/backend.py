@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import torch
 
+from raglane._utils.tracing import has_tangent
 from raglane.kernels import reference
 from raglane.kernels.checks import check
 from raglane.kernels.contract import Request, Result, Traits
@@ -15,7 +16,6 @@ from raglane.kernels.cpu.recurrence import run_layer
 from raglane.kernels.layers import run_layers
 from raglane.native.cells import has_cell
 from raglane.native.library import leave_lost_threads, missing_kernels
-from raglane.tracing import has_tangent
 
 __all__ = ["BACKEND", "CpuBackend"]
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from raglane._utils.checks import check_like
 from raglane.cells import CELLS
-from raglane.checks import check_like
 from raglane.errors import ArgumentError, ShapeError, message
 from raglane.kernels.checks import check_offsets, check_weights, weight_shapes
 from raglane.kernels.cpu.guards import Alike, guard

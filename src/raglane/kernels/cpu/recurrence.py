@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from raglane._utils.tracing import are_transformed, is_transformed, records_operators
 from raglane.kernels.contract import Request, Result
 from raglane.kernels.cpu.gradients import is_last_use, reference_gradients
 from raglane.kernels.cpu.kind import KINDS, layer_of
 from raglane.kernels.cpu.layer import Layer, Tensors
 from raglane.kernels.cpu.memory import Given, Saved
 from raglane.native.library import leave_lost_threads
-from raglane.tracing import are_transformed, is_transformed, records_operators
 
 __all__ = ["run_known", "run_layer"]
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raglane.checks import check_dense, check_storage
+from raglane._utils.checks import check_dense, check_storage
 from raglane.errors import ArgumentTypeError, ShapeError, message
 from raglane.native.memory import NO_MEMORY, lies_nowhere, plain
 

@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from raglane import caches
+from raglane._utils import caches
+from raglane._utils.tracing import are_transformed, has_tangent, is_exporting, records_operators
 from raglane.cells import CELLS
 from raglane.cells.module import ModuleCell
 from raglane.cells.regularised import Regularised
@@ -28,7 +29,6 @@ from raglane.programs.graph import Refused
 from raglane.programs.printing import written
 from raglane.programs.step import Step
 from raglane.programs.weights import Survey
-from raglane.tracing import are_transformed, has_tangent, is_exporting, records_operators
 
 __all__ = ["BACKEND", "ProgramBackend", "computed", "ready", "run_direction", "warn"]
 

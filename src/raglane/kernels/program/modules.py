@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from raglane._utils.tracing import constant_when_traced
 from raglane.cells.module import ModuleCell
 from raglane.errors import DispatchError, message
 from raglane.kernels.contract import Request
@@ -22,7 +23,6 @@ from raglane.kernels.program.backend import computed, ready
 from raglane.programs.cache import Wish
 from raglane.programs.graph import Refused
 from raglane.programs.weights import replaced
-from raglane.tracing import constant_when_traced
 
 __all__ = ["Named", "announce", "cell_of", "named", "weights_of"]
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from raglane._utils.checks import check_flag
 from raglane.cells import CELLS, CellSpec
 from raglane.cells.module import ModuleCell
 from raglane.cells.spec import Weights
-from raglane.checks import check_flag
 from raglane.errors import ArgumentError, ArgumentTypeError, message
 from raglane.kernels.program.modules import announce
 from raglane.nn.arguments import check_count, check_dropout, check_signature

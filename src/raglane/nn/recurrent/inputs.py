@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from raglane.checks import check_dense, check_storage
+from raglane._utils.checks import check_dense, check_storage
+from raglane._utils.tracing import index_arithmetic
 from raglane.errors import ArgumentTypeError, ShapeError, message
 from raglane.kernels.contract import Dense, Packed
 from raglane.packing.flat import flatten_packed, flatten_padded
 from raglane.ragged import Ragged
-from raglane.tracing import index_arithmetic
 
 __all__ = ["Inputs", "flatten_marks", "read"]
 

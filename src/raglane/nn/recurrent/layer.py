@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from raglane._utils.checks import check_flag
+from raglane._utils.tracing import are_transforms_active, is_exporting, never_traced
 from raglane.cells.spec import CellSpec
-from raglane.checks import check_flag
 from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError, ShapeError, message
 from raglane.kernels.dispatch import check_names
 from raglane.nn.arguments import check_count, check_every
@@ -18,7 +19,6 @@ from raglane.nn.recurrent.initial_state import LengthState
 from raglane.nn.recurrent.regularisation import Regularisation
 from raglane.nn.recurrent.request import State, one_or_tuple, run
 from raglane.ragged import Ragged
-from raglane.tracing import are_transforms_active, is_exporting, never_traced
 
 __all__ = ["OPTIONS", "Options", "RecurrentLayer"]
 

@@ -13,13 +13,13 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from raglane._utils.tracing import are_transforms_active
 from raglane.cells.spec import CellSpec
 from raglane.kernels import dispatch, program
 from raglane.kernels.contract import Backend, Traits
 from raglane.kernels.cpu.kind import find_layer
 from raglane.kernels.cpu.layer import Layer, LayerSpec
 from raglane.nn.recurrent.kept import Kept, kept_of
-from raglane.tracing import are_transforms_active
 
 if TYPE_CHECKING:
     from raglane.nn.recurrent.layer import RecurrentLayer

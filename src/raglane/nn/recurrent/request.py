@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from raglane.checks import check_fits, check_storage
+from raglane._utils.checks import check_fits, check_storage
+from raglane._utils.tracing import is_jit_traced
 from raglane.errors import ArgumentTypeError, DispatchError, ShapeError, message
 from raglane.kernels.contract import Packed, Request, Result, zero_state
 from raglane.kernels.cpu.layer import Layer
@@ -18,7 +19,6 @@ from raglane.nn.recurrent.plan import Plan, plan_of
 from raglane.nn.recurrent.regularisation import regularised
 from raglane.nn.recurrent.resets import Pieces, check_marks, split
 from raglane.ragged import Ragged
-from raglane.tracing import is_jit_traced
 
 if TYPE_CHECKING:
     from raglane.nn.recurrent.layer import RecurrentLayer

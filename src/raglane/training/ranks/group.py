@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raglane._utils.files import whole_folder
 from raglane.errors import ArgumentError, LostRankError, RaglaneError, argument, count_of, message
-from raglane.files import whole_folder
 from raglane.training.folder import LAST
 from raglane.training.stops import Stops
 from raglane.training.tasks.base import Score

@@ -1,0 +1,273 @@
+"""Files and folders that are written whole or not at all.
+
+What is new is written beside its destination under a name of its own, brought to the disk, and renamed. A rename
+happens or does not, so whoever reads finds the old content or the new, never a part. A leftover of a killed
+process bears a fixed name, and the next write, or :func:`settle`, removes it or brings it back. Since the name is
+fixed, two processes that write one file take turns.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from raglane._utils.lock import turn
+from raglane._utils.reading import NotAFileError, check_file
+from raglane.errors import ArgumentError, argument, message, quote
+
+__all__ = [
+    "check_new_file",
+    "check_place",
+    "no_formula",
+    "put_folder",
+    "remove",
+    "settle",
+    "sync_folder",
+    "whole_file",
+    "whole_folder",
+    "write_file",
+    "write_files",
+    "write_folder",
+]
+
+
+def no_formula(entry: Any) -> Any:
+    """An entry of a CSV file that spreadsheets do not execute: a text that looks like a formula, behind an apostrophe.
+
+    Source: OWASP, CSV Injection.
+
+    Example:
+        >>> no_formula("=1+1"), no_formula("a"), no_formula(-1)
+        ("'=1+1", 'a', -1)
+    """
+    return f"'{entry}" if isinstance(entry, str) and entry.startswith(("=", "+", "-", "@", "\t", "\r")) else entry
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_file(Path(folder, "numbers.txt"), b"1 2 3")
+        ...     Path(folder, "numbers.txt").read_bytes()
+        b'1 2 3'
+    """
+    with whole_file(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write to that is at its place once all is written, and not before; after an error there is none.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with whole_file(Path(folder, "numbers.txt")) as file:
+        ...         _ = file.write(b"1 2 3")
+        ...         print(Path(folder, "numbers.txt").exists())
+        ...     Path(folder, "numbers.txt").read_bytes()
+        False
+        b'1 2 3'
+    """
+    partial = _partial(path)
+    with turn(partial):
+        try:
+            with _naming(path), open(partial, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+
+
+def write_files(files: Mapping[Path, bytes]) -> None:
+    """Write files that belong together: each whole, and none of them where one cannot be written.
+
+    All are on the disk under passing names before the first is at its place, so a disk that fills leaves what was
+    there as it was.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_files({Path(folder, "a.json"): b"{}", Path(folder, "b.txt"): b"hello"})
+        ...     sorted(file.name for file in Path(folder).iterdir())
+        ['a.json', 'b.txt']
+    """
+    partials = {path: _partial(path) for path in files}
+    new = {path for path in files if not os.path.lexists(path)}
+    placed: list[Path] = []
+    with ExitStack() as turns:
+        try:
+            # In one order, so that no two processes wait for each other.
+            for path in sorted(files, key=os.path.abspath):
+                with _naming(path):
+                    turns.enter_context(turn(partials[path]))
+            for path, content in files.items():
+                with _naming(path):
+                    _write_to_disk(partials[path], content)
+            for path in files:
+                os.replace(partials[path], path)
+                placed.append(path)
+        except BaseException:
+            for path in [*partials.values(), *new.intersection(placed)]:
+                path.unlink(missing_ok=True)
+            raise
+    for folder in {path.parent for path in files}:
+        sync_folder(folder)
+
+
+def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
+    """Write a folder of files whole or not at all.
+
+    A folder cannot be renamed over another, so an old one steps aside for the moment between two renames;
+    :func:`whole_folder` finds it there should the process die in that moment.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_folder(Path(folder, "model"), {"a.json": b"{}", "b.txt": b"hello"})
+        ...     sorted(file.name for file in Path(folder, "model").iterdir())
+        ['a.json', 'b.txt']
+    """
+    partial = _partial(path)
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        for name, content in files.items():
+            with _naming(path / name):
+                _write_to_disk(partial / name, content)
+        put_folder(partial, path)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def put_folder(whole: Path, path: Path) -> None:
+    """Rename a whole folder in place of another that has its name; :func:`settle` repairs what is half done."""
+    previous = _previous(path)
+    try:
+        sync_folder(whole)
+        if path.exists():
+            shutil.rmtree(previous, ignore_errors=True)
+            os.rename(path, previous)
+        os.rename(whole, path)
+    except BaseException:
+        if previous.exists() and not path.exists():
+            os.rename(previous, path)
+        raise
+    sync_folder(path.parent)
+    shutil.rmtree(previous, ignore_errors=True)
+
+
+def whole_folder(path: Path) -> Path | None:
+    """Where the folder that :func:`write_folder` last finished is, or None.
+
+    Example:
+        >>> whole_folder(Path("no/such/folder")) is None
+        True
+    """
+    return next((folder for folder in (path, _previous(path)) if folder.is_dir()), None)
+
+
+def settle(path: Path) -> None:
+    """Finish what a killed process left of its writing: what is half goes, and what is whole stands under its name."""
+    remove(_partial(path))
+    previous = _previous(path)
+    if previous.exists() and not path.exists():
+        os.rename(previous, path)
+    remove(previous)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all it holds, if there is one."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    elif os.path.lexists(path):
+        path.unlink(missing_ok=True)
+
+
+def check_place(given_as: str, folder: Path) -> None:
+    """Refuse a folder that nothing can be written to, before any work is done; it need not exist yet.
+
+    Example:
+        >>> check_place("folder", Path("no/such/folder"))
+    """
+    place = folder.absolute()
+    there = next(parent for parent in (place, *place.parents) if parent.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        rule = f"{there} is a folder that may be written to"
+        raise ArgumentError(message(given_as, repr(str(folder)), rule, f"give another {argument(given_as)}"))
+
+
+def check_new_file(given_as: str, path: Path) -> None:
+    """Refuse a file that nothing can be written to, before any work is done; it need not exist yet.
+
+    Example:
+        >>> check_new_file("output", Path("predictions.csv"))
+    """
+    try:
+        check_file(path)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except IsADirectoryError as error:
+        raise ArgumentError(message(given_as, quote(str(path)), "a file, not a folder", "name a file in it")) from error
+    except NotAFileError as error:
+        # A link to what is not there yet is replaced, as a link to a file is.
+        if error.errno != errno.ENOENT:
+            got = f"{quote(str(path))}, {error.strerror}"
+            raise ArgumentError(message(given_as, got, "a file, or the name of a new one", "name a file")) from error
+    if not path.parent.is_dir():
+        fix = f"mkdir -p '{path.parent}'"
+        raise ArgumentError(message(given_as, quote(str(path)), "a file in a folder that exists", fix))
+    check_place(given_as, path.parent)
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f".{path.name}.partial")
+
+
+def _previous(path: Path) -> Path:
+    return path.with_name(f".{path.name}.previous")
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Name the file in an error of writing, which does not say of itself where the disk was full."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
+        raise
+
+
+def _write_to_disk(path: Path, content: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring renames in a folder to the disk; a system that cannot open folders (Windows) does without."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        # Some network file systems refuse to sync a folder; the files in it are synced.
+        return
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,315 @@
+"""Padded tensors and packs to flat values and back, one call of the kernels each way.
+
+What :mod:`raglane.packing.flat` does for every device by index arithmetic, some fifty operations of NumPy and torch,
+which for a small batch take as long as the layer itself.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn.utils.rnn import PackedSequence
+
+from raglane._utils.checks import check_like, check_storage
+from raglane._utils.tracing import index_arithmetic, is_transformed, records_operators
+from raglane.errors import ArgumentError, ShapeError
+from raglane.native.library import ABI, call, library, missing_kernels
+from raglane.native.memory import address, lies_well
+from raglane.segments.indexing import place_rows, take_rows
+from raglane.segments.layouts import inverse, padded_rows, unpacked_rows
+from raglane.segments.plain import lengths_from_offsets
+
+__all__ = ["Layout", "flatten_packed", "flatten_padded", "layout_of_padded", "padded_from_flat"]
+
+# raglane_rows: nine numbers, then sizes, order, offsets, plan, flat, table.
+_pack = struct.Struct("=15q").pack
+_PLAIN = (Tensor, torch.nn.Parameter)
+# Fewer numbers than these are added in Python in less time than it takes to call anything.
+_FEW = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """Where a padded tensor or a pack has the elements of a batch.
+
+    NOTE (plan): the way back must be the way there, whatever became of the caller's lengths or ``sorted_indices`` and
+    of the offsets that others were given. So ``plan`` has copies of its own, and is for this class and C alone. It is
+    not a tensor, because a tensor takes twice as long to make.
+
+    Attributes:
+        shape: of the tensor, without features.
+        batch_dim: the dimension of the sequences in a padded tensor; None for a pack.
+        count, steps: ``B`` and ``T``.
+        offsets: ``(B + 1,)`` int64, for callers that want them.
+        plan: 64-bit integers, written when the elements are first read; see ``raglane_rows`` in ``raglane.h``.
+    """
+
+    shape: tuple[int, ...]
+    batch_dim: int | None
+    count: int
+    steps: int
+    offsets: Tensor
+    plan: array[int]
+
+    def to_flat(self, table: Tensor, total: int) -> Tensor:
+        """The elements, ``(N, *features)``, of a tensor of this layout."""
+        if is_transformed(table):
+            rows = table.reshape(math.prod(self.shape), *table.shape[len(self.shape) :])
+            return take_rows(rows, self._index())
+        return self._read(table, total, ())
+
+    def from_flat(self, flat: Tensor) -> Tensor:
+        """A tensor of this layout with elements ``(N, *features)``; zeros where there is none."""
+        if is_transformed(flat):
+            return place_rows(flat, self._index(), math.prod(self.shape)).view(*self.shape, *flat.shape[1:])
+        if flat.requires_grad and torch.is_grad_enabled():
+            return _from_flat(flat, self)
+        return self._scatter(flat)
+
+    def _read(self, table: Tensor, total: int, given: tuple[Tensor, ...]) -> Tensor:
+        """The elements of a tensor; ``given``, where there is any, says for the first time where they are."""
+        if table.requires_grad and torch.is_grad_enabled():
+            return _to_flat(table, self, total, given)
+        return self._gather(table, total, given)
+
+    @index_arithmetic
+    def _index(self) -> Tensor:
+        """The row of each element ``(N,)``, for tensors that C cannot read."""
+        count, plan, here = self.count, torch.tensor(self.plan, dtype=torch.int64, device="cpu"), torch.device("cpu")
+        offsets = plan[: count + 1]
+        lengths = lengths_from_offsets(offsets).numpy()
+        if self.batch_dim is not None:
+            return padded_rows(lengths, int(offsets[-1]), (self.steps, 1) if self.batch_dim == 0 else (1, count))
+        order, sizes = plan[count + 1 : 2 * count + 1], plan[2 * count + 1 :]
+        return unpacked_rows(inverse(order).numpy(), lengths, sizes.numpy(), int(offsets[-1]), here)
+
+    def _gather(self, table: Tensor, total: int, given: tuple[Tensor, ...]) -> Tensor:
+        features = table.shape[len(self.shape) :]
+        flat = table.new_empty(total, *features)
+        self._move("raglane_flatten" if given else "raglane_gather", flat, table, features, given)
+        return flat
+
+    def _scatter(self, flat: Tensor) -> Tensor:
+        features = flat.shape[1:]
+        table = flat.new_empty(*self.shape, *features)
+        flat = _resolved("output", flat)
+        self._move("raglane_scatter", flat, table, features, ())
+        return table
+
+    def _move(
+        self, function: str, flat: Tensor, table: Tensor, features: torch.Size, given: tuple[Tensor, ...]
+    ) -> None:
+        """Let C move rows; one of the two tensors is new."""
+        size, strides = table.element_size(), (0, 0)
+        if table.shape[: len(self.shape)] != self.shape:
+            check_like("input", table, (*self.shape, *features), flat)
+        if self.batch_dim is None:
+            table = _resolved("packed.data", table)
+        else:
+            # Sequences and steps may lie anyhow, features side by side.
+            if table.stride()[2:] != (1,) or table.is_neg() or table.is_conj():
+                table = _resolved("input", table)
+            check_storage("input", table)
+            stride, batch_dim = table.stride(), self.batch_dim
+            strides = stride[batch_dim] * size, stride[1 - batch_dim] * size
+        sizes, order = (*given, None, None)[:2]
+        call(
+            function,
+            _pack(
+                ABI,
+                library().threads(),
+                self.batch_dim is None,
+                math.prod(features) * size,
+                self.count,
+                self.steps,
+                flat.shape[0],
+                *strides,
+                address(sizes),
+                address(order),
+                self.offsets.data_ptr() if given else 0,
+                self.plan.buffer_info()[0],
+                flat.data_ptr(),
+                table.data_ptr(),
+            ),
+        )
+
+
+def _resolved(name: str, part: Tensor) -> Tensor:
+    """A tensor in memory that C can read row by row."""
+    if lies_well(part, part.shape, part.dtype, part.element_size()) and not part.is_conj():
+        return part
+    check_like(name, part, tuple(part.shape), part.new_empty(0, device="cpu"))
+    return part.resolve_conj().resolve_neg().contiguous()
+
+
+class _ToFlat(torch.autograd.Function):
+    boxed_grads_call = False  # as in recurrence.py
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, layout: Layout, total: int, given: tuple[Tensor, ...]) -> Tensor:
+        ctx.layout = layout
+        return layout._gather(table, total, given)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.layout.from_flat(grad), None, None, None
+
+
+class _FromFlat(torch.autograd.Function):
+    boxed_grads_call = False
+
+    @staticmethod
+    def forward(ctx: Any, flat: Tensor, layout: Layout) -> Tensor:
+        ctx.layout, ctx.total = layout, flat.shape[0]
+        return layout._scatter(flat)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.layout.to_flat(grad, ctx.total), None
+
+
+# What Function.apply calls once it has looked for torch.func's transforms, under which nobody comes here.
+_to_flat: Callable[..., Tensor] = super(torch.autograd.Function, _ToFlat).apply
+_from_flat: Callable[..., Tensor] = super(torch.autograd.Function, _FromFlat).apply
+
+
+def flatten_padded(padded: Tensor, lengths: Any, batch_first: bool) -> tuple[Tensor, Layout] | None:
+    """The elements of a padded tensor, and where they stood.
+
+    Args:
+        padded: ``(T, B, D)``, or ``(B, T, D)`` with ``batch_first``; any dtype.
+        lengths: what the caller gave; not changed, and copied.
+        batch_first: which of the two shapes.
+
+    Returns:
+        ``(N, D)`` and the layout; None where this is not for the kernels: no plain tensor on a CPU, lengths other than
+        a tensor of int64 there, or lengths that do not fit, of which ``packing.flat.find_padded`` says what is wrong.
+
+    Example:
+        >>> values, layout = flatten_padded(torch.tensor([[[1.0], [2.0]], [[3.0], [0.0]]]), torch.tensor([2, 1]), True)
+        >>> values.tolist(), layout.from_flat(-values).tolist()
+        ([[1.0], [2.0], [3.0]], [[[-1.0], [-2.0]], [[-3.0], [0.0]]])
+    """
+    batch_dim = 0 if batch_first else 1
+    count, steps = padded.shape[batch_dim], padded.shape[1 - batch_dim]
+    if not (_is_ours(padded) and _is_list(lengths, count)):
+        return None
+    total = sum(lengths.tolist()) if count < _FEW else int(lengths.sum())
+    if not 0 <= total <= count * steps:
+        return None
+    return _flatten(padded, _layout(padded.shape[:2], batch_dim, count, steps), total, (lengths,))
+
+
+def padded_from_flat(flat: Tensor, offsets: Tensor, steps: int, batch_first: bool) -> Tensor | None:
+    """A padded tensor of flat elements, with zeros where it has none.
+
+    Args:
+        flat: ``(N, *features)``, any dtype.
+        offsets: ``(B + 1,)`` int64.
+        steps: ``T``, at least the largest length.
+        batch_first: whether the result is ``(B, T, *features)``, or else ``(T, B, *features)``.
+
+    Returns:
+        None where this is not for the kernels: no plain tensor on a CPU.
+
+    Example:
+        >>> padded_from_flat(torch.tensor([1, 2, 3]), torch.tensor([0, 2, 3]), 2, batch_first=True)
+        tensor([[1, 2],
+                [3, 0]])
+    """
+    if not (_is_ours(flat) and _is_list(offsets, None)):
+        return None
+    return layout_of_padded(offsets, steps, batch_first).from_flat(flat)
+
+
+def layout_of_padded(offsets: Tensor, steps: int, batch_first: bool) -> Layout:
+    """The layout of a padded tensor, whose plan are its offsets.
+
+    Args:
+        offsets: ``(B + 1,)`` int64 on the CPU.
+        steps: ``T``.
+        batch_first: as for :func:`padded_from_flat`.
+
+    Example:
+        >>> layout_of_padded(torch.tensor([0, 2, 3]), 2, batch_first=False).shape
+        (2, 2)
+    """
+    count = offsets.shape[0] - 1
+    shape = (count, steps) if batch_first else (steps, count)
+    return Layout(shape, 0 if batch_first else 1, count, steps, offsets, array("q", offsets.tolist()))
+
+
+def flatten_packed(packed: PackedSequence) -> tuple[Tensor, Layout] | None:
+    """The elements of a pack in the caller's order, and where they stood.
+
+    Args:
+        packed: with data ``(N, *features)``.
+
+    Returns:
+        ``(N, *features)`` and the layout; None where this is not for the kernels: no plain tensors on a CPU, or parts
+        that do not fit together, of which ``packing.flat.find_packed`` says what is wrong.
+
+    Example:
+        >>> packed = torch.nn.utils.rnn.pack_sequence([torch.tensor([3.0]), torch.tensor([1.0, 2.0])], False)
+        >>> values, layout = flatten_packed(packed)
+        >>> values.tolist(), layout.from_flat(-values).tolist()
+        ([3.0, 1.0, 2.0], [-1.0, -3.0, -2.0])
+    """
+    data, sizes, order, places = packed
+    if data.dim() == 0 or not (_is_ours(data) and _is_list(sizes, None)):
+        return None
+    total = data.shape[0]
+    if order is None:
+        count = int(sizes[0]) if sizes.shape[0] else 0
+        if places is not None or not 0 < count <= total:
+            return None
+        return _flatten(data, _layout((total,), None, count, sizes.shape[0]), total, (sizes,))
+    count = order.shape[0] if order.dim() == 1 else 0
+    if not _is_list(order, count):
+        return None
+    return _flatten(data, _layout((total,), None, count, sizes.shape[0]), total, (sizes, order))
+
+
+def _layout(shape: tuple[int, ...], batch_dim: int | None, count: int, steps: int) -> Layout:
+    """A layout of ``count`` sequences whose offsets and plan are still to be written."""
+    offsets = torch.empty(count + 1, dtype=torch.int64, device="cpu")
+    room = count + 1 if batch_dim is not None else 2 * count + 1 + steps
+    return Layout(shape, batch_dim, count, steps, offsets, array("q", bytes(8 * room)))
+
+
+def _flatten(table: Tensor, layout: Layout, total: int, given: tuple[Tensor, ...]) -> tuple[Tensor, Layout] | None:
+    try:
+        return layout._read(table, total, given), layout
+    except ShapeError:
+        raise  # of the tensor itself
+    except ArgumentError:
+        return None
+
+
+def _is_ours(table: Tensor) -> bool:
+    """Whether the memory of a tensor can be read, and nobody follows what happens to it but PyTorch's autograd."""
+    return (
+        not records_operators()
+        and table.is_cpu
+        and type(table) in _PLAIN
+        and forward_ad._current_level < 0
+        and not is_transformed(table)
+        and missing_kernels() is None
+    )
+
+
+def _is_list(numbers: Any, count: int | None) -> bool:
+    """Whether this is a row of ``count`` integers that lie side by side in the host's memory."""
+    return (
+        type(numbers) is Tensor
+        and numbers.dim() == 1
+        and lies_well(numbers, (numbers.shape[0] if count is None else count,), torch.int64, 8)
+    )

@@ -1,0 +1,142 @@
+"""Runs beside each other: what they reached, what it took, and what differs in their settings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raglane.errors import DataError, message
+from raglane.runs.configuration import entries
+from raglane.runs.sources import DEFAULT_DATA, SavedSource
+from raglane.report.comparison import Group
+from raglane.training.checkpoint import count_weights
+from raglane.training.description import RunDescription, load_description
+from raglane.training.folder import EVALUATION, LAST, find
+from raglane.training.settings import Settings
+from raglane.training.state import TrainingState, load_progress
+from raglane.training.stored import read_json, reading
+from raglane.training.tasks import TASKS
+
+__all__ = ["Reached", "compare", "read_run"]
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What a run reached.
+
+    Attributes:
+        folder: of the run.
+        description: what it was started with.
+        state: where it stands.
+        weights: of its model.
+        test: the numbers of its last evaluation, and the data of it; {} for none.
+        source: where the data comes from; None for data in memory.
+    """
+
+    folder: Path
+    description: RunDescription
+    state: TrainingState
+    weights: int
+    test: dict[str, Any]
+    source: SavedSource | None = None
+
+    @property
+    def data(self) -> str:
+        """The data in a word."""
+        if self.source is None:
+            return "data in memory"
+        return Path(self.source.path).name if self.source.path else DEFAULT_DATA
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What two runs must share to be compared."""
+        return self.description.settings.task, self.description.identity or self.description.fingerprint
+
+
+def read_run(folder: Path) -> Reached:
+    """What the folder of a run says of it."""
+    # First, so that a folder of something else is told what it is.
+    weights = count_weights(folder)
+    description = load_description(folder)
+    state = load_progress(find(folder, LAST))
+    path = find(folder, EVALUATION)
+    test: dict[str, Any] = {}
+    if path.is_file():
+        test = read_json(path)
+        with reading(path):
+            test = {"data": os.path.normpath(test["data"])} | {
+                name: float(value)
+                for name, value in test.items()
+                if isinstance(value, float | int) and name not in ("sequences", "count")
+            }
+    source = SavedSource.load(folder, description.data) if description.data else None
+    return Reached(folder, description, state, weights, test, source)
+
+
+def compare(folders: Iterable[str | os.PathLike[str]]) -> tuple[Group, ...]:
+    """Runs beside each other, those on the same data in a group, the best first."""
+    runs = [read_run(Path(folder)) for folder in dict.fromkeys(os.fspath(folder) for folder in folders)]
+    if not runs:
+        raise DataError(message("runs", "none", "at least one folder of a run", "give the folders of runs"))
+    groups: dict[tuple[str, str], list[Reached]] = {}
+    for run in runs:
+        groups.setdefault(run.key, []).append(run)
+    return tuple(_group(task, listed) for (task, _), listed in groups.items())
+
+
+def _group(task: str, runs: Sequence[Reached]) -> Group:
+    """The rows of a group."""
+    differing = _differing([run.description.settings for run in runs])
+    runs = sorted(runs, key=lambda run: run.state.best_loss)
+    metric = TASKS[task].terms(runs[0].description.settings)[0]
+    tested_on = {run.test["data"] for run in runs if run.test}
+    # Files of one name in two folders are two test parts.
+    names = [Path(path).name for path in tested_on]
+    called = {path: path if names.count(Path(path).name) > 1 else Path(path).name for path in tested_on}
+    rows = []
+    for run in runs:
+        best = run.state.history[run.state.best_epoch - 1]
+        settings = {entry.key: entry for entry in entries(run.description.settings)}
+        row: dict[str, Any] = {"run": str(run.folder)}
+        for key in differing:
+            value, unset = settings[key].value, settings[key].unset
+            row[key] = unset if value is None else _said(value)
+        part = "validation" if "validation_loss" in best else "train"
+        row |= {name.replace("_", " "): value for name, value in best.items() if name.startswith(f"{part}_")}
+        # Numbers of one test part stand in one column, and those of several in columns of their own.
+        where = "test" if len(tested_on) == 1 else called.get(run.test.get("data", ""))
+        row |= {f"{where} {name}".replace("_", " "): number for name, number in run.test.items() if name != "data"}
+        row |= {"weights": run.weights, "seconds": sum(one["seconds"] for one in run.state.history)}
+        row |= {"epochs run": run.state.epoch, "best epoch": run.state.best_epoch}
+        rows.append(row)
+    columns = _merged([list(row) for row in rows])
+    names = list(dict.fromkeys(run.data for run in runs))
+    title = f"{', '.join(names)}: {task}, {len(runs)} run" + ("" if len(runs) == 1 else "s")
+    told = metric.replace("_", " ")
+    drawn = next((name for name in (f"validation {told}", f"train {told}") if name in columns), "seconds")
+    return Group(title, tuple(columns), tuple(tuple(row.get(name) for name in columns) for row in rows), drawn)
+
+
+def _said(value: Any) -> Any:
+    """A setting as a table shows it: a small one, such as a learning rate, with its digits."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.4g}" if isinstance(value, float) else value
+
+
+def _differing(settings: Sequence[Settings]) -> list[str]:
+    """The options whose values are not the same in all runs."""
+    listed = [entries(one) for one in settings]
+    return [
+        entry.key for place, entry in enumerate(listed[0]) if any(one[place].value != entry.value for one in listed)
+    ]
+
+
+def _merged(rows: Sequence[Sequence[str]]) -> list[str]:
+    """All columns, each before those that follow it somewhere."""
+    ends = ("weights", "seconds", "epochs run", "best epoch")
+    middle = dict.fromkeys(name for row in rows for name in row if name not in ends)
+    return [*middle, *ends]

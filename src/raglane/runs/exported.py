@@ -1,0 +1,203 @@
+"""A run as an ONNX file with its preprocessing, and what a program must know to use it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from raglane.data.missing import BLOCKS
+from raglane.data.preprocess import Preprocessor
+from raglane.data.records import TIME_GAP
+from raglane.data.vocabulary import END, UNKNOWN
+from raglane.errors import ArgumentError, ExportError, message
+from raglane.export.signature import Layout
+from raglane.export.to_onnx import Exported, made
+from raglane._utils.files import check_new_file, write_files
+from raglane.ragged import Ragged
+from raglane.segments import plain as segments
+from raglane.training.model import SequenceModel
+
+__all__ = ["RunModule", "description_path", "export_run"]
+
+# What the model gives, by task.
+_OUTPUTS = {"regress": "prediction", "forecast": "prediction"}
+
+
+class RunModule(nn.Module):
+    """A trained model from the numbers of the data to answers in its units.
+
+    Args:
+        model: the network.
+        preprocessor: of the same run.
+
+    Raises:
+        ExportError: preprocessing that is not part of a graph.
+    """
+
+    def __init__(self, model: SequenceModel, preprocessor: Preprocessor) -> None:
+        super().__init__()
+        _check(preprocessor)
+        self.network, self.task, self.missing = model, preprocessor.task, preprocessor.missing
+        self.gap_column = preprocessor.channels.index(TIME_GAP) if TIME_GAP in preprocessor.channels else None
+        usual = 1.0 if self.gap_column is None or preprocessor.mean is None else preprocessor.mean[self.gap_column]
+        self.usual_gap = usual if usual > 0 else 1.0
+        self.scale_in = _Scale(preprocessor.mean, preprocessor.std, len(preprocessor.channels))
+        forecasts = self.task == "forecast" and not model.is_binary
+        names = preprocessor.target_names
+        mean, std = preprocessor.target_mean, preprocessor.target_std
+        if forecasts:
+            names, mean, std = preprocessor.channels, preprocessor.mean or (), preprocessor.std or ()
+        self.scale_out = _Scale(mean or None, std or None, len(names))
+
+    def forward(self, batch: Ragged) -> dict[str, Any]:
+        """Channels as they are in the data, or places of tokens; to probabilities, or numbers in the data's units."""
+        answers = self.network.forecast(self._read(batch))[:, 0] if self.task == "forecast" else self._answers(batch)
+        name = _OUTPUTS.get(self.task, "probabilities")
+        return {name: answers.map(self._in_words) if isinstance(answers, Ragged) else self._in_words(answers)}
+
+    def _answers(self, batch: Ragged) -> Tensor | Ragged:
+        return self.network(self._read(batch))  # type: ignore[no-any-return]
+
+    def _read(self, batch: Ragged) -> Ragged:
+        if self.network.encoder.embedding is not None:
+            return batch
+        scaled = self.scale_in.apply(batch.values)
+        if self.missing == "error":
+            return batch.with_values(scaled)
+        return batch.with_values(_filled(scaled, batch.offsets, self.missing, self._gaps(batch.values)))
+
+    def _gaps(self, values: Tensor) -> Tensor | None:
+        """The time since the element before, as :meth:`Preprocessor.scaled` has it."""
+        if self.gap_column is None:
+            return None
+        gaps = values[:, self.gap_column].double()
+        return torch.where(gaps.isfinite(), gaps, 0.0) / self.usual_gap
+
+    def _in_words(self, answers: Tensor) -> Tensor:
+        """Probabilities, or numbers in the units of the data."""
+        if self.task in ("classify", "tag", "language"):
+            return answers.softmax(-1)
+        if self.task == "multilabel":
+            return answers.sigmoid()
+        # A forecast of what is 0 or 1 is a probability already.
+        return self.scale_out.invert(answers)
+
+
+class _Scale(nn.Module):
+    """Means and deviations, in float64: subtracting a large mean in float32 would lose what is left of the value."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: tuple[float, ...] | None, std: tuple[float, ...] | None, size: int) -> None:
+        super().__init__()
+        self.acts = mean is not None and std is not None
+        self.register_buffer("mean", torch.tensor(mean or (0.0,) * size, dtype=torch.float64))
+        self.register_buffer("std", torch.tensor(std or (1.0,) * size, dtype=torch.float64))
+
+    def apply(self, values: Tensor) -> Tensor:  # type: ignore[override]
+        return ((values.double() - self.mean) / self.std).to(values.dtype) if self.acts else values
+
+    def invert(self, values: Tensor) -> Tensor:
+        return (values.double() * self.std + self.mean).to(values.dtype) if self.acts else values
+
+
+def _filled(values: Tensor, offsets: Tensor, missing: str, gaps: Tensor | None) -> Tensor:
+    """What :func:`raglane.data.missing.fill_missing` does, by operators that a graph can hold."""
+    absent, total = ~values.isfinite(), values.shape[0]
+    flags = absent.to(values.dtype)
+    if missing == "zero":
+        return torch.cat([torch.where(absent, 0.0, values), flags], 1)
+    row = torch.arange(total, device=values.device).unsqueeze(1)
+    starts = segments.spread(offsets[:-1], offsets, total).unsqueeze(1)
+    # There is no running maximum in ONNX. Of each channel the rows in which it is present, the first at place 1, and
+    # how many there are up to each element: where the last of them is.
+    count = (~absent).to(torch.int64).cumsum(0)
+    rows = count.new_zeros(total + 1, values.shape[1])
+    rows = rows.scatter(0, torch.where(absent, 0, count), row.expand(-1, values.shape[1]))
+    last = torch.where(count > 0, rows.gather(0, count), -1)
+    carried = values.gather(0, last.clamp(min=0))
+    parts = [torch.where(last >= starts, carried, 0.0), flags]
+    if missing == "elapsed":
+        times = (row.double() if gaps is None else gaps.unsqueeze(1).cumsum(0)).expand(-1, values.shape[1])
+        before = torch.maximum(segments.shift(last, offsets, 1, fill=-1), starts)
+        parts.append((times - times.gather(0, before)).to(values.dtype))
+    return torch.cat(parts, 1)
+
+
+def _check(preprocessor: Preprocessor) -> None:
+    fix = "prepare the data before the file, and export run.model by rl.export.onnx"
+    if preprocessor.features:
+        rule = "one column of numbers or tokens: features beside it are joined outside of the network"
+        raise ExportError(message("features", f"{len(preprocessor.features)} beside the main column", rule, fix))
+
+
+def description_path(path: Path) -> Path:
+    """Where the JSON of an exported run is.
+
+    Example:
+        >>> description_path(Path("model.onnx")).name
+        'model.json'
+    """
+    return path.with_suffix(".json")
+
+
+def export_run(
+    model: SequenceModel, preprocessor: Preprocessor, path: Path, *, layout: Layout, verify: bool
+) -> Exported:
+    """Write a run's model with its preprocessing, and a JSON beside it."""
+    if path.suffix.lower() != ".onnx":
+        raise ArgumentError(message("path", repr(str(path)), "a name that ends in .onnx", "change the suffix"))
+    beside = description_path(path)
+    for file in (path, beside):
+        check_new_file("path", file)
+    module = RunModule(model, preprocessor)
+    description = _described(model, preprocessor, layout)
+    text = json.dumps(description, ensure_ascii=False, indent=1)
+    content, exported = made(
+        module, path, example=_example(preprocessor), layout=layout, verify=verify, metadata={"raglane": text}
+    )
+    write_files({exported.path: content, beside: f"{text}\n".encode()})
+    return exported
+
+
+def _example(preprocessor: Preprocessor) -> Ragged:
+    """Sequences like those of the training part."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = [5, 30, 2, 17]
+    if preprocessor.vocabulary is not None:
+        values = torch.randint(len(preprocessor.vocabulary), (sum(lengths),), generator=generator)
+        return Ragged.from_flat(values, lengths=lengths)
+    size = len(preprocessor.channels)
+    scale = _Scale(preprocessor.mean, preprocessor.std, size)
+    values = scale.invert(torch.randn(sum(lengths), size, generator=generator))
+    if preprocessor.missing != "error":
+        values[torch.rand(values.shape, generator=generator) < 0.1] = torch.nan
+    return Ragged.from_flat(values, lengths=lengths)
+
+
+def _described(model: SequenceModel, preprocessor: Preprocessor, layout: str) -> dict[str, Any]:
+    """What a program must know to use the file."""
+    second = "lengths" if layout == "padded" else "offsets"
+    described: dict[str, Any] = {"format": 1, "task": preprocessor.task, "layout": layout}
+    described["inputs"] = ["values", second]
+    described["output"] = f"output_{_OUTPUTS.get(preprocessor.task, 'probabilities')}"
+    described["per_element"] = bool(preprocessor.per_element) and preprocessor.task != "forecast"
+    if preprocessor.vocabulary is not None:
+        described |= {"vocabulary": list(preprocessor.vocabulary), "unknown": UNKNOWN, "split": preprocessor.split}
+        if preprocessor.task == "language":
+            described["begins_with"] = END
+    else:
+        missing = preprocessor.missing if BLOCKS[preprocessor.missing] > 1 else None
+        described |= {"channels": list(preprocessor.channels), "missing": missing}
+    if preprocessor.labels is not None:
+        described["labels"] = list(preprocessor.labels)
+    if preprocessor.task == "multilabel":
+        described["thresholds"] = model.get_buffer("thresholds").tolist()
+    if preprocessor.target_names:
+        described["targets"] = list(preprocessor.target_names)
+    return described

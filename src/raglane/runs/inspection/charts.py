@@ -1,0 +1,216 @@
+"""The charts of a page, as Vega-Lite: their colours are variables of the page, which is dark or light."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from raglane.data.lengths import Bin
+from raglane.errors import require
+from raglane.runs.inspection.inspect import Inspection
+from raglane.planner import Row
+
+__all__ = ["ORDER_COLORS", "fills", "lengths", "script", "spreads", "steps"]
+
+ORDER_COLORS = {"random": "var(--blue)", "grouped": "var(--vermilion)", "sorted": "var(--green)"}
+"""The colour of each order of sequences."""
+
+_SHAPES = {"random": "circle", "grouped": "square", "sorted": "triangle-up"}
+_DASHES = {"random": [1, 0], "grouped": [6, 3], "sorted": [2, 2]}
+_HEIGHT = 280
+
+
+def script() -> str:
+    """Vega, Vega-Lite and vega-embed in one script, which stands once in a page."""
+    bundle: str = require("vl_convert", "report").javascript_bundle()
+    # Within a page, this would end the script.
+    return bundle.replace("</script", "<\\/script")
+
+
+def lengths(inspection: Inspection) -> dict[str, Any]:
+    """The histogram of the lengths, the share that is at most as long, and where the quantiles are."""
+    alt = _altair()
+    grows = _grow(inspection.bins)
+    least = 1 if grows else inspection.bins[0].low
+    scale = alt.Scale(type="log" if grows else "linear", domain=[least, inspection.bins[-1].high + 1], nice=False)
+    axis = alt.Axis(title="steps of a sequence" + (", logarithmic" if grows else ""), format=",d", grid=False)
+    bars = [
+        {"from": max(one.low, least), "to": one.high + 1, "none": 0, "steps": str(one), "sequences": one.count}
+        for one in inspection.bins
+        if one.high >= least
+    ]
+    histogram = (
+        alt.Chart(alt.Data(values=bars))
+        .mark_rect(color="var(--blue)", opacity=0.75, stroke="var(--paper)", strokeWidth=1)
+        .encode(
+            x=alt.X("from:Q", scale=scale, axis=axis),
+            x2="to:Q",
+            y=alt.Y("sequences:Q", title="sequences", axis=alt.Axis(format="~s", tickMinStep=1)),
+            y2="none:Q",
+            tooltip=["steps:N", alt.Tooltip("sequences:Q", format=",")],
+        )
+    )
+    shares = [
+        {"length": max(length, least), "share": percent / 100} for percent, length in enumerate(inspection.percentiles)
+    ]
+    curve = (
+        alt.Chart(alt.Data(values=shares))
+        .mark_line(color="var(--vermilion)", strokeWidth=2, interpolate="step-after")
+        .encode(
+            x=alt.X("length:Q", scale=scale),
+            y=alt.Y("share:Q", title="share at most as long", axis=alt.Axis(format="%", orient="right", grid=False)),
+            tooltip=[alt.Tooltip("length:Q", title="at most", format=","), alt.Tooltip("share:Q", format=".0%")],
+        )
+    )
+    rules, names = _quantiles(inspection, least, scale)
+    layered = alt.layer(alt.layer(histogram, rules, names), curve).resolve_scale(y="independent")
+    return _finish(layered)
+
+
+def _quantiles(inspection: Inspection, least: int, scale: Any) -> tuple[Any, Any]:
+    """Lines at the median and in the tail, and what they are called."""
+    alt = _altair()
+    numbers = inspection.summary
+    # Names that would stand upon each other share a line.
+    known: dict[int, list[str]] = {}
+    for name, length in (("median", numbers.median), ("95%", numbers.p95), ("99%", numbers.p99)):
+        known.setdefault(max(length, least), []).append(name)
+    values = [
+        {"length": length, "name": f"{', '.join(names)}: {length:,}", "row": row}
+        for row, (length, names) in enumerate(known.items())
+    ]
+    base = alt.Chart(alt.Data(values=values)).encode(x=alt.X("length:Q", scale=scale))
+    names = [
+        base.transform_filter(f"datum.row == {row}")
+        .mark_text(align="left", dx=4, color="var(--ink)", fontSize=12)
+        .encode(text="name:N", y=alt.value(10 + 16 * row))
+        for row in range(len(values))
+    ]
+    return base.mark_rule(color="var(--ink)", strokeDash=[3, 3]), alt.layer(*names)
+
+
+def fills(inspection: Inspection) -> dict[str, Any]:
+    """The real share of padded batches against their size, by order."""
+    alt = _altair()
+    values = [{"size": one.batch_size, "order": one.order, "fill": one.fill} for one in inspection.fills]
+    orders = list(dict.fromkeys(one.order for one in inspection.fills))
+    base = alt.Chart(alt.Data(values=values)).encode(
+        x=alt.X("size:O", title="sequences in a batch", axis=_upright()),
+        y=alt.Y("fill:Q", title="real elements", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format="%")),
+        color=_colors(orders),
+        tooltip=["order:N", alt.Tooltip("size:O", title="batch"), alt.Tooltip("fill:Q", format=".1%")],
+    )
+    dashes = alt.StrokeDash("order:N", legend=None, scale=_scale(orders, _DASHES))
+    shapes = alt.Shape("order:N", scale=_scale(orders, _SHAPES), legend=_legend())
+    line = base.mark_line(strokeWidth=2).encode(strokeDash=dashes)
+    return _finish(line + base.mark_point(size=70, filled=True, opacity=1).encode(shape=shapes))
+
+
+def steps(rows: Sequence[Row]) -> dict[str, Any]:
+    """How long a training step takes: the median, the 90th percentile and the longest, by batch size and order."""
+    alt = _altair()
+    points = [
+        {"size": row.batch_size, "order": _order(row), "time": name, "ms": 1000 * seconds}
+        for row in rows
+        for name, seconds in (("median", row.step_p50), ("90%", row.step_p90), ("longest", row.step_max))
+    ]
+    spans = [
+        {"size": row.batch_size, "order": _order(row), "from": 1000 * row.step_p50, "to": 1000 * row.step_max}
+        for row in rows
+    ]
+    orders = list(dict.fromkeys(map(_order, rows)))
+    x = alt.X("size:O", title="sequences in a batch", axis=_upright(), scale=alt.Scale(paddingInner=0.3))
+    y = alt.Y("ms:Q", title="milliseconds")
+    shared = {"xOffset": alt.XOffset("order:N", sort=orders), "color": _colors(orders)}
+    span = alt.Chart(alt.Data(values=spans)).mark_rule(strokeWidth=2)
+    shapes = alt.Scale(domain=["median", "90%", "longest"], range=["circle", "diamond", "triangle-up"])
+    point = (
+        alt.Chart(alt.Data(values=points))
+        .mark_point(size=80, filled=True, opacity=1, strokeWidth=2)
+        .encode(
+            shape=alt.Shape("time:N", scale=shapes, legend=_legend()),
+            tooltip=["order:N", alt.Tooltip("size:O", title="batch"), "time:N", alt.Tooltip("ms:Q", format=".3~f")],
+        )
+    )
+    return _finish(
+        span.encode(x=x, y=alt.Y("from:Q", title="milliseconds"), y2="to:Q", **shared)
+        + point.encode(x=x, y=y, **shared)
+    )
+
+
+def spreads(rows: Sequence[Row]) -> dict[str, Any]:
+    """How long a step of several processes takes in proportion to the mean, by batch size and order."""
+    alt = _altair()
+    values = [{"size": row.batch_size, "order": _order(row), "more": row.rank_spread - 1} for row in rows]
+    orders = list(dict.fromkeys(map(_order, rows)))
+    chart = (
+        alt.Chart(alt.Data(values=values))
+        .mark_bar()
+        .encode(
+            x=alt.X("size:O", title="sequences in a batch of one process", axis=_upright()),
+            xOffset=alt.XOffset("order:N", sort=orders),
+            y=alt.Y("more:Q", title="longer than the mean", axis=alt.Axis(format="%")),
+            color=_colors(orders),
+            tooltip=["order:N", alt.Tooltip("size:O", title="batch"), alt.Tooltip("more:Q", format=".1%")],
+        )
+    )
+    return _finish(chart)
+
+
+def _order(row: Row) -> str:
+    return "grouped" if row.grouped else "random"
+
+
+def _grow(bins: Sequence[Bin]) -> bool:
+    """Whether bars are of growing width: then the axis is logarithmic."""
+    return len({one.high - one.low for one in bins}) > 1
+
+
+def _altair() -> Any:
+    return require("altair", "report")
+
+
+def _upright() -> Any:
+    return _altair().Axis(labelAngle=0, format=",d")
+
+
+def _legend() -> Any:
+    return _altair().Legend(title=None, orient="top", symbolSize=90)
+
+
+def _scale(orders: Sequence[str], values: dict[str, Any]) -> Any:
+    return _altair().Scale(domain=list(orders), range=[values[order] for order in orders])
+
+
+def _colors(orders: Sequence[str]) -> Any:
+    return _altair().Color("order:N", scale=_scale(orders, ORDER_COLORS), legend=_legend())
+
+
+def _finish(chart: Any) -> dict[str, Any]:
+    """A chart as wide as its place in the page, in the page's colours and letters."""
+    text = {
+        "aria": False,
+        "labelColor": "var(--ink)",
+        "titleColor": "var(--ink)",
+        "labelFontSize": 12,
+        "titleFontSize": 12,
+    }
+    config = {
+        "background": "transparent",
+        "font": "system-ui, sans-serif",
+        # The page says it all in its own words, and in tables.
+        "aria": False,
+        "mark": {"aria": False},
+        "view": {"stroke": None},
+        "axis": {
+            **text,
+            "titleFontWeight": "normal",
+            "gridColor": "var(--grid)",
+            "domainColor": "var(--faint)",
+            "tickColor": "var(--faint)",
+        },
+        "legend": {**text, "symbolBaseFillColor": "var(--ink)", "symbolBaseStrokeColor": "var(--ink)"},
+    }
+    sized = chart.properties(width="container", height=_HEIGHT, autosize={"type": "fit-x", "contains": "padding"})
+    found: dict[str, Any] = sized.to_dict(validate=False)
+    return {**found, "config": config}

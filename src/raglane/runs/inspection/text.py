@@ -1,0 +1,155 @@
+"""What ``raglane inspect`` prints: lines for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from raglane.data.lengths import Bin
+from raglane.data.statistics import FeatureCounts
+from raglane.errors import quote, shorten
+from raglane.runs.inspection.batches import ORDERS
+from raglane.runs.inspection.contents import Contents
+from raglane.runs.inspection.inspect import Inspection
+
+__all__ = ["QUANTILES", "aligned", "data_facts", "histogram", "length_facts", "lines", "what_beside"]
+
+QUANTILES = {
+    "minimum": "minimum",
+    "q1": "quarter",
+    "median": "median",
+    "q3": "three quarters",
+    "p95": "95%",
+    "p99": "99%",
+    "maximum": "maximum",
+}
+"""What the quantiles of a summary are called."""
+
+# Columns and labels that are listed; a bar's characters, and those of a name.
+_LISTED, _WIDE, _NAME = 12, 40, 40
+
+
+def lines(inspection: Inspection, bar: str = "█") -> list[str]:
+    """An inspection for a terminal, but for the command that it ends in."""
+    parts = [
+        aligned([("data", inspection.contents.name), *data_facts(inspection.contents)]),
+        [f"note: {note}" for note in inspection.contents.notes],
+        aligned(length_facts(inspection)),
+        histogram(inspection.bins, bar),
+        _fills(inspection),
+        str(inspection.plan).splitlines(),
+        [inspection.sentence],
+    ]
+    return [line for part in parts if part for line in (*part, "")]
+
+
+def aligned(pairs: Sequence[tuple[str, str]]) -> list[str]:
+    r"""Names and what they are, in two columns.
+
+    Example:
+        >>> print(*aligned([("sequences", "8"), ("fill", "70%")]), sep="\n")
+        sequences  8
+        fill       70%
+    """
+    width = max(len(name) for name, _ in pairs)
+    return [f"{name.ljust(width)}  {what}" for name, what in pairs]
+
+
+def data_facts(contents: Contents) -> list[tuple[str, str]]:
+    """What elements and labels are, by name.
+
+    Example:
+        >>> import numpy as np
+        >>> from raglane.runs.inspection.contents import Feature, labels_of
+        >>> features = Feature("a", 0), Feature("b", 2)
+        >>> labels = labels_of("sequence", {"x": 3, "y": 1})
+        >>> data_facts(Contents("", None, np.array([4]), "features", features, labels=labels))
+        [('features', "'a', 'b' (2 of 4 are missing)"), ('labels', "2 different, one per sequence: 'x' 3, 'y' 1")]
+    """
+    found = []
+    if contents.kind == "features":
+        elements = int(contents.lengths.sum())
+        listed = [
+            _quoted(feature.name) + (f" ({feature.missing:,} of {elements:,} are missing)" if feature.missing else "")
+            for feature in contents.features
+        ]
+        found.append(("features", _first(listed) or "none, since no sequence has an element"))
+    elif contents.kind == "tokens":
+        found.append(("tokens", f"{contents.vocabulary:,} different"))
+    beside = [
+        f"{_quoted(name)} ({what_beside(counts)}{f', {counts.missing:,} missing' if counts.missing else ''})"
+        for name, counts in contents.beside.items()
+    ]
+    found += [("besides", _first(beside))] if beside else []
+    if contents.labels is not None:
+        counts = contents.labels.counts
+        often = _first([f"{_quoted(label)} {count:,}" for label, count in counts.items()])
+        found.append(("labels", f"{len(counts):,} different, one per {contents.labels.of}: {often}"))
+    return found
+
+
+def length_facts(inspection: Inspection) -> list[tuple[str, str]]:
+    """The numbers of the lengths, by name."""
+    numbers = inspection.summary
+    listed = ", ".join(f"{name} {getattr(numbers, field):,}" for field, name in QUANTILES.items())
+    return [
+        ("sequences", f"{numbers.count:,}" + (f", {numbers.empty:,} of them empty" if numbers.empty else "")),
+        ("elements", f"{numbers.elements:,}, {numbers.mean:,.1f} per sequence"),
+        ("lengths", listed),
+        ("fill", f"{numbers.fill:.1%} of one padded batch of all sequences would be real"),
+    ]
+
+
+def histogram(bins: Sequence[Bin], bar: str) -> list[str]:
+    r"""A histogram in characters.
+
+    Example:
+        >>> print(*histogram([Bin(1, 5, 40), Bin(6, 10, 20), Bin(11, 15, 1)], "#"), sep="\n")
+          length  sequences
+             1-5         40  ########################################
+            6-10         20  ####################
+           11-15          1  #
+    """
+    rows = [("length", "sequences"), *((str(one), f"{one.count:,}") for one in bins)]
+    low, count = (max(len(row[column]) for row in rows) for column in (0, 1))
+    highest = max(one.count for one in bins)
+    bars = ["", *(bar * max(round(_WIDE * one.count / highest), one.count > 0) for one in bins)]
+    return [
+        f"  {name.rjust(low)}  {number.rjust(count)}  {drawn}".rstrip()
+        for (name, number), drawn in zip(rows, bars, strict=True)
+    ]
+
+
+def _fills(inspection: Inspection) -> list[str]:
+    """How full padded batches are, a line per order."""
+    sizes = sorted({one.batch_size for one in inspection.fills})
+    by_size = {(one.batch_size, one.order): one.fill for one in inspection.fills}
+    rows = [["real share of padded batches", *(f"{size:,}" for size in sizes)]]
+    rows += [[f"  {order}", *(f"{by_size[size, order]:.0%}" for size in sizes)] for order in ORDERS]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(sizes) + 1)]
+    return [
+        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
+        for row in rows
+    ]
+
+
+def _quoted(name: str) -> str:
+    return shorten(quote(name), _NAME)
+
+
+def what_beside(counts: FeatureCounts) -> str:
+    """What a feature is that has a column of its own.
+
+    Example:
+        >>> from collections import Counter
+        >>> what_beside(FeatureCounts(per_sequence=True, words=Counter(["Rome", "Bonn", "Rome"])))
+        'categories per sequence, 2 different'
+    """
+    per = "sequence" if counts.per_sequence else "element"
+    return (
+        f"numbers per {per}" if counts.categories is None else f"categories per {per}, {counts.categories:,} different"
+    )
+
+
+def _first(listed: Sequence[str]) -> str:
+    more = f" and {len(listed) - _LISTED:,} more" if len(listed) > _LISTED else ""
+    return ", ".join(listed[:_LISTED]) + more

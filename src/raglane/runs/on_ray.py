@@ -1,0 +1,179 @@
+"""Predictions for many Parquet files on a Ray cluster: Ray Data hands out blocks of rows, and actors hold the model.
+
+Which rows make a block follows from the files alone, and each block becomes one file under a fixed name, whole or not
+at all. So the output is the same, byte for byte, whatever the workers: a block whose worker was lost is done again, and
+nothing is there twice.
+"""
+
+from __future__ import annotations
+
+import glob
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from raglane.errors import ArgumentError, DataError, RaglaneError, argument, message, quote, require
+from raglane._utils.files import check_place, put_folder, write_file
+from raglane.runs.run import Run
+from raglane.runs.tables import TablePredictor
+from raglane.training.ranks.on_ray import check_machines, connected
+
+__all__ = ["predict_on_ray"]
+
+# Rows of a block at most; a row group is never in two.
+_ROWS = 16_384
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some rows of a file.
+
+    Args:
+        path: of the file.
+        groups: its row groups, from and to below which.
+        first: how many rows of all files come before.
+        rows: how many there are.
+    """
+
+    path: str
+    groups: tuple[int, int]
+    first: int
+    rows: int
+
+
+def predict_on_ray(run: Run, data: str, output: Path, workers: int | None = None, **options: Any) -> int:
+    """Predict for Parquet files, in actors of a Ray cluster."""
+    if os.path.lexists(output):
+        raise ArgumentError(message("output", quote(str(output)), "a new folder", "name another"))
+    check_place("output", output)
+    blocks = list(_blocks(data))
+    ray = connected()
+    require("ray.data", "ray")
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.max_errored_blocks = 0
+    partial = output.with_name(f".{output.name}.partial").absolute()
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        check_machines(ray, partial, "output")
+        places = [{"place": place} for place in range(len(blocks))]
+        strategy = ray.data.ActorPoolStrategy(size=workers or max(1, int(ray.cluster_resources().get("CPU", 1))))
+        done = (
+            ray.data.from_items(places, override_num_blocks=len(places))
+            .map_batches(
+                _Worker,
+                fn_constructor_args=(run.predictor(**options), tuple(blocks), str(partial)),
+                compute=strategy,
+                batch_size=1,
+                num_cpus=1,
+            )
+            .take_all()
+        )
+        _check(done, len(blocks))
+        put_folder(partial, output)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return sum(block.rows for block in blocks)
+
+
+def _blocks(data: str) -> Iterator[Block]:
+    """What the files are divided into: whole row groups, in the order of the names of the files."""
+    parquet = require("pyarrow.parquet", "data")
+    arrow = require("pyarrow", "data")
+    paths = sorted(glob.glob(os.path.join(data, "*.parquet")) if os.path.isdir(data) else glob.glob(data))
+    if not paths:
+        fix = "name Parquet files, or a folder of them; raglane predict without --engine reads other formats"
+        raise DataError(message("data", f"no Parquet file at {quote(data)}", "at least one", fix))
+    before = 0
+    for path in paths:
+        try:
+            metadata = parquet.read_metadata(path)
+        except (arrow.ArrowException, OSError) as error:
+            got = "a file that is no whole Parquet file"
+            raise DataError(message(path, got, "Ray reads Parquet", "copy it again, or convert it")) from error
+        begin, rows = 0, 0
+        for group in range(metadata.num_row_groups):
+            count = metadata.row_group(group).num_rows
+            if rows and rows + count > _ROWS:
+                yield Block(os.path.abspath(path), (begin, group), before, rows)
+                begin, before, rows = group, before + rows, 0
+            rows += count
+        yield Block(os.path.abspath(path), (begin, metadata.num_row_groups), before, rows)
+        before += rows
+
+
+class _Worker:
+    """An actor that holds the model.
+
+    Args:
+        predictor: of the run.
+        blocks: of all rows.
+        folder: where each block becomes a file.
+    """
+
+    def __init__(self, predictor: TablePredictor, blocks: tuple[Block, ...], folder: str) -> None:
+        self._predictor, self._blocks, self._folder = predictor, blocks, Path(folder)
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Do some blocks; gives their numbers, and an error each or ''."""
+        places = [int(place) for place in batch["place"]]
+        return {"place": np.array(places), "error": np.array([self._one(place) for place in places], dtype=object)}
+
+    def _one(self, place: int) -> str:
+        path = self._folder / f"part-{place:05d}.parquet"
+        if path.exists():
+            # Another worker had written it when it was lost.
+            return ""
+        block = self._blocks[place]
+        try:
+            write_file(path, _predicted(self._predictor, block))
+        except RaglaneError as error:
+            return f"{block.path}, rows from {block.first}: {error}"
+        return ""
+
+
+def _predicted(predictor: TablePredictor, block: Block) -> bytes:
+    """The file of a block."""
+    arrow, parquet = require("pyarrow", "data"), require("pyarrow.parquet", "data")
+    with parquet.ParquetFile(block.path) as file:
+        table = file.read_row_groups(list(range(*block.groups)))
+    # Similar lengths come together, for whatever pads; which do, does not change what comes of each.
+    order = np.argsort(-_lengths(table, arrow), kind="stable")
+    answers = predictor(table.take(order)).take(np.argsort(order, kind="stable"))
+    if "id" not in answers.column_names:
+        answers = answers.add_column(0, "id", arrow.array(np.arange(block.first, block.first + len(answers))))
+    sink = arrow.BufferOutputStream()
+    parquet.write_table(answers.combine_chunks(), sink)
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
+
+
+def _lengths(table: Any, arrow: Any) -> Any:
+    """The lengths of the first column of lists or of texts; zeros where there is none."""
+    compute = require("pyarrow.compute", "data")
+    for field in table.schema:
+        is_list = arrow.types.is_list(field.type) or arrow.types.is_large_list(field.type)
+        if is_list or arrow.types.is_string(field.type):
+            column = table[field.name]
+            found = compute.list_value_length(column) if is_list else compute.utf8_length(column)
+            return compute.fill_null(found, 0).to_numpy()
+    return np.zeros(table.num_rows, np.int64)
+
+
+def _check(done: list[dict[str, Any]], count: int) -> None:
+    """Raise where a block is missing or failed."""
+    failed = sorted((row["place"], row["error"]) for row in done if row["error"])
+    if failed:
+        raise DataError(str(failed[0][1]))
+    missing = set(range(count)) - {int(row["place"]) for row in done}
+    if missing:
+        got = f"no answer for {len(missing)} of {count} blocks"
+        raise DataError(message("engine", got, "each block is done once", f"run it again, {argument('engine', 'ray')}"))

@@ -1,0 +1,233 @@
+"""Rows of a tensor moved by an index without repetition.
+
+PyTorch's own backward pass of ``index_select`` adds into its result, row by row. Where no row is taken twice a plain
+copy is enough, and faster where there is much to move. :func:`take_rows` and :func:`place_rows` are each other's
+backward pass, so that they can be differentiated any number of times.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from raglane._utils.tracing import index_arithmetic, is_transformed
+
+__all__ = ["place_joined_rows", "place_rows", "take_rows"]
+
+# Up to this many numbers, what counts is how long an operation takes to start, and PyTorch's own backward pass starts
+# sooner than one written in Python; above, how it moves them.
+_FEW = 16384
+
+# A row of fewer numbers is moved in the time that looking up where from takes.
+_WIDE = 8
+
+# A result of more bytes is out of the caches: there, finding the rows that nothing goes to and filling those costs
+# less than filling all of it first.
+_WORTH_SEARCHING = 4 << 20
+
+# PyTorch moves no rows of these: they are moved as numbers of the same width that it does.
+_FLOATS_OF_8_BITS = [getattr(torch, name) for name in dir(torch) if name.startswith("float8_")]
+_MOVED_AS = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64} | dict.fromkeys(
+    _FLOATS_OF_8_BITS, torch.uint8
+)
+
+
+# NOTE [no setup_context]: Function.apply reads the signature of ``forward`` anew in every call where setup_context
+# is defined, which takes longer than moving the rows of a small batch does.
+class _TakeRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, index: Tensor) -> Tensor:
+        ctx.size = values.shape[0]
+        ctx.save_for_backward(index)
+        return values.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (index,) = ctx.saved_tensors
+        return place_rows(grad, index, ctx.size), None
+
+
+class _PlaceRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, index: Tensor, size: int, fill: float) -> Tensor:
+        ctx.save_for_backward(index)
+        return _place(values, index, size, fill)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (index,) = ctx.saved_tensors
+        return take_rows(grad, index), None, None, None
+
+
+class _PlaceJoinedRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, index: Tensor, size: int, fill: float, *parts: Tensor) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.counts = [part.shape[0] for part in parts]
+        return _place_joined(parts, index, size, fill)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (index,) = ctx.saved_tensors
+        return None, None, None, *take_rows(grad, index).split_with_sizes(ctx.counts)
+
+
+def _place_joined(parts: tuple[Tensor, ...], index: Tensor, size: int, fill: float) -> Tensor:
+    # What fills the rest is one more row, so that a single pass writes every row of the result: it looks up which
+    # row of the joined values it shows.
+    joined = torch.cat((*parts, parts[0].new_full((1, *parts[0].shape[1:]), fill)))
+    return joined.index_select(0, _shown(index, size))
+
+
+@index_arithmetic
+def _shown(index: Tensor, size: int) -> Tensor:
+    """Which row each row of a result shows: the one past the last where none goes."""
+    total = index.shape[0]
+    return index.new_full((size,), total).index_copy_(0, index, torch.arange(total, device=index.device))
+
+
+def _wants_a_function(values: Tensor) -> bool:
+    """Whether there will be a backward pass, and one of more work than calling it takes.
+
+    The transformations of :mod:`torch.func` know PyTorch's own functions, and not those here.
+    """
+    return (
+        values.requires_grad
+        and torch.is_grad_enabled()
+        and (values.numel() > _FEW or not values.is_cpu)
+        and not is_transformed(values)
+    )
+
+
+def _place(values: Tensor, index: Tensor, size: int, fill: float) -> Tensor:
+    shape = (size, *values.shape[1:])
+    if values.is_cpu and values.numel() > _FEW and not torch.compiler.is_compiling():
+        values = values.resolve_neg().resolve_conj().contiguous()
+        wide = _widest(values)
+        if wide is not values.dtype and not _is_differentiated(values):
+            return _place_wide(values, index, size, fill, wide).view(shape)
+    if size == index.shape[0]:
+        placed = values.new_empty(shape)
+    elif fill == 0:
+        placed = values.new_zeros(shape)
+    else:
+        placed = values.new_full(shape, fill)
+    return placed.index_copy_(0, index, values)
+
+
+def _is_differentiated(values: Tensor) -> bool:
+    """Whether PyTorch follows what happens to values, so that they cannot be read as another dtype."""
+    if (values.requires_grad and torch.is_grad_enabled()) or is_transformed(values):
+        return True
+    return forward_ad.unpack_dual(values).tangent is not None
+
+
+def _widest(rows: Tensor) -> torch.dtype:
+    """The widest dtype that every row is a whole number of.
+
+    On a CPU index_copy_ copies number by number, and the wider the number the fewer there are.
+    """
+    row_bytes = rows.numel() // rows.shape[0] * rows.element_size()
+    start = rows.storage_offset() * rows.element_size()
+    for dtype in (torch.complex128, torch.int64):
+        if rows.element_size() < dtype.itemsize and row_bytes % dtype.itemsize == start % dtype.itemsize == 0:
+            return dtype
+    return rows.dtype
+
+
+def _place_wide(values: Tensor, index: Tensor, size: int, fill: float, wide: torch.dtype) -> Tensor:
+    values = values.view(values.shape[0], -1)
+    placed = values.new_empty(size, values.shape[1])
+    others = size - index.shape[0]
+    if others and placed.nbytes <= _WORTH_SEARCHING:
+        placed.fill_(fill)
+    placed.view(wide).index_copy_(0, index, values.view(wide))
+    if others and placed.nbytes > _WORTH_SEARCHING:
+        is_free = torch.ones(size, dtype=torch.bool, device="cpu")
+        is_free.index_fill_(0, index, False)
+        free = is_free.nonzero().view(-1)
+        row = values.new_full((1, values.shape[1]), fill).view(wide)
+        placed.view(wide).index_copy_(0, free, row.expand(others, -1))
+    return placed
+
+
+def take_rows(values: Tensor, index: Tensor) -> Tensor:
+    """Rows of ``values`` in the order of ``index``, no row twice.
+
+    The backward pass copies instead of adding, which is only right because no row is taken twice: the caller
+    promises that.
+
+    Args:
+        values: ``(N, *features)``, any dtype.
+        index: ``(M,)`` int64, without repetition.
+
+    Returns:
+        ``(M, *features)``.
+
+    Example:
+        >>> take_rows(torch.tensor([10, 20, 30]), torch.tensor([2, 0])).tolist()
+        [30, 10]
+    """
+    if values.dtype in _MOVED_AS:
+        return take_rows(values.view(_MOVED_AS[values.dtype]), index).view(values.dtype)
+    if _wants_a_function(values):
+        taken: Tensor = _TakeRows.apply(values, index)  # type: ignore[no-untyped-call]
+        return taken
+    return values.index_select(0, index)
+
+
+def place_rows(values: Tensor, index: Tensor, size: int, fill: float = 0.0) -> Tensor:
+    """Put row ``i`` of ``values`` at ``index[i]`` of a new tensor, and ``fill`` where no row goes.
+
+    Args:
+        values: ``(M, *features)``, any dtype.
+        index: ``(M,)`` int64, without repetition, each below ``size``.
+        size: the number of rows of the result; where it is ``M``, every row is written.
+        fill: the value of rows that nothing goes to.
+
+    Returns:
+        ``(size, *features)``.
+
+    Example:
+        >>> place_rows(torch.tensor([30, 10]), torch.tensor([2, 0]), 3, fill=-1).tolist()
+        [10, -1, 30]
+    """
+    if values.dtype in _MOVED_AS:
+        kind = _MOVED_AS[values.dtype]
+        bits = torch.tensor(fill, device="cpu").to(values.dtype).view(kind).item()
+        return place_rows(values.view(kind), index, size, bits).view(values.dtype)
+    if _wants_a_function(values):
+        placed: Tensor = _PlaceRows.apply(values, index, size, fill)  # type: ignore[no-untyped-call]
+        return placed
+    if is_transformed(values):  # torch.vmap knows how to take rows, and not how to place them
+        return _place_joined((values,), index, size, fill)
+    return _place(values, index, size, fill)
+
+
+def place_joined_rows(parts: tuple[Tensor, ...], index: Tensor, size: int, fill: float = 0.0) -> Tensor:
+    """``place_rows(torch.cat(parts), index, size, fill)``, in fewer passes over memory.
+
+    Args:
+        parts: at least one tensor ``(M_i, *features)``, of one dtype.
+        index: ``(M,)`` int64, ``M`` the sum of the ``M_i``; without repetition, each below ``size``.
+        size: the number of rows of the result.
+        fill: the value of rows that nothing goes to.
+
+    Returns:
+        ``(size, *features)``.
+
+    Example:
+        >>> place_joined_rows((torch.tensor([30]), torch.tensor([10])), torch.tensor([2, 0]), 3, fill=-1).tolist()
+        [10, -1, 30]
+    """
+    features = math.prod(parts[0].shape[1:])
+    if parts[0].dtype in _MOVED_AS or (parts[0].is_cpu and (features < _WIDE or features * size <= _FEW)):
+        return place_rows(torch.cat(parts), index, size, fill)
+    if torch.is_grad_enabled() and any(part.requires_grad for part in parts) and not is_transformed(parts[0]):
+        placed: Tensor = _PlaceJoinedRows.apply(index, size, fill, *parts)  # type: ignore[no-untyped-call]
+        return placed
+    return _place_joined(parts, index, size, fill)

@@ -1,0 +1,345 @@
+"""The index arithmetic between the flat, the padded and the packed layout of a batch.
+
+Each layout puts element ``(sequence, step)`` in some row of a table of features:
+
+- flat: sequence after sequence, row ``offsets[sequence] + step``;
+- padded: row ``step * B + sequence``, or ``sequence * T + step`` with the batch first;
+- packed: step after step, and within a step the sequences that still run, longest first.
+
+So to go from one to another is to take rows by an index without repetition, or to place them by one. The functions
+here compute the index; :mod:`raglane.segments.indexing` moves the rows. Nothing loops over steps or sequences, and
+nothing waits for a device.
+
+The lengths and the batch sizes of a pack are conjugate partitions of N: entry ``i`` of the one is the number of
+entries of the other that exceed ``i``. One function, :func:`conjugate`, goes both ways.
+
+NOTE [two kinds of array]: the arithmetic is written once, for NumPy arrays and for tensors. On a CPU it runs on
+NumPy arrays, whose operations cost a third of PyTorch's to start; in small batches starting them is all the time
+there is. Where :mod:`torch.compile` traces, the way to padded tensors and back runs on tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from raglane._utils.tracing import index_arithmetic
+
+__all__ = [
+    "IntArray",
+    "PackedLayout",
+    "conjugate",
+    "inverse",
+    "on_host",
+    "packed_layout",
+    "packed_rows",
+    "padded_rows",
+    "rows_of",
+    "send",
+    "unpacked_rows",
+]
+
+
+IntArray = NDArray[np.int64]
+
+
+class PackedLayout(NamedTuple):
+    """Where the elements of flat values go in a pack.
+
+    Attributes:
+        index: ``(N,)`` int64 on the device of the offsets: row ``i`` of the pack is row ``index[i]`` of the values.
+        batch_sizes: ``(T,)`` int64 on the CPU, the number of sequences that have each step; all above 0.
+        sorted_indices: ``(B,)`` int64 on the device of the offsets: the sequences, longest first, ties in order.
+    """
+
+    index: Tensor  # type: ignore[assignment]  # hides tuple.index, which nobody calls
+    batch_sizes: Tensor
+    sorted_indices: Tensor
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The arithmetic itself: see NOTE [two kinds of array]. An array is a NumPy array or a tensor, all of one kind.
+# ---------------------------------------------------------------------------------------------------------------
+
+
+class _Kit(NamedTuple):
+    """What NumPy and PyTorch name differently: count up in strides, and repeat each entry by its count."""
+
+    count_up: Callable[[int, int], Any]
+    repeat: Callable[[Any, Any, int], Any]
+
+
+_HOST = _Kit(
+    lambda total, stride: np.arange(total) * stride if stride != 1 else np.arange(total),
+    lambda array, counts, total: array.repeat(counts),  # noqa: ARG005
+)
+
+
+def _kit(device: torch.device) -> _Kit:
+    return _Kit(
+        lambda total, stride: torch.arange(total, device=device) * stride,
+        lambda array, counts, total: torch.repeat_interleave(array, counts, output_size=total),
+    )
+
+
+def _packed(
+    kit: _Kit, starts: Any, batch_sizes: Any, before: Any, total: int, sequence_stride: int, step_stride: int
+) -> Any:
+    steps = kit.count_up(batch_sizes.shape[0], step_stride)
+    if starts is None:
+        # Within a step the rows go up evenly: what is added to a count is one number per step.
+        if sequence_stride != 1:
+            before = before * sequence_stride
+        rows = kit.count_up(total, sequence_stride)
+        rows += kit.repeat(steps - before, batch_sizes, total)
+        return rows
+    ranks = kit.count_up(total, 1)
+    ranks -= kit.repeat(before, batch_sizes, total)
+    rows = starts[ranks]
+    rows += kit.repeat(steps, batch_sizes, total)
+    return rows
+
+
+def _unpacked(kit: _Kit, ranks: Any, lengths: Any, batch_sizes: Any, total: int) -> Any:
+    steps = kit.count_up(total, 1)
+    steps -= kit.repeat(lengths.cumsum(0) - lengths, lengths, total)
+    rows = (batch_sizes.cumsum(0) - batch_sizes)[steps]
+    rows += kit.repeat(ranks, lengths, total)
+    return rows
+
+
+def _padded(kit: _Kit, lengths: Any, total: int, sequence_stride: int, step_stride: int, left_steps: int | None) -> Any:
+    starts = kit.count_up(lengths.shape[0], sequence_stride)
+    elements = lengths.cumsum(0)
+    if left_steps is None:
+        elements -= lengths
+    else:
+        # A sequence ends where its row ends.
+        elements -= left_steps
+    starts -= elements if step_stride == 1 else elements * step_stride
+    rows = kit.count_up(total, step_stride)
+    rows += kit.repeat(starts, lengths, total)
+    return rows
+
+
+def conjugate(counts: IntArray, size: int) -> IntArray:
+    """Lengths to batch sizes, or batch sizes to lengths, longest first.
+
+    Args:
+        counts: ``(M,)`` int64, each from 0 to ``size``, in any order.
+        size: the number of entries wanted.
+
+    Returns:
+        ``(size,)`` int64: how many of ``counts`` exceed ``0, 1, ...``.
+
+    Example:
+        >>> conjugate(np.array([1, 4, 2]), 4).tolist(), conjugate(np.array([3, 2, 1, 1]), 3).tolist()
+        ([3, 2, 1, 1], [4, 2, 1])
+    """
+    at_most: IntArray = np.bincount(counts, minlength=size)[:size].cumsum()
+    exceeding: IntArray = counts.shape[0] - at_most
+    return exceeding
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Indices as tensors
+# ---------------------------------------------------------------------------------------------------------------
+
+
+@index_arithmetic
+def packed_rows(
+    starts: IntArray | Tensor | None, batch_sizes: IntArray, strides: tuple[int, int], device: torch.device
+) -> Tensor:
+    """The rows of the elements, in packed order.
+
+    Args:
+        starts: ``(B,)``, the row of the first step of each sequence, longest sequence first; None if they are
+            ``sequence_stride`` apart.
+        batch_sizes: ``(T,)``.
+        strides: ``(sequence_stride, step_stride)``, how many rows one sequence is from the next, and one step.
+        device: where the index is to be.
+
+    Returns:
+        ``(N,)`` int64.
+
+    Example:
+        >>> packed_rows(np.array([0, 3]), np.array([2, 2, 1]), (3, 1), torch.device("cpu")).tolist()
+        [0, 3, 1, 4, 2]
+    """
+    before = batch_sizes.cumsum()
+    total = int(before[-1]) if before.shape[0] else 0
+    before -= batch_sizes
+    if device.type == "cpu":
+        host = starts.numpy() if isinstance(starts, Tensor) else starts
+        return torch.from_numpy(_packed(_HOST, host, batch_sizes, before, total, *strides))
+    if isinstance(starts, np.ndarray):
+        starts = send(starts, device)
+    sent = send(batch_sizes, device), send(before, device)
+    rows: Tensor = _packed(_kit(device), starts, *sent, total, *strides)
+    return rows
+
+
+@index_arithmetic
+def unpacked_rows(
+    ranks: IntArray, lengths: IntArray, batch_sizes: IntArray, total: int, device: torch.device
+) -> Tensor:
+    """The rows of a pack, sequence after sequence.
+
+    Args:
+        ranks: ``(B,)``, the place of each sequence in the order of the pack.
+        lengths: ``(B,)``, in the same order as ``ranks``.
+        batch_sizes: ``(T,)``.
+        total: ``N``.
+        device: where the index is to be.
+
+    Returns:
+        ``(N,)`` int64.
+
+    Example:
+        >>> ranks, lengths, batch_sizes = np.array([1, 0]), np.array([2, 3]), np.array([2, 2, 1])
+        >>> unpacked_rows(ranks, lengths, batch_sizes, 5, torch.device("cpu")).tolist()
+        [1, 3, 0, 2, 4]
+    """
+    if device.type == "cpu":
+        return torch.from_numpy(_unpacked(_HOST, ranks, lengths, batch_sizes, total))
+    arrays = send(ranks, device), send(lengths, device), send(batch_sizes, device)
+    rows: Tensor = _unpacked(_kit(device), *arrays, total)
+    return rows
+
+
+@index_arithmetic
+def padded_rows(
+    lengths: IntArray | Tensor,
+    total: int,
+    strides: tuple[int, int],
+    left_steps: int | None = None,
+    device: torch.device | None = None,
+) -> Tensor:
+    """The rows of the elements in a padded batch, sequence after sequence.
+
+    Args:
+        lengths: ``(B,)`` int64, on the host or on the device of the index.
+        total: ``N``.
+        strides: ``(sequence_stride, step_stride)``, how many rows one sequence is from the next, and one step.
+        left_steps: the number of steps of the padded batch if its padding stands on the left, else None.
+        device: where the index is to be; that of ``lengths`` if None.
+
+    Returns:
+        ``(N,)`` int64.
+
+    Example:
+        >>> padded_rows(torch.tensor([3, 2]), 5, (3, 1)).tolist()
+        [0, 1, 2, 3, 4]
+        >>> padded_rows(torch.tensor([3, 2]), 5, (1, 2), left_steps=3).tolist()
+        [0, 2, 4, 3, 5]
+    """
+    if isinstance(lengths, np.ndarray) and device is not None and device.type != "cpu":
+        lengths = send(lengths, device)
+    if isinstance(lengths, Tensor):
+        if not lengths.is_cpu or torch.compiler.is_compiling():
+            rows: Tensor = _padded(_kit(lengths.device), lengths, total, *strides, left_steps)
+            return rows
+        lengths = lengths.numpy()
+    return torch.from_numpy(_padded(_HOST, lengths, total, *strides, left_steps))
+
+
+@index_arithmetic
+def inverse(permutation: Tensor) -> Tensor:
+    """The permutation that undoes another, which is not checked.
+
+    Args:
+        permutation: ``(B,)`` of an integer dtype; holds each of ``0 ... B - 1`` once.
+
+    Returns:
+        ``(B,)``, same dtype and device.
+
+    Example:
+        >>> inverse(torch.tensor([2, 0, 1])).tolist()
+        [1, 2, 0]
+    """
+    count = permutation.shape[0]
+    if permutation.is_cpu:
+        array = permutation.numpy()
+        inverted = np.empty_like(array)
+        inverted[array] = np.arange(count, dtype=array.dtype)
+        return torch.from_numpy(inverted)
+    counting = torch.arange(count, dtype=permutation.dtype, device=permutation.device)
+    return torch.empty_like(permutation).index_copy_(0, permutation.long(), counting)
+
+
+def send(array: IntArray, device: torch.device) -> Tensor:
+    """A NumPy array as a tensor on a device, without waiting for it.
+
+    Example:
+        >>> send(np.array([1, 2]), torch.device("cpu"))
+        tensor([1, 2])
+    """
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
+
+
+@index_arithmetic
+def on_host(indices: Tensor) -> IntArray:
+    """Indices as an array; waits where they are on a device.
+
+    Example:
+        >>> on_host(torch.tensor([1, 0]))
+        array([1, 0])
+    """
+    array: IntArray = indices.cpu().numpy()
+    return array
+
+
+def rows_of(padded: Tensor, batch_first: bool) -> tuple[Tensor, tuple[int, int]]:
+    """A padded batch as a table of rows, and how far apart sequences and steps are in it.
+
+    Args:
+        padded: ``(T, B, *features)``, or ``(B, T, *features)`` with ``batch_first``.
+        batch_first: which of the two.
+
+    Returns:
+        ``(T * B, *features)``, a view wherever the memory allows, and ``(sequence_stride, step_stride)`` in rows.
+
+    Example:
+        >>> rows_of(torch.zeros(3, 2, 5), batch_first=False)[1]
+        (1, 2)
+        >>> rows_of(torch.zeros(2, 3, 5).transpose(0, 1), batch_first=False)[1]
+        (3, 1)
+    """
+    outer, inner = padded.shape[:2]
+    if not padded.is_contiguous() and padded.stride(1) == outer * padded.stride(0):
+        # The transpose of a batch that lies in one piece: its rows can be taken where they are.
+        padded, batch_first, inner = padded.transpose(0, 1), not batch_first, outer
+    return padded.flatten(0, 1), (inner, 1) if batch_first else (1, inner)
+
+
+@index_arithmetic
+def packed_layout(lengths: Tensor, offsets: Tensor) -> PackedLayout:
+    """Where the elements of flat values go in a pack, longest sequence first.
+
+    Args:
+        lengths: ``(B,)`` int64 on the CPU, each at least 0.
+        offsets: ``(B + 1,)`` int64 on the device of the values.
+
+    Returns:
+        the index for :func:`~raglane.segments.indexing.take_rows`, the batch sizes (on the CPU; none if no sequence has
+        an element) and the order of all B sequences, the empty ones last.
+
+    Example:
+        >>> layout = packed_layout(torch.tensor([2, 0, 3]), torch.tensor([0, 2, 2, 5]))
+        >>> layout.index.tolist(), layout.batch_sizes.tolist(), layout.sorted_indices.tolist()
+        ([2, 0, 3, 1, 4], [2, 2, 1], [2, 0, 1])
+    """
+    host: IntArray = lengths.numpy()
+    order: IntArray = (-host).argsort(kind="stable")
+    longest = int(host[order[0]]) if order.shape[0] else 0
+    batch_sizes = conjugate(host, longest)
+    sorted_indices = send(order, offsets.device)
+    starts = offsets.index_select(0, sorted_indices)
+    index = packed_rows(starts, batch_sizes, (0, 1), offsets.device)
+    return PackedLayout(index, torch.from_numpy(batch_sizes), sorted_indices)

@@ -1,0 +1,158 @@
+"""The model card of a run: its numbers against an obvious second count, for every task."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import raglane as rl
+from commands import undrawn_pictures, write_steps
+from raglane.runs.card import make_card
+from raglane.report.card import Card, as_markdown, as_page
+from raglane.training.each import measure_each
+
+__all__ = ["undrawn_pictures"]
+
+_ODD = '</script><b>|`*&"'
+
+
+def _card(
+    monkeypatch: pytest.MonkeyPatch, data: Any, labels: Any = None, **options: Any
+) -> tuple[rl.runs.run.Run, Card]:
+    """A run and its card."""
+    made: list[Card] = []
+
+    def keep(*arguments: Any) -> Card:
+        made.append(make_card(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr("raglane.runs.card.make_card", keep)
+    run = rl.fit(data, labels, epochs=2, hidden=4, threads=1, progress=False, **options)
+    return run, made[-1]
+
+
+def test_a_card_of_every_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(0)
+    sequences = [random.normal(size=(length, 2)).tolist() for length in [1, 2, 3, 5, 8, 2, 4, 9, 1, 6]]
+    words = [[f"w{step % 3}" for step in range(len(one))] for one in sequences]
+    tasks: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+        "classify": (sequences, ["a", _ODD] * 5, {}),
+        "tag": (sequences, [["x" if row[0] > 0 else "y" for row in one] for one in sequences], {}),
+        "regress": (sequences, [float(len(one)) for one in sequences], {}),
+        "multilabel": (sequences, [["p"], ["p", "q"], [], ["q"], ["p"]] * 2, {}),
+        "forecast": ([one + one for one in sequences], None, {}),
+        "language": (words, None, {}),
+    }
+    for task, (data, labels, more) in tasks.items():
+        test = (data, labels) if labels is not None else data
+        run, card = _card(monkeypatch, data, labels, task=task, out=tmp_path / task, test=test, **more)
+        text, page = (tmp_path / task / "card.md").read_text(), (tmp_path / task / "report.html").read_text()
+        numbers = run.evaluate(data, labels).numbers
+        rows = {row[0]: row[-1] for row in card.results.rows}
+        expected = {name.replace("_", " "): number for name, number in numbers.items()}
+        assert {name: rows[name] for name in expected} == pytest.approx(expected, nan_ok=True), (task, rows)
+        assert "_" not in card.sentence
+        assert card.hardest is None or card.hardest.columns[0] == "row of the part"
+        assert ("trained as a language model of data in memory" in text) == (task == "language")
+        assert card.by_length is not None
+        assert card.hardest is not None
+        assert sum(row[1] for row in card.by_length.rows) == len(data)
+        assert [row[-2] for row in card.hardest.rows] == sorted((row[-2] for row in card.hardest.rows), reverse=True)
+        assert "| lengths | sequences | loss |" in text
+        assert task in text
+        assert {"Results", "By length", "Hardest sequences", "Data", "Settings"} <= set(
+            re.findall(r"^## (.*)$", text, re.M)
+        )
+        assert page.count("<svg") >= 3
+        assert "http://" not in page.replace("http://www.w3.org", "")
+        assert (card.classes is not None) == (task in ("classify", "tag", "multilabel")), task
+        if task == "classify":
+            assert "</script><b>" not in page
+            assert "\\</script\\>\\<b\\>\\|\\`\\*" in text
+
+
+def test_scores_of_sequences_are_those_of_each_alone(tmp_path: Path) -> None:
+    random = np.random.default_rng(1)
+    for task in ("classify", "tag", "forecast"):
+        lengths = [3, 2, 5, 4, 7, 2]
+        data = [random.normal(size=(length, 1)).tolist() for length in lengths]
+        known: dict[str, Any] = {"classify": list("ababab"), "tag": [list("ab" * 4)[: len(one)] for one in data]}
+        labels = known.get(task)
+        run = rl.fit(data, labels, task=task, epochs=1, hidden=3, progress=False, validation_fraction=0)
+        records = run.read(data, labels)
+        each = measure_each(run.saved, records, torch.device("cpu"))
+        alone = [
+            run.evaluate([one], None if labels is None else [labels[place]])["loss"] for place, one in enumerate(data)
+        ]
+        assert each.loss == pytest.approx(alone, rel=1e-5), task
+        whole = run.evaluate(data, labels)["loss"]
+        assert each.loss @ each.count / each.count.sum() == pytest.approx(whole, rel=1e-5), task
+        ranges = each.ranges()
+        assert sum(one.sequences for one in ranges) == len(data)
+        first = [place for place, length in enumerate(lengths) if ranges[0].low <= length <= ranges[0].high]
+        part = run.evaluate(
+            [data[place] for place in first], None if labels is None else [labels[place] for place in first]
+        )
+        assert ranges[0].loss == pytest.approx(part["loss"], rel=1e-5), task
+
+
+def test_of_many_sequences_some_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raglane.training.each._MOST", 4)
+    data = [[0.1] * length for length in (1, 2, 3, 4, 5, 6)]
+    run = rl.fit(data, list("ababab"), epochs=1, hidden=2, progress=False, validation_fraction=0)
+    each = measure_each(run.saved, run.read(data, list("ababab")), torch.device("cpu"))
+    assert len(each.rows) == 4
+    assert sorted(each.rows.tolist()) == each.rows.tolist()
+    assert each.lengths.tolist() == (each.rows + 1).tolist()
+    hard = each.hardest(run.saved, torch.device("cpu"), 2)
+    assert [one.length for one in hard] == [int(one.id) + 1 for one in hard]
+
+
+def test_the_card_of_a_converted_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not in memory is measured like what is; of many sequences some."""
+    monkeypatch.setattr("raglane.training.each._MOST", 9)
+    steps, words = write_steps(tmp_path / "steps.csv", 40), tmp_path / "words.jsonl"
+    words.write_text("".join(json.dumps({"words": ["a", "b", "c"][: row % 4]}) + "\n" for row in range(40)))
+    columns = {
+        "classify": rl.data.Columns(label="label", id="id"),
+        "language": rl.data.Columns(task="language", sequence="words"),
+    }
+    for task, data in (("classify", steps), ("language", words)):
+        rl.data.convert(data, tmp_path / task, columns[task])
+        run, card = _card(monkeypatch, tmp_path / task, None, task=task, out=tmp_path / f"run-{task}", batch_size=4)
+        assert card.results.columns == ("metric", "training", "validation")
+        assert card.notes == ()
+        assert card.hardest is not None
+        rows = {row[0]: row for row in card.results.rows}
+        best = run.result.state.history[run.result.state.best_epoch - 1]
+        assert rows["loss"][2] == pytest.approx(best["validation_loss"], rel=1e-5)
+    monkeypatch.setattr("raglane.training.each._MOST", 2)
+    _, card = _card(monkeypatch, tmp_path / "classify", None, out=tmp_path / "some")
+    assert card.notes == ("Measured on 2 of the 4 sequences of the validation part.",)
+    assert card.by_length is not None
+    assert sum(int(row[1]) for row in card.by_length.rows) == 2
+
+
+def test_a_card_says_what_it_could_not_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, labels = [[0.1], [0.2, 0.3], [0.5]], ["a", "b", "a"]
+    _, card = _card(monkeypatch, data, labels, out=tmp_path / "all", validation_fraction=0)
+    assert "Nothing was held out" in card.notes[0]
+    assert card.results.columns == ("metric", "training")
+    assert "Nothing was held out" in (tmp_path / "all" / "report.html").read_text()
+    assert as_page(replace(card, by_length=None, hardest=None, classes=None, lengths={}))
+
+
+def test_a_stopped_run_has_no_card_until_its_end(tmp_path: Path) -> None:
+    rl.fit([[0.1], [0.2, 0.3]] * 4, ["a", "b"] * 4, epochs=1, hidden=2, progress=False, out=tmp_path / "run")
+    settings = json.loads((tmp_path / "run" / "run.json").read_text())["settings"]
+    card = (tmp_path / "run" / "card.md").read_text()
+    assert f"| seed | {settings['seed']} |" in card
+    assert "| epochs | 1 | chosen |" in card
+    assert as_markdown.__doc__

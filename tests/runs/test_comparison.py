@@ -1,0 +1,224 @@
+"""Runs beside each other: what differs, what is apart, and the files of it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import raglane as rl
+from commands import FAST, fails, tree, undrawn_pictures, write_steps
+from raglane.cli import main
+from raglane.data.features import Feature
+from raglane.data.records import Records, offsets_of
+from raglane.data.targets import Targets
+from raglane.runs.comparison import compare
+from raglane.training.identity import identity
+
+__all__ = ["undrawn_pictures"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with runs on one file, held out in several ways, and one on another."""
+    folder = tmp_path_factory.mktemp("runs")
+    one, other = write_steps(folder / "one.csv"), write_steps(folder / "other.csv", 8)
+    for name, data, more in (
+        ("a", one, ["--cell", "gru", "--seed", "1", "--lr", "0.00012349"]),
+        ("b", one, ["--cell", "lstm", "--seed", "2", "--validation-fraction", "0.3"]),
+        ("c", other, ["--cell", "rnn"]),
+    ):
+        assert main(["train", str(data), "--out", str(folder / name), *FAST, *more, "--test", str(one), "-q"]) == 0
+    return folder
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_what_differs_and_nothing_else(runs: Path) -> None:
+    first, second = compare([runs / "a", runs / "b", runs / "c", runs / "a"])
+    assert first.title == "one.csv: classify, 2 runs"
+    assert second.title == "other.csv: classify, 1 run"
+    assert first.columns[:5] == ("run", "cell", "lr", "seed", "validation-fraction")
+    assert second.columns[1] == "validation loss"
+    rows = [dict(zip(first.columns, row, strict=True)) for row in first.rows]
+    assert [row["validation loss"] for row in rows] == sorted(row["validation loss"] for row in rows)
+    assert {row["lr"] for row in rows} == {"0.0001235", "0.003"}
+    for row in rows:
+        run = rl.load(row["run"])
+        assert row["weights"] == sum(weight.numel() for weight in run.model.parameters())
+        assert row["test accuracy"] == run.evaluate()["accuracy"]
+        history = _rows(Path(row["run"]) / "curves.csv")
+        assert row["seconds"] == pytest.approx(sum(float(epoch["seconds"]) for epoch in history))
+        assert row["validation loss"] == min(float(epoch["validation_loss"]) for epoch in history)
+
+
+def test_tables_and_pictures_are_written_whole(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [str(runs / name) for name in "abc"]
+    places = [str(tmp_path / f"table.{suffix}") for suffix in ("md", "csv", "png", "svg")]
+    assert main(["compare", *folders, *(word for place in places for word in ("-o", place))]) == 0
+    printed = capsys.readouterr().out
+    assert printed.index("one.csv: classify") < printed.index("other.csv: classify")
+    rows = _rows(Path(places[1]))
+    assert [row["cell"] for row in rows if row["run"] == folders[1]] == ["lstm"]
+    assert float(rows[0]["validation loss"]) <= float(rows[1]["validation loss"])
+    assert Path(places[0]).read_text().count("| run | ") == 2
+    assert Path(places[2]).read_bytes()[1:4] == b"PNG"
+    assert Path(places[3]).read_bytes().startswith((b"<svg", b"<?xml"))
+
+
+def test_mistakes_end_in_one_line(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken, out = tmp_path / "broken", tmp_path / "table.md"
+    run = str(runs / "a")
+    fails(["compare", run, str(tmp_path / "no"), "-o", str(out)], capsys, "no: got no such folder", "of a run")
+    fails(["compare", run, str(runs), "-o", str(out)], capsys, "a folder without a saved model")
+    fails(["compare", run, "-o", str(tmp_path / "table.txt")], capsys, "--output: got", ".md, .csv, .png, .svg")
+    fails(["compare", run, "-o", str(tmp_path / "no" / "table.md")], capsys, "--output: got")
+    for name in ("run.json", "last/training.json", "best/config.json", "best/weights.safetensors", "evaluation.json"):
+        shutil.rmtree(broken, ignore_errors=True)
+        shutil.copytree(run, broken)
+        content = (broken / name).read_bytes()
+        (broken / name).write_bytes(content[: len(content) // 2])
+        fails(["compare", run, str(broken), "-o", str(out)], capsys, name)
+    description = json.loads((runs / "a" / "run.json").read_text())
+    shutil.copy(runs / "a" / "evaluation.json", broken)
+    (broken / "run.json").write_text(json.dumps(description | {"identity": 3}))
+    fails(["compare", str(broken)], capsys, "identity")
+    assert not out.exists()
+    assert {path.split("/")[0] for path in tree(tmp_path)} == {"broken"}
+
+
+def test_test_data_of_one_name_in_two_folders_are_two(runs: Path, tmp_path: Path) -> None:
+    for place, folder in (("a", "x"), ("b", "y")):
+        (tmp_path / folder).mkdir()
+        data = write_steps(tmp_path / folder / "test.csv", 8 if folder == "x" else 12)
+        shutil.copytree(runs / place, tmp_path / place)
+        assert main(["evaluate", str(tmp_path / place), str(data), "-q"]) == 0
+    group = compare([tmp_path / "a", tmp_path / "b"])[0]
+    places = [str(tmp_path / folder / "test.csv") for folder in ("x", "y")]
+    assert {name for name in group.columns if name.endswith(" accuracy") and "test" in name} == {
+        f"{place} accuracy".replace("_", " ") for place in places
+    }
+    for row in group.rows:
+        found = dict(zip(group.columns, row, strict=True))
+        place = places["ab".index(Path(found["run"]).name)]
+        told = json.loads((Path(found["run"]) / "evaluation.json").read_text())
+        assert found[f"{place} accuracy".replace("_", " ")] == told["accuracy"]
+    other = compare([tmp_path / "a", runs / "b"])[0]
+    assert {"test.csv accuracy", "one.csv accuracy"} <= set(other.columns)
+
+
+def _leaves(content: Any, place: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The place of each value that is no object or list."""
+    keys = content if isinstance(content, dict) else range(len(content)) if isinstance(content, list) else ()
+    return [leaf for key in keys for leaf in _leaves(content[key], (*place, key))] or [place]
+
+
+@pytest.mark.parametrize("name", ["run.json", "evaluation.json", "best/config.json", "last/training.json"])
+def test_any_changed_value_is_one_line_or_good(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """Such as a path that is a number, or a count of 10^30."""
+    run = tmp_path / "run"
+    shutil.copytree(runs / "a", run)
+    content = (run / name).read_bytes()
+    is_state = name == "last/training.json"
+    command = ["train", "--resume", "--out", str(run)] if is_state else ["compare", str(run)]
+    for leaf in _leaves(json.loads(content)):
+        for value in (10**30,) if is_state else (5, 10**30, "x", None):
+            changed = json.loads(content)
+            part = changed
+            for key in leaf[:-1]:
+                part = part[key]
+            part[leaf[-1]] = value
+            (run / name).write_text(json.dumps(changed))
+            code, found = main(command), capsys.readouterr().err
+            assert code in (0, 2), (leaf, value, found)
+            assert [line for line in found.splitlines() if "warning" not in line] == [found.strip()] * (code == 2)
+
+
+def test_data_is_the_same_in_any_order_and_parts() -> None:
+    random = np.random.default_rng(0)
+    lengths = [3, 0, 2, 5]
+    values = random.normal(size=(10, 2)).astype(np.float32)
+    words = np.array(list("abcabcabca"), dtype=object)
+    numbers = random.normal(size=10).astype(np.float32)
+    columns = {
+        "numbers per element": Feature("x", numbers),
+        "words per element": Feature("x", words),
+        "numbers per sequence": Feature("x", numbers[:4], per_sequence=True),
+        "words per sequence": Feature("y", words[:4], per_sequence=True),
+    }
+    kinds: dict[str, dict[str, Any]] = {
+        "labels": {"labels": ("a", "b", "a", "c")},
+        "tags": {"tags": words},
+        "numbers": {"targets": Targets(random.normal(size=(4, 2)), names=("x", "y"))},
+        "nothing": {},
+        **{name: {"features": (column,)} for name, column in columns.items()},
+        "two": {"features": (columns["numbers per element"], columns["words per sequence"])},
+        "another name": {"features": (replace(columns["numbers per element"], name="z"),)},
+    }
+    found = set()
+    for kind, more in kinds.items():
+        records = Records(values, offsets_of(lengths), channels=("x0", "x1"), **more)
+        whole = identity(records)
+        assert identity(records.select([3, 1, 0, 2])) == whole, kind
+        assert identity(records.select([3, 0]), records.select([2, 1]), None) == whole, kind
+        assert identity(records.select([0, 1, 2])) != whole, kind
+        other = values.copy()
+        other[4, 1] += 1e-6
+        assert identity(Records(other, offsets_of(lengths), channels=("x0", "x1"), **more)) != whole, kind
+        assert identity(Records(values[::-1].copy(), offsets_of(lengths), channels=("x0", "x1"), **more)) != whole, kind
+        assert identity(Records(values, offsets_of([3, 1, 1, 5]), channels=("x0", "x1"), **more)) != whole, kind
+        found.add(whole)
+    assert len(found) == len(kinds)
+    assert re.fullmatch(r"4-[0-9a-f]{16}", whole)
+
+
+def test_a_logger_gets_every_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = str(write_steps(tmp_path / "steps.csv"))
+    out = tmp_path / "run"
+    pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    assert main(["train", data, "--out", str(out), *FAST, "--logger", "tensorboard", "-q"]) == 0
+    events = reader.EventAccumulator(str(out / "logs"))
+    events.Reload()
+    history = _rows(out / "curves.csv")
+    told = {event.step: event.value for event in events.Scalars("train_loss")}
+    assert told == pytest.approx({int(row["epoch"]): float(row["train_loss"]) for row in history})
+
+
+def test_a_logger_that_is_not_installed_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "raglane.runs.logs._PACKAGES", dict.fromkeys(("tensorboard", "wandb", "mlflow"), ("no_such",))
+    )
+    data = str(write_steps(tmp_path / "steps.csv"))
+    for name in ("tensorboard", "wandb", "mlflow"):
+        out = tmp_path / name
+        fails(["train", data, "--out", str(out), "--logger", name], capsys, f"{name} is not installed", "pip install")
+        assert not out.exists()
+
+
+def test_a_logger_that_cannot_begin_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(*_: Any) -> None:
+        raise RuntimeError("no key:\nlog in")
+
+    monkeypatch.setattr("raglane.runs.logs._PACKAGES", {"wandb": ("math",)})
+    monkeypatch.setattr("raglane.runs.logs.require", lambda *_: None)
+    monkeypatch.setattr("raglane.runs.logs.LoggingWatcher._made", made)
+    command = ["train", str(write_steps(tmp_path / "steps.csv")), "--out", str(tmp_path / "run"), *FAST, "-q"]
+    fails([*command, "--logger", "wandb"], capsys, "--logger: got 'wandb', which says: no key: log in;")
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,209 @@
+"""``rl.fit`` trains what ``raglane train`` trains, and leaves no trace that nobody asked for."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import raglane as rl
+from commands import FAST, tree, undrawn_pictures, write_steps  # noqa: F401
+from looped import looped
+from raglane.cli import main
+from raglane.errors import ArgumentError, ArgumentTypeError, DataError, DivergedError, ShapeError
+
+_QUICK: dict[str, Any] = {"epochs": 2, "hidden": 4, "threads": 1}
+
+
+def _sequences(count: int = 12) -> tuple[list[Any], list[str]]:
+    random = np.random.default_rng(0)
+    return [random.normal(size=(length, 2)) for length in random.integers(1, 5, count)], ["x", "y"] * (count // 2)
+
+
+def _weights(run: rl.Run) -> dict[str, torch.Tensor]:
+    return run.model.state_dict()
+
+
+def _same(one: rl.Run, other: rl.Run) -> bool:
+    mine, theirs = _weights(one), _weights(other)
+    return all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def test_it_is_the_command(tmp_path: Path) -> None:
+    data, held = write_steps(tmp_path / "steps.csv", 16), write_steps(tmp_path / "held.csv", 4)
+    shaped: dict[str, Any] = {"layer": "lstm", "seed": 3, "validation_fraction": 0.3, "features": ["b"]}
+    cases: list[tuple[list[str], dict[str, Any]]] = [
+        (["--cell", "lstm", "--seed", "3", "--validation-fraction", "0.3", "--feature-column", "b"], shaped),
+        (["--validation", str(held), "--test", str(held)], {"validation": held, "test": held}),
+    ]
+    for number, (flags, options) in enumerate(cases):
+        told, own = tmp_path / f"told{number}", tmp_path / f"own{number}"
+        assert main(["train", str(data), "--out", str(told), *FAST, *flags, "--quiet"]) == 0
+        run = rl.fit(data, out=own, **_QUICK, **options)
+        assert run.folder == own
+        assert tree(told / "best") == tree(own / "best")
+        assert (told / "run.json").read_bytes() == (own / "run.json").read_bytes()
+        mine = {name for name in tree(own) if not name.startswith((".", "evaluation", "confusion"))}
+        assert mine == {name for name in tree(told) if not name.startswith((".", "evaluation", "confusion"))}
+
+
+def test_what_was_converted_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = write_steps(tmp_path / "steps.csv", 16)
+    rl.data.convert(data, tmp_path / "steps")
+    monkeypatch.setattr("raglane.data.formats.ipc.read", None)
+    cases: tuple[dict[str, Any], ...] = ({}, {"task": "classify"})
+    for options in cases:
+        run = rl.fit(tmp_path / "steps", **_QUICK, **options)
+        assert f"batch by batch from {tmp_path / 'steps'}" in run.notes[-2]
+    assert _same(run, rl.fit(tmp_path / "steps", **_QUICK))
+
+
+def test_a_table_is_its_file(tmp_path: Path) -> None:
+    data = write_steps(tmp_path / "steps.csv", 16)
+    from_file, from_table = rl.fit(data, **_QUICK), rl.fit(pd.read_csv(data), **_QUICK)
+    assert _same(from_file, from_table)
+    assert from_table.notes == tuple(note.replace(str(data), "memory") for note in from_file.notes)
+    assert from_file.notes[0] == "id column: 'id' (by its name)"
+
+
+def test_it_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    sequences, labels = _sequences()
+    torch.manual_seed(1)
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    run = rl.fit(sequences, labels, **(_QUICK | {"threads": threads + 1}))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.get_num_threads() == threads
+    assert list(tmp_path.iterdir()) == []
+    assert capfd.readouterr() == ("", "")
+    assert run.folder is None
+    assert run.result is not None
+    assert len(run.result.state.history) == 2
+    # What was drawn before makes no difference.
+    torch.randn(5)
+    assert _same(run, rl.fit(sequences, labels, **_QUICK))
+
+
+def test_every_task(tmp_path: Path) -> None:
+    sequences, labels = _sequences()
+    sums = [float(sequence.sum()) for sequence in sequences]
+    for task, targets in (
+        ("classify", labels),
+        ("tag", [list("pqpq")[: len(sequence)] for sequence in sequences]),
+        ("regress", sums),
+        ("multilabel", [["a"], ["a", "b"]] * 6),
+        ("forecast", None),
+    ):
+        run = rl.fit(sequences, targets, task=task, **_QUICK)
+        assert run.task == task
+        assert len(run.predict(sequences)) == len(sequences)
+        assert run.evaluate(sequences, targets)["loss"] >= 0
+
+
+def test_given_parts_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    sequences, labels = _sequences()
+    run = rl.fit(sequences, labels, validation=(sequences[:4], labels[:4]), test=(sequences[:6], labels[:6]), **_QUICK)
+    assert run.notes[-1] == "validation: 4 sequences of memory"
+    assert run.evaluate().numbers == run.evaluate(sequences[:6], labels[:6]).numbers
+    records = rl.data.records_from(sequences, labels)
+    assert _same(run, rl.fit(records, validation=records.select(range(4)), **_QUICK))
+    monkeypatch.setattr(
+        "raglane.training.planned.plan_batches", lambda settings, *_: (replace(settings, batch_size=5), "Because.")
+    )
+    planned = rl.fit(sequences, labels, **_QUICK, batch_size="auto")
+    assert planned.notes[-1] == "batches: 5 sequences in random order. Because."
+
+
+def test_going_on_is_never_having_stopped(tmp_path: Path) -> None:
+    sequences, labels = _sequences()
+    whole = rl.fit(sequences, labels, out=tmp_path / "whole", **(_QUICK | {"epochs": 4}))
+    rl.fit(sequences, labels, out=tmp_path / "parts", **_QUICK)
+    run = rl.fit(sequences, labels, out=tmp_path / "parts", resume=True, epochs=np.int64(4))
+    assert _same(run, whole)
+    calls: list[tuple[Callable[[], Any], type[Exception], str]] = [
+        (lambda: rl.fit(sequences, labels, out=tmp_path / "parts"), ArgumentError, "a run is already"),
+        (lambda: rl.fit(sequences, labels, resume=True), ArgumentError, "out: got None"),
+        (lambda: rl.fit(sequences, labels, out=tmp_path / "parts", resume=True, lr=1), ArgumentError, "lr: got 1"),
+        (lambda: rl.fit(sequences[::-1], labels, out=tmp_path / "parts", resume=True), DataError, "other data"),
+        (lambda: rl.fit(sequences, labels, out=tmp_path / "none", resume=True), ArgumentError, "the folder of a run"),
+    ]
+    for call, error, words in calls:
+        with pytest.raises(error, match=words):
+            call()
+    again = rl.fit(sequences, labels, out=tmp_path / "parts", overwrite=True, **_QUICK)
+    assert again.result is not None
+    assert len(again.result.state.history) == 2
+
+
+class _Impatient:
+    """Somebody who watches, and presses Ctrl-C after an epoch."""
+
+    def started(self, *_: Any) -> None:
+        pass
+
+    batch_done = close = started
+
+    def epoch_done(self, *_: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.fixture
+def _hears_ctrl_c() -> Iterator[None]:
+    """As in a terminal: what a shell starts in the background ignores Ctrl-C, and so would the tests."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_hears_ctrl_c")
+def test_ctrl_c_stops_and_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sequences, labels = _sequences()
+    with monkeypatch.context() as patch:
+        patch.setattr("raglane.runs.fit._bar", lambda *_: _Impatient())
+        for folder in (tmp_path / "run", None):
+            with pytest.raises(KeyboardInterrupt):
+                rl.fit(sequences, labels, out=folder, **(_QUICK | {"epochs": 100}))
+    run = rl.fit(sequences, labels, out=tmp_path / "run", resume=True, epochs=3)
+    assert _same(run, rl.fit(sequences, labels, **(_QUICK | {"epochs": 3})))
+
+
+def test_a_bar_is_for_those_who_look(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    sequences, labels = _sequences()
+    rl.fit(sequences, labels, progress=True, **_QUICK)
+    assert "loss" in capsys.readouterr().out
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    rl.fit(sequences, labels, progress=False, **_QUICK)
+    assert capsys.readouterr().out == ""
+
+
+@looped(
+    ("options", "error", "words"),
+    [
+        ({"hiden": 3}, ArgumentTypeError, "'hiden'.*pass hidden, perhaps"),
+        ({"cell": "gru"}, ArgumentTypeError, "'cell'"),
+        ({"hidden": "8"}, ArgumentTypeError, "hidden: got '8'; the rule: a whole number"),
+        ({"hidden": True}, ArgumentTypeError, "hidden: got True"),
+        ({"hidden": 0}, ArgumentError, "hidden: got 0"),
+        ({"layer": "transformer"}, ArgumentError, "layer: got 'transformer'"),
+        ({"features": 3}, ArgumentTypeError, "features: got 3"),
+        ({"device": "tpu"}, ArgumentError, "device"),
+        ({"resume": 1}, ArgumentTypeError, "resume: got 1"),
+        ({"progress": "yes"}, ArgumentTypeError, "progress: got 'yes'"),
+        ({"validation": ([[1.0]], ["a", "b"])}, ShapeError, "labels: got 2 for 1"),
+        ({"validation": ([[1.0, 2.0]], ["z"])}, DataError, "channels"),
+        ({"test": "none.csv"}, DataError, "none.csv"),
+        ({"lr": 1e30, "epochs": 50}, DivergedError, "lr"),
+    ],
+)
+def test_mistakes(options: dict[str, Any], error: type[Exception], words: str) -> None:
+    sequences, labels = _sequences()
+    with pytest.raises(error, match=words):
+        rl.fit(sequences, labels, **(_QUICK | options))
