@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from raglane.data.features import Feature
-from raglane.data.records import Records
+from raglane.data.records import Feature, Records
 from raglane.data.statistics import Counted
 
 __all__ = ["identity"]

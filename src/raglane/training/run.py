@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from raglane._utils.reading import as_path
+from raglane.data.formats.pieces import skipped_lines
 from raglane.data.records import Records, Skipped
-from raglane.data.skipping import skipped_lines
 from raglane.data.statistics import Counted
 from raglane.data.stored_dataset import Dataset
 from raglane.errors import ArgumentError, DataError, argument, message, require

@@ -7,17 +7,17 @@ from typing import Any
 
 import torch
 
-from raglane.data.lengths import Bin, Bucket, Distribution, Summary, bins, buckets, summary
-from raglane.data.progress import Progress
-from raglane.runs.inspection.batches import Example, Fill, examples, fills
-from raglane.runs.inspection.command import recommended, train_line
-from raglane.runs.inspection.contents import Contents
-from raglane.planner.machine import facts
 from raglane._utils.memory import FLOAT, TRAINED_TENSOR, check_memory
+from raglane.data.jobs import Progress
+from raglane.data.lengths import Bin, Bucket, Distribution, Summary, bins, buckets, summary
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner import Plan, Row, plan
 from raglane.planner.batches import thin_out
+from raglane.planner.machine import facts
 from raglane.planner.words import seconds_in_words
+from raglane.runs.inspection.batches import Example, Fill, examples, fills
+from raglane.runs.inspection.command import recommended, train_line
+from raglane.runs.inspection.contents import Contents
 from raglane.training.model import ModelConfig
 from raglane.training.settings import ModelSettings, Settings
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane.data.formats.base import check_readable, check_text, data_error
-from raglane.data.progress import Progress
+from raglane.data.jobs import Progress
 from raglane.errors import DataError, quote
 from raglane.runs.inspection.contents import Contents, data_name
 
