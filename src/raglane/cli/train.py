@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from raglane.data.stored_dataset import Dataset
     from raglane.training.run import TrainingResult
 
-__all__ = ["check_default", "settings_of", "train"]
-
 
 @options.command
 def train(

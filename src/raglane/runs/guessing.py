@@ -11,7 +11,6 @@ from raglane.training.choices import LOSSES
 if TYPE_CHECKING:
     from raglane.data.records import Records
 
-__all__ = ["LABELLED", "guess_task", "tasks_of"]
 
 # The tasks that labels may be for where they are no classes of sequences, in the order in which they are tried.
 LABELLED = ("tag", "regress", "multilabel")

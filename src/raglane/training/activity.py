@@ -6,18 +6,9 @@ from torch import Tensor
 
 from raglane.ragged import Ragged
 
-__all__ = ["activity"]
-
 
 def activity(outputs: Ragged, dropped: Ragged, large: float, changing: float) -> Tensor:
-    """Activation regularisation, and the temporal one (Merity, McCann and Socher, 2017), summed over elements.
-
-    Example:
-        >>> import torch
-        >>> outputs = Ragged([torch.tensor([[1.0], [3.0]]), torch.tensor([[2.0]])])
-        >>> float(activity(outputs, outputs, 1.0, 0.0)), float(activity(outputs, outputs, 0.0, 1.0))
-        (14.0, 4.0)
-    """
+    """Activation regularisation, and the temporal one (Merity, McCann and Socher, 2017), summed over elements."""
     values, owners = outputs.values, outputs.segment_ids
     changes = values.diff(dim=0).square().mean(1) * (owners[1:] == owners[:-1])
     return large * dropped.values.square().mean(1).sum() + changing * changes.sum()

@@ -7,8 +7,6 @@ from typing import Any
 
 from raglane.errors import ArgumentError, argument, message
 
-__all__ = ["PLANNED", "left_to_plan"]
-
 PLANNED = ("batch_size", "batch_elements")
 """The settings that may be ``"auto"``."""
 
@@ -17,12 +15,7 @@ _ANY = 2**31 - 1
 
 
 def left_to_plan(chosen: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """Choices without what is to be planned, and which one of ``PLANNED`` that is; None of none.
-
-    Example:
-        >>> left_to_plan({"batch_size": "auto", "epochs": 3})
-        ({'epochs': 3}, 'batch_size')
-    """
+    """Choices without what is to be planned, and which one of ``PLANNED`` that is; None of none."""
     names = [name for name in PLANNED if chosen.get(name) == "auto"]
     if not names:
         return dict(chosen), None

@@ -19,39 +19,16 @@ from raglane.data.stored_dataset import Dataset
 from raglane.ragged import Ragged
 from raglane.training.settings import Settings
 
-__all__ = [
-    "Batch",
-    "ChunkedBatches",
-    "Remaining",
-    "chunked_order",
-    "in_order",
-    "loader",
-    "make_batch",
-    "order_of_data",
-    "training_order",
-]
-
 
 @dataclass(frozen=True)
 class Batch:
-    """The sequences of a batch and what a model has to say about them.
-
-    Args:
-        inputs: sequences of ``(L, C)`` float32 or ``(L,)`` int64 tokens; for a forecast without their last element.
-        targets: classify ``(B,)`` int64; tag ``(N,)`` int64; forecast ``(N, C)`` float32, the element after each.
-            None where the data has none.
-        index: ``(B,)`` int64, which sequences of the dataset these are; -1 where a stream of chunks has ended.
-        begins: ``(B,)`` bool on the CPU, the rows that begin a sequence; None where all rows are whole sequences.
-
-    Example:
-        >>> batch = Batch(Ragged([torch.ones(3, 2)]), torch.tensor([1]), torch.tensor([0]))
-        >>> batch.to(torch.device("cpu")).targets
-        tensor([1])
-    """
+    """The sequences of a batch and what a model has to say about them."""
 
     inputs: Ragged
     targets: Tensor | None
+    # ``(B,)`` int64, places in the dataset; -1 where a stream of chunks has ended.
     index: Tensor
+    # ``(B,)`` bool on the CPU, the rows that begin a sequence; None where all rows are whole sequences.
     begins: Tensor | None = None
 
     def to(self, device: torch.device) -> Batch:
@@ -61,30 +38,14 @@ class Batch:
 
 
 def make_batch(samples: Sequence[Any]) -> Batch:
-    """What ``rl.collate`` makes of samples, as a model and its task want it.
-
-    Example:
-        >>> values, offsets = torch.arange(12.0).view(6, 2), torch.tensor([0, 2, 6])
-        >>> make_batch(SequenceDataset(values, offsets, torch.tensor([1, 0])).__getitems__([1])).targets
-        tensor([0])
-    """
+    """What ``rl.collate`` makes of samples, as a model and its task want it."""
     batch = collate(samples)
     targets = batch.get("target")
     return Batch(batch["inputs"], targets.values if isinstance(targets, Ragged) else targets, batch["index"])
 
 
 class ChunkedBatches:
-    """The batches that are left of an epoch whose sequences are cut into chunks: what a loop iterates over.
-
-    Args:
-        chunks: at the place from which it goes on.
-
-    Example:
-        >>> data = SequenceDataset(torch.arange(5), torch.tensor([0, 5]), forecast=True)
-        >>> chunks = chunked_order(data, Settings("forecast", batch_size=1, steps=3))
-        >>> [batch.inputs.values.tolist() for batch in ChunkedBatches(chunks)]
-        [[0, 1, 2], [3]]
-    """
+    """The batches that are left of an epoch whose sequences are cut into chunks: what a loop iterates over."""
 
     def __init__(self, chunks: Chunks) -> None:
         self._chunks = chunks
@@ -108,13 +69,7 @@ def chunked_order(dataset: SequenceDataset, settings: Settings, rank: int = 0, r
 
 
 def training_order(lengths: Tensor, settings: Settings, rank: int = 0, ranks: int = 1) -> Batches:
-    """The batches of a training, epoch after epoch.
-
-    Example:
-        >>> order = training_order(torch.tensor([3, 1, 2]), Settings(batch_size=2))
-        >>> [len(batch) for batch in order], sorted(sum(order, []))
-        ([2, 1], [0, 1, 2])
-    """
+    """The batches of a training, epoch after epoch."""
     limit = Limit(sequences=settings.batch_size)
     if settings.batch_elements is not None:
         limit = Limit(elements=settings.batch_elements, too_long=settings.too_long)
@@ -124,18 +79,7 @@ def training_order(lengths: Tensor, settings: Settings, rank: int = 0, ranks: in
 
 
 class Remaining(Sampler[list[int]]):
-    """What is left of an epoch, with its number of batches: a trainer asks for that when it has begun.
-
-    Args:
-        order: at the place from which it goes on.
-
-    Example:
-        >>> order = Batches([3, 1, 2], Limit(sequences=1))
-        >>> order.load_state_dict(order.state_dict(done=2))
-        >>> rest = Remaining(order)
-        >>> len(rest), len(list(rest)), len(rest)
-        (1, 1, 1)
-    """
+    """What is left of an epoch, with its number of batches: a trainer asks for that when it has begun."""
 
     def __init__(self, order: Batches) -> None:
         self._order = order
@@ -155,12 +99,7 @@ def in_order(dataset: SequenceDataset | Dataset, limit: Limit) -> Iterator[Batch
 
 
 def order_of_data(lengths: Tensor, limit: Limit) -> list[list[int]]:
-    """Which sequences make each batch where none is shuffled.
-
-    Example:
-        >>> order_of_data(torch.tensor([3, 0, 1, 4, 2]), Limit(sequences=2))
-        [[0, 1], [2, 3], [4]]
-    """
+    """Which sequences make each batch where none is shuffled."""
     bounds = [*limit.cut(lengths.numpy()).tolist(), len(lengths)]
     return [list(range(first, end)) for first, end in pairwise(bounds) if first < end]
 

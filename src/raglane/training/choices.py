@@ -2,25 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "ALWAYS_PER_ELEMENT",
-    "CLASS_WEIGHTS",
-    "DEVICES",
-    "ENGINES",
-    "FORWARDS",
-    "INITIAL_STATES",
-    "LAYERS",
-    "LOGGERS",
-    "LOSSES",
-    "MISSING",
-    "NORMALISED_LAYERS",
-    "OPTIMIZERS",
-    "POOLINGS",
-    "SCHEDULES",
-    "TASKS",
-    "TOO_LONG",
-]
-
 TASKS = ("classify", "tag", "regress", "multilabel", "forecast", "language")
 # Those that have an answer for each element, whatever the data.
 ALWAYS_PER_ELEMENT = ("tag", "forecast", "language")

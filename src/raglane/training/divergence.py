@@ -9,21 +9,12 @@ from raglane.errors import DivergedError, argument, message
 from raglane.training.settings import Settings
 from raglane.training.state import TrainingState
 
-__all__ = ["check_losses", "diverged", "warning"]
-
 # A loss that grows to this many times its first value ends a run, or is worth a warning at its end.
 _LOST, _HIGH = 1000, 10
 
 
 def check_losses(row: Mapping[str, float], state: TrainingState, settings: Settings) -> None:
-    """Refuse to go on with a run whose loss is not finite, or has grown out of all proportion.
-
-    Example:
-        >>> check_losses({"train_loss": 700.0}, TrainingState(start_loss=2.3), Settings())
-        >>> check_losses({"train_loss": 7000.0}, TrainingState(start_loss=2.3), Settings(lr=1.0))
-        Traceback (most recent call last):
-        raglane.errors.DivergedError: lr: got 1, and a training loss of 7000 in epoch 1, which began at 2.3; ...
-    """
+    """Refuse to go on with a run whose loss is not finite, or has grown out of all proportion."""
     for key, name in (("train_loss", "training loss"), ("validation_loss", "validation loss")):
         if not math.isfinite(row.get(key, 0.0)):
             raise diverged(f"a {name} of {row[key]}", state, settings)
@@ -48,13 +39,7 @@ def diverged(what: str, state: TrainingState, settings: Settings, beside: str = 
 
 
 def warning(state: TrainingState) -> str | None:
-    """A warning for a run that has not run away, but has not come back to where it began either; else None.
-
-    Example:
-        >>> rows = [{"train_loss": 2.1}, {"train_loss": 45.0}]
-        >>> warning(TrainingState(epoch=2, best_epoch=1, best_loss=2.1, history=rows, start_loss=2.3))
-        'the training loss ends at 45 and began at 2.1: a smaller lr, or clip=1, may help'
-    """
+    """A warning for a run that has not run away, but has not come back to where it began either; else None."""
     last = state.history[-1]
     base = _base(state, last)
     if last["train_loss"] > max(_HIGH * base, 1.0):

@@ -25,8 +25,6 @@ from raglane.training.stored import finite
 from raglane.training.tasks import TASKS, Measured, Task, make_task
 from raglane.training.tasks.base import values_of
 
-__all__ = ["Evaluation", "Predictions", "evaluate", "pick_device", "predict"]
-
 # The bytes of a number of a forecast on its way: in tensors of 32 and of 64 bits, and in a list of Python's.
 _FORECAST = 48
 

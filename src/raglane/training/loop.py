@@ -32,8 +32,6 @@ from raglane.training.tasks import Task
 from raglane.training.tasks.base import values_of
 from raglane.training.unknown import RareTokens
 
-__all__ = ["run_epochs"]
-
 
 def _each_state(act: Callable[[Tensor], Tensor], states: Any) -> Any:
     """What becomes of each state of a layer, which has one or several; None of none."""
@@ -51,12 +49,7 @@ class _Counted(Protocol):
 
 
 class _Learner(nn.Module):
-    """A model that answers a batch with what is to become small: what ranks share is the gradient of that.
-
-    Args:
-        book: of the run.
-        rare: tokens that are hidden while the model learns, or None.
-    """
+    """A model that answers a batch with what is to become small: what ranks share is the gradient of that."""
 
     def __init__(self, book: Bookkeeper, rare: RareTokens | None) -> None:
         super().__init__()
@@ -105,14 +98,7 @@ class _Learner(nn.Module):
 
 
 class _Loop:
-    """Epochs of batches, on one device.
-
-    Args:
-        book: of the run: it knows the model, and is told of everything.
-        rare: tokens that are hidden while the model learns, or None.
-        device: where to train.
-        optimizer_state: of a run that goes on, or None.
-    """
+    """Epochs of batches, on one device."""
 
     def __init__(
         self, book: Bookkeeper, rare: RareTokens | None, device: torch.device, optimizer_state: dict[str, Any] | None

@@ -14,16 +14,9 @@ from raglane.training.inference import pick_device
 from raglane.training.model import ModelConfig
 from raglane.training.settings import Settings
 
-__all__ = ["check_machine", "check_size", "threads_of"]
-
 
 def check_machine(settings: Settings) -> torch.device:
-    """Refuse what would bring this machine down rather than use it; to be asked before any data is read.
-
-    Example:
-        >>> check_machine(Settings(device="cpu"))
-        device(type='cpu')
-    """
+    """Refuse what would bring this machine down rather than use it; to be asked before any data is read."""
     cores = os.cpu_count() or 1
     # Each rank is a process with all of PyTorch, which a processor is busy with; a cluster knows what it has.
     if settings.engine == "processes" and settings.ranks > max(4, cores):
@@ -42,12 +35,7 @@ def check_machine(settings: Settings) -> torch.device:
 
 
 def threads_of(settings: Settings) -> int | None:
-    """How many threads of the CPU a rank has; None where PyTorch chooses, which the only process leaves to it.
-
-    Example:
-        >>> threads_of(Settings(ranks=10**6)), threads_of(Settings(ranks=4, threads=3)), threads_of(Settings())
-        (1, 3, None)
-    """
+    """How many threads of the CPU a rank has; None where PyTorch chooses, which the only process leaves to it."""
     if settings.threads is not None or settings.ranks == 1:
         return settings.threads
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

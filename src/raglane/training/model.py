@@ -29,8 +29,6 @@ from raglane.training.settings import ModelSettings
 from raglane.training.stored import build
 from raglane.training.tasks import TASKS
 
-__all__ = ["END_TOKEN", "UNKNOWN_TOKEN", "ModelConfig", "SequenceModel", "answering"]
-
 # The places of the two special tokens of the vocabulary.
 UNKNOWN_TOKEN, END_TOKEN = 0, 1
 

@@ -10,8 +10,6 @@ from torch import optim
 from raglane.training.model import SequenceModel
 from raglane.training.settings import Settings
 
-__all__ = ["make_optimizer"]
-
 _KINDS = {"adam": optim.Adam, "adamw": optim.AdamW, "rmsprop": optim.RMSprop, "sgd": optim.SGD}
 # Methods that PyTorch keeps from torch.compile, which nobody calls here: to do so it imports all of torch._dynamo.
 _KEPT = ("add_param_group", "load_state_dict", "state_dict", "step")

@@ -18,8 +18,6 @@ from raglane.training.ranks.elsewhere import found as found_ranks
 from raglane.training.settings import Settings
 from raglane.training.tasks import fit, settle
 
-__all__ = ["plan_batches"]
-
 
 def plan_batches(settings: Settings, training: Records | Dataset, what: str = "batch_size") -> tuple[Settings, str]:
     """Choose how large a batch is, and whether batches are made of similar lengths, by measuring the layer here.

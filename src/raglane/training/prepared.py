@@ -25,23 +25,10 @@ from raglane.training.settings import Settings
 from raglane.training.tasks import Task, fit, make_task
 from raglane.training.unknown import RareTokens
 
-__all__ = ["Prepared", "prepare"]
-
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a run needs besides its settings and its folder.
-
-    Attributes:
-        model: with the weights that it begins with.
-        task: its loss and its metric.
-        training: the sequences to learn from.
-        order: of the batches.
-        validation: the sequences that decide which epoch is best, or None.
-        device: where to train.
-        files: gives the files of the model as it is.
-        rare: tokens that are read as unknown while the model learns, or None.
-    """
+    """What a run needs besides its settings and its folder."""
 
     model: SequenceModel
     task: Task

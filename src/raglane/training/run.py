@@ -41,15 +41,7 @@ __all__ = [
 
 
 def fingerprint(*parts: Records | Counted | None) -> str:
-    """A short text that differs for different sequences, labels or order.
-
-    Example:
-        >>> import numpy as np
-        >>> from raglane.data.records import Records, offsets_of
-        >>> words = Records(np.array(["a", "b"], dtype=object), offsets_of([2]))
-        >>> fingerprint(words) == fingerprint(words), fingerprint(words) == fingerprint(words, words)
-        (True, False)
-    """
+    """A short text that differs for different sequences, labels or order."""
     digest = hashlib.sha256()
     for records in parts:
         if records is None:

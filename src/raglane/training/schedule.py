@@ -7,20 +7,12 @@ import math
 from raglane.training.settings import Settings
 from raglane.training.state import TrainingState
 
-__all__ = ["rate_of"]
-
 # After so many epochs without a lower loss the rate of the schedule plateau is halved.
 _PATIENT = 2
 
 
 def rate_of(settings: Settings, state: TrainingState, batches: int) -> float:
-    """The learning rate of the next batch.
-
-    Example:
-        >>> settings = Settings(lr=0.4, schedule="cosine", epochs=4, warmup=2)
-        >>> [round(rate_of(settings, TrainingState(epoch=epoch), 1), 3) for epoch in range(4)]
-        [0.2, 0.4, 0.4, 0.2]
-    """
+    """The learning rate of the next batch."""
     done = state.epoch + state.batch / max(batches, 1)
     if done < settings.warmup:
         return settings.lr * (done + 1 / max(batches, 1)) / settings.warmup

@@ -30,8 +30,6 @@ from raglane.training.options import DATA, MODEL, RUN, TRAINING, Rule, check, op
 from raglane.training.own_cell import is_own
 from raglane.training.stored import build
 
-__all__ = ["ModelSettings", "Settings"]
-
 # Anything beyond is a typing mistake, and PyTorch's sizes end at 2**63 - 1.
 _LARGEST = 2**31 - 1
 # Weights have 32 bits, and PyTorch stops at a number that they cannot hold.

@@ -15,8 +15,6 @@ from raglane.training.checkpoint import check_format, read_tensors, to_safetenso
 from raglane.training.stored import build, read_json, reading, to_json
 from raglane.training.tasks import Score
 
-__all__ = ["Totals", "TrainingState", "check_optimizer", "load_progress", "load_state", "state_files"]
-
 FORMAT = "raglane-training"
 FORMAT_VERSION = 1
 NUMBERS, TENSORS = "training.json", "training.safetensors"
@@ -27,20 +25,6 @@ class Totals:
     """Sums over the batches of an epoch.
 
     They are kept as float64 tensors where the model is, so that a GPU is not waited for at each batch.
-
-    Args:
-        loss: the sum of the losses.
-        metric: the sum of what the metric averages.
-        baseline: the same for the baseline.
-        count: how many were summed.
-        elements: input elements that were run.
-        seconds: time spent on them.
-
-    Example:
-        >>> totals = Totals()
-        >>> totals.add(Score(torch.tensor(3.0), torch.tensor(1), torch.tensor(2), torch.tensor(0.0)), elements=7)
-        >>> totals.mean_loss, totals.mean_metric, totals.elements
-        (1.5, 0.5, 7)
     """
 
     loss: Tensor | float = 0.0
@@ -92,32 +76,19 @@ class Totals:
 
 @dataclass
 class TrainingState:
-    """The numbers of a run that change while it runs.
+    """The numbers of a run that change while it runs."""
 
-    Args:
-        epoch: epochs that are complete.
-        batch: batches of the next epoch that are done, when it was stopped within one.
-        order: the state of the batches then, as :class:`~raglane.data.Batches` has it; empty between epochs.
-        totals: the sums over those batches.
-        best_epoch: the epoch (from 1) of the best model; 0 before the first.
-        best_loss: its validation loss; of no meaning before the first.
-        waited: epochs since then.
-        history: one row per complete epoch.
-        start_loss: the training loss of the first batch that has targets, before the first step; None before it.
-
-    Example:
-        >>> TrainingState(epoch=2).epoch
-        2
-    """
-
+    # Complete epochs, and batches of the next one that are done, with the state of the batch sampler and the sums there.
     epoch: int = 0
     batch: int = 0
     order: dict[str, int] = field(default_factory=dict)
     totals: Totals = field(default_factory=Totals)
+    # The epoch (from 1) of the best model, 0 before the first; and epochs since then.
     best_epoch: int = 0
     best_loss: float = 0.0
     waited: int = 0
     history: list[dict[str, float]] = field(default_factory=list)
+    # Of the first batch that has targets, before the first step.
     start_loss: float | None = None
 
 

@@ -6,8 +6,6 @@ import signal
 import threading
 from typing import Any
 
-__all__ = ["Stops"]
-
 
 class Stops:
     """The first Ctrl-C or SIGTERM asks the run to stop at the next batch; a second one stops it at once."""

@@ -14,18 +14,10 @@ from raglane.data.stored_dataset import Dataset
 from raglane.training.batches import Batch
 from raglane.training.settings import Settings
 
-__all__ = ["RareTokens"]
-
 
 @dataclass
 class RareTokens:
-    """The tokens and categories that occur once in training.
-
-    Args:
-        rare: for each column of them ``(V,)`` bool, where each word of its vocabulary is one.
-        rate: the share of them that is hidden in a batch.
-        in_targets: whether they are also told as unknown, as a language model does.
-    """
+    """The tokens and categories that occur once in training."""
 
     rare: list[Tensor]
     rate: float

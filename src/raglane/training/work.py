@@ -27,8 +27,6 @@ from raglane.training.state import TrainingState, check_optimizer, load_state
 from raglane.training.stops import Stops
 from raglane.training.stored import reading
 
-__all__ = ["TrainingResult", "Work", "perform"]
-
 
 @dataclass(frozen=True)
 class TrainingResult:
@@ -60,18 +58,7 @@ class TrainingResult:
 
 @dataclass(frozen=True)
 class Work:
-    """A training that is checked and settled.
-
-    Args:
-        description: settings, and what run.json says besides.
-        training: the sequences to train on.
-        validation: the sequences that decide which epoch is best, or None.
-        test: sequences that are only checked, or None.
-        columns: which columns of a file hold what, kept with the model.
-        folder: of the run, which is locked; None keeps the best model in memory.
-        resume: whether it goes on from ``folder/last``.
-        files: further files of its folder, by their names; written before the first step.
-    """
+    """A training that is checked and settled."""
 
     description: RunDescription
     training: Records | Dataset

@@ -16,21 +16,13 @@ from raglane.training.bookkeeper import Watcher
 from raglane.training.ranks.group import Ranks, lost
 from raglane.training.work import TrainingResult, Work, perform
 
-__all__ = ["follow", "found", "lead"]
-
 _NUMBERS = {"rank": "RANK", "count": "WORLD_SIZE", "local": "LOCAL_RANK"}
 # Where they meet.
 _MEET = ("MASTER_ADDR", "MASTER_PORT")
 
 
 def found(environment: Mapping[str, str] = os.environ) -> Ranks | None:
-    """The ranks that this process is one of, as its environment says; None where it says of no others.
-
-    Example:
-        >>> ranks = found({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"})
-        >>> (ranks.rank, ranks.count, ranks.local), found({})
-        ((3, 4, 1), None)
-    """
+    """The ranks that this process is one of, as its environment says; None where it says of no others."""
     if any(name not in environment for name in (*_NUMBERS.values(), *_MEET)):
         return None
     numbers = {}

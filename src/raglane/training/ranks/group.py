@@ -18,8 +18,6 @@ from raglane.training.folder import LAST
 from raglane.training.stops import Stops
 from raglane.training.tasks.base import Score
 
-__all__ = ["ALONE", "Ranks", "Stop", "lost", "lost_worker"]
-
 # How long a rank waits for the others: one may read data or write a checkpoint meanwhile.
 _PATIENCE = timedelta(hours=2)
 
@@ -28,18 +26,7 @@ _LOST = re.compile(r"gloo|nccl|peer|tcpstore|connection|timed out", re.IGNORECAS
 
 
 class Ranks:
-    """The processes that train together. With one alone, sums are what they are of.
-
-    Args:
-        rank: which of them this is, from 0.
-        count: how many there are.
-        local: the number of this process among those of its machine: which GPU it takes.
-        is_keeper: asked where another rank has gone: whether this one is to save what was done until then.
-
-    Example:
-        >>> ALONE.rank, ALONE.count, ALONE.sums(torch.tensor(2.0), torch.tensor(3))
-        (0, 1, [tensor(2., dtype=torch.float64), tensor(3., dtype=torch.float64)])
-    """
+    """The processes that train together. With one alone, sums are what they are of."""
 
     def __init__(
         self, rank: int = 0, count: int = 1, local: int = 0, is_keeper: Callable[[], bool] | None = None
@@ -130,14 +117,7 @@ class Ranks:
         return found[0]
 
     def is_lost(self, error: BaseException) -> bool:
-        """Whether an error says that another rank has gone.
-
-        Example:
-            >>> ALONE.is_lost(RuntimeError("Connection closed by peer"))
-            False
-            >>> Ranks(0, 2).is_lost(RuntimeError("gloo/transport/tcp/pair.cc: Connection closed by peer"))
-            True
-        """
+        """Whether an error says that another rank has gone."""
         is_torchs = isinstance(error, RuntimeError) and not isinstance(error, RaglaneError)
         return self.count > 1 and is_torchs and _LOST.search(str(error)) is not None
 
@@ -147,12 +127,7 @@ class Ranks:
 
 
 def lost(what: str, folder: Path | None) -> LostRankError:
-    """The error of a training of which a rank has gone.
-
-    Example:
-        >>> str(lost("rank 1, killed by SIGKILL", None))[:58]
-        'ranks: got rank 1, killed by SIGKILL; the rule: all of the'
-    """
+    """The error of a training of which a rank has gone."""
     goes_on = _how_to_go_on(folder)
     fix = "train again" if goes_on is None else f"{goes_on}, with as many ranks as you like"
     return LostRankError(message("ranks", what, "all of them live until the end", fix))
@@ -173,12 +148,7 @@ def _how_to_go_on(folder: Path | None) -> str | None:
 
 
 class Stop:
-    """Whether any rank was asked to stop: they agree on it while a batch is computed, and wait for nobody.
-
-    Args:
-        ranks: that have to agree.
-        stops: the signals that this one gets.
-    """
+    """Whether any rank was asked to stop: they agree on it while a batch is computed, and wait for nobody."""
 
     def __init__(self, ranks: Ranks, stops: Stops) -> None:
         self._ranks, self._stops = ranks, stops

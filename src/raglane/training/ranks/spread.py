@@ -8,8 +8,6 @@ from raglane.training.bookkeeper import Watcher
 from raglane.training.ranks.elsewhere import found, lead
 from raglane.training.work import TrainingResult, Work, perform
 
-__all__ = ["spread"]
-
 
 def spread(work: Work, watcher: Watcher | None = None) -> TrainingResult:
     """Do a training in this process, or in as many as its settings say."""

@@ -35,15 +35,7 @@ TASKS: dict[str, type[Task]] = {
 
 
 def settle(settings: Settings, training: Records | Dataset) -> tuple[Settings, str | None]:
-    """Settings with the loss that suits the data where none is chosen, and a line that says so.
-
-    Example:
-        >>> import numpy as np
-        >>> from raglane.data.records import offsets_of
-        >>> roll = Records(np.array([[0.0], [1.0]], np.float32), offsets_of([2]), channels=("x0",))
-        >>> settle(Settings("forecast"), roll)[0].loss
-        'bce'
-    """
+    """Settings with the loss that suits the data where none is chosen, and a line that says so."""
     if settings.task != "forecast" or settings.loss is not None or not _is_binary(training):
         return settings, None
     why = f"every channel is 0 or 1; for errors of numbers: {argument('loss', 'mse')}"
@@ -67,10 +59,5 @@ def fit(training: Records | Dataset, settings: Settings) -> Preprocessor:
 
 
 def make_task(preprocessor: Preprocessor, settings: ModelSettings) -> Task:
-    """The task of a model.
-
-    Example:
-        >>> make_task(Preprocessor("classify", labels=("no", "yes")), ModelSettings("classify")).metric
-        'accuracy'
-    """
+    """The task of a model."""
     return TASKS[settings.task](preprocessor, settings)

@@ -16,19 +16,9 @@ from raglane.training.batches import Batch
 from raglane.training.metrics import accuracy, confusion_matrix, macro_f1
 from raglane.training.tasks.base import Measured, Score, Task, targets_of, values_of
 
-__all__ = ["Classify"]
-
 
 class Classify(Task):
-    """Cross-entropy and accuracy.
-
-    Example:
-        >>> from raglane.training.settings import ModelSettings
-        >>> task = Classify(Preprocessor("classify", labels=("a", "b")), ModelSettings("classify"))
-        >>> batch = Batch(Ragged([torch.ones(2, 1)]), torch.tensor([1]), torch.tensor([0]))
-        >>> float(task.score(torch.tensor([[0.0, 2.0]]), batch).metric)
-        1.0
-    """
+    """Cross-entropy and accuracy."""
 
     metric = "accuracy"
     options: ClassVar[tuple[str, ...]] = ("probabilities", "top")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from raglane.training.tasks.classify import Classify
 
-__all__ = ["Tag"]
-
 
 class Tag(Classify):
     """As :class:`~raglane.training.tasks.classify.Classify`, with an answer for each element."""
