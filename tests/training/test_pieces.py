@@ -18,8 +18,6 @@ from raglane.errors import ArgumentError, DivergedError
 from raglane.ragged import Ragged
 from raglane.runs.progress import epoch_line
 from raglane.runs.sources import ColumnNames, Source, chosen_columns, renamed
-from raglane.training.activity import activity
-from raglane.training.auto import left_to_plan
 from raglane.training.batches import (
     Batch,
     ChunkedBatches,
@@ -30,24 +28,19 @@ from raglane.training.batches import (
     training_order,
 )
 from raglane.training.checkpoint import describe
-from raglane.training.divergence import check_losses, warning
 from raglane.training.embedding import Mixed
-from raglane.training.history import curves_csv
 from raglane.training.identity import identity
 from raglane.training.machine import check_machine, threads_of
-from raglane.training.metrics import accuracy, confusion_matrix, f1_scores, macro_f1
-from raglane.training.model import ModelConfig, SequenceModel
+from raglane.training.model import ModelConfig, SequenceModel, activity
 from raglane.training.options import RUN, Rule, check, flag_of, option, options
 from raglane.training.own_cell import is_own, label_of
-from raglane.training.ranks.elsewhere import found
-from raglane.training.ranks.group import ALONE, Ranks, lost
+from raglane.training.ranks.group import ALONE, Ranks, lost, ranks_of
 from raglane.training.run import fingerprint
-from raglane.training.schedule import rate_of
-from raglane.training.settings import ModelSettings, Settings
-from raglane.training.state import Totals, TrainingState
+from raglane.training.settings import ModelSettings, Settings, left_to_plan
+from raglane.training.state import Totals, TrainingState, check_losses, curves_csv, rate_of, warning
 from raglane.training.stored import build, checked, finite, parse_json, rule_of, to_json
 from raglane.training.tasks import Score, make_task, settle
-from raglane.training.tasks.classify import Classify
+from raglane.training.tasks.classify import Classify, accuracy, confusion_matrix, f1_scores, macro_f1
 from raglane.training.tasks.forecast import Forecast
 from raglane.training.tasks.language import Language
 from raglane.training.tasks.multilabel import MultiLabel, best_thresholds
@@ -192,10 +185,10 @@ def test_the_machine_gives_a_device_and_threads() -> None:
 
 
 def test_ranks_of_an_environment() -> None:
-    ranks = found({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"})
+    ranks = ranks_of({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"})
     assert ranks is not None
     assert (ranks.rank, ranks.count, ranks.local) == (3, 4, 1)
-    assert found({}) is None
+    assert ranks_of({}) is None
 
 
 def test_one_rank_sums_by_itself_and_is_never_lost() -> None:

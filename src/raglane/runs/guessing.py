@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from raglane.errors import DataError
-from raglane.training.choices import LOSSES
+from raglane.training.settings import LOSSES
 
 if TYPE_CHECKING:
     from raglane.data.records import Records

@@ -101,7 +101,7 @@ def _divide_stored(
 
 def planned(settings: Settings, training: Records | Dataset, what: str = "batch_size") -> tuple[Settings, str]:
     """The settings with the batches that the planner advises, and a line on why."""
-    from raglane.training.planned import plan_batches
+    from raglane.training.machine import plan_batches
 
     settings, why = plan_batches(settings, training, what)
     kind = "of similar lengths" if settings.bucket else "in random order"

@@ -17,15 +17,11 @@ from raglane.data.order import Batches
 from raglane.data.order.permutation import key_of
 from raglane.errors import DataError, message
 from raglane.training.batches import Batch
-from raglane.training.divergence import check_losses, diverged
 from raglane.training.folder import BEST, CURVES, LAST, drop_replaced
-from raglane.training.history import curves_csv
 from raglane.training.model import SequenceModel
-from raglane.training.ranks.group import ALONE, Ranks, Stop
-from raglane.training.schedule import rate_of
+from raglane.training.ranks.group import ALONE, Ranks, Stop, Stops
 from raglane.training.settings import Settings
-from raglane.training.state import Totals, TrainingState, state_files
-from raglane.training.stops import Stops
+from raglane.training.state import Totals, TrainingState, check_losses, curves_csv, diverged, rate_of, state_files
 from raglane.training.tasks import Score, Task
 
 # Seconds after which a checkpoint is written within an epoch.

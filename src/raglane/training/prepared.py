@@ -16,14 +16,13 @@ from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
 from raglane.data.stored_dataset import Dataset
 from raglane.errors import ArgumentError, DataError, argument, message, quote
-from raglane.training.batches import chunked_order, training_order
+from raglane.training.batches import RareTokens, chunked_order, training_order
 from raglane.training.checkpoint import model_files
 from raglane.training.machine import check_machine, check_size
 from raglane.training.model import ModelConfig, SequenceModel
 from raglane.training.ranks.group import ALONE, Ranks
 from raglane.training.settings import Settings
 from raglane.training.tasks import Task, fit, make_task
-from raglane.training.unknown import RareTokens
 
 
 @dataclass(frozen=True)

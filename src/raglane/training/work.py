@@ -17,14 +17,12 @@ from raglane.training.bookkeeper import Interrupted, Watcher
 from raglane.training.checkpoint import load_weights
 from raglane.training.description import RunDescription
 from raglane.training.folder import BEST, CURVES, LAST
-from raglane.training.history import curves_csv
-from raglane.training.optimizers import make_optimizer
+from raglane.training.loop import make_optimizer
 from raglane.training.own_cell import named_code, take_code
 from raglane.training.prepared import Prepared, prepare
-from raglane.training.ranks.group import ALONE, Ranks
+from raglane.training.ranks.group import ALONE, Ranks, Stops
 from raglane.training.settings import Settings
-from raglane.training.state import TrainingState, check_optimizer, load_state
-from raglane.training.stops import Stops
+from raglane.training.state import TrainingState, check_optimizer, curves_csv, load_state
 from raglane.training.stored import reading
 
 

@@ -16,10 +16,9 @@ from typing import Any
 import torch
 
 from raglane.errors import LostRankError, RaglaneError, flags
-from raglane.training.ranks.group import Ranks
+from raglane.training.ranks.group import Ranks, Stops
 from raglane.training.ranks.launch import Place
 from raglane.training.state import Totals, TrainingState
-from raglane.training.stops import Stops
 from raglane.training.work import perform
 
 # Seconds between two reports of batches.

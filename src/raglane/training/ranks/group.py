@@ -1,9 +1,12 @@
-"""What the ranks of a training share: which of them this process is, and sums over all of them."""
+"""The ranks of a training: which of them this process is, sums over all of them, and signals that all obey."""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -13,13 +16,42 @@ import torch
 from torch import Tensor
 
 from raglane._utils.files import whole_folder
-from raglane.errors import ArgumentError, LostRankError, RaglaneError, argument, count_of, message
+from raglane.errors import ArgumentError, LostRankError, RaglaneError, argument, count_of, message, quote
 from raglane.training.folder import LAST
-from raglane.training.stops import Stops
 from raglane.training.tasks.base import Score
+
+
+class Stops:
+    """The first Ctrl-C or SIGTERM asks the run to stop at the next batch; a second one stops it at once."""
+
+    def __init__(self) -> None:
+        self.asked: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def listen(self) -> None:
+        """Take the two signals; in a thread that is not the main one, which gets none, do nothing."""
+        if threading.current_thread() is not threading.main_thread() or self.asked is not None:
+            return
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before.setdefault(number, signal.getsignal(number))
+            signal.signal(number, self._ask)
+
+    def _ask(self, number: int, frame: Any) -> None:  # noqa: ARG002
+        self.asked = number
+        signal.signal(number, self._before[number])
+
+    def close(self) -> None:
+        """Give the signals back."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
 
 # How long a rank waits for the others: one may read data or write a checkpoint meanwhile.
 _PATIENCE = timedelta(hours=2)
+
+_NUMBERS = {"rank": "RANK", "count": "WORLD_SIZE", "local": "LOCAL_RANK"}
+# Where they meet.
+_MEET = ("MASTER_ADDR", "MASTER_PORT")
 
 # What PyTorch says in a RuntimeError where another rank has gone.
 _LOST = re.compile(r"gloo|nccl|peer|tcpstore|connection|timed out", re.IGNORECASE)
@@ -175,3 +207,17 @@ class Stop:
 
 ALONE = Ranks()
 """A training in one process."""
+
+
+def ranks_of(environment: Mapping[str, str] = os.environ) -> Ranks | None:
+    """The ranks that this process is one of, as its environment says; None where it says of no others."""
+    if any(name not in environment for name in (*_NUMBERS.values(), *_MEET)):
+        return None
+    numbers = {}
+    for name, variable in _NUMBERS.items():
+        text = environment[variable]
+        if not text.isdecimal():
+            fix = "start the command with torchrun, or unset it"
+            raise ArgumentError(message(variable, quote(text), "a whole number from 0", fix))
+        numbers[name] = int(text)
+    return Ranks(numbers["rank"], numbers["count"], numbers["local"]) if numbers["count"] > 1 else None

@@ -23,8 +23,7 @@ from typing import Any, Protocol
 from raglane.errors import LostRankError, RaglaneError, current_flags
 from raglane.training.bookkeeper import Watcher
 from raglane.training.machine import threads_of
-from raglane.training.ranks.group import lost, lost_worker
-from raglane.training.stops import Stops
+from raglane.training.ranks.group import Stops, lost, lost_worker
 from raglane.training.work import TrainingResult, Work
 
 # Seconds: between two looks at the processes; from an error until it is known whether a process has died; and until

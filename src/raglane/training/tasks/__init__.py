@@ -14,12 +14,11 @@ from raglane.data.stored_dataset import Dataset
 from raglane.errors import argument
 from raglane.training.settings import ModelSettings, Settings
 from raglane.training.tasks.base import Measured, Meter, Score, Task
-from raglane.training.tasks.classify import Classify
+from raglane.training.tasks.classify import Classify, Tag
 from raglane.training.tasks.forecast import Forecast
 from raglane.training.tasks.language import Language
 from raglane.training.tasks.multilabel import MultiLabel
 from raglane.training.tasks.regress import Regress
-from raglane.training.tasks.tag import Tag
 
 __all__ = ["TASKS", "Measured", "Meter", "Score", "Task", "fit", "make_task", "settle"]
 
@@ -31,7 +30,7 @@ TASKS: dict[str, type[Task]] = {
     "forecast": Forecast,
     "language": Language,
 }
-"""The tasks by name, as :data:`raglane.training.choices.TASKS` lists them."""
+"""The tasks by name, as :data:`raglane.training.settings.TASKS` lists them."""
 
 
 def settle(settings: Settings, training: Records | Dataset) -> tuple[Settings, str | None]:
