@@ -10,8 +10,8 @@ import typer
 from raglane.cli import console, options
 from raglane.cli.evaluate import tell_empty, tell_skipped
 from raglane.errors import ArgumentError, message, quote
-from raglane.training.choices import ENGINES
 from raglane.training.options import RUN
+from raglane.training.settings import ENGINES
 
 __all__ = ["predict"]
 

@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 
 from raglane.errors import ArgumentError, message, nearest, quote
 from raglane.runs.configuration import Entry, entry_in_toml, key_of
-from raglane.training.choices import FORWARDS
+from raglane.training.settings import FORWARDS
 from raglane.training.options import check, options
 from raglane.training.settings import Settings
 from raglane.training.stored import checked, rule_of
