@@ -13,9 +13,6 @@ from raglane.errors import ArgumentError, message, quote
 from raglane.training.choices import ENGINES
 from raglane.training.options import RUN
 
-__all__ = ["predict"]
-
-
 _EscapeFormulas = Annotated[
     bool,
     typer.Option(

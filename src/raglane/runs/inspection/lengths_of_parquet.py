@@ -22,7 +22,6 @@ from raglane.data.targets import TASKS
 from raglane.errors import require
 from raglane.runs.inspection.contents import Contents, Feature, contents_of, data_name, labels_of
 
-__all__ = ["read"]
 
 # Bytes of a batch of rows, and rows of it at most.
 _BYTES, _ROWS = 1 << 26, 1 << 16
