@@ -13,9 +13,6 @@ from raglane.errors import ArgumentError, message, quote
 from raglane.training.options import RUN
 from raglane.training.settings import ENGINES
 
-__all__ = ["predict"]
-
-
 _EscapeFormulas = Annotated[
     bool,
     typer.Option(
