@@ -28,12 +28,7 @@ T = TypeVar("T")
 
 
 class _Mark(Enum):
-    """What no key of a dict can be, not even None.
-
-    Attributes:
-        EACH: stands in a path where ``each`` was written; any other step is a name, a key or an index.
-        NOWHERE: the key that a step means where there is none.
-    """
+    """What no key of a dict can be, not even None."""
 
     EACH = "each"
     NOWHERE = "nowhere"
@@ -230,13 +225,7 @@ def _written(root: Any, steps: tuple[Any, ...]) -> str:
 
 
 class _Opened(ABC):
-    """A value that has parts.
-
-    Attributes:
-        value: the value.
-        names: what a step may be called, for messages.
-        keys: of the parts that ``each`` goes to; None where it stays at the value.
-    """
+    """A value that has parts."""
 
     def __init__(self, value: Any, names: Sequence[Any], keys: Sequence[Any] | None) -> None:
         self.value = value

@@ -22,12 +22,7 @@ _LARGEST = 1 << 24
 
 
 def folder(kind: str) -> Path:
-    """Where files of a kind lie: in ``RAGLANE_CACHE``, or else in ``raglane`` in the user's folder of caches.
-
-    Example:
-        >>> folder("plans").name
-        'plans'
-    """
+    """Where files of a kind lie: in ``RAGLANE_CACHE``, or else in ``raglane`` in the user's folder of caches."""
     chosen = os.environ.get("RAGLANE_CACHE")
     if chosen:
         return Path(chosen) / kind

@@ -48,12 +48,7 @@ _CAST_BY_AUTOCAST = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_tensor(name: str, given: Any, least: int = 0, fix: str = "pass a torch.Tensor") -> Tensor:
-    """A dense tensor as it is.
-
-    Example:
-        >>> check_tensor("values", torch.ones(2), least=1)
-        tensor([1., 1.])
-    """
+    """A dense tensor as it is."""
     if not isinstance(given, Tensor):
         raise ArgumentTypeError(message(name, f"a {type(given).__name__}", "a tensor", fix))
     if given.is_nested or given.layout is not torch.strided or given.is_quantized:
@@ -66,11 +61,7 @@ def check_tensor(name: str, given: Any, least: int = 0, fix: str = "pass a torch
 
 
 def check_dense(name: str, given: Tensor) -> None:
-    """Refuse a sparse tensor.
-
-    Example:
-        >>> check_dense("input", torch.zeros(2))
-    """
+    """Refuse a sparse tensor."""
     if given.layout is not torch.strided:
         raise ShapeError(message(name, f"a tensor of layout {given.layout}", "dense tensors", "call .to_dense() on it"))
 
@@ -79,9 +70,6 @@ def check_fits(name: str, given: Tensor, other: Tensor) -> None:
     """Refuse a tensor of another dtype, device or layout than what it meets.
 
     Autocast converts float32, bfloat16 and float16 into each other by itself, and nothing else.
-
-    Example:
-        >>> check_fits("input", torch.zeros(2), torch.zeros(3))
     """
     check_dense(name, given)
     if given.device != other.device:
@@ -99,11 +87,7 @@ def check_fits(name: str, given: Tensor, other: Tensor) -> None:
 
 
 def check_like(name: str, given: Any, shape: tuple[int, ...], like: Tensor) -> None:
-    """Refuse what a kernel cannot compute with.
-
-    Example:
-        >>> check_like("weight_hh_l0", torch.zeros(4, 2), (4, 2), torch.zeros(1))
-    """
+    """Refuse what a kernel cannot compute with."""
     if not isinstance(given, Tensor):
         raise ArgumentTypeError(message(name, f"a {type(given).__name__}", f"a tensor {shape}", "set it to one"))
     check_dense(name, given)
@@ -121,16 +105,7 @@ def check_like(name: str, given: Any, shape: tuple[int, ...], like: Tensor) -> N
 
 
 def check_storage(name: str, given: Tensor) -> None:
-    """Refuse a tensor whose storage was made smaller than what the tensor shows of it.
-
-    Example:
-        >>> freed = torch.zeros(3)
-        >>> _ = freed.untyped_storage().resize_(0)
-        >>> check_storage("input", freed)
-        Traceback (most recent call last):
-        ...
-        raglane.errors.ShapeError: input: got a storage of 0 bytes; ...
-    """
+    """Refuse a tensor whose storage was made smaller than what the tensor shows of it."""
     if records_operators() or given.numel() == 0:
         return
     try:
@@ -153,46 +128,27 @@ def check_storage(name: str, given: Tensor) -> None:
 
 
 def check_kind(name: str, given: Any, kind: Any, rule: str, fix: str) -> None:
-    """Refuse what is not an instance of a class.
-
-    Example:
-        >>> check_kind("ids", ("a",), (tuple, list), "a tuple or a list", "convert it")
-    """
+    """Refuse what is not an instance of a class."""
     if not isinstance(given, kind):
         raise ArgumentTypeError(message(name, quote(given), rule, fix))
 
 
 def check_flag(name: str, given: Any, error: type[RaglaneError] = ArgumentTypeError) -> bool:
-    """A yes or no as a bool.
-
-    Example:
-        >>> check_flag("batch_first", True)
-        True
-    """
+    """A yes or no as a bool."""
     if not isinstance(given, (bool, np.bool_)):
         raise error(message(name, quote(given), "True or False", "choose one of them"))
     return bool(given)
 
 
 def check_choice(name: str, given: Any, choices: Sequence[str], fix: str = "pass one of these") -> str:
-    """One of several names as it is.
-
-    Example:
-        >>> check_choice("task", "tag", ("classify", "tag"))
-        'tag'
-    """
+    """One of several names as it is."""
     if not isinstance(given, str) or given not in choices:
         raise ArgumentError(message(name, quote(given), f"one of {', '.join(choices)}", fix))
     return given
 
 
 def check_real(name: str, given: Any, rule: str, holds: Callable[[float], bool], fix: str) -> float:
-    """A real number as a float.
-
-    Example:
-        >>> check_real("fraction", 0.1, "above 0", lambda number: number > 0, "pass 0.1")
-        0.1
-    """
+    """A real number as a float."""
     if isinstance(given, bool) or not isinstance(given, Real):
         raise ArgumentTypeError(message(name, quote(given), rule, fix))
     if not _fits(float, given) or not holds(float(given)):
@@ -201,12 +157,7 @@ def check_real(name: str, given: Any, rule: str, holds: Callable[[float], bool],
 
 
 def check_whole(name: str, given: Any, least: int | None = None, fix: str = "check where it comes from") -> int:
-    """A whole number as an int.
-
-    Example:
-        >>> check_whole("total", 3, 0)
-        3
-    """
+    """A whole number as an int."""
     whole: int | None = None
     is_bool = isinstance(given, bool) or (isinstance(given, Tensor) and given.dtype is torch.bool)
     if not is_bool and not isinstance(given, np.ndarray):
@@ -223,17 +174,7 @@ def check_whole(name: str, given: Any, least: int | None = None, fix: str = "che
 
 
 def check_value(name: str, given: Any, dtype: torch.dtype) -> Any:
-    """A number that a dtype can hold, as torch takes it; another would be cut off, wrapped around or refused.
-
-    Example:
-        >>> check_value("empty", -1, torch.int64)
-        -1
-        >>> check_value("empty", 0.5, torch.int64)
-        Traceback (most recent call last):
-        ...
-        raglane.errors.ArgumentTypeError: empty: got 0.5; the rule: a value of torch.int64. Fix: pass an integer, or \
-convert the batch.
-    """
+    """A number that a dtype can hold, as torch takes it; another would be cut off, wrapped around or refused."""
     if isinstance(given, Tensor) and given.numel() == 1 and given.is_cpu and not given.is_quantized:
         given = given.item()
     kind: Callable[[Any], Any] = complex if dtype.is_complex else float if dtype.is_floating_point else int
@@ -257,12 +198,7 @@ def _fits(kind: Callable[[Any], Any], given: Any) -> bool:
 
 
 def read_index(index: Any, count: int) -> Tensor:
-    """Which of several sequences are chosen.
-
-    Example:
-        >>> read_index([2, -1], 3), read_index([True, False, True], 3)
-        (tensor([2, 2]), tensor([0, 2]))
-    """
+    """Which of several sequences are chosen."""
     rule, fix = "integer or bool numbers", "pass a list of integers, or a tensor: index.long(), or a mask"
     try:
         # Numbers that the caller wrote down stay on the host, whatever torch's default device is.

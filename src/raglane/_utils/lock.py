@@ -35,14 +35,7 @@ _HELD: dict[str, int] = {}
 
 @contextmanager
 def locked(folder: Path, given_as: str = "folder") -> Iterator[None]:
-    """Lock a folder; a thread that already holds the lock may take it again.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as place, locked(Path(place, "run")):
-        ...     sorted(path.name for path in Path(place, "run").iterdir())
-        ['.lock']
-    """
+    """Lock a folder; a thread that already holds the lock may take it again."""
     key, thread = os.path.realpath(folder), threading.get_ident()
     if _HELD.get(key) == thread:
         yield

@@ -122,11 +122,7 @@ def _compile(program: Any, made: Path) -> None:
 
 
 class _Loops(Scans):
-    """Layers by the kernels' operator, where it is there and has the cell; others by ``scan``.
-
-    Args:
-        has_kernels: whether torch knows the operator.
-    """
+    """Layers by the kernels' operator, where it is there and has the cell; others by ``scan``."""
 
     def __init__(self, has_kernels: bool) -> None:
         self.layers = self.loops = 0

@@ -25,12 +25,7 @@ __all__ = [
 
 
 def check_number(name: str, value: Any, rule: str, holds: Callable[[float], bool]) -> Any:
-    """A number as it is.
-
-    Example:
-        >>> check_number("delta", 0.5, "above 0", lambda number: number > 0)
-        0.5
-    """
+    """A number as it is."""
     # NumPy's numbers are such numbers too, which is what sizes and shares often come from.
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not _holds(holds, value):
         raise ArgumentError(message(name, quote(value), rule, "pass such a number"))
@@ -46,24 +41,14 @@ def _holds(rule: Callable[[float], bool], value: Any) -> bool:
 
 
 def check_clip(clip: float | None) -> float | None:
-    """A cell's ``clip`` as it is.
-
-    Example:
-        >>> check_clip(3.0)
-        3.0
-    """
+    """A cell's ``clip`` as it is."""
     if clip is not None:
         check_number("clip", clip, "a finite number above 0", lambda number: 0 < number < math.inf)
     return clip
 
 
 def check_count(name: str, value: Any) -> int:
-    """A size as it is.
-
-    Example:
-        >>> check_count("hidden_size", 3)
-        3
-    """
+    """A size as it is."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
         raise ArgumentError(message(name, quote(value), "a whole number of at least 1", "pass 1 or more"))
     if int(value) >= 2**31:
@@ -72,31 +57,17 @@ def check_count(name: str, value: Any) -> int:
 
 
 def check_every(steps: Any) -> int | None:
-    """A layer's ``checkpoint_every`` as it is.
-
-    Example:
-        >>> check_every(32)
-        32
-    """
+    """A layer's ``checkpoint_every`` as it is."""
     return None if steps is None else check_count("checkpoint_every", steps)
 
 
 def check_dropout(dropout: Any) -> float:
-    """A dropout between layers as it is.
-
-    Example:
-        >>> check_dropout(0.5)
-        0.5
-    """
+    """A dropout between layers as it is."""
     return float(check_number("dropout", dropout, "a probability from 0 to 1", lambda share: 0 <= share <= 1))
 
 
 def check_dtype(dtype: Any) -> None:
-    """Refuse a dtype that parameters cannot have.
-
-    Example:
-        >>> check_dtype(torch.float64)
-    """
+    """Refuse a dtype that parameters cannot have."""
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         rule = "a floating-point dtype, or None for torch's default"
         raise ArgumentError(message("dtype", quote(dtype), rule, "pass torch.float32, say"))
@@ -111,11 +82,7 @@ def check_model(model: Any) -> None:
 
 
 def check_signature(name: str, function: Callable[..., Any], rule: str, *args: Any, **kwargs: Any) -> None:
-    """Refuse a function of the caller's that does not take what it will be called with.
-
-    Example:
-        >>> check_signature("cell", lambda size: size, "one that takes a size", 3)
-    """
+    """Refuse a function of the caller's that does not take what it will be called with."""
     try:
         signature = inspect.signature(function)
     except ValueError:

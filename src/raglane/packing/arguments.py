@@ -47,12 +47,7 @@ _MAKE_A_PACK = "make one with pack_sequence or pack_padded_sequence"
 
 
 def read_padded(padded: Tensor, argument: str, batch_first: bool) -> tuple[int, int]:
-    """Check a padded batch.
-
-    Example:
-        >>> read_padded(torch.zeros(3, 2), "input", batch_first=False)
-        (2, 3)
-    """
+    """Check a padded batch."""
     if not isinstance(padded, Tensor):
         raise KindError(
             message(
@@ -80,20 +75,7 @@ def read_padded(padded: Tensor, argument: str, batch_first: bool) -> tuple[int, 
 
 @index_arithmetic
 def read_padded_lengths(lengths: Any, count: int, batch_first: bool) -> IntArray | Tensor:
-    """Check everything about lengths but their values, without waiting for a device.
-
-    Args:
-        lengths: what the caller gave.
-        count: the number of sequences.
-        batch_first: how the caller said to read the padded batch; for the message.
-
-    Returns:
-        ``(count,)`` int64: a tensor where the lengths are on a device, a NumPy array otherwise.
-
-    Example:
-        >>> read_padded_lengths([3, 2], 2, batch_first=False)
-        array([3, 2])
-    """
+    """Check everything about lengths but their values, without waiting for a device."""
     tensor = lengths if isinstance(lengths, Tensor) else _tensor_from(lengths)
     if tensor.dtype not in INTEGERS:
         raise ShapeError(
@@ -133,11 +115,7 @@ def _tensor_from(lengths: Any) -> Tensor:
 
 
 def check_range(low: int, high: int, steps: int) -> None:
-    """Check the smallest and the largest length of a padded batch of ``steps`` steps.
-
-    Example:
-        >>> check_range(0, 3, steps=3)
-    """
+    """Check the smallest and the largest length of a padded batch of ``steps`` steps."""
     if low < 0:
         raise ShapeError(message("lengths", f"a length of {low}", "at least 0", "count the steps of each sequence"))
     if high > steps:
@@ -152,15 +130,7 @@ def check_range(low: int, high: int, steps: int) -> None:
 
 
 def read_padded_lengths_on_host(lengths: Any, count: int, steps: int, batch_first: bool) -> IntArray:
-    """Check lengths wholly, and give them on the host; waits once if they are on a device.
-
-    Returns:
-        ``(count,)`` int64.
-
-    Example:
-        >>> read_padded_lengths_on_host(torch.tensor([3, 2]), 2, steps=3, batch_first=False)
-        array([3, 2])
-    """
+    """Check lengths wholly, and give them on the host; waits once if they are on a device."""
     read = read_padded_lengths(lengths, count, batch_first)
     host: IntArray = read.cpu().numpy() if isinstance(read, Tensor) else read
     if count:
@@ -169,13 +139,7 @@ def read_padded_lengths_on_host(lengths: Any, count: int, steps: int, batch_firs
 
 
 def raise_unsorted(lengths: IntArray | Tensor) -> NoReturn:
-    """Say that lengths must fall.
-
-    Example:
-        >>> raise_unsorted(np.array([1, 2]))
-        Traceback (most recent call last):
-        raglane.errors.ShapeError: lengths: got [1, 2]; the rule: none longer than the one before it...
-    """
+    """Say that lengths must fall."""
     raise ShapeError(
         message(
             "lengths",
@@ -192,12 +156,7 @@ def raise_unsorted(lengths: IntArray | Tensor) -> NoReturn:
 
 
 def read_packed(packed: PackedSequence, argument: str) -> tuple[IntArray, Tensor | None, int]:
-    """Check a PackedSequence, without waiting for a device.
-
-    Example:
-        >>> read_packed(PackedSequence(torch.zeros(3), torch.tensor([2, 1])), "sequence")
-        (array([2, 1]), None, 2)
-    """
+    """Check a PackedSequence, without waiting for a device."""
     if not isinstance(packed, PackedSequence):
         raise KindError(message(argument, f"type {type(packed).__name__}", "a PackedSequence", _MAKE_A_PACK))
     data, sizes, order, places = packed
@@ -224,12 +183,7 @@ def _read_numbers(order: Tensor | None, sizes: Tensor) -> tuple[Tensor | None, I
 
 
 def read_padding_value(value: Any) -> float:
-    """Check a padding value.
-
-    Example:
-        >>> read_padding_value(-1)
-        -1
-    """
+    """Check a padding value."""
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
     if not isinstance(value, Number):
@@ -241,23 +195,13 @@ def read_padding_value(value: Any) -> float:
 
 
 def read_flag(argument: str, flag: Any) -> bool:
-    """Check a yes or no.
-
-    Example:
-        >>> read_flag("batch_first", True)
-        True
-    """
+    """Check a yes or no."""
     # torch takes 0 and 1 for them, too.
     return bool(flag) if isinstance(flag, int) and flag in (0, 1) else check_flag(argument, flag, KindError)
 
 
 def read_padding_side(side: Any) -> bool:
-    """Check a padding side.
-
-    Example:
-        >>> read_padding_side("right")
-        False
-    """
+    """Check a padding side."""
     if not isinstance(side, str) or side not in ("left", "right"):
         kind = ShapeError if isinstance(side, str) else KindError
         raise kind(message("padding_side", quote(side), '"left" or "right"', 'pass padding_side="right"'))
@@ -265,12 +209,7 @@ def read_padding_side(side: Any) -> bool:
 
 
 def read_total_length(total_length: Any, steps: int, count: int = 1) -> int:
-    """Check the number of steps that a padded batch is to have.
-
-    Example:
-        >>> read_total_length(None, 3), read_total_length(5, 3)
-        (3, 5)
-    """
+    """Check the number of steps that a padded batch is to have."""
     if total_length is None:
         return steps
     try:

@@ -34,39 +34,18 @@ __all__ = [
 
 @never_traced
 def pack_flat(values: Tensor, offsets: Tensor, lengths: Tensor) -> PackedSequence:
-    """Flat values as a PackedSequence. Does not wait for a device; gradients flow through ``values``.
-
-    Args:
-        values: ``(N, *features)``, any dtype.
-        offsets: ``(B + 1,)`` int64 on the device of ``values``.
-        lengths: ``(B,)`` int64 on the CPU, each at least 0.
-
-    Returns:
-        the pack; its ``sorted_indices`` list all B sequences, its ``batch_sizes`` count those with an element.
-
-    Example:
-        >>> packed = pack_flat(torch.tensor([3, 4, 1, 2, 3]), torch.tensor([0, 2, 5]), torch.tensor([2, 3]))
-        >>> packed.data.tolist(), packed.batch_sizes.tolist(), packed.sorted_indices.tolist()
-        ([1, 3, 2, 4, 3], [2, 2, 1], [1, 0])
-    """
+    """Flat values as a PackedSequence. Does not wait for a device; gradients flow through ``values``."""
     index, batch_sizes, sorted_indices = packed_layout(lengths, offsets)
     return PackedSequence(take_rows(values, index), batch_sizes, sorted_indices, inverse(sorted_indices))
 
 
 class Flattened(NamedTuple):
-    """A batch that was taken out of another layout.
+    """A batch that was taken out of another layout."""
 
-    Attributes:
-        values: ``(N, *features)``, in the caller's order; gradients flow through them.
-        offsets: ``(B + 1,)`` int64 with the values.
-        lengths: ``(B,)`` int64 on the CPU; None where the offsets are there.
-        restore: from other values ``(N, *features)`` to a tensor of that layout, with zeros where it has no element.
-    """
-
-    values: Tensor
-    offsets: Tensor
-    lengths: Tensor | None
-    restore: Callable[[Tensor], Tensor]
+    values: Tensor  # ``(N, *features)``, in the caller's order; gradients flow through them
+    offsets: Tensor  # ``(B + 1,)`` int64 with the values
+    lengths: Tensor | None  # ``(B,)`` int64 on the CPU; None where the offsets are there
+    restore: Callable[[Tensor], Tensor]  # from other values to that layout, zeros where it has no element
 
     def host_lengths(self) -> Tensor:
         """``(B,)`` int64 on the CPU."""
@@ -77,12 +56,6 @@ def flatten_packed(packed: PackedSequence, argument: str = "packed") -> Flattene
     """The elements of a PackedSequence in the caller's order, and the way back to its data.
 
     Waits for a device as :func:`find_packed` does; on a CPU the kernels move the rows, where they are built.
-
-    Example:
-        >>> packed = pack_flat(torch.tensor([3, 4, 1, 2, 3]), torch.tensor([0, 2, 5]), torch.tensor([2, 3]))
-        >>> flat = flatten_packed(packed)
-        >>> flat.values.tolist(), flat.host_lengths().tolist(), flat.restore(-flat.values).tolist()
-        ([3, 4, 1, 2, 3], [2, 3], [-1, -3, -2, -4, -3])
     """
     if isinstance(packed, PackedSequence):
         moved = rows.flatten_packed(packed)
@@ -106,18 +79,6 @@ def flatten_padded(
     """The elements of a padded batch, and the way back to a batch of its shape.
 
     Waits for a device as :func:`find_padded` does; on a CPU the kernels move the rows, where they are built.
-
-    Args:
-        padded: ``(T, B, *features)``, or ``(B, T, *features)`` with ``batch_first``; any dtype.
-        lengths: B integers from 0 to ``T``, in a list, a tuple or a tensor on any device.
-        batch_first: which of the two shapes.
-        padding_side: ``"right"`` or ``"left"``, where the padding stands.
-        argument: what errors call ``padded``.
-
-    Example:
-        >>> flat = flatten_padded(torch.tensor([[1, 2, 3], [3, 4, 0]]), [3, 2], batch_first=True)
-        >>> flat.values.tolist(), flat.offsets.tolist(), flat.restore(-flat.values).tolist()
-        ([1, 2, 3, 3, 4], [0, 3, 5], [[-1, -2, -3], [-3, -4, 0]])
     """
     if not read_padding_side(padding_side):
         if records_operators():

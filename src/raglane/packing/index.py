@@ -33,19 +33,12 @@ __all__ = ["Elements", "find_packed", "find_padded", "flat_to_padded"]
 
 
 class Elements(NamedTuple):
-    """Where the elements of a padded batch or a pack are, sequence after sequence.
+    """Where the elements of a padded batch or a pack are, sequence after sequence."""
 
-    Attributes:
-        rows: ``(M, *features)``, the table that holds them.
-        index: ``(N,)`` int64 with the table: the row of each element, none twice.
-        lengths: ``(B,)`` int64 on the CPU.
-        offsets: ``(B + 1,)`` int64 with the table.
-    """
-
-    rows: Tensor
+    rows: Tensor  # ``(M, *features)``, the table that holds them
     index: Tensor  # type: ignore[assignment]  # hides tuple.index, which nobody calls
-    lengths: Tensor
-    offsets: Tensor
+    lengths: Tensor  # ``(B,)`` int64 on the CPU
+    offsets: Tensor  # ``(B + 1,)`` int64 with the table
 
 
 @never_traced
@@ -74,24 +67,7 @@ def flat_to_padded(
     padding_value: float = 0.0,
     padding_side: str = "right",
 ) -> Tensor:
-    """Flat values as a padded batch. Does not wait for a device; gradients flow through ``values``.
-
-    Args:
-        values: ``(N, *features)``, any dtype.
-        offsets: ``(B + 1,)`` int64 on the device of ``values``.
-        longest: ``T``, the number of steps of the result; at least the largest length, which the caller promises.
-        batch_first: whether the result is ``(B, T, *features)``.
-        padding_value: the value of the padding.
-        padding_side: ``"right"`` or ``"left"``, where the padding stands.
-
-    Returns:
-        ``(T, B, *features)`` or ``(B, T, *features)``, contiguous.
-
-    Example:
-        >>> flat_to_padded(torch.tensor([1, 2, 3, 3, 4]), torch.tensor([0, 3, 5]), 3, batch_first=True)
-        tensor([[1, 2, 3],
-                [3, 4, 0]])
-    """
+    """Flat values as a padded batch. Does not wait for a device; gradients flow through ``values``."""
     count = offsets.shape[0] - 1
     left = read_padding_side(padding_side)
     if not left and padding_value == 0:
@@ -116,18 +92,6 @@ def find_padded(
 
     Lengths on a device are copied to the host once, since they say how many elements there are; lengths on
     the host make no device wait.
-
-    Args:
-        padded: ``(T, B, *features)``, or ``(B, T, *features)`` with ``batch_first``; any dtype.
-        lengths: B integers from 0 to ``T``, in a list, a tuple or a tensor on any device.
-        batch_first: which of the two shapes.
-        padding_side: ``"right"`` or ``"left"``, where the padding stands.
-        argument: what errors call ``padded``.
-
-    Example:
-        >>> found = find_padded(torch.tensor([[1, 2, 3], [3, 4, 0]]), [3, 2], batch_first=True)
-        >>> found.index.tolist(), found.offsets.tolist()
-        ([0, 1, 2, 3, 4], [0, 3, 5])
     """
     count, steps = read_padded(padded, argument, batch_first)
     host = read_padded_lengths_on_host(lengths, count, steps, batch_first)

@@ -22,12 +22,7 @@ _MANY = 65536
 
 
 def read_sequences(sequences: Any) -> tuple[tuple[Tensor, ...], IntArray]:
-    """Check a list of sequences, all but their trailing shapes, which :func:`join` checks.
-
-    Example:
-        >>> read_sequences([torch.ones(3), torch.ones(2)])[1]
-        array([3, 2])
-    """
+    """Check a list of sequences, all but their trailing shapes, which :func:`join` checks."""
     if isinstance(sequences, PackedSequence):
         _raise_no_list(sequences)
     try:
@@ -59,12 +54,7 @@ def _raise_no_list(sequences: Any) -> NoReturn:
 
 
 def join(sequences: tuple[Tensor, ...]) -> Tensor:
-    """Lay sequences one after the other.
-
-    Example:
-        >>> join((torch.tensor([1, 2]), torch.tensor([3])))
-        tensor([1, 2, 3])
-    """
+    """Lay sequences one after the other."""
     try:
         return torch.cat(sequences)
     except (RuntimeError, TypeError):
@@ -73,20 +63,7 @@ def join(sequences: tuple[Tensor, ...]) -> Tensor:
 
 
 def stack(sequences: tuple[Tensor, ...], lengths: IntArray, fill: float, batch_first: bool, left: bool) -> Tensor:
-    """Lay sequences side by side, padded to the longest.
-
-    Args:
-        sequences: B of them, as :func:`read_sequences` gives them, with their lengths.
-        lengths: ``(B,)``.
-        fill: the padding.
-        batch_first: whether the result is ``(B, T, *features)`` or ``(T, B, *features)``.
-        left: whether the padding stands before a sequence.
-
-    Example:
-        >>> stack((torch.tensor([1, 2]), torch.tensor([3])), np.array([2, 1]), 0.0, batch_first=True, left=True)
-        tensor([[1, 2],
-                [0, 3]])
-    """
+    """Lay sequences side by side, padded to the longest."""
     count, steps = len(sequences), int(lengths[lengths.argmax()])
     features = sequences[0].shape[1:]
     try:

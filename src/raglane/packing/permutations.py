@@ -18,12 +18,7 @@ __all__ = ["check_permutation", "read_permutation"]
 
 @index_arithmetic
 def read_permutation(permutation: Any) -> Tensor:
-    """Check a permutation; its values on a CPU only, since on a device that would wait.
-
-    Example:
-        >>> read_permutation(torch.tensor([1, 0]))
-        tensor([1, 0])
-    """
+    """Check a permutation; its values on a CPU only, since on a device that would wait."""
     name, fix = "permutation", "pass the indices that torch.argsort gives"
     if not isinstance(permutation, Tensor):
         raise KindError(message(name, f"type {type(permutation).__name__}", "a tensor or None", fix))
@@ -40,16 +35,7 @@ def read_permutation(permutation: Any) -> Tensor:
 
 
 def check_permutation(array: IntArray, argument: str, fix: str) -> None:
-    """Check that each of ``0 ... B - 1`` is there once.
-
-    Args:
-        array: ``(B,)`` int64.
-        argument: what errors call it.
-        fix: what they advise.
-
-    Example:
-        >>> check_permutation(np.array([2, 0, 1]), "order", "sort again")
-    """
+    """Check that each of ``0 ... B - 1`` is there once."""
     count = array.shape[0]
     if count == 0:
         return

@@ -20,19 +20,6 @@ def from_arrow(array: Any) -> tuple[Tensor, Tensor]:
 
     Numbers share Arrow's memory, with no copy, as long as the array is one chunk (several chunks are joined
     first) and is not a list of booleans, which Arrow stores as bits. The memory is Arrow's: do not write to it.
-
-    Args:
-        array: a ``pyarrow`` ListArray, LargeListArray, FixedSizeListArray or a chunked array of those, of
-            numbers or booleans, or of lists of numbers that are all of one length (the channels).
-
-    Returns:
-        Values ``(N,)`` or ``(N, C)`` on the CPU and offsets ``(B + 1,)`` int64.
-
-    Example:
-        >>> import pyarrow
-        >>> values, offsets = from_arrow(pyarrow.array([[1, 2], [], [3]]))
-        >>> values.tolist(), offsets.tolist()
-        ([1, 2, 3], [0, 2, 2, 3])
     """
     pyarrow = require("pyarrow", "data")
     if isinstance(array, pyarrow.ChunkedArray):
@@ -112,14 +99,6 @@ def to_arrow(values: Tensor, offsets: Tensor) -> Any:
     """A ``pyarrow`` LargeListArray; the numbers share memory where the tensor is contiguous on the CPU.
 
     Feature dimensions become fixed-size lists, one inside the other. Waits for a device, if the values are on one.
-
-    Args:
-        values: ``(N, *features)`` of a dtype that NumPy has (bfloat16 is not one).
-        offsets: ``(B + 1,)`` int64.
-
-    Example:
-        >>> to_arrow(torch.tensor([1, 2, 3]), torch.tensor([0, 2, 3])).to_pylist()
-        [[1, 2], [3]]
     """
     pyarrow = require("pyarrow", "data")
     if values.dtype is torch.bfloat16 or values.is_complex():

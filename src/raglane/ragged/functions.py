@@ -99,12 +99,7 @@ _TABLE = _table()
 
 
 def kind_of(function: Callable[..., Any]) -> Kind:
-    """Say how ``function`` acts on a ragged batch.
-
-    Example:
-        >>> kind_of(torch.relu), kind_of(torch.nn.functional.linear)
-        ('element', 'feature')
-    """
+    """Say how ``function`` acts on a ragged batch."""
     kind = _TABLE.get(function)
     if kind is None:
         name = getattr(function, "__name__", str(function))
@@ -120,12 +115,7 @@ def kind_of(function: Callable[..., Any]) -> Kind:
 
 
 def hint(name: str) -> str:
-    """What to call instead of the torch function of that name.
-
-    Example:
-        >>> hint("roll")
-        'call r.shift(k), which stays inside each sequence'
-    """
+    """What to call instead of the torch function of that name."""
     general = (
         "call r.map(f) if f treats each row of r.values alone, r.values for the flat tensor, "
         "or r.to_padded() for a padded one"
@@ -134,11 +124,7 @@ def hint(name: str) -> str:
 
 
 def check_dimension(name: str, dim: Any, features: int) -> None:
-    """Refuse a ``dim`` that is not one of the feature dimensions, counted from the end.
-
-    Example:
-        >>> check_dimension("softmax", -1, 2)
-    """
+    """Refuse a ``dim`` that is not one of the feature dimensions, counted from the end."""
     dims = dim if isinstance(dim, tuple | list) else (dim,)
     if all(isinstance(d, int) and -features <= d < 0 for d in dims) and dims:
         return

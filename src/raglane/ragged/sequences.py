@@ -18,19 +18,7 @@ __all__ = ["from_list", "from_nested", "to_nested"]
 
 
 def from_list(sequences: Iterable[Any]) -> tuple[Tensor, Tensor]:
-    """Lay sequences one after the other.
-
-    Args:
-        sequences: tensors or arrays ``(L_i, *features)`` of one dtype and device, or nested lists of numbers.
-
-    Returns:
-        Values ``(N, *features)`` and lengths ``(B,)``, int64 on the CPU. The values are one copy of the sequences.
-
-    Example:
-        >>> values, lengths = from_list([[1, 2], [], [3]])
-        >>> values.tolist(), lengths.tolist()
-        ([1, 2, 3], [2, 0, 1])
-    """
+    """Lay sequences one after the other."""
     if isinstance(sequences, Tensor | np.ndarray | str | bytes | dict) or not isinstance(sequences, Iterable):
         shape = ""
         # A nested tensor has no shape that it could tell.
@@ -114,18 +102,6 @@ def from_nested(nested: Tensor) -> tuple[Tensor, Tensor]:
 
     A jagged one without holes gives its own memory, with no copy; one with holes (``nt.lengths()`` is given) is
     gathered, which waits for a device; one of the strided layout is taken apart and laid flat.
-
-    Args:
-        nested: a nested tensor whose only ragged dimension is the first after the batch.
-
-    Returns:
-        Values ``(N, *features)`` and offsets ``(B + 1,)`` int64 on the device of the values.
-
-    Example:
-        >>> nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.jagged)
-        >>> values, offsets = from_nested(nested)
-        >>> values.tolist(), offsets.tolist()
-        ([1.0, 1.0, 1.0], [0, 2, 3])
     """
     if not (isinstance(nested, Tensor) and nested.is_nested):
         raise ArgumentTypeError(
@@ -166,16 +142,6 @@ def from_nested(nested: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def to_nested(values: Tensor, offsets: Tensor, longest: int) -> Tensor:
-    """A jagged :mod:`torch.nested` tensor over the same memory.
-
-    Args:
-        values: ``(N, *features)``.
-        offsets: ``(B + 1,)`` int64.
-        longest: the largest length.
-
-    Example:
-        >>> to_nested(torch.arange(3.), torch.tensor([0, 2, 3]), 2).size(0)
-        2
-    """
+    """A jagged :mod:`torch.nested` tensor over the same memory."""
     nested: Tensor = torch.nested.nested_tensor_from_jagged(values, offsets, max_seqlen=longest)
     return nested

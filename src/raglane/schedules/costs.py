@@ -78,12 +78,7 @@ def cost(lengths: Any, *, lanes: int | None = None) -> dict[str, Cost]:
 
 
 def lengths_of(given: Any) -> Tensor:
-    """The lengths of whatever has some, on the host.
-
-    Example:
-        >>> lengths_of([2, 1])
-        tensor([2, 1])
-    """
+    """The lengths of whatever has some, on the host."""
     # A Ragged keeps its lengths on the host too.
     known = getattr(given, "host_lengths", getattr(given, "lengths", given))
     return read_lengths(known)

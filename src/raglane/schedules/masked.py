@@ -12,10 +12,6 @@ class Masked(Padded):
 
     Known as a "dynamic" or masked recurrent network, and what Keras and Flax do: the last state of a row is the
     state after the sequence's own last element, so nothing has to be cut to find it.
-
-    Example:
-        >>> Masked().holds_state, Padded().holds_state
-        (True, False)
     """
 
     name = "masked"

@@ -17,10 +17,6 @@ class Packed(Schedule):
 
     No waste, and as many steps as the longest sequence has; the rows grow fewer with each one that ends. Of equal
     lengths the caller's first stands first.
-
-    Example:
-        >>> Packed().table(torch.tensor([9, 8, 6, 4, 3, 2])).rows_per_step.tolist()
-        [6, 6, 5, 4, 3, 3, 2, 2, 1]
     """
 
     name = "packed"

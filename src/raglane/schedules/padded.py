@@ -15,11 +15,6 @@ class Padded(Schedule):
 
     What lies past a length is computed and cut away (truncation), as when PyTorch runs a padded tensor. An empty
     sequence has a row like every other.
-
-    Example:
-        >>> table = Padded().table(torch.tensor([1, 3]))
-        >>> table.rows_per_step.tolist(), table.waste(torch.tensor([1, 3]))
-        ([2, 2, 2], 2)
     """
 
     name = "padded"

@@ -29,15 +29,7 @@ Result = TypeVar("Result")
 
 @index_arithmetic
 def check_lengths(lengths: Tensor, name: str = "lengths") -> None:
-    """Refuse lengths on a CPU of which one is below 0, or whose sum is too large to count.
-
-    Args:
-        lengths: ``(B,)`` of an integer dtype.
-        name: what the caller calls them.
-
-    Example:
-        >>> check_lengths(torch.tensor([3, 0]))
-    """
+    """Refuse lengths on a CPU of which one is below 0, or whose sum is too large to count."""
     # In float64, which a wrong length does not make wrap around.
     if float(lengths.sum(dtype=torch.float64)) >= _MOST:
         rule = "the elements can be counted"
@@ -51,16 +43,7 @@ def check_lengths(lengths: Tensor, name: str = "lengths") -> None:
 
 @index_arithmetic
 def check_offsets(offsets: Tensor, total: int, name: str) -> None:
-    """Refuse offsets on a CPU, or the lengths that they came from, that do not describe ``total`` elements.
-
-    Args:
-        offsets: ``(B + 1,)`` int64.
-        total: how many elements there are.
-        name: ``"lengths"`` where it is these that the caller gave; else what the caller calls the offsets.
-
-    Example:
-        >>> check_offsets(torch.tensor([0, 2, 5]), 5, "offsets")
-    """
+    """Refuse offsets on a CPU, or the lengths that they came from, that do not describe ``total`` elements."""
     # In NumPy, whose operations cost a third of torch's to start.
     given = offsets.resolve_neg().numpy()
     # A sum that wraps around falls somewhere.
@@ -85,15 +68,7 @@ def check_offsets(offsets: Tensor, total: int, name: str) -> None:
 
 
 def checked(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """A function of :mod:`raglane.segments` that checks its arguments first, by their names.
-
-    Example:
-        >>> from raglane.segments.index import positions
-        >>> checked(positions)(torch.tensor([0, 2, 1]), 1)
-        Traceback (most recent call last):
-        ...
-        raglane.errors.ShapeError: offsets: got length 2 at index 0; the rule: each length is from 0 to the 1 ele...
-    """
+    """A function of :mod:`raglane.segments` that checks its arguments first, by their names."""
     parameters = inspect.signature(function).parameters
     names = tuple(parameters)
     needed = {name for name, parameter in parameters.items() if parameter.default is parameter.empty}

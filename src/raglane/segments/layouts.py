@@ -49,17 +49,11 @@ IntArray = NDArray[np.int64]
 
 
 class PackedLayout(NamedTuple):
-    """Where the elements of flat values go in a pack.
-
-    Attributes:
-        index: ``(N,)`` int64 on the device of the offsets: row ``i`` of the pack is row ``index[i]`` of the values.
-        batch_sizes: ``(T,)`` int64 on the CPU, the number of sequences that have each step; all above 0.
-        sorted_indices: ``(B,)`` int64 on the device of the offsets: the sequences, longest first, ties in order.
-    """
+    """Where the elements of flat values go in a pack."""
 
     index: Tensor  # type: ignore[assignment]  # hides tuple.index, which nobody calls
-    batch_sizes: Tensor
-    sorted_indices: Tensor
+    batch_sizes: Tensor  # ``(T,)`` int64 on the CPU, the number of sequences that have each step; all above 0
+    sorted_indices: Tensor  # ``(B,)`` int64 on the device of the offsets: the sequences, longest first, ties in order
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -128,19 +122,7 @@ def _padded(kit: _Kit, lengths: Any, total: int, sequence_stride: int, step_stri
 
 
 def conjugate(counts: IntArray, size: int) -> IntArray:
-    """Lengths to batch sizes, or batch sizes to lengths, longest first.
-
-    Args:
-        counts: ``(M,)`` int64, each from 0 to ``size``, in any order.
-        size: the number of entries wanted.
-
-    Returns:
-        ``(size,)`` int64: how many of ``counts`` exceed ``0, 1, ...``.
-
-    Example:
-        >>> conjugate(np.array([1, 4, 2]), 4).tolist(), conjugate(np.array([3, 2, 1, 1]), 3).tolist()
-        ([3, 2, 1, 1], [4, 2, 1])
-    """
+    """Lengths to batch sizes, or batch sizes to lengths, longest first."""
     at_most: IntArray = np.bincount(counts, minlength=size)[:size].cumsum()
     exceeding: IntArray = counts.shape[0] - at_most
     return exceeding
@@ -155,22 +137,7 @@ def conjugate(counts: IntArray, size: int) -> IntArray:
 def packed_rows(
     starts: IntArray | Tensor | None, batch_sizes: IntArray, strides: tuple[int, int], device: torch.device
 ) -> Tensor:
-    """The rows of the elements, in packed order.
-
-    Args:
-        starts: ``(B,)``, the row of the first step of each sequence, longest sequence first; None if they are
-            ``sequence_stride`` apart.
-        batch_sizes: ``(T,)``.
-        strides: ``(sequence_stride, step_stride)``, how many rows one sequence is from the next, and one step.
-        device: where the index is to be.
-
-    Returns:
-        ``(N,)`` int64.
-
-    Example:
-        >>> packed_rows(np.array([0, 3]), np.array([2, 2, 1]), (3, 1), torch.device("cpu")).tolist()
-        [0, 3, 1, 4, 2]
-    """
+    """The rows of the elements, in packed order."""
     before = batch_sizes.cumsum()
     total = int(before[-1]) if before.shape[0] else 0
     before -= batch_sizes
@@ -188,23 +155,7 @@ def packed_rows(
 def unpacked_rows(
     ranks: IntArray, lengths: IntArray, batch_sizes: IntArray, total: int, device: torch.device
 ) -> Tensor:
-    """The rows of a pack, sequence after sequence.
-
-    Args:
-        ranks: ``(B,)``, the place of each sequence in the order of the pack.
-        lengths: ``(B,)``, in the same order as ``ranks``.
-        batch_sizes: ``(T,)``.
-        total: ``N``.
-        device: where the index is to be.
-
-    Returns:
-        ``(N,)`` int64.
-
-    Example:
-        >>> ranks, lengths, batch_sizes = np.array([1, 0]), np.array([2, 3]), np.array([2, 2, 1])
-        >>> unpacked_rows(ranks, lengths, batch_sizes, 5, torch.device("cpu")).tolist()
-        [1, 3, 0, 2, 4]
-    """
+    """The rows of a pack, sequence after sequence."""
     if device.type == "cpu":
         return torch.from_numpy(_unpacked(_HOST, ranks, lengths, batch_sizes, total))
     arrays = send(ranks, device), send(lengths, device), send(batch_sizes, device)
@@ -220,24 +171,7 @@ def padded_rows(
     left_steps: int | None = None,
     device: torch.device | None = None,
 ) -> Tensor:
-    """The rows of the elements in a padded batch, sequence after sequence.
-
-    Args:
-        lengths: ``(B,)`` int64, on the host or on the device of the index.
-        total: ``N``.
-        strides: ``(sequence_stride, step_stride)``, how many rows one sequence is from the next, and one step.
-        left_steps: the number of steps of the padded batch if its padding stands on the left, else None.
-        device: where the index is to be; that of ``lengths`` if None.
-
-    Returns:
-        ``(N,)`` int64.
-
-    Example:
-        >>> padded_rows(torch.tensor([3, 2]), 5, (3, 1)).tolist()
-        [0, 1, 2, 3, 4]
-        >>> padded_rows(torch.tensor([3, 2]), 5, (1, 2), left_steps=3).tolist()
-        [0, 2, 4, 3, 5]
-    """
+    """The rows of the elements in a padded batch, sequence after sequence."""
     if isinstance(lengths, np.ndarray) and device is not None and device.type != "cpu":
         lengths = send(lengths, device)
     if isinstance(lengths, Tensor):
@@ -250,18 +184,7 @@ def padded_rows(
 
 @index_arithmetic
 def inverse(permutation: Tensor) -> Tensor:
-    """The permutation that undoes another, which is not checked.
-
-    Args:
-        permutation: ``(B,)`` of an integer dtype; holds each of ``0 ... B - 1`` once.
-
-    Returns:
-        ``(B,)``, same dtype and device.
-
-    Example:
-        >>> inverse(torch.tensor([2, 0, 1])).tolist()
-        [1, 2, 0]
-    """
+    """The permutation that undoes another, which is not checked."""
     count = permutation.shape[0]
     if permutation.is_cpu:
         array = permutation.numpy()
@@ -273,44 +196,20 @@ def inverse(permutation: Tensor) -> Tensor:
 
 
 def send(array: IntArray, device: torch.device) -> Tensor:
-    """A NumPy array as a tensor on a device, without waiting for it.
-
-    Example:
-        >>> send(np.array([1, 2]), torch.device("cpu"))
-        tensor([1, 2])
-    """
+    """A NumPy array as a tensor on a device, without waiting for it."""
     tensor = torch.from_numpy(array)
     return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
 
 
 @index_arithmetic
 def on_host(indices: Tensor) -> IntArray:
-    """Indices as an array; waits where they are on a device.
-
-    Example:
-        >>> on_host(torch.tensor([1, 0]))
-        array([1, 0])
-    """
+    """Indices as an array; waits where they are on a device."""
     array: IntArray = indices.cpu().numpy()
     return array
 
 
 def rows_of(padded: Tensor, batch_first: bool) -> tuple[Tensor, tuple[int, int]]:
-    """A padded batch as a table of rows, and how far apart sequences and steps are in it.
-
-    Args:
-        padded: ``(T, B, *features)``, or ``(B, T, *features)`` with ``batch_first``.
-        batch_first: which of the two.
-
-    Returns:
-        ``(T * B, *features)``, a view wherever the memory allows, and ``(sequence_stride, step_stride)`` in rows.
-
-    Example:
-        >>> rows_of(torch.zeros(3, 2, 5), batch_first=False)[1]
-        (1, 2)
-        >>> rows_of(torch.zeros(2, 3, 5).transpose(0, 1), batch_first=False)[1]
-        (3, 1)
-    """
+    """A padded batch as a table of rows, and how far apart sequences and steps are in it."""
     outer, inner = padded.shape[:2]
     if not padded.is_contiguous() and padded.stride(1) == outer * padded.stride(0):
         # The transpose of a batch that lies in one piece: its rows can be taken where they are.
@@ -320,21 +219,7 @@ def rows_of(padded: Tensor, batch_first: bool) -> tuple[Tensor, tuple[int, int]]
 
 @index_arithmetic
 def packed_layout(lengths: Tensor, offsets: Tensor) -> PackedLayout:
-    """Where the elements of flat values go in a pack, longest sequence first.
-
-    Args:
-        lengths: ``(B,)`` int64 on the CPU, each at least 0.
-        offsets: ``(B + 1,)`` int64 on the device of the values.
-
-    Returns:
-        the index for :func:`~raglane.segments.indexing.take_rows`, the batch sizes (on the CPU; none if no sequence has
-        an element) and the order of all B sequences, the empty ones last.
-
-    Example:
-        >>> layout = packed_layout(torch.tensor([2, 0, 3]), torch.tensor([0, 2, 2, 5]))
-        >>> layout.index.tolist(), layout.batch_sizes.tolist(), layout.sorted_indices.tolist()
-        ([2, 0, 3, 1, 4], [2, 2, 1], [2, 0, 1])
-    """
+    """Where the elements of flat values go in a pack, longest sequence first."""
     host: IntArray = lengths.numpy()
     order: IntArray = (-host).argsort(kind="stable")
     longest = int(host[order[0]]) if order.shape[0] else 0

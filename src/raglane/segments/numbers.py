@@ -17,19 +17,7 @@ __all__ = ["given_lengths", "read_integers", "read_lengths", "read_values"]
 
 
 def read_values(data: Any, name: str) -> Tensor:
-    """What a caller gives as flat values; a tensor or NumPy array is not copied.
-
-    Args:
-        data: a dense tensor, an array, or lists of numbers.
-        name: what errors call it.
-
-    Returns:
-        ``(N, *features)``.
-
-    Example:
-        >>> read_values([[1, 2], [3, 4]], "values").shape
-        torch.Size([2, 2])
-    """
+    """What a caller gives as flat values; a tensor or NumPy array is not copied."""
     fix = "pass a tensor or an array of numbers; Ragged(sequences) takes a list of them"
     try:
         if not isinstance(data, str | bytes):
@@ -42,19 +30,7 @@ def read_values(data: Any, name: str) -> Tensor:
 
 @index_arithmetic
 def read_integers(data: Any, name: str) -> Tensor:
-    """What a caller gives as lengths or offsets, as integers in one dimension; on the device where they are.
-
-    Args:
-        data: a list, an array or a tensor.
-        name: what errors call it.
-
-    Returns:
-        ``(M,)`` int64.
-
-    Example:
-        >>> read_integers([3, 1], "lengths")
-        tensor([3, 1])
-    """
+    """What a caller gives as lengths or offsets, as integers in one dimension; on the device where they are."""
     return _given_integers(data, name).to(torch.int64)
 
 
@@ -87,15 +63,7 @@ def _given_integers(data: Any, name: str) -> Tensor:
 
 @index_arithmetic
 def given_lengths(data: Any) -> Tensor:
-    """Lengths as a caller gives them, on the CPU, in the dtype and memory that they have; no number is looked at.
-
-    Returns:
-        ``(B,)`` of an integer dtype, not uint64.
-
-    Example:
-        >>> given_lengths(torch.tensor([3, 1], dtype=torch.int16))
-        tensor([3, 1], dtype=torch.int16)
-    """
+    """Lengths as a caller gives them, on the CPU, in the dtype and memory that they have; no number is looked at."""
     given = _given_integers(data, "lengths")
     if given.is_meta:
         raise ArgumentTypeError(message("lengths", "a tensor without data, on meta", "integers", "pass real ones"))
@@ -104,15 +72,7 @@ def given_lengths(data: Any) -> Tensor:
 
 @index_arithmetic
 def read_lengths(data: Any) -> Tensor:
-    """What a caller gives as lengths, on the CPU, each at least 0; lengths on a device are waited for.
-
-    Returns:
-        ``(B,)`` int64.
-
-    Example:
-        >>> read_lengths(torch.tensor([3, 1], dtype=torch.int16))
-        tensor([3, 1])
-    """
+    """What a caller gives as lengths, on the CPU, each at least 0; lengths on a device are waited for."""
     lengths = given_lengths(data).to(torch.int64)
     check_lengths(lengths)
     return lengths

@@ -54,20 +54,7 @@ class _Cumsum(torch.autograd.Function):
 
 
 def cumsum(values: Tensor, offsets: Tensor, longest: int) -> Tensor:
-    """The running sum over the steps of each sequence.
-
-    Args:
-        values: ``(N, *features)``; integers and booleans are summed as int64, as :func:`torch.cumsum` does.
-        offsets: ``(B + 1,)`` int64.
-        longest: the largest length, or anything above it.
-
-    Returns:
-        ``(N, *features)``.
-
-    Example:
-        >>> cumsum(torch.tensor([1., 2., 3.]), torch.tensor([0, 2, 3]), 2).tolist()
-        [1.0, 3.0, 3.0]
-    """
+    """The running sum over the steps of each sequence."""
     if not (values.is_floating_point() or values.is_complex()):
         values = values.long()
     result: Tensor = _Cumsum.apply(values, positions(offsets, values.shape[0]), longest, False)  # type: ignore[no-untyped-call]
@@ -75,57 +62,19 @@ def cumsum(values: Tensor, offsets: Tensor, longest: int) -> Tensor:
 
 
 def reverse_index(offsets: Tensor, total: int) -> Tensor:
-    """The index that turns every sequence around: an index for :func:`take_rows`, its own inverse.
-
-    Args:
-        offsets: ``(B + 1,)`` int64.
-        total: ``N``.
-
-    Returns:
-        ``(N,)`` int64.
-
-    Example:
-        >>> reverse_index(torch.tensor([0, 2, 5]), 5).tolist()
-        [1, 0, 4, 3, 2]
-    """
+    """The index that turns every sequence around: an index for :func:`take_rows`, its own inverse."""
     ends = offsets[:-1] + offsets[1:] - 1
     mirrored = repeated(ends, offsets.diff(), total)
     return mirrored - torch.arange(total, device=offsets.device)
 
 
 def reverse(values: Tensor, offsets: Tensor) -> Tensor:
-    """Every sequence from its end to its start.
-
-    Args:
-        values: ``(N, *features)``, any dtype.
-        offsets: ``(B + 1,)`` int64.
-
-    Returns:
-        ``(N, *features)``.
-
-    Example:
-        >>> reverse(torch.tensor([1, 2, 3]), torch.tensor([0, 2, 3])).tolist()
-        [2, 1, 3]
-    """
+    """Every sequence from its end to its start."""
     return take_rows(values, reverse_index(offsets, values.shape[0]))
 
 
 def shift(values: Tensor, offsets: Tensor, steps: int, fill: float = 0.0) -> Tensor:
-    """Move every sequence by ``steps``, and write ``fill`` where nothing moves in; lengths stay.
-
-    Args:
-        values: ``(N, *features)``, any dtype.
-        offsets: ``(B + 1,)`` int64.
-        steps: above 0 moves to later steps (an element gets what stood ``steps`` before it), below 0 to earlier.
-        fill: the value of elements that nothing moves to.
-
-    Returns:
-        ``(N, *features)``.
-
-    Example:
-        >>> shift(torch.tensor([1, 2, 3, 4]), torch.tensor([0, 3, 4]), 1).tolist()
-        [0, 1, 2, 0]
-    """
+    """Move every sequence by ``steps``, and write ``fill`` where nothing moves in; lengths stay."""
     total = values.shape[0]
     position = positions(offsets, total)
     remaining = position if steps >= 0 else spread(offsets.diff(), offsets, total) - 1 - position

@@ -12,12 +12,7 @@ __all__ = ["first", "last", "logsumexp", "max", "mean", "min", "scalar", "softma
 
 
 def scalar(value: float, dtype: torch.dtype) -> Tensor:
-    """A number that meets tensors on any device: on the host, whatever torch's default device is.
-
-    Example:
-        >>> scalar(2.0, torch.float32)
-        tensor(2.)
-    """
+    """A number that meets tensors on any device: on the host, whatever torch's default device is."""
     return torch.as_tensor(value, dtype=dtype, device="cpu")
 
 
@@ -44,38 +39,12 @@ def _pick(values: Tensor, offsets: Tensor, index: Tensor, empty: float) -> Tenso
 
 
 def first(values: Tensor, offsets: Tensor, empty: float = 0.0) -> Tensor:
-    """The first element of each sequence.
-
-    Args:
-        values: ``(N, *features)``, any dtype.
-        offsets: ``(B + 1,)`` int64.
-        empty: what an empty sequence gives.
-
-    Returns:
-        ``(B, *features)`` of the dtype of ``values``.
-
-    Example:
-        >>> first(torch.tensor([1., 2., 3.]), torch.tensor([0, 2, 2, 3])).tolist()
-        [1.0, 0.0, 3.0]
-    """
+    """The first element of each sequence."""
     return _pick(values, offsets, offsets[:-1], empty)
 
 
 def last(values: Tensor, offsets: Tensor, empty: float = 0.0) -> Tensor:
-    """The last element of each sequence.
-
-    Args:
-        values: ``(N, *features)``, any dtype.
-        offsets: ``(B + 1,)`` int64.
-        empty: what an empty sequence gives.
-
-    Returns:
-        ``(B, *features)`` of the dtype of ``values``.
-
-    Example:
-        >>> last(torch.tensor([1., 2., 3.]), torch.tensor([0, 2, 2, 3])).tolist()
-        [2.0, 0.0, 3.0]
-    """
+    """The last element of each sequence."""
     return _pick(values, offsets, offsets[1:] - 1, empty)
 
 
@@ -85,20 +54,7 @@ def _widened(values: Tensor) -> Tensor:
 
 
 def sum(values: Tensor, offsets: Tensor) -> Tensor:
-    """The sum of each sequence; 0 for an empty one.
-
-    Args:
-        values: ``(N, *features)``; integers and booleans are summed as int64, as :func:`torch.sum` does. Half
-            precision is added up in float32, as in every function here.
-        offsets: ``(B + 1,)`` int64.
-
-    Returns:
-        ``(B, *features)``.
-
-    Example:
-        >>> sum(torch.tensor([1., 2., 3.]), torch.tensor([0, 2, 2, 3])).tolist()
-        [3.0, 0.0, 3.0]
-    """
+    """The sum of each sequence; 0 for an empty one."""
     if not (values.is_floating_point() or values.is_complex()):
         values = values.long()
     wide = _widened(values)
@@ -107,20 +63,7 @@ def sum(values: Tensor, offsets: Tensor) -> Tensor:
 
 
 def mean(values: Tensor, offsets: Tensor, empty: float = 0.0) -> Tensor:
-    """The mean of each sequence.
-
-    Args:
-        values: ``(N, *features)`` of a floating-point or complex dtype.
-        offsets: ``(B + 1,)`` int64.
-        empty: what an empty sequence gives.
-
-    Returns:
-        ``(B, *features)`` of the dtype of ``values``.
-
-    Example:
-        >>> mean(torch.tensor([1., 2., 3.]), torch.tensor([0, 2, 2, 3]), empty=-1).tolist()
-        [1.5, -1.0, 3.0]
-    """
+    """The mean of each sequence."""
     wide = _widened(values)
     counts = offsets.diff().clamp(min=1).view((-1,) + (1,) * (values.dim() - 1))
     return _where_empty((sum(wide, offsets) / counts.to(wide.dtype)).to(values.dtype), offsets, empty)
@@ -141,18 +84,6 @@ def max(values: Tensor, offsets: Tensor, empty: float = 0.0) -> Tensor:
     """The largest element of each sequence, feature by feature.
 
     Where several elements are largest, the gradient is shared evenly among them, as in :func:`torch.amax`.
-
-    Args:
-        values: ``(N, *features)``, any real dtype.
-        offsets: ``(B + 1,)`` int64.
-        empty: what an empty sequence gives.
-
-    Returns:
-        ``(B, *features)`` of the dtype of ``values``.
-
-    Example:
-        >>> max(torch.tensor([1., 2., -3.]), torch.tensor([0, 2, 2, 3])).tolist()
-        [2.0, 0.0, -3.0]
     """
     return _extreme(values, offsets, empty, "amax")
 
@@ -161,18 +92,6 @@ def min(values: Tensor, offsets: Tensor, empty: float = 0.0) -> Tensor:
     """The smallest element of each sequence, feature by feature.
 
     Where several elements are smallest, the gradient is shared evenly among them, as in :func:`torch.amin`.
-
-    Args:
-        values: ``(N, *features)``, any real dtype.
-        offsets: ``(B + 1,)`` int64.
-        empty: what an empty sequence gives.
-
-    Returns:
-        ``(B, *features)`` of the dtype of ``values``.
-
-    Example:
-        >>> min(torch.tensor([1., 2., -3.]), torch.tensor([0, 2, 2, 3])).tolist()
-        [1.0, 0.0, -3.0]
     """
     return _extreme(values, offsets, empty, "amin")
 
@@ -189,20 +108,7 @@ def _exponentials(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tens
 
 
 def logsumexp(values: Tensor, offsets: Tensor, empty: float = 0.0) -> Tensor:
-    """The logarithm of the sum of the exponentials of each sequence, feature by feature.
-
-    Args:
-        values: ``(N, *features)`` of a floating-point dtype.
-        offsets: ``(B + 1,)`` int64.
-        empty: what an empty sequence gives; the sum of nothing would give ``-inf``.
-
-    Returns:
-        ``(B, *features)`` of the dtype of ``values``. Elements that are all ``-inf`` give ``-inf`` and get no gradient.
-
-    Example:
-        >>> logsumexp(torch.tensor([0., 0., 3.]), torch.tensor([0, 2, 2, 3])).exp().round().tolist()
-        [2.0, 1.0, 20.0]
-    """
+    """The logarithm of the sum of the exponentials of each sequence, feature by feature."""
     _, total, largest = _exponentials(values, offsets)
     is_zero = total == 0
     result = total.masked_fill(is_zero, 1).log().masked_fill(is_zero, float("-inf")) + largest
@@ -215,39 +121,14 @@ def logsumexp(values: Tensor, offsets: Tensor, empty: float = 0.0) -> Tensor:
 
 
 def spread(per_sequence: Tensor, offsets: Tensor, total: int) -> Tensor:
-    """Give every element the value of its sequence.
-
-    Args:
-        per_sequence: ``(B, *features)``, any dtype.
-        offsets: ``(B + 1,)`` int64.
-        total: ``N``.
-
-    Returns:
-        ``(N, *features)``.
-
-    Example:
-        >>> spread(torch.tensor([5, 6, 7]), torch.tensor([0, 2, 2, 3]), 3).tolist()
-        [5, 5, 7]
-    """
+    """Give every element the value of its sequence."""
     # Only the backward pass adds anything up.
     source = _widened(per_sequence) if per_sequence.requires_grad else per_sequence
     return source.index_select(0, segment_ids(offsets, total)).to(per_sequence.dtype)
 
 
 def softmax(values: Tensor, offsets: Tensor) -> Tensor:
-    """The softmax over the steps of each sequence, feature by feature.
-
-    Args:
-        values: ``(N, *features)`` of a floating-point dtype.
-        offsets: ``(B + 1,)`` int64.
-
-    Returns:
-        ``(N, *features)``; the elements of a sequence add up to 1.
-
-    Example:
-        >>> softmax(torch.tensor([0., 0., 3.]), torch.tensor([0, 2, 3])).tolist()
-        [0.5, 0.5, 1.0]
-    """
+    """The softmax over the steps of each sequence, feature by feature."""
     # A sequence of -inf only gives NaN, as it does in torch.softmax.
     raised, total, _ = _exponentials(values, offsets)
     return (raised / spread(total, offsets, values.shape[0])).to(values.dtype)

@@ -32,34 +32,17 @@ _REDUCTIONS = ("element", "sequence", "none")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Comparison:
-    """Predictions and targets, one row per element, and how the losses of the rows are weighed.
+    """Predictions and targets, one row per element, and how the losses of the rows are weighed."""
 
-    Attributes:
-        batch: the predictions as they were given.
-        predictions: ``(N, *features)``; zeros in rows of weight 0.
-        targets: ``(N, ...)``; floating-point ones are zeros in rows of weight 0.
-        row_weights: ``(N,)`` of the dtype that losses are added up in, or None for ones.
-        sequence_weights: ``(B,)``, where the means of sequences are weighed; else None.
-        reduction: how the losses become one number.
-    """
-
-    batch: Ragged
-    predictions: Tensor
-    targets: Tensor
-    row_weights: Tensor | None
-    sequence_weights: Tensor | None
-    reduction: Reduction
+    batch: Ragged  # the predictions as they were given
+    predictions: Tensor  # ``(N, *features)``; zeros in rows of weight 0
+    targets: Tensor  # ``(N, ...)``; floating-point ones are zeros in rows of weight 0
+    row_weights: Tensor | None  # ``(N,)`` of the dtype that losses are added up in, or None for ones
+    sequence_weights: Tensor | None  # ``(B,)``, where the means of sequences are weighed; else None
+    reduction: Reduction  # how the losses become one number
 
     def reduce(self, losses: Tensor, counts: Tensor | None = None) -> Tensor | Ragged:
-        """Reduce the losses of the rows.
-
-        Args:
-            losses: ``(N,)``.
-            counts: ``(N,)``, as how many elements each row counts where means are taken; ones by default.
-
-        Returns:
-            A 0-d tensor, or a Ragged ``(N,)`` where the reduction is ``"none"``.
-        """
+        """Reduce the losses of the rows."""
         if self.reduction == "none":
             return self.batch._like(
                 losses if self.row_weights is None else (losses * self.row_weights).to(losses.dtype)
@@ -80,14 +63,7 @@ class Comparison:
 
 
 def compare(predictions: Any, target: Any, weights: Any, reduction: Any) -> Comparison:
-    """Check the arguments of a loss against each other, and bring them together row by row.
-
-    Args:
-        predictions: a Ragged ``(N, *features)`` of a floating-point dtype.
-        target: a Ragged ``(N, ...)`` of the same lengths, or a tensor ``(B, ...)``.
-        weights: a Ragged ``(N,)`` of the same lengths, a tensor ``(B,)``, or None.
-        reduction: ``"element"``, ``"sequence"`` or ``"none"``.
-    """
+    """Check the arguments of a loss against each other, and bring them together row by row."""
     check_reduction(reduction)
     check_predictions("input", predictions)
     rows = _rows("target", target, predictions)
@@ -127,15 +103,7 @@ def _weigh(weights: Any, batch: Ragged, reduction: Reduction) -> tuple[Tensor | 
 
 
 def sequence_weights(weights: Any, batch: Ragged) -> Tensor:
-    """Check weights of sequences.
-
-    Args:
-        weights: a tensor ``(B,)``.
-        batch: what they weigh.
-
-    Returns:
-        ``(B,)`` of the dtype that losses are added up in.
-    """
+    """Check weights of sequences."""
     given = check_tensor("weights", weights, batch, "pass one number per sequence, such as torch.tensor(weights)")
     if given.shape != (len(batch),):
         raise ShapeError(
@@ -151,33 +119,19 @@ def sequence_weights(weights: Any, batch: Ragged) -> Tensor:
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype to add up losses in: float32 for anything narrower.
-
-    Example:
-        >>> wide(torch.bfloat16), wide(torch.float64)
-        (torch.float32, torch.float64)
-    """
+    """The dtype to add up losses in: float32 for anything narrower."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """The quotient, and 0 without a gradient where the denominator is 0: nothing was counted there.
-
-    Example:
-        >>> ratio(torch.tensor([6.0, 5.0]), torch.tensor([2.0, 0.0])).tolist()
-        [3.0, 0.0]
-    """
+    """The quotient, and 0 without a gradient where the denominator is 0: nothing was counted there."""
     # A numerator may be left over: smoothed labels of a class of weight 0 share in the loss of the others.
     nothing = denominator == 0
     return numerator.masked_fill(nothing, 0) / denominator.masked_fill(nothing, 1)
 
 
 def check_reduction(reduction: Any) -> None:
-    """Refuse what is not a reduction.
-
-    Example:
-        >>> check_reduction("element")
-    """
+    """Refuse what is not a reduction."""
     if not isinstance(reduction, str) or reduction not in _REDUCTIONS:
         raise ArgumentError(
             message(
@@ -237,11 +191,7 @@ def check_tensor(name: str, given: Any, batch: Ragged, fix: str) -> Tensor:
 
 
 def check_numbers(name: str, numbers: Tensor) -> None:
-    """Refuse weights that are not finite numbers of at least 0; they are looked at on a CPU alone.
-
-    Example:
-        >>> check_numbers("weights", torch.tensor([0.0, 2.0]))
-    """
+    """Refuse weights that are not finite numbers of at least 0; they are looked at on a CPU alone."""
     if numbers.is_cpu and not torch.compiler.is_compiling():
         wrong = ~((numbers >= 0) & numbers.isfinite())
         if bool(wrong.any()):

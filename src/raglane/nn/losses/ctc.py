@@ -154,27 +154,16 @@ def _check_targets(log_probs: Ragged, targets: Any, blank: Any) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Lattice:
-    """The states of all targets; see NOTE [lattice]. S of them, of B sequences.
+    """The states of all targets; see NOTE [lattice]. S of them, of B sequences."""
 
-    Attributes:
-        alive: for each step, how many states belong to sequences that have it.
-        order: ``(B,)`` the sequences in the order of their states.
-        offsets: ``(B + 1,)`` where the states of each start.
-        owner: ``(S,)`` the sequence of each state, in the caller's numbers.
-        emission: ``(S,)`` where in the flat log-probabilities a state finds its label at step 0.
-        final: ``(S,)`` whether a path may end here.
-        is_first: ``(S,)`` whether it is the first state of its sequence, which no other leads to.
-        bars_skips: ``(S,)`` whether no path comes from the state two before.
-    """
-
-    alive: list[int]
-    order: Tensor
-    offsets: Tensor
-    owner: Tensor
-    emission: Tensor
-    final: Tensor
-    is_first: Tensor
-    bars_skips: Tensor
+    alive: list[int]  # for each step, how many states belong to sequences that have it
+    order: Tensor  # ``(B,)`` the sequences in the order of their states
+    offsets: Tensor  # ``(B + 1,)`` where the states of each start
+    owner: Tensor  # ``(S,)`` the sequence of each state, in the caller's numbers
+    emission: Tensor  # ``(S,)`` where in the flat log-probabilities a state finds its label at step 0
+    final: Tensor  # ``(S,)`` whether a path may end here
+    is_first: Tensor  # ``(S,)`` whether it is the first state of its sequence, which no other leads to
+    bars_skips: Tensor  # ``(S,)`` whether no path comes from the state two before
 
 
 def _lattice(
@@ -222,17 +211,7 @@ def _joined(stay: Tensor, step: Tensor, skip: Tensor, no_step: Tensor, no_skip: 
 
 
 def _align(log_probs: Tensor, *parts: Any, need_shares: bool) -> tuple[Tensor, Tensor]:
-    """Sum over all paths.
-
-    Args:
-        log_probs: ``(N, C)``.
-        *parts: the arguments of :func:`_lattice` after ``classes``.
-        need_shares: whether the gradient will be asked for.
-
-    Returns:
-        Minus the logarithm of the probability of each target, ``(B,)``; and ``(N, C)``, the probability that a path
-        of the target emits a label at a step, which is minus the derivative; without rows where it is not needed.
-    """
+    """Sum over all paths."""
     lattice = _lattice(log_probs.shape[1], *parts)
     kept = log_probs.new_empty(sum(lattice.alive) if need_shares else 0)
     losses, emission = _forward(log_probs, lattice, kept)
