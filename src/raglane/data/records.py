@@ -11,13 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from raglane._utils.checks import check_flag, check_kind, read_index
+from raglane import segments
+from raglane._utils.checks import check_flag, check_kind, read_index, read_lengths
 from raglane.data.features import Feature, check_features
 from raglane.data.splitting import check_split
 from raglane.data.targets import TASKS, Targets, check_task
 from raglane.errors import DataError, message, quote
-from raglane.segments import plain as segments
-from raglane.segments.numbers import read_lengths
 
 __all__ = [
     "LISTS",

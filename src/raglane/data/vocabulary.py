@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from raglane import segments
 from raglane.errors import DataError, message
-from raglane.segments import plain as segments
 
 __all__ = ["END", "UNKNOWN", "between_ends", "fit_vocabulary", "no_tokens"]
 

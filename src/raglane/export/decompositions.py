@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from raglane.errors import require
-from raglane.segments.index import owners
+from raglane.segments import owners
 
 __all__ = [
     "decompositions",

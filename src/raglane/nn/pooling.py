@@ -12,12 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from raglane._utils.checks import check_fits
+from raglane import segments
+from raglane._utils.checks import check_count, check_dtype, check_fits
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, quote
-from raglane.nn.arguments import check_count, check_dtype
 from raglane.nn.linear import RowLinear
 from raglane.ragged import Ragged
-from raglane.segments import plain as segments
 
 __all__ = ["POOLINGS", "AttentionPooling", "Pooling"]
 

@@ -1,6 +1,6 @@
 """Padded tensors and packs to flat values and back, one call of the kernels each way.
 
-What :mod:`raglane.packing.flat` does for every device by index arithmetic, some fifty operations of NumPy and torch,
+What :mod:`raglane.packing.convert` does for every device by index arithmetic, some fifty operations of NumPy and torch,
 which for a small batch take as long as the layer itself.
 """
 
@@ -23,11 +23,9 @@ from raglane._utils.tracing import index_arithmetic, is_transformed, records_ope
 from raglane.errors import ArgumentError, ShapeError
 from raglane.native.library import ABI, call, library, missing_kernels
 from raglane.native.memory import address, lies_well
+from raglane.packing.layouts import inverse, padded_rows, shape_and_strides, unpacked_rows
+from raglane.segments import lengths_from_offsets
 from raglane.segments.indexing import place_rows, take_rows
-from raglane.segments.layouts import inverse, padded_rows, unpacked_rows
-from raglane.segments.plain import lengths_from_offsets
-
-__all__ = ["Layout", "flatten_packed", "flatten_padded", "layout_of_padded", "padded_from_flat"]
 
 # raglane_rows: nine numbers, then sizes, order, offsets, plan, flat, table.
 _pack = struct.Struct("=15q").pack
@@ -80,7 +78,7 @@ class Layout:
         offsets = plan[: count + 1]
         lengths = lengths_from_offsets(offsets).numpy()
         if self.batch_dim is not None:
-            return padded_rows(lengths, int(offsets[-1]), (self.steps, 1) if self.batch_dim == 0 else (1, count))
+            return padded_rows(lengths, int(offsets[-1]), shape_and_strides(count, self.steps, not self.batch_dim)[1])
         order, sizes = plan[count + 1 : 2 * count + 1], plan[2 * count + 1 :]
         return unpacked_rows(inverse(order).numpy(), lengths, sizes.numpy(), int(offsets[-1]), here)
 
@@ -175,7 +173,11 @@ _from_flat: Callable[..., Tensor] = super(torch.autograd.Function, _FromFlat).ap
 
 
 def flatten_padded(padded: Tensor, lengths: Any, batch_first: bool) -> tuple[Tensor, Layout] | None:
-    """The elements of a padded tensor, and where they stood."""
+    """The elements of a padded tensor ``(T, B, D)``, or ``(B, T, D)`` with ``batch_first``, and where they stood.
+
+    None where this is not for the kernels: no plain tensor on a CPU, lengths other than a tensor of int64 there, or
+    lengths that do not fit, of which ``convert.find_padded`` says what is wrong.
+    """
     batch_dim = 0 if batch_first else 1
     count, steps = padded.shape[batch_dim], padded.shape[1 - batch_dim]
     if not (_is_ours(padded) and _is_list(lengths, count)):
@@ -187,7 +189,7 @@ def flatten_padded(padded: Tensor, lengths: Any, batch_first: bool) -> tuple[Ten
 
 
 def padded_from_flat(flat: Tensor, offsets: Tensor, steps: int, batch_first: bool) -> Tensor | None:
-    """A padded tensor of flat elements, with zeros where it has none."""
+    """A padded tensor of flat elements, with zeros where it has none; None as in :func:`flatten_padded`."""
     if not (_is_ours(flat) and _is_list(offsets, None)):
         return None
     return layout_of_padded(offsets, steps, batch_first).from_flat(flat)
@@ -196,12 +198,12 @@ def padded_from_flat(flat: Tensor, offsets: Tensor, steps: int, batch_first: boo
 def layout_of_padded(offsets: Tensor, steps: int, batch_first: bool) -> Layout:
     """The layout of a padded tensor, whose plan are its offsets."""
     count = offsets.shape[0] - 1
-    shape = (count, steps) if batch_first else (steps, count)
+    shape, _ = shape_and_strides(count, steps, batch_first)
     return Layout(shape, 0 if batch_first else 1, count, steps, offsets, array("q", offsets.tolist()))
 
 
 def flatten_packed(packed: PackedSequence) -> tuple[Tensor, Layout] | None:
-    """The elements of a pack in the caller's order, and where they stood."""
+    """The elements of a pack in the caller's order, and where they stood; None as in :func:`flatten_padded`."""
     data, sizes, order, places = packed
     if data.dim() == 0 or not (_is_ours(data) and _is_list(sizes, None)):
         return None

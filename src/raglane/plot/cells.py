@@ -12,7 +12,7 @@ from torch import Tensor
 from raglane._utils.drawing import PALETTE
 from raglane.plot.picture import SMALL, look, width_of
 from raglane.schedules import Table
-from raglane.segments.plain import segment_ids
+from raglane.segments import segment_ids
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,7 +17,7 @@ from raglane.plot.picture import SMALL, TEXT, TITLE, Box, Picture, label, look, 
 from raglane.plot.rows import ABOVE, BELOW, grid_size, mark_rows, mark_steps, room_for_names
 from raglane.plot.sample import Sample
 from raglane.ragged import Ragged
-from raglane.segments.plain import offsets_from_lengths
+from raglane.segments import offsets_from_lengths
 
 __all__ = ["attention", "gates", "norms"]
 

@@ -13,7 +13,7 @@ from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
 from raglane.ragged import Ragged
 from raglane.schedules.base import longest
 from raglane.schedules.costs import lengths_of
-from raglane.segments.plain import offsets_from_lengths
+from raglane.segments import offsets_from_lengths
 
 __all__ = ["MOST_SEQUENCES", "Sample", "read_labels"]
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from raglane import segments
 from raglane._utils.arrays import as_tensor
 from raglane._utils.checks import check_kind
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, quote
@@ -20,7 +21,6 @@ from raglane.ragged import display, functions
 from raglane.ragged.conversions import Conversions
 from raglane.ragged.operations import SequenceOperations
 from raglane.ragged.sequences import from_list
-from raglane.segments import plain as segments
 
 __all__ = ["Ragged"]
 

@@ -10,18 +10,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from raglane._utils.checks import check_flag, check_tensor, check_whole
+from raglane import segments
+from raglane._utils.checks import check_flag, check_offsets, check_tensor, check_whole, read_integers, read_values
 from raglane._utils.tracing import index_arithmetic, records_operators
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
-from raglane.packing.flat import flatten_packed, flatten_padded, pack_flat
-from raglane.packing.index import flat_to_padded
+from raglane.packing.convert import flat_to_padded, flatten_packed, flatten_padded, pack_flat
 from raglane.ragged.arrow import from_arrow, to_arrow
 from raglane.ragged.base import FlatBatch
 from raglane.ragged.sequences import from_nested, to_nested
-from raglane.segments import plain as segments
-from raglane.segments.checks import check_offsets
 from raglane.segments.indexing import take_rows
-from raglane.segments.numbers import read_integers, read_values
 
 __all__ = ["Conversions"]
 

@@ -9,10 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from raglane import segments
 from raglane._utils.checks import check_flag, check_tensor, check_whole, read_index
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
 from raglane.ragged.base import FlatBatch
-from raglane.segments import plain as segments
 from raglane.segments.indexing import place_rows, take_rows
 
 __all__ = ["SequenceOperations"]

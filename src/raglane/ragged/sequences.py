@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from raglane._utils.arrays import as_tensor
+from raglane._utils.checks import check_offsets
 from raglane.errors import ArgumentTypeError, ShapeError, message
-from raglane.segments.checks import check_offsets
-from raglane.segments.plain import element_index, offsets_from_lengths
+from raglane.segments import element_index, offsets_from_lengths
 
 __all__ = ["from_list", "from_nested", "to_nested"]
 

@@ -18,7 +18,7 @@ from raglane.export.signature import Layout
 from raglane.export.to_onnx import Exported, made
 from raglane._utils.files import check_new_file, write_files
 from raglane.ragged import Ragged
-from raglane.segments import plain as segments
+from raglane import segments
 from raglane.training.model import SequenceModel
 
 __all__ = ["RunModule", "description_path", "export_run"]

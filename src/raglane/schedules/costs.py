@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from raglane._utils.checks import read_lengths
 from raglane.schedules import SCHEDULES, Count
-from raglane.segments.numbers import read_lengths
 
 __all__ = ["Cost", "cost", "lengths_of"]
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from raglane.schedules.base import Count, Schedule, Table, real_count
-from raglane.segments.plain import offsets_from_lengths, positions, segment_ids
+from raglane.segments import offsets_from_lengths, positions, segment_ids
 
 __all__ = ["Each"]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from raglane._utils.checks import check_whole
 from raglane.schedules.base import Count, Schedule, Table, longest_first, real_count
-from raglane.segments.plain import offsets_from_lengths, positions, segment_ids
+from raglane.segments import offsets_from_lengths, positions, segment_ids
 
 __all__ = ["DEFAULT_LANES", "Lanes"]
 

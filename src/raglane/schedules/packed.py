@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from raglane.schedules.base import Count, Schedule, Table, longest, longest_first, real_count
-from raglane.segments.layouts import conjugate
-from raglane.segments.plain import offsets_from_lengths, positions, segment_ids
+from raglane.segments import conjugate, offsets_from_lengths, positions, segment_ids
 
 __all__ = ["Packed"]
 

@@ -10,11 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from raglane._utils.checks import check_lengths, given_lengths
 from raglane._utils.memory import is_mapped
 from raglane.data.order.limit import Limit, pieces_of
 from raglane.errors import ArgumentError, argument, message
-from raglane.segments.checks import check_lengths
-from raglane.segments.numbers import given_lengths
 
 __all__ = ["Settled", "settle"]
 

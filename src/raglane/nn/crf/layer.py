@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raglane._utils.checks import check_count, check_dtype
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
 from raglane.kernels.graph import has_loops
-from raglane.nn.arguments import check_count, check_dtype
 from raglane.nn.crf import loops, recursions
 from raglane.nn.losses.comparison import Reduction, check_reduction, wide
 from raglane.ragged import Ragged

@@ -11,9 +11,9 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from raglane import segments
 from raglane.kernels.graph import Step, Table, run_steps, table_of
 from raglane.nn.crf.recursions import SUMS, Scores, finite, weights_of
-from raglane.segments import plain as segments
 
 __all__ = ["best_tags", "log_partition", "marginals"]
 

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from raglane.segments import plain as segments
+from raglane import segments
+from raglane.packing.layouts import inverse, packed_layout
 from raglane.segments.indexing import take_rows
-from raglane.segments.layouts import inverse, packed_layout
 
 __all__ = ["SUMS", "Scores", "best_tags", "finite", "log_partition", "marginals", "path_score", "weights_of"]
 

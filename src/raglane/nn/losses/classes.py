@@ -8,9 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raglane._utils.checks import check_whole
+from raglane._utils.checks import check_number, check_whole
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
-from raglane.nn.arguments import check_number
 from raglane.nn.losses.comparison import Comparison, Reduction, check_numbers, check_tensor, compare
 from raglane.ragged import Ragged
 

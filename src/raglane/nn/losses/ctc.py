@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raglane import segments
 from raglane._utils.checks import check_flag, check_whole
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, quote
 from raglane.nn.losses.comparison import Reduction, check_predictions, check_reduction, ratio, sequence_weights, wide
 from raglane.ragged import Ragged
-from raglane.segments import plain as segments
-from raglane.segments.layouts import conjugate
+from raglane.segments import conjugate
 
 __all__ = ["ctc_loss"]
 

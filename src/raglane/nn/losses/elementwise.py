@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from raglane._utils.checks import check_number
 from raglane.errors import ArgumentError, ShapeError, message
-from raglane.nn.arguments import check_number
 from raglane.nn.losses.comparison import Reduction, check_numbers, check_tensor, compare
 from raglane.ragged import Ragged
 

@@ -10,9 +10,6 @@ So to go from one to another is to take rows by an index without repetition, or 
 here compute the index; :mod:`raglane.segments.indexing` moves the rows. Nothing loops over steps or sequences, and
 nothing waits for a device.
 
-The lengths and the batch sizes of a pack are conjugate partitions of N: entry ``i`` of the one is the number of
-entries of the other that exceed ``i``. One function, :func:`conjugate`, goes both ways.
-
 NOTE [two kinds of array]: the arithmetic is written once, for NumPy arrays and for tensors. On a CPU it runs on
 NumPy arrays, whose operations cost a third of PyTorch's to start; in small batches starting them is all the time
 there is. Where :mod:`torch.compile` traces, the way to padded tensors and back runs on tensors.
@@ -25,40 +22,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from raglane._utils.tracing import index_arithmetic
-
-__all__ = [
-    "IntArray",
-    "PackedLayout",
-    "conjugate",
-    "inverse",
-    "on_host",
-    "packed_layout",
-    "packed_rows",
-    "padded_rows",
-    "rows_of",
-    "send",
-    "unpacked_rows",
-]
-
-
-IntArray = NDArray[np.int64]
-
-
-class PackedLayout(NamedTuple):
-    """Where the elements of flat values go in a pack."""
-
-    index: Tensor  # type: ignore[assignment]  # hides tuple.index, which nobody calls
-    batch_sizes: Tensor  # ``(T,)`` int64 on the CPU, the number of sequences that have each step; all above 0
-    sorted_indices: Tensor  # ``(B,)`` int64 on the device of the offsets: the sequences, longest first, ties in order
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# The arithmetic itself: see NOTE [two kinds of array]. An array is a NumPy array or a tensor, all of one kind.
-# ---------------------------------------------------------------------------------------------------------------
+from raglane.segments import IntArray, conjugate
 
 
 class _Kit(NamedTuple):
@@ -81,9 +48,8 @@ def _kit(device: torch.device) -> _Kit:
     )
 
 
-def _packed(
-    kit: _Kit, starts: Any, batch_sizes: Any, before: Any, total: int, sequence_stride: int, step_stride: int
-) -> Any:
+def _packed(kit: _Kit, starts: Any, batch_sizes: Any, before: Any, total: int, strides: tuple[int, int]) -> Any:
+    sequence_stride, step_stride = strides
     steps = kit.count_up(batch_sizes.shape[0], step_stride)
     if starts is None:
         # Within a step the rows go up evenly: what is added to a count is one number per step.
@@ -107,47 +73,35 @@ def _unpacked(kit: _Kit, ranks: Any, lengths: Any, batch_sizes: Any, total: int)
     return rows
 
 
-def _padded(kit: _Kit, lengths: Any, total: int, sequence_stride: int, step_stride: int, left_steps: int | None) -> Any:
+def _padded(kit: _Kit, lengths: Any, total: int, strides: tuple[int, int], left_steps: int | None) -> Any:
+    sequence_stride, step_stride = strides
     starts = kit.count_up(lengths.shape[0], sequence_stride)
     elements = lengths.cumsum(0)
-    if left_steps is None:
-        elements -= lengths
-    else:
-        # A sequence ends where its row ends.
-        elements -= left_steps
+    # With the padding on the left a sequence ends where its row ends.
+    elements -= lengths if left_steps is None else left_steps
     starts -= elements if step_stride == 1 else elements * step_stride
     rows = kit.count_up(total, step_stride)
     rows += kit.repeat(starts, lengths, total)
     return rows
 
 
-def conjugate(counts: IntArray, size: int) -> IntArray:
-    """Lengths to batch sizes, or batch sizes to lengths, longest first."""
-    at_most: IntArray = np.bincount(counts, minlength=size)[:size].cumsum()
-    exceeding: IntArray = counts.shape[0] - at_most
-    return exceeding
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Indices as tensors
-# ---------------------------------------------------------------------------------------------------------------
-
-
 @index_arithmetic
 def packed_rows(
     starts: IntArray | Tensor | None, batch_sizes: IntArray, strides: tuple[int, int], device: torch.device
 ) -> Tensor:
-    """The rows of the elements, in packed order."""
+    """The row of each element ``(N,)`` in packed order; ``strides`` are those of a sequence and of a step, in rows.
+
+    ``starts`` has the row of the first step of each sequence, longest first; None where they are a stride apart.
+    """
     before = batch_sizes.cumsum()
     total = int(before[-1]) if before.shape[0] else 0
     before -= batch_sizes
     if device.type == "cpu":
         host = starts.numpy() if isinstance(starts, Tensor) else starts
-        return torch.from_numpy(_packed(_HOST, host, batch_sizes, before, total, *strides))
+        return torch.from_numpy(_packed(_HOST, host, batch_sizes, before, total, strides))
     if isinstance(starts, np.ndarray):
         starts = send(starts, device)
-    sent = send(batch_sizes, device), send(before, device)
-    rows: Tensor = _packed(_kit(device), starts, *sent, total, *strides)
+    rows: Tensor = _packed(_kit(device), starts, send(batch_sizes, device), send(before, device), total, strides)
     return rows
 
 
@@ -155,7 +109,7 @@ def packed_rows(
 def unpacked_rows(
     ranks: IntArray, lengths: IntArray, batch_sizes: IntArray, total: int, device: torch.device
 ) -> Tensor:
-    """The rows of a pack, sequence after sequence."""
+    """The row of each element ``(N,)`` of a pack, sequence after sequence; ``ranks`` are their places in the pack."""
     if device.type == "cpu":
         return torch.from_numpy(_unpacked(_HOST, ranks, lengths, batch_sizes, total))
     arrays = send(ranks, device), send(lengths, device), send(batch_sizes, device)
@@ -171,15 +125,18 @@ def padded_rows(
     left_steps: int | None = None,
     device: torch.device | None = None,
 ) -> Tensor:
-    """The rows of the elements in a padded batch, sequence after sequence."""
+    """The row of each element ``(N,)`` of a padded batch, sequence after sequence, with the lengths unless on a device.
+
+    ``left_steps`` is the number of steps of the batch if its padding is on the left.
+    """
     if isinstance(lengths, np.ndarray) and device is not None and device.type != "cpu":
         lengths = send(lengths, device)
     if isinstance(lengths, Tensor):
         if not lengths.is_cpu or torch.compiler.is_compiling():
-            rows: Tensor = _padded(_kit(lengths.device), lengths, total, *strides, left_steps)
+            rows: Tensor = _padded(_kit(lengths.device), lengths, total, strides, left_steps)
             return rows
         lengths = lengths.numpy()
-    return torch.from_numpy(_padded(_HOST, lengths, total, *strides, left_steps))
+    return torch.from_numpy(_padded(_HOST, lengths, total, strides, left_steps))
 
 
 @index_arithmetic
@@ -208,8 +165,13 @@ def on_host(indices: Tensor) -> IntArray:
     return array
 
 
+def shape_and_strides(count: int, steps: int, batch_first: bool) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The first dimensions of a padded batch, and how many rows one sequence is from the next, and one step."""
+    return ((count, steps), (steps, 1)) if batch_first else ((steps, count), (1, count))
+
+
 def rows_of(padded: Tensor, batch_first: bool) -> tuple[Tensor, tuple[int, int]]:
-    """A padded batch as a table of rows, and how far apart sequences and steps are in it."""
+    """A padded batch as a table of rows, a view wherever the memory allows, and the strides of sequences and steps."""
     outer, inner = padded.shape[:2]
     if not padded.is_contiguous() and padded.stride(1) == outer * padded.stride(0):
         # The transpose of a batch that lies in one piece: its rows can be taken where they are.
@@ -217,9 +179,17 @@ def rows_of(padded: Tensor, batch_first: bool) -> tuple[Tensor, tuple[int, int]]
     return padded.flatten(0, 1), (inner, 1) if batch_first else (1, inner)
 
 
+class PackedLayout(NamedTuple):
+    """Where the elements of flat values go in a pack."""
+
+    index: Tensor  # type: ignore[assignment]  # (N,) int64: row i of the pack is row index[i] of the values
+    batch_sizes: Tensor  # (T,) int64 on the CPU, the number of sequences that have each step; all above 0
+    sorted_indices: Tensor  # (B,) int64 on the device of the offsets: the sequences, longest first, ties in order
+
+
 @index_arithmetic
 def packed_layout(lengths: Tensor, offsets: Tensor) -> PackedLayout:
-    """Where the elements of flat values go in a pack, longest sequence first."""
+    """Where flat values go in a pack; ``lengths`` are on the CPU, the index and the order where ``offsets`` are."""
     host: IntArray = lengths.numpy()
     order: IntArray = (-host).argsort(kind="stable")
     longest = int(host[order[0]]) if order.shape[0] else 0
