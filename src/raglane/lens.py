@@ -356,14 +356,9 @@ class _Sequences(_Items):
     def replaced(self, changed: dict[Any, Any]) -> Any:
         for key, part in changed.items():
             if not isinstance(part, Tensor):
-                raise ArgumentTypeError(
-                    message(
-                        "function",
-                        f"a result of type {type(part).__name__} for {_step(key)} of a Ragged",
-                        "a tensor takes the place of a sequence or of the values",
-                        "return torch.as_tensor(...)",
-                    )
-                )
+                got = f"a result of type {type(part).__name__} for {_step(key)} of a Ragged"
+                rule = "a tensor takes the place of a sequence or of the values"
+                raise ArgumentTypeError(message("function", got, rule, "return torch.as_tensor(...)"))
         if "values" in changed:
             return self.value.map(lambda _: changed["values"])
         return type(self.value)([changed.get(index, self.get(index)) for index in self.indexes])

@@ -31,14 +31,8 @@ _PLAIN: dict[str, Callable[[Ragged], Tensor]] = {
 
 def _check_batch(batch: Any) -> None:
     if not isinstance(batch, Ragged):
-        raise ArgumentTypeError(
-            message(
-                "batch",
-                type(batch).__name__,
-                "a Ragged says where its sequences end",
-                "wrap it with rl.Ragged(sequences) or rl.Ragged.from_padded(padded, lengths)",
-            )
-        )
+        fix = "wrap it with rl.Ragged(sequences) or rl.Ragged.from_padded(padded, lengths)"
+        raise ArgumentTypeError(message("batch", type(batch).__name__, "a Ragged says where its sequences end", fix))
 
 
 class Pooling(nn.Module):
@@ -150,14 +144,9 @@ class AttentionPooling(nn.Module):
         """
         _check_batch(batch)
         if tuple(batch.features) != (self.features,):
-            raise ShapeError(
-                message(
-                    "batch",
-                    f"elements of shape {tuple(batch.features)}",
-                    f"one dimension of {self.features} features",
-                    "build the pooling with the features of its input",
-                )
-            )
+            rule = f"one dimension of {self.features} features"
+            fix = "build the pooling with the features of its input"
+            raise ShapeError(message("batch", f"elements of shape {tuple(batch.features)}", rule, fix))
         check_fits("batch", batch.values, self.hidden.weight)
         return batch.map(lambda values: self.query(torch.tanh(self.hidden(values)))).softmax()
 

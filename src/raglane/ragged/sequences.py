@@ -24,14 +24,9 @@ def from_list(sequences: Iterable[Any]) -> tuple[Tensor, Tensor]:
         # A nested tensor has no shape that it could tell.
         if isinstance(sequences, np.ndarray) or (isinstance(sequences, Tensor) and not sequences.is_nested):
             shape = f" of shape {tuple(sequences.shape)}"
-        raise ArgumentTypeError(
-            message(
-                "sequences",
-                f"one {type(sequences).__name__}{shape}",
-                "a list with one tensor (L_i, *features) for each sequence",
-                "pass a list, or call Ragged.from_padded for a padded tensor and Ragged.from_flat for flat values",
-            )
-        )
+        rule = "a list with one tensor (L_i, *features) for each sequence"
+        fix = "pass a list, or call Ragged.from_padded for a padded tensor and Ragged.from_flat for flat values"
+        raise ArgumentTypeError(message("sequences", f"one {type(sequences).__name__}{shape}", rule, fix))
     items = list(sequences)
     tensors = [_read_sequence(item, index) for index, item in enumerate(items)]
     if not tensors:
@@ -52,49 +47,33 @@ def _read_sequence(item: Any, index: int) -> Tensor:
     try:
         tensor = as_tensor(item)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise ArgumentTypeError(
-            message(
-                f"sequences[{index}]",
-                f"a {type(item).__name__} that is not an array of numbers",
-                "a sequence is a tensor (L, *features), or lists of numbers of one shape",
-                "turn texts into indices with a vocabulary first",
-            )
-        ) from error
+        got = f"a {type(item).__name__} that is not an array of numbers"
+        rule = "a sequence is a tensor (L, *features), or lists of numbers of one shape"
+        fix = "turn texts into indices with a vocabulary first"
+        raise ArgumentTypeError(message(f"sequences[{index}]", got, rule, fix)) from error
     if tensor.is_nested:
-        raise ArgumentTypeError(
-            message(
-                f"sequences[{index}]",
-                "a nested tensor",
-                "a sequence is a tensor (L, *features)",
-                "call Ragged.from_nested on the nested tensor itself",
-            )
-        )
+        rule = "a sequence is a tensor (L, *features)"
+        fix = "call Ragged.from_nested on the nested tensor itself"
+        raise ArgumentTypeError(message(f"sequences[{index}]", "a nested tensor", rule, fix))
     return tensor
 
 
 def _check_alike(tensors: Sequence[Tensor], typical: Tensor) -> None:
     """Raise a ShapeError that names the first sequence that does not go with the others."""
     if typical.dim() == 0:
-        raise ShapeError(
-            message(
-                "sequences",
-                "a number where a sequence belongs",
-                "each sequence has at least one dimension, its steps",
-                "wrap the numbers of a sequence in a list or a 1-D tensor",
-            )
-        )
+        rule = "each sequence has at least one dimension, its steps"
+        fix = "wrap the numbers of a sequence in a list or a 1-D tensor"
+        raise ShapeError(message("sequences", "a number where a sequence belongs", rule, fix))
     wanted = (typical.shape[1:], typical.dtype, typical.device)
     for index, tensor in enumerate(tensors):
         if tensor.dim() == 0 or (tensor.shape[1:], tensor.dtype, tensor.device) != wanted:
-            raise ShapeError(
-                message(
-                    f"sequences[{index}]",
-                    f"shape {tuple(tensor.shape)}, {tensor.dtype}, {tensor.device}",
-                    f"every sequence is (L, {', '.join(map(str, typical.shape[1:]))}), {typical.dtype} on "
-                    f"{typical.device}, as the others are",
-                    "convert it with .to(...) or .reshape(...) first",
-                )
+            got = f"shape {tuple(tensor.shape)}, {tensor.dtype}, {tensor.device}"
+            rule = (
+                f"every sequence is (L, {', '.join(map(str, typical.shape[1:]))}), {typical.dtype} on "
+                f"{typical.device}, as the others are"
             )
+            fix = "convert it with .to(...) or .reshape(...) first"
+            raise ShapeError(message(f"sequences[{index}]", got, rule, fix))
 
 
 def from_nested(nested: Tensor) -> tuple[Tensor, Tensor]:
@@ -104,26 +83,14 @@ def from_nested(nested: Tensor) -> tuple[Tensor, Tensor]:
     gathered, which waits for a device; one of the strided layout is taken apart and laid flat.
     """
     if not (isinstance(nested, Tensor) and nested.is_nested):
-        raise ArgumentTypeError(
-            message(
-                "nested",
-                type(nested).__name__,
-                "a tensor of torch.nested",
-                "pass torch.nested.nested_tensor(sequences, layout=torch.jagged), or Ragged(sequences)",
-            )
-        )
+        fix = "pass torch.nested.nested_tensor(sequences, layout=torch.jagged), or Ragged(sequences)"
+        raise ArgumentTypeError(message("nested", type(nested).__name__, "a tensor of torch.nested", fix))
     if nested.layout is not torch.jagged:
         values, lengths = from_list(list(nested.unbind()))
         return values, offsets_from_lengths(lengths).to(values.device)
     if getattr(nested, "_ragged_idx", 1) != 1:
-        raise ShapeError(
-            message(
-                "nested",
-                f"dimension {getattr(nested, '_ragged_idx', 1)} ragged",
-                "only dimension 1, the steps, may be ragged",
-                "transpose it back before you convert it",
-            )
-        )
+        rule, fix = "only dimension 1, the steps, may be ragged", "transpose it back before you convert it"
+        raise ShapeError(message("nested", f"dimension {getattr(nested, '_ragged_idx', 1)} ragged", rule, fix))
     jagged: Any = nested  # its methods are none of Tensor's
     # A copy, since whoever holds the nested tensor can write to its offsets.
     values, offsets = jagged.values(), jagged.offsets().to(torch.int64, copy=True)

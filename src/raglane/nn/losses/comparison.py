@@ -84,14 +84,9 @@ def _weigh(weights: Any, batch: Ragged, reduction: Reduction) -> tuple[Tensor | 
         weights._needs_lengths_of("weights", batch, "the predictions have")
         given = weights.values
         if given.dim() != 1:
-            raise ShapeError(
-                message(
-                    "weights",
-                    f"elements of shape {tuple(weights.features)}",
-                    "one number per element",
-                    "pass a Ragged without features, for instance weights.map(lambda values: values.squeeze(-1))",
-                )
-            )
+            rule = "one number per element"
+            fix = "pass a Ragged without features, for instance weights.map(lambda values: values.squeeze(-1))"
+            raise ShapeError(message("weights", f"elements of shape {tuple(weights.features)}", rule, fix))
         check_tensor("weights", given, batch, "pass real numbers")
         check_numbers("weights", given)
         return given.to(wide(batch.dtype)), None, given != 0
@@ -106,14 +101,9 @@ def sequence_weights(weights: Any, batch: Ragged) -> Tensor:
     """Check weights of sequences."""
     given = check_tensor("weights", weights, batch, "pass one number per sequence, such as torch.tensor(weights)")
     if given.shape != (len(batch),):
-        raise ShapeError(
-            message(
-                "weights",
-                f"shape {tuple(given.shape)}",
-                f"one number per sequence, and the batch has {len(batch)}",
-                "pass a tensor (B,), or a Ragged for one per element",
-            )
-        )
+        rule = f"one number per sequence, and the batch has {len(batch)}"
+        fix = "pass a tensor (B,), or a Ragged for one per element"
+        raise ShapeError(message("weights", f"shape {tuple(given.shape)}", rule, fix))
     check_numbers("weights", given)
     return given.to(wide(batch.dtype))
 
@@ -133,27 +123,15 @@ def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
 def check_reduction(reduction: Any) -> None:
     """Refuse what is not a reduction."""
     if not isinstance(reduction, str) or reduction not in _REDUCTIONS:
-        raise ArgumentError(
-            message(
-                "reduction",
-                quote(reduction),
-                f"one of {', '.join(map(repr, _REDUCTIONS))}",
-                "for torch's 'mean' pass 'element'; for its 'sum' pass 'none' and add up the values",
-            )
-        )
+        fix = "for torch's 'mean' pass 'element'; for its 'sum' pass 'none' and add up the values"
+        raise ArgumentError(message("reduction", quote(reduction), f"one of {', '.join(map(repr, _REDUCTIONS))}", fix))
 
 
 def check_predictions(name: str, batch: Any) -> None:
     """Refuse predictions that are not a Ragged, or not of a floating-point dtype."""
     if not isinstance(batch, Ragged):
-        raise ArgumentTypeError(
-            message(
-                name,
-                type(batch).__name__,
-                "a Ragged of predictions, one per element",
-                "for one prediction per sequence call torch.nn.functional's own loss; else wrap it with rl.Ragged",
-            )
-        )
+        fix = "for one prediction per sequence call torch.nn.functional's own loss; else wrap it with rl.Ragged"
+        raise ArgumentTypeError(message(name, type(batch).__name__, "a Ragged of predictions, one per element", fix))
     if not batch.values.is_floating_point():
         raise ArgumentTypeError(message(name, str(batch.dtype), "a floating-point dtype", "call .to(torch.float32)"))
 
@@ -165,14 +143,9 @@ def _rows(name: str, given: Any, batch: Ragged) -> Tensor:
         return check_tensor(name, given.values, batch, "pass real numbers")
     check_tensor(name, given, batch, "wrap it with rl.Ragged, for one per element, or pass a tensor, one per sequence")
     if given.dim() == 0 or given.shape[0] != len(batch):
-        raise ShapeError(
-            message(
-                name,
-                f"a tensor of shape {tuple(given.shape)}",
-                f"a tensor has one row per sequence, and the batch has {len(batch)}",
-                "for one per element pass a Ragged, rl.Ragged.from_flat(values, lengths=...)",
-            )
-        )
+        rule = f"a tensor has one row per sequence, and the batch has {len(batch)}"
+        fix = "for one per element pass a Ragged, rl.Ragged.from_flat(values, lengths=...)"
+        raise ShapeError(message(name, f"a tensor of shape {tuple(given.shape)}", rule, fix))
     return segments.spread(given, batch.offsets, batch.values.shape[0])
 
 

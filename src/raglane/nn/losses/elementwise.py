@@ -174,14 +174,8 @@ def _label_weights(pos_weight: Any, logits: Tensor, batch: Ragged) -> Tensor:
     if given.numel() == 1:
         return given.reshape(())
     if given.shape != logits.shape[1:]:
-        raise ShapeError(
-            message(
-                "pos_weight",
-                f"shape {tuple(given.shape)}",
-                f"one number, or the shape of an element, {tuple(logits.shape[1:])}",
-                "pass one weight per label",
-            )
-        )
+        rule = f"one number, or the shape of an element, {tuple(logits.shape[1:])}"
+        raise ShapeError(message("pos_weight", f"shape {tuple(given.shape)}", rule, "pass one weight per label"))
     return given
 
 
@@ -195,14 +189,9 @@ def _elementwise(
     """The loss whose function gives one number for each of ``(N, *features)``."""
     pair = compare(predictions, target, weights, reduction)
     if pair.targets.shape != pair.predictions.shape:
-        raise ShapeError(
-            message(
-                "target",
-                f"elements of shape {tuple(pair.targets.shape[1:])}",
-                f"the shape of an element of input, {tuple(pair.predictions.shape[1:])}; nothing is broadcast",
-                "reshape one with .map(lambda values: values.squeeze(-1)), or unsqueeze(-1)",
-            )
-        )
+        rule = f"the shape of an element of input, {tuple(pair.predictions.shape[1:])}; nothing is broadcast"
+        fix = "reshape one with .map(lambda values: values.squeeze(-1)), or unsqueeze(-1)"
+        raise ShapeError(message("target", f"elements of shape {tuple(pair.targets.shape[1:])}", rule, fix))
     losses = function(pair.predictions, pair.targets.to(pair.predictions.dtype))
     if losses.dim() > 1:
         # Elements without a feature have nothing to be wrong about, where a mean would be NaN.
