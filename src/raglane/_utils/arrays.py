@@ -9,8 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["as_tensor"]
-
 
 def as_tensor(data: Any, device: str | None = None) -> Tensor:
     """A tensor that shares memory with a tensor or NumPy array where it can, and copies anything else.

@@ -14,8 +14,6 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["folder", "load", "save"]
-
 # Of each kind; the oldest go. A tenth goes at a time, so that a full folder is not sorted at each write.
 _MOST = 1000
 _LARGEST = 1 << 24

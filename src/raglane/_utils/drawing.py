@@ -16,25 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "BLUE",
-    "DARK",
-    "GREEN",
-    "LIGHT",
-    "ORANGE",
-    "PALETTE",
-    "PURPLE",
-    "SKY",
-    "VERMILION",
-    "YELLOW",
-    "Look",
-    "frame",
-    "new_figure",
-    "png",
-    "svg",
-    "title_of",
-]
-
 # The colours by Okabe and Ito, which people with any colour vision tell apart; their black is ink here.
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 SKY, VERMILION, YELLOW = "#56B4E9", "#D55E00", "#F0E442"

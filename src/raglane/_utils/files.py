@@ -20,21 +20,6 @@ from raglane._utils.lock import turn
 from raglane._utils.reading import NotAFileError, check_file
 from raglane.errors import ArgumentError, argument, message, quote
 
-__all__ = [
-    "check_new_file",
-    "check_place",
-    "no_formula",
-    "put_folder",
-    "remove",
-    "settle",
-    "sync_folder",
-    "whole_file",
-    "whole_folder",
-    "write_file",
-    "write_files",
-    "write_folder",
-]
-
 
 def no_formula(entry: Any) -> Any:
     """An entry of a CSV file that spreadsheets do not execute: a text that looks like a formula, behind an apostrophe.

@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 import sys
 
-__all__ = ["threads_before"]
-
 _threads: int | None = None
 
 

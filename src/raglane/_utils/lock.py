@@ -23,8 +23,6 @@ except ImportError:  # Windows
 else:
     HAS_LOCKS = True
 
-__all__ = ["HAS_LOCKS", "LOCK", "locked", "turn"]
-
 LOCK = ".lock"
 # How often somebody else may come between; beyond it the file system is one on which files have no lasting identity.
 _TRIES = 1000

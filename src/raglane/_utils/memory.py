@@ -9,8 +9,6 @@ from pathlib import Path
 
 from raglane.errors import ArgumentError, message
 
-__all__ = ["FLOAT", "TENSOR", "TRAINED_TENSOR", "available_memory", "check_memory", "is_mapped", "mapped_bytes"]
-
 # The bytes of a weight; and those that PyTorch and Python spend on a tensor of weights whatever its size, in a model
 # and in training, with what is saved: measured on thousands of layers of one unit.
 FLOAT, TENSOR, TRAINED_TENSOR = 4, 1024, 10 * 1024

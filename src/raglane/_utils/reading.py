@@ -14,8 +14,6 @@ from typing import Any
 
 from raglane.errors import ArgumentTypeError, message, quote
 
-__all__ = ["NotAFileError", "as_path", "check_file", "read_file"]
-
 _OTHERS = (
     (stat.S_ISFIFO, "a FIFO"),
     (stat.S_ISSOCK, "a socket"),

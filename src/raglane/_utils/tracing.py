@@ -17,20 +17,6 @@ from torch.autograd import forward_ad
 
 from raglane.errors import ArgumentError, message
 
-__all__ = [
-    "are_transformed",
-    "are_transforms_active",
-    "constant_when_traced",
-    "has_tangent",
-    "index_arithmetic",
-    "is_exporting",
-    "is_jit_traced",
-    "is_transformed",
-    "never_traced",
-    "plain",
-    "records_operators",
-]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")

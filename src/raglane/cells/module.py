@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from raglane.cells.spec import CellSpec
 from raglane.errors import ArgumentTypeError, ShapeError, message
 
-__all__ = ["ModuleCell"]
-
 
 class ModuleCell(CellSpec):
     """The equations of a module with ``step(x_t, state) -> (output, state)``; its weights are the module itself."""

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from raglane.cells.spec import CellSpec
 
-__all__ = ["Regularised", "RegularisedWeights"]
-
 
 class RegularisedWeights(NamedTuple):
     """The weights of a regularised cell."""

@@ -23,8 +23,6 @@ from raglane.kernels.contract import Request, Result
 from raglane.kernels.graph import Scans, Table
 from raglane.native.cells import has_cell
 
-__all__ = ["Packaged", "package"]
-
 
 @dataclass(frozen=True)
 class Packaged:

@@ -12,15 +12,6 @@ from torch import Tensor
 from raglane.errors import require
 from raglane.segments import owners
 
-__all__ = [
-    "decompositions",
-    "elements_of_padded",
-    "exact_decompositions",
-    "exact_translations",
-    "offsets_within",
-    "padded_of_elements",
-]
-
 
 def elements_of_padded(padded: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     """The elements of a padded tensor ``(B, T, *features)`` and their offsets, by operators that a graph can hold.

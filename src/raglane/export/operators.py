@@ -22,8 +22,6 @@ from raglane.cells import GRU, LSTM, CoupledLSTM, Elman, PeepholeLSTM
 from raglane.kernels.contract import Request, Result
 from raglane.kernels.graph import Step, Table
 
-__all__ = ["OPSET", "SCAN", "Loops"]
-
 OPSET = 20
 SCAN = "raglane::Step"
 """A node that stands for a Scan until :mod:`raglane.export.scans` has made its body."""

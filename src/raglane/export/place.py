@@ -11,8 +11,6 @@ from torch.nn.modules import module as hooks
 
 from raglane.errors import ExportError, MissingExtraError, RaglaneError, message
 
-__all__ = ["Place"]
-
 
 class Place:
     """Follows which module of a model is being traced; an error that leaves the block becomes an ExportError."""

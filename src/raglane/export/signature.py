@@ -16,8 +16,6 @@ from raglane.errors import ArgumentError, ArgumentTypeError, message
 from raglane.export.decompositions import elements_of_padded, offsets_within, padded_of_elements
 from raglane.ragged import Ragged
 
-__all__ = ["Layout", "Signature", "Surface"]
-
 Layout = Literal["padded", "flat"]
 _LAYOUTS = ("padded", "flat")
 

@@ -25,8 +25,6 @@ from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.nn.recurrent.torch_layers import GRU, LSTM, RNN
 from raglane.ragged import Ragged
 
-__all__ = ["LAYERS", "SequenceEncoder"]
-
 LAYERS: dict[str, Callable[..., RecurrentLayer]] = {
     "lstm": LSTM,
     "gru": GRU,

@@ -22,8 +22,6 @@ from raglane.kernels.contract import Request
 from raglane.kernels.cpu import BACKEND
 from raglane.native.cells import has_cell
 
-__all__ = ["RowByRow", "RowLinear", "row_linear"]
-
 _CELL = MinGRU()
 # The sigmoid of this is 1, without rounding, in both dtypes.
 _OPEN = 100.0

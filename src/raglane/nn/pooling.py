@@ -18,8 +18,6 @@ from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
 from raglane.nn.linear import RowLinear
 from raglane.ragged import Ragged
 
-__all__ = ["POOLINGS", "AttentionPooling", "Pooling"]
-
 _PLAIN: dict[str, Callable[[Ragged], Tensor]] = {
     "last": Ragged.last,
     "first": Ragged.first,

@@ -12,8 +12,6 @@ from torch import Tensor
 from raglane._utils.arrays import as_tensor
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, require
 
-__all__ = ["from_arrow", "to_arrow"]
-
 
 def from_arrow(array: Any) -> tuple[Tensor, Tensor]:
     """The flat values and offsets of an Arrow list array.

@@ -11,8 +11,6 @@ from raglane import segments
 from raglane._utils.checks import check_tensor, check_value
 from raglane.errors import ShapeError, message
 
-__all__ = ["FlatBatch"]
-
 
 class FlatBatch:
     """Values that lie flat, their offsets, and the lengths as the host knows them: the base of ``Ragged``.

@@ -22,8 +22,6 @@ from raglane.ragged.conversions import Conversions
 from raglane.ragged.operations import SequenceOperations
 from raglane.ragged.sequences import from_list
 
-__all__ = ["Ragged"]
-
 
 def _operator(function: Callable[..., Any], swapped: bool = False) -> Callable[[Ragged, Any], Ragged]:
     """A Python operator of Ragged that calls the torch function of the same meaning."""

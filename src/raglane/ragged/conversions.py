@@ -20,8 +20,6 @@ from raglane.ragged.base import FlatBatch
 from raglane.ragged.sequences import from_nested, to_nested
 from raglane.segments.indexing import take_rows
 
-__all__ = ["Conversions"]
-
 
 class Conversions(FlatBatch):
     """The conversions of ``Ragged``; none loops over sequences, and gradients flow through those that copy."""

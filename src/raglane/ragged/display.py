@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from raglane._utils.drawing import LIGHT, PALETTE
 
-__all__ = ["describe", "picture"]
-
 _SHOWN = 10  # lengths written out before an ellipsis
 _ROWS = 24  # rows drawn before the rest is only counted
 _WIDTH, _ROW = 240, 8  # pixels

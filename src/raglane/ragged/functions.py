@@ -15,8 +15,6 @@ from torch import Tensor
 
 from raglane.errors import RaggedFunctionError, ShapeError, message, quote
 
-__all__ = ["Kind", "apply", "check_dimension", "hint", "kind_of"]
-
 Kind = str
 """``"element"``, ``"feature"`` (acts on the last dimensions) or ``"dim"`` (acts on the dimension it is told)."""
 

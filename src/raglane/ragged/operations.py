@@ -15,8 +15,6 @@ from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
 from raglane.ragged.base import FlatBatch
 from raglane.segments.indexing import place_rows, take_rows
 
-__all__ = ["SequenceOperations"]
-
 
 class SequenceOperations(FlatBatch):
     """Operations sequence by sequence.

@@ -14,8 +14,6 @@ from raglane._utils.checks import check_offsets
 from raglane.errors import ArgumentTypeError, ShapeError, message
 from raglane.segments import element_index, offsets_from_lengths
 
-__all__ = ["from_list", "from_nested", "to_nested"]
-
 
 def from_list(sequences: Iterable[Any]) -> tuple[Tensor, Tensor]:
     """Lay sequences one after the other."""

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Count", "Schedule", "Table"]
-
 
 @dataclass(frozen=True, eq=False)
 class Table:

@@ -10,8 +10,6 @@ from torch import Tensor
 from raglane._utils.checks import read_lengths
 from raglane.schedules import SCHEDULES, Count
 
-__all__ = ["Cost", "cost", "lengths_of"]
-
 
 @dataclass(frozen=True, repr=False)
 class Cost:

@@ -8,8 +8,6 @@ from torch import Tensor
 from raglane.schedules.base import Count, Schedule, Table, real_count
 from raglane.segments import offsets_from_lengths, positions, segment_ids
 
-__all__ = ["Each"]
-
 
 class Each(Schedule):
     """One sequence after the other in the caller's order, each alone in the only row: the naive loop.

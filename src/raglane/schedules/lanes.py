@@ -14,8 +14,6 @@ from raglane._utils.checks import check_whole
 from raglane.schedules.base import Count, Schedule, Table, longest_first, real_count
 from raglane.segments import offsets_from_lengths, positions, segment_ids
 
-__all__ = ["DEFAULT_LANES", "Lanes"]
-
 DEFAULT_LANES = 16
 """Rows of the schedule ``lanes`` where the caller names none; never more than there are sequences to run."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from raglane.schedules.padded import Padded
 
-__all__ = ["Masked"]
-
 
 class Masked(Padded):
     """The rows and steps of :class:`~raglane.schedules.padded.Padded`, with a mask that holds ended rows' states.

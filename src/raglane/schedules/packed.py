@@ -8,8 +8,6 @@ from torch import Tensor
 from raglane.schedules.base import Count, Schedule, Table, longest, longest_first, real_count
 from raglane.segments import conjugate, offsets_from_lengths, positions, segment_ids
 
-__all__ = ["Packed"]
-
 
 class Packed(Schedule):
     """At step ``t``, the sequences longer than ``t``, the longest in row 0: the order of a PackedSequence.

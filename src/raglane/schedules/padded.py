@@ -7,8 +7,6 @@ from torch import Tensor
 
 from raglane.schedules.base import Count, Schedule, Table, longest
 
-__all__ = ["Padded"]
-
 
 class Padded(Schedule):
     """Every sequence, one per row in the caller's order, for as many steps as the longest has.

@@ -16,8 +16,6 @@ from torch.autograd import forward_ad
 
 from raglane._utils.tracing import index_arithmetic, is_transformed
 
-__all__ = ["place_joined_rows", "place_rows", "take_rows"]
-
 # Up to this many numbers, what counts is how long an operation takes to start, and PyTorch's own backward pass starts
 # sooner than one written in Python; above, how it moves them.
 _FEW = 16384

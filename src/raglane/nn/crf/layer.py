@@ -14,8 +14,6 @@ from raglane.nn.crf import loops, recursions
 from raglane.nn.losses.comparison import Reduction, check_reduction, wide
 from raglane.ragged import Ragged
 
-__all__ = ["CRF"]
-
 
 class CRF(torch.nn.Module):
     """A linear-chain conditional random field: what a tagger puts on its emissions, so that tags fit their neighbours.

@@ -15,8 +15,6 @@ from raglane import segments
 from raglane.kernels.graph import Step, Table, run_steps, table_of
 from raglane.nn.crf.recursions import SUMS, Scores, finite, weights_of
 
-__all__ = ["best_tags", "log_partition", "marginals"]
-
 
 class _Chain(NamedTuple):
     """What the steps read besides the elements."""

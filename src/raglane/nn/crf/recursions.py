@@ -17,8 +17,6 @@ from raglane import segments
 from raglane.packing.layouts import inverse, packed_layout
 from raglane.segments.indexing import take_rows
 
-__all__ = ["SUMS", "Scores", "best_tags", "finite", "log_partition", "marginals", "path_score", "weights_of"]
-
 # Sums over a whole sequence are kept in it: the likelihood is a small difference of two large ones.
 SUMS = torch.float64
 

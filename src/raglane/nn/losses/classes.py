@@ -13,8 +13,6 @@ from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
 from raglane.nn.losses.comparison import Comparison, Reduction, check_numbers, check_tensor, compare
 from raglane.ragged import Ragged
 
-__all__ = ["cross_entropy", "nll_loss"]
-
 
 def cross_entropy(
     input: Ragged,

@@ -12,19 +12,6 @@ from raglane import segments
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, quote
 from raglane.ragged import Ragged
 
-__all__ = [
-    "Comparison",
-    "Reduction",
-    "check_numbers",
-    "check_predictions",
-    "check_reduction",
-    "check_tensor",
-    "compare",
-    "ratio",
-    "sequence_weights",
-    "wide",
-]
-
 Reduction = Literal["element", "sequence", "none"]
 
 _REDUCTIONS = ("element", "sequence", "none")

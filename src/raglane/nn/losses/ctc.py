@@ -25,8 +25,6 @@ from raglane.nn.losses.comparison import Reduction, check_predictions, check_red
 from raglane.ragged import Ragged
 from raglane.segments import conjugate
 
-__all__ = ["ctc_loss"]
-
 _NEVER = float("-inf")
 """The logarithm of the probability of what cannot happen."""
 

@@ -15,8 +15,6 @@ from raglane.errors import ArgumentError, ShapeError, message
 from raglane.nn.losses.comparison import Reduction, check_numbers, check_tensor, compare
 from raglane.ragged import Ragged
 
-__all__ = ["binary_cross_entropy_with_logits", "huber_loss", "l1_loss", "mse_loss"]
-
 
 def mse_loss(
     input: Ragged,
