@@ -18,7 +18,7 @@ from raglane.errors import ArgumentError, ExportError, message
 from raglane.export.signature import Layout
 from raglane.export.to_onnx import Exported, made
 from raglane.ragged import Ragged
-from raglane.segments import plain as segments
+from raglane import segments
 from raglane.training.model import SequenceModel
 
 
