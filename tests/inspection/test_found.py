@@ -90,10 +90,10 @@ def test_features_with_columns_of_their_own_are_counted_and_part_of_the_layer() 
     )
     numbers = Records(np.ones((3, 2), np.float32), offsets_of(lengths), channels=("a", "b"), features=beside)
     tokens = Records(np.array(["x", "y", "x"], dtype=object), offsets_of(lengths), features=beside)
-    for records in (numbers, tokens):
-        contents = contents_of(records, None)
+    for read in (numbers, tokens):
+        contents = contents_of(read, None)
         for missing in ("zero", "elapsed"):
-            fitted = Preprocessor.fit(replace(records, labels=("p", "q")), task="classify", missing=missing)
+            fitted = Preprocessor.fit(replace(read, labels=("p", "q")), task="classify", missing=missing)
             built = ModelConfig.of(Settings(missing=missing), fitted).encoder().recurrent
             assert layer_of(Settings(missing=missing), contents, Settings().embedding).input_size == built.input_size
         told = dict(data_facts(contents))

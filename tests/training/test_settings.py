@@ -14,7 +14,7 @@ from raglane.errors import ArgumentError
 from raglane.nn.encoder import LAYERS as LAYERS_OF_NN
 from raglane.nn.encoder import SequenceEncoder
 from raglane.nn.pooling import POOLINGS as POOLINGS_OF_NN
-from raglane.training.choices import (
+from raglane.training.settings import (
     CLASS_WEIGHTS,
     DEVICES,
     INITIAL_STATES,
@@ -26,8 +26,8 @@ from raglane.training.choices import (
     SCHEDULES,
     TASKS,
     TOO_LONG,
+    Settings,
 )
-from raglane.training.settings import Settings
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "task": TASKS,

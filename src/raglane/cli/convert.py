@@ -18,8 +18,6 @@ from raglane.training.options import RUN
 if TYPE_CHECKING:
     from raglane.data import Conversion
 
-__all__ = ["convert"]
-
 
 @dataclass(frozen=True)
 class _Choices:

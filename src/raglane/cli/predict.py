@@ -10,11 +10,8 @@ import typer
 from raglane.cli import console, options
 from raglane.cli.evaluate import tell_empty, tell_skipped
 from raglane.errors import ArgumentError, message, quote
-from raglane.training.choices import ENGINES
 from raglane.training.options import RUN
-
-__all__ = ["predict"]
-
+from raglane.training.settings import ENGINES
 
 _EscapeFormulas = Annotated[
     bool,

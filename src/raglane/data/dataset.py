@@ -11,15 +11,22 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from raglane._utils.checks import check_flag, check_kind, check_real, check_tensor, check_whole, read_index
+from raglane import segments
+from raglane._utils.checks import (
+    check_flag,
+    check_kind,
+    check_offsets,
+    check_real,
+    check_tensor,
+    check_whole,
+    read_index,
+)
 from raglane.data.collate import Samples
 from raglane.data.epochs import check_least
 from raglane.data.order.limit import pieces_of
 from raglane.data.records import Records
 from raglane.errors import ArgumentError, ShapeError, argument, message
 from raglane.ragged import Ragged
-from raglane.segments import plain as segments
-from raglane.segments.checks import check_offsets
 
 
 class SequenceDataset(Dataset[dict[str, Tensor]]):

@@ -15,12 +15,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from raglane import segments
 from raglane._utils.checks import check_flag, check_kind
 from raglane.data.missing import fill_missing, how_to_fill
 from raglane.data.records import TASKS, Feature, Records, Targets, place_of
 from raglane.data.statistics import FeatureCounts, Statistics
 from raglane.errors import ArgumentError, CheckpointError, DataError, argument, message, quote, quote_all
-from raglane.segments import plain as segments
 
 if TYPE_CHECKING:
     from raglane.data.preprocess import Preprocessor

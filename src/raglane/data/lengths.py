@@ -101,10 +101,10 @@ def bins(lengths: Distribution, most: int = _BINS) -> tuple[Bin, ...]:
         edges = np.unique(np.round(np.geomspace(max(first, 1), last + 1, most + 1)).astype(np.int64))
         edges = np.concatenate([[0], edges]) if first == 0 else edges
     else:
-        width = _round_width((last - first + 1) / most)
+        width = round_up((last - first + 1) / most)
         start = first // width * width
         if (last - start) // width + 1 > most:
-            width = _round_width(width + 1)
+            width = round_up(width + 1)
             start = first // width * width
         edges = np.arange(start, last + width + 1, width)
     places = np.searchsorted(edges, lengths.values, side="right") - 1
@@ -117,8 +117,8 @@ def bins(lengths: Distribution, most: int = _BINS) -> tuple[Bin, ...]:
     return tuple(found)
 
 
-def _round_width(least: float) -> int:
-    """1, 2, 5, 10, 20, 50 ...: the first that is not less."""
+def round_up(least: float) -> int:
+    """The smallest of 1, 2, 5, 10, 20, 50 ... that is not less."""
     power = 1
     while True:
         for factor in (1, 2, 5):
@@ -151,3 +151,21 @@ def buckets(lengths: Distribution, most: int = _BUCKETS) -> tuple[Bucket, ...]:
         values, counts = lengths.values[start:stop], lengths.counts[start:stop]
         found.append(Bucket(int(values[0]), int(values[-1]), int(counts.sum()), int(values @ counts)))
     return tuple(found)
+
+
+def longest_and_elements(lengths: _Integers, rows: _Integers, bounds: _Integers) -> tuple[_Integers, _Integers]:
+    """The longest sequence and the elements of each batch of an epoch, as ``Batches.whole`` gives one.
+
+    Padded, a batch has as many elements as its longest sequence, times its sequences.
+    """
+    if len(rows) == 0:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    ordered, starts = lengths[rows], bounds[:-1]
+    return np.maximum.reduceat(ordered, starts), np.add.reduceat(ordered, starts)
+
+
+def batch_fill(lengths: _Integers, rows: _Integers, bounds: _Integers) -> float:
+    """The share of an epoch's padded batches that is real; 1 where there is nothing to pad."""
+    longest, elements = longest_and_elements(lengths, rows, bounds)
+    padded = int((longest * np.diff(bounds)).sum())
+    return int(elements.sum()) / padded if padded else 1.0

@@ -12,11 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from raglane._utils.checks import check_choice, check_flag, check_kind, read_index
+from raglane import segments
+from raglane._utils.checks import check_choice, check_flag, check_kind, read_index, read_lengths
 from raglane.data.splitting import check_split
 from raglane.errors import DataError, message, quote
-from raglane.segments import plain as segments
-from raglane.segments.numbers import read_lengths
 
 # What a column can be to a reader: the attributes of Columns that name one, and those that name several.
 _ROLES, LISTS = ("sequence", "label", "id", "time"), ("features", "static", "categorical")

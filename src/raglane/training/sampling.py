@@ -14,8 +14,6 @@ from raglane.ragged import Ragged
 from raglane.training.checkpoint import SavedModel
 from raglane.training.model import END_TOKEN, UNKNOWN_TOKEN, answering
 
-__all__ = ["sample"]
-
 
 def sample(
     saved: SavedModel,

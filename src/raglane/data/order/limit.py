@@ -11,12 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from raglane._utils.checks import check_choice
+from raglane._utils.checks import check_choice, check_lengths, given_lengths
 from raglane._utils.memory import is_mapped
 from raglane.data.epochs import check_least
 from raglane.errors import ArgumentError, argument, message
-from raglane.segments.checks import check_lengths
-from raglane.segments.numbers import given_lengths
 
 _Integers = npt.NDArray[np.int64]
 

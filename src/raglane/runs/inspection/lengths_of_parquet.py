@@ -21,7 +21,6 @@ from raglane.data.records import TASKS, Columns
 from raglane.errors import require
 from raglane.runs.inspection.contents import Contents, Feature, contents_of, data_name, labels_of
 
-__all__ = ["read"]
 
 # Bytes of a batch of rows, and rows of it at most.
 _BYTES, _ROWS = 1 << 26, 1 << 16

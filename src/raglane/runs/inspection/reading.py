@@ -15,7 +15,6 @@ from raglane.errors import DataError, argument
 from raglane.runs.inspection import lengths_of_parquet, lengths_of_text
 from raglane.runs.inspection.contents import Contents, contents_of, contents_of_folder, refuse_empty
 
-__all__ = ["read"]
 
 
 def read(
