@@ -271,3 +271,10 @@ class Counted(ABC):
     @abstractmethod
     def fingerprint(self) -> str:
         """A short text that differs for other sequences, or another order."""
+
+
+def statistics_of(data: Records | Statistics | Counted) -> Statistics:
+    """The statistics of sequences, which are counted now if they are in memory."""
+    if isinstance(data, Records):
+        return Statistics.of(data)
+    return data if isinstance(data, Statistics) else data.statistics
