@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from raglane._utils.files import check_new_file, write_files
 from raglane.data.missing import BLOCKS
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import TIME_GAP
@@ -16,11 +17,9 @@ from raglane.data.vocabulary import END, UNKNOWN
 from raglane.errors import ArgumentError, ExportError, message
 from raglane.export.signature import Layout
 from raglane.export.to_onnx import Exported, made
-from raglane._utils.files import check_new_file, write_files
 from raglane.ragged import Ragged
 from raglane.segments import plain as segments
 from raglane.training.model import SequenceModel
-
 
 # What the model gives, by task.
 _OUTPUTS = {"regress": "prediction", "forecast": "prediction"}
