@@ -10,7 +10,7 @@ from raglane.cli import console, options
 from raglane.cli.evaluate import tell_empty, tell_skipped
 from raglane.cli.options import argument, option
 from raglane.errors import ArgumentError, count_of, message, quote
-from raglane.training.choices import ENGINES
+from raglane.training.settings import ENGINES
 
 _Output = Annotated[
     Path, option("File to write: .parquet, .csv or .jsonl.", options.RUN, "--output", "-o", parser=options.path)
@@ -86,7 +86,7 @@ def predict(
             run, cell, output, data, {**columns, **({} if format is None else {"format": format})}, engine, asked, quiet
         )
         return
-    from raglane.data.skipping import skipped_lines
+    from raglane.data.formats.pieces import skipped_lines
     from raglane.runs.run import load
     from raglane.training.inference import pick_device
     from raglane.training.predictions import check_apart, check_output, write_predictions

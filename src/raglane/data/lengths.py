@@ -18,17 +18,7 @@ _LONG = 8
 
 @dataclass(frozen=True, eq=False)
 class Distribution:
-    """How often each length comes.
-
-    Attributes:
-        values: the different lengths, ascending, ``(D,)``.
-        counts: of each, ``(D,)``.
-
-    Example:
-        >>> lengths = Distribution.of(np.array([4, 2, 4, 0]))
-        >>> lengths.values.tolist(), lengths.counts.tolist(), lengths.quantile(0.5), lengths.quantile(1.0)
-        ([0, 2, 4], [1, 1, 2], 2, 4)
-    """
+    """How often each length comes."""
 
     values: _Integers
     counts: _Integers
@@ -56,17 +46,7 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Summary:
-    """Lengths in a few numbers.
-
-    Attributes:
-        count: of sequences.
-        empty: how many of them have no element.
-        elements: of all.
-        minimum, q1, median, q3, p95, p99, maximum: quantiles: each is the least length that such a share of the
-            sequences does not exceed.
-        mean: elements per sequence.
-        fill: the share of one padded batch of all sequences that is real.
-    """
+    """Lengths in a few numbers."""
 
     count: int
     empty: int
@@ -83,13 +63,7 @@ class Summary:
 
 
 def summary(lengths: Distribution) -> Summary:
-    """The few numbers of lengths.
-
-    Example:
-        >>> found = summary(Distribution.of(np.array([4, 6, 8, 5, 4, 3, 7, 8])))
-        >>> found.minimum, found.median, found.maximum, found.elements, round(found.fill, 2)
-        (3, 5, 8, 45, 0.7)
-    """
+    """The few numbers of lengths."""
     elements = int(lengths.values @ lengths.counts)
     count, longest = lengths.count, int(lengths.values[-1])
     return Summary(
@@ -121,14 +95,7 @@ class Bin:
 
 
 def bins(lengths: Distribution, most: int = _BINS) -> tuple[Bin, ...]:
-    """A histogram: bars of one width, or of growing width where few sequences are much longer than the others.
-
-    Example:
-        >>> [str(bin) for bin in bins(Distribution.of(np.array([1, 2, 2, 9])), most=3)]
-        ['0-4', '5-9']
-        >>> [str(bin) for bin in bins(Distribution.of(np.array([1] * 99 + [1000])), most=4)]
-        ['1-5', '6-31', '32-177', '178-1,000']
-    """
+    """A histogram: bars of one width, or of growing width where few sequences are much longer than the others."""
     first, last = int(lengths.values[0]), int(lengths.values[-1])
     if last >= _LONG * max(1, lengths.quantile(0.95)):
         edges = np.unique(np.round(np.geomspace(max(first, 1), last + 1, most + 1)).astype(np.int64))
@@ -162,13 +129,7 @@ def round_up(least: float) -> int:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Sequences of similar lengths.
-
-    Attributes:
-        low, high: the shortest and the longest of them.
-        count: of sequences.
-        elements: of all of them.
-    """
+    """Sequences of similar lengths."""
 
     low: int
     high: int
@@ -182,12 +143,7 @@ class Bucket:
 
 
 def buckets(lengths: Distribution, most: int = _BUCKETS) -> tuple[Bucket, ...]:
-    """Buckets of about as many sequences each; those of one length are never parted.
-
-    Example:
-        >>> [(bucket.low, bucket.high, bucket.fill) for bucket in buckets(Distribution.of(np.array([1, 3, 4, 9])), 2)]
-        [(1, 3, 0.6666666666666666), (4, 9, 0.7222222222222222)]
-    """
+    """Buckets of about as many sequences each; those of one length are never parted."""
     ends = sorted({lengths.quantile((place + 1) / most) for place in range(most)})
     stops = np.searchsorted(lengths.values, ends, side="right").tolist()
     found = []

@@ -20,7 +20,7 @@ from raglane.ragged import Ragged
 from raglane.schedules import Table
 from raglane.schedules.base import longest
 from raglane.schedules.costs import lengths_of
-from raglane.segments.plain import offsets_from_lengths, segment_ids
+from raglane.segments import offsets_from_lengths, segment_ids
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

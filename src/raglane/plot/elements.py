@@ -27,7 +27,7 @@ from raglane.plot.cells import (
 )
 from raglane.plot.picture import SMALL, TEXT, TITLE, Box, Picture, label, look, place, width_of
 from raglane.ragged import Ragged
-from raglane.segments.plain import offsets_from_lengths
+from raglane.segments import offsets_from_lengths
 
 # From dark to light in even steps, in print too, and for any colour vision.
 _COLORS = "viridis"

@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from raglane import segments
 from raglane._utils.files import check_new_file, write_files
+from raglane.data.encoders import END, UNKNOWN
 from raglane.data.missing import BLOCKS
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import TIME_GAP
-from raglane.data.vocabulary import END, UNKNOWN
 from raglane.errors import ArgumentError, ExportError, message
 from raglane.export.signature import Layout
 from raglane.export.to_onnx import Exported, made
 from raglane.ragged import Ragged
-from raglane.segments import plain as segments
 from raglane.training.model import SequenceModel
 
 # What the model gives, by task.

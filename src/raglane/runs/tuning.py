@@ -34,12 +34,11 @@ from raglane.errors import (
     require,
 )
 from raglane.runs.configuration import Entry, entry_in_toml, key_of, run_config
-from raglane.training.choices import FORWARDS
 from raglane.training.folder import LAST, check_folder, find
 from raglane.training.identity import identity
 from raglane.training.options import check_value, options
 from raglane.training.run import train
-from raglane.training.settings import Settings
+from raglane.training.settings import FORWARDS, Settings
 from raglane.training.stored import checked, rule_of
 
 STUDY, TRIALS, BEST_RUN = "study.db", "trials", "run"

@@ -98,7 +98,7 @@ def contents_of(records: Records, path: Path | None) -> Contents:
 
 def contents_of_folder(path: Path) -> Contents:
     """What a folder holds that was converted: from the files beside the data, which is not read."""
-    from raglane.data.stores import Shards
+    from raglane.data.shards import Shards
 
     store, _ = Shards.of(path)
     counted, layout = store.statistics(), store.layout

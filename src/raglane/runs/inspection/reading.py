@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from raglane.data.formats import FORMATS, japanese_vowels, parquet
+from raglane.data.formats import FORMATS, japanese_vowels
 from raglane.data.formats import read as read_records
 from raglane.data.formats.base import check_readable, check_text, data_error
-from raglane.data.formats.ipc import is_converted
+from raglane.data.formats.ipc import is_converted, read_parquet
 from raglane.data.formats.table import Chosen, choose
-from raglane.data.progress import Progress
-from raglane.data.records import Columns
-from raglane.data.targets import TASKS
+from raglane.data.jobs import Progress
+from raglane.data.records import TASKS, Columns
 from raglane.errors import DataError, argument, quote, require
 from raglane.runs.inspection.contents import (
     Contents,
@@ -182,7 +181,7 @@ def lengths_of_parquet(path: Path, columns: Columns, progress: Progress) -> Cont
     arrow, files = require("pyarrow", "data"), require("pyarrow.parquet", "data")
     check_readable(path)
     if columns.features or columns.static:
-        return contents_of(parquet.read(path, columns), path)
+        return contents_of(read_parquet(path, columns), path)
     try:
         # Read in small pieces: otherwise whole columns, of all row groups, are in memory at once.
         pieces = {"pre_buffer": False, "buffer_size": 1 << 20}
@@ -190,7 +189,7 @@ def lengths_of_parquet(path: Path, columns: Columns, progress: Progress) -> Cont
             chosen = choose(path, file.schema_arrow, columns)
             tally = _count(file, chosen, columns, progress)
     except (_UnusualError, arrow.ArrowException, OSError, UnicodeDecodeError):
-        return contents_of(parquet.read(path, columns), path)
+        return contents_of(read_parquet(path, columns), path)
     lengths = np.concatenate(tally.lengths)
     labels = None
     if chosen.label is not None:
