@@ -13,7 +13,7 @@ from raglane.runs.configuration import entries
 from raglane.runs.sources import DEFAULT_DATA, SavedSource
 from raglane.report.comparison import Group
 from raglane.training.checkpoint import count_weights
-from raglane.training.description import RunDescription, load_description
+from raglane.training.job import RunDescription, load_description
 from raglane.training.folder import EVALUATION, LAST, find
 from raglane.training.settings import Settings
 from raglane.training.state import TrainingState, load_progress

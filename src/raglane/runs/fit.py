@@ -34,7 +34,7 @@ from raglane.training.checkpoint import load_model, read_model
 from raglane.training.folder import at_work, check_folder
 from raglane.training.machine import check_machine
 from raglane.training.own_cell import name_cell
-from raglane.training.run import TrainingResult, load_description, refuse_diverged
+from raglane.training.job import TrainingResult, load_description, refuse_diverged
 from raglane.training.settings import Settings
 from raglane.training.stored import build, rule_of
 from raglane.training.tasks import TASKS, settle
