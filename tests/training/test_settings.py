@@ -9,7 +9,7 @@ import pytest
 from looped import looped
 from raglane.data.missing import MISSING as MISSING_OF_DATA
 from raglane.data.order.limit import TOO_LONG as TOO_LONG_OF_DATA
-from raglane.data.targets import TASKS as TASKS_OF_DATA
+from raglane.data.records import TASKS as TASKS_OF_DATA
 from raglane.errors import ArgumentError
 from raglane.nn.encoder import LAYERS as LAYERS_OF_NN
 from raglane.nn.encoder import SequenceEncoder

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from raglane.data.preprocess import Preprocessor
-from raglane.data.records import Columns, Records, offsets_of
-from raglane.data.targets import Targets
+from raglane.data.records import Columns, Records, Targets, offsets_of
 from raglane.errors import ArgumentError, DataError
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch

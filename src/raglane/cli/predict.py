@@ -13,9 +13,6 @@ from raglane.errors import ArgumentError, message, quote
 from raglane.training.options import RUN
 from raglane.training.settings import ENGINES
 
-__all__ = ["predict"]
-
-
 _EscapeFormulas = Annotated[
     bool,
     typer.Option(
@@ -79,7 +76,7 @@ def predict(
             run, cell, output, data, {**columns, **({} if format is None else {"format": format})}, engine, asked, quiet
         )
         return
-    from raglane.data.skipping import skipped_lines
+    from raglane.data.formats.pieces import skipped_lines
     from raglane.runs.run import load
     from raglane.training.inference import pick_device
     from raglane.training.predictions import check_apart, check_output, write_predictions

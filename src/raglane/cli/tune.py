@@ -18,8 +18,6 @@ from raglane.training.options import RUN, TRAINING
 from raglane.training.own_cell import named_choice
 from raglane.training.settings import left_to_plan
 
-__all__ = ["tune"]
-
 Trials = Annotated[
     int,
     typer.Option(help="Trials in all, with those of earlier calls and other processes.", rich_help_panel=TRAINING),

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from raglane.data.progress import Progress
+    from raglane.data.jobs import Progress
     from raglane.training.state import Totals, TrainingState
 
 
@@ -107,7 +107,7 @@ def shown(quiet: bool) -> Iterator[Progress]:
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
-    from raglane.data.progress import Progress
+    from raglane.data.jobs import Progress
 
     terminal = Console(stderr=True)
     if quiet or not terminal.is_terminal or terminal.is_dumb_terminal:

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from raglane.data.features import Feature
-from raglane.data.records import Records
+from raglane.data.records import Feature, Records
 from raglane.data.statistics import Counted
 
 _Hashes = npt.NDArray[np.uint64]

@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from raglane._utils.checks import check_count
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import TIME_GAP
 from raglane.errors import ArgumentError, message, quote
 from raglane.native.cells import has_cell
 from raglane.nn import SequenceEncoder, carry
-from raglane.nn.arguments import check_count
 from raglane.nn.linear import RowByRow, RowLinear, row_linear
 from raglane.ragged import Ragged
 from raglane.training.embedding import Mixed, with_dropout

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from raglane._utils.reading import as_path
+from raglane.data.formats.pieces import skipped_lines
 from raglane.data.records import Records, Skipped
-from raglane.data.skipping import skipped_lines
 from raglane.data.stored_dataset import Dataset
 from raglane.errors import ArgumentError, DataError, argument, message, require
 from raglane.training.folder import CONFIG, SKIPPED, at_work, check_folder, replacing

@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from raglane import segments
 from raglane._utils.tracing import are_transformed
 from raglane.kernels import reference
 from raglane.kernels.contract import Request
@@ -25,7 +26,6 @@ from raglane.native import large
 from raglane.programs.compiled import Backward, Compiled, Fetch, Forward, Wanted
 from raglane.programs.lower import Lowered
 from raglane.programs.step import Step
-from raglane.segments import plain as segments
 
 __all__ = ["Loop", "run_loop"]
 

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from raglane.data.encoders import END
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
 from raglane.data.splitting import characters_in
 from raglane.data.stored_dataset import Dataset
-from raglane.data.vocabulary import END
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch
 from raglane.training.tasks.base import Measured, Score, Task, targets_of, values_of
