@@ -59,15 +59,20 @@ def check_dense(name: str, given: Tensor) -> None:
         raise ShapeError(message(name, f"a tensor of layout {given.layout}", "dense tensors", "call .to_dense() on it"))
 
 
+def check_device(name: str, given: Tensor, device: torch.device) -> None:
+    """Refuse a tensor on another device."""
+    if given.device != device:
+        rule = f"one device for all, {device}"
+        raise ShapeError(message(name, f"a tensor on {given.device}", rule, "move it with .to()"))
+
+
 def check_fits(name: str, given: Tensor, other: Tensor) -> None:
     """Refuse a tensor of another dtype, device or layout than what it meets.
 
     Autocast converts float32, bfloat16 and float16 into each other by itself, and nothing else.
     """
     check_dense(name, given)
-    if given.device != other.device:
-        rule = f"one device for all, {other.device}"
-        raise ShapeError(message(name, f"a tensor on {given.device}", rule, "move it with .to()"))
+    check_device(name, given, other.device)
     if given.dtype == other.dtype:
         return
     casts = given.dtype in _CAST_BY_AUTOCAST and other.dtype in _CAST_BY_AUTOCAST
