@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from raglane.data.lengths import longest_and_elements
 from raglane.data.order import Batches, Limit, Order
 
 __all__ = ["Epoch", "epoch_of", "thin_out"]
@@ -56,8 +57,7 @@ def epoch_of(lengths: Tensor, limit: Limit, *, grouped: bool, seed: int = 0) -> 
     order = Order.grouped() if grouped else Order.random()
     rows, bounds = Batches(known, limit, order, seed=seed).whole()
     ordered, starts, ends = known[rows], bounds[:-1], bounds[1:]
-    longest = np.maximum.reduceat(ordered, starts)
-    real = np.add.reduceat(ordered, starts)
+    longest, real = longest_and_elements(known, rows, bounds)
     chosen, weights = _choose(longest, real, seed)
     return Epoch(
         tuple(torch.from_numpy(ordered[starts[place] : ends[place]]) for place in chosen),
