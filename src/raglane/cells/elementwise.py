@@ -36,13 +36,7 @@ class ElementwiseWeights(NamedTuple):
 
 
 def seen(weights: ElementwiseWeights, state: Tensor, mask: Tensor | None) -> Tensor:
-    """What the gates that look at the state see of it: ``(R, H)`` to ``(R, V * H)``.
-
-    Example:
-        >>> import torch
-        >>> seen(ElementwiseWeights(torch.zeros(2, 3), torch.tensor([3.0, 4.0])), torch.ones(1, 1), None).tolist()
-        [[3.0, 4.0]]
-    """
+    """What the gates that look at the state see of it: ``(R, H)`` to ``(R, V * H)``."""
     recurrent, read = cast(Tensor, weights.recurrent), masked(state, mask)
     return recurrent * read.repeat(1, recurrent.shape[0] // read.shape[1])
 

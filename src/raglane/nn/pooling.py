@@ -55,9 +55,8 @@ class Pooling(nn.Module):
     def __init__(self, name: str) -> None:
         super().__init__()
         if not isinstance(name, str) or name not in _PLAIN:
-            raise ArgumentError(
-                message("name", quote(name), f"one of {', '.join(_PLAIN)}", 'for "attention" build an AttentionPooling')
-            )
+            fix = 'for "attention" build an AttentionPooling'
+            raise ArgumentError(message("name", quote(name), f"one of {', '.join(_PLAIN)}", fix))
         self.name = name
 
     def forward(self, batch: Ragged) -> Tensor:

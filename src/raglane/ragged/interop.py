@@ -134,9 +134,8 @@ def from_arrow(array: Any) -> tuple[Tensor, Tensor]:
         array = pyarrow.concat_arrays([chunk.cast(pyarrow.large_list(chunk.type.value_type)) for chunk in array.chunks])
     if not isinstance(array, pyarrow.Array) or not _is_list(array.type):
         kind = array.type if isinstance(array, pyarrow.Array) else type(array).__name__
-        raise ArgumentTypeError(
-            message("array", str(kind), "an Arrow array of lists", "pass a list column, or Ragged(sequences)")
-        )
+        fix = "pass a list column, or Ragged(sequences)"
+        raise ArgumentTypeError(message("array", str(kind), "an Arrow array of lists", fix))
     _refuse_nulls(array, "array")
     offsets = _list_offsets(array)
     flat = array.flatten()
@@ -193,9 +192,8 @@ def to_arrow(values: Tensor, offsets: Tensor) -> Any:
     """
     pyarrow = require("pyarrow", "data")
     if values.dtype is torch.bfloat16 or values.is_complex():
-        raise ArgumentTypeError(
-            message("values", str(values.dtype), "a dtype that Arrow has", "convert with .to(torch.float32) first")
-        )
+        fix = "convert with .to(torch.float32) first"
+        raise ArgumentTypeError(message("values", str(values.dtype), "a dtype that Arrow has", fix))
     if 0 in values.shape[1:]:
         rule = "Arrow has no empty features"
         raise ArgumentTypeError(message("values", f"elements of shape {tuple(values.shape[1:])}", rule, "leave them"))

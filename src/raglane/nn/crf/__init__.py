@@ -208,9 +208,8 @@ class CRF(torch.nn.Module):
         _check_ragged("emissions", emissions)
         values = emissions.values
         if not values.is_floating_point():
-            raise ArgumentTypeError(
-                message("emissions", str(values.dtype), "a floating-point dtype", "call .to(torch.float32)")
-            )
+            fix = "call .to(torch.float32)"
+            raise ArgumentTypeError(message("emissions", str(values.dtype), "a floating-point dtype", fix))
         if values.dim() != 2 or values.shape[1] != self.num_tags:
             rule = f"a score for each of the {self.num_tags} tags"
             fix = "pass what a torch.nn.Linear(..., num_tags) gives for each element"
@@ -247,6 +246,5 @@ def _chains() -> Any:
 
 def _check_ragged(name: str, batch: Any) -> None:
     if not isinstance(batch, Ragged):
-        raise ArgumentTypeError(
-            message(name, type(batch).__name__, "a Ragged batch", "wrap a list of sequences with rl.Ragged")
-        )
+        fix = "wrap a list of sequences with rl.Ragged"
+        raise ArgumentTypeError(message(name, type(batch).__name__, "a Ragged batch", fix))

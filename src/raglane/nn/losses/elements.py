@@ -146,9 +146,8 @@ def _classes(targets: Tensor, count: int, ignore_index: int) -> Tensor:
     """Targets as int64 classes, one per row; on a CPU, classes that exist."""
     check_whole("ignore_index", ignore_index)
     if targets.is_floating_point() or targets.is_complex() or targets.dtype is torch.bool:
-        raise ArgumentTypeError(
-            message("target", str(targets.dtype), "classes of an integer dtype", "call .to(torch.int64)")
-        )
+        fix = "call .to(torch.int64)"
+        raise ArgumentTypeError(message("target", str(targets.dtype), "classes of an integer dtype", fix))
     if targets.dim() != 1:
         rule = "one class per element, (N,)"
         fix = "drop the dimension with target.map(lambda values: values.squeeze(-1))"
