@@ -34,7 +34,7 @@ _MOST = 2**62
 _CAST_BY_AUTOCAST = (torch.float32, torch.bfloat16, torch.float16)
 
 _NO_ARRAY = (TypeError, ValueError, RuntimeError, OverflowError)
-"""What torch and NumPy raise where something is not an array of numbers."""
+"""The errors of torch and NumPy for what is not an array of numbers."""
 
 
 # -- tensors ----------------------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ def check_value(name: str, given: Any, dtype: torch.dtype) -> Any:
 
 
 def _fits(kind: Callable[[Any], Any], given: Any) -> bool:
-    """Whether a number can be made one of a kind: it is not complex where that is not, and not too large."""
+    """True if a number converts to a kind: no complex number to a real one, and none that is too large."""
     try:
         kind(given)
     except (OverflowError, TypeError, ValueError):

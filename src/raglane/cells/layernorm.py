@@ -40,7 +40,7 @@ class LayerNormWeights(NamedTuple):
 
 
 class _LayerNormSpec(CellSpec):
-    """What both cells have in common: each product is normalised over all gates of a row."""
+    """The base of both cells: each product is normalised over all gates of a row."""
 
     weights_type: ClassVar[Any] = LayerNormWeights
 

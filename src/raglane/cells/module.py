@@ -33,7 +33,7 @@ class ModuleCell(CellSpec):
         return self._sizes
 
     def prepare(self, weights: Any, values: Tensor, offsets: Tensor) -> Tensor:
-        """What the module prepares, or the values as they are."""
+        """The result of the module's own ``prepare``, or the values unchanged."""
         if not hasattr(weights, "prepare"):
             return values
         # A module may write over what it is given, which is its caller's.

@@ -42,7 +42,7 @@ class Regularised(CellSpec):
         self._zoneout = zoneout
 
     def prepare(self, weights: RegularisedWeights, values: Tensor, offsets: Tensor) -> Tensor:
-        """What the inner cell prepares, and beside it the units that are held."""
+        """The inner cell's prepared rows, followed by the units that are held."""
         prepared = self.inner.prepare(weights.inner, values, offsets)
         if weights.held is None:
             return prepared

@@ -101,7 +101,7 @@ class SLSTM(CellSpec):
         return h, (h, c, n, m)
 
     def _recurrent(self, hidden: Tensor, h: Tensor) -> Tensor:
-        """What the gates get from the state, ``(R, 4 * H)``: each head's units from the head's own."""
+        """The products with the state, ``(R, 4 * H)``: each head's units from the head's own."""
         if self.heads == 1:
             return h @ hidden.t()
         size = hidden.shape[1]

@@ -1,4 +1,4 @@
-"""What a cell is: the equations of one step, in plain torch, and the weights that they read.
+"""The interface of a cell: the equations of one step, in plain torch, and the weights that they read.
 
 A cell knows nothing of batches, schedules or devices. It says how many gates it has and in which order they
 stand in the rows of its weights, which states it carries, what can be computed for all elements at once
@@ -20,7 +20,7 @@ States = tuple[Tensor, ...]
 """One ``(R, size)`` for each state of a cell."""
 
 Stepped = tuple[Tensor, States]
-"""What a step returns: the output ``(R, size of the first state)`` and the new states."""
+"""The result of a step: the output ``(R, size of the first state)`` and the new states."""
 
 
 class Weights(NamedTuple):
@@ -175,7 +175,7 @@ class CellSpec(ABC):
         nn.init.uniform_(tensor, -bound, bound)
 
     def prepare(self, weights: Any, values: Tensor, offsets: Tensor) -> Tensor:  # noqa: ARG002
-        """What needs no state, for all elements at once: the input products and the biases that go with them.
+        """The part that needs no state, for all elements at once: the input products and the biases that go with them.
 
         Of :class:`Weights` it is the product and both biases. A cell whose biases do not simply add, or with weights of
         its own, says what else.

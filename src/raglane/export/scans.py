@@ -1,4 +1,4 @@
-"""What is done to a graph of ONNX once torch has translated it: Scans for the loops, and nothing computed twice."""
+"""Passes over a graph of ONNX that torch has translated: Scans for the loops, and nothing computed twice."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def place_scans(model: Any, steps: list[Step]) -> None:
 
 
 def _key(step: Step, node: Any) -> Any:
-    """What steps have in common whose graphs are the same; a user's module may differ in more than its tensors."""
+    """The key that steps with equal graphs share; a user's module may differ in more than its tensors."""
     if step.is_module:
         return id(step)
     shapes = tuple(str(value.shape[-1]) for value in node.inputs[: step.states + 1])

@@ -1,4 +1,4 @@
-"""What goes into an exported model and what comes out of it: names, shapes, and fresh batches to try it on."""
+"""The inputs and outputs of an exported model: names, shapes, and fresh batches to try it on."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def made(
     verify: bool = True,
     metadata: Mapping[str, str] | None = None,
 ) -> tuple[bytes, Exported]:
-    """What :func:`onnx` writes, not yet written: for who writes more than one file. Arguments and errors as there."""
+    """The content that :func:`onnx` writes, for callers that write several files. Arguments and errors as there."""
     check_kind("model", model, nn.Module, "a torch.nn.Module", "pass a layer or a model")
     check_flag("verify", verify)
     target = Path(path)

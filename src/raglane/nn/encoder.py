@@ -152,11 +152,11 @@ class SequenceEncoder(nn.Module):
         return out.map(self.dropout) if self.pool is None else self.dropout(self.pool(out))
 
     def extra_repr(self) -> str:
-        """What the modules within do not show."""
+        """The settings that the inner modules do not show."""
         return f"pooling={self.pooling!r}, output_size={self.output_size}"
 
     def embed(self, batch: Any) -> Ragged:
-        """What the recurrent layer reads: the embeddings of tokens, or the floats themselves.
+        """The input of the recurrent layer: the embeddings of tokens, or the floats themselves.
 
         Args:
             batch: as for the call.
@@ -190,7 +190,7 @@ class SequenceEncoder(nn.Module):
 
 
 def _layer_class(layer: Any, layer_norm: bool) -> Callable[..., RecurrentLayer]:
-    """What makes the recurrent layer."""
+    """The class or function that makes the recurrent layer."""
     known = _NORMALISED if layer_norm else LAYERS
     if isinstance(layer, str) and layer in known:
         return known[layer]

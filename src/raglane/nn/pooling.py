@@ -75,7 +75,7 @@ class Pooling(nn.Module):
         return _PLAIN[self.name](batch)
 
     def extra_repr(self) -> str:
-        """What ``print(module)`` shows."""
+        """The settings that ``print(module)`` shows."""
         return repr(self.name)
 
 
@@ -165,7 +165,7 @@ class AttentionPooling(nn.Module):
         return segments.sum(weights * blocks, batch.offsets).flatten(1)
 
     def extra_repr(self) -> str:
-        """What ``print(module)`` shows."""
+        """The settings that ``print(module)`` shows."""
         return f"{self.features}, heads={self.heads}"
 
 

@@ -107,7 +107,7 @@ def kind_of(function: Callable[..., Any]) -> Kind:
 
 
 def hint(name: str) -> str:
-    """What to call instead of the torch function of that name."""
+    """The call to use in place of the torch function of that name."""
     general = (
         "call r.map(f) if f treats each row of r.values alone, r.values for the flat tensor, "
         "or r.to_padded() for a padded one"

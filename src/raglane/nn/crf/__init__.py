@@ -29,6 +29,9 @@ class CRF(torch.nn.Module):
     sequence data", ICML 2001). Z and the marginals are found by the forward-backward recursions, the best tags by
     Viterbi's, in time ``N * C ** 2``; memory in training is a few times ``N * C``.
 
+    Its methods take ``emissions``, a Ragged of values ``(N, C)`` of a floating-point dtype, and ``tags``, a Ragged of
+    values ``(N,)`` of an integer dtype, each from 0 to C - 1, with the lengths of ``emissions``.
+
     Scores may be ``-inf``, in emissions and in the parameters, to forbid a tag or a transition; gradients stay
     finite as long as a sequence has an allowed path. Where it has none, log Z is ``-inf`` and its likelihood NaN.
     An empty sequence has one path, of score 0 and probability 1. Results have the emissions' dtype, but float32 at
@@ -47,7 +50,10 @@ class CRF(torch.nn.Module):
     The parameters begin at 0: then every element's tag follows the softmax of its emissions.
 
     Raises:
-        ArgumentError: ``num_tags`` is not a whole number of at least 1, or ``dtype`` not floating-point.
+        ArgumentError: ``num_tags`` is not a whole number of at least 1, or ``dtype`` not floating-point; by a method,
+            tags out of range (a GPU's own kernel checks those).
+        ArgumentTypeError: by a method: something that is not a Ragged, or of the wrong dtype.
+        ShapeError: by a method: shapes, lengths or devices that do not fit.
 
     Example:
         >>> from raglane import Ragged
@@ -82,8 +88,8 @@ class CRF(torch.nn.Module):
         """The loss: the negative log-likelihood of the tags.
 
         Args:
-            emissions: values ``(N, C)`` of a floating-point dtype.
-            tags: values ``(N,)`` of an integer dtype, each from 0 to C - 1, with the lengths of ``emissions``.
+            emissions: as for all methods.
+            tags: as for all methods.
             reduction: ``"element"``, the total over the number of elements; ``"sequence"``, the total over the number
                 of sequences that have an element; ``"none"``, each sequence's own. The mean of nothing is 0.
 
@@ -91,9 +97,7 @@ class CRF(torch.nn.Module):
             A scalar, or ``(B,)`` for ``"none"``.
 
         Raises:
-            ArgumentError: an unknown reduction, or tags out of range (a GPU's own kernel checks those).
-            ArgumentTypeError: something that is not a Ragged, or of the wrong dtype.
-            ShapeError: shapes, lengths or devices that do not fit.
+            ArgumentError: an unknown reduction.
         """
         check_reduction(reduction)
         loss = -self.log_likelihood(emissions, tags)
@@ -106,17 +110,8 @@ class CRF(torch.nn.Module):
     def log_likelihood(self, emissions: Ragged, tags: Ragged) -> Tensor:
         """The logarithm of the probability of the tags of each sequence.
 
-        Args:
-            emissions: values ``(N, C)`` of a floating-point dtype.
-            tags: values ``(N,)`` of an integer dtype, each from 0 to C - 1, with the lengths of ``emissions``.
-
         Returns:
             ``(B,)``, each at most 0; 0 for an empty sequence.
-
-        Raises:
-            ArgumentError: tags out of range.
-            ArgumentTypeError: something that is not a Ragged, or of the wrong dtype.
-            ShapeError: shapes, lengths or devices that do not fit.
 
         Example:
             >>> from raglane import Ragged
@@ -130,13 +125,6 @@ class CRF(torch.nn.Module):
 
     def log_partition(self, emissions: Ragged) -> Tensor:
         """The logarithm of Z, the sum over all paths of each sequence, ``(B,)``; 0 for an empty one.
-
-        Args:
-            emissions: values ``(N, C)`` of a floating-point dtype.
-
-        Raises:
-            ArgumentTypeError: something that is not a Ragged, or of the wrong dtype.
-            ShapeError: shapes or devices that do not fit.
 
         Example:
             >>> from raglane import Ragged
@@ -153,15 +141,8 @@ class CRF(torch.nn.Module):
         Gradients flow through it, at the price of ``N * C * C`` numbers in the backward pass (and not within
         :func:`torch.compile`).
 
-        Args:
-            emissions: values ``(N, C)`` of a floating-point dtype.
-
         Returns:
             Values ``(N, C)``; each row adds up to 1, or is 0 where no path is allowed.
-
-        Raises:
-            ArgumentTypeError: something that is not a Ragged, or of the wrong dtype.
-            ShapeError: shapes or devices that do not fit.
 
         Example:
             >>> from raglane import Ragged
@@ -177,16 +158,9 @@ class CRF(torch.nn.Module):
         Of equally good paths it is the one whose last tag is lowest, among those the one whose last but one is
         lowest, and so on.
 
-        Args:
-            emissions: values ``(N, C)`` of a floating-point dtype.
-
         Returns:
             The tags, ``(N,)`` int64; and their scores ``(B,)``, through which gradients flow: less
             :meth:`log_partition` they are log-likelihoods. An empty sequence has no tags and score 0.
-
-        Raises:
-            ArgumentTypeError: something that is not a Ragged, or of the wrong dtype.
-            ShapeError: shapes or devices that do not fit.
 
         Example:
             >>> from raglane import Ragged
@@ -204,7 +178,7 @@ class CRF(torch.nn.Module):
         return f"num_tags={self.num_tags}"
 
     def _scores(self, emissions: Ragged) -> recursions.Scores:
-        """What the computation starts from, checked and in its dtype."""
+        """The scores, checked and in the dtype of the computation."""
         _check_ragged("emissions", emissions)
         values = emissions.values
         if not values.is_floating_point():
@@ -240,7 +214,7 @@ class CRF(torch.nn.Module):
 
 
 def _chains() -> Any:
-    """What computes the recursions: operators, or where a graph has loops of its own, those."""
+    """The module of the recursions: operators, or for a graph with loops of its own, those."""
     return loops if has_loops() else recursions
 
 

@@ -1,4 +1,4 @@
-"""What every loss shares: predictions and targets brought together row by row, and their losses weighed and reduced."""
+"""Predictions and targets of a loss brought together row by row, and the losses weighed and reduced."""
 
 from __future__ import annotations
 

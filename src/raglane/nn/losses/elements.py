@@ -86,6 +86,8 @@ def nll_loss(
 ) -> Tensor | Ragged:
     """The negative log-likelihood of classes, ``-weight[target] * input[target]``.
 
+    The result and the errors are those of :func:`cross_entropy`.
+
     Args:
         input: ``(N, C)``, floating-point: log-probabilities, for instance ``torch.log_softmax(logits, dim=-1)``.
         target: classes, of an integer dtype, a Ragged ``(N,)`` of the same lengths or a tensor ``(B,)``.
@@ -93,12 +95,6 @@ def nll_loss(
         ignore_index: as for :func:`cross_entropy`.
         weights: as for :func:`cross_entropy`.
         reduction: as for :func:`cross_entropy`.
-
-    Returns:
-        A 0-d tensor, or a Ragged ``(N,)`` where the reduction is ``"none"``.
-
-    Raises:
-        RaglaneError: as :func:`cross_entropy`.
 
     Example:
         >>> nll_loss(Ragged([[[-1.0, -2.0], [-3.0, -4.0]]]), Ragged([[1, 0]])).item()
@@ -203,17 +199,7 @@ def l1_loss(
 ) -> Tensor | Ragged:
     """The absolute error (MAE), ``|input - target|``, a mean over the features of each element.
 
-    Args:
-        input: ``(N, *features)``, floating-point.
-        target: as for :func:`mse_loss`.
-        weights: as for :func:`mse_loss`.
-        reduction: as for :func:`mse_loss`.
-
-    Returns:
-        A 0-d tensor, or a Ragged ``(N,)`` where the reduction is ``"none"``.
-
-    Raises:
-        RaglaneError: as :func:`mse_loss`.
+    Arguments, result and errors are those of :func:`mse_loss`.
 
     Example:
         >>> l1_loss(Ragged([[1., 2.], [4.]]), Ragged([[1., 5.], [1.]])).item()
@@ -233,21 +219,8 @@ def huber_loss(
     """Huber's error, a mean over the features of each element.
 
     From Huber 1964, "Robust estimation of a location parameter". With ``d = |input - target|``: ``d ** 2 / 2`` up to
-    ``delta``, and ``delta * (d - delta / 2)`` beyond.
-
-    Args:
-        input: ``(N, *features)``, floating-point.
-        target: as for :func:`mse_loss`.
-        delta: where it turns from squared to linear, in the units of ``input``; above 0.
-        weights: as for :func:`mse_loss`.
-        reduction: as for :func:`mse_loss`.
-
-    Returns:
-        A 0-d tensor, or a Ragged ``(N,)`` where the reduction is ``"none"``.
-
-    Raises:
-        ArgumentError: ``delta`` not above 0.
-        RaglaneError: as :func:`mse_loss`.
+    ``delta``, a number above 0 in the units of ``input``, and ``delta * (d - delta / 2)`` beyond. The other arguments,
+    the result and the errors are those of :func:`mse_loss`; a ``delta`` that is not above 0 is an ArgumentError.
 
     Example:
         >>> huber_loss(Ragged([[1., 4.]]), Ragged([[2., 1.]]), reduction="none").values.tolist()
@@ -269,6 +242,8 @@ def binary_cross_entropy_with_logits(
 
     ``-(pos_weight * target * log(sigmoid(input)) + (1 - target) * log(1 - sigmoid(input)))``
 
+    The result and the other errors are those of :func:`mse_loss`.
+
     Args:
         input: ``(N, *features)``, floating-point: logits, before any sigmoid.
         target: a Ragged ``(N, *features)`` of the same lengths, or a tensor ``(B, *features)``: booleans or numbers
@@ -278,14 +253,10 @@ def binary_cross_entropy_with_logits(
         weights: as for :func:`mse_loss`.
         reduction: as for :func:`mse_loss`.
 
-    Returns:
-        A 0-d tensor, or a Ragged ``(N,)`` where the reduction is ``"none"``.
-
     Raises:
         ShapeError: a ``pos_weight`` of another shape.
         ArgumentError: a ``pos_weight`` that is not finite or below 0, or a target below 0 or above 1; both are
             looked for on a CPU.
-        RaglaneError: as :func:`mse_loss`.
 
     Example:
         >>> loss = binary_cross_entropy_with_logits(Ragged([[0.0, 0.0]]), Ragged([[True, False]]))
