@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from raglane.data import Limit
-from raglane.planner.batches import Epoch
 from raglane.planner.calibration import Calibration
 from raglane.planner.probe import MODES
-from raglane.planner.rows import Row, row_of
+from raglane.planner.rows import Epoch, Row, row_of
 from raglane.planner.ways import Way
 
 PADDED, PACKED = Way("reference", "padded", "float32", 1), Way("reference", "packed", "float32", 1)

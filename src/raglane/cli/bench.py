@@ -70,10 +70,9 @@ def bench(
     import torch
 
     from raglane._utils.files import check_new_file, write_file
-    from raglane.planner.lengths import lengths_of_file, lognormal
     from raglane.planner.machine import is_busy, load
-    from raglane.planner.probe import MODES
-    from raglane.planner.timing import CELLS, COLUMNS, time_layer
+    from raglane.planner.probe import MODES, lognormal
+    from raglane.planner.timing import CELLS, COLUMNS, lengths_of_file, time_layer
     from raglane.report.comparison import Group, as_csv, as_markdown, as_text
 
     if output is not None:

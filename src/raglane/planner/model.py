@@ -27,8 +27,6 @@ from raglane.kernels.cpu.lanes import lanes_of
 from raglane.planner.ways import Way
 from raglane.schedules import SCHEDULES
 
-__all__ = ["Floats", "Integers", "Profile", "features", "fit"]
-
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
@@ -40,14 +38,7 @@ _TRUSTED = 0.1
 
 
 class Profile(NamedTuple):
-    """How many rows a call runs over time.
-
-    Attributes:
-        rows: ``(P,)``, in each phase.
-        steps: ``(P,)``, that it lasts.
-        count: sequences of the batch.
-        real: elements of the batch.
-    """
+    """How many rows a call runs over time."""
 
     rows: Integers
     steps: Integers
@@ -105,10 +96,7 @@ def fit(measured: Floats, seconds: Floats) -> Floats:
 
 
 def _least_squares(scaled: Floats, weights: Floats) -> Floats:
-    """The non-negative least squares of ``scaled @ x = 1``, by the active sets of Lawson and Hanson (1974).
-
-    A millionth of the squares of ``x`` is added: where features cannot be told apart, they share.
-    """
+    """The non-negative least squares of ``scaled @ x = 1``, by the active sets of Lawson and Hanson (1974)."""
     size = np.linalg.norm(scaled, axis=0)
     size[size == 0] = 1
     unit = scaled / size

@@ -17,23 +17,10 @@ from raglane.nn.recurrent.explain import explain
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.ragged import Ragged
 
-__all__ = ["Way", "as_layer", "at", "cast", "thread_counts", "ways_of"]
-
 
 @dataclass(frozen=True)
 class Way:
-    """One way to run a layer.
-
-    Attributes:
-        backend: a key of ``BACKENDS``.
-        schedule: a key of ``SCHEDULES``.
-        dtype: of values and weights, such as ``"float32"``.
-        threads: that torch may use.
-
-    Example:
-        >>> print(Way("cpu", "lanes", "float32", 2))
-        cpu, lanes, float32, 2 threads
-    """
+    """One way to run a layer."""
 
     backend: str
     schedule: str
@@ -78,12 +65,7 @@ def ways_of(layer: RecurrentLayer, dtypes: Sequence[torch.dtype], threads: Seque
 
 
 def thread_counts(most: int) -> list[int]:
-    """Powers of two below the most, and the most.
-
-    Example:
-        >>> thread_counts(1), thread_counts(6), thread_counts(8)
-        ([1], [1, 2, 4, 6], [1, 2, 4, 8])
-    """
+    """Powers of two below the most, and the most."""
     return [*(2**power for power in range(most.bit_length()) if 2**power < most), most]
 
 

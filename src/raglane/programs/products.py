@@ -15,8 +15,6 @@ from raglane.programs.graph import Columns, Graph, Refused
 from raglane.programs.rows import FREE, SHIFT, align
 from raglane.programs.trace import Tracer
 
-__all__ = ["PRODUCTS"]
-
 # A product of rows with rows has this many numbers at most before they are summed.
 _LARGEST = 1 << 16
 # Columns of an operand that lie in so many places are read where they lie; more are brought together first.

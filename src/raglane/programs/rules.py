@@ -12,14 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raglane.programs import row_formulas
+from raglane.programs import formulas
 from raglane.programs.formulas import FORMULAS, TRUTHS, log_sigmoid
 from raglane.programs.graph import DEPENDS, Columns, Graph, Refused
 from raglane.programs.products import PRODUCTS
 from raglane.programs.rows import align, free
 from raglane.programs.trace import Tracer
-
-__all__ = ["RULES"]
 
 Rule = Callable[..., Any]
 _MOVES = (
@@ -200,12 +198,12 @@ def _var(tracer: Tracer, function: Any, source: Any, dim: Any = None, **kwargs: 
     name, correction = function._schema.name, kwargs.get("correction")
     if isinstance(dim, bool):
         raise Refused("no program has this form of the variance")
-    formula, dims = row_formulas.variance(1.0 if correction is None else float(correction)), _dims(dim, source.dim())
+    formula, dims = formulas.variance(1.0 if correction is None else float(correction)), _dims(dim, source.dim())
     found = _along(tracer, source, dims, formula, bool(kwargs.get("keepdim")))
     if name == "aten::std":
-        return _pointwise(row_formulas.root)(tracer, None, found)
+        return _pointwise(formulas.root)(tracer, None, found)
     if name == "aten::var_mean":
-        return found, _along(tracer, source, dims, row_formulas.mean, bool(kwargs.get("keepdim")))
+        return found, _along(tracer, source, dims, formulas.mean, bool(kwargs.get("keepdim")))
     return found
 
 
@@ -217,7 +215,7 @@ def _extreme(formula: Callable[[Graph, Columns, int], Columns]) -> Rule:
             return RULES["maximum" if function._schema.name == "aten::max" else "minimum"](tracer, None, source, dim)
         if dim is None:
             return _along(tracer, source, _dims(dim, source.dim()), formula, keepdim)
-        found = _along(tracer, source, [dim % source.dim()], row_formulas.first_of(formula), keepdim)
+        found = _along(tracer, source, [dim % source.dim()], formulas.first_of(formula), keepdim)
         return found, tracer.nothing(*found.shape)
 
     return rule
@@ -238,7 +236,7 @@ def _length(tracer: Tracer, function: Any, source: Any, ord: float = 2, dim: Any
             return g.sums(g.each("abs", a), parts)
         if ord != 2:
             raise Refused(f"no program has the norm of order {ord}")
-        return row_formulas.root(g, g.sums(g.each("mul", a, a), parts))
+        return formulas.root(g, g.sums(g.each("mul", a, a), parts))
 
     return _along(tracer, source, _dims(dim, source.dim()), formula, keepdim)
 
@@ -317,18 +315,18 @@ RULES: dict[str, Rule] = {
     "copy": _copy,
     **{name: _pointwise(formula) for name, formula in FORMULAS.items()},
     **{name: _pointwise(formula, True) for name, formula in TRUTHS.items()},
-    "sum": _reduction(row_formulas.total),
-    "mean": _reduction(row_formulas.mean),
-    "amax": _reduction(row_formulas.largest),
-    "amin": _reduction(row_formulas.smallest),
-    "prod": _reduction(row_formulas.product),
-    "logsumexp": _reduction(row_formulas.log_sum),
+    "sum": _reduction(formulas.total),
+    "mean": _reduction(formulas.mean),
+    "amax": _reduction(formulas.largest),
+    "amin": _reduction(formulas.smallest),
+    "prod": _reduction(formulas.product),
+    "logsumexp": _reduction(formulas.log_sum),
     **dict.fromkeys(("var", "std", "var_mean"), _var),
-    "max": _extreme(row_formulas.largest),
-    "min": _extreme(row_formulas.smallest),
-    "cumsum": _mapping(row_formulas.cumulated),
-    **dict.fromkeys(("_softmax", "_safe_softmax"), _mapping(row_formulas.softmax)),
-    "_log_softmax": _mapping(row_formulas.log_softmax),
+    "max": _extreme(formulas.largest),
+    "min": _extreme(formulas.smallest),
+    "cumsum": _mapping(formulas.cumulated),
+    **dict.fromkeys(("_softmax", "_safe_softmax"), _mapping(formulas.softmax)),
+    "_log_softmax": _mapping(formulas.log_softmax),
     "linalg_vector_norm": _length,
     "native_layer_norm": _layer_norm,
     "native_group_norm": _group_norm,

@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 
 from raglane.programs.graph import Unkept
-from raglane.programs.known import Call, Known
+from raglane.programs.parameters import Call, Known
 from raglane.programs.rules import RULES
-
-__all__ = ["MOST_MADE", "call_read", "call_written", "check", "shapes_of", "whole"]
 
 MOST_MADE = 1 << 28
 """Numbers of a tensor that is made of parameters."""

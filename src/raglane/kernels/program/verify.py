@@ -9,18 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from raglane.kernels.program.loop import Loop, run_loop
-from raglane.kernels.program.parameters import gradients
-from raglane.programs.cache import Entry, Wish, plainly
-from raglane.programs.step import Step
-from raglane.programs.weights import Survey
-
-__all__ = ["verify", "verify_call"]
+from raglane.kernels.program.loop import StepCall, run_loop
+from raglane.programs.compiled import CompiledStep
+from raglane.programs.parameters import gradients
+from raglane.programs.step import Step, plainly
 
 _TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-6}
 
@@ -28,8 +24,8 @@ _TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-6}
 _NUDGES = 4
 
 
-def verify(wish: Wish, entry: Entry, found: Survey) -> str:
-    """Compare a program with one step of torch, on random numbers.
+def verify(step: Step, compiled: CompiledStep) -> str:
+    """Why programs differ from one step of torch on random numbers; nothing where they agree.
 
     Random numbers may be such that rounding alone changes a result: a quotient by a state that is nearly 0. A result
     may differ as far as torch's own does where the numbers are a few roundings apart.
@@ -38,11 +34,10 @@ def verify(wish: Wish, entry: Entry, found: Survey) -> str:
     is_telling = False
     try:
         with _recording():
-            step = Step(wish.cell, wish.weights, found, entry.prepares)
             for rows, noise in ((3, 0.1), (1, 0.0)):
-                case = _drawn(wish, entry, step, found, rows, noise, generator)
-                for own in (case, case.as_it_is(found)):
-                    reason, is_finite = own.difference(wish.dtype, generator)
+                case = _drawn(step, compiled, rows, noise, generator)
+                for own in (case, case.as_it_is()):
+                    reason, is_finite = own.difference(generator)
                     if reason:
                         return reason
                     is_telling = is_telling or is_finite
@@ -51,22 +46,22 @@ def verify(wish: Wish, entry: Entry, found: Survey) -> str:
     return "" if is_telling else "its program could not be verified: one step of torch gives no finite number"
 
 
-def verify_call(loop: Loop, tensors: tuple[Tensor, ...], found: Survey, dtype: torch.dtype) -> str:
+def verify_call(call: StepCall, tensors: tuple[Tensor, ...]) -> str:
     """Compare a program with the module as it is, on the first rows that each sequence of a call reads."""
-    elements, states, _ = loop.parts(tensors)
+    elements, states, _ = call.parts(tensors)
     with _recording():
-        starts, ends = loop.offsets[:-1], loop.offsets[1:]
+        starts, ends = call.offsets[:-1], call.offsets[1:]
         rows = torch.arange(len(starts), device="cpu")[ends > starts]
-        first = starts[rows] if loop.ascending else ends[rows] - 1
+        first = starts[rows] if call.ascending else ends[rows] - 1
         given = [part.detach().index_select(0, first) for part in elements]
         given += [part.detach().index_select(0, rows) for part in states]
         if not len(rows) or not all(bool(part.isfinite().all()) for part in given):
             return ""
-        one = replace(loop, offsets=torch.arange(len(rows) + 1, device="cpu"), ascending=True)
+        one = replace(call, offsets=torch.arange(len(rows) + 1, device="cpu"), ascending=True)
         one = replace(one, need_output=True, need_states=False)
         try:
-            case = _Case(one, (*[part.requires_grad_() for part in given], *loop.parts(tensors)[2]), 0)
-            reason, _ = case.as_it_is(found).difference(dtype, torch.Generator().manual_seed(0))
+            case = _Case(one, (*[part.requires_grad_() for part in given], *call.parts(tensors)[2]), 0)
+            reason, _ = case.as_it_is().difference(torch.Generator().manual_seed(0))
         except Exception as error:
             return f"its program could not be verified: {type(error).__name__}: {error}"
     return reason
@@ -87,22 +82,22 @@ _Results = tuple[list[Tensor], list[Tensor]]  # values and gradients
 class _Case:
     """What is run, on which numbers; the results' gradients are drawn from a seed."""
 
-    loop: Loop
+    call: StepCall
     tensors: tuple[Tensor, ...]
     seed: int
     is_own: bool = False  # whether a user's module runs as it is
 
-    def as_it_is(self, found: Survey) -> _Case:
+    def as_it_is(self) -> _Case:
         """The same for the weights as they are; in bfloat16, in which no program computes, the case itself."""
-        if any(part.dtype is torch.bfloat16 or part.is_inference() for part in found.leaves):
+        step = self.call.step
+        if any(part.dtype is torch.bfloat16 or part.is_inference() for part in step.leaves):
             return self
-        elements, states, _ = self.loop.parts(self.tensors)
-        is_own = isinstance(self.loop.step.given, nn.Module)
-        return replace(self, tensors=(*elements, *states, *found.leaves), is_own=is_own)
+        elements, states, _ = self.call.parts(self.tensors)
+        return replace(self, tensors=(*elements, *states, *step.leaves), is_own=isinstance(step.given, nn.Module))
 
-    def difference(self, dtype: torch.dtype, generator: torch.Generator) -> tuple[str, bool]:
+    def difference(self, generator: torch.Generator) -> tuple[str, bool]:
         """Why the program is none of torch's step, or nothing; and whether a number was finite."""
-        got, want = self.by_program(), self.by_torch(self.tensors)
+        dtype, got, want = self.call.step.dtype, self.by_program(), self.by_torch(self.tensors)
         if not self.is_same_without_gradients(want[0]):
             return "its step does something else where no gradients are recorded", True
         near: list[_Results] = []
@@ -116,7 +111,7 @@ class _Case:
         return "", any(bool(part.isfinite().any()) for part in want[0] if part.numel())
 
     def by_program(self) -> _Results:
-        mine, finals, _ = run_loop(self.loop, self.tensors)
+        mine, finals, _ = run_loop(self.call, self.tensors)
         return self._with_gradients([part for part in (mine, *finals) if part is not None], self.tensors)
 
     def by_torch(self, tensors: tuple[Tensor, ...]) -> _Results:
@@ -130,14 +125,16 @@ class _Case:
         return all(_agree(one, other, other.dtype) for one, other in zip([output, *new], results, strict=True))
 
     def _step(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        elements, states, leaves = self.loop.parts(tensors)
+        elements, states, leaves = self.call.parts(tensors)
         given = None if self.is_own else list(leaves)
-        output, new, _ = self.loop.step.run(given, list(elements), list(states), self.loop.offsets)
+        output, new, _ = self.call.step.run(
+            given, list(elements), list(states), self.call.offsets, self.call.compiled.trace.prepares
+        )
         return output, new
 
     def nudged(self, generator: torch.Generator) -> tuple[Tensor, ...]:
         """The tensors, with what is read and the states a few roundings away; masks and weights stay."""
-        elements, states, leaves = self.loop.parts(self.tensors)
+        elements, states, leaves = self.call.parts(self.tensors)
 
         def near(part: Tensor) -> Tensor:
             noise = torch.randn(part.shape, generator=generator, dtype=part.dtype)
@@ -151,32 +148,29 @@ class _Case:
         return results, _gradients(results, [part for part in tensors if part.requires_grad], grads)
 
 
-def _drawn(
-    wish: Wish, entry: Entry, step: Step, found: Survey, rows: int, noise: float, generator: torch.Generator
-) -> _Case:
+def _drawn(step: Step, compiled: CompiledStep, rows: int, noise: float, generator: torch.Generator) -> _Case:
     """Random numbers to compare on."""
-    compiled: Any = entry.compiled
 
     def drawn(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=wish.dtype).requires_grad_()
+        return torch.randn(*shape, generator=generator, dtype=step.dtype).requires_grad_()
 
     graph = compiled.trace.result.graph
     elements = [drawn(rows, graph.nodes[node].width) for node in compiled.elements]
     # Rows of the weights are masks of zeros and ones.
-    elements[1:] = [(part > 0).to(wish.dtype).requires_grad_() for part in elements[1:]]
-    states = [drawn(rows, size) for size in wish.sizes]
+    elements[1:] = [(part > 0).to(step.dtype).requires_grad_() for part in elements[1:]]
+    states = [drawn(rows, size) for size in step.sizes]
     leaves = []
-    for part in found.leaves:
+    for part in step.leaves:
         if compiled.trace.reads_itself:
-            leaves.append(wish.given(part))
+            leaves.append(step.converted(part))
             continue
-        given = wish.given(part.detach())
+        given = step.converted(part.detach())
         if given.dtype.is_floating_point:
             given = (given + noise * torch.randn(given.shape, generator=generator, dtype=given.dtype)).requires_grad_()
         leaves.append(given)
     offsets = torch.arange(rows + 1, device="cpu")
-    loop = Loop(compiled, step, offsets, True, True, False, (len(elements), len(states), len(leaves)))
-    return _Case(loop, (*elements, *states, *leaves), int(torch.randint(2**31, (), generator=generator)))
+    call = StepCall(compiled, step, offsets, True, True, False, (len(elements), len(states), len(leaves)))
+    return _Case(call, (*elements, *states, *leaves), int(torch.randint(2**31, (), generator=generator)))
 
 
 def _gradients(results: list[Tensor], wished: list[Tensor], grads: list[Tensor]) -> list[Tensor]:

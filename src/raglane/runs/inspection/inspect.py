@@ -16,7 +16,7 @@ from raglane.planner.machine import facts
 from raglane._utils.memory import FLOAT, TRAINED_TENSOR, check_memory
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner import Plan, Row, plan
-from raglane.planner.batches import thin_out
+from raglane.planner.rows import thin_out
 from raglane.planner.words import seconds_in_words
 from raglane.training.model import ModelConfig
 from raglane.training.settings import ModelSettings, Settings
