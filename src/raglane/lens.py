@@ -28,12 +28,7 @@ T = TypeVar("T")
 
 
 class _Mark(Enum):
-    """What no key of a dict can be, not even None.
-
-    Attributes:
-        EACH: stands in a path where ``each`` was written; any other step is a name, a key or an index.
-        NOWHERE: the key that a step means where there is none.
-    """
+    """What no key of a dict can be, not even None."""
 
     EACH = "each"
     NOWHERE = "nowhere"
@@ -230,13 +225,7 @@ def _written(root: Any, steps: tuple[Any, ...]) -> str:
 
 
 class _Opened(ABC):
-    """A value that has parts.
-
-    Attributes:
-        value: the value.
-        names: what a step may be called, for messages.
-        keys: of the parts that ``each`` goes to; None where it stays at the value.
-    """
+    """A value that has parts."""
 
     def __init__(self, value: Any, names: Sequence[Any], keys: Sequence[Any] | None) -> None:
         self.value = value
@@ -367,14 +356,9 @@ class _Sequences(_Items):
     def replaced(self, changed: dict[Any, Any]) -> Any:
         for key, part in changed.items():
             if not isinstance(part, Tensor):
-                raise ArgumentTypeError(
-                    message(
-                        "function",
-                        f"a result of type {type(part).__name__} for {_step(key)} of a Ragged",
-                        "a tensor takes the place of a sequence or of the values",
-                        "return torch.as_tensor(...)",
-                    )
-                )
+                got = f"a result of type {type(part).__name__} for {_step(key)} of a Ragged"
+                rule = "a tensor takes the place of a sequence or of the values"
+                raise ArgumentTypeError(message("function", got, rule, "return torch.as_tensor(...)"))
         if "values" in changed:
             return self.value.map(lambda _: changed["values"])
         return type(self.value)([changed.get(index, self.get(index)) for index in self.indexes])

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from made_plans import made_plans
-from raglane.data import features
+from raglane.data import records
+from raglane.data.jobs import Progress
 from raglane.data.preprocess import Preprocessor
-from raglane.data.progress import Progress
 from raglane.data.records import Records, offsets_of
 from raglane.errors import ArgumentError
 from raglane.report import html
@@ -85,15 +85,15 @@ def test_the_layer_is_what_training_builds() -> None:
 def test_features_with_columns_of_their_own_are_counted_and_part_of_the_layer() -> None:
     lengths, words = np.array([2, 1]), np.array(["red", "", "blue"], dtype=object)
     beside = (
-        features.Feature("age", np.array([31, 58], np.float32), per_sequence=True),
-        features.Feature("colour", words),
+        records.Feature("age", np.array([31, 58], np.float32), per_sequence=True),
+        records.Feature("colour", words),
     )
     numbers = Records(np.ones((3, 2), np.float32), offsets_of(lengths), channels=("a", "b"), features=beside)
     tokens = Records(np.array(["x", "y", "x"], dtype=object), offsets_of(lengths), features=beside)
-    for records in (numbers, tokens):
-        contents = contents_of(records, None)
+    for read in (numbers, tokens):
+        contents = contents_of(read, None)
         for missing in ("zero", "elapsed"):
-            fitted = Preprocessor.fit(replace(records, labels=("p", "q")), task="classify", missing=missing)
+            fitted = Preprocessor.fit(replace(read, labels=("p", "q")), task="classify", missing=missing)
             built = ModelConfig.of(Settings(missing=missing), fitted).encoder().recurrent
             assert layer_of(Settings(missing=missing), contents, Settings().embedding).input_size == built.input_size
         told = dict(data_facts(contents))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from made_plans import make_plan
-from raglane.data.progress import Progress
+from raglane.data.jobs import Progress
 from raglane.runs.inspection import batches, charts, document
 from raglane.runs.inspection.contents import Contents, Feature, labels_of
 from raglane.runs.inspection.inspect import Inspection, inspect

@@ -12,10 +12,10 @@ import pytest
 
 from commands import write_steps
 from raglane.data import convert
-from raglane.data.features import Feature as Beside
-from raglane.data.formats import parquet
-from raglane.data.progress import Progress
+from raglane.data.formats.ipc import read_parquet
+from raglane.data.jobs import Progress
 from raglane.data.records import Columns, Records, offsets_of
+from raglane.data.records import Feature as Beside
 from raglane.errors import DataError
 from raglane.runs.inspection import lengths_of_parquet, lengths_of_text, reading
 from raglane.runs.inspection.contents import Contents, contents_of
@@ -138,7 +138,7 @@ def test_a_parquet_file_in_pieces_is_what_it_is_as_a_whole(
         table = pa.table({"seq": column, "label": labels})
         pq.write_table(table, path, row_group_size=11)
         columns = Columns(task=task, sequence="seq", label="label" if task != "forecast" else None)
-        expected = contents_of(parquet.read(path, columns), path)
+        expected = contents_of(read_parquet(path, columns), path)
         told = _Told()
         with monkeypatch.context() as patch:
             patch.setattr(lengths_of_parquet, "contents_of", never)

@@ -16,9 +16,9 @@ import pytest
 import raglane as rl
 from commands import FAST, fails, tree, undrawn_pictures, write_steps
 from raglane.cli import main
-from raglane.data.features import Feature
+from raglane.data.records import Feature
 from raglane.data.records import Records, offsets_of
-from raglane.data.targets import Targets
+from raglane.data.records import Targets
 from raglane.runs.comparison import compare
 from raglane.training.identity import identity
 

@@ -14,20 +14,13 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["folder", "load", "save"]
-
 # Of each kind; the oldest go. A tenth goes at a time, so that a full folder is not sorted at each write.
 _MOST = 1000
 _LARGEST = 1 << 24
 
 
 def folder(kind: str) -> Path:
-    """Where files of a kind lie: in ``RAGLANE_CACHE``, or else in ``raglane`` in the user's folder of caches.
-
-    Example:
-        >>> folder("plans").name
-        'plans'
-    """
+    """Where files of a kind lie: in ``RAGLANE_CACHE``, or else in ``raglane`` in the user's folder of caches."""
     chosen = os.environ.get("RAGLANE_CACHE")
     if chosen:
         return Path(chosen) / kind

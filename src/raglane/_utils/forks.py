@@ -9,17 +9,11 @@ from __future__ import annotations
 import os
 import sys
 
-__all__ = ["threads_before"]
-
 _threads: int | None = None
 
 
 def threads_before() -> int | None:
-    """How many threads torch might use when this process was forked; None where it was not, or torch was not there.
-
-    Example:
-        >>> threads_before()
-    """
+    """How many threads torch might use when this process was forked; None where it was not, or torch was not there."""
     return _threads
 
 

@@ -11,8 +11,6 @@ from torch import Tensor
 from raglane.cells.spec import CellSpec, Shapes, masked
 from raglane.errors import ArgumentError, message
 
-__all__ = ["CfC", "CfCWeights"]
-
 
 class CfCWeights(NamedTuple):
     """The weights of one layer in one direction; ``U`` is the number of the backbone's units.

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from raglane.cells.spec import CellSpec, Weights, bounded, clipped, masked, summed_bias
 
-__all__ = ["CoupledLSTM"]
-
 
 class CoupledLSTM(CellSpec):
     """An LSTM that forgets as much as it takes up; three gates in place of four::

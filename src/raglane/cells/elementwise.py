@@ -13,8 +13,6 @@ from torch import Tensor
 
 from raglane.cells.spec import CellSpec, Shapes, masked
 
-__all__ = ["ElementwiseSpec", "ElementwiseWeights", "seen"]
-
 
 class ElementwiseWeights(NamedTuple):
     """The weights of one layer in one direction; ``V`` is the number of gates that look at the state.

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from raglane.cells.spec import CellSpec, Weights, bounded, clipped, masked, summed_bias
 
-__all__ = ["Elman"]
-
 
 class Elman(CellSpec):
     """One matrix product, one activation; equal to :class:`torch.nn.RNN`::

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from raglane.cells.spec import CellSpec, Weights, bounded, clipped, masked
 
-__all__ = ["GRU"]
-
 
 class GRU(CellSpec):
     """Three gates, one state; equal to :class:`torch.nn.GRU`::

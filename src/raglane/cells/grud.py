@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from raglane.cells.spec import CellSpec, Shapes, masked
 from raglane.errors import ArgumentError, message
 
-__all__ = ["GRUD", "GRUDWeights"]
-
 
 class GRUDWeights(NamedTuple):
     """The weights of one layer in one direction; ``C`` is the number of channels.

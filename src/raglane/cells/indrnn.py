@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from raglane.cells.elementwise import ElementwiseSpec, ElementwiseWeights, seen
 
-__all__ = ["IndRNN"]
-
 
 class IndRNN(ElementwiseSpec):
     """Each unit remembers itself alone, by one weight::

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from raglane.cells.spec import CellSpec, Shapes, masked
 
-__all__ = ["LayerNormGRU", "LayerNormLSTM", "LayerNormWeights"]
-
 _EPSILON = 1e-5
 
 

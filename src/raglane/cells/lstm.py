@@ -15,8 +15,6 @@ from torch import Tensor
 
 from raglane.cells.spec import CellSpec, Shapes, Weights, bounded, clipped, masked, summed_bias
 
-__all__ = ["LSTM"]
-
 
 class LSTM(CellSpec):
     """Four gates, two states; equal to :class:`torch.nn.LSTM`::

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from raglane.cells.elementwise import ElementwiseSpec, ElementwiseWeights
 
-__all__ = ["MinGRU"]
-
 
 class MinGRU(ElementwiseSpec):
     """A GRU whose gate and candidate look at the input alone::

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from raglane.cells.elementwise import ElementwiseSpec, ElementwiseWeights
 
-__all__ = ["MinLSTM"]
-
 
 class MinLSTM(ElementwiseSpec):
     """An LSTM whose gates and candidate look at the input alone, and whose gates sum to one::

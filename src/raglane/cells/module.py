@@ -9,28 +9,9 @@ from torch import Tensor, nn
 from raglane.cells.spec import CellSpec
 from raglane.errors import ArgumentTypeError, ShapeError, message
 
-__all__ = ["ModuleCell"]
-
 
 class ModuleCell(CellSpec):
-    """The equations of a module with ``step(x_t, state) -> (output, state)``; its weights are the module itself.
-
-    Args:
-        module: of the class whose modules are to be run; they may have ``prepare(values, offsets)`` besides.
-        output_size: features of an output.
-        state_sizes: the size of each state.
-        is_tuple: whether the module takes and gives a tuple of states, or one tensor.
-
-    Example:
-        >>> import torch
-        >>> class Sum(nn.Module):
-        ...     def step(self, x_t, state):
-        ...         return x_t + state, x_t + state
-        >>> cell = ModuleCell(Sum(), output_size=2, state_sizes=(2,), is_tuple=False)
-        >>> output, state = cell.step(Sum(), torch.ones(3, 2), (torch.ones(3, 2),))
-        >>> output[0].tolist()
-        [2.0, 2.0]
-    """
+    """The equations of a module with ``step(x_t, state) -> (output, state)``; its weights are the module itself."""
 
     gates: ClassVar[tuple[str, ...]] = ()
     reads_state: ClassVar[bool] = False

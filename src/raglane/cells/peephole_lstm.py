@@ -10,8 +10,6 @@ from torch import Tensor
 
 from raglane.cells.spec import CellSpec, Shapes, bounded, clipped, masked, summed_bias
 
-__all__ = ["PeepholeLSTM", "PeepholeWeights"]
-
 
 class PeepholeWeights(NamedTuple):
     """The weights of one layer in one direction.

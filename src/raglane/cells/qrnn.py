@@ -8,8 +8,6 @@ from torch import Tensor
 
 from raglane.cells.elementwise import ElementwiseSpec, ElementwiseWeights
 
-__all__ = ["QRNN"]
-
 
 class QRNN(ElementwiseSpec):
     """A gated memory and an output gate, both of the input alone::

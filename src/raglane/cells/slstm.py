@@ -11,8 +11,6 @@ from torch import Tensor
 from raglane.cells.spec import CellSpec, Shapes, masked
 from raglane.errors import ArgumentError, message
 
-__all__ = ["SLSTM", "SLSTMWeights"]
-
 
 class SLSTMWeights(NamedTuple):
     """The weights of one layer in one direction; ``K`` is the number of heads.

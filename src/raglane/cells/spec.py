@@ -12,8 +12,6 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
-__all__ = ["CellSpec", "Shapes", "Weights", "bounded", "clipped", "masked", "summed_bias"]
-
 Shapes = dict[str, tuple[int, ...] | None]
 """Parameters by name, with their shapes; None for one that a layer of these sizes does not have."""
 

@@ -11,8 +11,6 @@ from torch import Tensor
 from raglane.cells.elementwise import ElementwiseSpec, ElementwiseWeights, seen
 from raglane.cells.spec import Shapes
 
-__all__ = ["SRU"]
-
 
 class SRU(ElementwiseSpec):
     """A gated memory, and a second gate that lets the input past it (equations 1 to 4 of the paper)::

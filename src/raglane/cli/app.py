@@ -26,8 +26,6 @@ from raglane.cli.tune import tune
 from raglane.errors import DivergedError, RaglaneError, message, quote, shorten
 from raglane.training.own_cell import place_of_error
 
-__all__ = ["app", "run"]
-
 _EXIT_CODES = (
     "Exit codes: 0 done; 1 a fault of Raglane; 2 bad input, or a machine that is full; 3 a training that ran away; "
     "130 stopped by Ctrl-C; 143 stopped by SIGTERM."

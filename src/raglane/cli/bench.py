@@ -16,7 +16,6 @@ from raglane.training.options import RUN
 if TYPE_CHECKING:
     from raglane.planner.timing import Size
 
-__all__ = ["bench", "parts_of", "pick", "size_of"]
 
 _MOST = 2**20
 

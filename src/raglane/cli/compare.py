@@ -11,8 +11,6 @@ from raglane.cli import console, options
 from raglane.errors import ArgumentError, message, quote
 from raglane.training.options import RUN
 
-__all__ = ["compare"]
-
 _SUFFIXES = (".md", ".csv", ".png", ".svg")
 
 Runs = Annotated[

@@ -14,8 +14,6 @@ from raglane._utils.reading import read_file
 from raglane.errors import ArgumentError, message, nearest, quote
 from raglane.training.stored import checked, rule_of
 
-__all__ = ["CONFIG", "DEFAULT", "FILE", "IGNORE", "OPTION", "Key", "names_of", "origin_of", "read_config", "read_toml"]
-
 CONFIG, IGNORE = "config", "ignore"
 """The options that name a file, and what is not to be taken from it."""
 
@@ -28,13 +26,7 @@ _RULE = "an option of this command, by its flag without dashes"
 
 @dataclass(frozen=True)
 class Key:
-    """What an option is called in a file, and what it may be there.
-
-    Attributes:
-        name: the flag without dashes.
-        hint: the type of its value.
-        word: a text that may stand there beside it; None for none.
-    """
+    """What an option is called in a file, and what it may be there."""
 
     name: str
     hint: Any
@@ -42,13 +34,7 @@ class Key:
 
     @classmethod
     def of(cls, annotation: Any, name: str, word: str | None) -> Key:
-        """The key of a parameter of a command.
-
-        Example:
-            >>> from typing import Annotated
-            >>> Key.of(Annotated[str, typer.Option("--cell")], "layer", None)
-            Key(name='cell', hint=<class 'str'>, word=None)
-        """
+        """The key of a parameter of a command."""
         hint, details = get_args(annotation)[:2]
         # Within Annotated, Typer keeps the first flag where a default would be.
         said = (getattr(details, "default", None), *(getattr(details, "param_decls", None) or ()))

@@ -18,8 +18,6 @@ from raglane.training.options import RUN
 if TYPE_CHECKING:
     from raglane.data import Conversion
 
-__all__ = ["convert"]
-
 
 @dataclass(frozen=True)
 class _Choices:
@@ -70,7 +68,7 @@ def convert(
     raglane convert tagged.jsonl tagged --task tag --on-bad-row skip
     """
     from raglane.data.conversion import convert as convert_all
-    from raglane.data.skipping import SKIPPED
+    from raglane.data.formats.pieces import SKIPPED
 
     for place in places[:-1]:
         if "://" not in place:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from raglane.training.checkpoint import SavedModel
     from raglane.training.inference import Evaluation
 
-__all__ = ["evaluate", "report", "tell_empty", "tell_skipped"]
 
 # Above this many classes a table is wider than a terminal: it goes to its file only.
 _WIDEST_TABLE = 20

@@ -12,8 +12,6 @@ from raglane.cli import console, options
 from raglane.errors import count_of
 from raglane.training.options import RUN
 
-__all__ = ["export"]
-
 
 class _Layout(StrEnum):
     padded = "padded"

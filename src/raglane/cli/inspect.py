@@ -21,8 +21,6 @@ from raglane.training.settings import Settings
 if TYPE_CHECKING:
     from raglane.runs.inspection.inspect import Inspection
 
-__all__ = ["as_trained", "inspect"]
-
 
 def as_trained(name: str) -> Any:
     """The field of this name of the settings of training: its default, its rules and its help."""

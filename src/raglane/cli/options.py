@@ -22,8 +22,6 @@ from raglane.training.options import DATA, MODEL, RUN, TRAINING, flag_of, option
 from raglane.training.own_cell import name_cell, named_choice
 from raglane.training.settings import Settings
 
-__all__ = ["Given", "Origins", "command", "path"]
-
 Given = Mapping[str, Any]
 """What was given of the options of a dataclass, by their names; what was left at its default is not in it."""
 

@@ -10,11 +10,8 @@ import typer
 from raglane.cli import console, options
 from raglane.cli.evaluate import tell_empty, tell_skipped
 from raglane.errors import ArgumentError, message, quote
-from raglane.training.choices import ENGINES
 from raglane.training.options import RUN
-
-__all__ = ["predict"]
-
+from raglane.training.settings import ENGINES
 
 _EscapeFormulas = Annotated[
     bool,
@@ -79,7 +76,7 @@ def predict(
             run, cell, output, data, {**columns, **({} if format is None else {"format": format})}, engine, asked, quiet
         )
         return
-    from raglane.data.skipping import skipped_lines
+    from raglane.data.formats.pieces import skipped_lines
     from raglane.runs.run import load
     from raglane.training.inference import pick_device
     from raglane.training.predictions import check_apart, check_output, write_predictions

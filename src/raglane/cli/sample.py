@@ -9,8 +9,6 @@ import typer
 from raglane.cli import console, options
 from raglane.training.options import RUN
 
-__all__ = ["sample"]
-
 _Prompt = Annotated[str, typer.Option(help="How each text begins.", show_default=False, rich_help_panel=RUN)]
 _Count = Annotated[int, typer.Option(help="How many texts.", rich_help_panel=RUN)]
 _Length = Annotated[int, typer.Option(help="The most tokens that are drawn for a text.", rich_help_panel=RUN)]

@@ -14,11 +14,9 @@ from raglane.cli.train import check_default, settings_of
 from raglane.errors import ArgumentError, message
 from raglane.runs.configuration import as_toml, entries, key_of, other_entries
 from raglane.runs.sources import ColumnNames, Source
-from raglane.training.auto import left_to_plan
 from raglane.training.options import RUN, TRAINING
 from raglane.training.own_cell import named_choice
-
-__all__ = ["tune"]
+from raglane.training.settings import left_to_plan
 
 Trials = Annotated[
     int,

@@ -23,8 +23,6 @@ from raglane.kernels.contract import Request, Result
 from raglane.kernels.graph import Scans, Table
 from raglane.native.cells import has_cell
 
-__all__ = ["Packaged", "package"]
-
 
 @dataclass(frozen=True)
 class Packaged:
@@ -122,11 +120,7 @@ def _compile(program: Any, made: Path) -> None:
 
 
 class _Loops(Scans):
-    """Layers by the kernels' operator, where it is there and has the cell; others by ``scan``.
-
-    Args:
-        has_kernels: whether torch knows the operator.
-    """
+    """Layers by the kernels' operator, where it is there and has the cell; others by ``scan``."""
 
     def __init__(self, has_kernels: bool) -> None:
         self.layers = self.loops = 0

@@ -17,8 +17,6 @@ from raglane.errors import ArgumentError, ExportError, MissingExtraError, messag
 from raglane.native import missing_kernels
 from raglane.native.library import location
 
-__all__ = ["LIBRARY", "build_operators", "load_operators"]
-
 LIBRARY = "libraglane_torch.so"
 
 # Of torch's stable ABI what 2.11 has: the binary runs with that and every later one.

@@ -11,18 +11,9 @@ from torch.nn.modules import module as hooks
 
 from raglane.errors import ExportError, MissingExtraError, RaglaneError, message
 
-__all__ = ["Place"]
-
 
 class Place:
-    """Follows which module of a model is being traced; an error that leaves the block becomes an ExportError.
-
-    Args:
-        model: the model.
-
-    Attributes:
-        program: the traced program, once there is one: its nodes say which module they are of.
-    """
+    """Follows which module of a model is being traced; an error that leaves the block becomes an ExportError."""
 
     def __init__(self, model: nn.Module) -> None:
         self._names = {id(part): name for name, part in model.named_modules()}

@@ -12,8 +12,6 @@ from raglane.export.operators import OPSET, SCAN
 from raglane.export.simplify import simplify
 from raglane.kernels.graph import Step
 
-__all__ = ["place_scans"]
-
 
 def place_scans(model: Any, steps: list[Step]) -> None:
     """Put a Scan in the place of each node that stands for one."""

@@ -16,22 +16,13 @@ from raglane.errors import ArgumentError, ArgumentTypeError, message
 from raglane.export.decompositions import elements_of_padded, offsets_within, padded_of_elements
 from raglane.ragged import Ragged
 
-__all__ = ["Layout", "Signature", "Surface"]
-
 Layout = Literal["padded", "flat"]
 _LAYOUTS = ("padded", "flat")
 
 
 @dataclass(frozen=True)
 class Signature:
-    """The arguments of a model, as an example of them says.
-
-    Args:
-        names: of the parameters of ``forward``, one per argument.
-        example: the arguments.
-        layout: how a Ragged is passed: ``padded`` or ``flat``.
-        output_names: of what the model gives, once it has been traced.
-    """
+    """The arguments of a model, as an example of them says."""
 
     names: tuple[str, ...]
     example: tuple[Any, ...]
@@ -160,12 +151,7 @@ class Signature:
 
 
 class Surface(nn.Module):
-    """A model with tensors alone at its surface: what is traced.
-
-    Args:
-        model: the model.
-        signature: of its arguments.
-    """
+    """A model with tensors alone at its surface: what is traced."""
 
     def __init__(self, model: nn.Module, signature: Signature) -> None:
         super().__init__()

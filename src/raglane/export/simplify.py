@@ -6,8 +6,6 @@ from typing import Any
 
 from raglane.errors import require
 
-__all__ = ["simplify"]
-
 # Bytes of a constant: a protocol buffer holds no more.
 _MOST = 2**31 - 1
 

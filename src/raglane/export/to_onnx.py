@@ -22,8 +22,6 @@ from raglane.export.simplify import simplify
 from raglane.export.tracing import check_dtype, evaluating, quiet, traced
 from raglane.export.verify import Verified, check_agrees, in_runtime
 
-__all__ = ["Exported", "made", "onnx"]
-
 
 @dataclass(frozen=True)
 class Exported:

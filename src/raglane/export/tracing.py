@@ -17,8 +17,6 @@ from raglane.export.signature import Signature, Surface
 from raglane.kernels.dispatch import using
 from raglane.kernels.graph import Loops, loops_by
 
-__all__ = ["check_dtype", "evaluating", "quiet", "traced"]
-
 _TALKATIVE = ("torch.onnx", "torch.export", "torch._export", "torch.fx.experimental", "onnxscript", "onnx_ir")
 _DTYPES = (torch.float32, torch.float64)
 # Lengths of the batch that is traced: none is special, and neither is their number.

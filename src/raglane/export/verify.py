@@ -17,8 +17,6 @@ from raglane.errors import ExportError, message, require
 from raglane.export.signature import Signature
 from raglane.ragged import Ragged
 
-__all__ = ["Run", "Verified", "check_agrees", "in_runtime"]
-
 # Of the largest number of an output.
 _TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9}
 # How often the model is compared with itself, rounded otherwise, where that does not hold; and how much further away

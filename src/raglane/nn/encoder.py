@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from raglane._utils.checks import check_flag
+from raglane._utils.checks import check_count, check_dropout, check_dtype, check_flag, check_signature
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
-from raglane.nn.arguments import check_count, check_dropout, check_dtype, check_signature
 from raglane.nn.pooling import POOLINGS
 from raglane.nn.recurrent.cell_layers import (
     GRUD,
@@ -25,8 +24,6 @@ from raglane.nn.recurrent.elementwise_layers import QRNN, SRU, IndRNN, MinGRU, M
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.nn.recurrent.torch_layers import GRU, LSTM, RNN
 from raglane.ragged import Ragged
-
-__all__ = ["LAYERS", "SequenceEncoder"]
 
 LAYERS: dict[str, Callable[..., RecurrentLayer]] = {
     "lstm": LSTM,

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from raglane._utils.checks import check_number
 from raglane.cells import CELLS, CellSpec
 from raglane.errors import ArgumentError, ArgumentTypeError, message
-from raglane.nn.arguments import check_number
 from raglane.nn.recurrent.any_cell import Recurrent
 from raglane.nn.recurrent.layer import RecurrentLayer
 

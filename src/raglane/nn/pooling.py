@@ -12,14 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from raglane._utils.checks import check_fits
+from raglane import segments
+from raglane._utils.checks import check_count, check_dtype, check_fits
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, quote
-from raglane.nn.arguments import check_count, check_dtype
 from raglane.nn.linear import RowLinear
 from raglane.ragged import Ragged
-from raglane.segments import plain as segments
-
-__all__ = ["POOLINGS", "AttentionPooling", "Pooling"]
 
 _PLAIN: dict[str, Callable[[Ragged], Tensor]] = {
     "last": Ragged.last,
@@ -32,14 +29,8 @@ _PLAIN: dict[str, Callable[[Ragged], Tensor]] = {
 
 def _check_batch(batch: Any) -> None:
     if not isinstance(batch, Ragged):
-        raise ArgumentTypeError(
-            message(
-                "batch",
-                type(batch).__name__,
-                "a Ragged says where its sequences end",
-                "wrap it with rl.Ragged(sequences) or rl.Ragged.from_padded(padded, lengths)",
-            )
-        )
+        fix = "wrap it with rl.Ragged(sequences) or rl.Ragged.from_padded(padded, lengths)"
+        raise ArgumentTypeError(message("batch", type(batch).__name__, "a Ragged says where its sequences end", fix))
 
 
 class Pooling(nn.Module):
@@ -151,14 +142,9 @@ class AttentionPooling(nn.Module):
         """
         _check_batch(batch)
         if tuple(batch.features) != (self.features,):
-            raise ShapeError(
-                message(
-                    "batch",
-                    f"elements of shape {tuple(batch.features)}",
-                    f"one dimension of {self.features} features",
-                    "build the pooling with the features of its input",
-                )
-            )
+            rule = f"one dimension of {self.features} features"
+            fix = "build the pooling with the features of its input"
+            raise ShapeError(message("batch", f"elements of shape {tuple(batch.features)}", rule, fix))
         check_fits("batch", batch.values, self.hidden.weight)
         return batch.map(lambda values: self.query(torch.tanh(self.hidden(values)))).softmax()
 

@@ -11,11 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raglane.packing.index import find_padded, flat_to_padded
+from raglane.packing.convert import find_padded, flat_to_padded
 from raglane.packing.rows import flatten_padded, layout_of_padded
 from raglane.segments.indexing import take_rows
-
-__all__ = ["padded_from_flat", "padded_to_flat"]
 
 
 @torch.library.custom_op("raglane::padded_to_flat", mutates_args=())

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from raglane import nn
 from raglane._utils.memory import available_memory
+from raglane.data.lengths import longest_and_elements
 from raglane.data.order import Batches, Limit, Order
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner.calibration import Calibration
@@ -142,8 +143,7 @@ def epoch_of(lengths: Tensor, limit: Limit, *, grouped: bool, seed: int = 0) -> 
     order = Order.grouped() if grouped else Order.random()
     rows, bounds = Batches(known, limit, order, seed=seed).whole()
     ordered, starts, ends = known[rows], bounds[:-1], bounds[1:]
-    longest = np.maximum.reduceat(ordered, starts)
-    real = np.add.reduceat(ordered, starts)
+    longest, real = longest_and_elements(known, rows, bounds)
     chosen, weights = _choose(longest, real, seed)
     return Epoch(
         tuple(torch.from_numpy(ordered[starts[place] : ends[place]]) for place in chosen),

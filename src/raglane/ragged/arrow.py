@@ -12,27 +12,12 @@ from torch import Tensor
 from raglane._utils.arrays import as_tensor
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, require
 
-__all__ = ["from_arrow", "to_arrow"]
-
 
 def from_arrow(array: Any) -> tuple[Tensor, Tensor]:
     """The flat values and offsets of an Arrow list array.
 
     Numbers share Arrow's memory, with no copy, as long as the array is one chunk (several chunks are joined
     first) and is not a list of booleans, which Arrow stores as bits. The memory is Arrow's: do not write to it.
-
-    Args:
-        array: a ``pyarrow`` ListArray, LargeListArray, FixedSizeListArray or a chunked array of those, of
-            numbers or booleans, or of lists of numbers that are all of one length (the channels).
-
-    Returns:
-        Values ``(N,)`` or ``(N, C)`` on the CPU and offsets ``(B + 1,)`` int64.
-
-    Example:
-        >>> import pyarrow
-        >>> values, offsets = from_arrow(pyarrow.array([[1, 2], [], [3]]))
-        >>> values.tolist(), offsets.tolist()
-        ([1, 2, 3], [0, 2, 2, 3])
     """
     pyarrow = require("pyarrow", "data")
     if isinstance(array, pyarrow.ChunkedArray):
@@ -51,14 +36,9 @@ def from_arrow(array: Any) -> tuple[Tensor, Tensor]:
         _refuse_nulls(flat, "array's elements")
         sizes = np.unique(np.diff(_list_offsets(flat)))
         if len(sizes) > 1:
-            raise ShapeError(
-                message(
-                    "array",
-                    f"elements of {sizes[0]} to {sizes[-1]} numbers",
-                    "every element of every sequence has the same number of channels",
-                    "make the inner lists equally long",
-                )
-            )
+            rule = "every element of every sequence has the same number of channels"
+            fix = "make the inner lists equally long"
+            raise ShapeError(message("array", f"elements of {sizes[0]} to {sizes[-1]} numbers", rule, fix))
         channels = int(sizes[0]) if len(sizes) else int(getattr(flat.type, "list_size", 0))
         return _numbers(flat.flatten()).reshape(len(flat), channels), torch.from_numpy(offsets)
     return _numbers(flat), torch.from_numpy(offsets)
@@ -80,14 +60,9 @@ def _list_offsets(array: Any) -> NDArray[np.int64]:
 def _refuse_nulls(array: Any, name: str) -> None:
     if array.null_count:
         row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
-        raise ArgumentError(
-            message(
-                name,
-                f"{array.null_count} null(s), the first at index {row}",
-                "a batch has no nulls: an empty sequence is an empty list",
-                "drop or fill them first, for instance with pyarrow.compute.fill_null",
-            )
-        )
+        rule = "a batch has no nulls: an empty sequence is an empty list"
+        fix = "drop or fill them first, for instance with pyarrow.compute.fill_null"
+        raise ArgumentError(message(name, f"{array.null_count} null(s), the first at index {row}", rule, fix))
 
 
 def _numbers(flat: Any) -> Tensor:
@@ -97,14 +72,9 @@ def _numbers(flat: Any) -> Tensor:
     if pyarrow.types.is_boolean(kind):
         return torch.from_numpy(flat.to_numpy(zero_copy_only=False))
     if not (pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind)):
-        raise ArgumentTypeError(
-            message(
-                "array",
-                f"a list of {kind}",
-                "lists of numbers or booleans, or of lists of numbers",
-                "turn tokens into indices with a vocabulary, and timestamps into numbers, first",
-            )
-        )
+        rule = "lists of numbers or booleans, or of lists of numbers"
+        fix = "turn tokens into indices with a vocabulary, and timestamps into numbers, first"
+        raise ArgumentTypeError(message("array", f"a list of {kind}", rule, fix))
     return as_tensor(flat.to_numpy(zero_copy_only=True))
 
 
@@ -112,14 +82,6 @@ def to_arrow(values: Tensor, offsets: Tensor) -> Any:
     """A ``pyarrow`` LargeListArray; the numbers share memory where the tensor is contiguous on the CPU.
 
     Feature dimensions become fixed-size lists, one inside the other. Waits for a device, if the values are on one.
-
-    Args:
-        values: ``(N, *features)`` of a dtype that NumPy has (bfloat16 is not one).
-        offsets: ``(B + 1,)`` int64.
-
-    Example:
-        >>> to_arrow(torch.tensor([1, 2, 3]), torch.tensor([0, 2, 3])).to_pylist()
-        [[1, 2], [3]]
     """
     pyarrow = require("pyarrow", "data")
     if values.dtype is torch.bfloat16 or values.is_complex():
@@ -127,11 +89,8 @@ def to_arrow(values: Tensor, offsets: Tensor) -> Any:
             message("values", str(values.dtype), "a dtype that Arrow has", "convert with .to(torch.float32) first")
         )
     if 0 in values.shape[1:]:
-        raise ArgumentTypeError(
-            message(
-                "values", f"elements of shape {tuple(values.shape[1:])}", "Arrow has no empty features", "leave them"
-            )
-        )
+        rule = "Arrow has no empty features"
+        raise ArgumentTypeError(message("values", f"elements of shape {tuple(values.shape[1:])}", rule, "leave them"))
     flat = pyarrow.array(values.detach().cpu().resolve_neg().contiguous().view(-1).numpy())
     for size in reversed(values.shape[1:]):
         flat = pyarrow.FixedSizeListArray.from_arrays(flat, size)

@@ -7,11 +7,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from raglane import segments
 from raglane._utils.checks import check_tensor, check_value
 from raglane.errors import ShapeError, message
-from raglane.segments import plain as segments
-
-__all__ = ["FlatBatch"]
 
 
 class FlatBatch:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from raglane import segments
 from raglane._utils.arrays import as_tensor
 from raglane._utils.checks import check_kind
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, quote
@@ -20,9 +21,6 @@ from raglane.ragged import display, functions
 from raglane.ragged.conversions import Conversions
 from raglane.ragged.operations import SequenceOperations
 from raglane.ragged.sequences import from_list
-from raglane.segments import plain as segments
-
-__all__ = ["Ragged"]
 
 
 def _operator(function: Callable[..., Any], swapped: bool = False) -> Callable[[Ragged, Any], Ragged]:
@@ -112,14 +110,9 @@ class Ragged(SequenceOperations, Conversions):
         try:
             position = operator.index(index)
         except (TypeError, RuntimeError):
-            raise ArgumentTypeError(
-                message(
-                    "index",
-                    quote(index),
-                    "an integer, a slice, a list, an index tensor or a mask chooses sequences",
-                    "call r.map(lambda values: values[..., k]) to choose features",
-                )
-            ) from None
+            rule = "an integer, a slice, a list, an index tensor or a mask chooses sequences"
+            fix = "call r.map(lambda values: values[..., k]) to choose features"
+            raise ArgumentTypeError(message("index", quote(index), rule, fix)) from None
         if not -len(self) <= position < len(self):
             raise IndexError(message("index", quote(position), f"the batch has {len(self)} sequences", "see len(r)"))
         host_offsets = self._host_offsets()
@@ -159,14 +152,9 @@ class Ragged(SequenceOperations, Conversions):
         values = function(self._values)
         if not isinstance(values, Tensor) or values.shape[:1] != self._values.shape[:1]:
             got = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
-            raise ShapeError(
-                message(
-                    "function",
-                    f"a result of {got}",
-                    f"a tensor with one row for each of the {self._values.shape[0]} elements",
-                    "return (N, *anything), or call the function on r.values",
-                )
-            )
+            rule = f"a tensor with one row for each of the {self._values.shape[0]} elements"
+            fix = "return (N, *anything), or call the function on r.values"
+            raise ShapeError(message("function", f"a result of {got}", rule, fix))
         return self._like(values)
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
@@ -239,14 +227,9 @@ class Ragged(SequenceOperations, Conversions):
 
     def __bool__(self) -> bool:
         # A batch is a container, which would make `if a == b` true for whatever they hold.
-        raise ArgumentTypeError(
-            message(
-                "a Ragged",
-                "a question for its truth",
-                "a batch of many values is neither true nor false",
-                "ask len(r) > 0, or (a == b).values.all()",
-            )
-        )
+        rule = "a batch of many values is neither true nor false"
+        fix = "ask len(r) > 0, or (a == b).values.all()"
+        raise ArgumentTypeError(message("a Ragged", "a question for its truth", rule, fix))
 
     __neg__ = _unary(torch.neg)
     __abs__ = _unary(torch.abs)
@@ -255,14 +238,9 @@ class Ragged(SequenceOperations, Conversions):
     def __getattr__(self, name: str) -> Any:
         # Reached only for what a Ragged does not have; for a method of tensors, say what there is instead.
         if hasattr(Tensor, name) and not name.startswith("__"):
-            raise AttributeError(
-                message(
-                    f"Ragged.{name}",
-                    "a method of tensors",
-                    "a Ragged has no dimension for its steps, so not every one applies",
-                    f"{functions.hint(name)}; for torch's recurrent layers use those of rl.nn",
-                )
-            )
+            rule = "a Ragged has no dimension for its steps, so not every one applies"
+            fix = f"{functions.hint(name)}; for torch's recurrent layers use those of rl.nn"
+            raise AttributeError(message(f"Ragged.{name}", "a method of tensors", rule, fix))
         raise AttributeError(f"Ragged has no attribute {name!r}")
 
     # -- how it shows itself ------------------------------------------------------------------------------------------

@@ -4,27 +4,13 @@ from __future__ import annotations
 
 from raglane._utils.drawing import LIGHT, PALETTE
 
-__all__ = ["describe", "picture"]
-
 _SHOWN = 10  # lengths written out before an ellipsis
 _ROWS = 24  # rows drawn before the rest is only counted
 _WIDTH, _ROW = 240, 8  # pixels
 
 
 def describe(shape: str, dtype: str, device: str, lengths: list[int] | None, fill: float | None) -> str:
-    """The text of ``repr``.
-
-    Args:
-        shape: the shape with its ragged dimension, for instance ``(3, *, 12)``.
-        dtype: the dtype.
-        device: the device.
-        lengths: the lengths, or None where the host does not know them.
-        fill: the fill, or None likewise.
-
-    Example:
-        >>> describe("(2, *)", "torch.float32", "cpu", [4, 2], 0.75)
-        'Ragged(shape=(2, *), dtype=torch.float32, device=cpu, lengths=[4, 2], fill=0.75)'
-    """
+    """The text of ``repr``."""
     if lengths is None or fill is None:
         # NOTE: a repr never waits for a device, or looking at a batch in a debugger would change its timing.
         return f"Ragged(shape={shape}, dtype={dtype}, device={device}, lengths=on the device)"
@@ -33,12 +19,7 @@ def describe(shape: str, dtype: str, device: str, lengths: list[int] | None, fil
 
 
 def picture(title: str, lengths: list[int]) -> str:
-    """An HTML picture: one bar per sequence, coloured as long as it is, grey where padding would be.
-
-    Example:
-        >>> "<svg" in picture("two sequences", [4, 2])
-        True
-    """
+    """An HTML picture: one bar per sequence, coloured as long as it is, grey where padding would be."""
     from html import escape  # a notebook needs it, and it costs as much to load as half of Raglane
 
     rows = lengths[:_ROWS]

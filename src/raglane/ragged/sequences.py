@@ -10,40 +10,21 @@ import torch
 from torch import Tensor
 
 from raglane._utils.arrays import as_tensor
+from raglane._utils.checks import check_offsets
 from raglane.errors import ArgumentTypeError, ShapeError, message
-from raglane.segments.checks import check_offsets
-from raglane.segments.plain import element_index, offsets_from_lengths
-
-__all__ = ["from_list", "from_nested", "to_nested"]
+from raglane.segments import element_index, offsets_from_lengths
 
 
 def from_list(sequences: Iterable[Any]) -> tuple[Tensor, Tensor]:
-    """Lay sequences one after the other.
-
-    Args:
-        sequences: tensors or arrays ``(L_i, *features)`` of one dtype and device, or nested lists of numbers.
-
-    Returns:
-        Values ``(N, *features)`` and lengths ``(B,)``, int64 on the CPU. The values are one copy of the sequences.
-
-    Example:
-        >>> values, lengths = from_list([[1, 2], [], [3]])
-        >>> values.tolist(), lengths.tolist()
-        ([1, 2, 3], [2, 0, 1])
-    """
+    """Lay sequences one after the other."""
     if isinstance(sequences, Tensor | np.ndarray | str | bytes | dict) or not isinstance(sequences, Iterable):
         shape = ""
         # A nested tensor has no shape that it could tell.
         if isinstance(sequences, np.ndarray) or (isinstance(sequences, Tensor) and not sequences.is_nested):
             shape = f" of shape {tuple(sequences.shape)}"
-        raise ArgumentTypeError(
-            message(
-                "sequences",
-                f"one {type(sequences).__name__}{shape}",
-                "a list with one tensor (L_i, *features) for each sequence",
-                "pass a list, or call Ragged.from_padded for a padded tensor and Ragged.from_flat for flat values",
-            )
-        )
+        rule = "a list with one tensor (L_i, *features) for each sequence"
+        fix = "pass a list, or call Ragged.from_padded for a padded tensor and Ragged.from_flat for flat values"
+        raise ArgumentTypeError(message("sequences", f"one {type(sequences).__name__}{shape}", rule, fix))
     items = list(sequences)
     tensors = [_read_sequence(item, index) for index, item in enumerate(items)]
     if not tensors:
@@ -64,49 +45,33 @@ def _read_sequence(item: Any, index: int) -> Tensor:
     try:
         tensor = as_tensor(item)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise ArgumentTypeError(
-            message(
-                f"sequences[{index}]",
-                f"a {type(item).__name__} that is not an array of numbers",
-                "a sequence is a tensor (L, *features), or lists of numbers of one shape",
-                "turn texts into indices with a vocabulary first",
-            )
-        ) from error
+        got = f"a {type(item).__name__} that is not an array of numbers"
+        rule = "a sequence is a tensor (L, *features), or lists of numbers of one shape"
+        fix = "turn texts into indices with a vocabulary first"
+        raise ArgumentTypeError(message(f"sequences[{index}]", got, rule, fix)) from error
     if tensor.is_nested:
-        raise ArgumentTypeError(
-            message(
-                f"sequences[{index}]",
-                "a nested tensor",
-                "a sequence is a tensor (L, *features)",
-                "call Ragged.from_nested on the nested tensor itself",
-            )
-        )
+        rule = "a sequence is a tensor (L, *features)"
+        fix = "call Ragged.from_nested on the nested tensor itself"
+        raise ArgumentTypeError(message(f"sequences[{index}]", "a nested tensor", rule, fix))
     return tensor
 
 
 def _check_alike(tensors: Sequence[Tensor], typical: Tensor) -> None:
     """Raise a ShapeError that names the first sequence that does not go with the others."""
     if typical.dim() == 0:
-        raise ShapeError(
-            message(
-                "sequences",
-                "a number where a sequence belongs",
-                "each sequence has at least one dimension, its steps",
-                "wrap the numbers of a sequence in a list or a 1-D tensor",
-            )
-        )
+        rule = "each sequence has at least one dimension, its steps"
+        fix = "wrap the numbers of a sequence in a list or a 1-D tensor"
+        raise ShapeError(message("sequences", "a number where a sequence belongs", rule, fix))
     wanted = (typical.shape[1:], typical.dtype, typical.device)
     for index, tensor in enumerate(tensors):
         if tensor.dim() == 0 or (tensor.shape[1:], tensor.dtype, tensor.device) != wanted:
-            raise ShapeError(
-                message(
-                    f"sequences[{index}]",
-                    f"shape {tuple(tensor.shape)}, {tensor.dtype}, {tensor.device}",
-                    f"every sequence is (L, {', '.join(map(str, typical.shape[1:]))}), {typical.dtype} on "
-                    f"{typical.device}, as the others are",
-                    "convert it with .to(...) or .reshape(...) first",
-                )
+            got = f"shape {tuple(tensor.shape)}, {tensor.dtype}, {tensor.device}"
+            rule = (
+                f"every sequence is (L, {', '.join(map(str, typical.shape[1:]))}), {typical.dtype} on "
+                f"{typical.device}, as the others are"
             )
+            fix = "convert it with .to(...) or .reshape(...) first"
+            raise ShapeError(message(f"sequences[{index}]", got, rule, fix))
 
 
 def from_nested(nested: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,40 +79,16 @@ def from_nested(nested: Tensor) -> tuple[Tensor, Tensor]:
 
     A jagged one without holes gives its own memory, with no copy; one with holes (``nt.lengths()`` is given) is
     gathered, which waits for a device; one of the strided layout is taken apart and laid flat.
-
-    Args:
-        nested: a nested tensor whose only ragged dimension is the first after the batch.
-
-    Returns:
-        Values ``(N, *features)`` and offsets ``(B + 1,)`` int64 on the device of the values.
-
-    Example:
-        >>> nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.jagged)
-        >>> values, offsets = from_nested(nested)
-        >>> values.tolist(), offsets.tolist()
-        ([1.0, 1.0, 1.0], [0, 2, 3])
     """
     if not (isinstance(nested, Tensor) and nested.is_nested):
-        raise ArgumentTypeError(
-            message(
-                "nested",
-                type(nested).__name__,
-                "a tensor of torch.nested",
-                "pass torch.nested.nested_tensor(sequences, layout=torch.jagged), or Ragged(sequences)",
-            )
-        )
+        fix = "pass torch.nested.nested_tensor(sequences, layout=torch.jagged), or Ragged(sequences)"
+        raise ArgumentTypeError(message("nested", type(nested).__name__, "a tensor of torch.nested", fix))
     if nested.layout is not torch.jagged:
         values, lengths = from_list(list(nested.unbind()))
         return values, offsets_from_lengths(lengths).to(values.device)
     if getattr(nested, "_ragged_idx", 1) != 1:
-        raise ShapeError(
-            message(
-                "nested",
-                f"dimension {getattr(nested, '_ragged_idx', 1)} ragged",
-                "only dimension 1, the steps, may be ragged",
-                "transpose it back before you convert it",
-            )
-        )
+        rule, fix = "only dimension 1, the steps, may be ragged", "transpose it back before you convert it"
+        raise ShapeError(message("nested", f"dimension {getattr(nested, '_ragged_idx', 1)} ragged", rule, fix))
     jagged: Any = nested  # its methods are none of Tensor's
     # A copy, since whoever holds the nested tensor can write to its offsets.
     values, offsets = jagged.values(), jagged.offsets().to(torch.int64, copy=True)
@@ -166,16 +107,6 @@ def from_nested(nested: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def to_nested(values: Tensor, offsets: Tensor, longest: int) -> Tensor:
-    """A jagged :mod:`torch.nested` tensor over the same memory.
-
-    Args:
-        values: ``(N, *features)``.
-        offsets: ``(B + 1,)`` int64.
-        longest: the largest length.
-
-    Example:
-        >>> to_nested(torch.arange(3.), torch.tensor([0, 2, 3]), 2).size(0)
-        2
-    """
+    """A jagged :mod:`torch.nested` tensor over the same memory."""
     nested: Tensor = torch.nested.nested_tensor_from_jagged(values, offsets, max_seqlen=longest)
     return nested

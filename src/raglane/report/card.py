@@ -13,22 +13,13 @@ from raglane.report.figures import by_length_svg, curves_svg, lengths_svg, point
 from raglane.report.page import COLORS, page
 from raglane.report.svg import inline
 
-__all__ = ["Card", "Table", "as_markdown", "as_page", "as_table", "table_of"]
-
 # Classes of a matrix that is drawn.
 _WIDEST = 30
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under their names.
-
-    Attributes:
-        caption: what it shows.
-        columns: the names.
-        rows: cells; numbers that are not whole get three decimals.
-        words: how many columns from the left hold words.
-    """
+    """Rows under their names."""
 
     caption: str
     columns: tuple[str, ...]
@@ -43,32 +34,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Card:
-    """What there is to say of a run.
-
-    Attributes:
-        name: of the run.
-        sentence: the most telling, in a sentence.
-        about: the data, the cell and the counts, for the titles of pictures.
-        facts: names and numbers that stand out.
-        results: the metrics of each part.
-        classes: numbers of each class or label; None where there are none.
-        by_length: numbers of each range of lengths; None where sequences were not measured one by one.
-        hardest: the sequences with the largest losses; None as well.
-        data: what was trained on.
-        labels: how often each occurs; None where there are none.
-        model: its sizes.
-        settings: every option, and whether it is the default.
-        time: how long, how fast, where, with which versions.
-        shell, python: how to use the model.
-        notes: what to know besides.
-        lengths: of the sequences of each part.
-        history, metric, best_epoch: the curves.
-        drawn: which numbers of ``by_length`` are drawn.
-        confusion: counts by true and predicted class; () for none.
-        names: of the classes of the matrix.
-        points: pairs of a true and a predicted number; () for none.
-        version: of Raglane.
-    """
+    """What there is to say of a run."""
 
     name: str
     sentence: str
@@ -144,16 +110,7 @@ def _origin(card: Card) -> str:
 
 
 def as_table(table: Table) -> str:
-    """A table as Markdown, below its caption.
-
-    Example:
-        >>> print(as_table(Table("Numbers", ("name", "number"), (("a", 2),))))
-        Numbers:
-        <BLANKLINE>
-        | name | number |
-        | :-- | --: |
-        | a | 2 |
-    """
+    """A table as Markdown, below its caption."""
     return f"{_escaped(table.caption)}:\n\n{_markdown(table)}"
 
 
@@ -236,12 +193,7 @@ def _in_table(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    r"""A text that Markdown shows as it is.
-
-    Example:
-        >>> print(_escaped("a|b <i> *c*"))
-        a\|b \<i\> \*c\*
-    """
+    r"""A text that Markdown shows as it is."""
     return "".join(f"\\{sign}" if sign in "\\`*_[]<>|#!" else sign for sign in printable(text))
 
 
@@ -252,12 +204,7 @@ def _cell(value: Any) -> str:
 
 
 def table_of(caption: str, rows: Iterable[Mapping[str, Any]], words: int = 1) -> Table | None:
-    """A table of rows with the same keys; None where there are none.
-
-    Example:
-        >>> table_of("Numbers", [{"label": "a", "F1_score": 0.5}]).columns
-        ('label', 'F1 score')
-    """
+    """A table of rows with the same keys; None where there are none."""
     listed = list(rows)
     if not listed:
         return None

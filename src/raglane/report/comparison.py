@@ -14,8 +14,6 @@ from raglane.errors import printable, shorten
 from raglane.report.card import Table, as_table
 from raglane.report.tables import rows_table
 
-__all__ = ["Group", "as_csv", "as_markdown", "as_picture", "as_text"]
-
 _DPI = 150
 # Characters of a run's name in a picture.
 _LONGEST = 24
@@ -25,14 +23,7 @@ _WIDE = 20
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that can be compared.
-
-    Attributes:
-        title: data, task and count.
-        columns: the names; the first is ``run``, ``weights`` and ``seconds`` are among them.
-        rows: one per run; None where a run has no such number.
-        drawn: the column that a picture shows.
-    """
+    """Runs that can be compared."""
 
     title: str
     columns: tuple[str, ...]
@@ -41,14 +32,7 @@ class Group:
 
 
 def as_text(groups: Sequence[Group]) -> str:
-    """A table for each group, for a terminal.
-
-    Example:
-        >>> print(as_text([Group("a", ("run", "weights", "seconds"), (("x", 3, 0.5),), "weights")]))
-        a
-        run  weights  seconds
-        x          3    0.500
-    """
+    """A table for each group, for a terminal."""
     parts = []
     for group in groups:
         rows = [{name: _filled(value) for name, value in zip(group.columns, row, strict=True)} for row in group.rows]

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["by_length_svg", "confusion_png", "curves_png", "curves_svg", "lengths_svg", "points_png", "points_svg"]
 
 _DPI = 150
 # Bars of a histogram, at most.
@@ -21,13 +20,7 @@ _BARS = 60
 
 
 def curves_png(history: Sequence[dict[str, float]], metric: str, title: str, best_epoch: int = 0) -> bytes:
-    """Loss and metric over the epochs, side by side.
-
-    Example:
-        >>> row = {"epoch": 1, "train_loss": 0.5, "train_accuracy": 0.8}
-        >>> curves_png([row], "accuracy", "a run")[1:4]
-        b'PNG'
-    """
+    """Loss and metric over the epochs, side by side."""
     return png(_curves(history, metric, title, best_epoch, LIGHT), _DPI)
 
 
@@ -67,12 +60,7 @@ def _curves(history: Sequence[dict[str, float]], metric: str, title: str, best_e
 
 
 def confusion_png(matrix: Sequence[Sequence[int]], labels: Sequence[str], title: str) -> bytes:
-    """A confusion matrix: the share of each true class in colour, the count in each cell.
-
-    Example:
-        >>> confusion_png([[3, 1], [0, 2]], ["a", "b"], "a run")[1:4]
-        b'PNG'
-    """
+    """A confusion matrix: the share of each true class in colour, the count in each cell."""
     classes = len(labels)
     side = min(max(4.2, 0.42 * classes + 1.8), 24.0)
     figure = new_figure(side + 0.9, side, "train")
@@ -104,12 +92,7 @@ def confusion_png(matrix: Sequence[Sequence[int]], labels: Sequence[str], title:
 
 
 def points_png(points: Sequence[tuple[float, float]], title: str) -> bytes:
-    """Predicted numbers against the true ones.
-
-    Example:
-        >>> points_png([(1.0, 1.5), (2.0, 1.8)], "a run")[1:4]
-        b'PNG'
-    """
+    """Predicted numbers against the true ones."""
     return png(_points(points, title, LIGHT), _DPI)
 
 
@@ -134,12 +117,7 @@ def _points(points: Sequence[tuple[float, float]], title: str, look: Look) -> Fi
 
 
 def lengths_svg(parts: Mapping[str, Sequence[int]], title: str) -> str:
-    """How many sequences have which length, for a page.
-
-    Example:
-        >>> lengths_svg({"training": [3, 4, 4]}, "a run")[:5]
-        '<?xml'
-    """
+    """How many sequences have which length, for a page."""
     figure = new_figure(9.0, 3.0, "train", DARK)
     title_of(figure, title, DARK)
     axes = figure.add_subplot(1, 1, 1)
@@ -161,12 +139,7 @@ def lengths_svg(parts: Mapping[str, Sequence[int]], title: str) -> str:
 
 
 def by_length_svg(rows: Sequence[Mapping[str, Any]], names: Sequence[str], title: str) -> str:
-    """A metric and the loss, by the length of sequences, for a page.
-
-    Example:
-        >>> by_length_svg([{"lengths": "1 to 3", "sequences": 2, "loss": 0.5}], ["loss"], "a run")[:5]
-        '<?xml'
-    """
+    """A metric and the loss, by the length of sequences, for a page."""
     figure = new_figure(9.0, 3.0, "train", DARK)
     title_of(figure, title, DARK)
     for place, name in enumerate(names):

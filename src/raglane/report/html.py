@@ -9,27 +9,15 @@ from typing import Any
 
 from raglane.errors import printable
 
-__all__ = ["chart", "command", "facts", "matrix", "paragraphs", "picker", "picture", "section", "shown", "table"]
-
 
 def shown(text: object) -> str:
-    """A text as a page shows it, whatever is in it.
-
-    Example:
-        >>> shown("a < b & c")
-        'a &lt; b &amp; c'
-    """
+    """A text as a page shows it, whatever is in it."""
     # Half a surrogate pair, which a file's name may hold, has no place in UTF-8.
     return escape(printable(str(text)))
 
 
 def paragraphs(*texts: str, kind: str = "") -> str:
-    """Each text as a paragraph.
-
-    Example:
-        >>> paragraphs("Short.", kind="note")
-        '<p class="note">Short.</p>'
-    """
+    """Each text as a paragraph."""
     begin = f'<p class="{kind}">' if kind else "<p>"
     return "\n".join(f"{begin}{shown(text)}</p>" for text in texts)
 
@@ -56,12 +44,7 @@ def table(
     best: Callable[[int], bool] = lambda _: False,
     bars: int | None = None,
 ) -> str:
-    """A table that scrolls sideways where there is no room.
-
-    Example:
-        >>> "<td>2</td>" in table("Numbers", ["name", "number"], [["a", 2]])
-        True
-    """
+    """A table that scrolls sideways where there is no room."""
 
     def kind(place: int) -> str:
         return ' class="word"' if place < words else ""
@@ -86,12 +69,7 @@ def table(
 
 
 def command(*lines: str) -> str:
-    """Lines for a shell or for Python, with a button that copies them.
-
-    Example:
-        >>> "raglane train &lt;DATA&gt;" in command("raglane train <DATA>")
-        True
-    """
+    """Lines for a shell or for Python, with a button that copies them."""
     code = "\n".join(map(shown, lines))
     return (
         f'<div class="command"><pre><code>{code}</code></pre><button type="button">Copy</button></div>'
@@ -112,12 +90,7 @@ def chart(name: str, spec: dict[str, Any], alternative: str, caption: str, numbe
 
 
 def matrix(caption: str, names: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
-    """A table of counts, each on a ground that is the darker, the larger its share of the row.
-
-    Example:
-        >>> '<td style="--share: 75%">3</td>' in matrix("Counts", ["a", "b"], [[3, 1], [0, 2]])
-        True
-    """
+    """A table of counts, each on a ground that is the darker, the larger its share of the row."""
     head = "".join(f'<th scope="col">{shown(name)}</th>' for name in names)
     lines = []
     for name, row in zip(names, counts, strict=True):

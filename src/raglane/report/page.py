@@ -10,8 +10,6 @@ from raglane._utils.drawing import BLUE, DARK, GREEN, LIGHT, VERMILION, Look
 from raglane.report import html
 from raglane.report.html import shown
 
-__all__ = ["COLORS", "page"]
-
 COLORS = {"blue": BLUE, "vermilion": VERMILION, "green": GREEN}
 """The colours of data by the names of the page, which is dark or light."""
 
@@ -77,12 +75,7 @@ def page(
     version: str,
     charts: str = "",
 ) -> bytes:
-    """A page of a command.
-
-    Example:
-        >>> b"<h1>a</h1>" in page("raglane inspect", "a", "A page.", "", {}, "Made here.", "1.0")
-        True
-    """
+    """A page of a command."""
     scripts = [text for text in (charts, _asset("page.js")) if text]
     return _PAGE.format(
         kind=shown(kind),

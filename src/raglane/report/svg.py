@@ -8,16 +8,9 @@ from dataclasses import asdict
 
 from raglane._utils.drawing import DARK
 
-__all__ = ["inline"]
-
 
 def inline(svg: str, prefix: str, colors: Mapping[str, str] | None = None) -> str:
-    """An SVG that stands in a page.
-
-    Example:
-        >>> inline('<?xml?><svg width="9pt" height="3pt"><a fill="#15181d"/></svg>', "a")
-        '<svg style="--wide: 9pt" aria-hidden="true" focusable="false"><a fill="var(--paper)"/></svg>'
-    """
+    """An SVG that stands in a page."""
     for name, color in {**asdict(DARK), **(colors or {})}.items():
         svg = re.sub(re.escape(color), f"var(--{name})", svg, flags=re.IGNORECASE)
     return _named(_shortened(svg), prefix)

@@ -8,22 +8,13 @@ from typing import Any
 
 from raglane.errors import printable, shorten
 
-__all__ = ["class_rows", "confusion_table", "rows_table"]
-
 # Characters of a label.
 _WIDEST = 60
 _SCORES = ("recall", "precision", "F1")
 
 
 def confusion_table(matrix: Sequence[Sequence[int]], labels: Sequence[str]) -> str:
-    r"""A confusion matrix with its labels, and of each class the recall, precision and F1 score.
-
-    Example:
-        >>> print(confusion_table([[3, 1], [0, 2]], ["a", "b"]))
-        true \ predicted  a  b  recall  precision     F1
-        a                 3  1   0.750      1.000  0.857
-        b                 .  2   1.000      0.667  0.800
-    """
+    r"""A confusion matrix with its labels, and of each class the recall, precision and F1 score."""
     scores = [[_score(row[name]) for name in _SCORES] for row in class_rows(matrix, labels)]
     labels = [shorten(printable(label), _WIDEST) for label in labels]
     header = ["true \\ predicted", *labels, *_SCORES]
@@ -40,14 +31,7 @@ def confusion_table(matrix: Sequence[Sequence[int]], labels: Sequence[str]) -> s
 
 
 def rows_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows of numbers under their names.
-
-    Example:
-        >>> print(rows_table([{"label": "jazz", "F1": 0.5, "count": 4}, {"label": "a", "F1": math.nan, "count": 0}]))
-        label     F1  count
-        jazz   0.500      4
-        a          -      0
-    """
+    """Rows of numbers under their names."""
     cells = [[name.replace("_", " ") for name in rows[0]], *([_cell(value) for value in row.values()] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     return "\n".join(
@@ -63,12 +47,7 @@ def _cell(value: Any) -> str:
 
 
 def class_rows(matrix: Sequence[Sequence[int]], labels: Sequence[str]) -> list[dict[str, Any]]:
-    """Of each class how good it is told, and how often it is there.
-
-    Example:
-        >>> class_rows([[3, 1], [0, 2]], ["a", "b"])[0]
-        {'label': 'a', 'recall': 0.75, 'precision': 1.0, 'F1': 0.8571428571428571, 'count': 4}
-    """
+    """Of each class how good it is told, and how often it is there."""
     predicted = [sum(column) for column in zip(*matrix, strict=True)]
     rows = []
     for place, label in enumerate(labels):

@@ -30,7 +30,6 @@ from raglane.training.own_cell import is_own, label_of
 from raglane.training.run import TrainingResult, left_out
 from raglane.training.settings import Settings
 
-__all__ = ["Parts", "about", "make_card", "write_card"]
 
 # Labels and classes that a card lists, and characters of one.
 _LISTED, _LONGEST = 100, 40
@@ -44,15 +43,7 @@ _PURPOSES = {
 
 @dataclass(frozen=True)
 class Parts:
-    """The sequences of a run.
-
-    Attributes:
-        training: what was learned from.
-        validation: what chose the best epoch, or None.
-        test: what is measured at the end, or None.
-        where: the data comes from: the path of a file, or None for the embedded default.
-        in_memory: whether it comes from a program.
-    """
+    """The sequences of a run."""
 
     training: Records | Dataset
     validation: Records | Dataset | None

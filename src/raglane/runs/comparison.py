@@ -20,21 +20,11 @@ from raglane.training.state import TrainingState, load_progress
 from raglane.training.stored import read_json, reading
 from raglane.training.tasks import TASKS
 
-__all__ = ["Reached", "compare", "read_run"]
 
 
 @dataclass(frozen=True)
 class Reached:
-    """What a run reached.
-
-    Attributes:
-        folder: of the run.
-        description: what it was started with.
-        state: where it stands.
-        weights: of its model.
-        test: the numbers of its last evaluation, and the data of it; {} for none.
-        source: where the data comes from; None for data in memory.
-    """
+    """What a run reached."""
 
     folder: Path
     description: RunDescription

@@ -29,7 +29,7 @@ from raglane.runs.sources import (
 )
 from raglane.runs.steps import changes_of, divide, planned, run_training, without_own_cell
 from raglane._utils.reading import as_path
-from raglane.training.auto import left_to_plan
+from raglane.training.settings import left_to_plan
 from raglane.training.checkpoint import load_model, read_model
 from raglane.training.folder import at_work, check_folder
 from raglane.training.machine import check_machine
@@ -137,9 +137,10 @@ def fit(
 
 def _followed() -> Run | None:
     """The run that another process leads, where torchrun has started this one beside it: it reads no data."""
-    from raglane.training.ranks.elsewhere import follow, found
+    from raglane.training.ranks.elsewhere import follow
+    from raglane.training.ranks.group import ranks_of
 
-    ranks = found()
+    ranks = ranks_of()
     if ranks is None or ranks.is_first:
         return None
     threads = torch.get_num_threads()

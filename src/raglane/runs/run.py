@@ -30,7 +30,6 @@ from raglane.training.stored import build, reading
 if TYPE_CHECKING:
     from raglane.export import Exported
 
-__all__ = ["Run", "load"]
 
 # What a pickle calls the model it could not read, in place of a folder.
 _PICKLE = Path("a pickled run")

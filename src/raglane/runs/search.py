@@ -9,12 +9,11 @@ from typing import Any, get_type_hints
 
 from raglane.errors import ArgumentError, message, nearest, quote
 from raglane.runs.configuration import Entry, entry_in_toml, key_of
-from raglane.training.choices import FORWARDS
+from raglane.training.settings import FORWARDS
 from raglane.training.options import check, options
 from raglane.training.settings import Settings
 from raglane.training.stored import checked, rule_of
 
-__all__ = ["SEARCHED", "Range", "Space", "as_config", "as_table", "default_space", "read_space"]
 
 SEARCHED = (
     "layer hidden layers bidirectional layer_norm initial_state pooling dropout input_dropout state_dropout "
@@ -26,13 +25,7 @@ SEARCHED = (
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers between two, both included.
-
-    Attributes:
-        low, high: the two.
-        log: whether each factor is as likely as the next, rather than each difference.
-        whole: whether the numbers are whole.
-    """
+    """Numbers between two, both included."""
 
     low: float
     high: float
@@ -45,12 +38,7 @@ Space = dict[str, tuple[Any, ...] | Range]
 
 
 def default_space(settings: Settings, fixed: Collection[str]) -> Space:
-    """What is searched where nobody says otherwise.
-
-    Example:
-        >>> sorted(default_space(Settings(task="forecast"), ["layer", "lr"]))
-        ['batch_size', 'dropout', 'hidden', 'layers']
-    """
+    """What is searched where nobody says otherwise."""
     space: Space = {
         "layer": ("gru", "lstm"),
         "hidden": (32, 64, 128, 256),
@@ -71,12 +59,7 @@ def default_space(settings: Settings, fixed: Collection[str]) -> Space:
 
 
 def read_space(table: Any, where: str) -> Space:
-    """What a table of TOML says.
-
-    Example:
-        >>> read_space({"cell": ["gru", "rnn"], "lr": {"low": 1e-4, "high": 1e-2, "log": True}}, "my.toml")
-        {'layer': ('gru', 'rnn'), 'lr': Range(low=0.0001, high=0.01, log=True, whole=False)}
-    """
+    """What a table of TOML says."""
     if not isinstance(table, dict):
         rule = "a table of options, each with a list or a range"
         raise ArgumentError(message(where, quote(table), rule, "write [search], and lr = {low = 1e-4, high = 1e-2}"))
@@ -132,14 +115,7 @@ def _Alone(value: Any, described: Any) -> Any:  # noqa: N802
 
 
 def as_table(space: Space, comments: Mapping[str, str]) -> str:
-    r"""A space as the table that :func:`read_space` reads.
-
-    Example:
-        >>> print(as_table({"layer": ("gru", "rnn"), "lr": Range(1e-4, 1e-2, log=True)}, {}))
-        [search]
-        cell = ["gru", "rnn"]
-        lr = {low = 0.0001, high = 0.01, log = true}
-    """
+    r"""A space as the table that :func:`read_space` reads."""
     lines = ["[search]"]
     for name, values in space.items():
         said: Any = values

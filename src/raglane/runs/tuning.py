@@ -29,7 +29,6 @@ from raglane.training.identity import identity
 from raglane.training.run import train
 from raglane.training.settings import Settings
 
-__all__ = ["BEST_RUN", "STUDY", "TRIALS", "Order", "Tuned", "publish", "tune"]
 
 STUDY, TRIALS, BEST_RUN = "study.db", "trials", "run"
 """What stands in the folder of a study: the study, its trials, and the best of them."""
@@ -40,17 +39,7 @@ _TURN = ".turn"
 
 @dataclass(frozen=True)
 class Order:
-    """What is to be searched.
-
-    Attributes:
-        settings: those that are fixed, and defaults.
-        space: what is chosen from.
-        training, validation: the parts.
-        data: where they come from, as ``run.json`` has it.
-        columns: which columns of a file hold what.
-        trials: how many in all, those of earlier calls and of other processes among them.
-        seconds: after which no trial goes on; None for no end.
-    """
+    """What is to be searched."""
 
     settings: Settings
     space: Space
@@ -64,16 +53,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Tuned:
-    """How a search went.
-
-    Attributes:
-        best: the folder of the best trial; None while there is none.
-        value: its validation loss.
-        settings: of the best trial.
-        done: trials that have ended.
-        others: processes that are still at work on the study.
-        stopped_by: the signal that ended it, or None.
-    """
+    """How a search went."""
 
     best: Path | None
     value: float

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from raglane.schedules.padded import Padded
 
-__all__ = ["Masked"]
-
 
 class Masked(Padded):
     """The rows and steps of :class:`~raglane.schedules.padded.Padded`, with a mask that holds ended rows' states.
 
     Known as a "dynamic" or masked recurrent network, and what Keras and Flax do: the last state of a row is the
     state after the sequence's own last element, so nothing has to be cut to find it.
-
-    Example:
-        >>> Masked().holds_state, Padded().holds_state
-        (True, False)
     """
 
     name = "masked"

@@ -7,19 +7,12 @@ from torch import Tensor
 
 from raglane.schedules.base import Count, Schedule, Table, longest
 
-__all__ = ["Padded"]
-
 
 class Padded(Schedule):
     """Every sequence, one per row in the caller's order, for as many steps as the longest has.
 
     What lies past a length is computed and cut away (truncation), as when PyTorch runs a padded tensor. An empty
     sequence has a row like every other.
-
-    Example:
-        >>> table = Padded().table(torch.tensor([1, 3]))
-        >>> table.rows_per_step.tolist(), table.waste(torch.tensor([1, 3]))
-        ([2, 2, 2], 2)
     """
 
     name = "padded"

@@ -17,29 +17,19 @@ from raglane.data.order import Batches
 from raglane.data.order.permutation import key_of
 from raglane.errors import DataError, message
 from raglane.training.batches import Batch
-from raglane.training.divergence import check_losses, diverged
 from raglane.training.folder import BEST, CURVES, LAST, drop_replaced
-from raglane.training.history import curves_csv
 from raglane.training.model import SequenceModel
-from raglane.training.ranks.group import ALONE, Ranks, Stop
-from raglane.training.schedule import rate_of
+from raglane.training.ranks.group import ALONE, Ranks, Stop, Stops
 from raglane.training.settings import Settings
-from raglane.training.state import Totals, TrainingState, state_files
-from raglane.training.stops import Stops
+from raglane.training.state import Totals, TrainingState, check_losses, curves_csv, diverged, rate_of, state_files
 from raglane.training.tasks import Score, Task
-
-__all__ = ["SAVED_EVERY", "Bookkeeper", "Interrupted", "Watcher"]
 
 # Seconds after which a checkpoint is written within an epoch.
 SAVED_EVERY = 600.0
 
 
 class Interrupted(Exception):  # noqa: N818
-    """Ctrl-C or SIGTERM came, and the run is saved where it stood.
-
-    Args:
-        signal: the number of what came.
-    """
+    """Ctrl-C or SIGTERM came, and the run is saved where it stood."""
 
     def __init__(self, signal: int) -> None:
         super().__init__(signal)
@@ -61,15 +51,7 @@ class Watcher(Protocol):
 
 @dataclass
 class Running:
-    """What changes from batch to batch while an epoch runs, beside the weights.
-
-    Args:
-        totals: sums over the batches of the epoch, on all ranks.
-        validation: the same of the validation part; on this rank until the epoch is complete.
-        whole: of the batch that runs, on all ranks: its score and its elements.
-        carried: the layer's states after the last chunk, where sequences are cut into such.
-        answers: of the validation part, where the task sets something by them.
-    """
+    """What changes from batch to batch while an epoch runs, beside the weights."""
 
     totals: Totals = field(default_factory=Totals)
     validation: Totals = field(default_factory=Totals)
@@ -79,28 +61,7 @@ class Running:
 
 
 class Bookkeeper:
-    """Keeps the history, saves best and last, stops early, and stops where a signal asked.
-
-    Args:
-        model: that is trained.
-        task: of the model.
-        settings: of the run.
-        state: where the run stands; brought forward in place.
-        order: of the batches, at that place.
-        folder: of the run; None keeps the best model in memory.
-        model_files: gives the files of the model as it is now.
-        carried: the layer's states after the last chunk of a run that goes on.
-        watcher: told of batches and epochs.
-        stops: what this process was asked.
-        ranks: that train together: the first one writes.
-
-    Attributes:
-        running: what changes from batch to batch.
-        optimizer: of the run, once it has started.
-        batches: of the epoch that runs.
-        best: the files of the best model, where there is no folder.
-        is_stepping: whether the weights may be between those of two steps.
-    """
+    """Keeps the history, saves best and last, stops early, and stops where a signal asked."""
 
     def __init__(
         self,

@@ -16,8 +16,6 @@ from raglane.training.folder import DESCRIPTION, find
 from raglane.training.settings import Settings
 from raglane.training.stored import read_json, reading, to_json
 
-__all__ = ["RunDescription", "load_description", "refuse_diverged"]
-
 FORMAT = "raglane-run"
 FORMAT_VERSION = 2
 

@@ -9,25 +9,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from raglane.data.features import Feature
-from raglane.data.records import Records
+from raglane.data.records import Feature, Records
 from raglane.data.statistics import Counted
-
-__all__ = ["identity"]
 
 _Hashes = npt.NDArray[np.uint64]
 
 
 def identity(*parts: Records | Counted | None) -> str:
-    """A short text that differs for different sequences or labels, in whatever order and parts.
-
-    Example:
-        >>> from raglane.data.records import offsets_of
-        >>> both = Records(np.array(["a", "b", "b"], dtype=object), offsets_of([2, 1]), labels=("x", "y"))
-        >>> parts = both.select([1]), both.select([0])
-        >>> identity(both) == identity(*parts), identity(both) == identity(both.select([0, 0]))
-        (True, False)
-    """
+    """A short text that differs for different sequences or labels, in whatever order and parts."""
     total, count = 0, 0
     for part in parts:
         if isinstance(part, Counted):

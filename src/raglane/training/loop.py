@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import signal
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, optim
 from torch.nn.parallel import DistributedDataParallel
 
 from raglane.data.chunks import Chunks
@@ -19,20 +20,14 @@ from raglane.data.order import Batches, Limit
 from raglane.data.stored_dataset import Dataset
 from raglane.errors import LostRankError
 from raglane.ragged import Ragged
-from raglane.training.batches import Batch, ChunkedBatches, Remaining, loader, order_of_data
+from raglane.training.batches import Batch, ChunkedBatches, RareTokens, Remaining, loader, order_of_data
 from raglane.training.bookkeeper import Bookkeeper, Watcher
-from raglane.training.divergence import diverged
 from raglane.training.model import SequenceModel
-from raglane.training.optimizers import make_optimizer
-from raglane.training.ranks.group import ALONE, Ranks, lost_worker
+from raglane.training.ranks.group import ALONE, Ranks, Stops, lost_worker
 from raglane.training.settings import Settings
-from raglane.training.state import TrainingState
-from raglane.training.stops import Stops
+from raglane.training.state import TrainingState, diverged
 from raglane.training.tasks import Task
 from raglane.training.tasks.base import values_of
-from raglane.training.unknown import RareTokens
-
-__all__ = ["run_epochs"]
 
 
 def _each_state(act: Callable[[Tensor], Tensor], states: Any) -> Any:
@@ -51,12 +46,7 @@ class _Counted(Protocol):
 
 
 class _Learner(nn.Module):
-    """A model that answers a batch with what is to become small: what ranks share is the gradient of that.
-
-    Args:
-        book: of the run.
-        rare: tokens that are hidden while the model learns, or None.
-    """
+    """A model that answers a batch with what is to become small: what ranks share is the gradient of that."""
 
     def __init__(self, book: Bookkeeper, rare: RareTokens | None) -> None:
         super().__init__()
@@ -105,14 +95,7 @@ class _Learner(nn.Module):
 
 
 class _Loop:
-    """Epochs of batches, on one device.
-
-    Args:
-        book: of the run: it knows the model, and is told of everything.
-        rare: tokens that are hidden while the model learns, or None.
-        device: where to train.
-        optimizer_state: of a run that goes on, or None.
-    """
+    """Epochs of batches, on one device."""
 
     def __init__(
         self, book: Bookkeeper, rare: RareTokens | None, device: torch.device, optimizer_state: dict[str, Any] | None
@@ -261,3 +244,17 @@ def _in_order(
     limit = Limit(sequences=settings.batch_size) if isinstance(order, Chunks) else order.limit
     shares = [rows[ranks.rank :: ranks.count] for rows in order_of_data(validation.lengths.cpu(), limit)]
     return [rows for rows in shares if rows]
+
+
+_KINDS = {"adam": optim.Adam, "adamw": optim.AdamW, "rmsprop": optim.RMSprop, "sgd": optim.SGD}
+# Methods that PyTorch keeps from torch.compile, which nobody calls here: to do so it imports all of torch._dynamo.
+_KEPT = ("add_param_group", "load_state_dict", "state_dict", "step")
+
+
+def make_optimizer(model: SequenceModel, settings: Settings) -> optim.Optimizer:
+    """The optimizer that the settings name, for all weights of a model."""
+    kind = _KINDS[settings.optimizer]
+    plain = type(kind.__name__, (kind,), {name: torch.no_grad()(inspect.unwrap(getattr(kind, name))) for name in _KEPT})
+    more = {"momentum": 0.9} if settings.optimizer == "sgd" else {}
+    optimizer: optim.Optimizer = plain(model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, **more)
+    return optimizer

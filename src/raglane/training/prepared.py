@@ -16,32 +16,18 @@ from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
 from raglane.data.stored_dataset import Dataset
 from raglane.errors import ArgumentError, DataError, argument, message, quote
-from raglane.training.batches import chunked_order, training_order
+from raglane.training.batches import RareTokens, chunked_order, training_order
 from raglane.training.checkpoint import model_files
 from raglane.training.machine import check_machine, check_size
 from raglane.training.model import ModelConfig, SequenceModel
 from raglane.training.ranks.group import ALONE, Ranks
 from raglane.training.settings import Settings
 from raglane.training.tasks import Task, fit, make_task
-from raglane.training.unknown import RareTokens
-
-__all__ = ["Prepared", "prepare"]
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a run needs besides its settings and its folder.
-
-    Attributes:
-        model: with the weights that it begins with.
-        task: its loss and its metric.
-        training: the sequences to learn from.
-        order: of the batches.
-        validation: the sequences that decide which epoch is best, or None.
-        device: where to train.
-        files: gives the files of the model as it is.
-        rare: tokens that are read as unknown while the model learns, or None.
-    """
+    """What a run needs besides its settings and its folder."""
 
     model: SequenceModel
     task: Task

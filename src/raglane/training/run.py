@@ -12,19 +12,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from raglane._utils.reading import as_path
+from raglane.data.formats.pieces import skipped_lines
 from raglane.data.records import Records, Skipped
-from raglane.data.skipping import skipped_lines
 from raglane.data.statistics import Counted
 from raglane.data.stored_dataset import Dataset
 from raglane.errors import ArgumentError, DataError, argument, message, require
+from raglane.training.bookkeeper import Watcher
 from raglane.training.description import RunDescription, load_description, refuse_diverged
 from raglane.training.folder import CONFIG, SKIPPED, at_work, check_folder, replacing
 from raglane.training.identity import identity
 from raglane.training.own_cell import check_named, check_place
-from raglane.training.ranks.spread import spread
+from raglane.training.ranks.elsewhere import lead
+from raglane.training.ranks.group import ranks_of
 from raglane.training.settings import Settings
 from raglane.training.tasks import settle
-from raglane.training.work import TrainingResult, Work
+from raglane.training.work import TrainingResult, Work, perform
 
 if TYPE_CHECKING:
     from raglane.training.bookkeeper import Watcher
@@ -41,15 +43,7 @@ __all__ = [
 
 
 def fingerprint(*parts: Records | Counted | None) -> str:
-    """A short text that differs for different sequences, labels or order.
-
-    Example:
-        >>> import numpy as np
-        >>> from raglane.data.records import Records, offsets_of
-        >>> words = Records(np.array(["a", "b"], dtype=object), offsets_of([2]))
-        >>> fingerprint(words) == fingerprint(words), fingerprint(words) == fingerprint(words, words)
-        (True, False)
-    """
+    """A short text that differs for different sequences, labels or order."""
     digest = hashlib.sha256()
     for records in parts:
         if records is None:
@@ -159,3 +153,21 @@ def _check_same_data(folder: Path, marks: str) -> None:
                 f"restore the data, or start anew with {argument('overwrite', True)}",
             )
         )
+
+
+def spread(work: Work, watcher: Watcher | None = None) -> TrainingResult:
+    """Do a training in this process, or in as many as its settings say."""
+    others = ranks_of()
+    if others is not None:
+        # For what does not go with several ranks; how many there are is not a choice of the run.
+        replace(work.settings, ranks=others.count)
+        return lead(work, watcher, others)
+    if work.settings.engine == "ray":
+        from raglane.training.ranks.on_ray import launch_on_ray
+
+        return launch_on_ray(work, watcher)
+    if work.settings.ranks == 1:
+        return perform(work, watcher=watcher)
+    from raglane.training.ranks.launch import launch
+
+    return launch(work, watcher)

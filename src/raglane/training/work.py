@@ -17,17 +17,13 @@ from raglane.training.bookkeeper import Interrupted, Watcher
 from raglane.training.checkpoint import load_weights
 from raglane.training.description import RunDescription
 from raglane.training.folder import BEST, CURVES, LAST
-from raglane.training.history import curves_csv
-from raglane.training.optimizers import make_optimizer
+from raglane.training.loop import make_optimizer
 from raglane.training.own_cell import named_code, take_code
 from raglane.training.prepared import Prepared, prepare
-from raglane.training.ranks.group import ALONE, Ranks
+from raglane.training.ranks.group import ALONE, Ranks, Stops
 from raglane.training.settings import Settings
-from raglane.training.state import TrainingState, check_optimizer, load_state
-from raglane.training.stops import Stops
+from raglane.training.state import TrainingState, check_optimizer, curves_csv, load_state
 from raglane.training.stored import reading
-
-__all__ = ["TrainingResult", "Work", "perform"]
 
 
 @dataclass(frozen=True)
@@ -60,18 +56,7 @@ class TrainingResult:
 
 @dataclass(frozen=True)
 class Work:
-    """A training that is checked and settled.
-
-    Args:
-        description: settings, and what run.json says besides.
-        training: the sequences to train on.
-        validation: the sequences that decide which epoch is best, or None.
-        test: sequences that are only checked, or None.
-        columns: which columns of a file hold what, kept with the model.
-        folder: of the run, which is locked; None keeps the best model in memory.
-        resume: whether it goes on from ``folder/last``.
-        files: further files of its folder, by their names; written before the first step.
-    """
+    """A training that is checked and settled."""
 
     description: RunDescription
     training: Records | Dataset

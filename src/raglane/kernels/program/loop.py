@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from raglane import segments
 from raglane._utils.tracing import are_transformed
 from raglane.kernels import reference
 from raglane.kernels.contract import Request
@@ -24,7 +25,6 @@ from raglane.programs.compiled import Backward, CompiledStep, Fetch, Forward, Wa
 from raglane.programs.lower import Lowered
 from raglane.programs.parameters import ParameterValues
 from raglane.programs.step import Step
-from raglane.segments import plain as segments
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,14 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raglane._utils.checks import check_count, check_dtype
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
 from raglane.kernels.graph import has_loops
-from raglane.nn.arguments import check_count, check_dtype
 from raglane.nn.crf import loops, recursions
 from raglane.nn.losses.comparison import Reduction, check_reduction, wide
 from raglane.ragged import Ragged
-
-__all__ = ["CRF"]
 
 
 class CRF(torch.nn.Module):
@@ -212,14 +210,9 @@ class CRF(torch.nn.Module):
                 message("emissions", str(values.dtype), "a floating-point dtype", "call .to(torch.float32)")
             )
         if values.dim() != 2 or values.shape[1] != self.num_tags:
-            raise ShapeError(
-                message(
-                    "emissions",
-                    f"elements of shape {tuple(values.shape[1:])}",
-                    f"a score for each of the {self.num_tags} tags",
-                    "pass what a torch.nn.Linear(..., num_tags) gives for each element",
-                )
-            )
+            rule = f"a score for each of the {self.num_tags} tags"
+            fix = "pass what a torch.nn.Linear(..., num_tags) gives for each element"
+            raise ShapeError(message("emissions", f"elements of shape {tuple(values.shape[1:])}", rule, fix))
         _check_device("emissions", values, self.transitions)
         dtype = wide(torch.promote_types(values.dtype, self.transitions.dtype))
         return recursions.Scores(*(part.to(dtype) for part in (values, self.start, self.transitions, self.end)))
@@ -231,27 +224,17 @@ class CRF(torch.nn.Module):
         if path.is_floating_point() or path.is_complex() or path.dtype is torch.bool:
             raise ArgumentTypeError(message("tags", str(path.dtype), "an integer dtype", "call .to(torch.int64)"))
         if path.dim() != 1:
-            raise ShapeError(
-                message(
-                    "tags",
-                    f"elements of shape {tuple(path.shape[1:])}",
-                    "one number per element, (N,)",
-                    "drop the dimension with tags.map(lambda values: values.squeeze(-1))",
-                )
-            )
+            rule = "one number per element, (N,)"
+            fix = "drop the dimension with tags.map(lambda values: values.squeeze(-1))"
+            raise ShapeError(message("tags", f"elements of shape {tuple(path.shape[1:])}", rule, fix))
         _check_device("tags", path, emissions.values)
         tags._needs_lengths_of("tags", emissions, "the emissions have")
         if not torch.compiler.is_compiling() and path.is_cpu and path.shape[0]:
             lowest, highest = map(int, path.aminmax())
             if lowest < 0 or highest >= self.num_tags:
-                raise ArgumentError(
-                    message(
-                        "tags",
-                        f"values from {lowest} to {highest}",
-                        f"from 0 to num_tags - 1 = {self.num_tags - 1}",
-                        "leave out elements without a tag, or build the CRF with more tags",
-                    )
-                )
+                rule = f"from 0 to num_tags - 1 = {self.num_tags - 1}"
+                fix = "leave out elements without a tag, or build the CRF with more tags"
+                raise ArgumentError(message("tags", f"values from {lowest} to {highest}", rule, fix))
         return path.long()
 
 

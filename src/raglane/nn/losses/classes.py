@@ -8,13 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raglane._utils.checks import check_whole
+from raglane._utils.checks import check_number, check_whole
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
-from raglane.nn.arguments import check_number
 from raglane.nn.losses.comparison import Comparison, Reduction, check_numbers, check_tensor, compare
 from raglane.ragged import Ragged
-
-__all__ = ["cross_entropy", "nll_loss"]
 
 
 def cross_entropy(
@@ -66,14 +63,9 @@ def cross_entropy(
     scale = _class_weights(weight, pair)
     if targets.is_floating_point():
         if targets.shape != logits.shape:
-            raise ShapeError(
-                message(
-                    "target",
-                    f"floating-point elements of shape {tuple(targets.shape[1:])}",
-                    f"probabilities of the {logits.shape[1]} classes, or one class of an integer dtype",
-                    "call .to(torch.int64) on classes",
-                )
-            )
+            got = f"floating-point elements of shape {tuple(targets.shape[1:])}"
+            rule = f"probabilities of the {logits.shape[1]} classes, or one class of an integer dtype"
+            raise ShapeError(message("target", got, rule, "call .to(torch.int64) on classes"))
         losses = F.cross_entropy(
             logits, targets.to(logits.dtype), scale, reduction="none", label_smoothing=label_smoothing
         )
@@ -133,14 +125,9 @@ def _counts(classes: Tensor, scale: Tensor | None, ignore_index: int, losses: Te
 
 def _check_scores(scores: Tensor) -> None:
     if scores.dim() != 2 or scores.shape[1] == 0:
-        raise ShapeError(
-            message(
-                "input",
-                f"elements of shape {tuple(scores.shape[1:])}",
-                "one number per class, (N, C), and at least one class",
-                "put the classes last and nothing beside them, for instance with .map(lambda values: ...)",
-            )
-        )
+        rule = "one number per class, (N, C), and at least one class"
+        fix = "put the classes last and nothing beside them, for instance with .map(lambda values: ...)"
+        raise ShapeError(message("input", f"elements of shape {tuple(scores.shape[1:])}", rule, fix))
 
 
 def _class_weights(weight: Any, pair: Comparison) -> Tensor | None:
@@ -151,14 +138,9 @@ def _class_weights(weight: Any, pair: Comparison) -> Tensor | None:
         "weight", weight, pair.batch, "pass a tensor (C,); weights=, with an s, is for elements and sequences"
     )
     if given.shape != scores.shape[1:]:
-        raise ShapeError(
-            message(
-                "weight",
-                f"shape {tuple(given.shape)}",
-                f"one number for each of the {scores.shape[1]} classes",
-                "pass a tensor (C,); weights=, with an s, is for elements and sequences",
-            )
-        )
+        rule = f"one number for each of the {scores.shape[1]} classes"
+        fix = "pass a tensor (C,); weights=, with an s, is for elements and sequences"
+        raise ShapeError(message("weight", f"shape {tuple(given.shape)}", rule, fix))
     check_numbers("weight", given)
     return given.to(scores.dtype)
 
@@ -171,24 +153,14 @@ def _classes(targets: Tensor, count: int, ignore_index: int) -> Tensor:
             message("target", str(targets.dtype), "classes of an integer dtype", "call .to(torch.int64)")
         )
     if targets.dim() != 1:
-        raise ShapeError(
-            message(
-                "target",
-                f"elements of shape {tuple(targets.shape[1:])}",
-                "one class per element, (N,)",
-                "drop the dimension with target.map(lambda values: values.squeeze(-1))",
-            )
-        )
+        rule = "one class per element, (N,)"
+        fix = "drop the dimension with target.map(lambda values: values.squeeze(-1))"
+        raise ShapeError(message("target", f"elements of shape {tuple(targets.shape[1:])}", rule, fix))
     classes = targets.long()
     if classes.is_cpu and not torch.compiler.is_compiling():
         outside = (classes != ignore_index) & ((classes < 0) | (classes >= count))
         if bool(outside.any()):
-            raise ArgumentError(
-                message(
-                    "target",
-                    f"class {int(classes[outside][0])}",
-                    f"from 0 to {count - 1}, since input has {count} classes, or ignore_index, {ignore_index}",
-                    "see how the classes were numbered",
-                )
-            )
+            rule = f"from 0 to {count - 1}, since input has {count} classes, or ignore_index, {ignore_index}"
+            fix = "see how the classes were numbered"
+            raise ArgumentError(message("target", f"class {int(classes[outside][0])}", rule, fix))
     return classes

@@ -18,14 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raglane import segments
 from raglane._utils.checks import check_flag, check_whole
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, quote
 from raglane.nn.losses.comparison import Reduction, check_predictions, check_reduction, ratio, sequence_weights, wide
 from raglane.ragged import Ragged
-from raglane.segments import plain as segments
-from raglane.segments.layouts import conjugate
-
-__all__ = ["ctc_loss"]
+from raglane.segments import conjugate
 
 _NEVER = float("-inf")
 """The logarithm of the probability of what cannot happen."""
@@ -114,67 +112,40 @@ def ctc_loss(
 def _check_targets(log_probs: Ragged, targets: Any, blank: Any) -> None:
     check_whole("blank", blank)
     if log_probs.values.dim() != 2 or not 0 <= blank < log_probs.values.shape[1]:
-        raise ArgumentError(
-            message(
-                "log_probs, blank",
-                f"elements of shape {tuple(log_probs.features)}, blank {quote(blank)}",
-                "one log-probability per label, (N, C), and the blank is one of the C labels",
-                "put the labels last and nothing beside them, and pass a blank from 0 to C - 1",
-            )
-        )
+        got = f"elements of shape {tuple(log_probs.features)}, blank {quote(blank)}"
+        rule = "one log-probability per label, (N, C), and the blank is one of the C labels"
+        fix = "put the labels last and nothing beside them, and pass a blank from 0 to C - 1"
+        raise ArgumentError(message("log_probs, blank", got, rule, fix))
     is_labels = isinstance(targets, Ragged) and not (targets.dtype.is_floating_point or targets.dtype.is_complex)
     if not is_labels or targets.dtype is torch.bool:
         got = str(targets.dtype) if isinstance(targets, Ragged) else type(targets).__name__
-        raise ArgumentTypeError(
-            message(
-                "targets", got, "a Ragged of labels, of an integer dtype", "wrap them with rl.Ragged(list_of_labels)"
-            )
-        )
+        fix = "wrap them with rl.Ragged(list_of_labels)"
+        raise ArgumentTypeError(message("targets", got, "a Ragged of labels, of an integer dtype", fix))
     if targets.values.dim() != 1 or len(targets) != len(log_probs) or targets.device != log_probs.device:
-        raise ShapeError(
-            message(
-                "targets",
-                f"{len(targets)} sequences of elements of shape {tuple(targets.features)} on {targets.device}",
-                f"one sequence of labels for each of the {len(log_probs)} of log_probs, on {log_probs.device}",
-                "pass a Ragged (N,) of as many sequences, some of them empty perhaps, moved with .to()",
-            )
-        )
+        got = f"{len(targets)} sequences of elements of shape {tuple(targets.features)} on {targets.device}"
+        rule = f"one sequence of labels for each of the {len(log_probs)} of log_probs, on {log_probs.device}"
+        fix = "pass a Ragged (N,) of as many sequences, some of them empty perhaps, moved with .to()"
+        raise ShapeError(message("targets", got, rule, fix))
     if targets.values.is_cpu and not torch.compiler.is_compiling():
         wrong = (targets.values < 0) | (targets.values >= log_probs.values.shape[1]) | (targets.values == blank)
         if bool(wrong.any()):
-            raise ArgumentError(
-                message(
-                    "targets",
-                    f"label {int(targets.values[wrong][0])}",
-                    f"from 0 to {log_probs.values.shape[1] - 1}, and not the blank, {blank}",
-                    "see how the labels were numbered",
-                )
-            )
+            rule = f"from 0 to {log_probs.values.shape[1] - 1}, and not the blank, {blank}"
+            fix = "see how the labels were numbered"
+            raise ArgumentError(message("targets", f"label {int(targets.values[wrong][0])}", rule, fix))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Lattice:
-    """The states of all targets; see NOTE [lattice]. S of them, of B sequences.
+    """The states of all targets; see NOTE [lattice]. S of them, of B sequences."""
 
-    Attributes:
-        alive: for each step, how many states belong to sequences that have it.
-        order: ``(B,)`` the sequences in the order of their states.
-        offsets: ``(B + 1,)`` where the states of each start.
-        owner: ``(S,)`` the sequence of each state, in the caller's numbers.
-        emission: ``(S,)`` where in the flat log-probabilities a state finds its label at step 0.
-        final: ``(S,)`` whether a path may end here.
-        is_first: ``(S,)`` whether it is the first state of its sequence, which no other leads to.
-        bars_skips: ``(S,)`` whether no path comes from the state two before.
-    """
-
-    alive: list[int]
-    order: Tensor
-    offsets: Tensor
-    owner: Tensor
-    emission: Tensor
-    final: Tensor
-    is_first: Tensor
-    bars_skips: Tensor
+    alive: list[int]  # for each step, how many states belong to sequences that have it
+    order: Tensor  # ``(B,)`` the sequences in the order of their states
+    offsets: Tensor  # ``(B + 1,)`` where the states of each start
+    owner: Tensor  # ``(S,)`` the sequence of each state, in the caller's numbers
+    emission: Tensor  # ``(S,)`` where in the flat log-probabilities a state finds its label at step 0
+    final: Tensor  # ``(S,)`` whether a path may end here
+    is_first: Tensor  # ``(S,)`` whether it is the first state of its sequence, which no other leads to
+    bars_skips: Tensor  # ``(S,)`` whether no path comes from the state two before
 
 
 def _lattice(
@@ -222,17 +193,7 @@ def _joined(stay: Tensor, step: Tensor, skip: Tensor, no_step: Tensor, no_skip: 
 
 
 def _align(log_probs: Tensor, *parts: Any, need_shares: bool) -> tuple[Tensor, Tensor]:
-    """Sum over all paths.
-
-    Args:
-        log_probs: ``(N, C)``.
-        *parts: the arguments of :func:`_lattice` after ``classes``.
-        need_shares: whether the gradient will be asked for.
-
-    Returns:
-        Minus the logarithm of the probability of each target, ``(B,)``; and ``(N, C)``, the probability that a path
-        of the target emits a label at a step, which is minus the derivative; without rows where it is not needed.
-    """
+    """Sum over all paths."""
     lattice = _lattice(log_probs.shape[1], *parts)
     kept = log_probs.new_empty(sum(lattice.alive) if need_shares else 0)
     losses, emission = _forward(log_probs, lattice, kept)
@@ -323,14 +284,9 @@ class _Once(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG004
-        raise ArgumentError(
-            message(
-                "log_probs",
-                "a second derivative",
-                "ctc_loss can be differentiated once, as in torch",
-                "leave out create_graph=True, or penalise another loss",
-            )
-        )
+        rule = "ctc_loss can be differentiated once, as in torch"
+        fix = "leave out create_graph=True, or penalise another loss"
+        raise ArgumentError(message("log_probs", "a second derivative", rule, fix))
 
 
 def _gradient(ctx: Any, grad: Tensor) -> Tensor:

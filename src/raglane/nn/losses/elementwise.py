@@ -10,12 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from raglane._utils.checks import check_number
 from raglane.errors import ArgumentError, ShapeError, message
-from raglane.nn.arguments import check_number
 from raglane.nn.losses.comparison import Reduction, check_numbers, check_tensor, compare
 from raglane.ragged import Ragged
-
-__all__ = ["binary_cross_entropy_with_logits", "huber_loss", "l1_loss", "mse_loss"]
 
 
 def mse_loss(
@@ -174,14 +172,8 @@ def _label_weights(pos_weight: Any, logits: Tensor, batch: Ragged) -> Tensor:
     if given.numel() == 1:
         return given.reshape(())
     if given.shape != logits.shape[1:]:
-        raise ShapeError(
-            message(
-                "pos_weight",
-                f"shape {tuple(given.shape)}",
-                f"one number, or the shape of an element, {tuple(logits.shape[1:])}",
-                "pass one weight per label",
-            )
-        )
+        rule = f"one number, or the shape of an element, {tuple(logits.shape[1:])}"
+        raise ShapeError(message("pos_weight", f"shape {tuple(given.shape)}", rule, "pass one weight per label"))
     return given
 
 
@@ -195,14 +187,9 @@ def _elementwise(
     """The loss whose function gives one number for each of ``(N, *features)``."""
     pair = compare(predictions, target, weights, reduction)
     if pair.targets.shape != pair.predictions.shape:
-        raise ShapeError(
-            message(
-                "target",
-                f"elements of shape {tuple(pair.targets.shape[1:])}",
-                f"the shape of an element of input, {tuple(pair.predictions.shape[1:])}; nothing is broadcast",
-                "reshape one with .map(lambda values: values.squeeze(-1)), or unsqueeze(-1)",
-            )
-        )
+        rule = f"the shape of an element of input, {tuple(pair.predictions.shape[1:])}; nothing is broadcast"
+        fix = "reshape one with .map(lambda values: values.squeeze(-1)), or unsqueeze(-1)"
+        raise ShapeError(message("target", f"elements of shape {tuple(pair.targets.shape[1:])}", rule, fix))
     losses = function(pair.predictions, pair.targets.to(pair.predictions.dtype))
     if losses.dim() > 1:
         # Elements without a feature have nothing to be wrong about, where a mean would be NaN.

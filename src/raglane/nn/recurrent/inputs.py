@@ -18,7 +18,7 @@ from raglane._utils.checks import check_dense, check_storage
 from raglane._utils.tracing import index_arithmetic
 from raglane.errors import ArgumentTypeError, ShapeError, message
 from raglane.kernels.contract import Dense, Packed
-from raglane.packing.flat import flatten_packed, flatten_padded
+from raglane.packing.convert import flatten_packed, flatten_padded
 from raglane.ragged import Ragged
 
 __all__ = ["Inputs", "flatten_marks", "read"]

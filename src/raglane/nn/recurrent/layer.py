@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from raglane._utils.checks import check_flag
+from raglane._utils.checks import check_count, check_every, check_flag
 from raglane._utils.tracing import are_transforms_active, is_exporting, never_traced
 from raglane.cells.spec import CellSpec
 from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError, ShapeError, message
 from raglane.kernels.dispatch import check_names
-from raglane.nn.arguments import check_count, check_every
 from raglane.nn.recurrent.initial_state import LengthState
 from raglane.nn.recurrent.regularisation import Regularisation
 from raglane.nn.recurrent.request import State, one_or_tuple, run

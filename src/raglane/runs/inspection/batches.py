@@ -8,9 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane.data.order import Batches, Limit, Order
-from raglane.plot.distributions import batch_waste
+from raglane.data.lengths import batch_fill
 
-__all__ = ["ORDERS", "Example", "Fill", "batch_sizes", "examples", "fills"]
 
 ORDERS = {"random": Order.random(), "grouped": Order.grouped(), "sorted": Order.sorted()}
 """In which order sequences come to batches: by chance, as ``--bucket`` does, by length."""
@@ -22,13 +21,7 @@ _Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Fill:
-    """How full padded batches are.
-
-    Attributes:
-        batch_size: sequences in a batch.
-        order: a key of ``ORDERS``.
-        fill: the share of an epoch's padded elements that is real.
-    """
+    """How full padded batches are."""
 
     batch_size: int
     order: str
@@ -37,13 +30,7 @@ class Fill:
 
 @dataclass(frozen=True)
 class Example:
-    """A batch to look at.
-
-    Attributes:
-        name: ``"worst"``, ``"median"`` or ``"best"``, by its fill.
-        fill: the share of its padded elements that is real.
-        lengths: of its sequences.
-    """
+    """A batch to look at."""
 
     name: str
     fill: float
@@ -51,36 +38,21 @@ class Example:
 
 
 def batch_sizes(count: int) -> list[int]:
-    """The sizes that are compared: powers of two that the sequences fill.
-
-    Example:
-        >>> batch_sizes(40), batch_sizes(3)
-        ([8, 16, 32], [3])
-    """
+    """The sizes that are compared: powers of two that the sequences fill."""
     return [size for size in _SIZES if size <= count] or [count]
 
 
 def fills(lengths: _Integers) -> tuple[Fill, ...]:
-    """How full padded batches are, by their size and order.
-
-    Example:
-        >>> [(fill.order, round(fill.fill, 2)) for fill in fills(np.array([1, 9] * 8)) if fill.batch_size == 8]
-        [('random', 0.56), ('grouped', 1.0), ('sorted', 1.0)]
-    """
+    """How full padded batches are, by their size and order."""
     return tuple(
-        Fill(size, name, 1 - batch_waste(lengths, Batches(lengths, Limit(sequences=size), order)))
+        Fill(size, name, batch_fill(lengths, *Batches(lengths, Limit(sequences=size), order).whole()))
         for size in batch_sizes(len(lengths))
         for name, order in ORDERS.items()
     )
 
 
 def examples(lengths: _Integers, batch_size: int, *, grouped: bool) -> tuple[Example, ...]:
-    """The worst, the median and the best padded batch of an epoch, by their fill.
-
-    Example:
-        >>> [(batch.name, batch.lengths) for batch in examples(np.array([4, 4, 4, 2]), 2, grouped=True)]
-        [('worst', (4, 2)), ('median', (4, 4)), ('best', (4, 4))]
-    """
+    """The worst, the median and the best padded batch of an epoch, by their fill."""
     order = ORDERS["grouped" if grouped else "random"]
     batches = [lengths[batch] for batch in Batches(lengths, Limit(sequences=batch_size), order)]
     full = [batch for batch in batches if len(batch) == batch_size and batch.any()]

@@ -10,7 +10,6 @@ from raglane.errors import require
 from raglane.runs.inspection.inspect import Inspection
 from raglane.planner import Row
 
-__all__ = ["ORDER_COLORS", "fills", "lengths", "script", "spreads", "steps"]
 
 ORDER_COLORS = {"random": "var(--blue)", "grouped": "var(--vermilion)", "sorted": "var(--green)"}
 """The colour of each order of sequences."""

@@ -14,16 +14,10 @@ from raglane.planner import Row
 from raglane.training.options import flag_of, options
 from raglane.training.settings import Settings
 
-__all__ = ["recommended", "shell_line", "train_line", "words_of"]
 
 
 def words_of(chosen: Any, always: str = "") -> list[str]:
-    """The flags and values that choose what an object of options has, but for what is the default.
-
-    Example:
-        >>> words_of(Settings(layer="lstm", hidden=256, bidirectional=True))
-        ['--cell', 'lstm', '--hidden', '256', '--bidirectional']
-    """
+    """The flags and values that choose what an object of options has, but for what is the default."""
     words: list[str] = []
     known = options(chosen)
     for field in dataclasses.fields(chosen):
@@ -48,24 +42,14 @@ def recommended(settings: Settings, best: Row, contents: Contents) -> Settings:
 
 
 def train_line(path: Path | None, kind: str, format: str | None, columns: Any, settings: Settings) -> str:
-    """``raglane train`` for a shell.
-
-    Example:
-        >>> train_line(Path("my data.csv"), "features", None, Settings(), Settings(layer="lstm", bucket=True))
-        "raglane train 'my data.csv' --cell lstm --batch-size 32 --bucket"
-    """
+    """``raglane train`` for a shell."""
     data = [] if path is None else ["DATA"] if kind == "lengths" else [_not_an_option(str(path))]
     named = [] if format is None else ["--format", format]
     return shell_line(["raglane", "train", *data, *words_of(settings, "batch_size"), *words_of(columns), *named])
 
 
 def shell_line(words: Iterable[str]) -> str:
-    """Words as a shell takes them.
-
-    Example:
-        >>> shell_line(["raglane", "train", "my data.csv"])
-        "raglane train 'my data.csv'"
-    """
+    """Words as a shell takes them."""
     return " ".join(map(shlex.quote, words))
 
 

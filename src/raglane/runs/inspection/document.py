@@ -12,7 +12,6 @@ from typing import Any
 from raglane.runs.inspection.inspect import Inspection
 from raglane.training.stored import finite, to_json
 
-__all__ = ["FORMAT", "VERSION", "as_document", "as_json"]
 
 FORMAT, VERSION = "raglane inspection", 1
 

@@ -7,41 +7,25 @@ from typing import Any
 
 import torch
 
+from raglane._utils.memory import FLOAT, TRAINED_TENSOR, check_memory
+from raglane.data.jobs import Progress
 from raglane.data.lengths import Bin, Bucket, Distribution, Summary, bins, buckets, summary
-from raglane.data.progress import Progress
+from raglane.nn.recurrent.layer import RecurrentLayer
+from raglane.planner import Plan, Row, plan
+from raglane.planner.machine import facts
+from raglane.planner.rows import thin_out
+from raglane.planner.words import seconds_in_words
 from raglane.runs.inspection.batches import Example, Fill, examples, fills
 from raglane.runs.inspection.command import recommended, train_line
 from raglane.runs.inspection.contents import Contents
-from raglane.planner.machine import facts
-from raglane._utils.memory import FLOAT, TRAINED_TENSOR, check_memory
-from raglane.nn.recurrent.layer import RecurrentLayer
-from raglane.planner import Plan, Row, plan
-from raglane.planner.rows import thin_out
-from raglane.planner.words import seconds_in_words
 from raglane.training.model import ModelConfig
 from raglane.training.settings import ModelSettings, Settings
 
-__all__ = ["Inspection", "inspect", "layer_of"]
 
 
 @dataclass(frozen=True, eq=False)
 class Inspection:
-    """What was found out about data, a layer and this machine.
-
-    Attributes:
-        contents: of the file.
-        summary: of the lengths.
-        percentiles: the 0th, 1st ... 100th.
-        bins: the histogram of the lengths.
-        buckets: of about as many sequences each.
-        looked_at: sequences of which the batches were made: a random part of a long list.
-        fills: of padded batches.
-        examples: batches to look at, of the recommended kind.
-        plan: of the layer.
-        settings: of a training that follows the recommendation.
-        command: that trains so.
-        machine: its facts, without which a time means nothing.
-    """
+    """What was found out about data, a layer and this machine."""
 
     contents: Contents
     summary: Summary
@@ -84,13 +68,7 @@ class Inspection:
 
 
 def layer_of(settings: Settings, contents: Contents, embedding: int) -> RecurrentLayer:
-    """The recurrent layer that training would build for this data.
-
-    Example:
-        >>> import numpy as np
-        >>> layer_of(Settings(hidden=8), Contents("a", None, np.array([3]), "lengths"), 4)
-        GRU(4, 8)
-    """
+    """The recurrent layer that training would build for this data."""
     chosen = {name: getattr(settings, name) for name in ModelSettings.__dataclass_fields__}
     numbers, categories = contents.inputs(settings.missing)
     if numbers or categories:

@@ -13,16 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from raglane.data.formats import parquet as whole
+from raglane.data.formats.ipc import read_parquet
 from raglane.data.formats.base import check_readable
 from raglane.data.formats.table import Chosen, choose
-from raglane.data.progress import Progress
-from raglane.data.records import Columns
-from raglane.data.targets import TASKS
+from raglane.data.jobs import Progress
+from raglane.data.records import TASKS, Columns
 from raglane.errors import require
 from raglane.runs.inspection.contents import Contents, Feature, contents_of, data_name, labels_of
 
-__all__ = ["read"]
 
 # Bytes of a batch of rows, and rows of it at most.
 _BYTES, _ROWS = 1 << 26, 1 << 16
@@ -54,7 +52,7 @@ def read(path: Path, columns: Columns, progress: Progress) -> Contents:
     arrow, parquet = require("pyarrow", "data"), require("pyarrow.parquet", "data")
     check_readable(path)
     if columns.features or columns.static:
-        return contents_of(whole.read(path, columns), path)
+        return contents_of(read_parquet(path, columns), path)
     try:
         # Read in small pieces: otherwise whole columns, of all row groups, are in memory at once.
         pieces = {"pre_buffer": False, "buffer_size": 1 << 20}
@@ -62,7 +60,7 @@ def read(path: Path, columns: Columns, progress: Progress) -> Contents:
             chosen = choose(path, file.schema_arrow, columns)
             tally = _count(file, chosen, columns, progress)
     except (_UnusualError, arrow.ArrowException, OSError, UnicodeDecodeError):
-        return contents_of(whole.read(path, columns), path)
+        return contents_of(read_parquet(path, columns), path)
     lengths = np.concatenate(tally.lengths)
     labels = None
     if chosen.label is not None:

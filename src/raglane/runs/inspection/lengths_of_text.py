@@ -9,11 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane.data.formats.base import check_readable, check_text, data_error
-from raglane.data.progress import Progress
+from raglane.data.jobs import Progress
 from raglane.errors import DataError, quote
 from raglane.runs.inspection.contents import Contents, data_name
 
-__all__ = ["SUFFIX", "read"]
 
 SUFFIX = ".txt"
 """The suffix of such a file; a folder of text files is something else."""
@@ -28,15 +27,7 @@ _Lengths = npt.NDArray[np.int64]
 
 
 def read(path: Path, progress: Progress) -> Contents:
-    r"""Read the lengths of sequences from a text file, one per line; empty lines are passed over.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     _ = Path(folder, "mine.txt").write_text("4\n0\n12\n")
-        ...     read(Path(folder, "mine.txt"), Progress()).lengths.tolist()
-        [4, 0, 12]
-    """
+    r"""Read the lengths of sequences from a text file, one per line; empty lines are passed over."""
     check_readable(path)
     size = path.stat().st_size
     parts: list[_Lengths] = []

@@ -12,7 +12,6 @@ from raglane.report import html
 from raglane.report.page import page
 from raglane.planner import words
 
-__all__ = ["as_page"]
 
 
 def as_page(inspection: Inspection) -> bytes:

@@ -8,7 +8,6 @@ from typing import Any
 from raglane import plot
 from raglane.report.svg import inline
 
-__all__ = ["LAYOUTS", "draw"]
 
 LAYOUTS: dict[str, tuple[str, Callable[[Sequence[int]], Any]]] = {
     "padded": ("one row per sequence, as long as the longest; what is hatched is padding", plot.padded),
@@ -19,13 +18,7 @@ LAYOUTS: dict[str, tuple[str, Callable[[Sequence[int]], Any]]] = {
 
 
 def draw(lengths: Sequence[int], layout: str, prefix: str) -> str:
-    """A batch as an SVG that stands in a page.
-
-    Example:
-        >>> drawn = draw([3, 1], "padded", "a")
-        >>> drawn[:4], "var(--paper)" in drawn, "<?xml" in drawn
-        ('<svg', True, False)
-    """
+    """A batch as an SVG that stands in a page."""
     with plot.theme("dark"):
         svg = LAYOUTS[layout][1](lengths)._repr_svg_()
     return inline(svg, prefix)

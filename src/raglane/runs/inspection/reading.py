@@ -9,13 +9,12 @@ from pathlib import Path
 from raglane.data.formats import FORMATS, japanese_vowels
 from raglane.data.formats import read as read_records
 from raglane.data.formats.ipc import is_converted
-from raglane.data.progress import Progress
+from raglane.data.jobs import Progress
 from raglane.data.records import Columns
 from raglane.errors import DataError, argument
 from raglane.runs.inspection import lengths_of_parquet, lengths_of_text
 from raglane.runs.inspection.contents import Contents, contents_of, contents_of_folder, refuse_empty
 
-__all__ = ["read"]
 
 
 def read(

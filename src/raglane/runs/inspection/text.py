@@ -11,7 +11,6 @@ from raglane.runs.inspection.batches import ORDERS
 from raglane.runs.inspection.contents import Contents
 from raglane.runs.inspection.inspect import Inspection
 
-__all__ = ["QUANTILES", "aligned", "data_facts", "histogram", "length_facts", "lines", "what_beside"]
 
 QUANTILES = {
     "minimum": "minimum",
@@ -43,28 +42,13 @@ def lines(inspection: Inspection, bar: str = "█") -> list[str]:
 
 
 def aligned(pairs: Sequence[tuple[str, str]]) -> list[str]:
-    r"""Names and what they are, in two columns.
-
-    Example:
-        >>> print(*aligned([("sequences", "8"), ("fill", "70%")]), sep="\n")
-        sequences  8
-        fill       70%
-    """
+    r"""Names and what they are, in two columns."""
     width = max(len(name) for name, _ in pairs)
     return [f"{name.ljust(width)}  {what}" for name, what in pairs]
 
 
 def data_facts(contents: Contents) -> list[tuple[str, str]]:
-    """What elements and labels are, by name.
-
-    Example:
-        >>> import numpy as np
-        >>> from raglane.runs.inspection.contents import Feature, labels_of
-        >>> features = Feature("a", 0), Feature("b", 2)
-        >>> labels = labels_of("sequence", {"x": 3, "y": 1})
-        >>> data_facts(Contents("", None, np.array([4]), "features", features, labels=labels))
-        [('features', "'a', 'b' (2 of 4 are missing)"), ('labels', "2 different, one per sequence: 'x' 3, 'y' 1")]
-    """
+    """What elements and labels are, by name."""
     found = []
     if contents.kind == "features":
         elements = int(contents.lengths.sum())
@@ -100,15 +84,7 @@ def length_facts(inspection: Inspection) -> list[tuple[str, str]]:
 
 
 def histogram(bins: Sequence[Bin], bar: str) -> list[str]:
-    r"""A histogram in characters.
-
-    Example:
-        >>> print(*histogram([Bin(1, 5, 40), Bin(6, 10, 20), Bin(11, 15, 1)], "#"), sep="\n")
-          length  sequences
-             1-5         40  ########################################
-            6-10         20  ####################
-           11-15          1  #
-    """
+    r"""A histogram in characters."""
     rows = [("length", "sequences"), *((str(one), f"{one.count:,}") for one in bins)]
     low, count = (max(len(row[column]) for row in rows) for column in (0, 1))
     highest = max(one.count for one in bins)
@@ -137,13 +113,7 @@ def _quoted(name: str) -> str:
 
 
 def what_beside(counts: FeatureCounts) -> str:
-    """What a feature is that has a column of its own.
-
-    Example:
-        >>> from collections import Counter
-        >>> what_beside(FeatureCounts(per_sequence=True, words=Counter(["Rome", "Bonn", "Rome"])))
-        'categories per sequence, 2 different'
-    """
+    """What a feature is that has a column of its own."""
     per = "sequence" if counts.per_sequence else "element"
     return (
         f"numbers per {per}" if counts.categories is None else f"categories per {per}, {counts.categories:,} different"

@@ -16,24 +16,17 @@ from typing import Any
 import torch
 
 from raglane.errors import LostRankError, RaglaneError, flags
-from raglane.training.ranks.group import Ranks
+from raglane.training.ranks.group import Ranks, Stops
 from raglane.training.ranks.launch import Place
 from raglane.training.state import Totals, TrainingState
-from raglane.training.stops import Stops
 from raglane.training.work import perform
-
-__all__ = ["run"]
 
 # Seconds between two reports of batches.
 _REPORT = 0.1
 
 
 class _Teller:
-    """Tells the watcher of another process what happens here.
-
-    Args:
-        pipe: to that process.
-    """
+    """Tells the watcher of another process what happens here."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe

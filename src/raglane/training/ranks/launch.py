@@ -23,11 +23,8 @@ from typing import Any, Protocol
 from raglane.errors import LostRankError, RaglaneError, current_flags
 from raglane.training.bookkeeper import Watcher
 from raglane.training.machine import threads_of
-from raglane.training.ranks.group import lost, lost_worker
-from raglane.training.stops import Stops
+from raglane.training.ranks.group import Stops, lost, lost_worker
 from raglane.training.work import TrainingResult, Work
-
-__all__ = ["Place", "Process", "launch", "start_process"]
 
 # Seconds: between two looks at the processes; from an error until it is known whether a process has died; and until
 # those that are left must have noticed that one has.
@@ -36,15 +33,7 @@ _LOOK, _SOON, _GRACE = 0.2, 1.0, 20.0
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank is among the others.
-
-    Args:
-        rank: its number.
-        count: how many there are.
-        port: where they meet, on this machine.
-        flags: how messages name arguments: as the command does, or as Python.
-        is_watched: whether somebody wants to hear of batches.
-    """
+    """Where a rank is among the others."""
 
     rank: int
     count: int
@@ -64,16 +53,7 @@ class Process(Protocol):
 
 @dataclass
 class _Rank:
-    """A rank as the process sees it that watches over it.
-
-    Args:
-        process: of the rank.
-        exit_code: gives how it ended, None while it runs: below 0 the signal that killed it.
-        pipe: to it.
-        told: how it ended, in its own words: a result, an error, or None for a rank that lost another one.
-        has_told: whether it has said so.
-        code: how the process ended; None while it runs.
-    """
+    """A rank as the process sees it that watches over it."""
 
     process: Process
     exit_code: Callable[[], int | None]
@@ -163,14 +143,7 @@ def _reap(rank: _Rank) -> None:
 
 
 class _Watch:
-    """Over ranks that train.
-
-    Args:
-        work: that they do.
-        ranks: the processes.
-        watcher: told what the first rank tells of batches and epochs.
-        stops: what this process was asked.
-    """
+    """Over ranks that train."""
 
     def __init__(self, work: Work, ranks: list[_Rank], watcher: Watcher | None, stops: Stops) -> None:
         self._work, self._ranks, self._watcher, self._stops = work, ranks, watcher, stops

@@ -23,8 +23,6 @@ from raglane.training.state import Totals, TrainingState, load_state
 from raglane.training.tasks import TASKS
 from raglane.training.work import TrainingResult, Work, perform
 
-__all__ = ["check_machines", "connected", "launch_on_ray"]
-
 # How often workers are started again, and seconds between two looks at how far they are.
 _ATTEMPTS, _LOOK = 4, 0.2
 # Where Ray keeps what it wants to, in the folder of the run: all machines see that.
@@ -104,13 +102,7 @@ class _Messages:
 
 
 class _Reporter:
-    """Tells Ray how far a rank is, which each of them does at the same moments, and the waiting process besides.
-
-    Args:
-        ranks: of which this is one.
-        messages: the actor.
-        folder: of the run.
-    """
+    """Tells Ray how far a rank is, which each of them does at the same moments, and the waiting process besides."""
 
     def __init__(self, ranks: Ranks, messages: Any, folder: Path) -> None:
         self._ranks, self._messages, self._folder = ranks, messages, folder

@@ -14,12 +14,11 @@ from raglane.data.stored_dataset import Dataset
 from raglane.errors import argument
 from raglane.training.settings import ModelSettings, Settings
 from raglane.training.tasks.base import Measured, Meter, Score, Task
-from raglane.training.tasks.classify import Classify
+from raglane.training.tasks.classify import Classify, Tag
 from raglane.training.tasks.forecast import Forecast
 from raglane.training.tasks.language import Language
 from raglane.training.tasks.multilabel import MultiLabel
 from raglane.training.tasks.regress import Regress
-from raglane.training.tasks.tag import Tag
 
 __all__ = ["TASKS", "Measured", "Meter", "Score", "Task", "fit", "make_task", "settle"]
 
@@ -31,19 +30,11 @@ TASKS: dict[str, type[Task]] = {
     "forecast": Forecast,
     "language": Language,
 }
-"""The tasks by name, as :data:`raglane.training.choices.TASKS` lists them."""
+"""The tasks by name, as :data:`raglane.training.settings.TASKS` lists them."""
 
 
 def settle(settings: Settings, training: Records | Dataset) -> tuple[Settings, str | None]:
-    """Settings with the loss that suits the data where none is chosen, and a line that says so.
-
-    Example:
-        >>> import numpy as np
-        >>> from raglane.data.records import offsets_of
-        >>> roll = Records(np.array([[0.0], [1.0]], np.float32), offsets_of([2]), channels=("x0",))
-        >>> settle(Settings("forecast"), roll)[0].loss
-        'bce'
-    """
+    """Settings with the loss that suits the data where none is chosen, and a line that says so."""
     if settings.task != "forecast" or settings.loss is not None or not _is_binary(training):
         return settings, None
     why = f"every channel is 0 or 1; for errors of numbers: {argument('loss', 'mse')}"
@@ -67,10 +58,5 @@ def fit(training: Records | Dataset, settings: Settings) -> Preprocessor:
 
 
 def make_task(preprocessor: Preprocessor, settings: ModelSettings) -> Task:
-    """The task of a model.
-
-    Example:
-        >>> make_task(Preprocessor("classify", labels=("no", "yes")), ModelSettings("classify")).metric
-        'accuracy'
-    """
+    """The task of a model."""
     return TASKS[settings.task](preprocessor, settings)

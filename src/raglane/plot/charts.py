@@ -1,4 +1,4 @@
-"""Measurements that the caller has: drawn, not made."""
+"""Charts: the lengths of a dataset, what batches of them waste, and measurements that the caller has."""
 
 from __future__ import annotations
 
@@ -6,12 +6,186 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from raglane._utils.checks import check_kind, check_real
-from raglane._utils.drawing import PALETTE, frame
-from raglane.errors import ArgumentError, ArgumentTypeError, message, printable, quote, quote_all, shorten
-from raglane.plot.picture import SMALL, TEXT, TITLE, Box, Picture, label, look, place, width_of
+import numpy as np
+import numpy.typing as npt
 
-__all__ = ["roofline", "times"]
+from raglane._utils.checks import check_kind, check_real, check_whole
+from raglane._utils.drawing import BLUE, GREEN, ORANGE, PALETTE, VERMILION, frame
+from raglane.data.lengths import batch_fill, round_up
+from raglane.data.order import Batches, Limit, Order
+from raglane.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    count_of,
+    message,
+    printable,
+    quote,
+    quote_all,
+    shorten,
+)
+from raglane.plot.picture import SMALL, TEXT, TITLE, Box, Picture, label, look, place, width_of
+from raglane.schedules.costs import lengths_of
+
+_WIDTH, _HEIGHT, _BOX = 7.4, 3.95, Box(0.85, 0.6, 5.4, 2.95)
+_MOST_BINS = 50
+_QUANTILES = (50, 90, 99)
+
+
+def histogram(lengths: Any, batch_size: int | None = None, *, axes: Any = None) -> Picture:
+    """How many sequences have which length, the share that is at most as long, and where buckets end.
+
+    Args:
+        lengths: ``(B,)`` integers of at least 0, or what has them, as for :func:`raglane.cost`.
+        batch_size: draw the borders between batches of this size, sorted by length, as with
+            :meth:`raglane.data.Order.sorted`. None draws no borders.
+        axes: where to draw; None makes a figure.
+
+    Returns:
+        A picture with two pairs of axes over each other, the counts and the shares.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        ArgumentTypeError: lengths or a batch size that are not integers; axes of another kind.
+        ShapeError: lengths that are not a flat list, or more than one pair of axes.
+        ArgumentError: a length below 0, or a batch size below 1.
+
+    Example:
+        >>> import raglane as rl
+        >>> rl.plot.histogram([4, 6, 8, 5, 4, 3, 7, 8], batch_size=4).axes[0].get_title(loc="left")
+        '8 sequences: half are at most 5 long, 90 % at most 8, 99 % at most 8'
+    """
+    known = np.sort(lengths_of(lengths).numpy())
+    borders = []
+    if batch_size is not None:
+        borders = _borders(known, check_whole("batch_size", batch_size, 1, "pass the sequences of a batch"))
+    count, most = len(known), int(known[-1]) if len(known) else 0
+    at = {quantile: int(known[-(-quantile * count // 100) - 1]) for quantile in _QUANTILES} if count else {}
+    title = count_of(count, "sequence")
+    if count:
+        title += f": half are at most {at[50]:,} long, 90 % at most {at[90]:,}, 99 % at most {at[99]:,}"
+    picture = _place(axes, title)
+    counts = picture.axes[0]
+    frame(counts, look(), grid="y")
+    width = round_up((most + 1) / _MOST_BINS)
+    edges = np.arange(0, most + 1 + width, width) - 0.5
+    heights, _ = np.histogram(known, edges)
+    counts.bar(edges[:-1], heights, width, align="edge", color=BLUE, edgecolor=look().paper, linewidth=0.6, zorder=2)
+    for border in borders:
+        counts.axvline(border, color=VERMILION, linestyle="--", linewidth=1, zorder=3)
+    shares = counts.twinx()
+    frame(shares, look(), hidden=("top", "left"), grid="")
+    if count:
+        lengths_there, last = np.unique(known, return_counts=True)
+        up = np.cumsum(last) / count * 100
+        shares.step(
+            [0, *lengths_there], [0, *up], where="post", color=look().ink, linewidth=1.4, label="at most as long"
+        )
+        shares.plot(
+            list(at.values()),
+            list(at),
+            "o",
+            color=look().paper,
+            markeredgecolor=look().ink,
+            markersize=5,
+            clip_on=False,
+        )
+    _limit(counts, shares, float(edges[-1]), int(heights.max(initial=0)))
+    what = f"; dashed: borders of batches of {batch_size:,}" if borders else ""
+    label(counts, title, f"length{f', {width:,} to a bar' if width > 1 else ''}{what}", "sequences")
+    label(shares, "", "", "share that is at most as long (line, %)")
+    return Picture(picture.figure, (counts, shares), picture.is_given)
+
+
+def _place(axes: Any, title: str) -> Picture:
+    """Axes of one size, in a figure as wide as the title needs."""
+    return place(axes, (max(_WIDTH, _BOX.left + width_of(title, TITLE) + 0.2), _HEIGHT), [_BOX])
+
+
+def _limit(counts: Any, shares: Any, end: float, highest: int) -> None:
+    """Whole numbers on both axes, from 0."""
+    counts.set_xlim(-0.5, end)
+    counts.set_ylim(0, max(highest, 1) * 1.05)
+    shares.set_ylim(0, 105)
+    shares.set_yticks(range(0, 101, 25))
+    across = max(1, int(_BOX.width / (width_of(f"{int(end):,}") + 0.15)))
+    for axis, most, places in ((counts.xaxis, int(end), min(8, across)), (counts.yaxis, max(highest, 1), 6)):
+        ticks = range(0, most + 1, round_up((most + 1) / places))
+        axis.set_ticks(ticks, [f"{tick:,}" for tick in ticks])
+
+
+def _borders(known: npt.NDArray[np.int64], batch_size: int) -> list[float]:
+    """Between which lengths one sorted batch ends and the next begins; on a length where that is in both."""
+    rows, bounds = Batches(known, Limit(sequences=batch_size), Order.sorted()).whole()
+    ordered = known[rows]
+    return sorted({(int(ordered[border - 1]) + int(ordered[border])) / 2 for border in bounds[1:-1]})
+
+
+def waste(lengths: Any, batch_sizes: Any = None, *, seed: int = 0, axes: Any = None) -> Picture:
+    """What share of padded batches is padding, against their size: random, bucketed and sorted batches.
+
+    All are those of :class:`raglane.data.Batches` in the orders ``random``, ``grouped`` and ``sorted``.
+
+    Args:
+        lengths: as for :func:`histogram`.
+        batch_sizes: those to try, each at least 1; None for the powers of two up to 512 that the dataset fills.
+        seed: of the order, 0 or above.
+        axes: where to draw; None makes a figure.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        ArgumentTypeError: lengths, sizes or a seed that are not integers; axes of another kind.
+        ShapeError: lengths that are not a flat list, or more than one pair of axes.
+        ArgumentError: a length below 0, no size or one below 1, or a seed below 0.
+
+    Example:
+        >>> import raglane as rl
+        >>> axes = rl.plot.waste([4, 6, 8, 5, 4, 3, 7, 8], [2, 8]).axes[0]
+        >>> {line.get_label(): f"{line.get_ydata()[-1]:.1f} %" for line in axes.lines}
+        {'random': '29.7 %', 'bucketed': '29.7 %', 'sorted': '29.7 %'}
+    """
+    known = lengths_of(lengths).numpy()
+    if batch_sizes is None:
+        sizes = [2**power for power in range(10) if power == 0 or 2**power <= len(known)]
+    else:
+        sizes = _read_sizes(batch_sizes)
+    shares = {
+        name: [
+            100 * (1 - batch_fill(known, *Batches(known, Limit(sequences=size), order, seed=seed).whole()))
+            for size in sizes
+        ]
+        for name, order in _ORDERS.items()
+    }
+    title = f"{count_of(len(known), 'sequence')}: the share of padded batches that is padding"
+    picture = _place(axes, title)
+    one = picture.axes[0]
+    frame(one, look())
+    for (name, share), (color, marker, line) in zip(shares.items(), _STYLES, strict=True):
+        one.plot(sizes, share, color=color, marker=marker, linestyle=line, linewidth=1.8, markersize=5, label=name)
+    one.set_xscale("log", base=2)
+    one.set_xlim(min(sizes) / 1.2, max(sizes) * 1.2)
+    shown = sizes[:: -(-len(sizes) // 12)]
+    one.set_xticks(shown, [f"{size:,}" for size in shown], fontsize=SMALL)
+    one.minorticks_off()
+    one.set_ylim(0, max(5.0, 1.1 * max(max(share) for share in shares.values())))
+    one.legend(frameon=False, fontsize=SMALL, labelcolor=look().ink, loc="upper left", bbox_to_anchor=(1, 1))
+    label(one, title, "sequences in a batch", "waste (%)")
+    return picture
+
+
+_ORDERS = {"random": Order.random(), "bucketed": Order.grouped(), "sorted": Order.sorted()}
+_STYLES = ((VERMILION, "o", "-"), (ORANGE, "s", "--"), (GREEN, "^", ":"))
+
+
+def _read_sizes(given: Any) -> list[int]:
+    rule, fix = "a list of at least one batch size", "pass [16, 32, 64], say"
+    if isinstance(given, np.ndarray):
+        given = given.tolist()
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+        raise ArgumentTypeError(message("batch_sizes", quote(given), rule, fix))
+    if len(given) == 0:
+        raise ArgumentError(message("batch_sizes", "none", rule, fix))
+    return sorted({check_whole(f"batch_sizes[{place}]", size, 1, fix) for place, size in enumerate(given)})
+
 
 _MARKERS, _LINES = "os^DvP*X<>hp", ("-", "--", ":", "-.")
 _MOST_NAMES = 40
@@ -48,7 +222,7 @@ def times(rows: Sequence[Mapping[str, Any]], *, axes: Any = None) -> Picture:
         methods.setdefault(name, []).append((100 * fill, seconds))
     _check_count("rows", methods)
     scale, unit = _unit(max(seconds for points in methods.values() for _, seconds in points))
-    picture, one = _place(axes, methods)
+    picture, one = _with_legend(axes, methods)
     for place_in_legend, (name, points) in enumerate(methods.items()):
         fills, seconds_of = zip(*sorted(points), strict=True)
         one.plot(
@@ -101,7 +275,7 @@ def roofline(kernels: Sequence[Mapping[str, Any]], *, peak: float, bandwidth: fl
     points = _read("kernels", kernels, "name", {"intensity": _ABOVE_ZERO, "rate": _ABOVE_ZERO})
     _check_count("kernels", points)
     names = [f"{name}: {100 * rate / min(top, intensity * slope):.0f} %" for name, (intensity, rate) in points]
-    picture, one = _place(axes, names)
+    picture, one = _with_legend(axes, names)
     ridge = top / slope
     low = min([ridge, *(intensity for _, (intensity, _) in points)]) / 4
     high = max([ridge, *(intensity for _, (intensity, _) in points)]) * 4
@@ -170,7 +344,7 @@ def _style(number: int) -> dict[str, Any]:
     return {"color": PALETTE[number % len(PALETTE)], "marker": _MARKERS[number % len(_MARKERS)]}
 
 
-def _place(axes: Any, names: Any) -> tuple[Picture, Any]:
+def _with_legend(axes: Any, names: Any) -> tuple[Picture, Any]:
     """Axes with room for a legend of names on the right."""
     width, height = _PLOT
     height = max(height, 0.17 * len(names) + 0.3)
@@ -213,12 +387,7 @@ def _mark_decades(axes: Any) -> None:
 
 
 def _engineering(number: float) -> str:
-    """A number with the letter of its thousands: ``2.5 G``.
-
-    Example:
-        >>> _engineering(2.5e9), _engineering(100), _engineering(0.01)
-        ('2.5 G', '100 ', '0.01 ')
-    """
+    """A number with the letter of its thousands: ``2.5 G``."""
     for power, letter in ((15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k")):
         if number >= 10**power:
             return f"{number / 10**power:.3g} {letter}"

@@ -7,21 +7,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Shuffling", "shuffling"]
-
 _Integers = npt.NDArray[np.int64]
 
 
 class Shuffling(NamedTuple):
-    """How well two epochs are shuffled. A random order has about (1, 0, 1), the order of the data (0, ..., 0).
-
-    Attributes:
-        company: of pairs of sequences that share a batch in the first epoch, how many do again in the second: the share
-            that chance gives over the share that was found. It is about the part of the data that a sequence meets.
-        trend: the correlation of the mean length of a batch with that of the next, so that a step says nothing of the
-            step after it where this is 0.
-        travel: how far a sequence of the first epoch is from its place in the data, over what chance gives.
-    """
+    """How well two epochs are shuffled. A random order has about (1, 0, 1), the order of the data (0, ..., 0)."""
 
     company: float
     trend: float
@@ -29,13 +19,7 @@ class Shuffling(NamedTuple):
 
 
 def shuffling(lengths: _Integers, first: tuple[_Integers, _Integers], second: tuple[_Integers, _Integers]) -> Shuffling:
-    """Measure two epochs.
-
-    Example:
-        >>> rows, bounds = np.arange(1000), np.arange(0, 1001, 10)
-        >>> shuffling(rows, (rows, bounds), (rows, bounds))
-        Shuffling(company=0.009009009009009009, trend=1.0, travel=0.0)
-    """
+    """Measure two epochs."""
     rows, bounds = first
     count, sizes = len(rows), np.diff(bounds)
     owners = [np.empty(len(lengths), np.int64) for _ in range(2)]
