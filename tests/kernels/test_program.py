@@ -17,7 +17,6 @@ import raglane as rl
 from looped import looped
 from raglane.errors import ArgumentError, DispatchError
 from raglane.kernels.program import operators, steps
-from raglane.kernels.program import verify as verification
 from raglane.kernels.program.loop import StepCall, run_loop
 from raglane.programs import gradients
 from raglane.programs.step import trace
@@ -307,15 +306,15 @@ def test_rounding_is_no_reason_to_refuse(monkeypatch: pytest.MonkeyPatch) -> Non
             nn.init.normal_(weight, std=0.5)
         step = steps.step_of(layer.cell, layer._weights()[0], 3, (13,) * 4, torch.float32)
         compiled = steps.ready(step)
-        verdicts.append(verification.verify(step, compiled))
+        verdicts.append(steps.verify(step, compiled))
     assert not any(verdicts)
 
     def wrong(call: StepCall, tensors: tuple[Tensor, ...]) -> Any:
         output, finals, states = run_loop(call, tensors)
         return None if output is None else 1.001 * output, finals, states
 
-    monkeypatch.setattr(verification, "run_loop", wrong)
-    assert verification.verify(step, compiled) == "the values of its program differ from those of torch"
+    monkeypatch.setattr(steps, "run_loop", wrong)
+    assert steps.verify(step, compiled) == "the values of its program differ from those of torch"
 
 
 def test_the_first_call_within_an_operator_verifies_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

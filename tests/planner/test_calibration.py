@@ -15,9 +15,8 @@ from planner.made_up import costs, held, make_up, say_nothing, seen
 from raglane.kernels.dispatch import override
 from raglane.planner import calibration, probe
 from raglane.planner.calibration import calibrate
-from raglane.planner.model import Profile
+from raglane.planner.model import Profile, Way, at, ways_of
 from raglane.planner.probe import MODES, PROBES, peak_bytes
-from raglane.planner.ways import Way, at, ways_of
 
 FAST, SLOW = Way("torch", "padded", "float32", 1), Way("reference", "each", "float32", 1)
 

@@ -10,8 +10,8 @@ from torch import nn
 import raglane as rl
 from raglane.planner import calibration
 from raglane.planner.calibration import Calibration
+from raglane.planner.model import Way
 from raglane.planner.probe import MODES
-from raglane.planner.ways import Way
 
 WAYS = [Way("cpu", "lanes", "float32", 2), Way("torch", "packed", "float32", 1)]
 FOUND = Calibration(

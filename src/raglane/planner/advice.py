@@ -20,9 +20,8 @@ from raglane.planner import calibration as calibrations
 from raglane.planner import words
 from raglane.planner.calibration import Calibration
 from raglane.planner.machine import is_busy, load, processors
-from raglane.planner.model import Profile
+from raglane.planner.model import Profile, Way, as_layer, thread_counts, ways_of
 from raglane.planner.rows import Epoch, Row, compare_cells, epoch_of, largest_batch, row_of, thin_out
-from raglane.planner.ways import Way, as_layer, thread_counts, ways_of
 from raglane.plot.picture import Picture
 from raglane.schedules.costs import lengths_of
 

@@ -20,9 +20,8 @@ from raglane.native.library import location
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner import probe
 from raglane.planner.machine import facts
-from raglane.planner.model import Floats, Profile, features, fit
+from raglane.planner.model import Floats, Profile, Way, at, cast, features, fit
 from raglane.planner.probe import MODES, PROBES, peak_bytes
-from raglane.planner.ways import Way, at, cast
 
 # The folder among the user's caches, and what its files hold.
 _KIND, _FORMAT = "plans", 4

@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 from raglane.kernels.dispatch import using
 from raglane.native import large
 from raglane.nn.recurrent.layer import RecurrentLayer
-from raglane.planner.ways import Way
+from raglane.planner.model import Way
 from raglane.ragged import Ragged
 
 MODES = ("train", "infer")

@@ -16,9 +16,8 @@ from raglane.data.lengths import longest_and_elements
 from raglane.data.order import Batches, Limit, Order
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner.calibration import Calibration
-from raglane.planner.model import Floats, Integers, Profile
+from raglane.planner.model import Floats, Integers, Profile, Way, at, cast, ways_of
 from raglane.planner.probe import MODES, device_of, make_batch, peak_bytes, step_of, time_in_turns
-from raglane.planner.ways import Way, at, cast, ways_of
 from raglane.ragged import Ragged
 
 # Steps of several processes that are drawn to see how long the slowest of them takes.

@@ -94,14 +94,14 @@ def _lerp(g: Graph, a: Columns, b: Columns, weight: Number) -> Columns:
     return g.each("add", g.each("mul", b, weight), g.each("mul", a, rest))
 
 
-def _addcmul(g: Graph, a: Columns, b: Columns, c: Columns, value: float = 1) -> Columns:
-    product = g.each("mul", b, c)
-    return g.each("add", a, product if value == 1 else g.each("mul", product, float(value)))
+def _added(operation: str) -> Callable[..., Columns]:
+    """Two operands of an operation, scaled, and added to a first one."""
 
+    def formula(g: Graph, a: Columns, b: Columns, c: Columns, value: float = 1) -> Columns:
+        found = g.each(operation, b, c)
+        return g.each("add", a, found if value == 1 else g.each("mul", found, float(value)))
 
-def _addcdiv(g: Graph, a: Columns, b: Columns, c: Columns, value: float = 1) -> Columns:
-    share = g.each("div", b, c)
-    return g.each("add", a, share if value == 1 else g.each("mul", share, float(value)))
+    return formula
 
 
 def _gelu(g: Graph, a: Columns, approximate: str = "none") -> Columns:
@@ -135,17 +135,13 @@ def _elu(g: Graph, a: Columns, alpha: float = 1, scale: float = 1, input_scale: 
     return found if scale == 1 else g.each("mul", found, float(scale))
 
 
-def _celu(g: Graph, a: Columns, alpha: float = 1) -> Columns:
-    return _elu(g, a, alpha, 1, 1 / alpha)
-
-
 def _logit(g: Graph, a: Columns, eps: float | None = None) -> Columns:
     held = a if eps is None else _clamp(g, a, eps, 1 - eps)
     return g.each("log", g.each("div", held, g.each("sub", g.full(1.0, len(held)), held)))
 
 
-def _leaky_relu(g: Graph, a: Columns, slope: float = 0.01) -> Columns:
-    return g.each("where", g.each("gt", a, 0.0), a, g.each("mul", a, float(slope)))
+def _rectified(g: Graph, a: Columns, slope: Number) -> Columns:
+    return g.each("where", g.each("gt", a, 0.0), a, g.each("mul", a, slope))
 
 
 def _held(g: Graph, a: Columns, low: float, high: float) -> Columns:
@@ -154,35 +150,10 @@ def _held(g: Graph, a: Columns, low: float, high: float) -> Columns:
     return g.each("where", g.each("le", a, low), low, above)
 
 
-def _hard_sigmoid(g: Graph, a: Columns) -> Columns:
-    return g.each("mul", _held(g, g.each("add", a, 3.0), 0.0, 6.0), 1 / 6)
-
-
-def _threshold(g: Graph, a: Columns, threshold: float, value: float) -> Columns:
-    return g.each("where", g.each("le", a, float(threshold)), float(value), a)
-
-
 def _log_add_exp(g: Graph, a: Columns, b: Columns) -> Columns:
     # Two infinities that are equal are no distance apart.
     apart = g.each("where", g.each("eq", a, b), 0.0, g.each("sub", a, b))
     return g.each("add", g.each("max", a, b), g.each("log1p", g.each("exp", g.each("neg", g.each("abs", apart)))))
-
-
-def _tanh_of(g: Graph, a: Columns) -> Columns:
-    return g.each("mul", a, g.each("tanh", _softplus(g, a)))
-
-
-def _tan(g: Graph, a: Columns) -> Columns:
-    return g.each("div", g.each("sin", a), g.each("cos", a))
-
-
-def _sinh(g: Graph, a: Columns) -> Columns:
-    # Near 0 the difference of two exponentials would lose all digits.
-    return g.each("mul", g.each("sub", g.each("expm1", a), g.each("expm1", g.each("neg", a))), 0.5)
-
-
-def _cosh(g: Graph, a: Columns) -> Columns:
-    return g.each("mul", g.each("add", g.each("exp", a), g.each("exp", g.each("neg", a))), 0.5)
 
 
 def _round(g: Graph, a: Columns, decimals: int = 0) -> Columns:
@@ -200,31 +171,20 @@ def _shrunk(g: Graph, a: Columns, bound: float = 0.5) -> Columns:
     return g.each("where", g.each("gt", g.each("abs", a), float(bound)), moved, g.each("mul", a, 0.0))
 
 
-def _hard_shrunk(g: Graph, a: Columns, bound: float = 0.5) -> Columns:
-    return g.each("where", g.each("le", g.each("abs", a), float(bound)), 0.0, a)
-
-
-def _exp_of(factor: float) -> Callable[[Graph, Columns], Columns]:
-    return lambda g, a: g.each("exp", g.each("mul", a, factor))
-
-
-def _log_by(factor: float) -> Callable[[Graph, Columns], Columns]:
-    return lambda g, a: g.each("mul", g.each("log", a), factor)
-
-
 _SAME = ("neg", "abs", "sign", "relu", "exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "reciprocal", "sigmoid", "tanh")
 
 FORMULAS: dict[str, Callable[..., Columns]] = {
     **{name: _plain(name) for name in (*_SAME, "erf", "sin", "cos", "floor", "mul", "where")},
-    "tan": _tan,
-    "sinh": _sinh,
-    "cosh": _cosh,
+    "tan": lambda g, a: g.each("div", g.each("sin", a), g.each("cos", a)),
+    # Near 0 the difference of two exponentials would lose all digits.
+    "sinh": lambda g, a: g.each("mul", g.each("sub", g.each("expm1", a), g.each("expm1", g.each("neg", a))), 0.5),
+    "cosh": lambda g, a: g.each("mul", g.each("add", g.each("exp", a), g.each("exp", g.each("neg", a))), 0.5),
     "round": _round,
     "trunc": _trunc,
     "ceil": lambda g, a: g.each("neg", g.each("floor", g.each("neg", a))),
     "frac": lambda g, a: g.each("sub", a, _trunc(g, a)),
     "softshrink": _shrunk,
-    "hardshrink": _hard_shrunk,
+    "hardshrink": lambda g, a, bound=0.5: g.each("where", g.each("le", g.each("abs", a), float(bound)), 0.0, a),
     "add": _add,
     "sub": _sub,
     "rsub": lambda g, a, b, alpha=1: _sub(g, b, a, alpha),
@@ -239,27 +199,27 @@ FORMULAS: dict[str, Callable[..., Columns]] = {
     "clamp_min": lambda g, a, low: _clamp(g, a, low),
     "clamp_max": lambda g, a, high: _clamp(g, a, None, high),
     "lerp": _lerp,
-    "addcmul": _addcmul,
-    "addcdiv": _addcdiv,
+    "addcmul": _added("mul"),
+    "addcdiv": _added("div"),
     "gelu": _gelu,
     "silu": lambda g, a: g.each("mul", a, g.each("sigmoid", a)),
-    "mish": _tanh_of,
+    "mish": lambda g, a: g.each("mul", a, g.each("tanh", _softplus(g, a))),
     "softplus": _softplus,
     "elu": _elu,
-    "celu": _celu,
+    "celu": lambda g, a, alpha=1: _elu(g, a, alpha, 1, 1 / alpha),
     "logit": _logit,
-    "leaky_relu": _leaky_relu,
-    "_prelu_kernel": lambda g, a, slope: g.each("where", g.each("gt", a, 0.0), a, g.each("mul", a, slope)),
+    "leaky_relu": lambda g, a, slope=0.01: _rectified(g, a, float(slope)),
+    "_prelu_kernel": _rectified,
     "remainder": _remainder("floor"),
     "fmod": _remainder("trunc"),
     "hardtanh": lambda g, a, low=-1.0, high=1.0: _held(g, a, float(low), float(high)),
-    "hardsigmoid": _hard_sigmoid,
-    "hardswish": lambda g, a: g.each("mul", a, _hard_sigmoid(g, a)),
-    "threshold": _threshold,
+    "hardsigmoid": lambda g, a: g.each("mul", _held(g, g.each("add", a, 3.0), 0.0, 6.0), 1 / 6),
+    "hardswish": lambda g, a: g.each("mul", a, FORMULAS["hardsigmoid"](g, a)),
+    "threshold": lambda g, a, threshold, value: g.each("where", g.each("le", a, float(threshold)), float(value), a),
     "logaddexp": _log_add_exp,
-    "exp2": _exp_of(math.log(2)),
-    "log2": _log_by(1 / math.log(2)),
-    "log10": _log_by(1 / math.log(10)),
+    "exp2": lambda g, a: g.each("exp", g.each("mul", a, math.log(2))),
+    "log2": lambda g, a: g.each("mul", g.each("log", a), 1 / math.log(2)),
+    "log10": lambda g, a: g.each("mul", g.each("log", a), 1 / math.log(10)),
     "through": _plain("through"),
     "masked_fill": lambda g, a, mask, value: g.each("where", mask, value, a),
 }
@@ -274,11 +234,6 @@ TRUTHS: dict[str, Callable[..., Columns]] = {
     "isnan": lambda g, a: g.each("ne", a, a),
 }
 """Those whose answer is yes or no."""
-
-
-def total(g: Graph, a: Columns, parts: int) -> Columns:
-    """The sum of each part."""
-    return g.sums(a, parts)
 
 
 def mean(g: Graph, a: Columns, parts: int) -> Columns:
@@ -314,11 +269,6 @@ def softmax(g: Graph, a: Columns, parts: int) -> Columns:
     """The softmax of each part."""
     e = g.each("exp", g.each("sub", a, _spread(largest(g, a, parts), len(a))))
     return g.each("div", e, _spread(g.sums(e, parts), len(a)))
-
-
-def cumulated(g: Graph, a: Columns, parts: int) -> Columns:
-    """The sums of each part up to each of its columns."""
-    return g.cumsum(a, parts)
 
 
 def log_sum(g: Graph, a: Columns, parts: int) -> Columns:

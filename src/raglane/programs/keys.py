@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from raglane.programs.graph import Unkept
 from raglane.programs.weights import Held
 
-_FORMAT = 2
 _IMPORTED = time.time()
 
 _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented), range))
@@ -63,19 +62,13 @@ def lasting_key(key: Any) -> str:
 
 @functools.cache
 def _versions() -> tuple[Any, ...]:
-    """What makes programs, and the code of Raglane's cells."""
-    digest = hashlib.sha256()
+    """All that makes programs, and the code of Raglane's cells."""
     place = Path(__file__).parents[1]
-    for file in sorted([*(place / "cells").glob("*.py"), *(place / "programs").glob("*.py")]):
-        if file.stat().st_mtime > _IMPORTED:
-            raise Unkept("Raglane's own source was changed since it was imported")
-        content = file.read_bytes()
-        digest.update(f"{file.parent.name} {file.name} {len(content)}\n".encode())
-        digest.update(content)
-    torch_version = torch.__version__, torch.version.git_version
-    # The package itself is above this one.
-    own = sys.modules["raglane"].__version__
-    return _FORMAT, own, digest.hexdigest(), *torch_version, np.__version__, sys.version
+    files = sorted([*(place / "cells").glob("*.py"), *(place / "programs").glob("*.py")])
+    if any(file.stat().st_mtime > _IMPORTED for file in files):
+        raise Unkept("Raglane's own source was changed since it was imported")
+    sources = hashlib.sha256(repr([(file.name, file.read_bytes()) for file in files]).encode()).hexdigest()
+    return sources, torch.__version__, torch.version.git_version, np.__version__, sys.version
 
 
 class _Walk:

@@ -20,6 +20,11 @@ from raglane.programs.rows import align, free
 from raglane.programs.trace import Tracer
 
 Rule = Callable[..., Any]
+RowFormula = Callable[[Graph, Columns, int], Columns]
+_BATCH_NORMS = (
+    *("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training"),
+    *("cudnn_batch_norm", "_batch_norm_with_update", "_batch_norm_no_update"),
+)
 _MOVES = (
     *("view", "_unsafe_view", "reshape", "t", "transpose", "permute", "expand", "unsqueeze", "squeeze", "select"),
     *("slice", "split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "chunk"),
@@ -80,11 +85,7 @@ def _detach(tracer: Tracer, function: Any, source: Any) -> Tensor:
 
 def _convert(tracer: Tracer, function: Any, source: Any, **kwargs: Any) -> Tensor:
     dtype = kwargs.get("dtype") or source.dtype
-    if dtype is source.dtype:
-        return tracer.wrap(tracer.marks(source).clone(), dtype)
-    if source.dtype is torch.bool and (dtype is tracer.dtype or not dtype.is_floating_point):
-        return tracer.wrap(tracer.marks(source).clone(), dtype)
-    if source.dtype is not tracer.dtype and dtype is tracer.dtype:
+    if dtype in (source.dtype, tracer.dtype) or (source.dtype is torch.bool and not dtype.is_floating_point):
         return tracer.wrap(tracer.marks(source).clone(), dtype)
     if dtype is torch.bool:
         return _pointwise(lambda g, a: g.each("ne", a, 0.0), True)(tracer, None, source)  # type: ignore[no-any-return]
@@ -117,23 +118,20 @@ def _pointwise(formula: Callable[..., Columns], is_truth: bool = False) -> Rule:
     """A rule for an operation that takes one number of each operand at a time."""
 
     def rule(tracer: Tracer, function: Any, *args: Any, **kwargs: Any) -> Tensor:
-        names = [*range(len(args)), *kwargs]
-        given = [*args, *kwargs.values()]
-        tensors = [index for index, part in enumerate(given) if isinstance(part, Tensor)]
-        dtype = torch.bool if is_truth else _common(tracer, given)
+        given = dict(enumerate(args)) | kwargs
+        tensors = [name for name, part in given.items() if isinstance(part, Tensor)]
+        dtype = torch.bool if is_truth else _common(tracer, given.values())
         if function is not None and not dtype.is_floating_point and not is_truth:
             if function._schema.name == "aten::div":
                 dtype = tracer.dtype
             elif dtype is torch.bool:
                 raise Refused("it computes with truths as if they were numbers")
-        marks = [tracer.marks(given[index]) for index in tensors]
+        marks = [tracer.marks(given[name]) for name in tensors]
         shape = np.broadcast_shapes(*(part.shape for part in marks))
         aligned = align([part.expand(shape).reshape(-1, 1) for part in marks], tracer.rows)
-        for index, columns in zip(tensors, aligned.columns, strict=True):
-            given[index] = columns[:, 0]
-        split = len(args)
-        named = dict(zip(names[split:], given[split:], strict=True))
-        found = formula(tracer.graph, *given[:split], **named) if math.prod(shape) else np.empty(0, np.int64)
+        given |= {name: columns[:, 0] for name, columns in zip(tensors, aligned.columns, strict=True)}
+        operands, named = [given[place] for place in range(len(args))], {name: given[name] for name in kwargs}
+        found = formula(tracer.graph, *operands, **named) if math.prod(shape) else np.empty(0, np.int64)
         return tracer.wrap(aligned.marks(found.reshape(-1, 1)).reshape(shape), dtype)
 
     return rule
@@ -150,13 +148,7 @@ def _dims(dim: Any, count: int) -> list[int]:
     return [part % count for part in (dim if isinstance(dim, list | tuple) else [dim])]
 
 
-def _along(
-    tracer: Tracer,
-    source: Tensor,
-    dims: list[int],
-    formula: Callable[[Graph, Columns, int], Columns],
-    keeps: bool | None,
-) -> Tensor:
+def _along(tracer: Tracer, source: Tensor, dims: list[int], formula: RowFormula, keeps: bool | None) -> Tensor:
     """Apply a formula to the parts of rows that lie along some dimensions."""
     marks = tracer.marks(source)
     kept = [dim for dim in range(marks.dim()) if dim not in dims]
@@ -177,15 +169,8 @@ def _along(
     return tracer.wrap(aligned.marks(found.reshape(columns.shape)).reshape(moved.shape).permute(back), source.dtype)
 
 
-def _reduction(formula: Callable[[Graph, Columns, int], Columns]) -> Rule:
-    def rule(
-        tracer: Tracer,
-        function: Any,
-        source: Any,
-        dim: Any = None,
-        keepdim: bool = False,
-        **kwargs: Any,
-    ) -> Tensor:
+def _reduction(formula: RowFormula) -> Rule:
+    def rule(tracer: Tracer, function: Any, source: Any, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
         dtype = kwargs.get("dtype") or source.dtype
         if not source.dtype is dtype is tracer.dtype:
             raise Refused(f"it reduces {source.dtype} to {dtype}")
@@ -207,7 +192,7 @@ def _var(tracer: Tracer, function: Any, source: Any, dim: Any = None, **kwargs: 
     return found
 
 
-def _extreme(formula: Callable[[Graph, Columns, int], Columns]) -> Rule:
+def _extreme(formula: RowFormula) -> Rule:
     """Of the largest and the smallest number of a part, and where it stands, only the first is computed."""
 
     def rule(tracer: Tracer, function: Any, source: Any, dim: Any = None, keepdim: bool = False) -> Any:
@@ -221,7 +206,7 @@ def _extreme(formula: Callable[[Graph, Columns, int], Columns]) -> Rule:
     return rule
 
 
-def _mapping(formula: Callable[[Graph, Columns, int], Columns]) -> Rule:
+def _mapping(formula: RowFormula) -> Rule:
     def rule(tracer: Tracer, function: Any, source: Any, dim: int, to: Any = None, **kwargs: Any) -> Tensor:
         if source.dtype is not tracer.dtype or kwargs.get("dtype") not in (None, tracer.dtype):
             raise Refused(f"it sums {source.dtype}")
@@ -241,47 +226,28 @@ def _length(tracer: Tracer, function: Any, source: Any, ord: float = 2, dim: Any
     return _along(tracer, source, _dims(dim, source.dim()), formula, keepdim)
 
 
-def _normalised(tracer: Tracer, source: Tensor, parts: tuple[int, ...], epsilon: float) -> Tensor:
-    """``source`` with its last dimensions normalised as one part each."""
-
-    def formula(g: Graph, a: Columns, count: int) -> Columns:
-        return g.norm(a, count, epsilon)[0]
-
-    shape = source.shape
+def _normalised(
+    tracer: Tracer, source: Tensor, parts: tuple[int, ...], epsilon: float, gain: Any, bias: Any, shape: tuple[int, ...]
+) -> Any:
+    """``source``, seen as ``parts``, normalised along the last dimension; gain and bias have ``shape``."""
     wide = tracer.wrap(tracer.marks(source).reshape(parts), source.dtype)
-    return tracer.wrap(tracer.marks(_along(tracer, wide, [len(parts) - 1], formula, None)).reshape(shape), tracer.dtype)
-
-
-def _scaled(tracer: Tracer, found: Tensor, gain: Any, bias: Any, shape: tuple[int, ...]) -> Tensor:
+    found = _along(tracer, wide, [len(parts) - 1], lambda g, a, count: g.norm(a, count, epsilon)[0], None)
+    found = tracer.wrap(tracer.marks(found).reshape(source.shape), tracer.dtype)
     for part, name in ((gain, "mul"), (bias, "add")):
         if part is not None:
-            fitting = tracer.wrap(tracer.marks(part).reshape(shape), part.dtype)
-            found = RULES[name](tracer, None, found, fitting)
-    return found
+            found = RULES[name](tracer, None, found, tracer.wrap(tracer.marks(part).reshape(shape), part.dtype))
+    return found, tracer.nothing(1), tracer.nothing(1)
 
 
 def _layer_norm(tracer: Tracer, function: Any, source: Any, shape: Any, gain: Any, bias: Any, epsilon: float) -> Any:
     kept = source.shape[: source.dim() - len(shape)]
-    found = _normalised(tracer, source, (*kept, math.prod(shape)), epsilon)
-    unread = tracer.nothing(1)
-    return _scaled(tracer, found, gain, bias, tuple(shape)), unread, unread
+    return _normalised(tracer, source, (*kept, math.prod(shape)), epsilon, gain, bias, tuple(shape))
 
 
-def _group_norm(
-    tracer: Tracer,
-    function: Any,
-    source: Any,
-    gain: Any,
-    bias: Any,
-    count: int,
-    channels: int,
-    rest: int,
-    groups: int,
-    epsilon: float,
-) -> Any:
-    found = _normalised(tracer, source, (count, groups, channels // groups * rest), epsilon)
-    unread = tracer.nothing(1)
-    return _scaled(tracer, found, gain, bias, (channels, *(1,) * (source.dim() - 2))), unread, unread
+def _group_norm(tracer: Tracer, function: Any, source: Any, gain: Any, bias: Any, *sizes: Any) -> Any:
+    count, channels, rest, groups, epsilon = sizes
+    shape = (channels, *(1,) * (source.dim() - 2))
+    return _normalised(tracer, source, (count, groups, channels // groups * rest), epsilon, gain, bias, shape)
 
 
 def _gated(tracer: Tracer, function: Any, source: Any, dim: int = -1) -> Tensor:
@@ -315,7 +281,7 @@ RULES: dict[str, Rule] = {
     "copy": _copy,
     **{name: _pointwise(formula) for name, formula in FORMULAS.items()},
     **{name: _pointwise(formula, True) for name, formula in TRUTHS.items()},
-    "sum": _reduction(formulas.total),
+    "sum": _reduction(Graph.sums),
     "mean": _reduction(formulas.mean),
     "amax": _reduction(formulas.largest),
     "amin": _reduction(formulas.smallest),
@@ -324,16 +290,13 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("var", "std", "var_mean"), _var),
     "max": _extreme(formulas.largest),
     "min": _extreme(formulas.smallest),
-    "cumsum": _mapping(formulas.cumulated),
+    "cumsum": _mapping(Graph.cumsum),
     **dict.fromkeys(("_softmax", "_safe_softmax"), _mapping(formulas.softmax)),
     "_log_softmax": _mapping(formulas.log_softmax),
     "linalg_vector_norm": _length,
     "native_layer_norm": _layer_norm,
     "native_group_norm": _group_norm,
-    **dict.fromkeys(
-        ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training"), _batch_norm
-    ),
-    **dict.fromkeys(("cudnn_batch_norm", "_batch_norm_with_update", "_batch_norm_no_update"), _batch_norm),
+    **dict.fromkeys(_BATCH_NORMS, _batch_norm),
     **PRODUCTS,
 }
 """By the name of an operation of torch: what is made of a trace, the operation and its arguments."""
