@@ -163,7 +163,7 @@ class Preprocessor:
             # The unknown token and another.
             check_least("max_vocabulary", max_vocabulary, 2)
         split = None if isinstance(records, Statistics) else records.columns.split
-        source = str(records.source) if isinstance(records, Records) else "data"
+        source = "data" if isinstance(records, Statistics) else str(records.source)
         if isinstance(records, Records):
             records = for_task(records, task)
             has_any = any(part is not None for part in (records.labels, records.tags, records.targets))
@@ -263,7 +263,7 @@ class Preprocessor:
         check_kind("records", records, (Records, Counted), "Records", "read them with rl.data.read")
         check_flag("require_targets", require_targets)
         if isinstance(records, Counted):
-            return records.with_preprocessor(self)
+            return records.with_preprocessor(self, require_targets)
         # A forecast has no labels to be read.
         held = Fragments([Memory(for_task(records, self.task if require_targets else "forecast"))])
         rows = np.arange(len(records))

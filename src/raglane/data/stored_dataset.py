@@ -6,6 +6,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -156,10 +157,12 @@ class Dataset(Sequences, Counted):
         rows = range(len(self)) if self._rows is None else self._rows.tolist()
         return tuple(map(self._fragments.id_of, rows))
 
-    def with_preprocessor(self, preprocessor: Preprocessor) -> Dataset:
-        """The same sequences, turned into tensors in another way."""
+    def with_preprocessor(self, preprocessor: Preprocessor, require_targets: bool = True) -> Dataset:
+        """The same sequences, turned into tensors in another way; without targets if none are required."""
         other = copy.copy(self)
-        other._preprocessor = preprocessor
+        other._preprocessor, other._tables = preprocessor, {}
+        if not require_targets:
+            other.columns = replace(self.columns, need_labels=False)
         return other
 
     def subset(self, index: Sequence[int] | npt.NDArray[Any] | Tensor) -> Dataset:
