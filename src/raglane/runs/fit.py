@@ -131,7 +131,7 @@ def fit(
     if result.stopped_by is not None:
         # What is saved is saved: from here on the signal does what it does everywhere.
         signal.raise_signal(result.stopped_by)
-    return _run_of(result, (*(records.notes if isinstance(records, Records) else ()), *notes), tested)
+    return _run_of(result, (*records.notes, *notes), tested)
 
 
 def _followed() -> Run | None:

@@ -132,4 +132,4 @@ def _spread(job: Job, watcher: Watcher | None) -> TrainingResult:
 
 def left_out(*parts: Records | Dataset | None) -> list[Skipped]:
     """The rows of all files that were left out, each once: what was held out comes from the file of the rest."""
-    return list(dict.fromkeys(row for part in parts if isinstance(part, Records) for row in part.skipped))
+    return list(dict.fromkeys(row for part in parts if part is not None for row in part.skipped))
