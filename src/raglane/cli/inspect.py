@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raglane.cli import console, options
-from raglane.cli.train import check_default
 from raglane.errors import ArgumentError, message, quote, require
 from raglane.runs.progress import shown
-from raglane.runs.sources import ColumnNames, Source
+from raglane.runs.sources import ColumnNames, Source, check_default
 from raglane.training.options import RUN
 from raglane.training.settings import Settings
 

@@ -303,6 +303,3 @@ ShowConfig = Annotated[
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.", rich_help_panel=RUN)]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the trace of an error, and warnings.", rich_help_panel=RUN)]
-
-# What a command says of a run that it has found half replaced.
-IS_BACK = "the run that --overwrite was to replace is back, since the new one had no checkpoint"
