@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 
 from raglane.data.dataset import held_out, split
 from raglane.data.missing import refuse_missing
+from raglane.data.records import Records
 from raglane.data.stored_dataset import Dataset
 from raglane.errors import count_of
 from raglane.training.settings import Settings
-from raglane.data.records import Records
-
 
 
 def hold_out(records: Records, fraction: float, seed: int) -> tuple[Records, Records]:

@@ -1,13 +1,16 @@
 """What is shown of long work: a bar on a terminal; of a run that trains, a line per epoch elsewhere."""
 
 from __future__ import annotations
+
 import importlib.util
 import os
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
 from raglane.errors import ArgumentError, MissingExtraError, message, quote, require, shorten
 from raglane.training.folder import LOGS
+
 if TYPE_CHECKING:
     from raglane.training.settings import Settings
 
@@ -20,7 +23,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from raglane.data.jobs import Progress
     from raglane.training.state import Totals, TrainingState
-
 
 
 def epoch_line(row: dict[str, float], epochs: int) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 import os
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raglane._utils.reading import as_path
 from raglane.errors import ArgumentError, ArgumentTypeError, DataError, message, quote
-from raglane.training.settings import LOSSES, ModelSettings
 from raglane.training.options import DATA, check, option, options
+from raglane.training.settings import LOSSES, ModelSettings
 
 if TYPE_CHECKING:
     from raglane.data.records import Columns, Records
