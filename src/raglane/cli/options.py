@@ -336,6 +336,3 @@ ShowConfig = Annotated[
 ]
 Quiet = Annotated[bool, option("Print errors only.", RUN, "--quiet", "-q")]
 Debug = Annotated[bool, option("Show the trace of an error, and warnings.", RUN, "--debug")]
-
-# What a command says of a run that it has found half replaced.
-IS_BACK = "the run that --overwrite was to replace is back, since the new one had no checkpoint"
