@@ -135,10 +135,9 @@ def bench(
 
     from raglane._utils.files import write_file
     from raglane._utils.table import Table, as_text
-    from raglane.planner.lengths import lengths_of_file, lognormal
     from raglane.planner.machine import is_busy, load
-    from raglane.planner.probe import MODES
-    from raglane.planner.timing import CELLS, COLUMNS, time_layer
+    from raglane.planner.probe import MODES, lognormal
+    from raglane.planner.timing import CELLS, COLUMNS, lengths_of_file, time_layer
 
     if output is not None:
         _check_outputs([output], ".csv or .md")

@@ -13,8 +13,8 @@ from raglane.report.figures import Compared
 from raglane.runs.configuration import entries
 from raglane.runs.sources import DEFAULT_DATA, SavedSource
 from raglane.training.checkpoint import count_weights
-from raglane.training.description import RunDescription, load_description
 from raglane.training.folder import EVALUATION, LAST, find
+from raglane.training.job import RunDescription, load_description
 from raglane.training.settings import Settings
 from raglane.training.state import TrainingState, load_progress
 from raglane.training.stored import read_json, reading

@@ -31,9 +31,9 @@ from raglane.runs.sources import (
 from raglane.runs.steps import changes_of, divide, planned, run_training, without_own_cell
 from raglane.training.checkpoint import load_model, read_model
 from raglane.training.folder import at_work, check_folder
+from raglane.training.job import TrainingResult, load_description, refuse_diverged
 from raglane.training.machine import check_machine
 from raglane.training.own_cell import name_cell
-from raglane.training.run import TrainingResult, load_description, refuse_diverged
 from raglane.training.settings import Settings, left_to_plan
 from raglane.training.stored import build, rule_of
 from raglane.training.tasks import TASKS, settle

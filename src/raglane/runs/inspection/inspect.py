@@ -19,8 +19,8 @@ from raglane.data.lengths import Bin, Bucket, Distribution, Summary, batch_fill,
 from raglane.data.order import Batches, Limit, Order
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner import Plan, Row, plan
-from raglane.planner.batches import thin_out
 from raglane.planner.machine import facts
+from raglane.planner.rows import thin_out
 from raglane.planner.words import seconds_in_words
 from raglane.runs.inspection.contents import Contents
 from raglane.training.model import ModelConfig
