@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import typer
 
-from raglane._utils.reading import read_file
+from raglane._utils.files import read_file
 from raglane.errors import ArgumentError, message, nearest, quote
 from raglane.training.stored import checked, rule_of
 

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
-from raglane._utils.arrays import as_tensor
-from raglane._utils.checks import check_kind, check_whole, read_index
+from raglane._utils.checks import as_tensor, check_kind, check_whole, read_index
 from raglane.data.collate import Samples
 from raglane.data.dataset import SequenceDataset
 from raglane.data.encoders import between_ends

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from raglane._utils.reading import read_file
+from raglane._utils.files import read_file
 from raglane.errors import DataError, message, quote
 
 __all__ = ["draw", "lengths_of_file", "lognormal"]

@@ -28,7 +28,7 @@ from raglane.runs.sources import (
     chosen_columns,
 )
 from raglane.runs.steps import changes_of, divide, planned, run_training, without_own_cell
-from raglane._utils.reading import as_path
+from raglane._utils.files import as_path
 from raglane.training.settings import left_to_plan
 from raglane.training.checkpoint import load_model, read_model
 from raglane.training.folder import at_work, check_folder

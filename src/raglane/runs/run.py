@@ -17,7 +17,7 @@ from raglane.errors import ArgumentError, ArgumentTypeError, DataError, message,
 from raglane._utils.files import check_place, write_folder
 from raglane.runs.sources import ColumnNames, SavedSource, Source, chosen_columns, renamed
 from raglane.runs.tables import TablePredictor
-from raglane._utils.reading import as_path
+from raglane._utils.files import as_path
 from raglane.training import inference
 from raglane.training.checkpoint import SavedModel, describe, load_model, model_files, read_model
 from raglane.training.folder import DESCRIPTION, find, tidy

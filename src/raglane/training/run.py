@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from raglane._utils.reading import as_path
+from raglane._utils.files import as_path
 from raglane.data.formats.pieces import skipped_lines
 from raglane.data.records import Records, Skipped
 from raglane.data.statistics import Counted
