@@ -17,7 +17,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from raglane._utils.reading import read_file
+from raglane._utils.files import read_file
 from raglane.errors import ArgumentError, flags, message, nearest, quote
 from raglane.runs.sources import ColumnNames
 from raglane.training.options import DATA, MODEL, RUN, TRAINING, flag_of, options

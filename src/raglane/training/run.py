@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from raglane._utils.reading import as_path
+from raglane._utils.files import as_path
 from raglane.data.formats.pieces import skipped_lines
 from raglane.data.records import Records, Skipped
 from raglane.data.stored_dataset import Dataset
