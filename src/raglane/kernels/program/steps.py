@@ -310,7 +310,7 @@ def _gradients(results: list[Tensor], wished: list[Tensor], grads: list[Tensor])
     pairs = [(part, grad) for part, grad in zip(results, grads, strict=True) if part.requires_grad]
     # What a module computed from its parameters beforehand is its own, and is differentiated by itself later.
     keep = not all(part.is_leaf for part in wished)
-    found = gradients(pairs, wished, keep=keep) if pairs else [None] * len(wished)
+    found = gradients(pairs, wished, keep=keep)
     return [torch.zeros_like(part) if grad is None else grad for part, grad in zip(wished, found, strict=True)]
 
 
