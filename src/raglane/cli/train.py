@@ -219,7 +219,7 @@ def _resumed(
 ) -> _Order:
     """The order to go on with a run: its own data and settings, but for what may change."""
     from raglane.runs.steps import changes_of, without_own_cell
-    from raglane.training.run import load_description, refuse_diverged
+    from raglane.training.job import load_description, refuse_diverged
 
     description = load_description(out)
     refuse_diverged(description, out)

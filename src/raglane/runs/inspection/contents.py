@@ -17,7 +17,6 @@ from raglane.data.records import Records
 from raglane.data.statistics import FeatureCounts
 from raglane.errors import DataError
 
-
 DEFAULT_NAME = "Japanese vowels"
 
 

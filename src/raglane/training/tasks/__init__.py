@@ -11,7 +11,7 @@ from dataclasses import replace
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
 from raglane.data.stored_dataset import Dataset
-from raglane.errors import argument
+from raglane.errors import DataError, argument, message, quote
 from raglane.training.settings import ModelSettings, Settings
 from raglane.training.tasks.base import Measured, Meter, Score, Task
 from raglane.training.tasks.classify import Classify, Tag
@@ -54,7 +54,13 @@ def _is_binary(training: Records | Dataset) -> bool:
 def fit(training: Records | Dataset, settings: Settings) -> Preprocessor:
     """What a task learns of the training part: binary channels are left as they are, others are scaled."""
     is_binary = settings.task == "forecast" and settings.loss_name == "bce"
-    return Preprocessor.fit(training, task=settings.task, missing=settings.missing, standardize=not is_binary)
+    fitted = Preprocessor.fit(training, task=settings.task, missing=settings.missing, standardize=not is_binary)
+    if fitted.task in ("classify", "tag") and len(fitted.labels or ()) == 1:
+        # Any model would be right, and none would have learned.
+        source = str(training.source) if isinstance(training, Records) else "data"
+        got, rule = f"one class throughout, {quote((fitted.labels or ())[0])}", "at least two classes to tell apart"
+        raise DataError(message(source, got, rule, "add data of another, or check which column holds the labels"))
+    return fitted
 
 
 def make_task(preprocessor: Preprocessor, settings: ModelSettings) -> Task:
