@@ -27,7 +27,7 @@ from attacks.small_shards import small_steps
 from raglane._utils.memory import mapped_bytes
 from raglane.data import FORMATS, Columns, Dataset, Preprocessor, SequenceDataset, convert, read
 from raglane.data.gathering import KeptParts
-from raglane.data.stores import Shards
+from raglane.data.shards import Shards
 from raglane.errors import DataError
 from small_files import WRITERS, asked, same
 from small_tables import small_table, written
@@ -109,7 +109,7 @@ def _sources(table: pa.Table, folder: Path) -> dict[str, Callable[[], Any]]:
 def test_large_data_is_read_and_small_data_is_mapped(
     limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"raglane.data.stores.{limit}", 0)
+    monkeypatch.setattr(f"raglane.data.shards.{limit}", 0)
     for number, columns in enumerate(_TASKS):
         path = written(small_table(), tmp_path)
         with small_steps(6, 200):
@@ -119,7 +119,7 @@ def test_large_data_is_read_and_small_data_is_mapped(
         data = Dataset(tmp_path / f"out{number}", columns, preprocessor=fitted)
         _check(data, fitted.apply(records, require_targets=columns.need_labels))
     reads = [os.pread]
-    with mock.patch("raglane.data.stores.os.pread", side_effect=reads[0]) as counted:
+    with mock.patch("raglane.data.shards.os.pread", side_effect=reads[0]) as counted:
         data.take([3, 9, 1, 30])
     assert (counted.call_count > 0) == (limit == "_MAPPED")
 

@@ -9,17 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["as_tensor"]
-
 
 def as_tensor(data: Any, device: str | None = None) -> Tensor:
     """A tensor that shares memory with a tensor or NumPy array where it can, and copies anything else.
 
     A read-only NumPy array is shared too: nothing in Raglane writes into what a caller gave.
-
-    Example:
-        >>> as_tensor(np.arange(3)[::-1]).tolist()
-        [2, 1, 0]
     """
     if isinstance(data, Tensor):
         return data

@@ -14,8 +14,6 @@ from typing import Any
 
 from raglane.errors import ArgumentTypeError, message, quote
 
-__all__ = ["NotAFileError", "as_path", "check_file", "read_file"]
-
 _OTHERS = (
     (stat.S_ISFIFO, "a FIFO"),
     (stat.S_ISSOCK, "a socket"),
@@ -29,26 +27,14 @@ class NotAFileError(OSError):
 
 
 def as_path(path: Any) -> Path:
-    """A path that a caller gives.
-
-    Example:
-        >>> as_path("runs/first").name
-        'first'
-    """
+    """A path that a caller gives."""
     if isinstance(path, bytes) or not isinstance(path, (str, os.PathLike)):
         raise ArgumentTypeError(message("path", quote(path), "a path", "pass a str or a pathlib.Path"))
     return Path(path)
 
 
 def check_file(path: Path) -> None:
-    """Refuse what is not a regular file, without opening it.
-
-    Example:
-        >>> check_file(Path("/dev/zero"))
-        Traceback (most recent call last):
-        ...
-        raglane._utils.reading.NotAFileError: [Errno 22] a device: '/dev/zero'
-    """
+    """Refuse what is not a regular file, without opening it."""
     try:
         mode = path.stat().st_mode
     except ValueError as error:  # a zero byte, or half a surrogate pair
@@ -67,14 +53,6 @@ def check_file(path: Path) -> None:
 
 
 def read_file(path: Path) -> bytes:
-    """The content of a regular file.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     _ = Path(folder, "numbers.txt").write_bytes(b"1 2 3")
-        ...     read_file(Path(folder, "numbers.txt"))
-        b'1 2 3'
-    """
+    """The content of a regular file."""
     check_file(path)
     return path.read_bytes()

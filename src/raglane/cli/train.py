@@ -13,16 +13,13 @@ from raglane.cli import console, options
 from raglane.errors import ArgumentError, message, quote
 from raglane.runs.configuration import as_toml, entries, other_entries
 from raglane.runs.sources import DEFAULT_DATA, ColumnNames, SavedSource, Source
-from raglane.training.auto import PLANNED, left_to_plan
 from raglane.training.own_cell import label_of
-from raglane.training.settings import Settings
+from raglane.training.settings import PLANNED, Settings, left_to_plan
 
 if TYPE_CHECKING:
     from raglane.data.records import Records
     from raglane.data.stored_dataset import Dataset
     from raglane.training.run import TrainingResult
-
-__all__ = ["check_default", "settings_of", "train"]
 
 
 @options.command
@@ -62,9 +59,10 @@ def train(
     raglane train --resume --out runs/vowels
     """
     if os.environ.get("RANK", "0") != "0":
-        from raglane.training.ranks.elsewhere import follow, found
+        from raglane.training.ranks.elsewhere import follow
+        from raglane.training.ranks.group import ranks_of
 
-        ranks = found()
+        ranks = ranks_of()
         if ranks is not None:
             if not show_config:
                 follow(ranks)
@@ -221,7 +219,7 @@ def _resumed(
 ) -> _Order:
     """The order to go on with a run: its own data and settings, but for what may change."""
     from raglane.runs.steps import changes_of, without_own_cell
-    from raglane.training.run import load_description, refuse_diverged
+    from raglane.training.job import load_description, refuse_diverged
 
     description = load_description(out)
     refuse_diverged(description, out)
@@ -360,7 +358,7 @@ def _test_part(order: _Order) -> Records | None:
 
 def _tell_result(order: _Order, result: TrainingResult) -> None:
     """The best epoch, its numbers, and the baseline where there is one; and a warning where they are bad."""
-    from raglane.training.divergence import warning
+    from raglane.training.state import warning
     from raglane.training.tasks import TASKS
 
     state = result.state

@@ -11,17 +11,22 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from raglane._utils.checks import check_flag, check_kind, check_real, check_tensor, check_whole, read_index
+from raglane import segments
+from raglane._utils.checks import (
+    check_flag,
+    check_kind,
+    check_offsets,
+    check_real,
+    check_tensor,
+    check_whole,
+    read_index,
+)
 from raglane.data.collate import Samples
 from raglane.data.epochs import check_least
 from raglane.data.order.limit import pieces_of
 from raglane.data.records import Records
 from raglane.errors import ArgumentError, ShapeError, argument, message
 from raglane.ragged import Ragged
-from raglane.segments import plain as segments
-from raglane.segments.checks import check_offsets
-
-__all__ = ["SequenceDataset", "held_out", "split"]
 
 
 class SequenceDataset(Dataset[dict[str, Tensor]]):
@@ -111,14 +116,7 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
         return item
 
     def __getitems__(self, indices: Sequence[int]) -> Samples:
-        """The items of some rows, for a DataLoader, which asks for all of a batch at once.
-
-        Example:
-            >>> data = SequenceDataset(torch.arange(5), torch.tensor([0, 2, 5]), torch.tensor([7, 8]))
-            >>> items = data.__getitems__([1, 0])
-            >>> len(items), items[0]["target"], items.batch()["target"], items.batch()["inputs"].lengths
-            (2, tensor(8), tensor([8, 7]), tensor([3, 2]))
-        """
+        """The items of some rows, for a DataLoader, which asks for all of a batch at once."""
         # For a list from a sampler read_index takes as long as the rest of a small batch.
         is_plain = isinstance(indices, list) and set(map(type, indices)) == {int}
         if is_plain and min(indices) >= 0 and max(indices) < len(self):
@@ -280,12 +278,7 @@ def split(records: Records, fraction: float, seed: int = 0, stratify: bool = Tru
 
 
 def held_out(count: int, classes: npt.NDArray[np.int64] | None, fraction: float, seed: int) -> npt.NDArray[np.bool_]:
-    """Which sequences :func:`split` holds out.
-
-    Example:
-        >>> int(held_out(10, None, 0.3, 0).sum())
-        3
-    """
+    """Which sequences :func:`split` holds out."""
     rule, fix = "above 0 and below 1", "pass 0.1, for a tenth"
     fraction = check_real("fraction", fraction, rule, lambda share: 0 < share < 1, fix)
     check_least("seed", seed, 0)

@@ -14,17 +14,13 @@ import numpy.typing as npt
 from torch import Tensor
 
 from raglane._utils.memory import mapped_bytes
-from raglane.data.features import Feature, joined
-from raglane.data.labels import encode_targets
+from raglane.data.encoders import encode_targets
+from raglane.data.fragments import Part, Store
 from raglane.data.missing import how_to_fill
-from raglane.data.parts import Part, Store
 from raglane.data.preprocess import Preprocessor
-from raglane.data.records import Records
+from raglane.data.records import TASKS, Feature, Records, Targets, joined
 from raglane.data.statistics import Statistics
-from raglane.data.targets import TASKS, Targets
 from raglane.errors import DataError, argument, message, quote
-
-__all__ = ["Gathered", "KeptParts", "Places"]
 
 # Bytes that parts which were read from Parquet may take before the one that was not used for longest is dropped.
 _KEPT = 1 << 28
@@ -39,11 +35,7 @@ Places = tuple[_Integers | None, _Integers | None]
 
 
 class KeptParts:
-    """The parts of several stores, one after the other; those that take memory are kept while they are used.
-
-    Args:
-        stores: where they come from.
-    """
+    """The parts of several stores, one after the other; those that take memory are kept while they are used."""
 
     def __init__(self, stores: Sequence[Store]) -> None:
         self._stores = tuple(stores)
@@ -156,21 +148,7 @@ class KeptParts:
 
 
 class Gathered:
-    """The flat values of some rows, and what is to be learned of them.
-
-    Args:
-        parts: where from.
-        rows: ``(M,)`` int64, of all parts.
-        places: from a part to what its words are.
-
-    Attributes:
-        offsets: ``(M + 1,)`` int64.
-        values: ``(N, C)`` float32, or ``(N,)`` int64: places in the vocabulary.
-        targets: ``(M,)`` or ``(N,)`` int64: places among the classes; None where there are no labels.
-        has_tags: whether there is one for each element.
-        sets_or_numbers: to learn, in place of classes; None where there are none.
-        features: beside the values.
-    """
+    """The flat values of some rows, and what is to be learned of them."""
 
     def __init__(self, parts: KeptParts, rows: _Integers, places: Callable[[int], Places]) -> None:
         self._parts, self._rows = parts, rows

@@ -15,23 +15,37 @@ from torch import Tensor
 from raglane._utils.arrays import as_tensor
 from raglane._utils.checks import check_flag, check_kind
 from raglane.data.dataset import SequenceDataset
-from raglane.data.encoders import FeatureEncoder, encode, fit_encoders
+from raglane.data.encoders import (
+    END,
+    UNKNOWN,
+    FeatureEncoder,
+    between_ends,
+    encode,
+    encode_targets,
+    fit_encoders,
+    fit_targets,
+    fit_vocabulary,
+    look_up,
+    no_tokens,
+    places_of,
+)
 from raglane.data.epochs import check_least
-from raglane.data.features import Feature
-from raglane.data.labels import encode_targets, fit_targets, look_up, places_of
 from raglane.data.missing import BLOCKS, check_policy, fill_missing, how_to_fill, refuse_missing
-from raglane.data.preprocess_config import OPTIONAL, TUPLES, check_fitted, read_config
-from raglane.data.records import TIME_GAP, Records
+from raglane.data.records import TASKS, TIME_GAP, Feature, Records, check_task
 from raglane.data.statistics import Counted, Statistics
-from raglane.data.targets import TASKS, check_task
-from raglane.data.vocabulary import END, UNKNOWN, between_ends, fit_vocabulary, no_tokens
 from raglane.errors import ArgumentError, CheckpointError, DataError, argument, message, quote, quote_all
-
-__all__ = ["Preprocessor"]
 
 _SCALES_OF_TARGETS = (("target_mean", "target_names"), ("target_std", "target_names"))
 
 _LARGEST = float(np.finfo(np.float32).max)
+
+# The attributes that are tuples, and those of them that may be None.
+OPTIONAL = ("mean", "std", "vocabulary", "labels")
+
+TUPLES = ("channels", *OPTIONAL, "target_names", "target_mean", "target_std")
+_NUMBERS = ("mean", "std", "target_mean", "target_std")
+# What models of the first format do not have.
+_LATER = ("split", "per_element", "target_names", "target_mean", "target_std", "features")
 
 
 @dataclass(frozen=True)
@@ -385,3 +399,52 @@ def _refuse_missing(records: Records | Statistics) -> None:
             got = f"{channel.missing:,} features of the channel {quote(name)} that are NaN or infinite"
             fix = f"correct the data, or {how_to_fill()}"
             raise DataError(message("data", got, "features are finite numbers", fix))
+
+
+def read_config(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """The attributes of a preprocessor, of JSON values."""
+    given: Any = config
+    if not isinstance(given, Mapping):
+        rule = f"an object with {', '.join(names)}"
+        raise CheckpointError(message("preprocessing", quote(config), rule, "train again"))
+    odd = sorted(map(str, (set(names) - set(_LATER) - set(config)) | (set(config) - set(names))))
+    if odd:
+        got = f"entries {quote_all(odd)} missing or unknown"
+        raise CheckpointError(message("preprocessing", got, f"exactly {', '.join(names)}", "train again"))
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in config.items()
+    }
+    features = values.get("features", ())
+    if not isinstance(features, tuple):
+        raise CheckpointError(message("preprocessing", f"features = {quote(features)}", "a list", "train again"))
+    values["features"] = tuple(map(FeatureEncoder.from_config, features))
+    for name in TUPLES:
+        kind = (int, float) if name in _NUMBERS else str
+        value = values.setdefault(name, ())
+        # To Python a bool is an int.
+        fits = isinstance(value, tuple) and all(
+            isinstance(entry, kind) and not isinstance(entry, bool) for entry in value
+        )
+        if not fits and (value is not None or name not in OPTIONAL):
+            got, rule = f"{name} = {quote(value)}", "a list of numbers or strings"
+            raise CheckpointError(message("preprocessing", got, rule, "train again"))
+    return values
+
+
+def check_fitted(fitted: Preprocessor) -> None:
+    """Refuse attributes that do not go together."""
+    if fitted.task == "language" and (fitted.vocabulary is None or fitted.vocabulary[:2] != (UNKNOWN, END)):
+        got, rule = f"vocabulary = {quote(fitted.vocabulary)}"[:80], f"tokens, the first two {UNKNOWN} and {END}"
+        raise CheckpointError(message("preprocessing", got, rule, "train again"))
+    if not isinstance(fitted.split, str | None):
+        raise CheckpointError(message("preprocessing", f"split = {quote(fitted.split)}", "a text", "train again"))
+    if not isinstance(fitted.per_element, bool):
+        got = f"per_element = {quote(fitted.per_element)}"
+        raise CheckpointError(message("preprocessing", got, "true, false or null", "train again"))
+    wanted = TASKS[fitted.task].label
+    for name, is_wanted in (("labels", wanted in ("class", "set")), ("target_names", wanted == "numbers")):
+        value = getattr(fitted, name) or None
+        if (value is not None) != is_wanted:
+            got = f"{name} = {quote(value)} for the task {fitted.task!r}"
+            rule = "labels for classes, names for numbers to learn, and neither for a forecast"
+            raise CheckpointError(message("preprocessing", got, rule, "train again"))

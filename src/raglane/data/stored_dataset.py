@@ -18,16 +18,13 @@ from raglane._utils.arrays import as_tensor
 from raglane._utils.checks import check_kind, check_whole, read_index
 from raglane.data.collate import Samples
 from raglane.data.dataset import SequenceDataset
+from raglane.data.encoders import between_ends
 from raglane.data.gathering import Gathered, KeptParts, Places
-from raglane.data.opening import stores_of
 from raglane.data.preprocess import Preprocessor
-from raglane.data.records import Columns
+from raglane.data.records import TASKS, Columns
 from raglane.data.statistics import Counted, Statistics
-from raglane.data.targets import TASKS
-from raglane.data.vocabulary import between_ends
+from raglane.data.stores import stores_of
 from raglane.errors import message
-
-__all__ = ["Dataset"]
 
 # Parts of whose words the places are kept.
 _TABLES = 256

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from raglane._utils.checks import check_flag
+from raglane._utils.reading import as_path
 from raglane.data.records import Records
 from raglane.data.stored_dataset import Dataset
 from raglane.errors import ArgumentError, ArgumentTypeError, argument, message, nearest, quote, require
@@ -28,14 +29,12 @@ from raglane.runs.sources import (
     chosen_columns,
 )
 from raglane.runs.steps import changes_of, divide, planned, run_training, without_own_cell
-from raglane._utils.reading import as_path
-from raglane.training.auto import left_to_plan
 from raglane.training.checkpoint import load_model, read_model
 from raglane.training.folder import at_work, check_folder
+from raglane.training.job import TrainingResult, load_description, refuse_diverged
 from raglane.training.machine import check_machine
 from raglane.training.own_cell import name_cell
-from raglane.training.run import TrainingResult, load_description, refuse_diverged
-from raglane.training.settings import Settings
+from raglane.training.settings import Settings, left_to_plan
 from raglane.training.stored import build, rule_of
 from raglane.training.tasks import TASKS, settle
 
@@ -137,9 +136,10 @@ def fit(
 
 def _followed() -> Run | None:
     """The run that another process leads, where torchrun has started this one beside it: it reads no data."""
-    from raglane.training.ranks.elsewhere import follow, found
+    from raglane.training.ranks.elsewhere import follow
+    from raglane.training.ranks.group import ranks_of
 
-    ranks = found()
+    ranks = ranks_of()
     if ranks is None or ranks.is_first:
         return None
     threads = torch.get_num_threads()

@@ -6,12 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from raglane.errors import DataError
-from raglane.training.choices import LOSSES
+from raglane.training.settings import LOSSES
 
 if TYPE_CHECKING:
     from raglane.data.records import Records
 
-__all__ = ["LABELLED", "guess_task", "tasks_of"]
 
 # The tasks that labels may be for where they are no classes of sequences, in the order in which they are tried.
 LABELLED = ("tag", "regress", "multilabel")

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from raglane.data.dataset import split
 from raglane.data.records import Records
 
-__all__ = ["hold_out"]
-
 
 def hold_out(records: Records, fraction: float, seed: int) -> tuple[Records, Records]:
     """Split off a validation part that holds no label and no tag which the training part lacks.

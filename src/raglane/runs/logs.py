@@ -14,7 +14,6 @@ from raglane.training.folder import LOGS
 if TYPE_CHECKING:
     from raglane.training.settings import Settings
 
-__all__ = ["LoggingWatcher", "check_logger"]
 
 # Characters of a message that is not our own.
 _LONGEST = 300
@@ -35,16 +34,7 @@ def check_logger(name: str | None) -> None:
 
 
 class LoggingWatcher:
-    """Tells a logger of each epoch, and another watcher of everything.
-
-    Args:
-        settings: of the run, with a logger.
-        folder: of the run.
-        watcher: that is told, too; or None.
-
-    Raises:
-        MissingExtraError: the package of the logger is not installed.
-    """
+    """Tells a logger of each epoch, and another watcher of everything."""
 
     def __init__(self, settings: Settings, folder: Path, watcher: Any = None) -> None:
         check_logger(settings.logger)

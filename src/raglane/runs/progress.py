@@ -9,20 +9,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from raglane.data.progress import Progress
+    from raglane.data.jobs import Progress
     from raglane.training.state import Totals, TrainingState
-
-__all__ = ["BarWatcher", "LineWatcher", "epoch_line", "pick_watcher", "shown"]
 
 
 def epoch_line(row: dict[str, float], epochs: int) -> str:
-    """An epoch of the history in a line.
-
-    Example:
-        >>> row = {"epoch": 2, "train_loss": 0.5, "train_accuracy": 0.75, "elements_per_second": 1200.0}
-        >>> epoch_line(row, 30)
-        'epoch  2/30  loss 0.5000  accuracy 0.750  1,200 elements/s'
-    """
+    """An epoch of the history in a line."""
     width = len(str(epochs))
     parts = [f"epoch {int(row['epoch']):{width}d}/{epochs}"]
     for key, value in row.items():
@@ -114,7 +106,7 @@ def shown(quiet: bool) -> Iterator[Progress]:
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
-    from raglane.data.progress import Progress
+    from raglane.data.jobs import Progress
 
     terminal = Console(stderr=True)
     if quiet or not terminal.is_terminal or terminal.is_dumb_terminal:

@@ -16,14 +16,6 @@ if TYPE_CHECKING:
     from raglane.data.records import Columns, Records
     from raglane.data.stored_dataset import Dataset
 
-__all__ = [
-    "DEFAULT_DATA",
-    "ColumnNames",
-    "SavedSource",
-    "Source",
-    "chosen_columns",
-    "renamed",
-]
 
 DEFAULT_DATA = "Japanese vowels"
 
@@ -111,12 +103,7 @@ class ColumnNames:
 
 
 def chosen_columns(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Columns that a program names, as :class:`ColumnNames` has them.
-
-    Example:
-        >>> chosen_columns({"features": ("a", "b")})
-        {'features': ['a', 'b']}
-    """
+    """Columns that a program names, as :class:`ColumnNames` has them."""
     # Not above: it imports PyTorch, and a help text shows the names of columns.
     from raglane._utils.checks import check_kind
     from raglane.data.records import LISTS
@@ -139,13 +126,7 @@ def chosen_columns(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def renamed(trained: ColumnNames, given: Mapping[str, Any]) -> ColumnNames:
-    """The columns of other data: those of training, but for what was named, see :func:`chosen_columns`.
-
-    Example:
-        >>> names = renamed(ColumnNames(label="kind", features=["a", "b"]), {"sequence": "steps"})
-        >>> names.sequence, names.label, names.features
-        ('steps', 'kind', None)
-    """
+    """The columns of other data: those of training, but for what was named, see :func:`chosen_columns`."""
     if given.get("sequence") is not None and trained.sequence is None:
         # The columns of features were the sequences; now another column is, and these stand beside none.
         gone = {*(trained.features or ())} - {*(given.get("features") or ())}
@@ -156,17 +137,7 @@ def renamed(trained: ColumnNames, given: Mapping[str, Any]) -> ColumnNames:
 
 @dataclass(frozen=True)
 class Source:
-    """A file or folder and how to read it.
-
-    Args:
-        path: None for the embedded default.
-        format: None goes by the suffix.
-        columns: those that were named; the others are guessed.
-
-    Example:
-        >>> Source(None, None).name
-        'japanese-vowels'
-    """
+    """A file or folder and how to read it."""
 
     path: Path | None
     format: str | None

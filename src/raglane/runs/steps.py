@@ -25,8 +25,6 @@ from raglane.training.settings import Settings
 from raglane.training.state import load_state
 from raglane.training.tasks import TASKS
 
-__all__ = ["changes_of", "close_run", "divide", "planned", "run_training"]
-
 # What may differ when a run goes on: nothing that would change what the epochs so far have done.
 _CHANGEABLE = ("epochs", "patience", "device", "ranks", "engine", "threads", "workers", "logger")
 
@@ -102,7 +100,7 @@ def _divide_stored(
 
 def planned(settings: Settings, training: Records | Dataset, what: str = "batch_size") -> tuple[Settings, str]:
     """The settings with the batches that the planner advises, and a line on why."""
-    from raglane.training.planned import plan_batches
+    from raglane.training.machine import plan_batches
 
     settings, why = plan_batches(settings, training, what)
     kind = "of similar lengths" if settings.bucket else "in random order"

@@ -17,28 +17,6 @@ from raglane._utils.files import check_place, remove, settle, sync_folder, whole
 from raglane._utils.lock import LOCK, locked
 from raglane.errors import ArgumentError, argument, message
 
-__all__ = [
-    "BEST",
-    "CARD",
-    "CONFIG",
-    "CURVES",
-    "DESCRIPTION",
-    "EVALUATION",
-    "LAST",
-    "LOGS",
-    "REPORT",
-    "RUN_FILES",
-    "RUN_FOLDERS",
-    "SKIPPED",
-    "at_work",
-    "check_folder",
-    "drop_replaced",
-    "find",
-    "repair",
-    "replacing",
-    "tidy",
-]
-
 DESCRIPTION = "run.json"
 CONFIG = "run.toml"
 CURVES = "curves.csv"

@@ -18,15 +18,9 @@ from raglane.training.folder import RUN_FILES, RUN_FOLDERS
 from raglane.training.inference import Predictions
 from raglane.training.stored import finite
 
-__all__ = ["WRITERS", "check_apart", "check_output", "write_predictions"]
-
 
 def check_output(path: str | os.PathLike[str], *, escape_formulas: bool = False) -> None:
-    """Refuse a file that could not be written, before anything is computed.
-
-    Example:
-        >>> check_output(Path("predictions.csv"))
-    """
+    """Refuse a file that could not be written, before anything is computed."""
     path = as_path(path)
     if path.suffix.lower() not in WRITERS:
         raise ArgumentError(
@@ -41,11 +35,7 @@ def check_output(path: str | os.PathLike[str], *, escape_formulas: bool = False)
 
 
 def check_apart(path: Path, data: Path, run: Path) -> None:
-    """Refuse to write over what is read: the data, the model, and the files of its run.
-
-    Example:
-        >>> check_apart(Path("predictions.csv"), Path("data.csv"), Path("runs/first"))
-    """
+    """Refuse to write over what is read: the data, the model, and the files of its run."""
     # Of a link both count: the place where it stands, and the file that it leads to.
     real, place = _real(path), _real(path.parent) / path.name
     if _real(data) in (real, place) or (path.exists() and data.exists() and path.samefile(data)):

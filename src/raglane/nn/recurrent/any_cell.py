@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from raglane._utils.checks import check_flag
+from raglane._utils.checks import check_count, check_dropout, check_flag, check_signature
 from raglane.cells import CELLS, CellSpec
 from raglane.cells.module import ModuleCell
 from raglane.cells.spec import Weights
 from raglane.errors import ArgumentError, ArgumentTypeError, message
 from raglane.kernels.program.modules import announce
-from raglane.nn.arguments import check_count, check_dropout, check_signature
 from raglane.nn.recurrent.inputs import read
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.nn.recurrent.stack import Options, State, one_or_tuple, settings_of

@@ -19,7 +19,7 @@ from raglane._utils.checks import check_dense, check_storage
 from raglane._utils.tracing import index_arithmetic
 from raglane.errors import ArgumentTypeError, ShapeError, message
 from raglane.kernels.contract import Dense, Packed
-from raglane.packing.flat import flatten_packed, flatten_padded
+from raglane.packing.convert import flatten_packed, flatten_padded
 from raglane.ragged import Ragged
 
 Restore = Callable[[Tensor], Any]

@@ -10,10 +10,10 @@ from typing import Any, ClassVar, TypedDict
 import torch
 from torch import Tensor
 
+from raglane._utils.checks import check_count, check_every
 from raglane.cells.spec import CellSpec
 from raglane.errors import ArgumentError, ArgumentTypeError, message
 from raglane.kernels.dispatch import check_names
-from raglane.nn.arguments import check_count, check_every
 from raglane.nn.recurrent.initial_state import LengthState
 from raglane.nn.recurrent.regularisation import Regularisation
 from raglane.ragged import Ragged

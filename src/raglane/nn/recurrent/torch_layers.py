@@ -11,11 +11,10 @@ from typing import Any, Literal, Unpack
 import torch
 
 from raglane import cells
-from raglane._utils.checks import check_flag
+from raglane._utils.checks import check_clip, check_count, check_dropout, check_dtype, check_flag
 from raglane.cells import CELLS, CellSpec
 from raglane.cells.spec import Weights
 from raglane.errors import ArgumentError, message
-from raglane.nn.arguments import check_clip, check_count, check_dropout, check_dtype
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.nn.recurrent.stack import Options, settings_of
 

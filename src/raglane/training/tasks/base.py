@@ -18,8 +18,6 @@ from raglane.ragged import Ragged
 from raglane.training.batches import Batch
 from raglane.training.settings import ModelSettings
 
-__all__ = ["Measured", "Meter", "Score", "Task", "targets_of", "values_of"]
-
 
 @dataclass(frozen=True)
 class Score:

@@ -20,21 +20,11 @@ from raglane.training.settings import ModelSettings
 from raglane.training.tasks.base import Measured, Meter, Score, Task, targets_of, values_of
 from raglane.training.tasks.regress import loss_of_errors
 
-__all__ = ["Forecast"]
-
 
 class Forecast(Task):
     """Errors of scaled channels, and the mean absolute error in the data's units; or binary cross-entropy, in nats.
 
     Channels beyond those of the data say "was missing"; what was missing is not a target.
-
-    Example:
-        >>> fitted = Preprocessor("forecast", ("x",), mean=(0.0,), std=(10.0,))
-        >>> task = Forecast(fitted, ModelSettings("forecast"))
-        >>> batch = Batch(Ragged([torch.tensor([[1.0]])]), torch.tensor([[4.0]]), torch.tensor([0]))
-        >>> score = task.score(Ragged([torch.tensor([[3.0]])]), batch)
-        >>> float(score.loss), float(score.metric), float(score.baseline)
-        (1.0, 10.0, 30.0)
     """
 
     metric = "MAE"
