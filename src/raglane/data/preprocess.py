@@ -13,8 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from raglane._utils.arrays import as_tensor
-from raglane._utils.checks import check_flag, check_kind
+from raglane._utils.checks import as_tensor, check_flag, check_kind
 from raglane.data.dataset import SequenceDataset
 from raglane.data.encoders import (
     END,

@@ -14,8 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from raglane._utils.arrays import as_tensor
-from raglane._utils.checks import check_kind, read_index
+from raglane._utils.checks import as_tensor, check_kind, read_index
 from raglane.data.dataset import SequenceDataset, Sequences
 from raglane.data.encoders import between_ends
 from raglane.data.gathering import Fragments, Gathered, Places
