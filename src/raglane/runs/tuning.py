@@ -268,7 +268,7 @@ class Search:
             with ExitStack() as held:
                 with turn(self.folder / _TURN):
                     self._revive()
-                    if len(self._in_state("COMPLETE", "PRUNED", "RUNNING")) >= self.trials:
+                    if self._begun >= self.trials:
                         break
                     trial = study.ask()
                     chosen = _chosen(trial, self.space)
@@ -291,6 +291,11 @@ class Search:
     @property
     def _optuna(self) -> Any:
         return require("optuna", "tune")
+
+    @property
+    def _begun(self) -> int:
+        """Trials that have ended or run."""
+        return len(self._in_state("COMPLETE", "PRUNED", "RUNNING"))
 
     def _in_state(self, *names: str) -> list[Any]:
         """The trials in one of these states."""
