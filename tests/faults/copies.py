@@ -14,12 +14,9 @@ import raglane.native
 from faults import child
 from faults.place import ROOT
 
+# What is not source at the top of the repository: what was built, and what hides (.git, .venv).
+_NO_SOURCE = shutil.ignore_patterns(".*", "build", "dist", "runs")
 _LONGEST = 600
-
-
-def _left_out(folder: str, names: list[str]) -> set[str]:
-    """What is not source: what was built, what hides (.git, .venv), and the folder of runs beside ``src``."""
-    return shutil.ignore_patterns(".*", "build", "dist")(folder, names) | ({"runs"} if "src" in names else set())
 
 
 class Copy:
@@ -33,9 +30,11 @@ class Copy:
     def __init__(self, folder: Path, of: Copy | None = None) -> None:
         self.folder = folder
         if of is not None:
-            shutil.copytree(of.folder, folder, copy_function=os.link, ignore=_left_out)
+            shutil.copytree(of.folder, folder, copy_function=os.link)
             return
-        shutil.copytree(ROOT, folder, ignore=_left_out)
+        shutil.copytree(
+            ROOT, folder, ignore=lambda place, names: _NO_SOURCE(place, names) if place == str(ROOT) else ()
+        )
         shutil.copy(folder / "tests/faults/redirect.py", folder / "tests/sitecustomize.py")
         places = [Path(place, "lib") for place in raglane.native.__path__]
         for library in [path for place in places for path in sorted(place.glob("libraglane_cpu.*"))][:1]:

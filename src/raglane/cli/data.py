@@ -11,10 +11,9 @@ import typer
 from raglane.cli import console, options
 from raglane.cli.evaluate import tell_skipped
 from raglane.cli.options import argument, option
-from raglane.cli.train import check_default
 from raglane.errors import ArgumentError, count_of, message, quote, require
 from raglane.runs.progress import shown
-from raglane.runs.sources import ColumnNames, Source
+from raglane.runs.sources import ColumnNames, Source, check_default
 from raglane.training.settings import Settings
 
 if TYPE_CHECKING:

@@ -56,7 +56,7 @@ def evaluate(
     """
     from raglane.runs.run import load
     from raglane.training.checkpoint import model_folder
-    from raglane.training.folder import EVALUATION, at_work
+    from raglane.training.folder import EVALUATION, IS_BACK, at_work
     from raglane.training.inference import pick_device
 
     def say(line: str) -> None:
@@ -68,7 +68,7 @@ def evaluate(
     model_folder(run)
     with at_work(run, "run") as is_back:
         if is_back:
-            say(options.IS_BACK)
+            say(IS_BACK)
         model = load(run, cell=cell)
         records = model.test_part() if data is None else model.read(data, format=format, **columns)
         tell_empty(records, model.task, say)

@@ -17,7 +17,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from raglane._utils.reading import read_file
+from raglane._utils.files import read_file
 from raglane.errors import ArgumentError, flags, message, nearest, quote
 from raglane.runs.sources import ColumnNames
 from raglane.training.options import DATA, MODEL, RUN, TRAINING, flag_of, options
@@ -341,6 +341,3 @@ ShowConfig = Annotated[
 ]
 Quiet = Annotated[bool, option("Print errors only.", RUN, "--quiet", "-q")]
 _Debug = Annotated[bool, option("Show the trace of an error, and warnings.", RUN, "--debug")]
-
-# What a command says of a run that it has found half replaced.
-IS_BACK = "the run that --overwrite was to replace is back, since the new one had no checkpoint"
