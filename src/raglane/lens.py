@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class _Mark(Enum):
-    """What no key of a dict can be, not even None."""
+    """Marks that are equal to no key of a dict."""
 
     EACH = "each"
     NOWHERE = "nowhere"
@@ -169,7 +169,7 @@ class _Update:
     function: Callable[[Any], Any]
 
     def of(self, value: Any, where: tuple[Any, ...], depth: int = 0) -> Any:
-        """What becomes of ``value``, to which the first ``depth`` steps led by way of the keys ``where``."""
+        """The new value in place of ``value``, to which the first ``depth`` steps led by way of the keys ``where``."""
         if depth == len(self.steps):
             return self.function(value)
         step, opened = self.steps[depth], _open(value)
@@ -191,7 +191,7 @@ class _Update:
         return opened.replaced(changed) if changed else value
 
     def _find(self, value: Any, opened: _Opened | None, where: tuple[Any, ...], depth: int) -> tuple[_Opened, Any]:
-        """What a step leads through, and its key there; or an error that says what there is."""
+        """The value that a step leads through, and its key there; or an error that lists the keys."""
         step, path = self.steps[depth], _written(self.root, self.steps[: depth + 1])
         got = f"{type(value).__name__} at {''.join(map(_step, where)) or 'the start'}"
         if opened is None:
@@ -246,7 +246,7 @@ class _Opened(ABC):
 
     @abstractmethod
     def rule(self) -> str:
-        """What there is, in words."""
+        """The keys in words."""
 
 
 class _Fields(_Opened):
@@ -365,7 +365,7 @@ class _Sequences(_Items):
 
 
 def _open(value: Any) -> _Opened | None:
-    """What a path can lead through; None where it has no parts."""
+    """A value whose parts a path can lead to; None where it has no parts."""
     if isinstance(value, Ragged):
         return _Sequences(value)
     if isinstance(value, Mapping):

@@ -34,7 +34,7 @@ _MOST = 2**62
 _CAST_BY_AUTOCAST = (torch.float32, torch.bfloat16, torch.float16)
 
 _NO_ARRAY = (TypeError, ValueError, RuntimeError, OverflowError)
-"""What torch and NumPy raise where something is not an array of numbers."""
+"""The errors of torch and NumPy for what is not an array of numbers."""
 
 
 # -- tensors ----------------------------------------------------------------------------------------------------------
@@ -59,15 +59,20 @@ def check_dense(name: str, given: Tensor) -> None:
         raise ShapeError(message(name, f"a tensor of layout {given.layout}", "dense tensors", "call .to_dense() on it"))
 
 
+def check_device(name: str, given: Tensor, device: torch.device) -> None:
+    """Refuse a tensor on another device."""
+    if given.device != device:
+        rule = f"one device for all, {device}"
+        raise ShapeError(message(name, f"a tensor on {given.device}", rule, "move it with .to()"))
+
+
 def check_fits(name: str, given: Tensor, other: Tensor) -> None:
     """Refuse a tensor of another dtype, device or layout than what it meets.
 
     Autocast converts float32, bfloat16 and float16 into each other by itself, and nothing else.
     """
     check_dense(name, given)
-    if given.device != other.device:
-        rule = f"one device for all, {other.device}"
-        raise ShapeError(message(name, f"a tensor on {given.device}", rule, "move it with .to()"))
+    check_device(name, given, other.device)
     if given.dtype == other.dtype:
         return
     casts = given.dtype in _CAST_BY_AUTOCAST and other.dtype in _CAST_BY_AUTOCAST
@@ -186,7 +191,7 @@ def check_value(name: str, given: Any, dtype: torch.dtype) -> Any:
 
 
 def _fits(kind: Callable[[Any], Any], given: Any) -> bool:
-    """Whether a number can be made one of a kind: it is not complex where that is not, and not too large."""
+    """True if a number converts to a kind: no complex number to a real one, and none that is too large."""
     try:
         kind(given)
     except (OverflowError, TypeError, ValueError):

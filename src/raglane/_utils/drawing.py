@@ -1,4 +1,4 @@
-"""What all pictures share: colours, and figures of matplotlib that disturb nothing.
+"""Colours of all pictures, and figures of matplotlib that disturb nothing.
 
 Figures are used as objects: nothing touches pyplot's global state, a display, or the settings of the program around it.
 matplotlib is imported where a figure is made, not before.

@@ -1,4 +1,4 @@
-"""Whether this process was forked while PyTorch may have had threads, which a fork leaves behind.
+"""Detects a fork of a process in which PyTorch may have had threads, which a fork leaves behind.
 
 OpenMP waits forever for threads that are gone, whoever started them: a product of torch's in the parent is enough. So
 what counts is not who uses the kernels first, but whether there was a fork since ``import raglane``.

@@ -132,7 +132,7 @@ def _give_back(path: Path, descriptor: int | None) -> None:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether an open file still stands under its name."""
+    """True while an open file has its name."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:

@@ -53,7 +53,7 @@ def is_mapped(address: int, size: int) -> bool:
 
 
 def _free() -> float:
-    """What Linux calls available, which counts caches that it would give up; elsewhere all that is built in."""
+    """Memory that Linux calls available, with caches that it would give up; elsewhere all that is built in."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))

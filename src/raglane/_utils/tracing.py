@@ -46,18 +46,18 @@ def never_traced(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def records_operators() -> bool:
-    """Whether somebody follows what operators are called, so that a kernel must be one: compiler, export, a mode."""
+    """True if a compiler, an export or a mode follows the calls of operators, so that a kernel must be one."""
     return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
 
 
 def is_jit_traced() -> bool:
-    """Whether :func:`torch.jit.trace` is recording, which sees torch's operations alone and keeps one batch's sizes."""
+    """True while :func:`torch.jit.trace` records, which sees only torch's operations and keeps one batch's sizes."""
     return not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None
 
 
 @constant_when_traced
 def is_exporting() -> bool:
-    """Whether ``torch.export`` is at work.
+    """True within ``torch.export``.
 
     NOTE: this is what ``torch.compiler.is_exporting`` reads; that function itself says yes within ``torch.compile`` of
     torch 2.11 as well.
@@ -72,14 +72,14 @@ def _traced_transforms_active() -> bool:
 
 
 def are_transforms_active() -> bool:
-    """Whether a transformation of :mod:`torch.func` is at work."""
+    """True within a transformation of :mod:`torch.func`."""
     if torch.compiler.is_dynamo_compiling():
         return _traced_transforms_active()
     return bool(torch._C._are_functorch_transforms_active())
 
 
 def is_transformed(tensor: Tensor) -> bool:
-    """Whether :mod:`torch.func` has a hand in a tensor, so that it has no memory of its own to read."""
+    """True for a tensor that :mod:`torch.func` wraps, which has no memory of its own to read."""
     if torch.compiler.is_dynamo_compiling():
         return _traced_transforms_active()
     functorch: Any = torch._C._functorch
@@ -91,14 +91,14 @@ def is_transformed(tensor: Tensor) -> bool:
 
 
 def has_tangent(tensors: Iterable[Tensor | None]) -> bool:
-    """Whether a tensor carries a derivative forward, :mod:`torch.autograd.forward_ad`."""
+    """True if a tensor has a tangent of :mod:`torch.autograd.forward_ad`."""
     if forward_ad._current_level < 0:
         return False
     return any(part is not None and forward_ad.unpack_dual(part).tangent is not None for part in tensors)
 
 
 def are_transformed(tensors: Iterable[Tensor | None]) -> bool:
-    """Whether :func:`is_transformed` holds for any of them."""
+    """True if :func:`is_transformed` holds for any of them."""
     for part in tensors:  # noqa: SIM110 (quicker than any of a generator)
         if part is not None and is_transformed(part):
             return True

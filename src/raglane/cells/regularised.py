@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raglane.cells.spec import CellSpec
+from raglane.cells.spec import CellSpec, States, Stepped
 
 
 class RegularisedWeights(NamedTuple):
@@ -42,7 +42,7 @@ class Regularised(CellSpec):
         self._zoneout = zoneout
 
     def prepare(self, weights: RegularisedWeights, values: Tensor, offsets: Tensor) -> Tensor:
-        """What the inner cell prepares, and beside it the units that are held."""
+        """The inner cell's prepared rows, followed by the units that are held."""
         prepared = self.inner.prepare(weights.inner, values, offsets)
         if weights.held is None:
             return prepared
@@ -50,13 +50,7 @@ class Regularised(CellSpec):
         held = F.pad(weights.held, (0, 0, 0, values.shape[0] - weights.held.shape[0]))
         return torch.cat([prepared, held], 1)
 
-    def step(
-        self,
-        weights: RegularisedWeights,
-        prepared: Tensor,
-        state: tuple[Tensor, ...],
-        mask: Tensor | None = None,
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def step(self, weights: RegularisedWeights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:
         """One step of the inner cell, between the masks."""
         before = state
         if self._drops_state:

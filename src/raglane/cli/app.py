@@ -12,15 +12,11 @@ from typing import Annotated, Any
 
 import typer
 
-from raglane.cli.bench import bench
-from raglane.cli.compare import compare
+from raglane.cli.compare import bench, compare
 from raglane.cli.console import complain, say
-from raglane.cli.convert import convert
+from raglane.cli.data import convert, inspect
 from raglane.cli.evaluate import evaluate
-from raglane.cli.export import export
-from raglane.cli.inspect import inspect
-from raglane.cli.predict import predict
-from raglane.cli.sample import sample
+from raglane.cli.predict import export, predict, sample
 from raglane.cli.train import train
 from raglane.cli.tune import tune
 from raglane.errors import DivergedError, RaglaneError, message, quote, shorten

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from raglane.cli import console, options
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from raglane.training.inference import Evaluation
 
 
+_Data = Annotated[Path | None, options.argument("Data with labels. Without it: what the run was to be tested on.")]
+
 # Above this many classes a table is wider than a terminal: it goes to its file only.
 _WIDEST_TABLE = 20
 
@@ -27,7 +29,7 @@ _LONGEST_TABLE = 30
 @options.command
 def evaluate(
     run: options.Run,
-    data: options.DataToEvaluate = None,
+    data: _Data = None,
     *,
     columns: options.Columns,
     format: options.Format = None,
@@ -120,15 +122,15 @@ def report(
 
 def _details(folder: Path, evaluation: Evaluation, say: Callable[[str], None] | None) -> dict[str, bytes]:
     """What goes with the numbers: a matrix, a table, a picture, as files by their names."""
+    from raglane._utils.table import Table
     from raglane.report.figures import points_png
-    from raglane.report.tables import rows_table
 
     details: dict[str, bytes] = {}
     measured = evaluation.measured
     if evaluation.confusion is not None:
         details |= _confusion(folder, evaluation, say)
     if measured.table:
-        table = rows_table(measured.table)
+        table = Table.of("Numbers", measured.table).text()
         details["table.txt"] = (table + "\n").encode()
         if say is not None and len(measured.table) <= _LONGEST_TABLE:
             for line in table.splitlines():
@@ -140,11 +142,10 @@ def _details(folder: Path, evaluation: Evaluation, say: Callable[[str], None] | 
 
 def _confusion(folder: Path, evaluation: Evaluation, say: Callable[[str], None] | None) -> dict[str, bytes]:
     """The confusion matrix as picture and text."""
-    from raglane.report.figures import confusion_png
-    from raglane.report.tables import confusion_table
+    from raglane.report.figures import confusion_png, confusion_table
 
     matrix: list[list[int]] = [] if evaluation.confusion is None else evaluation.confusion.tolist()
-    table = confusion_table(matrix, evaluation.labels)
+    table = confusion_table(matrix, evaluation.labels).text()
     if say is not None and len(evaluation.labels) <= _WIDEST_TABLE:
         for line in table.splitlines():
             say(line)

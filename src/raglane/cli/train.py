@@ -219,7 +219,7 @@ def _resumed(
 ) -> _Order:
     """The order to go on with a run: its own data and settings, but for what may change."""
     from raglane.runs.steps import changes_of, without_own_cell
-    from raglane.training.run import load_description, refuse_diverged
+    from raglane.training.job import load_description, refuse_diverged
 
     description = load_description(out)
     refuse_diverged(description, out)
@@ -314,14 +314,13 @@ def _train(order: _Order) -> None:
 
 def _parts(order: _Order) -> tuple[Records | Dataset, Records | Dataset | None]:
     """The training and the validation part, and a note on each."""
-    from raglane.data.records import Records
     from raglane.runs.steps import divide
 
     settings = order.settings
     records = order.training or order.source.open(settings.task)
     if order.training is not None and settings.task != "classify":
         order.say(f"task: {settings.task} (guessed; --task chooses)")
-    for note in records.notes if isinstance(records, Records) else ():
+    for note in records.notes:
         order.say(note)
     where = DEFAULT_DATA if order.source.path is None else str(order.source.path)
     given = None if order.validation is None else order.read_part(order.validation)

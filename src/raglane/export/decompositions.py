@@ -47,7 +47,7 @@ def padded_of_elements(values: Tensor, offsets: Tensor, steps: Any) -> Tensor:
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """What stands for each operator, for ``ExportedProgram.run_decompositions``."""
+    """Replacements of operators, for ``ExportedProgram.run_decompositions``."""
     import raglane.packing.operators  # noqa: F401 (registers ours)
 
     return {
@@ -59,7 +59,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def exact_decompositions() -> dict[Any, Callable[..., Any]]:
-    """What stands for operators of which ONNX computes a part, or keeps a number, in float32, whatever the dtype."""
+    """Replacements of operators of which ONNX computes a part, or keeps a number, in float32, whatever the dtype."""
     aten = torch.ops.aten
     others = (aten.celu, aten.elu, aten.hardsigmoid, aten.leaky_relu)
     return {**torch._decomp.get_decompositions(others), aten.layer_norm.default: _layer_norm}

@@ -1,4 +1,4 @@
-"""What goes into an exported model and what comes out of it: names, shapes, and fresh batches to try it on."""
+"""The inputs and outputs of an exported model: names, shapes, and fresh batches to try it on."""
 
 from __future__ import annotations
 
@@ -40,9 +40,8 @@ class Signature:
         rule = "a Ragged, or a tuple of arguments of which one at least is a Ragged and the others are tensors"
         if not batches or not all(part is None or isinstance(part, Tensor | Ragged) for part in leaves):
             got = type(example).__name__ if type(example) is not tuple else ", ".join(type(p).__name__ for p in leaves)
-            raise ArgumentTypeError(
-                message("example", f"a {got}", rule, "wrap the sequences with rl.Ragged(sequences)")
-            )
+            fix = "wrap the sequences with rl.Ragged(sequences)"
+            raise ArgumentTypeError(message("example", f"a {got}", rule, fix))
         if any(len(part) != len(batches[0]) for part in batches):
             got = " and ".join(str(len(part)) for part in batches)
             raise ArgumentError(message("example", f"{got} sequences", "as many in each batch", "pass one batch"))

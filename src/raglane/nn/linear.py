@@ -49,7 +49,7 @@ def row_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
 
 
 def _has_kernel(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether the cpu kernels compute a product; what is wrong with one is for torch to say."""
+    """True if the cpu kernels compute a product; torch raises for a wrong one."""
     return (
         not records_operators()  # first: the number of rows may be a symbol
         and input.is_cpu

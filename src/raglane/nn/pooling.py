@@ -55,9 +55,8 @@ class Pooling(nn.Module):
     def __init__(self, name: str) -> None:
         super().__init__()
         if not isinstance(name, str) or name not in _PLAIN:
-            raise ArgumentError(
-                message("name", quote(name), f"one of {', '.join(_PLAIN)}", 'for "attention" build an AttentionPooling')
-            )
+            fix = 'for "attention" build an AttentionPooling'
+            raise ArgumentError(message("name", quote(name), f"one of {', '.join(_PLAIN)}", fix))
         self.name = name
 
     def forward(self, batch: Ragged) -> Tensor:
@@ -76,7 +75,7 @@ class Pooling(nn.Module):
         return _PLAIN[self.name](batch)
 
     def extra_repr(self) -> str:
-        """What ``print(module)`` shows."""
+        """The settings that ``print(module)`` shows."""
         return repr(self.name)
 
 
@@ -166,7 +165,7 @@ class AttentionPooling(nn.Module):
         return segments.sum(weights * blocks, batch.offsets).flatten(1)
 
     def extra_repr(self) -> str:
-        """What ``print(module)`` shows."""
+        """The settings that ``print(module)`` shows."""
         return f"{self.features}, heads={self.heads}"
 
 

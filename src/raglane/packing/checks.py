@@ -254,7 +254,7 @@ def read_padding_value(value: Any) -> float:
 
 
 def read_padding_side(side: Any) -> bool:
-    """Whether the padding is on the left."""
+    """True for padding on the left."""
     if not isinstance(side, str) or side not in ("left", "right"):
         kind = ShapeError if isinstance(side, str) else KindError
         raise kind(message("padding_side", quote(side), '"left" or "right"', 'pass padding_side="right"'))

@@ -115,7 +115,7 @@ def flatten_padded(
 
 
 def _is_padded(padded: Any) -> bool:
-    """Whether this can be a padded batch at all; where it cannot, the way by index arithmetic says why."""
+    """True for what can be a padded batch; the way by index arithmetic raises for anything else."""
     return (
         isinstance(padded, Tensor)
         and padded.layout is torch.strided

@@ -29,7 +29,7 @@ from raglane.segments import IntArray, conjugate
 
 
 class _Kit(NamedTuple):
-    """What NumPy and PyTorch name differently: count up in strides, and repeat each entry by its count."""
+    """Functions that NumPy and PyTorch name differently: count up in strides, and repeat each entry by its count."""
 
     count_up: Callable[[int, int], Any]
     repeat: Callable[[Any, Any, int], Any]

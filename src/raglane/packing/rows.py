@@ -236,7 +236,7 @@ def _flatten(table: Tensor, layout: Layout, total: int, given: tuple[Tensor, ...
 
 
 def _is_ours(table: Tensor) -> bool:
-    """Whether the memory of a tensor can be read, and nobody follows what happens to it but PyTorch's autograd."""
+    """True if the memory of a tensor can be read, and only PyTorch's autograd follows its operations."""
     return (
         not records_operators()
         and table.is_cpu
@@ -248,7 +248,7 @@ def _is_ours(table: Tensor) -> bool:
 
 
 def _is_list(numbers: Any, count: int | None) -> bool:
-    """Whether this is a row of ``count`` integers that lie side by side in the host's memory."""
+    """True for ``count`` int64 numbers side by side in the host's memory."""
     return (
         type(numbers) is Tensor
         and numbers.dim() == 1

@@ -1,25 +1,30 @@
-"""What a layer costs on this machine: measurements of about a minute, and the model that is fitted to them."""
+"""What a layer costs on this machine: measurements of about a minute, the model fitted to them, and how it is kept."""
 
 from __future__ import annotations
 
+import hashlib
+import inspect
+import json
 import math
+import os
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from raglane._utils import caches
+from raglane.native.library import location
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner import probe
-from raglane.planner.model import Floats, Profile, features, fit
-from raglane.planner.peak import peak_bytes
-from raglane.planner.probe import MODES, PROBES
-from raglane.planner.ways import Way, at, cast
+from raglane.planner.machine import facts
+from raglane.planner.model import Floats, Profile, Way, at, cast, features, fit
+from raglane.planner.probe import MODES, PROBES, peak_bytes
 
-__all__ = ["Calibration", "calibrate"]
-
+# The folder among the user's caches, and what its files hold.
+_KIND, _FORMAT = "plans", 4
 # A way that takes so many times as long as the fastest, in most probes of every size, is not looked at again.
 _BEHIND = 2.0
 # Probes that take turns. The batches of an epoch differ, and one that comes again and again finds its memory in the
@@ -36,14 +41,7 @@ _WEIGHED = ([5] * 12, [30], [40, *[4] * 7], [12] * 30)
 
 @dataclass(frozen=True)
 class Calibration:
-    """The coefficients of every way.
-
-    Attributes:
-        seconds: by way and mode, those of :func:`~raglane.planner.model.features`.
-        yardstick: seconds of the yardstick, the median while the layer was measured, at the most threads.
-        memory: by way, for a call, an element computed and a sequence, the bytes of a training step.
-        longest: by way and mode, seconds of the longest call that was measured.
-    """
+    """The coefficients of every way."""
 
     seconds: dict[tuple[Way, str], Floats]
     memory: dict[Way, Floats]
@@ -70,14 +68,7 @@ def _size(profile: Profile) -> Floats:
 
 
 class _Look(NamedTuple):
-    """How thoroughly ways are measured.
-
-    Attributes:
-        longest: seconds for the first round of a group's probes, from the second group on. The slower ones are left
-            out, and so are the groups after them, which are larger: what lies beyond is extrapolated.
-        rounds: how often each probe is timed, at most.
-        share: about how much of the whole measurement this is, for the progress that is shown.
-    """
+    """How thoroughly ways are measured."""
 
     longest: float
     rounds: int
@@ -215,3 +206,62 @@ def _weigh(way: Way, layer: RecurrentLayer) -> Floats:
             sizes.append(_size(Profile.of(way, lengths)))
             held.append(peak_bytes(call, probe.device_of(layer)))
     return fit(np.array(sizes), np.array(held, np.float64))
+
+
+def key_of(layer: RecurrentLayer, ways: Sequence[Way]) -> str:
+    """What a calibration is of: machine, versions, the built kernels, the layer without its weights, and the ways."""
+    modules = {type(part) for part in layer.modules()}
+    own = [kind for kind in modules if kind.__module__.split(".")[0] not in ("torch", "raglane")]
+    kernels = location()
+    parts = [
+        _FORMAT,
+        PROBES,
+        facts(["numpy"]),
+        None if kernels is None else kernels.stat().st_mtime_ns,
+        f"{type(layer).__qualname__}: {layer!r}",
+        layer.training,
+        {name: [*weight.shape, str(weight.dtype), str(weight.device)] for name, weight in layer.named_parameters()},
+        sorted(_source(kind) for kind in own),
+        [astuple(way) for way in ways],
+        os.environ.get("RAGLANE_ISA"),
+    ]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
+
+
+def load(key: str, ways: Sequence[Way]) -> Calibration | None:
+    """The calibration that was saved under a key; None where there is none, or none that can be read."""
+    try:
+        content = json.loads(caches.load(_KIND, key) or "")
+        seconds = {(way, mode): _floats(content["seconds"][f"{way}; {mode}"]) for way in ways for mode in MODES}
+        memory = {way: _floats(content["memory"][str(way)]) for way in ways}
+        longest = {(way, mode): float(content["longest"][f"{way}; {mode}"]) for way in ways for mode in MODES}
+        _floats(list(longest.values()))
+        return Calibration(seconds, memory, longest, float(_floats([content["yardstick"]])[0]))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def save(key: str, calibration: Calibration) -> None:
+    """Keep a calibration, whole or not at all; a folder that cannot be written is passed over."""
+    content = {
+        "seconds": {f"{way}; {mode}": list(found) for (way, mode), found in calibration.seconds.items()},
+        "longest": {f"{way}; {mode}": found for (way, mode), found in calibration.longest.items()},
+        "yardstick": calibration.yardstick,
+        "memory": {str(way): list(found) for way, found in calibration.memory.items()},
+    }
+    caches.save(_KIND, key, json.dumps(content))
+
+
+def _floats(numbers: Sequence[float]) -> Floats:
+    found = np.array(numbers, np.float64)
+    if found.ndim != 1 or not np.isfinite(found).all():
+        raise ValueError("not a list of numbers")
+    return found
+
+
+def _source(kind: type[torch.nn.Module]) -> str:
+    try:
+        return inspect.getsource(kind)
+    except (OSError, TypeError):
+        # Typed into an interpreter: what it was yesterday cannot be told.
+        return f"{kind!r} of process {os.getpid()}"

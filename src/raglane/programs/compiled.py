@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -14,21 +14,13 @@ from raglane.programs.lower import Lowered, lower
 from raglane.programs.program import Kind
 from raglane.programs.trace import Trace
 
-__all__ = ["Backward", "Compiled", "Fetch", "Forward", "Wanted"]
-
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a backward pass gets and gives.
-
-    Attributes:
-        given_output, given_states: whether there are gradients of the outputs, and of the states of every step.
-        elements, unchanged, vectors, weights: of which there are to be gradients, in the order of
-            :attr:`Compiled.elements`, and so on.
-    """
+    """The gradients that a backward pass is given, and those that it must compute, in the order of the step's nodes."""
 
     given_output: bool
-    given_states: bool
+    given_states: bool  # of the states of every step
     elements: tuple[bool, ...]
     unchanged: tuple[bool, ...]
     vectors: tuple[bool, ...]
@@ -37,91 +29,58 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Fetch:
-    """Where columns of every element are found: in an output of a program, or in what was given to it.
+    """Where columns of every element are found: in an output of a program, or in what was given to it."""
 
-    Attributes:
-        output: which output; -1 where they were given.
-        node: the node that was given.
-        start, width: the columns.
-    """
-
-    output: int
-    node: int
+    output: int  # -1 where they were given
+    node: int  # that was given
     start: int
     width: int
 
 
 @dataclass(frozen=True)
 class Forward:
-    """A forward program.
-
-    Attributes:
-        lowered: the program.
-        output: where the output is; None where nobody needs it.
-        states: where the states of every step are, where they are needed.
-        saved: which outputs the backward program reads as which nodes.
-        own: those of these nodes that nobody else reads.
-    """
+    """A forward program, and which of its outputs hold what."""
 
     lowered: Lowered
     output: int | None
     states: tuple[int, ...]
-    saved: dict[int, int]
-    own: frozenset[int]
+    saved: dict[int, int]  # by the nodes that the backward program reads
+    own: frozenset[int]  # those of these nodes that nothing else reads
 
 
 @dataclass(frozen=True)
 class Backward:
-    """A backward program.
-
-    Attributes:
-        lowered: the program.
-        grad_output: the node of the output's gradients; -1 where there are none.
-        grad_states: those of the gradients of the states of every step.
-        saved: the nodes that the forward pass must have saved.
-        elements: where the gradients of these are, by their place.
-        unchanged, vectors: where the sums of these gradients over a sequence's elements are, by their place: which of
-            the final states.
-        sums: where the gradients of those vectors are that are sums of what an output has anyway.
-        over: of the outputs, the nodes that the forward pass saved and whose memory they may have.
-        weights: for each product of a weight whose gradient is wanted, the weight, and where the gradient of the
-            product's result and its operand are.
-        deferred: for each product whose gradient is due after the loop, the weight, where the gradient of the result
-            is, and the node and its first column that it is for.
-    """
+    """A backward program, and where gradients are after its loop; by place, as in :class:`Wanted`."""
 
     lowered: Lowered
-    grad_output: int
+    grad_output: int  # the node of the output's gradients; -1 without
     grad_states: tuple[int, ...]
-    saved: tuple[int, ...]
+    saved: tuple[int, ...]  # nodes that the forward pass must save
     elements: dict[int, Fetch]
-    unchanged: dict[int, int]
-    vectors: dict[int, int]
-    sums: dict[int, Fetch]
-    over: dict[int, int]
-    weights: tuple[tuple[int, Fetch, Fetch], ...]
-    deferred: tuple[tuple[int, Fetch, tuple[int, int, int]], ...]
+    unchanged: dict[int, int]  # sums over a sequence's elements: which of the final states
+    vectors: dict[int, int]  # the same
+    sums: dict[int, Fetch]  # those vectors whose gradients are sums of what an output has anyway
+    over: dict[int, int]  # by output, the saved node whose memory it may take
+    weights: tuple[tuple[int, Fetch, Fetch], ...]  # of each product: the weight, its result's gradient, its operand
+    deferred: tuple[tuple[int, Fetch, tuple[int, int, int]], ...]  # gradients of elements that are due after the loop
 
 
 @dataclass
-class Compiled:
-    """All programs of one traced step.
-
-    Attributes:
-        trace: the trace.
-        elements: the nodes that are given for each element.
-        states: those that are states.
-        unchanged: those that are given as states, but which no step changes.
-        vectors: those that all rows share.
-        order: of each state as the cell has it, whether it changes, and its place among the states or the unchanged.
-    """
+class CompiledStep:
+    """All programs of one traced step, made when they are first wanted; found again by the key of the step."""
 
     trace: Trace
-    elements: list[int] = field(init=False)
+    key: tuple[Any, ...] = ()
+    is_read: bool = False  # the trace was read from the disk
+    not_kept: str = ""  # why the trace is not on the disk
+    disk_key: str = ""
+    seconds: float = 0.0  # to trace or read, and to verify
+    calls: int = 0
+    elements: list[int] = field(init=False)  # nodes of the graph, as all that follow
     states: list[int] = field(init=False)
-    unchanged: list[int] = field(init=False)
+    unchanged: list[int] = field(init=False)  # states that no step changes
     vectors: list[int] = field(init=False)
-    order: list[tuple[bool, int]] = field(init=False)
+    order: list[tuple[bool, int]] = field(init=False)  # of each state: whether it changes, and its place among those
 
     def __post_init__(self) -> None:
         result, graph = self.trace.result, self.trace.result.graph
@@ -205,7 +164,7 @@ class Compiled:
 class _Backward:
     """How a backward program is made."""
 
-    def __init__(self, compiled: Compiled, wanted: Wanted) -> None:
+    def __init__(self, compiled: CompiledStep, wanted: Wanted) -> None:
         self.compiled, self.wanted = compiled, wanted
         self.graph = compiled.trace.result.graph.copy()
         self.outputs: list[Columns] = []

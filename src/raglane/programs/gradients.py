@@ -15,8 +15,6 @@ import numpy as np
 
 from raglane.programs.graph import Columns, Graph, Node
 
-__all__ = ["Deferred", "Reverse", "WeightGradient", "recorded_from"]
-
 Give = Callable[[int, Columns], None]
 _RECORDED = dict.fromkeys(("lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not", "stop"), slice(0))
 _RECORDED |= {"where": slice(1, None), "through": slice(1, None)}
@@ -47,14 +45,7 @@ class Deferred:
 
 @dataclass
 class Reverse:
-    """Gradients of a graph's nodes, from the last to the first.
-
-    Args:
-        graph: grows by what the gradients need.
-        wanted: the given nodes whose gradients are wanted.
-        wanted_weights: the weights whose gradients are.
-        elements: the nodes that are given for each element.
-    """
+    """Gradients of a graph's nodes, from the last to the first."""
 
     graph: Graph
     wanted: set[int]

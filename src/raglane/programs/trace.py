@@ -20,12 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from raglane.programs.graph import DEPENDS, Columns, Graph, Node, Refused, Result
-from raglane.programs.known import Call, Known, Moved, moved
-from raglane.programs.reads import Reading
-from raglane.programs.rows import FREE, SHIFT, RowsMeet, align, free, marks_of
+from raglane.programs.parameters import Call, Known, Moved, ParameterOps, moved
+from raglane.programs.rows import FREE, SHIFT, Reading, RowsMeet, align, free, marks_of
 from raglane.programs.weights import stand_in
-
-__all__ = ["Trace", "Tracer", "draws_random_numbers", "rows_for"]
 
 # Numbers of rows that a step is traced with: one that divides no size, so that what comes of it can be told.
 _PRIMES = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53)
@@ -34,34 +31,12 @@ _META = torch.device("meta")
 
 @dataclass
 class Trace:
-    """What tracing found.
-
-    Attributes:
-        result: the graph of a step, and what it gives.
-        calls: what is computed from the parameters; nobody needs it where there is ``moved``.
-        vectors: which known tensor each of ``result.vectors`` is, laid flat.
-        weights: which known tensor each of the graph's weights is, ``(groups, rows, depth)``.
-        reads_itself: whether the step reached a parameter by another way than its module, such as a closure.
-        moved: of the vectors, and then of the weights, the pieces of parameters that they are made of; None where some
-            are computed in another way.
-    """
+    """A traced step."""
 
     result: Result
-    calls: list[Call]
-    vectors: list[int]
-    weights: list[int]
-    reads_itself: bool
-    moved: list[Moved] | None
-
-    def known(self, leaves: Iterable[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """The vectors and the weights that a program reads, for the parameters as they are now."""
-        known = list(leaves)
-        if self.moved is not None:
-            made, count = [part.of(known) for part in self.moved], len(self.result.vectors)
-            return [part.reshape(-1) for part in made[:count]], made[count:]
-        for call in self.calls:
-            call.run(known)
-        return [known[index].reshape(-1) for index in self.vectors], [known[index] for index in self.weights]
+    parameters: ParameterOps
+    reads_itself: bool  # it reached a parameter by another way than its module, such as a closure
+    prepares: bool = True  # what the cell prepares is a part of the step; else the step is given it
 
 
 @dataclass(eq=False)
@@ -77,13 +52,7 @@ class _Part:
 
 @dataclass
 class Tracer:
-    """One trace: a graph that grows.
-
-    Attributes:
-        dtype: what numbers are computed in.
-        rows: how many rows the step is given.
-        rules: by the name of an operation, what it makes of rows: :data:`raglane.programs.rules.RULES`.
-    """
+    """One trace: a graph that grows."""
 
     dtype: torch.dtype
     rows: int
@@ -330,7 +299,7 @@ class Tracer:
         both = torch.stack([own.reshape(-1), self.marks(tensor).reshape(-1)], 1)
         return align([both], self.rows).columns[0][:, 1]
 
-    def finish(self, result: Result) -> Trace:
+    def finish(self, result: Result, prepares: bool) -> Trace:
         """All that was found."""
         starts = {start: index for index, start in enumerate(self.graph.starts)}
         result.vectors = [starts[start] for start in self._vectors.values()]
@@ -338,7 +307,9 @@ class Tracer:
         all_moved = moved(self._calls, values, len(self._originals))
         wanted = [all_moved[index] for index in (*self._vectors, *self._weight_known)]
         only_moved = None if None in wanted else cast(list[Moved], wanted)
-        return Trace(result, self._calls, list(self._vectors), self._weight_known, self.reads_itself, only_moved)
+        calls = self._calls if only_moved is None else []
+        ops = ParameterOps(calls, list(self._vectors), self._weight_known, only_moved)
+        return Trace(result, ops, self.reads_itself, prepares)
 
 
 class _Follow(TorchDispatchMode):
@@ -363,23 +334,13 @@ def _memory(marks: Tensor) -> int:
 
 
 def rows_for(sizes: Iterable[int]) -> int:
-    """A number of rows that divides none of these sizes, so that nothing else can be taken for it.
-
-    Example:
-        >>> rows_for([22, 64])
-        13
-    """
+    """A number of rows that divides none of these sizes, so that nothing else can be taken for it."""
     found = list(sizes)
     return next((prime for prime in _PRIMES if all(size % prime for size in found)), 59)
 
 
 def draws_random_numbers(run: Callable[[], Any]) -> tuple[Any, bool]:
-    """Run a function, and say whether it moved a generator of random numbers; it is moved back.
-
-    Example:
-        >>> draws_random_numbers(lambda: random.random() < 2)
-        (True, True)
-    """
+    """Run a function, and say whether it moved a generator of random numbers; it is moved back."""
     before = _generators()
     try:
         found = run()

@@ -16,11 +16,16 @@ from torch.utils import _pytree as pytree
 from raglane import segments
 from raglane._utils.arrays import as_tensor
 from raglane._utils.checks import check_kind
+from raglane._utils.drawing import LIGHT, PALETTE
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, quote
-from raglane.ragged import display, functions
+from raglane.ragged import functions
 from raglane.ragged.conversions import Conversions
+from raglane.ragged.interop import from_list
 from raglane.ragged.operations import SequenceOperations
-from raglane.ragged.sequences import from_list
+
+_SHOWN = 10  # lengths that a repr writes out before an ellipsis
+_ROWS = 24  # rows that a picture draws before the rest is only counted
+_WIDTH, _ROW = 240, 8  # pixels
 
 
 def _operator(function: Callable[..., Any], swapped: bool = False) -> Callable[[Ragged, Any], Ragged]:
@@ -251,17 +256,40 @@ class Ragged(SequenceOperations, Conversions):
     def __repr__(self) -> str:
         lengths = self._known_lengths()
         shape = f"({', '.join(map(str, (len(self), '*', *self.features)))})"
-        return display.describe(
-            shape,
-            str(self.dtype),
-            str(self.device),
-            None if lengths is None else lengths.tolist(),
-            None if lengths is None else self.fill,
-        )
+        of_lengths = "lengths=on the device"
+        # NOTE: a repr never waits for a device, or looking at a batch in a debugger would change its timing.
+        if lengths is not None:
+            shown = ", ".join(map(str, lengths[:_SHOWN].tolist())) + (", ..." if len(self) > _SHOWN else "")
+            of_lengths = f"lengths=[{shown}], fill={self.fill:.3g}"
+        return f"Ragged(shape={shape}, dtype={self.dtype}, device={self.device}, {of_lengths})"
 
     def _repr_html_(self) -> str:
         lengths = self._known_lengths()
-        return display.picture(repr(self), [] if lengths is None else lengths.tolist())
+        return _picture(repr(self), [] if lengths is None else lengths.tolist())
+
+
+def _picture(title: str, lengths: list[int]) -> str:
+    """An HTML picture: one bar per sequence, coloured as long as it is, grey where padding would be."""
+    from html import escape  # a notebook needs it, and it costs as much to load as half of Raglane
+
+    rows = lengths[:_ROWS]
+    longest = max([1, *rows])
+    bars = []
+    for row, length in enumerate(rows):
+        top = row * (_ROW + 2)
+        width = length / longest * _WIDTH
+        colour = PALETTE[row % len(PALETTE)]
+        bars.append(
+            f'<rect x="0" y="{top}" width="{_WIDTH}" height="{_ROW}" fill="{LIGHT.padding}"/>'
+            f'<rect x="0" y="{top}" width="{width:.1f}" height="{_ROW}" fill="{colour}"/>'
+            f'<text x="{_WIDTH + 6}" y="{top + _ROW}" font-size="9" fill="currentColor">{length}</text>'
+        )
+    height = len(rows) * (_ROW + 2)
+    more = f"<div>and {len(lengths) - _ROWS} more</div>" if len(lengths) > _ROWS else ""
+    return (
+        f"<div><code>{escape(title)}</code></div>"
+        f'<svg width="{_WIDTH + 60}" height="{height}" role="img" aria-label="lengths">{"".join(bars)}</svg>{more}'
+    )
 
 
 def _refuse_to(args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exception) -> None:

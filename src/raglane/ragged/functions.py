@@ -107,7 +107,7 @@ def kind_of(function: Callable[..., Any]) -> Kind:
 
 
 def hint(name: str) -> str:
-    """What to call instead of the torch function of that name."""
+    """The call to use in place of the torch function of that name."""
     general = (
         "call r.map(f) if f treats each row of r.values alone, r.values for the flat tensor, "
         "or r.to_padded() for a padded one"
@@ -190,9 +190,8 @@ def _check_features(name: str, kind: type[Any], args: tuple[Any, ...], kwargs: d
     """Refuse what would reach beyond the feature dimensions, or a ragged batch in the place of a weight."""
     first = args[0] if args else kwargs.get("input")
     if not isinstance(first, kind) or any(isinstance(value, kind) for value in _arguments(args, kwargs)[1:]):
-        raise RaggedFunctionError(
-            message(name, "a Ragged that is not its input", "only the input may be ragged", "pass r.values")
-        )
+        fix = "pass r.values"
+        raise RaggedFunctionError(message(name, "a Ragged that is not its input", "only the input may be ragged", fix))
     needed = 0
     if name == "linear":
         needed = 1

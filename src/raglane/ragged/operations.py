@@ -1,4 +1,4 @@
-"""What a ragged batch does with each of its sequences: the methods of ``Ragged`` that compute."""
+"""The methods of ``Ragged`` that compute sequence by sequence."""
 
 from __future__ import annotations
 

@@ -14,7 +14,6 @@ from raglane.runs.sources import DEFAULT_DATA, ColumnNames, SavedSource
 from raglane.training.options import DATA, MODEL, RUN, TRAINING, flag_of, options
 from raglane.training.settings import Settings
 
-
 _PANELS = (DATA, MODEL, TRAINING, RUN)
 # Where data comes from, and what it means that nothing is said of it.
 _UNSET = {

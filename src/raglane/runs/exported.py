@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from raglane import segments
 from raglane._utils.files import check_new_file, write_files
 from raglane.data.encoders import END, UNKNOWN
 from raglane.data.missing import BLOCKS
@@ -18,9 +19,7 @@ from raglane.errors import ArgumentError, ExportError, message
 from raglane.export.signature import Layout
 from raglane.export.to_onnx import Exported, made
 from raglane.ragged import Ragged
-from raglane import segments
 from raglane.training.model import SequenceModel
-
 
 # What the model gives, by task.
 _OUTPUTS = {"regress": "prediction", "forecast": "prediction"}

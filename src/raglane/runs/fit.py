@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from raglane._utils.checks import check_flag
+from raglane._utils.reading import as_path
 from raglane.data.records import Records
 from raglane.data.stored_dataset import Dataset
 from raglane.errors import ArgumentError, ArgumentTypeError, argument, message, nearest, quote, require
@@ -28,14 +29,12 @@ from raglane.runs.sources import (
     chosen_columns,
 )
 from raglane.runs.steps import changes_of, divide, planned, run_training, without_own_cell
-from raglane._utils.reading import as_path
-from raglane.training.settings import left_to_plan
 from raglane.training.checkpoint import load_model, read_model
 from raglane.training.folder import at_work, check_folder
+from raglane.training.job import TrainingResult, load_description, refuse_diverged
 from raglane.training.machine import check_machine
 from raglane.training.own_cell import name_cell
-from raglane.training.run import TrainingResult, load_description, refuse_diverged
-from raglane.training.settings import Settings
+from raglane.training.settings import Settings, left_to_plan
 from raglane.training.stored import build, rule_of
 from raglane.training.tasks import TASKS, settle
 
@@ -132,7 +131,7 @@ def fit(
     if result.stopped_by is not None:
         # What is saved is saved: from here on the signal does what it does everywhere.
         signal.raise_signal(result.stopped_by)
-    return _run_of(result, (*(records.notes if isinstance(records, Records) else ()), *notes), tested)
+    return _run_of(result, (*records.notes, *notes), tested)
 
 
 def _followed() -> Run | None:

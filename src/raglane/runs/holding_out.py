@@ -13,7 +13,6 @@ from raglane.data.dataset import split
 from raglane.data.records import Records
 
 
-
 def hold_out(records: Records, fraction: float, seed: int) -> tuple[Records, Records]:
     """Split off a validation part that holds no label and no tag which the training part lacks.
 

@@ -18,12 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from raglane.errors import ArgumentError, DataError, RaglaneError, argument, message, quote, require
 from raglane._utils.files import check_place, put_folder, write_file
+from raglane.errors import ArgumentError, DataError, RaglaneError, argument, message, quote, require
 from raglane.runs.run import Run
 from raglane.runs.tables import TablePredictor
 from raglane.training.ranks.on_ray import check_machines, connected
-
 
 # Rows of a block at most; a row group is never in two.
 _ROWS = 16_384

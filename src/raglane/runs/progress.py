@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from raglane.training.state import Totals, TrainingState
 
 
-
 def epoch_line(row: dict[str, float], epochs: int) -> str:
     """An epoch of the history in a line."""
     width = len(str(epochs))

@@ -25,7 +25,6 @@ from raglane.training.settings import Settings
 from raglane.training.state import load_state
 from raglane.training.tasks import TASKS
 
-
 # What may differ when a run goes on: nothing that would change what the epochs so far have done.
 _CHANGEABLE = ("epochs", "patience", "device", "ranks", "engine", "threads", "workers", "logger")
 

@@ -1,4 +1,4 @@
-"""What a schedule is: lengths in, a table of rows out.
+"""The interface of a schedule: lengths in, a table of rows out.
 
 A schedule decides in which order the elements of a batch are computed, and side by side with which others. It sees
 lengths alone. The values of the batch never move for it.

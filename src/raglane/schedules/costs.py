@@ -1,4 +1,4 @@
-"""What a batch costs under each schedule, counted from its lengths."""
+"""The cost of a batch under each schedule, counted from its lengths."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from raglane.schedules import SCHEDULES, Count
 
 @dataclass(frozen=True, repr=False)
 class Cost:
-    """What one schedule computes for a batch of lengths.
+    """The work of one schedule for a batch of lengths.
 
     Attributes:
         schedule: its name.

@@ -59,7 +59,7 @@ def element_index(starts: Tensor, lengths: Tensor, total: int) -> Tensor:
 
 
 def owners(ends: Tensor, total: int) -> Tensor:
-    """What :func:`segment_ids` gives, from the ends ``(B,)`` of the sequences and by operators that ONNX has."""
+    """:func:`segment_ids` from the ends ``(B,)`` of the sequences, by operators that ONNX has."""
     ended = torch.zeros(total + 1, dtype=torch.int64, device=ends.device)
     return ended.index_add(0, ends, torch.ones_like(ends)).cumsum(0)[:total]
 

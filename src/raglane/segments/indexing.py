@@ -89,7 +89,7 @@ def _shown(index: Tensor, size: int) -> Tensor:
 
 
 def _wants_a_function(values: Tensor) -> bool:
-    """Whether there will be a backward pass, and one of more work than calling it takes.
+    """True if there will be a backward pass, and one of more work than calling it takes.
 
     The transformations of :mod:`torch.func` know PyTorch's own functions, and not those here.
     """
@@ -118,7 +118,7 @@ def _place(values: Tensor, index: Tensor, size: int, fill: float) -> Tensor:
 
 
 def _is_differentiated(values: Tensor) -> bool:
-    """Whether PyTorch follows what happens to values, so that they cannot be read as another dtype."""
+    """True if PyTorch follows operations on values, so that they cannot be viewed as another dtype."""
     if (values.requires_grad and torch.is_grad_enabled()) or is_transformed(values):
         return True
     return forward_ad.unpack_dual(values).tangent is not None

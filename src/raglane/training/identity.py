@@ -1,7 +1,8 @@
-"""Whether two runs had the same data: a number that does not change with order, or with what is held out."""
+"""Two texts for the data of a run: a fingerprint of its parts in their order, and an identity in whatever order."""
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 from collections.abc import Iterable
 from typing import Any
@@ -13,6 +14,29 @@ from raglane.data.records import Feature, Records
 from raglane.data.statistics import Counted
 
 _Hashes = npt.NDArray[np.uint64]
+
+
+def fingerprint(*parts: Records | Counted | None) -> str:
+    """A short text that differs for different sequences, labels or order."""
+    digest = hashlib.sha256()
+    for records in parts:
+        if records is None:
+            continue
+        if isinstance(records, Counted):
+            digest.update(records.fingerprint.encode())
+            continue
+        digest.update(np.ascontiguousarray(records.offsets).tobytes())
+        for words in (records.labels, records.tags, records.values if records.is_tokens else None):
+            if words is not None:
+                # repr keeps ("a b",) and ("a", "b") apart.
+                digest.update(repr(list(words)).encode())
+        if records.targets is not None:
+            digest.update(repr(records.targets.values.tolist()).encode())
+        if not records.is_tokens:
+            digest.update(np.ascontiguousarray(records.values).tobytes())
+        for feature in records.features:
+            digest.update(repr((feature.name, feature.kind, feature.values.tolist())).encode())
+    return digest.hexdigest()[:16]
 
 
 def identity(*parts: Records | Counted | None) -> str:

@@ -64,12 +64,17 @@ def flag_of(kind: Any, name: str) -> str:
 def check(chosen: Any) -> None:
     """Refuse a value that is none of its choices, or breaks a rule."""
     for name, described in options(chosen).items():
-        value = getattr(chosen, name)
-        other = described.or_else
-        is_other = other is not None and value is not None and other.holds(value)
-        if described.choices and value is not None and value not in described.choices and not is_other:
-            listed = "one of " + ", ".join(described.choices) + ("" if other is None else f"; or {other.rule}")
-            raise ArgumentError(message(name, quote(value), listed, f"pass {described.choices[0]}"))
-        for rule in described.rules:
-            if value is not None and not rule.holds(value):
-                raise ArgumentError(message(name, quote(value), rule.rule, rule.fix))
+        check_value(name, getattr(chosen, name), described)
+
+
+def check_value(name: str, value: Any, described: Option) -> None:
+    """Refuse a value that an option cannot have; None can always be left out."""
+    if value is None:
+        return
+    other = described.or_else
+    if described.choices and value not in described.choices and not (other is not None and other.holds(value)):
+        listed = "one of " + ", ".join(described.choices) + ("" if other is None else f"; or {other.rule}")
+        raise ArgumentError(message(name, quote(value), listed, f"pass {described.choices[0]}"))
+    for rule in described.rules:
+        if not rule.holds(value):
+            raise ArgumentError(message(name, quote(value), rule.rule, rule.fix))

@@ -1,68 +1,29 @@
-"""A training run from records to a folder: checked, settled, locked, and then trained in one process or several."""
+"""A training from records to a folder: checked, settled, locked, and then done in one process or several."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from raglane._utils.reading import as_path
 from raglane.data.formats.pieces import skipped_lines
 from raglane.data.records import Records, Skipped
-from raglane.data.statistics import Counted
 from raglane.data.stored_dataset import Dataset
 from raglane.errors import ArgumentError, DataError, argument, message, require
-from raglane.training.bookkeeper import Watcher
-from raglane.training.description import RunDescription, load_description, refuse_diverged
 from raglane.training.folder import CONFIG, SKIPPED, at_work, check_folder, replacing
-from raglane.training.identity import identity
+from raglane.training.identity import fingerprint, identity
+from raglane.training.job import Job, RunDescription, TrainingResult, load_description, refuse_diverged
+from raglane.training.machine import check_machine
 from raglane.training.own_cell import check_named, check_place
 from raglane.training.ranks.elsewhere import lead
 from raglane.training.ranks.group import ranks_of
 from raglane.training.settings import Settings
 from raglane.training.tasks import settle
-from raglane.training.work import TrainingResult, Work, perform
+from raglane.training.trainer import Trainer, Watcher
 
-if TYPE_CHECKING:
-    from raglane.training.bookkeeper import Watcher
-
-__all__ = [
-    "RunDescription",
-    "TrainingResult",
-    "fingerprint",
-    "left_out",
-    "load_description",
-    "refuse_diverged",
-    "train",
-]
-
-
-def fingerprint(*parts: Records | Counted | None) -> str:
-    """A short text that differs for different sequences, labels or order."""
-    digest = hashlib.sha256()
-    for records in parts:
-        if records is None:
-            continue
-        if isinstance(records, Counted):
-            digest.update(records.fingerprint.encode())
-            continue
-        digest.update(np.ascontiguousarray(records.offsets).tobytes())
-        for words in (records.labels, records.tags, records.values if records.is_tokens else None):
-            if words is not None:
-                # repr keeps ("a b",) and ("a", "b") apart.
-                digest.update(repr(list(words)).encode())
-        if records.targets is not None:
-            digest.update(repr(records.targets.values.tolist()).encode())
-        if not records.is_tokens:
-            digest.update(np.ascontiguousarray(records.values).tobytes())
-        for feature in records.features:
-            digest.update(repr((feature.name, feature.kind, feature.values.tolist())).encode())
-    return digest.hexdigest()[:16]
+__all__ = ["RunDescription", "TrainingResult", "left_out", "load_description", "train"]
 
 
 def train(
@@ -110,64 +71,65 @@ def train(
     """
     require("safetensors", "train")
     check_named(settings.layer)
+    check_machine(settings)
+    given: dict[str, Any] = {"training": training, "validation": validation, "test": test, "columns": columns or {}}
     if folder is None:
         if resume:
             fix = f"give {argument('folder')}"
             raise ArgumentError(message("folder", "None", "to go on needs the folder of a run", fix))
-        return spread(Work(RunDescription(settings), training, validation, test, columns or {}, None), watcher)
+        return _spread(Job(settings, **given), watcher)
     folder, rules = as_path(folder), {"resume": resume, "overwrite": overwrite}
     check_folder(folder, **rules)
     check_place(settings.layer, folder)
     with at_work(folder):
         # Again, now that nobody else can change it.
         check_folder(folder, **rules)
-        if resume:
-            settings = replace(settings, loss=settings.loss or load_description(folder).settings.loss)
-        else:
+        before = load_description(folder) if resume else None
+        if before is None:
             settings, _ = settle(settings, training)
-        description = RunDescription(settings, dict(data or {}), fingerprint(training, validation))
-        description = replace(description, identity=identity(training, validation))
+        else:
+            settings = replace(settings, loss=settings.loss or before.settings.loss)
         files = {CONFIG: config, SKIPPED: skipped_lines(left_out(training, validation, test))}
-        files = {name: content for name, content in files.items() if content}
-        work = Work(description, training, validation, test, columns or {}, folder, resume, files)
-        if resume:
-            refuse_diverged(load_description(folder), folder)
-            _check_same_data(folder, description.fingerprint)
-            return spread(work, watcher)
+        job = Job(
+            settings,
+            dict(data or {}),
+            fingerprint(training, validation),
+            identity=identity(training, validation),
+            folder=folder,
+            resume=resume,
+            files={name: content for name, content in files.items() if content},
+            **given,
+        )
+        if before is not None:
+            refuse_diverged(before, folder)
+            if before.fingerprint != job.fingerprint:
+                got = "other data than the run was started with"
+                rule = "a run goes on with the same sequences, labels and order"
+                fix = f"restore the data, or start anew with {argument('overwrite', True)}"
+                raise DataError(message("resume", got, rule, fix))
+            return _spread(job, watcher)
         with replacing(folder):
-            return spread(work, watcher)
+            return _spread(job, watcher)
+
+
+def _spread(job: Job, watcher: Watcher | None) -> TrainingResult:
+    """Do a job in this process, or in as many as its settings or torchrun say."""
+    others = ranks_of()
+    if others is not None:
+        # For what does not go with several ranks; how many there are is not a choice of the run.
+        replace(job.settings, ranks=others.count)
+        return lead(job, watcher, others)
+    if job.settings.engine == "ray":
+        from raglane.training.ranks.on_ray import launch_on_ray
+
+        return launch_on_ray(job, watcher)
+    if job.settings.ranks == 1:
+        return Trainer(job, watcher=watcher).run()
+    from raglane.training.ranks.launch import launch
+
+    return launch(job, watcher)
 
 
 def left_out(*parts: Records | Dataset | None) -> list[Skipped]:
     """The rows of all files that were left out, each once: what was held out comes from the file of the rest."""
-    return list(dict.fromkeys(row for part in parts if isinstance(part, Records) for row in part.skipped))
-
-
-def _check_same_data(folder: Path, marks: str) -> None:
-    if load_description(folder).fingerprint != marks:
-        raise DataError(
-            message(
-                "resume",
-                "other data than the run was started with",
-                "a run goes on with the same sequences, labels and order",
-                f"restore the data, or start anew with {argument('overwrite', True)}",
-            )
-        )
-
-
-def spread(work: Work, watcher: Watcher | None = None) -> TrainingResult:
-    """Do a training in this process, or in as many as its settings say."""
-    others = ranks_of()
-    if others is not None:
-        # For what does not go with several ranks; how many there are is not a choice of the run.
-        replace(work.settings, ranks=others.count)
-        return lead(work, watcher, others)
-    if work.settings.engine == "ray":
-        from raglane.training.ranks.on_ray import launch_on_ray
-
-        return launch_on_ray(work, watcher)
-    if work.settings.ranks == 1:
-        return perform(work, watcher=watcher)
-    from raglane.training.ranks.launch import launch
-
-    return launch(work, watcher)
+    return list(dict.fromkeys(row for part in parts if part is not None for row in part.skipped))

@@ -15,10 +15,8 @@ from raglane.cells import CELLS, CellSpec
 from raglane.kernels.checks import check
 from raglane.kernels.contract import DirectionResult, Request
 from raglane.kernels.program.modules import Named, cell_of, weights_of
-from raglane.kernels.program.parameters import gradients
-
-__all__ = ["program", "run_direction"]
-
+from raglane.kernels.program.steps import run_direction as run_step
+from raglane.programs.parameters import gradients
 
 # What a layer in one direction is given: a cell by its name, and which of its weights there are.
 _GIVEN = (
@@ -45,8 +43,6 @@ def _run(
     need_output: bool,
     need_states: bool,
 ) -> list[Tensor]:
-    from raglane.kernels.program.backend import run_direction as run
-
     spec, own = _equations(cell, present, values, states, weights)
     layer = Request(
         spec,
@@ -58,7 +54,7 @@ def _run(
         need_output=need_output,
         need_states=need_states,
     )
-    ran = run(check(layer), own, tuple(states), reverse)
+    ran = run_step(check(layer), own, tuple(states), reverse)
     return [*([] if ran.output is None else [ran.output]), *ran.state, *(ran.states or ())]
 
 

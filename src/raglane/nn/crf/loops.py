@@ -17,7 +17,7 @@ from raglane.nn.crf.recursions import SUMS, Scores, finite, weights_of
 
 
 class _Chain(NamedTuple):
-    """What the steps read besides the elements."""
+    """The parameters that each step reads."""
 
     arriving: Tensor  # ``(C, C)``, for coming to a tag (row) from another (column)
     edge: Tensor  # ``(C,)``, for each tag where the walk begins

@@ -22,7 +22,7 @@ SUMS = torch.float64
 
 
 class Scores(NamedTuple):
-    """What a chain is scored by, of one dtype, or something for each of these, such as derivatives."""
+    """The scores of a chain, of one dtype; or one tensor for each of them, such as derivatives."""
 
     emissions: Tensor  # ``(N, C)``, for each element and tag; in the caller's order unless packed
     start: Tensor  # ``(C,)``, for each tag as the first of a sequence
@@ -67,7 +67,7 @@ def _log_sum_exp(weights: Tensor) -> Tensor:
 
 
 def finite(weights: Tensor) -> Tensor:
-    """What can be subtracted from ``-inf`` and leaves it, where ``-inf`` itself would give NaN."""
+    """Weights that can be subtracted from ``-inf`` and leave it, where ``-inf`` itself would give NaN."""
     return weights.clamp(min=torch.finfo(weights.dtype).min)
 
 
@@ -153,7 +153,7 @@ def _(emissions: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 )
 @torch.no_grad()
 def _posterior_op(*inputs: Tensor) -> tuple[Tensor, ...]:
-    """What :func:`_posterior` gives."""
+    """:func:`_posterior` as an operator."""
     return tuple(_posterior(*_packed(*inputs[:6]), *inputs[6:]))
 
 

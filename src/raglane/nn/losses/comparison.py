@@ -1,4 +1,4 @@
-"""What every loss shares: predictions and targets brought together row by row, and their losses weighed and reduced."""
+"""Predictions and targets of a loss brought together row by row, and the losses weighed and reduced."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from raglane import segments
+from raglane._utils.checks import check_device
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, quote
 from raglane.ragged import Ragged
 
@@ -137,16 +138,13 @@ def _rows(name: str, given: Any, batch: Ragged) -> Tensor:
 
 
 def check_tensor(name: str, given: Any, batch: Ragged, fix: str) -> Tensor:
-    """A tensor as it is."""
+    """A dense tensor of real numbers on the device of the batch."""
     if not isinstance(given, Tensor):
         raise ArgumentTypeError(message(name, f"a {type(given).__name__}", "a tensor", fix))
     if given.is_nested or given.layout is not torch.strided or given.is_complex() or given.is_quantized:
         got = "a nested tensor" if given.is_nested else f"a tensor of {given.layout} and {given.dtype}"
         raise ArgumentTypeError(message(name, got, "a dense tensor of real numbers", fix))
-    if given.device != batch.device:
-        raise ShapeError(
-            message(name, f"a tensor on {given.device}", f"one device for all, {batch.device}", "move it with .to()")
-        )
+    check_device(name, given, batch.device)
     return given
 
 

@@ -74,6 +74,7 @@ def ctc_loss(
     check_reduction(reduction)
     check_flag("zero_infinity", zero_infinity)
     check_predictions("log_probs", log_probs)
+    blank = check_whole("blank", blank)
     _check_targets(log_probs, targets, blank)
     dtype = wide(log_probs.dtype)
     values = log_probs.values.to(dtype)
@@ -82,20 +83,10 @@ def ctc_loss(
         shares = sequence_weights(weights, log_probs)
         without = segments.spread(shares == 0, log_probs.offsets, values.shape[0])
         values = values.masked_fill(without.unsqueeze(1), 0)
-    parts = (
-        values,
-        log_probs.offsets,
-        log_probs.host_lengths,
-        targets.values.long(),
-        targets.offsets,
-        targets.host_lengths,
-        blank,
-    )
+    labelled = targets.values.long(), targets.offsets, targets.host_lengths
+    need_shares = torch.is_grad_enabled() and values.requires_grad
     losses: Tensor
-    if torch.compiler.is_compiling():
-        losses = _align_op(*parts, torch.is_grad_enabled() and values.requires_grad)[0]
-    else:
-        losses = _PathLoss.apply(*parts)  # type: ignore[no-untyped-call]
+    losses, _ = _align(values, log_probs.offsets, log_probs.host_lengths, *labelled, blank, need_shares)
     if zero_infinity:
         losses = losses.masked_fill(losses == -_NEVER, 0)
     # A weight of 0 times an infinite loss would be NaN.
@@ -109,8 +100,7 @@ def ctc_loss(
     return ratio(means.sum(), (labels.clamp(max=1) * shares).sum()).to(log_probs.dtype)
 
 
-def _check_targets(log_probs: Ragged, targets: Any, blank: Any) -> None:
-    check_whole("blank", blank)
+def _check_targets(log_probs: Ragged, targets: Any, blank: int) -> None:
     if log_probs.values.dim() != 2 or not 0 <= blank < log_probs.values.shape[1]:
         got = f"elements of shape {tuple(log_probs.features)}, blank {quote(blank)}"
         rule = "one log-probability per label, (N, C), and the blank is one of the C labels"
@@ -192,13 +182,51 @@ def _joined(stay: Tensor, step: Tensor, skip: Tensor, no_step: Tensor, no_skip: 
     return torch.logaddexp(torch.logaddexp(stay, step.masked_fill(no_step, _NEVER)), skip.masked_fill(no_skip, _NEVER))
 
 
-def _align(log_probs: Tensor, *parts: Any, need_shares: bool) -> tuple[Tensor, Tensor]:
-    """Sum over all paths."""
-    lattice = _lattice(log_probs.shape[1], *parts)
+# NOTE [operator]: torch.compile puts an operator into its graph as it is; the loops it would unroll. To differentiate
+# them step by step would keep several tensors per step. The shares come at once, while the forward variables are
+# there, and are all that is kept.
+@torch.library.custom_op("raglane::ctc_align", mutates_args=())
+def _align(
+    log_probs: Tensor,
+    offsets: Tensor,
+    steps: Tensor,
+    targets: Tensor,
+    target_offsets: Tensor,
+    labels: Tensor,
+    blank: int,
+    need_shares: bool,
+) -> tuple[Tensor, Tensor]:
+    """Sum over all paths: minus the logarithm of the probability of each target, ``(B,)``, and the shares, ``(N, C)``.
+
+    A share is the probability that a path of the target emits a label at a step, which is minus the derivative; without
+    rows where it is not needed.
+    """
+    lattice = _lattice(log_probs.shape[1], offsets, steps, targets, target_offsets, labels, blank)
     kept = log_probs.new_empty(sum(lattice.alive) if need_shares else 0)
     losses, emission = _forward(log_probs, lattice, kept)
     shares = _backward(log_probs, lattice, kept, losses, emission) if need_shares else log_probs.new_empty(0)
     return losses, shares
+
+
+@_align.register_fake
+def _(log_probs: Tensor, offsets: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    losses = log_probs.new_empty(offsets.shape[0] - 1)
+    return losses, log_probs.new_empty(log_probs.shape if rest[-1] else 0)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(inputs[0], output[1], inputs[1])
+
+
+def _gradient(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    log_probs, shares, offsets = ctx.saved_tensors
+    gradient: Tensor = shares * segments.spread(-grad, offsets, shares.shape[0]).unsqueeze(1)
+    if torch.is_grad_enabled():  # create_graph: the gradient may be differentiated again
+        gradient = _Once.apply(gradient, log_probs)  # type: ignore[no-untyped-call]
+    return gradient, *([None] * 7)
+
+
+_align.register_autograd(_gradient, setup_context=_setup_context)
 
 
 def _forward(log_probs: Tensor, lattice: _Lattice, kept: Tensor) -> tuple[Tensor, Tensor]:
@@ -248,29 +276,6 @@ def _backward(log_probs: Tensor, lattice: _Lattice, kept: Tensor, losses: Tensor
     return shares.view_as(log_probs)
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# As a function that PyTorch can differentiate once, and the same as an operator, for torch.compile
-# ---------------------------------------------------------------------------------------------------------------
-
-
-class _PathLoss(torch.autograd.Function):
-    """``(N, C)`` log-probabilities to ``(B,)`` losses.
-
-    Differentiating the recursion step by step would keep several tensors per step. The shares come at once, while
-    the forward variables are there, and are all that is kept.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, log_probs: Tensor, offsets: Tensor, *parts: Any) -> Tensor:
-        losses, shares = _align(log_probs, offsets, *parts, need_shares=ctx.needs_input_grad[0])
-        ctx.save_for_backward(log_probs, shares, offsets)
-        return losses
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return _gradient(ctx, grad), *([None] * 6)
-
-
 class _Once(torch.autograd.Function):
     """A gradient, tied to what it was computed from, so that to differentiate it again is an error.
 
@@ -287,42 +292,3 @@ class _Once(torch.autograd.Function):
         rule = "ctc_loss can be differentiated once, as in torch"
         fix = "leave out create_graph=True, or penalise another loss"
         raise ArgumentError(message("log_probs", "a second derivative", rule, fix))
-
-
-def _gradient(ctx: Any, grad: Tensor) -> Tensor:
-    log_probs, shares, offsets = ctx.saved_tensors
-    gradient: Tensor = shares * segments.spread(-grad, offsets, shares.shape[0]).unsqueeze(1)
-    if torch.is_grad_enabled():  # create_graph: the gradient may be differentiated again
-        gradient = _Once.apply(gradient, log_probs)  # type: ignore[no-untyped-call]
-    return gradient
-
-
-@torch.library.custom_op("raglane::ctc_align", mutates_args=())
-def _align_op(
-    log_probs: Tensor,
-    offsets: Tensor,
-    steps: Tensor,
-    targets: Tensor,
-    target_offsets: Tensor,
-    labels: Tensor,
-    blank: int,
-    need_shares: bool,
-) -> tuple[Tensor, Tensor]:
-    return _align(log_probs, offsets, steps, targets, target_offsets, labels, blank, need_shares=need_shares)
-
-
-@_align_op.register_fake
-def _(log_probs: Tensor, offsets: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    losses = log_probs.new_empty(offsets.shape[0] - 1)
-    return losses, log_probs.new_empty(log_probs.shape if rest[-1] else 0)
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(inputs[0], output[1], inputs[1])
-
-
-def _op_backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    return _gradient(ctx, grad), *([None] * 7)
-
-
-_align_op.register_autograd(_op_backward, setup_context=_setup_context)

@@ -10,23 +10,23 @@ import signal
 from contextlib import suppress
 
 from raglane.errors import LostRankError, current_flags, flags
-from raglane.training.bookkeeper import Watcher
+from raglane.training.job import Job, TrainingResult
 from raglane.training.ranks.group import Ranks, lost
-from raglane.training.work import TrainingResult, Work, perform
+from raglane.training.trainer import Trainer, Watcher
 
 
-def lead(work: Work, watcher: Watcher | None, ranks: Ranks) -> TrainingResult:
+def lead(job: Job, watcher: Watcher | None, ranks: Ranks) -> TrainingResult:
     """Do a training with ranks that wait for it."""
     ranks.join()
     try:
-        ranks.from_first((work, current_flags()))
-        result = perform(work, ranks=ranks, watcher=watcher)
+        ranks.from_first((job, current_flags()))
+        result = Trainer(job, ranks, watcher).run()
         ranks.from_first(result)
         return result
     except (RuntimeError, LostRankError) as error:
         if not isinstance(error, LostRankError) and not ranks.is_lost(error):
             raise
-        raise lost("a rank that has gone", work.folder) from error
+        raise lost("a rank that has gone", job.folder) from error
     finally:
         ranks.leave()
 
@@ -35,9 +35,9 @@ def follow(ranks: Ranks) -> TrainingResult:
     """Do this rank's part of a training that the first one leads."""
     ranks.join()
     try:
-        work, names = ranks.from_first(None)
+        job, names = ranks.from_first(None)
         with flags(names):
-            perform(work, ranks=ranks)
+            Trainer(job, ranks).run()
         result: TrainingResult = ranks.from_first(None)
     except LostRankError:
         raise SystemExit(2) from None

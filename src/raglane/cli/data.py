@@ -1,4 +1,4 @@
-"""``raglane inspect``: what data looks like, and how to train on it."""
+"""``raglane convert`` and ``raglane inspect``: data as a folder that opens at once, and what it looks like."""
 
 from __future__ import annotations
 
@@ -11,75 +11,154 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raglane.cli import console, options
+from raglane.cli.evaluate import tell_skipped
+from raglane.cli.options import argument, option
 from raglane.cli.train import check_default
-from raglane.errors import ArgumentError, message, quote, require
+from raglane.errors import ArgumentError, count_of, message, quote, require
 from raglane.runs.progress import shown
 from raglane.runs.sources import ColumnNames, Source
-from raglane.training.options import RUN
 from raglane.training.settings import Settings
 
 if TYPE_CHECKING:
+    from raglane.data import Conversion
     from raglane.runs.inspection.inspect import Inspection
 
 
-def as_trained(name: str) -> Any:
+def _as_trained(name: str) -> Any:
     """The field of this name of the settings of training: its default, its rules and its help."""
     field = Settings.__dataclass_fields__[name]
     return dataclasses.field(default=field.default, metadata=field.metadata)
 
 
 @dataclass(frozen=True)
-class _Model:
-    """The choices of training that matter to a plan."""
+class _Task:
+    """What a reader is asked for besides the columns."""
 
-    task: str = as_trained("task")
-    layer: str = as_trained("layer")
-    hidden: int = as_trained("hidden")
-    layers: int = as_trained("layers")
-    bidirectional: bool = as_trained("bidirectional")
-    layer_norm: bool = as_trained("layer_norm")
-    embedding: int = as_trained("embedding")
+    task: str = _as_trained("task")
 
 
-Data = Annotated[
-    Path | None,
+_Places = Annotated[
+    list[str],
     typer.Argument(
-        parser=options.path,
-        help="What raglane train reads, or a .txt file with one length per line. Without it: Japanese vowels.",
+        metavar="IN... OUT",
+        help="What raglane train reads: files, folders, quoted patterns, URLs; and last the folder to write.",
         show_default=False,
     ),
 ]
-Ranks = Annotated[int, typer.Option(help="Processes that train together.", rich_help_panel=RUN)]
-Fresh = Annotated[
-    bool, typer.Option("--fresh", help="Measure the layer again, when this machine is idle, say.", rich_help_panel=RUN)
+_Overwrite = Annotated[
+    bool,
+    option("Replace what was converted to OUT from other data, or is half done there.", options.RUN, "--overwrite"),
 ]
-Html = Annotated[
+
+
+@options.command
+def convert(
+    places: _Places,
+    *,
+    choices: Annotated[options.Given, _Task],
+    columns: options.Columns,
+    format: options.Format = None,
+    overwrite: _Overwrite = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,  # noqa: ARG001
+) -> None:
+    """Convert data to a folder of Arrow files, with what is counted of it beside them.
+
+    Memory does not grow with the data. A conversion that was stopped goes on with the same command.
+
+    For example:
+
+    raglane convert names.csv names
+
+    raglane convert "logs/*.parquet" s3://bucket/more.parquet logs --task forecast
+
+    raglane convert tagged.jsonl tagged --task tag --on-bad-row skip
+    """
+    from raglane.data.conversion import convert as convert_all
+    from raglane.data.formats.pieces import SKIPPED
+
+    for place in places[:-1]:
+        if "://" not in place:
+            options.path(place)
+    options.path(places[-1])
+    # Not as paths, which would make one slash of the two in a URL.
+    *inputs, output = places
+    if not inputs:
+        rule = "files to read, and a folder to write"
+        raise ArgumentError(message("IN... OUT", f"{output} alone", rule, f"give both: raglane convert {output} OUT"))
+    names = ColumnNames(**columns)
+    asked = Source(None, format, names).asked(choices.get("task", "classify"))
+    with shown(quiet) as progress:
+        done = convert_all(
+            inputs, output, asked, format=format, on_bad_row=names.on_bad_row, overwrite=overwrite, progress=progress
+        )
+    if quiet:
+        return
+    _tell_converted(done)
+    if names.on_bad_row == "skip":
+        tell_skipped(done.skipped, done.folder / SKIPPED, console.say)
+    console.say(f"next: raglane train {output}, or raglane inspect {output}")
+
+
+def _tell_converted(done: Conversion) -> None:
+    """What was written."""
+    found = done.statistics
+    if done.was_there:
+        console.say(f"{done.folder} holds this already: nothing to do")
+    elif done.resumed:
+        console.say(f"{count_of(done.resumed, 'sequence')} of an earlier conversion, which was stopped, were kept")
+    what = f"{len(found.tokens):,} different tokens" if found.tokens else count_of(len(found.channels), "channel")
+    console.say(
+        f"{done.folder}: {count_of(found.sequences, 'sequence')} of up to {count_of(found.longest, 'element')}, "
+        f"{found.elements:,} in all; {what}" + (f"; {count_of(len(found.labels), 'label')}" if found.labels else "")
+    )
+
+
+@dataclass(frozen=True)
+class _Model:
+    """The choices of training that matter to a plan."""
+
+    task: str = _as_trained("task")
+    layer: str = _as_trained("layer")
+    hidden: int = _as_trained("hidden")
+    layers: int = _as_trained("layers")
+    bidirectional: bool = _as_trained("bidirectional")
+    layer_norm: bool = _as_trained("layer_norm")
+    embedding: int = _as_trained("embedding")
+
+
+_Data = Annotated[
     Path | None,
-    typer.Option("--html", parser=options.path, help="File for a page.", show_default="none", rich_help_panel=RUN),
+    argument("What raglane train reads, or a .txt file with one length per line. Without it: Japanese vowels."),
 ]
-Json = Annotated[
+_Ranks = Annotated[int, option("Processes that train together.")]
+_Fresh = Annotated[bool, option("Measure the layer again, when this machine is idle, say.", options.RUN, "--fresh")]
+_Html = Annotated[
+    Path | None, option("File for a page.", options.RUN, "--html", parser=options.path, show_default="none")
+]
+_Json = Annotated[
     Path | None,
-    typer.Option(
+    option(
+        "File for everything as JSON; - for the standard output.",
+        options.RUN,
         "--json",
         parser=options.path,
-        help="File for everything as JSON; - for the standard output.",
         show_default="none",
-        rich_help_panel=RUN,
     ),
 ]
 
 
 @options.command
 def inspect(
-    data: Data = None,
+    data: _Data = None,
     *,
     choices: Annotated[options.Given, _Model],
     columns: options.Columns,
     format: options.Format = None,
-    ranks: Ranks = 1,
-    fresh: Fresh = False,
-    html: Html = None,
-    json: Json = None,
+    ranks: _Ranks = 1,
+    fresh: _Fresh = False,
+    html: _Html = None,
+    json: _Json = None,
     quiet: options.Quiet = False,
     debug: options.Debug = False,  # noqa: ARG001
 ) -> None:
@@ -108,8 +187,8 @@ def inspect(
     _check_outputs(data, html=html, json=place)
     from raglane._utils.files import write_files
     from raglane.runs.inspection import reading
-    from raglane.runs.inspection.document import as_json
     from raglane.runs.inspection.inspect import inspect as find_out
+    from raglane.runs.inspection.text import as_json
 
     with shown(quiet) as progress:
         progress.stage("reading")
@@ -126,10 +205,10 @@ def inspect(
         sys.stdout.write(as_json(found).decode("utf-8", errors="backslashreplace"))
         sys.stdout.flush()
     elif not quiet:
-        _tell(found, list(files))
+        _tell_found(found, list(files))
 
 
-def _tell(found: Inspection, written: list[Path]) -> None:
+def _tell_found(found: Inspection, written: list[Path]) -> None:
     from raglane.runs.inspection.text import lines
 
     bar = "█"

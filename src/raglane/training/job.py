@@ -1,4 +1,4 @@
-"""What a run was started with, as its folder says it."""
+"""A run as its folder describes it, the job that its processes share, and its result."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from typing import Any
 
 from raglane._utils.files import write_file
 from raglane._utils.reading import as_path
+from raglane.data.records import Records
+from raglane.data.stored_dataset import Dataset
 from raglane.errors import DivergedError, argument, message
 from raglane.training.checkpoint import check_format
 from raglane.training.folder import DESCRIPTION, find
+from raglane.training.own_cell import named_code, take_code
 from raglane.training.settings import Settings
+from raglane.training.state import TrainingState
 from raglane.training.stored import read_json, reading, to_json
 
 FORMAT = "raglane-run"
@@ -54,6 +58,59 @@ class RunDescription:
             "diverged": self.diverged,
         }
         write_file(folder / DESCRIPTION, to_json(content))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job(RunDescription):
+    """A training that is checked and settled, as one process hands it to others: with its sequences and its folder."""
+
+    training: Records | Dataset
+    validation: Records | Dataset | None = None
+    # Only checked against the model.
+    test: Records | None = None
+    # Of a file, by what they hold; kept with the model.
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    # Locked by the process that made the job; None keeps the best model in memory.
+    folder: Path | None = None
+    resume: bool = False
+    # Further files of the folder by name, written before the first step.
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The code of the user's own cell goes along: another process takes none that it was not handed.
+        return {**vars(self), "code": named_code(self.settings.layer)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        take_code(state.pop("code"))
+        vars(self).update(state)
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What came out of a run.
+
+    Args:
+        folder: of the run; None where it was trained in memory.
+        metric: the name of the metric in the history.
+        state: history, best epoch and its loss.
+        stopped_by: the number of the signal that ended it, of Ctrl-C or SIGTERM; it is saved and can go on. None if
+            it ran to its end.
+        was_complete: whether it was resumed with no epoch left to run.
+        best: of a run without a folder, the files of its best model, for
+            ``raglane.training.checkpoint.read_model``; {} before its first epoch is done.
+    """
+
+    folder: Path | None
+    metric: str
+    state: TrainingState
+    stopped_by: int | None = None
+    was_complete: bool = False
+    best: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal ended it."""
+        return self.stopped_by is not None
 
 
 def load_description(folder: str | os.PathLike[str]) -> RunDescription:
