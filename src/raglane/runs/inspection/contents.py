@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane.data.formats.base import data_error
-from raglane.data.layout import Layout
+from raglane.data.fragments import Layout
 from raglane.data.missing import BLOCKS
 from raglane.data.records import Records
 from raglane.data.statistics import FeatureCounts, Statistics
