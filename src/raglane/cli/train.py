@@ -38,7 +38,6 @@ def train(
     show_config: options.ShowConfig = False,
     origins: options.Origins,
     quiet: options.Quiet = False,
-    debug: options.Debug = False,  # noqa: ARG001
 ) -> None:
     """Train a model, and save it in a folder.
 

@@ -44,7 +44,6 @@ def tune(
     show_config: options.ShowConfig = False,
     origins: options.Origins,
     quiet: options.Quiet = False,
-    debug: options.Debug = False,  # noqa: ARG001
 ) -> None:
     """Search for the settings with the lowest validation loss, and keep the best run.
 

@@ -135,7 +135,7 @@ class Layout:
 
 def _resolved(name: str, part: Tensor) -> Tensor:
     """A tensor in memory that C can read row by row."""
-    if lies_well(part, part.shape, part.dtype, part.element_size()) and not part.is_conj():
+    if lies_well(part, part.shape, part.dtype) and not part.is_conj():
         return part
     check_like(name, part, tuple(part.shape), part.new_empty(0, device="cpu"))
     return part.resolve_conj().resolve_neg().contiguous()
@@ -252,5 +252,5 @@ def _is_list(numbers: Any, count: int | None) -> bool:
     return (
         type(numbers) is Tensor
         and numbers.dim() == 1
-        and lies_well(numbers, (numbers.shape[0] if count is None else count,), torch.int64, 8)
+        and lies_well(numbers, (numbers.shape[0] if count is None else count,), torch.int64)
     )

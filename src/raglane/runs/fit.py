@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from raglane._utils.checks import check_flag
-from raglane._utils.reading import as_path
+from raglane._utils.files import as_path
 from raglane.data.records import Records
 from raglane.errors import ArgumentTypeError, message, nearest, quote, require
 from raglane.runs.progress import BarWatcher

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from raglane._utils.reading import as_path
+from raglane._utils.files import as_path
 from raglane.errors import ArgumentError, ArgumentTypeError, DataError, message, quote
 from raglane.training.options import DATA, check, option, options
 from raglane.training.settings import LOSSES, ModelSettings

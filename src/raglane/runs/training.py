@@ -83,7 +83,7 @@ def train_run(
             if out is None and name_folder is not None:
                 out = name_folder(settings)
                 stack.enter_context(claimed(out, overwrite=overwrite))
-        for line in records.notes if isinstance(records, Records) else ():
+        for line in records.notes:
             say(line)
         training, validation, test = read_parts(sources, records, settings, say)
         if before is None:

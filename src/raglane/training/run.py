@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from raglane._utils.reading import as_path
+from raglane._utils.files import as_path
 from raglane.data.formats.pieces import skipped_lines
 from raglane.data.records import Records, Skipped
 from raglane.data.stored_dataset import Dataset
@@ -151,4 +151,4 @@ def _spread(job: Job, watcher: Watcher | None) -> TrainingResult:
 
 def left_out(*parts: Records | Dataset | None) -> list[Skipped]:
     """The rows of all files that were left out, each once: what was held out comes from the file of the rest."""
-    return list(dict.fromkeys(row for part in parts if isinstance(part, Records) for row in part.skipped))
+    return list(dict.fromkeys(row for part in parts if part is not None for row in part.skipped))
