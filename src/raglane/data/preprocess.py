@@ -17,6 +17,8 @@ from raglane._utils.checks import as_tensor, check_flag, check_kind
 from raglane.data.dataset import SequenceDataset
 from raglane.data.encoders import (
     END,
+    OPTIONAL,
+    TUPLES,
     UNKNOWN,
     FeatureEncoder,
     between_ends,
@@ -28,6 +30,7 @@ from raglane.data.encoders import (
     no_tokens,
     nothing_to_learn,
     places_of,
+    read_config,
 )
 from raglane.data.epochs import check_least
 from raglane.data.fragments import Fragment
@@ -41,14 +44,6 @@ from raglane.errors import ArgumentError, CheckpointError, DataError, argument, 
 _SCALES_OF_TARGETS = (("target_mean", "target_names"), ("target_std", "target_names"))
 
 _LARGEST = float(np.finfo(np.float32).max)
-
-# The attributes that are tuples, and those of them that may be None.
-OPTIONAL = ("mean", "std", "vocabulary", "labels")
-
-TUPLES = ("channels", *OPTIONAL, "target_names", "target_mean", "target_std")
-_NUMBERS = ("mean", "std", "target_mean", "target_std")
-# What models of the first format do not have.
-_LATER = ("split", "per_element", "target_names", "target_mean", "target_std", "features")
 
 
 @dataclass(frozen=True)
@@ -446,36 +441,6 @@ class Preprocessor:
             raise CheckpointError(f"preprocessing: {error}") from error
         check_fitted(fitted)
         return fitted
-
-
-def read_config(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """The attributes of a preprocessor, of JSON values."""
-    given: Any = config
-    if not isinstance(given, Mapping):
-        rule = f"an object with {', '.join(names)}"
-        raise CheckpointError(message("preprocessing", quote(config), rule, "train again"))
-    odd = sorted(map(str, (set(names) - set(_LATER) - set(config)) | (set(config) - set(names))))
-    if odd:
-        got = f"entries {quote_all(odd)} missing or unknown"
-        raise CheckpointError(message("preprocessing", got, f"exactly {', '.join(names)}", "train again"))
-    values: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in config.items()
-    }
-    features = values.get("features", ())
-    if not isinstance(features, tuple):
-        raise CheckpointError(message("preprocessing", f"features = {quote(features)}", "a list", "train again"))
-    values["features"] = tuple(map(FeatureEncoder.from_config, features))
-    for name in TUPLES:
-        kind = (int, float) if name in _NUMBERS else str
-        value = values.setdefault(name, ())
-        # To Python a bool is an int.
-        fits = isinstance(value, tuple) and all(
-            isinstance(entry, kind) and not isinstance(entry, bool) for entry in value
-        )
-        if not fits and (value is not None or name not in OPTIONAL):
-            got, rule = f"{name} = {quote(value)}", "a list of numbers or strings"
-            raise CheckpointError(message("preprocessing", got, rule, "train again"))
-    return values
 
 
 def check_fitted(fitted: Preprocessor) -> None:
