@@ -127,7 +127,6 @@ class _Walk:
                         self.found.append((number, name, self._around(part)))
 
     def _number(self, part: Any) -> tuple[int, bool]:
-        """The number of an object, and whether it is new."""
         known = self._numbers.get(id(part))
         if known is not None:
             return known, False
@@ -183,7 +182,6 @@ class _Walk:
         return "function", number
 
     def _code(self, code: types.CodeType, space: dict[str, Any]) -> Any:
-        """The instructions of a function, with what its names stand for."""
         self._names.update(code.co_names)
         read = []
         for name in sorted(_names_around(code)):

@@ -222,7 +222,6 @@ class Lowering:
         return block
 
     def _joined(self, indexes: list[int], columns: Columns) -> int:
-        """All that some nodes give, one after the other."""
         block, start = self._local(len(columns)), 0
         self._together[columns.tobytes()] = block
         for index in indexes:

@@ -182,7 +182,6 @@ def _call_written(call: Call) -> list[Any]:
 
 
 def _function(name: str, overload: str) -> Any:
-    """An operation of torch by its name."""
     if name not in _OPERATIONS:
         raise Unkept(f"it computes {name} from its parameters")
     function = getattr(getattr(torch.ops.aten, name), overload)

@@ -235,7 +235,6 @@ class _Backward:
         return {output: self.saved[node] for output, node in program.over.items() if node in own}
 
     def _take(self, fetch: Fetch) -> Tensor:
-        """Columns ``(N, width)`` that the loop left, or was given."""
         whole = self.given[fetch.node] if fetch.output < 0 else self.outputs[fetch.output]
         return whole[:, fetch.start : fetch.start + fetch.width]
 
