@@ -9,18 +9,14 @@ from __future__ import annotations
 import os
 import sys
 
-_threads: int | None = None
-
-
-def threads_before() -> int | None:
-    """How many threads torch might use when this process was forked; None where it was not, or torch was not there."""
-    return _threads
+threads_before: int | None = None
+"""How many threads torch might use when this process was forked; None where it was not, or torch was not there."""
 
 
 def _note() -> None:
-    global _threads
+    global threads_before
     torch = sys.modules.get("torch")
-    _threads = None if torch is None else torch.get_num_threads()
+    threads_before = None if torch is None else torch.get_num_threads()
 
 
 if hasattr(os, "register_at_fork"):

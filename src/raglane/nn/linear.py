@@ -19,7 +19,7 @@ from raglane._utils.tracing import is_jit_traced, is_transformed, records_operat
 from raglane.cells.elementwise import ElementwiseWeights
 from raglane.cells.mingru import MinGRU
 from raglane.kernels.contract import Request
-from raglane.kernels.cpu import BACKEND
+from raglane.kernels.cpu.backend import BACKEND
 from raglane.native.cells import has_cell
 
 _CELL = MinGRU()

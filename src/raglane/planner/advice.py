@@ -12,6 +12,7 @@ from torch import Tensor
 
 from raglane._utils.checks import check_flag, check_whole
 from raglane._utils.memory import available_memory
+from raglane._utils.table import aligned
 from raglane.data.order import Limit
 from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError, argument, message, quote
 from raglane.kernels.dispatch import check_names
@@ -97,15 +98,7 @@ def _table(plan: Plan) -> str:
     """A plan for a terminal: the layer, the rows that matter, the recommendation, and what else there is to say."""
     seen = words.shown(plan.rows, plan.best)
     rows = [("", *words.COLUMNS), *((">" if row is plan.best else "", *words.fields(row)) for row in seen)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    left = (0, 1, 2, 3, 4)
-    lines = [
-        "  ".join(
-            text.ljust(width) if place in left else text.rjust(width)
-            for place, (text, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    lines = aligned(rows, words=5)
     head = f"{plan.count:,} sequences, {plan.layer}; times of an epoch"
     if plan.ranks > 1:
         head += f" on one of {plan.ranks} processes, which wait for the slowest: {plan.best.rank_spread:.2f} times"

@@ -7,7 +7,6 @@ are torch's, where an instruction multiplies it.
 
 from __future__ import annotations
 
-import struct
 from typing import NamedTuple, cast
 
 import torch
@@ -16,19 +15,9 @@ from torch import Tensor
 from raglane.cells.elementwise import ElementwiseWeights
 from raglane.errors import ArgumentError, message
 from raglane.kernels.cpu.gradients import outer, spend
-from raglane.kernels.cpu.layer import Grads, Layer, LayerSpec, Tensors
-from raglane.kernels.cpu.memory import Given, Saved
+from raglane.kernels.cpu.layer import KINDS, Grads, Layer, LayerSpec, Saved, Tensors
 from raglane.native import large
 from raglane.native.cells import cell_facts
-from raglane.native.library import preamble
-from raglane.native.memory import address, addresses
-
-__all__ = ["ElementwiseLayer"]
-
-# raglane_elementwise: eleven numbers, then offsets, values, two states, eight weights, packed ones, five results; then
-# what is backward's alone, ten gradients of the time loop and five that are made after it.
-_pack = struct.Struct("=29q120x").pack
-_pack_backward = struct.Struct("=44q").pack
 
 
 class ElementwiseLayer(Layer):
@@ -37,39 +26,19 @@ class ElementwiseLayer(Layer):
     forward_function = "raglane_elementwise_forward"
     backward_function = "raglane_elementwise_backward"
     pack_function = "raglane_elementwise_pack"
-    pack = staticmethod(_pack)
+    pointers, backwards = 18, 15
 
     def __init__(self, spec: LayerSpec) -> None:
         if spec.checkpoint_every:
             rule = "the kernels of element-wise cells save what backward needs"
             raise ArgumentError(message("checkpoint_every", repr(spec.checkpoint_every), rule, "pass 0"))
-        super().__init__(spec)
-        facts = cell_facts()[self.cell]
+        facts = cell_facts()[spec.cell]
+        super().__init__(spec, facts.number, (spec.input_size, spec.sizes[0]))
         # What skips the cell has a product of its own, where D is not H.
-        self.number, self.skips = facts.number, facts.skips
-        self.saved = facts.saved + (facts.skips and self.input_size != self.sizes[0])
-
-    def head(
-        self, offsets: Tensor, tensors: Tensors, packed: Tensor | None = None, dtype: torch.dtype | None = None
-    ) -> tuple[int, ...]:
-        """See :class:`~raglane.kernels.cpu.layer.Layer`."""
-        return (
-            *preamble(self.number, dtype or self.dtype),
-            self.directions,
-            offsets.shape[0] - 1,
-            *tensors[0].shape,
-            self.sizes[0],
-            offsets.data_ptr(),
-            tensors[0].data_ptr(),
-            *addresses(self.initial(tensors), 2),
-            *addresses(tensors[len(tensors) - self.weights :], 8),
-            address(packed),
-        )
-
-    def saved_shapes(self, elements: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """See :class:`~raglane.kernels.cpu.layer.Layer`."""
-        count, size = self.directions, self.sizes[0]
-        return (count, elements, self.saved * size), (elements, count * size if len(self.sizes) > 1 else 0)
+        self.skips = facts.skips
+        saved = facts.saved + (facts.skips and self.input_size != self.sizes[0])
+        self.gates_width = saved * self.sizes[0]
+        self.c_width = self.directions * self.sizes[0] if len(self.sizes) > 1 else 0
 
     @staticmethod
     def states(output: Tensor, c_states: Tensor | None) -> tuple[Tensor, ...]:
@@ -81,12 +50,11 @@ class ElementwiseLayer(Layer):
         offsets: Tensor,
         tensors: Tensors,
         saved: Saved,
-        given: Given,
+        fields: list[int],
         wanted: tuple[bool, ...],
         *,
         overwrite: bool,
     ) -> Grads:
-        """See :class:`~raglane.kernels.cpu.layer.Layer`."""
         values, count, size = tensors[0], self.directions, self.sizes[0]
         weights = [ElementwiseWeights(*self.weights_of(tensors, d)) for d in range(count)]
         rows = weights[0].input.shape[0]
@@ -109,17 +77,8 @@ class ElementwiseLayer(Layer):
             for d, own in enumerate(weights)
             for place, part in ((0, own.input), (3, own.skip))
         ]
-        fields = _pack_backward(
-            *self._fields_back(offsets, tensors, saved, given),
-            gates.data_ptr(),
-            address(skipped),
-            *addresses(initial, 2),
-            address(recurrent),
-            address(bias),
-            address(grad_values),
-            *addresses(products, 4),
-        )
-        self._call(self.backward_function, fields, offsets, values)
+        written = [gates, skipped, *initial, *[None] * (2 - len(initial)), recurrent, bias, grad_values, *products]
+        self._walk(offsets, values, fields, written)
         if keeps:
             spend(saved.gates)
         if not makes_all:
@@ -162,14 +121,14 @@ class ElementwiseLayer(Layer):
         return grad_values, *initial, *found
 
 
-class _Walked(NamedTuple):
-    """What the backward time loop gives.
+KINDS[ElementwiseWeights] = ElementwiseLayer
 
-    Attributes:
-        gates: gradients of the input products, ``(K, N, S * H)``.
-        skipped: of an SRU without ``skip`` what reaches the values past all products, ``(K, N, H)``; else None.
-        recurrent: ``(K, V * H)``, or None where there are no such factors.
-        bias: ``(K, rows)``, or None where there are none.
+
+class _Walked(NamedTuple):
+    """Gradients that the backward time loop gives; None for what is not there.
+
+    Those of the input products, ``(K, N, S * H)``; of an SRU without ``skip`` what reaches the values past all
+    products, ``(K, N, H)``; of the recurrent factors, ``(K, V * H)``; and of the biases, ``(K, rows)``.
     """
 
     gates: Tensor

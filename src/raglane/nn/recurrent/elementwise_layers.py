@@ -12,7 +12,7 @@ from raglane.cells import CELLS, CellSpec
 from raglane.cells.elementwise import ElementwiseWeights
 from raglane.errors import ArgumentError, message
 from raglane.nn.recurrent.cell_layers import CellLayer
-from raglane.nn.recurrent.layer import Options
+from raglane.nn.recurrent.stack import Options
 
 __all__ = ["QRNN", "SRU", "IndRNN", "MinGRU", "MinLSTM"]
 
