@@ -47,7 +47,7 @@ template <class Cell, class S> class BackwardRounds {
     raglane_layer alone = mine_;
     alone.elements = 0;  // the rows of either direction begin where the memory does
     for (int d = 0; d < l_.directions; d++) {
-      describe(alone, d, of_[d]);
+      describe_matrix(alone, d, of_[d]);
       if (!gradients_[d].reserve(poison)) return false;
     }
     if (Cell::saved > 0 && !(weights_.reserve(poison) && weights_.input.reserve(l_.threads, poison))) return false;

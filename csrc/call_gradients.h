@@ -6,7 +6,7 @@
 
 namespace raglane::RAGLANE_TARGET {
 
-template <class S> void describe(const raglane_layer& l, int d, DirectionGradients<S>& of) {
+template <class S> void describe_matrix(const raglane_layer& l, int d, DirectionGradients<S>& of) {
   const raglane_cell_facts& cell = cell_table[l.cell];
   const raglane_weight_gradients& wanted = l.grad_weights[d];
   const int64_t N = l.elements, H = l.hidden_size, P = l.projection_size ? l.projection_size : H, D = l.input_size;
@@ -29,15 +29,15 @@ template <class S> void describe(const raglane_layer& l, int d, DirectionGradien
   of.input_bias = (S*)wanted.input_bias, of.hidden_bias = (S*)wanted.hidden_bias;
 }
 
-// Its sums over the elements are made by the walk itself.
-template <class S> void describe(const raglane_elementwise& l, int d, DirectionGradients<S>& of) {
-  const raglane_elementwise_gradients& wanted = l.grad_weights[d];
+// Its sums over the elements, of biases and factors, are made by the walk itself.
+template <class S> void describe_elementwise(const raglane_layer& l, int d, DirectionGradients<S>& of) {
+  const raglane_weight_gradients& wanted = l.grad_weights[d];
   const int64_t N = l.elements, H = l.hidden_size, D = l.input_size, gates = cell_table[l.cell].gates * H;
   const int64_t columns = gates + (l.weights[d].skip ? H : 0);
   of = {};
   of.rows[0] = {(const S*)l.grad_gates + d * N * columns, columns, columns};
   bool reads = false;
-  for (const raglane_elementwise_gradients& w : l.grad_weights) reads = reads || w.input || w.skip;
+  for (const raglane_weight_gradients& w : l.grad_weights) reads = reads || w.input || w.skip;
   of.factors[0] = {(const S*)l.values, D, reads ? D : 0};
   if (l.grad_values) {
     of.terms[0] = {(const S*)l.weights[d].input, 0, gates};
@@ -49,21 +49,19 @@ template <class S> void describe(const raglane_elementwise& l, int d, DirectionG
 }
 
 inline bool wants_any(const raglane_layer& l) {
-  bool wanted = l.grad_values;
-  for (const raglane_weight_gradients& w : l.grad_weights)
-    wanted = wanted || w.input || w.hidden || w.input_bias || w.hidden_bias || w.projection;
-  return wanted;
-}
-inline bool wants_any(const raglane_elementwise& l) {
-  bool wanted = l.grad_values;
-  for (const raglane_elementwise_gradients& w : l.grad_weights) wanted = wanted || w.input || w.skip;
+  bool wanted = l.grad_values, by_walk = cell_table[l.cell].is_elementwise;
+  for (const raglane_weight_gradients& w : l.grad_weights) {
+    wanted = wanted || w.input || w.hidden_bias || w.projection || w.skip;
+    wanted = wanted || (!by_walk && (w.hidden || w.input_bias));
+  }
   return wanted;
 }
 
 template <class S, class C> int32_t walk_and_gradients_of(const C& call, int32_t (*walk)(const C&)) {
-  const auto& l = *call.layer;
+  const raglane_layer& l = *call.layer;
   DirectionGradients<S> of[2];
-  for (int d = 0; d < l.directions; d++) describe(l, d, of[d]);
+  for (int d = 0; d < l.directions; d++)
+    cell_table[l.cell].is_elementwise ? describe_elementwise(l, d, of[d]) : describe_matrix(l, d, of[d]);
   LayerGradients<S> gradients(of, (int)l.directions, l.elements, l.input_size, (S*)l.grad_values);
   if (!gradients.reserve(l.flags & RAGLANE_POISON)) return RAGLANE_OUT_OF_MEMORY;
   int32_t status = walk(call);

@@ -65,7 +65,7 @@ struct Group {
 // A checked element-wise call, with what depends on the lengths alone. No sum reaches over the end of a group, so the
 // groups depend on nothing else: not on the number of threads.
 struct ElementwiseCall {
-  const raglane_elementwise* layer;
+  const raglane_layer* layer;
   const Group* group;  // those with the most elements first
   int64_t groups;
   int64_t largest;  // elements of the first

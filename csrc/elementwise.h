@@ -64,7 +64,7 @@ class GroupWalk {
 
 // Whether one group alone is so large a part of the work that threads must divide its units as well.
 inline bool is_lopsided(const ElementwiseCall& call) {
-  const raglane_elementwise& layer = *call.layer;
+  const raglane_layer& layer = *call.layer;
   if (layer.threads == 1 || (layer.flags & RAGLANE_NO_TEAM)) return false;
   if (layer.flags & RAGLANE_TEAM) return true;
   return tuning::lopsided * call.largest * layer.threads > layer.elements * layer.directions;

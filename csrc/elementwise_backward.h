@@ -48,7 +48,7 @@ template <class Cell, class S> class ElementwiseBackward {
 
  private:
   const ElementwiseCall& call_;
-  const raglane_elementwise& l_;
+  const raglane_layer& l_;
   const int64_t H_, padded_, stride_;
   Shares shares_;
   bool streams_, streams_skip_;
@@ -59,7 +59,7 @@ template <class Cell, class S> class ElementwiseBackward {
     for (int d = 0; d < l_.directions; d++)
       for (int i = 0; i < Cell::recurrent; i++)
         copy_columns(recurrent_.get() + (d * Cell::recurrent + i) * stride_,
-                     (const S*)l_.weights[d].recurrent + i * H_, 0, H_);
+                     (const S*)l_.weights[d].hidden + i * H_, 0, H_);
   }
 
   // An empty sequence hands the gradient of its final state to its initial one; in the others, where c recurs, nothing
@@ -85,15 +85,14 @@ template <class Cell, class S> class ElementwiseBackward {
 
   void sum_groups(int d, int sum) const {
     bool is_bias = sum < Cell::biases;
-    S* to = is_bias ? (S*)l_.grad_bias : (S*)l_.grad_recurrent;
+    S* to = (S*)(is_bias ? l_.grad_weights[d].input_bias : l_.grad_weights[d].hidden);
     if (!to) return;
     A* all = total(d, call_.groups, sum);
     memset((void*)all, 0, padded_ * sizeof(A));
     for (int64_t group = 0; group < call_.groups; group++)
       for (int64_t unit = 0; unit < padded_; unit += width)
         store(all + unit, load((const A*)all + unit) + load((const A*)total(d, group, sum) + unit));
-    int64_t block = is_bias ? d * Cell::biases + sum : d * Cell::recurrent + sum - Cell::biases;
-    copy_columns(to + block * H_, (const A*)all, 0, H_);
+    copy_columns(to + (is_bias ? sum : sum - Cell::biases) * H_, (const A*)all, 0, H_);
   }
 
   void walk(const Share& share, int thread) {

@@ -56,7 +56,7 @@ template <class Cell, class S> class ElementwiseForward {
 
  private:
   const ElementwiseCall& call_;
-  const raglane_elementwise& l_;
+  const raglane_layer& l_;
   const int64_t H_;
   ElementwiseWeights<Cell, S> weights_;
   InputProducts<Cell, S>& input_;

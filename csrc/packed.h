@@ -6,12 +6,13 @@
 namespace raglane::RAGLANE_TARGET {
 
 // Weights that are packed in scratch, unless the caller has kept them. `Own` is one of the classes below.
-template <class Own, class L, class Cell, class S> class PackedWeights {
+template <class Own, class Cell, class S> class PackedWeights {
  public:
   using A = typename Arithmetic<S>::type;
   InputProducts<Cell, S> input;
 
-  explicit PackedWeights(const L& layer) : input(layer.values, layer.hidden_size, layer.input_size), l_(layer) {}
+  explicit PackedWeights(const raglane_layer& layer)
+      : input(layer.values, layer.hidden_size, layer.input_size), l_(layer) {}
 
   // Reals of all directions.
   int64_t size() const { return l_.directions * own().direction_size(); }
@@ -30,7 +31,7 @@ template <class Own, class L, class Cell, class S> class PackedWeights {
   }
 
  protected:
-  const L& l_;
+  const raglane_layer& l_;
 
  private:
   Scratch<A> scratch_;
@@ -39,9 +40,8 @@ template <class Own, class L, class Cell, class S> class PackedWeights {
 };
 
 // Of a cell whose weights meet the state as a matrix.
-template <class Cell, class S>
-class MatrixWeights : public PackedWeights<MatrixWeights<Cell, S>, raglane_layer, Cell, S> {
-  using Base = PackedWeights<MatrixWeights<Cell, S>, raglane_layer, Cell, S>;
+template <class Cell, class S> class MatrixWeights : public PackedWeights<MatrixWeights<Cell, S>, Cell, S> {
+  using Base = PackedWeights<MatrixWeights<Cell, S>, Cell, S>;
   using Base::l_;
 
  public:
@@ -90,9 +90,8 @@ class MatrixWeights : public PackedWeights<MatrixWeights<Cell, S>, raglane_layer
 };
 
 // Of an element-wise cell.
-template <class Cell, class S>
-class ElementwiseWeights : public PackedWeights<ElementwiseWeights<Cell, S>, raglane_elementwise, Cell, S> {
-  using Base = PackedWeights<ElementwiseWeights<Cell, S>, raglane_elementwise, Cell, S>;
+template <class Cell, class S> class ElementwiseWeights : public PackedWeights<ElementwiseWeights<Cell, S>, Cell, S> {
+  using Base = PackedWeights<ElementwiseWeights<Cell, S>, Cell, S>;
   using Base::l_;
 
  public:
@@ -101,8 +100,7 @@ class ElementwiseWeights : public PackedWeights<ElementwiseWeights<Cell, S>, rag
   A* recurrent[2] = {};  // factor after factor, each of `padded` reals
   const int64_t padded;
 
-  explicit ElementwiseWeights(const raglane_elementwise& layer)
-      : Base(layer), padded(input.panels(0).padded_columns()) {}
+  explicit ElementwiseWeights(const raglane_layer& layer) : Base(layer), padded(input.panels(0).padded_columns()) {}
 
   int64_t direction_size() const { return input.size() + Cell::recurrent * padded; }
   using Base::place;
@@ -112,18 +110,18 @@ class ElementwiseWeights : public PackedWeights<ElementwiseWeights<Cell, S>, rag
   }
   using Base::pack;
   void pack(int d, int thread, int threads) {
-    const raglane_elementwise_weights& w = l_.weights[d];
+    const raglane_weights& w = l_.weights[d];
     const int64_t H = l_.hidden_size;
     const S* gates[Cell::gates];
     for (int gate = 0; gate < Cell::gates; gate++) gates[gate] = (const S*)w.input + gate * H * l_.input_size;
     if (Cell::gates > cell_table[l_.cell].gates) gates[Cell::gates - 1] = (const S*)w.skip;
     for (int64_t panel = thread; panel < input.panels(0).count(); panel += threads) {
       input.pack(d, panel, gates);
-      for (int i = 0; w.bias && i < Cell::biases; i++)
-        input.add_bias(d, panel, Cell::first_bias + i, (const S*)w.bias + i * H);
+      for (int i = 0; w.input_bias && i < Cell::biases; i++)
+        input.add_bias(d, panel, Cell::first_bias + i, (const S*)w.input_bias + i * H);
     }
     for (int i = thread; i < Cell::recurrent; i += threads)
-      copy_columns(recurrent[d] + i * padded, (const S*)w.recurrent + i * H, 0, H);
+      copy_columns(recurrent[d] + i * padded, (const S*)w.hidden + i * H, 0, H);
   }
 };
 

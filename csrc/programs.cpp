@@ -5,10 +5,6 @@
 #include "processor.h"
 #include "program_code.h"
 
-// Python builds these structs number by number.
-static_assert(sizeof(raglane_program) == 13 * 8 && sizeof(raglane_tensor) == 5 * 8);
-static_assert(sizeof(raglane_outer) == 15 * 8);
-
 namespace {
 
 using namespace raglane;

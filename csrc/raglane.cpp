@@ -13,10 +13,6 @@
 #include "rounds.h"
 #include "threads.h"
 
-// Python builds and reads these structs number by number: as many of 8 bytes as it counts.
-static_assert(sizeof(raglane_layer) == 55 * 8 && sizeof(raglane_elementwise) == 44 * 8);
-static_assert(sizeof(raglane_rows) == 15 * 8 && sizeof(raglane_cell_facts) == 24 + 9 * 8);
-
 namespace {
 
 namespace tuning = raglane::tuning;
@@ -43,17 +39,14 @@ using raglane::present;
 using raglane::processor_has;
 using raglane::useful_threads;
 
-bool is_elementwise(const raglane_layer&) { return false; }
-bool is_elementwise(const raglane_elementwise&) { return true; }
+// The facts of a call's cell, whose number is checked first of all.
+const raglane_cell_facts& facts_of(const raglane_layer& l) { return cell_table[l.cell]; }
 
-// What is known of a call's cell, whose number is checked first of all.
-template <class L> const raglane_cell_facts& facts_of(const L& l) { return cell_table[l.cell]; }
-
-// What the two kinds of layers have in common.
-template <class L> void check_common(const L& l) {
+void check_sizes(const raglane_layer& l) {
   if (l.abi != RAGLANE_ABI) fail("abi: got %lld; the rule: %d", (long long)l.abi, RAGLANE_ABI);
-  if (l.cell < 0 || l.cell >= cell_count || facts_of(l).is_elementwise != is_elementwise(l))
-    fail("cell: got %lld; this function has no such cell", (long long)l.cell);
+  if (l.cell < 0 || l.cell >= cell_count)
+    fail("cell: got %lld; the rule: from 0 to %lld", (long long)l.cell, (long long)cell_count - 1);
+  const raglane_cell_facts& cell = facts_of(l);
   if (l.dtype < RAGLANE_FLOAT32 || l.dtype > RAGLANE_INT8) fail("dtype: got %lld; no such dtype", (long long)l.dtype);
   if (l.directions != 1 && l.directions != 2) fail("directions: got %lld; the rule: 1 or 2", (long long)l.directions);
   at_least("threads", l.threads, 1);
@@ -63,106 +56,80 @@ template <class L> void check_common(const L& l) {
   at_least("hidden_size", l.hidden_size, 1);
   // Within these no product below overflows, and beyond them no machine has the memory.
   const int64_t most = int64_t(1) << 40;
-  if (l.threads > most_threads || l.sequences > most || l.elements > most || l.input_size > (1 << 24) ||
-      l.hidden_size > (1 << 24))
+  const int64_t largest = 1 << 24;
+  if (l.threads > most_threads || l.sequences > most || l.elements > most || l.input_size > largest ||
+      l.hidden_size > largest || l.projection_size > largest || l.gate_stride > (1 << 28))
     fail("sizes: got more than this kernel was written for");
-}
-
-void check_sizes(const raglane_layer& l) {
-  check_common(l);
-  const raglane_cell_facts& cell = facts_of(l);
   at_least("projection_size", l.projection_size, 0);
   at_least("checkpoint_every", l.checkpoint_every, 0);
-  if (l.projection_size > (1 << 24) || l.gate_stride > (1 << 28))
-    fail("sizes: got more than this kernel was written for");
+  if (l.projection_size > 0 && !cell.projects) fail("projection_size: got one; the rule: %s has none", cell.name);
+  if (cell.is_elementwise) {
+    if (l.checkpoint_every > 0) fail("checkpoint_every: got one; the rule: %s has none", cell.name);
+    if (l.dtype == RAGLANE_INT8)
+      fail("dtype: got int8; the rule: cells whose weights meet the state as a matrix have it");
+    return;
+  }
   at_least("gate_stride", l.gate_stride,
            cell.slots * (cell.saved ? (l.hidden_size + 15) / 16 * 16 : l.hidden_size));
-  if (l.projection_size > 0 && !cell.projects) fail("projection_size: got one; the rule: %s has none", cell.name);
   // So many products of bytes have a sum of 32 bits.
-  const int64_t most = 1 << 16;
-  if (l.dtype == RAGLANE_INT8 && (l.input_size > most || l.hidden_size > most || l.projection_size > most))
-    fail("sizes: got more than %lld; the rule: weights of int8 have sums of at most so many products", (long long)most);
+  const int64_t terms = 1 << 16;
+  if (l.dtype == RAGLANE_INT8 && (l.input_size > terms || l.hidden_size > terms || l.projection_size > terms))
+    fail("sizes: got more than %lld; the rule: weights of int8 have sums of at most so many products", (long long)terms);
+}
+
+// The output takes up the input as it is.
+bool skips_all(const raglane_layer& l) { return facts_of(l).skips && !l.weights[0].skip; }
+
+void check_weights(const raglane_layer& l, bool backward) {
+  const raglane_cell_facts& cell = facts_of(l);
+  if (skips_all(l) && l.input_size != l.hidden_size)
+    fail("weights.skip: got none; the rule: %s has it where D is not H", cell.name);
+  for (int64_t d = 0; d < l.directions; d++) {
+    const raglane_weights& w = l.weights[d];
+    const raglane_weight_gradients& g = l.grad_weights[d];
+    if (!backward || (l.elements > 0 && (l.checkpoint_every > 0 || l.grad_values))) present("weights.input", w.input);
+    if (!cell.is_elementwise || cell.factors) present("weights.hidden", w.hidden);
+    if (l.projection_size) present("weights.projection", w.projection);
+    if (!w.skip != !l.weights[0].skip) fail("weights.skip: got one in one direction; the rule: both or neither");
+    if (w.skip && !cell.skips) fail("weights.skip: got one; the rule: %s has none", cell.name);
+    if (!backward || l.elements == 0) continue;
+    if (g.input || g.skip) present("values", l.values);
+    if (g.projection && !l.projection_size)
+      fail("grad_weights.projection: got one; the rule: a layer with a projection alone has it");
+    if (g.skip && !w.skip) fail("grad_weights.skip: got one; the rule: a layer with such weights alone has it");
+  }
 }
 
 void check_pointers(const raglane_layer& l, bool backward) {
   const raglane_cell_facts& cell = facts_of(l);
   if (l.dtype == RAGLANE_INT8 && (backward || l.gates))
     fail("dtype: got int8 where gradients are wanted; the rule: weights of int8 are for inference");
-  for (int64_t d = 0; d < l.directions; d++) {
-    if (!backward) present("weights.input", l.weights[d].input);
-    present("weights.hidden", l.weights[d].hidden);
-    if (l.projection_size) present("weights.projection", l.weights[d].projection);
-  }
+  check_weights(l, backward);
   if (l.sequences > 0 && !backward) {
     present("final_h", l.final_h);
     if (cell.has_c) present("final_c", l.final_c);
   }
   if (l.elements == 0) return;
-  if (!backward) present("values", l.values);
+  if (!backward || skips_all(l)) present("values", l.values);
   if (!backward && cell.has_c && l.gates && !l.c_states)
     fail("c_states: got none beside gates; the rule: backward needs both");
   if (!backward) return;
-  present("output", l.output);
   if (cell.has_c) present("c_states", l.c_states);
+  if (!cell.is_elementwise || !cell.has_c) present("output", l.output);
   const bool again = l.checkpoint_every > 0;  // the gates, which have no memory of the caller's then
   if (again) {
     present("values", l.values);
   } else {
     if (cell.saved) present("gates", l.gates);
     present("grad_gates", l.grad_gates);
-    present("previous_h", l.previous_h);
+    if (!cell.is_elementwise) present("previous_h", l.previous_h);
     if (l.projection_size) present("grad_h", l.grad_h), present("unprojected", l.unprojected);
-  }
-  for (int64_t d = 0; d < l.directions; d++) {
-    if (again || l.grad_values) present("weights.input", l.weights[d].input);
-    if (l.grad_weights[d].input) present("values", l.values);
-    if (l.grad_weights[d].projection && !l.projection_size)
-      fail("grad_weights.projection: got one; the rule: a layer with a projection alone has it");
-  }
-}
-
-void check_sizes(const raglane_elementwise& l) {
-  check_common(l);
-  if (l.dtype == RAGLANE_INT8) fail("dtype: got int8; the rule: cells whose weights meet the state as a matrix have it");
-}
-
-void check_pointers(const raglane_elementwise& l, bool backward) {
-  const raglane_cell_facts& cell = facts_of(l);
-  bool skips = cell.skips && !l.weights[0].skip;
-  if (skips && l.input_size != l.hidden_size)
-    fail("weights.skip: got none; the rule: %s has it where D is not H", cell.name);
-  for (int64_t d = 0; d < l.directions; d++) {
-    const raglane_elementwise_weights& w = l.weights[d];
-    if (!backward) present("weights.input", w.input);
-    if (cell.factors) present("weights.recurrent", w.recurrent);
-    if (!w.skip != !l.weights[0].skip) fail("weights.skip: got one in one direction; the rule: both or neither");
-    if (w.skip && !cell.skips) fail("weights.skip: got one; the rule: %s has none", cell.name);
-  }
-  if (backward && cell.factors) present("grad_recurrent", l.grad_recurrent);
-  if (l.sequences > 0 && !backward) {
-    present("final_h", l.final_h);
-    if (cell.has_c) present("final_c", l.final_c);
-  }
-  if (l.elements == 0) return;
-  if (!backward || skips) present("values", l.values);
-  if (!backward && cell.has_c && l.gates && !l.c_states)
-    fail("c_states: got none beside gates; the rule: backward needs both");
-  if (!backward) return;
-  if (cell.has_c) present("c_states", l.c_states);
-  else present("output", l.output);
-  if (cell.saved) present("gates", l.gates);
-  present("grad_gates", l.grad_gates);
-  if (skips) present("grad_skip", l.grad_skip);
-  for (int64_t d = 0; d < l.directions; d++) {
-    if (l.grad_values) present("weights.input", l.weights[d].input);
-    if (l.grad_weights[d].input || l.grad_weights[d].skip) present("values", l.values);
-    if (l.grad_weights[d].skip && !l.weights[d].skip)
-      fail("grad_weights.skip: got one; the rule: a layer with such weights alone has it");
+    if (skips_all(l)) present("grad_skip", l.grad_skip);
   }
 }
 
 // Neighbouring sequences as groups of about as many elements each, the largest first. A sequence is never divided.
-std::vector<Group> groups_of(const raglane_elementwise& l) {
+std::vector<Group> groups_of(const raglane_layer& l) {
   std::vector<Group> groups;
   int64_t least = std::max(tuning::group_elements, (l.elements + tuning::most_groups - 1) / tuning::most_groups);
   for (int64_t b = 0, begin = 0; b < l.sequences; b++) {
@@ -176,14 +143,11 @@ std::vector<Group> groups_of(const raglane_elementwise& l) {
   return groups;
 }
 
-int64_t size_of_h(const raglane_layer& l) { return l.projection_size ? l.projection_size : l.hidden_size; }
-int64_t size_of_h(const raglane_elementwise& l) { return l.hidden_size; }
-
 // Give the kernels what a call leaves out: initial states that are zeros, and room for gradients of them that nobody
 // wants. Returns the memory that they are in.
-template <class L> std::vector<unsigned char> complete(L& l, bool backward) {
+std::vector<unsigned char> complete(raglane_layer& l, bool backward) {
   int64_t rows = l.directions * l.sequences * (l.dtype == RAGLANE_FLOAT64 ? 8 : l.dtype == RAGLANE_BFLOAT16 ? 2 : 4);
-  int64_t h = rows * size_of_h(l), c = facts_of(l).has_c ? rows * l.hidden_size : 0;
+  int64_t h = rows * (l.projection_size ? l.projection_size : l.hidden_size), c = facts_of(l).has_c ? rows * l.hidden_size : 0;
   bool reads = !l.initial_h || (c > 0 && !l.initial_c);
   bool writes = backward && (!l.grad_initial_h || (c > 0 && !l.grad_initial_c));
   std::vector<unsigned char> memory((reads ? std::max(h, c) : 0) + (writes ? h + c : 0));
@@ -195,18 +159,16 @@ template <class L> std::vector<unsigned char> complete(L& l, bool backward) {
   return memory;
 }
 
-int64_t rest_of(const raglane_layer& l) { return l.projection_size; }
-int64_t rest_of(const raglane_elementwise& l) { return l.weights[0].skip != nullptr; }
-
-template <class L> PackedHeader header_of(const L& l) {
-  return {RAGLANE_ABI, l.isa, l.cell, l.dtype, l.directions, l.input_size, l.hidden_size, rest_of(l)};
+PackedHeader header_of(const raglane_layer& l) {
+  int64_t rest = l.weights[0].skip ? 1 : l.projection_size;
+  return {RAGLANE_ABI, l.isa, l.cell, l.dtype, l.directions, l.input_size, l.hidden_size, rest};
 }
 
 void check_aligned(const char* name, const void* pointer) {
   if ((uintptr_t)pointer % 64 != 0) fail("%s: got an odd address; the rule: 64-byte aligned", name);
 }
 
-template <class L> void check_packed(const L& l, bool backward) {
+void check_packed(const raglane_layer& l, bool backward) {
   if (!l.packed || backward) return;
   check_aligned("packed", l.packed);
   PackedHeader wanted = header_of(l);
@@ -214,79 +176,50 @@ template <class L> void check_packed(const L& l, bool backward) {
     fail("packed: got weights of another layer or instruction set; the rule: those that were packed for this one");
 }
 
-// Check a call of either kind, and hand a copy to body(layer, kernels).
-template <class L, class Body>
-int32_t run(const L* layer, bool backward, char* message, int64_t size, Body&& body) {
+int32_t run_matrix(raglane_layer& l, const Kernels& kernels, bool backward) {
+  std::vector<int64_t> order = order_of(l.offsets, l.sequences);
+  double work = 2.0 * facts_of(l).gates * l.hidden_size * (l.input_size + l.hidden_size) * l.elements;
+  if (l.flags == 0) l.threads = useful_threads(l.threads, work * l.directions);
+  auto kernel = backward ? kernels.backward : kernels.forward;
+  if (l.dtype == RAGLANE_INT8) kernel = byte_kernels_of(l.isa).forward;
+  Call call{batch_of(l.offsets, l.elements, order), &l};
+  if (!backward || !l.checkpoint_every || l.elements == 0) return kernel(call);
+  RoundPlan rounds(l.offsets, l.sequences, order, l.checkpoint_every);
+  call.rounds = &rounds.plan;
+  return kernel(call);
+}
+
+int32_t run_elementwise(raglane_layer& l, const Kernels& kernels, bool backward) {
+  std::vector<Group> groups = groups_of(l);
+  int64_t largest = groups.empty() ? 0 : l.offsets[groups[0].end] - l.offsets[groups[0].begin];
+  bool multiplies = !backward || l.grad_values || l.grad_weights[0].input;
+  double number = 2.0 * (multiplies ? l.input_size : 0) + tuning::row_operations;
+  if (l.flags == 0)
+    l.threads = useful_threads(l.threads, number * tuning::counted_gates * l.hidden_size * l.elements * l.directions);
+  return (backward ? kernels.elementwise_backward : kernels.elementwise_forward)(
+      ElementwiseCall{&l, groups.data(), (int64_t)groups.size(), largest, cache_bytes()});
+}
+
+// Check a call, and run a copy of it.
+int32_t run(const raglane_layer* layer, bool backward, char* message, int64_t size) {
   return guarded(message, size, [&] {
     present("layer", layer);
-    L mine = *layer;
+    raglane_layer mine = *layer;
     check_sizes(mine);
     check_pointers(mine, backward);
     check_packed(mine, backward);
     std::vector<int64_t> offsets = checked_offsets(mine.offsets, mine.sequences, mine.elements);
     mine.offsets = offsets.data();
     std::vector<unsigned char> memory = complete(mine, backward);
-    return body(mine, kernels_of(mine.isa, mine.dtype));
-  });
-}
-
-int32_t run_layer(const raglane_layer* layer, bool backward, char* message, int64_t size) {
-  return run(layer, backward, message, size, [&](raglane_layer& mine, const Kernels& kernels) {
-    std::vector<int64_t> order = order_of(mine.offsets, mine.sequences);
-    double work = 2.0 * facts_of(mine).gates * mine.hidden_size * (mine.input_size + mine.hidden_size) * mine.elements;
-    if (mine.flags == 0) mine.threads = useful_threads(mine.threads, work * mine.directions);
-    auto kernel = backward ? kernels.backward : kernels.forward;
-    if (mine.dtype == RAGLANE_INT8) kernel = byte_kernels_of(mine.isa).forward;
-    Call call{batch_of(mine.offsets, mine.elements, order), &mine};
-    if (!backward || !mine.checkpoint_every || mine.elements == 0) return kernel(call);
-    RoundPlan rounds(mine.offsets, mine.sequences, order, mine.checkpoint_every);
-    call.rounds = &rounds.plan;
-    return kernel(call);
-  });
-}
-
-int32_t run_elementwise(const raglane_elementwise* layer, bool backward, char* message, int64_t size) {
-  return run(layer, backward, message, size, [&](raglane_elementwise& mine, const Kernels& kernels) {
-    std::vector<Group> groups = groups_of(mine);
-    int64_t largest = groups.empty() ? 0 : mine.offsets[groups[0].end] - mine.offsets[groups[0].begin];
-    bool multiplies = !backward || mine.grad_values || mine.grad_weights[0].input;
-    double number = 2.0 * (multiplies ? mine.input_size : 0) + tuning::row_operations;
-    if (mine.flags == 0)
-      mine.threads = useful_threads(
-          mine.threads, number * tuning::counted_gates * mine.hidden_size * mine.elements * mine.directions);
-    return (backward ? kernels.elementwise_backward : kernels.elementwise_forward)(
-        ElementwiseCall{&mine, groups.data(), (int64_t)groups.size(), largest, cache_bytes()});
-  });
-}
-
-int32_t pack_with(const Kernels& kernels, const raglane_layer& l, PackTo packing) {
-  return (l.dtype == RAGLANE_INT8 ? byte_kernels_of(l.isa).pack : kernels.pack)(Call{{}, &l, packing});
-}
-int32_t pack_with(const Kernels& kernels, const raglane_elementwise& l, PackTo packing) {
-  return kernels.elementwise_pack(ElementwiseCall{&l, nullptr, 0, 0, 0, packing});
-}
-
-// Pack the weights of a layer of either kind.
-template <class L> int32_t pack(const L* layer, void* to, int64_t* bytes, char* message, int64_t size) {
-  return guarded(message, size, [&] {
-    present("layer", layer);
-    present("bytes", bytes);
-    check_aligned("to", to);
-    L mine = *layer;
-    check_sizes(mine);
-    // Weights alone count here.
-    mine.sequences = mine.elements = 0;
-    mine.packed = nullptr;
-    check_pointers(mine, false);
     const Kernels& kernels = kernels_of(mine.isa, mine.dtype);
-    int64_t needed = 0;
-    int32_t status = pack_with(kernels, mine, {nullptr, &needed});
-    if (!to || status != RAGLANE_OK) return *bytes = needed, status;
-    if (*bytes != needed) fail("bytes: got %lld; the rule: %lld", (long long)*bytes, (long long)needed);
-    PackedHeader header = header_of(mine);
-    std::memcpy(to, &header, sizeof header);
-    return pack_with(kernels, mine, {to, &needed});
+    return facts_of(mine).is_elementwise ? run_elementwise(mine, kernels, backward) : run_matrix(mine, kernels, backward);
   });
+}
+
+int32_t pack_into(const raglane_layer& l, PackTo packing) {
+  const Kernels& kernels = kernels_of(l.isa, l.dtype);
+  if (facts_of(l).is_elementwise) return kernels.elementwise_pack(ElementwiseCall{&l, nullptr, 0, 0, 0, packing});
+  return (l.dtype == RAGLANE_INT8 ? byte_kernels_of(l.isa).pack : kernels.pack)(Call{{}, &l, packing});
 }
 
 }  // namespace
@@ -294,28 +227,32 @@ template <class L> int32_t pack(const L* layer, void* to, int64_t* bytes, char* 
 extern "C" {
 
 int32_t raglane_pack(const raglane_layer* layer, void* to, int64_t* bytes, char* message, int64_t size) {
-  return pack(layer, to, bytes, message, size);
-}
-
-int32_t raglane_elementwise_pack(const raglane_elementwise* layer, void* to, int64_t* bytes, char* message,
-                                 int64_t size) {
-  return pack(layer, to, bytes, message, size);
+  return guarded(message, size, [&] {
+    present("layer", layer);
+    present("bytes", bytes);
+    check_aligned("to", to);
+    raglane_layer mine = *layer;
+    check_sizes(mine);
+    // Weights alone count here.
+    mine.sequences = mine.elements = 0;
+    mine.packed = nullptr;
+    check_pointers(mine, false);
+    int64_t needed = 0;
+    int32_t status = pack_into(mine, {nullptr, &needed});
+    if (!to || status != RAGLANE_OK) return *bytes = needed, status;
+    if (*bytes != needed) fail("bytes: got %lld; the rule: %lld", (long long)*bytes, (long long)needed);
+    PackedHeader header = header_of(mine);
+    std::memcpy(to, &header, sizeof header);
+    return pack_into(mine, {to, &needed});
+  });
 }
 
 int32_t raglane_forward(const raglane_layer* layer, char* message, int64_t size) {
-  return run_layer(layer, false, message, size);
+  return run(layer, false, message, size);
 }
 
 int32_t raglane_backward(const raglane_layer* layer, char* message, int64_t size) {
-  return run_layer(layer, true, message, size);
-}
-
-int32_t raglane_elementwise_forward(const raglane_elementwise* layer, char* message, int64_t size) {
-  return run_elementwise(layer, false, message, size);
-}
-
-int32_t raglane_elementwise_backward(const raglane_elementwise* layer, char* message, int64_t size) {
-  return run_elementwise(layer, true, message, size);
+  return run(layer, true, message, size);
 }
 
 int32_t raglane_describe_cell(int64_t cell, raglane_cell_facts* facts, char* message, int64_t size) {
@@ -347,18 +284,6 @@ int64_t raglane_least_block(void) { return tuning::least_block; }
 int32_t raglane_has_isa(int64_t isa) { return processor_has(isa); }
 
 int32_t raglane_abi(void) { return RAGLANE_ABI; }
-
-int64_t raglane_size_of(int32_t what) {
-  switch (what) {
-    case RAGLANE_LAYER: return sizeof(raglane_layer);
-    case RAGLANE_ELEMENTWISE: return sizeof(raglane_elementwise);
-    case RAGLANE_ROWS: return sizeof(raglane_rows);
-    case RAGLANE_CELL_FACTS: return sizeof(raglane_cell_facts);
-    case RAGLANE_PROGRAM: return sizeof(raglane_program);
-    case RAGLANE_OUTER: return sizeof(raglane_outer);
-  }
-  return 0;
-}
 
 int32_t raglane_multiply_registers(int64_t isa, int64_t dtype, int64_t threads, int64_t rounds, int64_t* operations,
                                    char* message, int64_t size) {

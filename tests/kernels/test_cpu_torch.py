@@ -38,8 +38,9 @@ from raglane.errors import ArgumentError
 from raglane.kernels import reference
 from raglane.kernels import torch as torch_kernels
 from raglane.kernels.contract import Backend, Request
-from raglane.kernels.cpu import BACKEND, matrix, operators
+from raglane.kernels.cpu import BACKEND, operators
 from raglane.kernels.cpu.kind import layer_of
+from raglane.kernels.cpu.layer import pack
 from raglane.native.library import call, library
 from raglane.segments import offsets_from_lengths
 from scripts import Script
@@ -297,7 +298,7 @@ def test_too_little_memory_is_an_exception() -> None:
     head = list(layer_of("lstm", offsets, tensors, len(weights), (17, 17), 1).head(offsets, tensors))
     head[9:13] = [1 << 22, 1 << 22, 0, 1 << 24]  # D, H, P and the row length of the gates
     some = network.values.data_ptr()
-    fields = matrix.pack(*head, some, some, some, 0, 0)
+    fields = pack(*head, some, some, some, 0, 0)
     with pytest.raises(MemoryError, match="not enough memory for the kernel's scratch"):
         call("raglane_forward", fields)
 

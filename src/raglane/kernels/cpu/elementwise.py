@@ -7,8 +7,8 @@ are torch's, where an instruction multiplies it.
 
 from __future__ import annotations
 
-import struct
-from typing import NamedTuple, cast
+from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch import Tensor
 from raglane.cells.elementwise import ElementwiseWeights
 from raglane.errors import ArgumentError, message
 from raglane.kernels.cpu.gradients import outer, spend
-from raglane.kernels.cpu.layer import Grads, Layer, LayerSpec, Tensors
+from raglane.kernels.cpu.layer import Grads, Layer, LayerSpec, Tensors, pack_backward
 from raglane.kernels.cpu.memory import Given, Saved
 from raglane.native import large
 from raglane.native.cells import cell_facts
@@ -25,19 +25,9 @@ from raglane.native.memory import address, addresses
 
 __all__ = ["ElementwiseLayer"]
 
-# raglane_elementwise: eleven numbers, then offsets, values, two states, eight weights, packed ones, five results; then
-# what is backward's alone, ten gradients of the time loop and five that are made after it.
-_pack = struct.Struct("=29q120x").pack
-_pack_backward = struct.Struct("=44q").pack
-
 
 class ElementwiseLayer(Layer):
     """See :class:`~raglane.kernels.cpu.layer.Layer`."""
-
-    forward_function = "raglane_elementwise_forward"
-    backward_function = "raglane_elementwise_backward"
-    pack_function = "raglane_elementwise_pack"
-    pack = staticmethod(_pack)
 
     def __init__(self, spec: LayerSpec) -> None:
         if spec.checkpoint_every:
@@ -59,10 +49,13 @@ class ElementwiseLayer(Layer):
             offsets.shape[0] - 1,
             *tensors[0].shape,
             self.sizes[0],
+            0,
+            0,
+            0,
             offsets.data_ptr(),
             tensors[0].data_ptr(),
             *addresses(self.initial(tensors), 2),
-            *addresses(tensors[len(tensors) - self.weights :], 8),
+            *_both(tensors[len(tensors) - self.weights :]),
             address(packed),
         )
 
@@ -96,50 +89,47 @@ class ElementwiseLayer(Layer):
         gates = saved.gates if keeps else large.empty(values, count, values.shape[0], width)
         skipped = large.empty(values, count, *values.shape) if skips else None
         initial = tuple([torch.empty_like(part) for part in self.initial(tensors)])
-        # One direction alone may have a bias: the kernels give the sums of both or of none.
-        recurrent, bias = [
-            next((values.new_empty(count, part.shape[0]) for part in parts if part is not None), None)
-            for parts in ([part.recurrent for part in weights], [part.bias for part in weights])
-        ]
         makes_all = self._makes_all(tensors)
         grad_values = torch.empty_like(values) if makes_all and wanted[0] else None
         begin = len(tensors) - self.weights
-        products = [
-            torch.empty_like(part) if makes_all and part is not None and wanted[begin + self.each * d + place] else None
-            for d, own in enumerate(weights)
-            for place, part in ((0, own.input), (3, own.skip))
+        # The sums for factors and biases are the time loop's.
+        made = [
+            torch.empty_like(part) if part is not None and want and (makes_all or place % self.each in (1, 2)) else None
+            for place, (part, want) in enumerate(zip(tensors[begin:], wanted[begin:], strict=True))
         ]
-        fields = _pack_backward(
+        fields = pack_backward(
             *self._fields_back(offsets, tensors, saved, given),
             gates.data_ptr(),
+            0,
+            0,
+            0,
             address(skipped),
             *addresses(initial, 2),
-            address(recurrent),
-            address(bias),
             address(grad_values),
-            *addresses(products, 4),
+            *_both(made),
         )
-        self._call(self.backward_function, fields, offsets, values)
+        self._call("raglane_backward", fields, offsets, values)
         if keeps:
             spend(saved.gates)
-        if not makes_all:
-            return self._by_products(values, weights, _Walked(gates, skipped, recurrent, bias), initial, wanted)
-        found: list[Tensor | None] = []
-        for d, part in enumerate(weights):
-            of_bias = None if part.bias is None else _of_direction(bias, d)
-            found += [products[2 * d], _of_direction(recurrent, d), of_bias, products[2 * d + 1]]
-        return grad_values, *initial, *found
+        if makes_all:
+            return grad_values, *initial, *made
+        return self._by_products(values, weights, gates, skipped, made, initial, wanted)
 
     def _by_products(
         self,
         values: Tensor,
         weights: list[ElementwiseWeights],
-        walked: _Walked,
+        gates: Tensor,
+        skipped: Tensor | None,
+        made: list[Tensor | None],
         initial: Grads,
         wanted: tuple[bool, ...],
     ) -> Grads:
-        """The gradients of values and weights by torch's products, beside those that the kernels have made."""
-        gates, skipped, recurrent, bias = walked
+        """The gradients of values and weights by torch's products, beside those that the kernels have made.
+
+        ``gates``: gradients of the input products, ``(K, N, S * H)``. ``skipped``: of an SRU without ``skip`` what
+        reaches the values past all products, ``(K, N, H)``.
+        """
         rows, states = weights[0].input.shape[0], len(initial)
         grad_values: Tensor | None = None
         found: list[Tensor | None] = []
@@ -152,8 +142,7 @@ class ElementwiseLayer(Layer):
                     grad_values = _add_product(grad_values, of_skip, cast(Tensor, part.skip))
             found += [
                 outer(of_input, values) if wants[0] else None,
-                _of_direction(recurrent, d),
-                None if part.bias is None else _of_direction(bias, d),
+                *made[4 * d + 1 : 4 * d + 3],
                 outer(of_skip, values) if wants[3] and of_skip is not None else None,
             ]
         if grad_values is not None and skipped is not None:
@@ -162,25 +151,10 @@ class ElementwiseLayer(Layer):
         return grad_values, *initial, *found
 
 
-class _Walked(NamedTuple):
-    """What the backward time loop gives.
-
-    Attributes:
-        gates: gradients of the input products, ``(K, N, S * H)``.
-        skipped: of an SRU without ``skip`` what reaches the values past all products, ``(K, N, H)``; else None.
-        recurrent: ``(K, V * H)``, or None where there are no such factors.
-        bias: ``(K, rows)``, or None where there are none.
-    """
-
-    gates: Tensor
-    skipped: Tensor | None
-    recurrent: Tensor | None
-    bias: Tensor | None
-
-
-def _of_direction(sums: Tensor | None, direction: int) -> Tensor | None:
-    """One direction's row, in memory that it does not share with another's: an operator must not return that."""
-    return None if sums is None else sums[direction] if sums.shape[0] == 1 else sums[direction].clone()
+def _both(weights: Sequence[Tensor | None]) -> tuple[int, ...]:
+    """The fields of both directions' weights, or of their gradients."""
+    found = addresses(weights, 8)
+    return (*found[:3], 0, 0, *found[3:7], 0, 0, found[7])
 
 
 def _add_product(total: Tensor | None, gates: Tensor, weight: Tensor) -> Tensor:

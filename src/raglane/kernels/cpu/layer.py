@@ -8,9 +8,9 @@ and the call (:mod:`raglane.kernels.cpu.memory`).
 
 from __future__ import annotations
 
+import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +22,12 @@ from raglane.kernels.cpu.memory import Given, Rules, Saved
 from raglane.native import large, library
 from raglane.native.memory import address, addresses
 
-__all__ = ["Grads", "Layer", "LayerSpec", "Ran", "Tensors"]
+__all__ = ["Grads", "Layer", "LayerSpec", "Ran", "Tensors", "pack", "pack_backward"]
+
+# raglane_layer: fourteen numbers, then offsets, values, two states, twelve weights, packed ones, five results; then
+# what is backward's alone, eleven gradients of the time loop and thirteen that are made after it.
+pack = struct.Struct("=36q192x").pack
+pack_backward = struct.Struct("=60q").pack
 
 Tensors = tuple[Any, ...]
 """A layer's tensors: the values ``(N, D)``; ``(K, B, size)`` per state, or none where all begin with zeros; and the
@@ -81,12 +86,6 @@ class Layer(ABC):
         ValueError, KeyError: no such layer; :func:`raglane.kernels.cpu.memory.refuse` has the words.
     """
 
-    forward_function: ClassVar[str]
-    backward_function: ClassVar[str]
-    pack_function: ClassVar[str]
-    # Makes the argument of forward_function from the numbers of its fields; those of backward alone are zeros.
-    pack: ClassVar[Callable[..., bytes]]
-
     def __init__(self, spec: LayerSpec) -> None:
         self.cell, self.input_size, self.sizes, self.directions, self.dtype, self.checkpoint_every = spec
         self.rules = Rules(self.cell, self.input_size, self.sizes, self.directions, self.dtype)
@@ -128,8 +127,8 @@ class Layer(ABC):
         offsets, tensors, _storages = self.rules.checked(offsets, (values, *weights), depth)
         results = (0,) * 5
         dtype = dtype or torch.uint8
-        fields = self.pack(*self.head(offsets, tensors, None, self._weights_dtype(dtype)), *results)
-        return library.packed(self.pack_function, fields, dtype)
+        fields = pack(*self.head(offsets, tensors, None, self._weights_dtype(dtype)), *results)
+        return library.packed("raglane_pack", fields, dtype)
 
     def _fields_back(self, offsets: Tensor, tensors: Tensors, saved: Saved, given: Given) -> tuple[int, ...]:
         """The fields of backward's argument up to what it writes, of tensors that are checked."""
@@ -218,8 +217,8 @@ class Layer(ABC):
             # Torch reads sizes one by one in half the time that it takes for a tuple of them.
             gates = large.empty(values, *gates_shape) if save else None
             c_states = values.new_empty(*c_shape) if need_c else large.empty(values, *c_shape)
-        argument = self.pack(*fields, address(output), *addresses(final, 2), address(gates), address(c_states))
-        self._call(self.forward_function, argument, offsets, values)
+        argument = pack(*fields, address(output), *addresses(final, 2), address(gates), address(c_states))
+        self._call("raglane_forward", argument, offsets, values)
         saved = None
         if save and output is not None and gates is not None and c_states is not None:
             saved = Saved(output, gates, c_states, need_c)

@@ -6,7 +6,7 @@ products of bfloat16 are torch's where an instruction multiplies it: there it ha
 
 from __future__ import annotations
 
-import struct
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,28 +14,18 @@ from torch import Tensor
 
 from raglane.cells.spec import Weights
 from raglane.kernels.cpu.gradients import outer, spend
-from raglane.kernels.cpu.layer import Grads, Layer, LayerSpec, Tensors
+from raglane.kernels.cpu.layer import Grads, Layer, LayerSpec, Tensors, pack_backward
 from raglane.kernels.cpu.memory import Given, Saved
 from raglane.native import large
 from raglane.native.cells import cell_facts
 from raglane.native.library import preamble
 from raglane.native.memory import address, addresses
 
-__all__ = ["MatrixLayer", "pack"]
-
-# raglane_layer: fourteen numbers, then offsets, values, two states, ten weights, packed ones, five results; then what
-# is backward's alone, ten gradients of the time loop and eleven that are made after it.
-pack = struct.Struct("=34q168x").pack
-_pack_backward = struct.Struct("=55q").pack
+__all__ = ["MatrixLayer"]
 
 
 class MatrixLayer(Layer):
     """See :class:`~raglane.kernels.cpu.layer.Layer`."""
-
-    forward_function = "raglane_forward"
-    backward_function = "raglane_backward"
-    pack_function = "raglane_pack"
-    pack = staticmethod(pack)
 
     def __init__(self, spec: LayerSpec) -> None:
         super().__init__(spec)
@@ -61,7 +51,7 @@ class MatrixLayer(Layer):
             offsets.data_ptr(),
             values.data_ptr(),
             *addresses(self.initial(tensors), 2),
-            *addresses(weights, 10),
+            *_both(weights),
             address(packed),
         )
 
@@ -126,16 +116,18 @@ class MatrixLayer(Layer):
         unprojected = large.empty(values, count, total, self.hidden_size) if projects else None
         states = zip(self.initial(tensors), wanted, strict=True)
         initial = tuple([torch.empty_like(part) if want else None for part, want in states])
-        fields = _pack_backward(
+        fields = pack_backward(
             *self._fields_back(offsets, tensors, saved, given),
             gates.data_ptr(),
             previous.data_ptr(),
             address(projected),
             address(unprojected),
+            0,
             *addresses(initial, 2),
-            *addresses(within, 11),
+            address(within[0] if within else None),
+            *_both(within[1:]),
         )
-        self._call(self.backward_function, fields, offsets, values)
+        self._call("raglane_backward", fields, offsets, values)
         if reuse_gates:
             spend(saved.gates)
         if reuse_c:
@@ -180,6 +172,12 @@ class MatrixLayer(Layer):
         if wanted[4] and walked.projected is not None and walked.unprojected is not None:
             result[4] = torch.mm(walked.projected[direction].t(), walked.unprojected[direction])
         return result
+
+
+def _both(weights: Sequence[Tensor | None]) -> tuple[int, ...]:
+    """The fields of both directions' weights, or of their gradients."""
+    first, second = addresses(weights[:5], 5), addresses(weights[5:], 5)
+    return (*first, 0, *second, 0)
 
 
 def _gate_stride(slots: int, hidden_size: int) -> int:
