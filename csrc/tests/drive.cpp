@@ -9,7 +9,7 @@
 #include <cstring>
 #include <thread>
 
-#include "drawn_program.h"
+#include "tests/drawn_program.h"
 
 namespace {
 

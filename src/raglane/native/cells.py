@@ -18,7 +18,7 @@ _unpack = struct.Struct("=24s9q").unpack
 
 
 class CellFacts(NamedTuple):
-    """What the kernels know of a cell besides its arithmetic, see ``raglane_cell_facts`` in ``csrc/raglane.h``.
+    """What the kernels know of a cell besides its arithmetic, see ``raglane_cell_facts`` in ``csrc/abi/raglane.h``.
 
     Attributes:
         number: the cell's in calls of the kernels.

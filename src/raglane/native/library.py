@@ -1,8 +1,8 @@
 """The CPU kernels in ``csrc``: the ``lanes`` schedule at the speed of the machine. The only file with ctypes.
 
 A layer is one call, whatever its directions. Tensors go down as addresses; what each must be stands in
-``csrc/raglane.h``, and :mod:`raglane.kernels.cpu.memory` holds them against it. The calls of the two kinds of layers
-are in :mod:`raglane.kernels.cpu.matrix` and :mod:`raglane.kernels.cpu.elementwise`.
+``csrc/abi/raglane.h``, and :mod:`raglane.kernels.cpu.memory` holds them against it. The calls of the two kinds of
+layers are in :mod:`raglane.kernels.cpu.matrix` and :mod:`raglane.kernels.cpu.elementwise`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def leave_lost_threads() -> None:
 
 
 class Struct(NamedTuple):
-    """A struct of ``csrc/raglane.h``: its bytes, and the formats of its fields in the order of memory.
+    """A struct of ``csrc/abi/raglane.h``: its bytes, and the formats of its fields in the order of memory.
 
     A format is ``q`` or ``24s``; fields of weights stand by themselves, as ``weights[1].hidden``.
     """
@@ -90,11 +90,11 @@ class Library:
 
     Attributes:
         handle: of the shared library.
-        structs: those that calls pass, by their names in ``csrc/raglane.h``.
+        structs: those that calls pass, by their names in ``csrc/abi/raglane.h``.
         isas: the instruction sets that this build and this processor have, best first.
         isa: the one in use.
         few_elements: up to this many, the kernels make the gradients of values and weights best,
-        few_weights: where a direction has at most this many; see ``csrc/tuning.h``.
+        few_weights: where a direction has at most this many; see ``csrc/runtime/tuning.h``.
         least_block: bytes that are worth a block; see :mod:`raglane.native.large`.
         flags: how the work is divided, ``raglane_flags`` in ``raglane.h``; 0 outside of tests.
     """

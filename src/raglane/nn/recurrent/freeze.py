@@ -22,7 +22,7 @@ __all__ = ["freeze"]
 
 M = TypeVar("M", bound=torch.nn.Module)
 
-# So many products of int8 have a sum of 32 bits; csrc/raglane.h has the same.
+# So many products of int8 have a sum of 32 bits; csrc/abi/raglane.h has the same.
 _MOST_OF_INT8 = 65536
 
 
