@@ -6,8 +6,8 @@ from torch import Tensor
 
 __all__ = ["lanes_of"]
 
-# As ``lane_capacity`` in csrc/lanes.h has it, with the constants of csrc/tuning.h; a cache that is too small for the
-# most lanes is not looked at.
+# As ``lane_capacity`` in csrc/scan/lanes.h has it, with the constants of csrc/runtime/tuning.h, for caches that hold
+# the most lanes.
 _SURPLUS, _MOST, _EVEN = 1.15, 48, 6
 
 
